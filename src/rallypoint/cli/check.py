@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from rallypoint.base.errors import UsageError, UserError
+from rallypoint.cli.job_session import add_rendezvous, parameters_of
 from rallypoint.cli.parse import Verb
 
 if TYPE_CHECKING:
@@ -27,12 +28,7 @@ def add_check(verb: Verb) -> None:
     )
     what = page.add_argument_group("what is checked")
     what.add_argument("--endpoint", default="", metavar="HOST:PORT", help="the job's --rdzv-endpoint (default: none)")
-    backends = ("c10d", "static", "etcd")
-    text = "c10d, static or etcd (default: c10d)"
-    what.add_argument("--rdzv-backend", default="c10d", choices=backends, metavar="NAME", help=text)
-    text = "the job's id, to ask its control plane for the time of day (etcd needs it)"
-    what.add_argument("--rdzv-id", default="", metavar="ID", help=text)
-    what.add_argument("--rdzv-conf", default="", metavar="K=V,...", help="options of the backend, such as tls_ca")
+    add_rendezvous(what, "the job's id, to ask its control plane for the time of day (etcd needs it)")
     what.add_argument("--log-dir", default="", metavar="DIR", help="folder of the logs (default: a temporary one)")
     output = page.add_argument_group("answer")
     output.add_argument("--json", action="store_true", help="print JSON (docs/preflight.md)")
@@ -60,12 +56,9 @@ def _inputs(options: argparse.Namespace) -> CheckInputs:
             raise UsageError("--rdzv-id and --rdzv-conf are of use with --endpoint only; give that, or leave them out")
         return CheckInputs(log_dir)
     from rallypoint.launch.preflight import inputs_of
-    from rallypoint.rendezvous.params import RendezvousParameters, parse_rdzv_conf
 
     try:
-        config = parse_rdzv_conf(options.rdzv_conf)
-        parameters = RendezvousParameters(options.rdzv_backend, options.endpoint, options.rdzv_id, 1, 1, **config)
-        return inputs_of(parameters, log_dir)
+        return inputs_of(parameters_of(options, options.endpoint), log_dir)
     except UserError as error:
         raise UsageError(str(error)) from None
 

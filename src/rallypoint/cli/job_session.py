@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rallypoint.client.watcher import WatcherSession
     from rallypoint.protocol.observation import CommandReply, JobList
     from rallypoint.rendezvous.control_plane import LocalJob
+    from rallypoint.rendezvous.params import RendezvousParameters
 
 _MOST_NAMED = 8
 """How many jobs a sentence names."""
@@ -27,12 +28,28 @@ def add_job(page: argparse.ArgumentParser) -> None:
     job = page.add_argument_group("the job")
     job.add_argument("endpoint", nargs="?", default="", metavar="ENDPOINT", help="the job's --rdzv-endpoint")
     job.add_argument("--rdzv-endpoint", default="", metavar="ENDPOINT", help="the same")
+    add_rendezvous(job, "the job, where the control plane or this machine has several")
+
+
+def add_rendezvous(group: argparse._ArgumentGroup, id_help: str) -> None:
+    """The options that say, beside the endpoint, how the job's nodes meet; `id_help` says what the id is good for."""
     backends = ("c10d", "static", "etcd")
     text = "c10d, static or etcd (default: c10d)"
-    job.add_argument("--rdzv-backend", default="c10d", choices=backends, metavar="NAME", help=text)
-    several = "the job, where the control plane or this machine has several"
-    job.add_argument("--rdzv-id", default="", metavar="ID", help=several)
-    job.add_argument("--rdzv-conf", default="", metavar="K=V,...", help="options of the backend, such as tls_ca")
+    group.add_argument("--rdzv-backend", default="c10d", choices=backends, metavar="NAME", help=text)
+    group.add_argument("--rdzv-id", default="", metavar="ID", help=id_help)
+    group.add_argument("--rdzv-conf", default="", metavar="K=V,...", help="options of the backend, such as tls_ca")
+
+
+def parameters_of(options: argparse.Namespace, endpoint: str) -> RendezvousParameters:
+    """The rendezvous that the options of `add_rendezvous` describe.
+
+    Raises:
+        UserError: `--rdzv-conf` cannot be read, or a value cannot work.
+    """
+    from rallypoint.rendezvous.params import RendezvousParameters, parse_rdzv_conf
+
+    config = parse_rdzv_conf(options.rdzv_conf)
+    return RendezvousParameters(options.rdzv_backend, endpoint, options.rdzv_id, 1, 1, **config)
 
 
 def targets(options: argparse.Namespace) -> list[DialTarget]:
@@ -43,10 +60,8 @@ def targets(options: argparse.Namespace) -> list[DialTarget]:
     if not endpoint:
         return _local_target(options)
     from rallypoint.agent.coordinators import coordinators
-    from rallypoint.rendezvous.params import RendezvousParameters, parse_rdzv_conf
 
-    config = parse_rdzv_conf(options.rdzv_conf)
-    return coordinators(RendezvousParameters(options.rdzv_backend, endpoint, options.rdzv_id, 1, 1, **config))
+    return coordinators(parameters_of(options, endpoint))
 
 
 def _local_target(options: argparse.Namespace) -> list[DialTarget]:
