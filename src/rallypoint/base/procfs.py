@@ -1,10 +1,24 @@
-"""What /proc shows of a process (proc(5)) besides `process_table`."""
+"""What /proc shows of a process and of this machine (proc(5)) besides `process_table`."""
 
 from __future__ import annotations
 
 import os
 
 from rallypoint.base.light_typing import NamedTuple
+
+
+def read_text(path: str, most: int = -1) -> str:
+    """The text of a file, of at most so many characters; empty if there is none that this process may read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(most)
+    except OSError:
+        return ""
+
+
+def local_port_range() -> str:
+    """The first and the last port that the kernel takes for outgoing connections; empty if it does not say."""
+    return read_text("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def read_proc_state(pid: int) -> str | None:

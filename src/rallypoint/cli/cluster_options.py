@@ -20,6 +20,7 @@ from rallypoint.base.devices import cpu_count, cuda_count, xpu_count
 from rallypoint.base.endpoint import Endpoint, is_loopback, parse_endpoint
 from rallypoint.base.errors import UsageError, UserError
 from rallypoint.base.log import get_logger
+from rallypoint.base.procfs import local_port_range, read_text
 from rallypoint.cli.parse import Options, naming
 from rallypoint.cli.sizes import parse_nnodes
 from rallypoint.cluster.detect import find, started_with_others
@@ -31,6 +32,8 @@ _MEETING = ("rdzv_endpoint", "master_addr", "master_port")
 """Who gives one of these has said where nodes meet."""
 _BY_ENDPOINT = ("c10d", "static")
 """Backends that meet at a node of the job."""
+_MOST = 1 << 20
+"""Characters that are read of a file."""
 
 
 def with_cluster(options: Options, environ: Mapping[str, str], machine: Machine) -> Options:
@@ -67,18 +70,10 @@ def this_machine() -> Machine:
     """What is to be known of this node beside the environment."""
     return Machine(
         hostname=socket.gethostname(),
-        hosts_file=_text("/etc/hosts"),
-        ephemeral=_text("/proc/sys/net/ipv4/ip_local_port_range"),
-        cpu_quota=_text("/sys/fs/cgroup/cpu.max"),
+        hosts_file=read_text("/etc/hosts", _MOST),
+        ephemeral=local_port_range(),
+        cpu_quota=read_text("/sys/fs/cgroup/cpu.max"),
     )
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(1 << 20)
-    except OSError:
-        return ""
 
 
 def _completed(options: Options, cluster: Cluster, environ: Mapping[str, str], machine: Machine) -> Options:

@@ -11,12 +11,13 @@ import selectors
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, is_local_address
 from rallypoint.base.errors import RallypointError, UserError
+from rallypoint.base.procfs import local_port_range, read_text
 from rallypoint.preflight import endpoint as judging
 from rallypoint.preflight.endpoint import Answer, Attempt, EndpointFacts, Outcome, PlaceFacts, PortFacts
 from rallypoint.preflight.look_up import LOOK_UP, SLOW, look_up
@@ -153,8 +154,8 @@ async def _greet(target: DialTarget, job: str) -> Answer:
 
 
 def _port_facts(place: PlaceFacts) -> PortFacts:
-    low, high = (_numbers("/proc/sys/net/ipv4/ip_local_port_range") or [0, 0])[:2]
-    reserved = tuple(_ranges(_text("/proc/sys/net/ipv4/ip_local_reserved_ports")))
+    low, high = ([int(each) for each in local_port_range().split()] or [0, 0])[:2]
+    reserved = tuple(_ranges(read_text("/proc/sys/net/ipv4/ip_local_reserved_ports")))
     return PortFacts((low, high), reserved, "" if place.having(Outcome.ACCEPTED) else _trouble_with(place))
 
 
@@ -168,16 +169,6 @@ def _trouble_with(place: PlaceFacts) -> str:
         again = attempt_all([(each.address, place.endpoint.port) for each in place.attempts])
         return "" if any(each.outcome is Outcome.ACCEPTED for each in again) else error.strerror or str(error)
     return ""
-
-
-def _text(path: str) -> str:
-    with suppress(OSError), open(path, encoding="utf-8") as file:
-        return file.read()
-    return ""
-
-
-def _numbers(path: str) -> list[int]:
-    return [int(each) for each in _text(path).split()]
 
 
 def _ranges(text: str) -> list[tuple[int, int]]:

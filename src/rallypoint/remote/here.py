@@ -9,10 +9,10 @@ import shutil
 import signal
 import socket
 import sys
-from pathlib import Path
 
 from rallypoint.base.endpoint import Endpoint, source_address, unmapped_address
-from rallypoint.cluster.ports import DEFAULT_RANGE, control_port
+from rallypoint.base.procfs import local_port_range
+from rallypoint.cluster.ports import control_port
 from rallypoint.remote.messages import Found, Prepare, Refused
 
 CANNOT_START = 126
@@ -24,7 +24,6 @@ SIGNALS = frozenset(
 
 _PORTS = 65_536
 _ATTEMPTS = 64
-_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
 
 _held: list[socket.socket] = []
 """Keeps the port from others until this process ends: rallyrun, which allows it (SO_REUSEADDR), can bind it."""
@@ -64,10 +63,7 @@ def find_endpoint(towards: str) -> Found | Refused:
 
 def _bind_free_port() -> socket.socket:
     """A port outside the range from which the kernel takes ports for outgoing connections, if there is one."""
-    try:
-        ephemeral = Path(_RANGE).read_text()
-    except OSError:
-        ephemeral = DEFAULT_RANGE
+    ephemeral = local_port_range()  # where that is empty, the kernel's default counts
     for _ in range(_ATTEMPTS):
         port, outside = control_port(random.randrange(_PORTS), ephemeral=ephemeral)
         if outside:
