@@ -172,7 +172,7 @@ def stack_pieces(facts: NodeFacts) -> list[Piece]:
 
 
 def pieces_of(facts: NodeFacts, incident: Incident) -> Iterator[Piece]:
-    """The other files, the most telling ones first."""
+    """The other files, the most important first."""
     if incident.cause is not None:
         text = f"{incident.cause.headline}\n\n{failure_detail(incident.cause)}\n"
         yield Piece("failure.txt", text.encode())

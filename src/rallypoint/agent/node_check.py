@@ -31,7 +31,7 @@ log = get_logger(__name__)
 _SHELL = "/bin/sh"
 _GRACE = 5.0
 """Seconds between SIGTERM and SIGKILL for a check that is ended."""
-_REMINDER = 10.0
+_WARN_AFTER = 10.0
 """Seconds until it is logged that the check still runs; each interval is twice the one before."""
 _READ, _READS = 64 * 1024, 4
 """Bytes of a read, and reads at once: a command that writes without end must not keep the loop from all else."""
@@ -68,7 +68,7 @@ class NodeCheck:
         self._output = -1
         now = clock.monotonic()
         self._deadline = now + timeout
-        self._remind_every, self._remind_at = _REMINDER, now + _REMINDER
+        self._warn_every, self._warn_at = _WARN_AFTER, now + _WARN_AFTER
         log.info("the node check %r begins", self._command)
         self._began = now
         self._start(command)
@@ -103,7 +103,7 @@ class NodeCheck:
         """When there is something to do by itself, in seconds on the clock."""
         if self._ending is not None:
             return self._ending.wake_at()
-        return 0.0 if self._process is None else min(self._deadline, self._remind_at)
+        return 0.0 if self._process is None else min(self._deadline, self._warn_at)
 
     def step(self) -> bool:
         """Do what is due. Returns whether the check is over, and nothing of it left."""
@@ -161,9 +161,9 @@ class NodeCheck:
         elif now >= self._deadline:
             self._why = f"has not ended within {self._timeout:g} s (--node-check-timeout)"
             self._begin_end(SIGTERM)
-        elif now >= self._remind_at:
-            self._remind_every *= 2
-            self._remind_at = now + self._remind_every
+        elif now >= self._warn_at:
+            self._warn_every *= 2
+            self._warn_at = now + self._warn_every
             took = now - self._began
             log.warning("the node check %r has run for %.0f s, of at most %g s", self._command, took, self._timeout)
         return self._ending is not None

@@ -46,7 +46,7 @@ SWEEP_GRACE_PERIOD = 1.0
 """Seconds that what a worker has left gets between SIGTERM and SIGKILL."""
 _POLL_INTERVAL = 0.05
 """Seconds between checks of a worker that may be writing, or that a debugger holds: nothing wakes us then."""
-_REMINDER = 2.0
+_WARN_AFTER = 2.0
 """Seconds until the workers are logged that have not ended yet; each interval is twice the one before."""
 
 
@@ -176,7 +176,7 @@ class Escalation:
         """Those that were not sent the signal yet, since they write."""
         self._logged: list[StoppableProcess] = []
         """Those that were logged as writing."""
-        self._remind_at, self._remind_every = began + _REMINDER, _REMINDER
+        self._warn_at, self._warn_every = began + _WARN_AFTER, _WARN_AFTER
         self._terminates_rest = False
         """Whether the sweep sends SIGTERM before it kills."""
         self.stuck: list[StoppableProcess] = []
@@ -204,7 +204,7 @@ class Escalation:
         if self._stage is _Stage.SWEEPING and not self._running and not self._sweep.fds():
             return 0.0
         signalled = self._stage is _Stage.SIGNALLED
-        times = [self._until, *([self._remind_at] if signalled else [])]
+        times = [self._until, *([self._warn_at] if signalled else [])]
         if (signalled and self._deferred) or any(each.held_by_debugger for each in self._running):
             times.append(self._clock.monotonic() + _POLL_INTERVAL)
         return min(times)
@@ -271,7 +271,7 @@ class Escalation:
                 self._until = now + _POLL_INTERVAL
             else:
                 self._request_stacks()
-        if now >= self._remind_at:
+        if now >= self._warn_at:
             self._log_remaining(now)
 
     def _is_deferred(self, process: StoppableProcess, now: float) -> bool:
@@ -293,8 +293,8 @@ class Escalation:
         return self._writing.setdefault(process, WriteDetector(process.pid, self._clock)).check()
 
     def _log_remaining(self, now: float) -> None:
-        self._remind_every *= 2
-        self._remind_at = now + self._remind_every
+        self._warn_every *= 2
+        self._warn_at = now + self._warn_every
         left = self._until - now  # to the next stage, or to the next check of one that writes
         for each in self._running:
             if each not in self._deferred and left >= 1:

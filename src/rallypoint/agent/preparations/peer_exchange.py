@@ -44,7 +44,7 @@ TIMEOUT = 60.0
 _MAX_SENTENCE = 1000
 _LATE = 5.0
 """Seconds after the deadline for which its thread may be busy yet: with a name server, say."""
-_REMINDER = 10.0
+_WARN_AFTER = 10.0
 """Seconds until it is logged that the workers have to wait."""
 _FEW = 8
 """How many of the missing nodes are named."""
@@ -122,7 +122,7 @@ class PeerExchange:
         self._timeout = timeout
         self._work: Background[_Attempt] = Background("rallypoint-peers")
         self._attempt: _Attempt | None = None
-        self._remind_at = self._give_up_at = math.inf
+        self._warn_at = self._give_up_at = math.inf
         self.failure = self.failed_node = ""
         """Why the workers of this round cannot start, in a sentence; empty if nothing has failed."""
 
@@ -152,7 +152,7 @@ class PeerExchange:
             self._give_out({0: own})
             return
         limit = Deadline.after(self._timeout, self._clock)
-        self._remind_at, self._give_up_at = self._clock.monotonic() + _REMINDER, limit.at + _LATE
+        self._warn_at, self._give_up_at = self._clock.monotonic() + _WARN_AFTER, limit.at + _LATE
         self._attempt = _Attempt(placement, own, sorted(wanted), store_opener(group, placement), limit)
         self._work.start(self._attempt.run)
 
@@ -166,7 +166,7 @@ class PeerExchange:
 
     def wake_at(self) -> float:
         """When it is told that it waits, or its thread counts as stuck, on the clock; infinite if none is under way."""
-        return min(self._remind_at, self._give_up_at) if self._attempt is not None else math.inf
+        return min(self._warn_at, self._give_up_at) if self._attempt is not None else math.inf
 
     def step(self) -> None:
         """Take what the thread has found."""
@@ -178,9 +178,9 @@ class PeerExchange:
             else:
                 self._give_out(done.records)
         now = self._clock.monotonic()
-        if self._attempt is not None and now >= self._remind_at:
-            self._remind_at = math.inf
-            log.warning("%s", self._attempt.sentence(f"nothing has come for {_REMINDER:g} s, of {self._timeout:g} s"))
+        if self._attempt is not None and now >= self._warn_at:
+            self._warn_at = math.inf
+            log.warning("%s", self._attempt.sentence(f"nothing has come for {_WARN_AFTER:g} s, of {self._timeout:g} s"))
         if self._attempt is not None and now >= self._give_up_at:
             why = self._attempt.sentence(f"nothing has come within {self._timeout:g} s")
             self._end_attempt()
