@@ -60,6 +60,14 @@ class Watched:
         )
         script.chmod(0o755)
 
+    def slurm_is_asked_and_hangs(self) -> None:
+        """A query is under way, 60 s before the end."""
+        script = self._folder / "squeue"
+        script.write_text("#!/bin/sh\nexec sleep 1000\n")
+        script.chmod(0o755)
+        self.hands.now += 240
+        self.deadline.step()
+
     @property
     def asked(self) -> int:
         log = self._folder / "asked"
@@ -194,11 +202,7 @@ def test_a_job_without_a_limit_is_left_alone(tmp_path: Path, caplog: pytest.LogC
 
 def test_a_slurm_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
     seen = Watched(tmp_path, 60, str(int(NOW) + 300))
-    script = tmp_path / "squeue"
-    script.write_text("#!/bin/sh\nexec sleep 1000\n")
-    script.chmod(0o755)
-    seen.hands.now += 240
-    seen.deadline.step()
+    seen.slurm_is_asked_and_hangs()
     assert seen.deadline.fds()
     seen.deadline.step()
     assert seen.told == []
@@ -210,11 +214,7 @@ def test_a_slurm_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_query_under_way_ends_with_the_run(tmp_path: Path) -> None:
     seen = Watched(tmp_path, 60, str(int(NOW) + 300))
-    script = tmp_path / "squeue"
-    script.write_text("#!/bin/sh\nexec sleep 1000\n")
-    script.chmod(0o755)
-    seen.hands.now += 240
-    seen.deadline.step()
+    seen.slurm_is_asked_and_hangs()
     seen.deadline.close()
     assert (seen.deadline.fds(), seen.deadline.wake_at()) == ([], math.inf)
 

@@ -243,14 +243,20 @@ def told_by(client: PollingRendezvousClient) -> queue.SimpleQueue[Notification]:
     return heard
 
 
-def test_a_preemption_ends_this_node_when_its_workers_have_saved() -> None:
-    """Nobody else can be told: under such a handler each node has to be sent the signal."""
+def preempted_client() -> tuple[PollingRendezvousClient, queue.SimpleQueue[Notification]]:
+    """A client that has its place and was asked to preempt the job, and what it says from then on."""
     spec = WorkerSpec("default", 1, CountingHandler(HashStore(), "job", 1, address="127.0.0.1"), entrypoint="true")
     client = PollingRendezvousClient(spec)
     heard = told_by(client)
     client.join("default", 1)
     assert isinstance(heard.get(timeout=TIMEOUT), Placed)
     client.send(PreemptJob(60.0, "received SIGUSR2"))
+    return client, heard
+
+
+def test_a_preemption_ends_this_node_when_its_workers_have_saved() -> None:
+    """Nobody else can be told: under such a handler each node has to be sent the signal."""
+    client, heard = preempted_client()
     client.send(Drain(0, needs_consent=True))
     ended = heard.get(timeout=TIMEOUT)
     assert isinstance(ended, JobEnded)
@@ -262,12 +268,7 @@ def test_a_preemption_ends_this_node_when_its_workers_have_saved() -> None:
 
 
 def test_a_failure_of_a_preempted_node_restarts_nothing() -> None:
-    spec = WorkerSpec("default", 1, CountingHandler(HashStore(), "job", 1, address="127.0.0.1"), entrypoint="true")
-    client = PollingRendezvousClient(spec)
-    heard = told_by(client)
-    client.join("default", 1)
-    assert isinstance(heard.get(timeout=TIMEOUT), Placed)
-    client.send(PreemptJob(60.0, "received SIGUSR2"))
+    client, heard = preempted_client()
     client.send(Fail(0, Cause(0, 0, "h", 42, 1, "boom", "", 0.0, ""), 3))
     ended = heard.get(timeout=TIMEOUT)
     assert isinstance(ended, JobEnded)
