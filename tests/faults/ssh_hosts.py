@@ -22,6 +22,7 @@ from tests.faults import network
 from tests.faults.cluster import settle
 from tests.faults.network import Host, Network, ip
 from tests.jobs.launching import Job, Launcher
+from tests.processes import command_line
 
 SSHD = "/usr/sbin/sshd"
 _PRIVILEGE_SEPARATION = Path("/run/sshd")
@@ -168,7 +169,7 @@ class SshHosts:
 
     def pids(self, name: str, text: str) -> list[int]:
         """The processes on a host whose command line has this text."""
-        return [pid for pid in self.hosts[name].pids() if text in _command_line(pid)]
+        return [pid for pid in self.hosts[name].pids() if text in command_line(pid)]
 
     def until_empty(self, seconds: float = 30.0) -> float:
         """Wait until nothing runs on any host; returns how long that took."""
@@ -178,13 +179,7 @@ class SshHosts:
 
     @staticmethod
     def _commands(host: Host, but: set[int]) -> list[str]:
-        return [line for pid in host.pids() if pid not in but and (line := _command_line(pid))]
-
-
-def _command_line(pid: int) -> str:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    return ""
+        return [line for pid in host.pids() if pid not in but and (line := command_line(pid))]
 
 
 @contextmanager

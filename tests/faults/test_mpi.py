@@ -14,6 +14,7 @@ import pytest
 from tests.faults.cluster import settle
 from tests.faults.network import Network, network, why_not
 from tests.jobs.launching import RALLYRUN, Job, Launcher, launching
+from tests.processes import command_line
 
 WORKER = """
 import os, sys, time
@@ -75,7 +76,7 @@ class Hosts:
         """SIGKILL to the agent on a host."""
         (host,) = [host for host in self.hosts if host.name == name]
         words = [*RALLYRUN[1:], "--cluster=auto"]
-        agents = [pid for pid in host.pids() if words == Path(f"/proc/{pid}/cmdline").read_text().split("\0")[1:4]]
+        agents = [pid for pid in host.pids() if words == command_line(pid).split(" ")[1:4]]
         os.kill(agents[0], signal.SIGKILL)
 
 

@@ -20,8 +20,8 @@ from rallypoint.membership.state import Settings
 from tests.faults.intruder import Intruder
 from tests.faults.other_user import NOBODY, allowed, as_other_user, openings
 from tests.jobs.launching import Job, Launcher, launching
-from tests.jobs.test_protection import family
 from tests.ports import free_port
+from tests.processes import below
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be a second user")
 
@@ -89,8 +89,8 @@ def test_nothing_of_a_job_can_be_reached_in_the_temporary_folder(rallyrun: Launc
 def test_no_process_of_a_job_can_be_looked_into_or_touched(rallyrun: Launcher) -> None:
     secret = new_secret()
     job = running(rallyrun, "--standalone", "--preload=json", env={"RALLYPOINT_SECRET": secret})
-    pids = [job.pid, *family(job.pid)]
-    assert len(pids) >= 4  # agent, supervisor, reaper, workers
+    pids = [job.pid, *below(job.pid)]
+    assert len(pids) == 6  # agent, supervisor, reaper, zygote, workers
     libc = ctypes.CDLL(None)
 
     def attach(pid: int) -> None:
@@ -119,7 +119,7 @@ def test_the_agent_alone_has_a_socket_with_a_name_and_answers_its_own_user(rally
     for flags in WAYS[1:]:
         (rallyrun.folder / "finish").unlink(missing_ok=True)
         job = running(rallyrun, *flags)
-        held = {_target(fd) for pid in (job.pid, *family(job.pid)) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+        held = {_target(fd) for pid in (job.pid, *below(job.pid)) for fd in Path(f"/proc/{pid}/fd").iterdir()}
         rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
         ours = [row for row in rows if f"socket:[{row[6]}]" in held]
         assert ours  # the connection between agent and reaper

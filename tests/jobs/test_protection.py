@@ -11,6 +11,7 @@ from rallypoint.base.secrets import Secret, new_secret, token
 from tests.jobs.launching import RALLYRUN, Launcher
 from tests.jobs.nodes import Node, Nodes, all_end, c10d
 from tests.ports import free_port
+from tests.processes import below
 
 
 def certificates(folder: Path, *names: str) -> str:
@@ -31,14 +32,6 @@ def secret_file(folder: Path, secret: str) -> dict[str, str]:
     return {"RALLYPOINT_SECRET_FILE": str(path)}
 
 
-def family(pid: int) -> list[int]:
-    """All processes below `pid`."""
-    found = []
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        found += [int(child), *family(int(child))]
-    return found
-
-
 def shown(pid: int) -> bytes:
     """What other processes may read of one: its environment and command line."""
     return Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -57,7 +50,7 @@ def test_the_secret_reaches_no_other_process_and_no_line(rallyrun: Launcher, tmp
     nodes = [job.host("A"), job.start("B")]
     live(nodes)
     for node in nodes:
-        others = family(node.job.pid)
+        others = below(node.job.pid)
         assert len(others) >= 2  # the reaper and the worker at least
         assert not [pid for pid in others if secret.encode() in shown(pid)]
     job.say("finish")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tests.faults import network
 from tests.faults.network import Host, Network
+from tests.processes import command_line
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol", "munged", "mungekey")
 KILL_WAIT = 5
@@ -140,12 +141,7 @@ class Slurm:
 
     def pids(self, name: str, text: str) -> list[int]:
         """The processes on a node whose command line has this text, the first one first."""
-        found = []
-        for pid in sorted(self.nodes[name].pids()):
-            with suppress(OSError):
-                if text.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" "):
-                    found.append(pid)
-        return found
+        return [pid for pid in sorted(self.nodes[name].pids()) if text in command_line(pid)]
 
     def close(self) -> None:
         """End jobs and daemons."""

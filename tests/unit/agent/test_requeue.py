@@ -14,6 +14,7 @@ from rallypoint.agent.preemption.requeue import SlurmRequeue, times_requeued
 from rallypoint.agent.preemption.slurm_command import SlurmCommand, job_name
 from rallypoint.agent.preemption.triggers import PreemptionSettings
 from rallypoint.agent.steps import AwaitVerdict, EndWithVerdict, RequeueJob, VerdictTimedOut
+from rallypoint.base.process_table import read_stat
 from rallypoint.failures.cause import Ending
 from rallypoint.membership.state import Outcome, Verdict
 from rallypoint.protocol.messages import JobEnded
@@ -101,8 +102,8 @@ def test_a_command_that_does_not_answer_is_ended_with_what_it_has_started(tmp_pa
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert command.answer() == (None, [])
-    started = (tmp_path / "pid").read_text().strip()
-    while Path(f"/proc/{started}").exists() and ") Z " not in Path(f"/proc/{started}/stat").read_text():
+    started = int((tmp_path / "pid").read_text())
+    while (stat := read_stat(started)) is not None and not stat.ended:
         assert time.monotonic() < deadline
 
 

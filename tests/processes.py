@@ -1,0 +1,25 @@
+"""Processes that tests look at and that may end meanwhile: one that has ended is not there, reaped or not."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from rallypoint.base.process_table import process_table
+from rallypoint.workers.reaper.process_tree import descendants
+
+
+def below(pid: int) -> list[int]:
+    """All processes below one.
+
+    Those that have ended are none of them: the zygote takes note of the process between it and a new worker
+    (`workers/reaper/orphan`) when it comes to it, and the worker may be up before.
+    """
+    return sorted(descendants(pid, {each.pid: each.parent for each in process_table().values() if not each.ended}))
+
+
+def command_line(pid: int) -> str:
+    """The command line of a process, with spaces between its words and one at the end; empty where it has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
