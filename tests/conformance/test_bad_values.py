@@ -141,6 +141,8 @@ ONLY_OURS = [
     *[value("--exit-codes", text, "torchrun", "classified", code=2) for text in ("mine", "")],
     *[value("--tee-collapse", text, "0 to 3600", code=2) for text in ("-1", "nan", "3601")],
     *[value("--preflight", text, "neither warn nor require", code=2) for text in ("maybe",)],
+    *[value("--hang-timeout", text, "0 to 86400", code=2) for text in ("-1", "nan", "86401")],
+    *[value("--on-hang", text, "none of report, restart, fail", code=2) for text in ("", "kill", "Report")],
     value("--tee-collapse", "x", "not a number", code=2),
     *[value("--preempt-signals", text, "not a signal", "SIGUSR2", code=2) for text in ("USR2", "12", "SIGUSR2,SIGX")],
     *[

@@ -36,6 +36,8 @@ ONLY_OURS = [
     "preempt_signals",
     "stop_before_end",
     "requeue",
+    "hang_timeout",
+    "on_hang",
     "socket_ifname",
 ]
 """Flags that torchrun does not have."""

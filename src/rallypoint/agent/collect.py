@@ -8,12 +8,20 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rallypoint.agent.spec import Worker
-from rallypoint.agent.steps import Collect, ReportStatus
+from rallypoint.agent.steps import AddToReport, Collect, ReportStatus
 from rallypoint.base.log import get_logger
-from rallypoint.protocol.operator_messages import MAX_PART, CollectedPart, CollectKind, CollectRequested, NodeReport
+from rallypoint.protocol.operator_messages import (
+    MAX_PART,
+    CollectedPart,
+    CollectKind,
+    CollectRequested,
+    NodeAnswer,
+    NodeReport,
+)
 
 if TYPE_CHECKING:
     from rallypoint.agent.controller import WorkerController
+    from rallypoint.agent.hang_report import HangReporter
     from rallypoint.agent.incident_files import NodeFacts
     from rallypoint.hangs.evidence import ExaminedNode
 
@@ -76,7 +84,7 @@ def _collect(request: CollectRequested, gather: Callable[[], bytes], send: Calla
 
 
 class StatusReporter:
-    """Answers those who watch the workers of one node. Nothing here waits.
+    """Answers those who watch the workers of one node, or look into a hang. Nothing here waits.
 
     Reports are completed with what only log files show, which may be on a disk that hangs.
 
@@ -85,14 +93,21 @@ class StatusReporter:
         send: takes reports and the parts of what was collected, from any thread.
     """
 
-    def __init__(self, workers: WorkerController, send: Callable[[NodeReport | CollectedPart], None]) -> None:
+    def __init__(self, workers: WorkerController, send: Callable[[NodeAnswer], None]) -> None:
         self._workers = workers
         self._send = send
         self._thread: threading.Thread | None = None
+        self._hang: HangReporter | None = None
 
-    def carry_out(self, step: ReportStatus | Collect, round_: int) -> None:
+    def carry_out(self, step: ReportStatus | Collect | AddToReport, round_: int) -> None:
         """Begin what the step says, which counts in this round."""
-        if isinstance(step, Collect):
+        if isinstance(step, AddToReport):
+            if self._hang is None:
+                from rallypoint.agent.hang_report import HangReporter
+
+                self._hang = HangReporter(self._send)
+            self._hang.add(step.message)
+        elif isinstance(step, Collect):
             gather = _COLLECTORS[step.request.kind](step.request, self._workers)
             threading.Thread(
                 target=_collect, args=(step.request, gather, self._send), name="collect", daemon=True

@@ -34,7 +34,7 @@ from rallypoint.protocol.operator_messages import NodeReport
 from rallypoint.telemetry.lazy import profiled
 
 if TYPE_CHECKING:
-    from rallypoint.agent.monitors import EventObserver, Monitor, Preparation
+    from rallypoint.agent.monitors import EventObserver, Monitor, Preparation, WorkerWatch
     from rallypoint.agent.node_check import NodeCheck
     from rallypoint.agent.progress import ProgressTracker
     from rallypoint.ranks.assign import NodeRanks
@@ -60,6 +60,8 @@ class WorkerController(ABC):
         self.grace = grace
         self.progress: ProgressTracker | None = None
         """What knows how far the workers are; None before the first have been started."""
+        self.hang_watch: WorkerWatch | None = None
+        """What tells since when the workers have given no sign of life, where that is asked for."""
         self.pcontext: PContext | None = None
         """The processes of the present workers; None before the first, and where they are no processes of ours."""
         self.incidents: EventObserver | None = None
@@ -106,12 +108,14 @@ class WorkerController(ABC):
 
     def close(self) -> None:
         """The run is over, for the other nodes too: what has stood by until here can go."""
-        for each in (self.progress, self.incidents, *self.preparations):
+        for each in (self.progress, self.incidents, self.hang_watch, *self.preparations):
             if each is not None:
                 each.close()
 
     def stop(self, step: StopWorkers) -> StopInProgress | None:
         """Begin to stop the workers as the step says; None if they are gone already."""
+        if self.hang_watch is not None:
+            self.hang_watch.end_round()
         if step.restarts:
             self.events.workers_restarting()
             log.info("[%s] Stopping worker group", self.group.spec.role)
@@ -141,7 +145,7 @@ class WorkerController(ABC):
 
     def monitors(self) -> Sequence[Monitor]:
         """What else the loop is to wait for and to step."""
-        return [*(() if self.progress is None else (self.progress,)), *self.preparations]
+        return [*(each for each in (self.progress, self.hang_watch) if each is not None), *self.preparations]
 
     def preparing(self) -> bool:
         """Whether workers that are to start have to wait."""
@@ -207,7 +211,7 @@ class WorkerController(ABC):
 
         It looks at log files, which may be on a disk that hangs: not for the loop's thread.
         """
-        return ()
+        return () if self.pcontext is None else self.pcontext.output_ages()
 
     def report_progress(self) -> None:
         """The round ends: report to the coordinator how far its workers have come."""
@@ -224,6 +228,8 @@ class WorkerController(ABC):
         group, placement = self.group, self.group.placement
         assert placement is not None
         self.progress.begin_round(placement.round, group.notices, len(group.workers), placement.progress)
+        if self.hang_watch is not None:
+            self.hang_watch.begin_round(placement.round)
 
     def status(self) -> Mapping[str, object]:
         """What the health check shows of this agent."""

@@ -16,7 +16,7 @@ from rallypoint.agent import steps
 from rallypoint.agent.controller import WorkerController
 from rallypoint.agent.notice_directory import NoticeDirectory
 from rallypoint.agent.rendezvous_client import RendezvousClient
-from rallypoint.agent.spec import RunResult, WorkerState
+from rallypoint.agent.spec import RunResult, WorkerState, node_failure
 from rallypoint.agent.waiting import WaitingForOthers
 from rallypoint.base.clock import Clock
 from rallypoint.base.light_typing import TYPE_CHECKING
@@ -195,6 +195,10 @@ class StepExecutor:
             self._events.failed(cause)
         self._rendezvous.send(step)
 
+    def _do_fail_hung(self, step: steps.FailHung) -> None:
+        cause = node_failure(step.text, Ending.HANG, exitcode=1)
+        self._do_fail(Fail(step.round, cause, 0 if step.ends_job else self._workers.restart_limit()))
+
     def _do_succeed(self, _step: Succeed) -> None:
         self._finished_at = self._clock.monotonic()
         self._workers.report_progress()
@@ -264,7 +268,7 @@ class StepExecutor:
 
     # Steps: for those who watch
 
-    def _do_report(self, step: steps.ReportStatus | steps.Collect) -> None:
+    def _do_report(self, step: steps.ReportStatus | steps.Collect | steps.AddToReport) -> None:
         if self._reporter is None:
             from rallypoint.agent.collect import StatusReporter
 
@@ -308,6 +312,7 @@ class StepExecutor:
         steps.StartWorkers: _do_start,
         steps.AwaitSignal: _do_await_signal,
         Fail: _do_fail,
+        steps.FailHung: _do_fail_hung,
         Succeed: _do_succeed,
         **dict.fromkeys((Drain, Preempt, PreemptJob, LeaveRequest), _do_send),
         steps.LogLine: _do_log,
@@ -320,7 +325,7 @@ class StepExecutor:
         steps.PostStopNotice: _do_post_stop_notice,
         **dict.fromkeys((steps.AwaitVerdict, steps.RequeueJob), _do_preempt),
         steps.QueryStanding: _do_query_standing,
-        **dict.fromkeys((steps.ReportStatus, steps.Collect), _do_report),
+        **dict.fromkeys((steps.ReportStatus, steps.Collect, steps.AddToReport), _do_report),
         steps.EndWithVerdict: _do_end_with_verdict,
         **dict.fromkeys((steps.EndWithError, steps.EndUnfit, steps.EndBySignal), _do_raise),
         steps.EndInSuccess: _do_end_in_success,

@@ -58,7 +58,11 @@ class AgentLoop:
         self._signal_wakeup: SignalWakeup | None = None
         self._raise_interrupt: Callable[[], None] = lambda: None
         """Raises KeyboardInterrupt if there was a ^C that is not among the signals."""
-        self._state = PolicyState(notice_timeout=rendezvous.notice_timeout, checks_node=workers.begin_check is not None)
+        self._state = PolicyState(
+            notice_timeout=rendezvous.notice_timeout,
+            checks_node=workers.begin_check is not None,
+            on_hang=workers.group.spec.on_hang,
+        )
         self._safety_check_at = 0.0
         self._preemption: PreemptionTriggers | None = None
         group = workers.group

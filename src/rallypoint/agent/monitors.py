@@ -46,6 +46,19 @@ class Preparation(Monitor, Protocol):
         """The run is over. Idempotent."""
 
 
+class WorkerWatch(Monitor, Protocol):
+    """What watches the workers of each round for as long as they are to run. Nothing here blocks."""
+
+    def begin_round(self, round_: int) -> None:
+        """The workers of a round have been started."""
+
+    def end_round(self) -> None:
+        """The workers are about to be stopped. Idempotent."""
+
+    def close(self) -> None:
+        """The run is over. Idempotent."""
+
+
 class EventObserver(Protocol):
     """What is told of the events of the agent's loop. It decides nothing, and nothing here blocks."""
 

@@ -49,6 +49,7 @@ from rallypoint.agent.policy_state import (
     warning,
 )
 from rallypoint.agent.signal_set import FORWARDED_SIGNALS
+from rallypoint.base.light_typing import get_args
 from rallypoint.base.signals import exit_codes_of
 from rallypoint.failures.cause import Ending
 from rallypoint.membership.operations import Fail, Succeed
@@ -289,6 +290,12 @@ def _on_collect_requested(status: PolicyState, event: operator_messages.CollectR
     return status, (steps.Collect(event),)
 
 
+def _on_hang(status: PolicyState, event: operator_messages.HangNotification) -> Decision:
+    from rallypoint.agent.policy_hang import on_hang
+
+    return on_hang(status, event)
+
+
 _RULES: dict[type, Callable[..., Decision]] = {
     messages.Placed: _on_placed,
     steps.WorkersStopped: _on_workers_stopped,
@@ -314,5 +321,6 @@ _RULES: dict[type, Callable[..., Decision]] = {
     operator_messages.OperatorAction: _on_operator_action,
     operator_messages.ReportRequested: _on_report_requested,
     operator_messages.CollectRequested: _on_collect_requested,
+    **dict.fromkeys(get_args(operator_messages.HangNotification), _on_hang),
 }
 """Events that are not named here change nothing."""

@@ -57,6 +57,8 @@ class PolicyState(NamedTuple):
     group_rank: int = -1
     notice_timeout: float = 0.0
     checks_node: bool = False
+    on_hang: str = ""
+    """What is done about a hang beside reporting it (`policy_hang.OnHang`); the same for the whole run."""
     stopping: int = 0
     """The signal that the workers were sent to stop, while they do; else 0."""
     pending_placement: Placement | None = None
@@ -85,6 +87,7 @@ class PolicyState(NamedTuple):
             group_rank,
             self.notice_timeout,
             checks_node=self.checks_node,
+            on_hang=self.on_hang,
             link_down=self.link_down,
             preemption=self.preemption,
         )

@@ -123,6 +123,7 @@ class ProcessController(WorkerController):
             self._preload,
             spec.tee_collapse,
             () if spec.preemption is None else spec.preemption.ignored,
+            self.hang_watch is not None,
         )
         context = make_context(spec.role, spec.entrypoint, args, envs, self.logs_specs, prefixes, options, reaper)
         self._register_cleanup(reaper)
@@ -244,9 +245,6 @@ class ProcessController(WorkerController):
     def monitors(self) -> Sequence[Monitor]:
         own = (self._watchdog, self._preload, self._forwarding)
         return [*super().monitors(), *(each for each in own if each is not None)]
-
-    def output_ages(self) -> tuple[float, ...]:
-        return () if self.pcontext is None else self.pcontext.output_ages()
 
     def running(self) -> Collection[int]:
         return () if self.pcontext is None else self.pcontext.running

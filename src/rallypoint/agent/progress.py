@@ -121,6 +121,11 @@ class ProgressTracker:
         """How far the workers are: what they say themselves, else what the file says."""
         return self._of_workers or self._of_file or self._base
 
+    def file_mark(self) -> tuple[int, int, int] | None:
+        """What changes with the progress file; None where there is none, or it has not been read yet. Any thread."""
+        reading = None if self._file is None else self._file.reading
+        return None if reading is None else reading.mark
+
     def close(self) -> None:
         """The run is over."""
         self._look_at = math.inf
@@ -192,13 +197,17 @@ class ProgressTracker:
             self._send(RecordProgress(self._round, step))
 
 
+def steps_of_workers(folder: str, ranks: int) -> tuple[Reached | None, ...]:
+    """How far each worker of a node says it is, by local rank; none if none says anything."""
+    if not folder or not os.path.isdir(folder):
+        return ()
+    return tuple(_read_worker(os.path.join(folder, f"{PROGRESS_PREFIX}{rank}")) for rank in range(ranks))
+
+
 def _newest(folder: str, ranks: int) -> Reached | None:
     """The highest step of the workers of a node, and when the first of them reached it."""
-    if not folder or not os.path.isdir(folder):
-        return None
     found: Reached | None = None
-    for rank in range(ranks):
-        each = _read_worker(os.path.join(folder, f"{PROGRESS_PREFIX}{rank}"))
+    for each in steps_of_workers(folder, ranks):
         if each is not None and (found is None or (-each.step, each.at) < (-found.step, found.at)):
             found = each
     return found

@@ -72,6 +72,7 @@ class WorkerSpec:
         progress_file: a file that the workers write when they have come further; empty for none.
         tee_collapse: seconds within which equal teed lines of several ranks are shown once; 0 for never.
         preemption: what makes the whole job end after its workers have saved; None for nothing.
+        on_hang: what is done about a hang that was found: `report`, `restart` or `fail`.
 
     Raises:
         UserError: a number out of its bounds, or no entry point.
@@ -97,6 +98,7 @@ class WorkerSpec:
     progress_file: str = ""
     tee_collapse: float = 0.0
     preemption: PreemptionSettings | None = None
+    on_hang: str = ""
 
     def __post_init__(self) -> None:
         if self.local_world_size <= 0:

@@ -9,7 +9,7 @@ from rallypoint.base.light_typing import NamedTuple
 from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Drain, Fail, Preempt, PreemptJob, Succeed
 from rallypoint.protocol.messages import JobEnded, LeaveRequest, Notification, Placement
-from rallypoint.protocol.operator_messages import CollectRequested
+from rallypoint.protocol.operator_messages import CollectedPart, CollectionEnded, CollectRequested
 
 # Events
 
@@ -195,6 +195,21 @@ class Collect(NamedTuple):
     request: CollectRequested
 
 
+class AddToReport(NamedTuple):
+    """Take this into the report of a hang, which this node makes; with the last of it, make and send the report."""
+
+    message: CollectedPart | CollectionEnded
+
+
+class FailHung(NamedTuple):
+    """Announce that `round` has failed by a hang, of which `text` is said; with `ends_job`, whatever restarts are
+    left."""
+
+    round: int
+    text: str
+    ends_job: bool
+
+
 class QueryStanding(NamedTuple):
     """Query for a moment how the job stands without this node; `LeaveReply` and `LeaveTimedOut` follow."""
 
@@ -261,5 +276,7 @@ Step = (
     | QueryStanding
     | ReportStatus
     | Collect
+    | AddToReport
+    | FailHung
     | FinalStep
 )

@@ -87,6 +87,8 @@ def config_from_options(
         preflight=options.preflight,
         node_check=options.node_check,
         node_check_timeout=options.node_check_timeout,
+        hang_timeout=options.hang_timeout,
+        on_hang=options.on_hang,
     )
     return config, program, arguments
 

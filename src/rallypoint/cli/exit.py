@@ -17,6 +17,8 @@ from rallypoint.failures.record import record
 FAILED, USAGE = 1, 2
 PREEMPTED = 143
 """128 + SIGTERM, whatever `--exit-codes` says: only flags of ours lead here."""
+HUNG = 124
+"""As of timeout(1), whatever `--exit-codes` says: for the same reason."""
 INTERRUPTED = 130
 """The shell's code for a program that ended by SIGINT: 128 + 2."""
 
@@ -54,7 +56,7 @@ def _ended(work: Callable[[], None], program: str) -> tuple[BaseException | None
         record(recorded)()
     except RallypointError as error:
         print_error(_error_sentence(error, program))
-        return error, USAGE if isinstance(error, UsageError) else FAILED
+        return error, _code_of(error)
     except KeyboardInterrupt as interrupt:
         print_error(f"{program}: interrupted")
         return interrupt, INTERRUPTED
@@ -66,6 +68,14 @@ def _ended(work: Callable[[], None], program: str) -> tuple[BaseException | None
         print_error(f"{program}: error: {type(error).__name__} was {_who_raised(error)}")
         return error, FAILED
     return preempted, 0 if preempted is None else PREEMPTED
+
+
+def _code_of(error: RallypointError) -> int:
+    if isinstance(error, UsageError):
+        return USAGE
+    from rallypoint.failures.cause import Ending
+
+    return HUNG if getattr(error, "ending", None) == Ending.HANG else FAILED
 
 
 def _error_sentence(error: RallypointError, program: str) -> str:

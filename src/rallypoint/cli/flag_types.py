@@ -160,6 +160,21 @@ def duration(text: str) -> float:
     return value
 
 
+def timeout(text: str) -> float:
+    """Read a time in seconds after which something is taken for wrong, 0 for never."""
+    value = number(text)
+    if not 0 <= value <= _DAY:
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to {_DAY}")
+    return value
+
+
+def on_hang(text: str) -> str:
+    """Read what is done about a hang."""
+    if text not in ("report", "restart", "fail"):
+        raise ArgumentTypeError(f"{text!r} is none of report, restart, fail")
+    return text
+
+
 def shell_command(text: str) -> str:
     """Read a command for the shell; none in an empty text."""
     if text and not text.strip():

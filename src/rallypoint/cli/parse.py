@@ -80,6 +80,8 @@ class Options(NamedTuple):
     node_check: str
     node_check_timeout: float
     tee_collapse: float
+    hang_timeout: float
+    on_hang: str
     preflight: str
     cluster: str
     training_script: str

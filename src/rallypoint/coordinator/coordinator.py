@@ -57,9 +57,10 @@ from rallypoint.protocol.messages import (
     ResumeRequest,
     RoundEnded,
 )
-from rallypoint.protocol.operator_messages import CollectedPart, NodeReport
+from rallypoint.protocol.operator_messages import NodeAnswer
 
 if TYPE_CHECKING:
+    from rallypoint.coordinator.hangs import HangCollection
     from rallypoint.coordinator.watchers import Watchers
     from rallypoint.protocol.observation import WatcherNotification, WatcherRequest
 
@@ -168,9 +169,9 @@ class Coordinator(JobState):
         sends, self._watchers.sends = self._watchers.sends, []
         return sends
 
-    def _on_answer(self, speaker: SessionRecord, answer: NodeReport | CollectedPart, now: float) -> None:
-        if self._watchers is not None:
-            self._watchers.answered(speaker.node, answer, now)
+    def _on_answer(self, speaker: SessionRecord, answer: NodeAnswer, now: float) -> None:
+        for each in self._occasional():
+            each.answered(speaker.node, answer, now)
 
     def tick(self, now: float) -> list[OutgoingNotification]:
         """Time has passed: end silent sessions, and look at the joins that wait for a moment."""
@@ -189,15 +190,18 @@ class Coordinator(JobState):
             self._all_reported()
         if self._waits_for_time():
             self._change(now, self._retry_join, next(iter(self.state.participants)), now)
-        if self._watchers is not None:
-            self._watchers.tick(now)
+        for each in self._occasional():
+            each.tick(now)
         return self._pop_sends()
+
+    def _occasional(self) -> list[Watchers | HangCollection]:
+        """What only some jobs have."""
+        return [each for each in (self._watchers, self.hangs) if each is not None]
 
     def wake_at(self) -> float:
         """When `tick` has something to do, in seconds on the clock of `now`; infinity for never."""
         moments = [self.sessions.liveness.check_at(), self._pending.next_deadline()]
-        if self._watchers is not None:
-            moments.append(self._watchers.wake_at())
+        moments += [each.wake_at() for each in self._occasional()]
         if self._placeholders_until is not None:
             moments.append(self._placeholders_until)
         if self._waits_for_time():
@@ -314,8 +318,7 @@ class Coordinator(JobState):
         ResumeRequest: _on_resume_state,
         ProgressRequest: _on_progress_request,
         Heartbeat: _on_heartbeat,
-        NodeReport: _on_answer,
-        CollectedPart: _on_answer,
+        **dict.fromkeys(get_args(NodeAnswer), _on_answer),
     }
 
     # The end of sessions
@@ -325,8 +328,8 @@ class Coordinator(JobState):
         for node in gone:
             self._pending.remove(node)
             self.sessions.forget(node)
-            if self._watchers is not None:
-                self._watchers.forget(node)
+            for each in self._occasional():
+                each.forget(node, now)
         self._lose(gone, now, reason, detail)
 
     def _release_session(self, session: int, now: float) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from itertools import chain, count
 
 from rallypoint.base.endpoint import is_loopback
-from rallypoint.base.light_typing import ParamSpec
+from rallypoint.base.light_typing import TYPE_CHECKING, ParamSpec
 from rallypoint.coordinator.apply_loop import OperationResult, join_refusal, run_operation
 from rallypoint.coordinator.history import JobHistory
 from rallypoint.coordinator.notifications import end_notification, nodes_waiting, notification_diff
@@ -23,6 +23,9 @@ from rallypoint.membership.observer import StallObserver
 from rallypoint.membership.operations import Exit, Join, Operation
 from rallypoint.membership.state import NodeId, NodeInfo, Reason, Settings, State, name_of, nodes_waiting_alike
 from rallypoint.protocol.messages import ConfigDiffers, NodesWaiting, Notification, Placed, Placement
+
+if TYPE_CHECKING:
+    from rallypoint.coordinator.hangs import HangCollection
 
 P = ParamSpec("P")
 OutgoingNotification = tuple[int, Notification]
@@ -92,6 +95,10 @@ class JobState:
         self.history = JobHistory()
         self.on_change: Callable[[float], None] | None = None
         """Called after each change, where somebody watches, with the time."""
+        self.hangs: HangCollection | None = None
+        """Once the job has hung."""
+        self.collections = count(1)
+        """The numbers of what nodes are asked to collect."""
         self._completed_a_round = False
         """Whether a round was completed here, and not only taken over from a coordinator before us."""
         self._placeholders_until: float | None = None
@@ -148,6 +155,8 @@ class JobState:
             after = self.state
             self._notify(before, after)
             self.history.record(before, after, now)
+            if after.quiet:
+                self._look_for_hang(before, after, now)
             if self.on_change is not None:
                 self.on_change(now)
             if not _may_unblock_joins(before, after, self.settings):
@@ -173,6 +182,14 @@ class JobState:
                     self._place(node, notification)
             elif not (isinstance(notification, NodesWaiting) and self._placeholders_until is not None):
                 self.send_to(concerned, notification)
+
+    def _look_for_hang(self, before: State, after: State, now: float) -> None:
+        if self.hangs is None:
+            from rallypoint.coordinator.hangs import HangCollection
+
+            self.hangs = HangCollection(self.send_to, self.collections, lambda node: name_of(self.state, node))
+        if self.hangs.look(before, after, self.sessions.__contains__, now):
+            self.history.add("hang found", after.round, "no rank has given a sign of life for long", now)
 
     def send_to(self, nodes: Iterable[NodeId], notification: Notification) -> None:
         """Who has no session at the moment asks when it is back."""

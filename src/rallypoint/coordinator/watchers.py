@@ -32,6 +32,7 @@ from rallypoint.protocol.operator_messages import (
     CollectedPart,
     CollectRequested,
     DrainRequested,
+    NodeAnswer,
     NodeReport,
     OperatorAction,
     ReportRequested,
@@ -87,7 +88,6 @@ class Watchers:
         self._due_at = math.inf
         self._told_at = -math.inf
         self._collections: dict[int, _Collection] = {}
-        self._number = 0
 
     def __contains__(self, session: int) -> bool:
         return session in self._watchers
@@ -144,11 +144,11 @@ class Watchers:
         self._ask_nodes(now)
         self._due_at = min(self._due_at, now + _ANSWER if self._awaited else now)
 
-    def answered(self, node: NodeId, answer: NodeReport | CollectedPart, now: float) -> None:
+    def answered(self, node: NodeId, answer: NodeAnswer, now: float) -> None:
         """A node says what it was asked for, or what it was not."""
         if isinstance(answer, NodeReport):
             self.report(node, answer, now)
-        else:
+        elif isinstance(answer, CollectedPart):
             self.collected(node, answer)
 
     def report(self, node: NodeId, report: NodeReport, now: float) -> None:
@@ -163,7 +163,7 @@ class Watchers:
         if not self._awaited and any(each.wants and not each.follows for each in self._watchers.values()):
             self._due_at = min(self._due_at, now)
 
-    def forget(self, node: NodeId) -> None:
+    def forget(self, node: NodeId, _now: float = 0.0) -> None:
         """A node is no more: nobody waits for what it was asked."""
         self._reports.pop(node, None)
         self._awaited.discard(node)
@@ -200,11 +200,11 @@ class Watchers:
     def _collect(self, session: int, command: CollectCommand, now: float) -> None:
         job = self._job
         nodes = {each for each in nodes_with_rank(command.rank, job.state) if each in job.sessions}
-        self._number += 1
-        job.send_to(sorted(nodes), CollectRequested(self._number, command.kind, command.rank))
-        self._collections[self._number] = _Collection(session, nodes, now + _COLLECT)
+        number = next(job.collections)
+        job.send_to(sorted(nodes), CollectRequested(number, command.kind, command.rank))
+        self._collections[number] = _Collection(session, nodes, now + _COLLECT)
         if not nodes:
-            self._collected(self._number)
+            self._collected(number)
 
     def collected(self, node: NodeId, part: CollectedPart) -> None:
         """A node has sent a part of what it was asked for."""

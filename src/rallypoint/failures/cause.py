@@ -109,7 +109,8 @@ class Cause(NamedTuple):
 
         if self.rank < 0:
             line = first_line(self.message)
-            return line if line.startswith(self.host) else f"{self.host}: {line}"
+            of_all = self.ending is Ending.HANG or line.startswith(self.host)
+            return line if of_all else f"{self.host}: {line}"
         how = f"exit code {self.exitcode}" + (f", {self.signal_name}" if self.exitcode < 0 else "")
         return f"rank {self.rank} failed on {self.host} ({how}): {first_line(self.message)}"
 

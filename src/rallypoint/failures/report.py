@@ -17,6 +17,8 @@ from rallypoint.failures.failure import NO_FILE, ProcessFailure, iso_time
 from rallypoint.failures.stderr_tail import is_traceback
 
 _MAX_BAR_WIDTH = 60
+_OF_NO_WORKER = (Ending.INFRASTRUCTURE, Ending.HANG)
+"""Why a job ends by the failure of no worker."""
 
 
 class ChildFailedError(RallypointError):
@@ -126,9 +128,9 @@ class ChildFailedError(RallypointError):
         return [*context, f"Restarts used: {self.restarts}"] if self.restarts.allowed else context
 
     def _has_no_worker(self) -> bool:
-        """Whether the job has failed before a worker could start, for what all nodes are told in one sentence."""
+        """Whether the job has failed by no worker's failure, for what all nodes are told in one sentence."""
         root = self.cause
-        return not self.failures and root is not None and root.rank < 0 and root.ending is Ending.INFRASTRUCTURE
+        return not self.failures and root is not None and root.rank < 0 and root.ending in _OF_NO_WORKER
 
     def _local_root_rank(self) -> int | None:
         """The rank of `cause` if it is one of this node's failures."""

@@ -190,6 +190,7 @@ def _agent(
         progress_file=config.progress_file,
         tee_collapse=config.tee_collapse,
         preemption=_preemption(config),
+        on_hang=config.on_hang if config.hang_timeout else "",
     )
     assert config.logs_specs is not None
     assert config.shutdown_timeout is not None
@@ -218,6 +219,10 @@ def _add_what_is_asked_for(workers: ProcessController, config: LaunchConfig, par
 
         record_incidents(workers, config.incident_dir)
 
+    if config.hang_timeout:
+        from rallypoint.agent.hang_watch import HangWatch
+
+        workers.hang_watch = HangWatch(config.hang_timeout, workers)
     if config.preflight:
         from rallypoint.agent.preparations.mesh import add_mesh
 

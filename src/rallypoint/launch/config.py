@@ -69,6 +69,9 @@ class LaunchConfig:
         node_check: a command for the shell that must succeed before this node joins, and before it joins again after a
             failure of its own workers; empty for none. Beyond torch.
         node_check_timeout: seconds in which it must. Beyond torch.
+        hang_timeout: seconds without a sign of life of any rank of any node after which the job is taken to hang; 0 for
+            never. Beyond torch.
+        on_hang: what is done then: `report`, `restart` or `fail`. Beyond torch.
         endpoint_flag: what the user gave the endpoint by, for messages. Beyond torch.
         endpoint_given: whether the user gave the endpoint, or it is the default. Beyond torch.
         node_rank: the group rank that this node would like where the rendezvous assigns ranks. Beyond torch.
@@ -115,6 +118,8 @@ class LaunchConfig:
     preflight: str = ""
     node_check: str = ""
     node_check_timeout: float = 300.0
+    hang_timeout: float = 0.0
+    on_hang: str = "report"
 
     shutdown_timeout_given: bool = field(init=False, default=True)
     """Whether somebody has chosen `shutdown_timeout`."""

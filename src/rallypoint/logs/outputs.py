@@ -78,6 +78,8 @@ class Outputs:
         self._file_only = set(range(nprocs)) - set(local_ranks_filter) if local_ranks_filter else set()
         self._worker_ends: dict[int, list[int | None]] = {rank: [None, None] for rank in range(nprocs)}
         self._relays: dict[int, Relay] = {}
+        self._output_relays: dict[int, Relay] = {}
+        """Of standard outputs, where all output is read."""
         self._teed_errors: dict[int, Tail] = {}
         self._console = Console(1 if stdout is None else stdout, 2 if stderr is None else stderr)
         self._pumps: list[Pump] = []
@@ -130,15 +132,23 @@ class Outputs:
         return tuple(self._age(rank) for rank in sorted(self._worker_ends))
 
     def _age(self, rank: int) -> float:
-        ages: list[float] = []
-        relay = self._relays.get(rank)
-        if relay is not None and relay.read_at is not None:
-            ages.append(time.monotonic() - relay.read_at)
+        relays = (each.get(rank) for each in (self._relays, self._output_relays))
+        read_at = (each.read_at for each in relays if each is not None)
+        ages = [time.monotonic() - at for at in read_at if at is not None]
         for path in (self._dest.stdouts.get(rank, ""), self._dest.stderrs.get(rank, "")):
             with contextlib.suppress(OSError):
                 if path and path != os.devnull and (seen := os.stat(path)).st_size:
                     ages.append(max(0.0, time.time() - seen.st_mtime))
         return min(ages, default=-1.0)
+
+    def marks(self) -> object:
+        """What differs from the last time if a worker has written anything that passes through here or goes to a file.
+
+        It asks the file system. Any thread may call it.
+        """
+        files = (path for paths in (self._dest.stdouts, self._dest.stderrs) for path in paths.values())
+        relays = (each for all_of in (self._relays, self._output_relays) for each in all_of.values())
+        return [each.read_at for each in relays], [_mark(path) for path in files if path and path != os.devnull]
 
     def log_of(self, local_rank: int) -> str:
         """The file that a worker's standard error is in, or empty."""
@@ -169,7 +179,12 @@ class Outputs:
 
     def _open_stdout(self, rank: int, prefix: str, line_filter: LineFilter | None) -> None:
         ends, path = self._worker_ends[rank], self._dest.stdouts.get(rank, "")
-        if path:
+        if self._dest.reads_all and path in ("", os.devnull):
+            hidden = rank in self._file_only or path == os.devnull
+            self._output_relays[rank] = relay = Relay(None if hidden else self._console.out())
+            self._pumps[0].add_relay(relay)
+            ends[0] = relay.worker_end
+        elif path:
             ends[0] = _open_log(path)
             self._follow(0, rank, self._dest.tee_stdouts, prefix, line_filter)
         elif rank in self._file_only:
@@ -223,6 +238,14 @@ class Outputs:
         line_filter = LineFilter(path, texts)
         pump.add_line_filter(line_filter)
         return line_filter
+
+
+def _mark(path: str) -> tuple[int, int] | None:
+    try:
+        seen = os.stat(path)
+    except OSError:
+        return None
+    return seen.st_size, seen.st_mtime_ns
 
 
 _OPEN_ERRORS = {

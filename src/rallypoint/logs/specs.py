@@ -51,6 +51,8 @@ class LogsDest:
     filtered_stderr: str = ""
     collapse: Collapse | None = field(default=None, repr=False)
     """How equal teed lines of several workers are shown once, if they are to be."""
+    reads_all: bool = field(default=False, repr=False)
+    """Whether standard output that goes to no file passes through the launcher, as standard error does."""
 
     @property
     def only_in_files(self) -> list[str]:

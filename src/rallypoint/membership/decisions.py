@@ -45,6 +45,7 @@ from rallypoint.membership.operations import (
     Preempt,
     PreemptJob,
     RecordProgress,
+    ReportQuiet,
     Resize,
     Restart,
     Succeed,
@@ -98,12 +99,14 @@ def next_action(operation: Operation, state: State, node: NodeId, view: ClockVie
             return _preempt(operation, state, node)
         case RecordProgress():
             return _record_progress(operation, state, node)
+        case ReportQuiet():
+            from rallypoint.membership.hang import report_quiet
+
+            return report_quiet(operation, state, node)
         case Close():
             return _close(operation, state, view)
-        case Restart():
-            return _restart(operation, state)
-        case Resize():
-            return FINISH if state.size == operation.size else Action(ActionKind.RESIZE, size=operation.size)
+        case Restart() | Resize():
+            return _command(operation, state)
         case KeepLeaseAlive():
             return _keep_alive(operation, view, settings)
 
@@ -230,12 +233,8 @@ def _exit(operation: Exit, state: State, node: NodeId, view: ClockView) -> Actio
     return Action(ActionKind.ERROR_TIMEOUT) if view.now >= operation.deadline else removal
 
 
-def _is_running_participant(state: State, node: NodeId, round_: int) -> bool:
-    return state.complete and not state.closed and state.round == round_ and node in state.participants
-
-
 def _fail(operation: Fail, state: State, node: NodeId, view: ClockView, settings: Settings) -> Action:
-    if not _is_running_participant(state, node, operation.round):
+    if not state.runs(node, operation.round):
         return FINISH
     if state.is_preempted:  # what has not been saved by now never will be
         return _consent(state, node)
@@ -276,13 +275,13 @@ def _last_line(cause: Cause) -> str:
 
 
 def _succeed(operation: Succeed, state: State, node: NodeId) -> Action:
-    if not _is_running_participant(state, node, operation.round) or node in state.succeeded:
+    if not state.runs(node, operation.round) or node in state.succeeded:
         return FINISH
     return Action(ActionKind.MARK_SUCCEEDED)
 
 
 def _drain(operation: Drain, state: State, node: NodeId) -> Action:
-    if not _is_running_participant(state, node, operation.round):
+    if not state.runs(node, operation.round):
         return FINISH
     if state.is_preempted:
         return _consent(state, node) if operation.needs_consent else FINISH
@@ -306,7 +305,7 @@ def _preempt(operation: Preempt | PreemptJob, state: State, node: NodeId) -> Act
     if isinstance(operation, PreemptJob):
         who = operation.who or name_of(state, node)
         return Action(ActionKind.MARK_JOB_PREEMPTED, seconds=operation.seconds, detail=operation.why, who=who)
-    if not _is_running_participant(state, node, operation.round) or state.succeeded:
+    if not state.runs(node, operation.round) or state.succeeded:
         return FINISH
     said = Preemption(node, operation.seconds)
     return FINISH if state.preempted == said else Action(ActionKind.MARK_PREEMPTED, seconds=operation.seconds)
@@ -315,7 +314,7 @@ def _preempt(operation: Preempt | PreemptJob, state: State, node: NodeId) -> Act
 def _record_progress(operation: RecordProgress, state: State, node: NodeId) -> Action:
     known = state.progress
     new = operation.made and (operation.step < 0 or operation.step > known.step)
-    in_round = new and _is_running_participant(state, node, operation.round)
+    in_round = new and state.runs(node, operation.round)
     reached = JobProgress(max(known.step, operation.step), state.round if in_round else known.round, reported=True)
     return FINISH if state.closed or reached == known else Action(ActionKind.MARK_PROGRESS, progress=reached)
 
@@ -328,7 +327,9 @@ def _close(operation: Close, state: State, view: ClockView) -> Action:
     return Action(ActionKind.MARK_RENDEZVOUS_CLOSED, detail=operation.detail)
 
 
-def _restart(operation: Restart, state: State) -> Action:
+def _command(operation: Restart | Resize, state: State) -> Action:
+    if isinstance(operation, Resize):
+        return FINISH if state.size == operation.size else Action(ActionKind.RESIZE, size=operation.size)
     if not state.complete or state.closed or state.round != operation.round or state.is_preempted:
         return FINISH
     return Action(ActionKind.END_ROUND, reason=Reason.REQUESTED)

@@ -87,6 +87,16 @@ class RecordProgress(NamedTuple):
     made: bool = True
 
 
+class ReportQuiet(NamedTuple):
+    """No worker of this node has given a sign of life in `round` for long; or, where it is not `quiet`, one has again.
+
+    What is long is up to the node.
+    """
+
+    round: int
+    quiet: bool = True
+
+
 class Close(NamedTuple):
     """End the job on request; `detail` says whose."""
 
@@ -112,7 +122,7 @@ class KeepLeaseAlive(NamedTuple):
     deadline: float = math.inf
 
 
-NodeOperation = Fail | Succeed | Drain | Preempt | PreemptJob | RecordProgress | Close
+NodeOperation = Fail | Succeed | Drain | Preempt | PreemptJob | RecordProgress | ReportQuiet | Close
 """What a node sends as it is."""
 
 Operation = NodeOperation | Join | Exit | Restart | Resize | KeepLeaseAlive
@@ -136,6 +146,8 @@ class ActionKind(Enum):
     MARK_PREEMPTED = auto()
     MARK_JOB_PREEMPTED = auto()
     MARK_PROGRESS = auto()
+    MARK_QUIET = auto()
+    """This node is quiet; if it was, it is no more."""
     MARK_JOB_FAILED = auto()
     ABANDON = auto()
     """The time of a node is over that this rendezvous cannot do without: it comes to nothing for all who wait."""

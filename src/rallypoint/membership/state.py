@@ -247,6 +247,8 @@ class State(NamedTuple):
     size: NodeRange | None = None
     """How many nodes rounds have, where an operator has changed that."""
     progress: JobProgress = JobProgress()
+    quiet: frozenset[NodeId] = frozenset()
+    """Whose workers have given no sign of life for long in the round that runs."""
 
     @property
     def is_initial(self) -> bool:
@@ -257,6 +259,10 @@ class State(NamedTuple):
     def is_preempted(self) -> bool:
         """Whether the job ends as soon as the workers of the round that runs have saved."""
         return self.preempted is not None and self.preempted.whole_job
+
+    def runs(self, node: NodeId, round_: int) -> bool:
+        """Whether this round runs, with the node in it."""
+        return self.complete and not self.closed and self.round == round_ and node in self.participants
 
     def knows(self, node: NodeId) -> bool:
         """Whether the node stands in any list."""

@@ -196,32 +196,14 @@ def _mark_progress(action: Action, state: State, _node: NodeId, _settings: Setti
 
 
 def _resize(action: Action, state: State, _node: NodeId, _settings: Settings) -> State:
-    """Who has no place any more waits as a spare; a round that forms and has enough nodes now begins its last call."""
+    from rallypoint.membership.resize import resize
+
     assert action.size is not None
-    least, most = action.size
-    after = _without_excess(state._replace(size=action.size), most)
-    if after.complete or (after.last_call and least <= len(after.participants)):
-        return after
-    if len(after.participants) < least:
-        return after._replace(last_call=0)
-    return after._replace(last_call=after.last_calls + 1, last_calls=after.last_calls + 1)
+    return resize(state, action.size)
 
 
-def _without_excess(state: State, most: int) -> State:
-    """At most so many nodes keep their places in the round that forms, or in the next one; the others are spares."""
-    # Who held a place in the round before has it by right.
-    in_order = sorted(state.participants, key=lambda node: state.participants[node].previous_rank is None)
-    out = () if state.complete else in_order[most:]
-    room = most - len(state.participants) + len(out) - len(state.survivors)
-    wait = list(state.wait_list)[max(0, room) :]
-    if not out and not wait:
-        return state
-    spares = {each: state.participants[each].node_info for each in out} | {each: state.wait_list[each] for each in wait}
-    return state._replace(
-        participants={node: each for node, each in state.participants.items() if node not in spares},
-        wait_list={node: each for node, each in state.wait_list.items() if node not in spares},
-        redundancy_list={**state.redundancy_list, **spares},
-    )
+def _mark_quiet(_action: Action, state: State, node: NodeId, _settings: Settings) -> State:
+    return state._replace(quiet=state.quiet ^ {node})
 
 
 def _mark_job_failed(action: Action, state: State, _node: NodeId, _settings: Settings) -> State:
@@ -291,6 +273,7 @@ def end_round(state: State, end: RoundEnd) -> State:
         succeeded=frozenset(),
         finished={},
         consents=frozenset(),
+        quiet=frozenset(),
         preempted=None,
         restart_delay=0.0,
         ledger=_ledger_with(state.ledger, end.reason),
@@ -340,6 +323,7 @@ _EFFECTS: dict[ActionKind, Callable[[Action, State, NodeId, Settings], State]] =
     ActionKind.MARK_PREEMPTED: _mark_preempted,
     ActionKind.MARK_JOB_PREEMPTED: _mark_job_preempted,
     ActionKind.MARK_PROGRESS: _mark_progress,
+    ActionKind.MARK_QUIET: _mark_quiet,
     ActionKind.MARK_JOB_FAILED: _mark_job_failed,
     ActionKind.END_ROUND: _mark_round_ended,
     ActionKind.RESIZE: _resize,

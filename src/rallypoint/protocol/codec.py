@@ -61,6 +61,10 @@ _TYPES: tuple[type, ...] = (
     operator_messages.OperatorAction,
     operations.RecordProgress,
     operations.PreemptJob,
+    operations.ReportQuiet,
+    operator_messages.HangFound,
+    operator_messages.CollectionEnded,
+    operator_messages.HangReport,
 )
 _TAG = {kind: tag for tag, kind in enumerate(_TYPES)}
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])

@@ -13,10 +13,10 @@ from rallypoint.base.light_typing import NamedTuple, Protocol
 from rallypoint.membership.operations import NodeOperation
 from rallypoint.membership.state import NodeId, NodeInfo, NodeRange, Outcome, Reason, RoundEnd, Verdict
 from rallypoint.protocol.operator_messages import (
-    CollectedPart,
     CollectRequested,
     DrainRequested,
-    NodeReport,
+    HangNotification,
+    NodeAnswer,
     OperatorAction,
     ReportRequested,
 )
@@ -76,16 +76,7 @@ class ResumeRequest(NamedTuple):
     size: NodeRange | None = None
 
 
-Request = (
-    JoinRequest
-    | LeaveRequest
-    | NodeOperation
-    | Heartbeat
-    | ProgressRequest
-    | ResumeRequest
-    | NodeReport
-    | CollectedPart
-)
+Request = JoinRequest | LeaveRequest | NodeOperation | Heartbeat | ProgressRequest | ResumeRequest | NodeAnswer
 
 
 class Placement(NamedTuple):
@@ -317,6 +308,7 @@ Notification = (
     | CollectRequested
     | DrainRequested
     | OperatorAction
+    | HangNotification
     | LinkDown
     | LinkOpened
     | LinkUp

@@ -95,6 +95,7 @@ class EventKind(StrEnum):
     NODE_WAITING = "node waiting"
     NODE_LOST = "node lost"
     JOB_PREEMPTED = "job preempted"
+    HANG_FOUND = "hang found"
     COMMAND = "command"
     JOB_ENDED = "job ended"
 

@@ -1,4 +1,5 @@
-"""What the coordinator asks of nodes for those who watch and steer the job, and the answers. Plain data."""
+"""What the coordinator asks of nodes for those who watch and steer the job, or because it hangs; and the answers. Plain
+data."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ class CollectRequested(NamedTuple):
 
 
 class CollectedPart(NamedTuple):
-    """A part of what a node has collected. From a node, and on to the watcher with the node's name filled in."""
+    """A part of what a node has collected. From a node, and on to who asked, with the node's name filled in."""
 
     number: int
     """Of the collection."""
@@ -70,3 +71,31 @@ class OperatorAction(NamedTuple):
     by: str
     text: str
     size: NodeRange | None = None
+
+
+class HangFound(NamedTuple):
+    """All ranks of all nodes of `round` are quiet; what each node can tell of its workers is collected next."""
+
+    round: int
+    nodes: int
+
+
+class CollectionEnded(NamedTuple):
+    """For the node that reports of a hang: no more parts follow. `silent` are the nodes that have not answered."""
+
+    number: int
+    round: int
+    silent: tuple[str, ...] = ()
+
+
+class HangReport(NamedTuple):
+    """What has been seen of all workers of a job that hangs, in words. From the node that reports; then to all."""
+
+    number: int
+    round: int
+    report: str
+
+
+NodeAnswer = NodeReport | CollectedPart | HangReport
+"""What a node says because it was asked."""
+HangNotification = HangFound | CollectedPart | CollectionEnded | HangReport

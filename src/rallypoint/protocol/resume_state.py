@@ -41,7 +41,7 @@ from rallypoint.protocol.messages import (
     ResumeRequest,
     RoundEnded,
 )
-from rallypoint.protocol.operator_messages import CollectedPart, NodeReport, OperatorAction
+from rallypoint.protocol.operator_messages import CollectedPart, HangReport, NodeReport, OperatorAction
 
 _MAX_IDENTITIES = 8
 """Of how many coordinators a node that waits knows what they called it."""
@@ -89,7 +89,7 @@ def after_request(held: ResumeState, request: Request, now: float) -> ResumeStat
             )
         case LeaveRequest():
             return held._replace(placement=None, round_over=True, join=None, repeated_requests=())
-        case Heartbeat() | ProgressRequest() | ResumeRequest() | NodeReport() | CollectedPart():
+        case Heartbeat() | ProgressRequest() | ResumeRequest() | NodeReport() | CollectedPart() | HangReport():
             return held
         case operation:
             return held._replace(repeated_requests=_with(held.repeated_requests, operation))

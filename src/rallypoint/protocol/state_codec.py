@@ -11,7 +11,7 @@ from rallypoint.membership.state import NodeId, State, known_to
 from rallypoint.protocol.errors import RendezvousStateError
 from rallypoint.protocol.validation import ValidationError, validated
 
-_VERSION = b"rallypoint-state-10:"
+_VERSION = b"rallypoint-state-11:"
 _MAX_STATE = 8 * 1024 * 1024
 _MAX_NAME = 255
 

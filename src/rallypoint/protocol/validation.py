@@ -72,7 +72,13 @@ _TIMES = NumberRange(0, 253402214400.0)
 people have to be told as well: it is cut."""
 _OTHER_NUMBERS = NumberRange(-(2**40), 2**40)
 
-_TEXTS: Mapping[str, int] = {"traceback": 32 * 1024, "message": 8 * 1024, "sentence": 8 * 1024, "detail": 8 * 1024}
+_TEXTS: Mapping[str, int] = {
+    "traceback": 32 * 1024,
+    "message": 8 * 1024,
+    "sentence": 8 * 1024,
+    "detail": 8 * 1024,
+    "report": 32 * 1024,
+}
 """Bytes of UTF-8 that a text of several lines may have, by the name of its field: all those of one message, with what
 others are told beside them, fit a frame."""
 _LINES: Mapping[str, int] = {"host": 255}

@@ -16,6 +16,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from itertools import count
+from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.log import get_logger
@@ -39,9 +41,12 @@ from rallypoint.protocol.messages import (
     Request,
     ResumeRequest,
 )
-from rallypoint.protocol.operator_messages import CollectedPart, NodeReport
+from rallypoint.protocol.operator_messages import CollectedPart, HangReport, NodeReport
 from rallypoint.protocol.state_codec import decode_state, encode_state
 from rallypoint.rendezvous.backend import RendezvousBackend, Token
+
+if TYPE_CHECKING:
+    from rallypoint.coordinator.hangs import HangCollection
 
 log = get_logger(__name__)
 
@@ -87,6 +92,7 @@ class SharedStateLink:
         self._heartbeat_at: float | None = None
         self._pending: Join | None = None
         self._joined = False
+        self._hangs: HangCollection | None = None
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._ending = threading.Event()
         self.broken: Exception | None = None
@@ -183,12 +189,15 @@ class SharedStateLink:
                     self._deliver_if_open(standing_without(self._state, self._node, self._settings))
             case ProgressRequest():
                 self._deliver_if_open(self._progress())
-            case NodeReport() | CollectedPart():  # nobody watches a job without a coordinator
-                pass
+            case NodeReport() | CollectedPart() | HangReport():  # nobody watches a job without a coordinator
+                if self._hangs is not None:
+                    self._hangs.answered(self._node, request, self._clock.monotonic())
             case Heartbeat() | ResumeRequest():  # a blob holds what it held: nothing needs to be said again
                 pass
             case operation:
                 self._step(self._node, operation)
+        if self._hangs is not None:
+            self._hangs.tick(self._clock.monotonic())
         self._continue_join()
         if self._heartbeat_at is not None and self._state.knows(self._node):
             self._step(self._node, KeepLeaseAlive())
@@ -269,6 +278,21 @@ class SharedStateLink:
         for nodes, notification in notification_diff(before, after):
             if self._node in nodes:
                 self._deliver_if_open(notification)
+
+        if after.quiet:
+            self._look_for_hang(before, after)
+
+    def _look_for_hang(self, before: State, after: State) -> None:
+        """Nobody collects for all here: each node reports of its own workers."""
+        if self._hangs is None:
+            from rallypoint.coordinator.hangs import HangCollection
+
+            self._hangs = HangCollection(
+                lambda _nodes, notification: self._deliver_if_open(notification),
+                count(1),
+                lambda node: name_of(self._state, node),
+            )
+        self._hangs.look(before, after, lambda node: node == self._node, self._clock.monotonic())
 
     def _deliver_if_open(self, notification: Notification) -> None:
         if not self._ending.is_set():

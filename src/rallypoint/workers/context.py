@@ -58,6 +58,8 @@ class ProcessOptions(NamedTuple):
     """Seconds within which equal teed lines of several ranks are shown once; 0 for never."""
     ignored_signals: Collection[int] = ()
     """Signals that the processes ignore until they have handlers of their own."""
+    reads_all_output: bool = False
+    """Whether standard output that no file takes passes through this process too, so that `output_marks` shows it."""
 
     def cpus(self, workers: int) -> Sequence[Collection[int]]:
         """The processors of each worker, none named for all. Raises UserError if there are none for one."""
@@ -166,6 +168,13 @@ class PContext(ABC):
     def output_ages(self) -> tuple[float, ...]:
         """How many seconds ago each process has written something; none for contexts that do not tell."""
         return ()
+
+    def output_marks(self) -> object:
+        """What differs from the last time if a process has written anything meanwhile; None if that cannot be told.
+
+        It asks the file system. Any thread may call it.
+        """
+        return None
 
     @abstractmethod
     def begin_close(

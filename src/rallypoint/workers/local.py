@@ -97,7 +97,7 @@ class LocalProcessesContext(PContext):
         try:
             self._prepare()
             self._outputs = outputs = Outputs(
-                replace(self.dest, collapse=self._collapse()),
+                replace(self.dest, collapse=self._collapse(), reads_all=self._options.reads_all_output),
                 self.nprocs,
                 self.prefixes,
                 stdout_filters=self._options.stdout_filters,
@@ -234,6 +234,9 @@ class LocalProcessesContext(PContext):
 
     def output_ages(self) -> tuple[float, ...]:
         return () if self._outputs is None else self._outputs.ages()
+
+    def output_marks(self) -> object:
+        return None if self._outputs is None or not self._options.reads_all_output else self._outputs.marks()
 
     def begin_close(
         self,

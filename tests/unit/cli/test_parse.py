@@ -23,10 +23,10 @@ from rallypoint.rendezvous.params import C10D_PORT
 _VALUED = [flag for flag in FLAGS if flag.read is not None]
 _SAMPLES = {"preload": "torch,torch.distributed", "host_prefix": "always", "store_peers": "members,10.0.0.0/8"}
 _SAMPLES |= {"exit_codes": "classified", "tee_collapse": "2.5", "node_check": "nvidia-smi -L && true"}
-_SAMPLES |= {"preflight": "require", "cluster": "slurm"}
+_SAMPLES |= {"preflight": "require", "cluster": "slurm", "on_hang": "restart"}
 _SAMPLES |= {"worker_env": "jax,tf", "socket_ifname": "auto"}
 _OTHERS = {"preload": "json", "host_prefix": "never", "store_peers": "any", "exit_codes": "torchrun"}
-_OTHERS |= {"worker_env": "ompi", "socket_ifname": "lo", "preflight": "warn", "cluster": "k8s"}
+_OTHERS |= {"worker_env": "ompi", "socket_ifname": "lo", "preflight": "warn", "cluster": "k8s", "on_hang": "fail"}
 """Another value than that of `_SAMPLES`, for flags that take no number."""
 _SWITCHES = [flag for flag in FLAGS if flag.read is None]
 

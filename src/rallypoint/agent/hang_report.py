@@ -1,0 +1,72 @@
+"""The report of a hang, on the node that makes it: what all nodes have told of their workers, put into words."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from rallypoint.base.log import get_logger
+from rallypoint.protocol.operator_messages import CollectedPart, CollectionEnded, HangReport
+
+log = get_logger(__name__)
+
+_MAX_TOTAL = 64 * 1024 * 1024
+"""Bytes of what nodes tell that are kept."""
+
+
+class HangReporter:
+    """Gathers the parts, and makes the report in a thread of its own.
+
+    Args:
+        send: takes the report, from any thread.
+    """
+
+    def __init__(self, send: Callable[[HangReport], None]) -> None:
+        self._send = send
+        self._number = -1
+        self._told: dict[str, list[bytes]] = {}
+        self._complete: set[str] = set()
+        self._size = 0
+
+    def add(self, message: CollectedPart | CollectionEnded) -> None:
+        """Take in what a node has told, or that nothing more comes; then the report is made and sent."""
+        if message.number != self._number:
+            self._number, self._told, self._complete, self._size = message.number, {}, set(), 0
+        if isinstance(message, CollectionEnded):
+            args = (message, self._told, self._complete)
+            threading.Thread(target=self._report, args=args, name="hang-report", daemon=True).start()
+            self._number = -1
+            return
+        self._size += len(message.data)
+        if self._size <= _MAX_TOTAL:
+            self._told.setdefault(message.node, []).append(message.data)
+            if message.is_last:
+                self._complete.add(message.node)
+
+    def _report(self, end: CollectionEnded, told: dict[str, list[bytes]], complete: set[str]) -> None:
+        whole = {node: b"".join(parts) for node, parts in told.items() if node in complete}
+        try:
+            text = render_report(whole, end.silent)
+        except Exception:
+            log.exception("what nodes have told of a hang could not be shown")
+            text = "what the workers are at could not be shown; see the log of the node that hosts the coordinator"
+        self._send(HangReport(end.number, end.round, text))
+
+
+def render_report(told: Mapping[str, bytes], silent: Sequence[str]) -> str:
+    """The report as people read it.
+
+    Args:
+        told: what each node has told, as `CollectedPart`s carry it.
+        silent: the nodes that have not answered.
+    """
+    from rallypoint.hangs.evidence import decode_evidence
+    from rallypoint.hangs.report import report_lines
+
+    found, missing = [], list(silent)
+    for node, data in sorted(told.items()):
+        try:
+            found.append(decode_evidence(data))
+        except ValueError:  # nothing could be collected there, or these bytes are something else
+            missing.append(node)
+    return "\n".join(["what the workers are at:", *report_lines(found, missing)])

@@ -1,0 +1,198 @@
+"""Since when the workers of this node have given no sign of life, told to the coordinator (`--hang-timeout`).
+
+A sign is whatever a worker writes to its standard output or error, a call of `notices.progress` (with the same step
+too), a change of the progress file, and the end of a worker. What a processor or a GPU is at says nothing: a worker
+that waits for a collective may well spin.
+
+Laws:
+
+1. Log files and the progress file may be on a disk that hangs: a thread looks at them, the loop takes what it found.
+2. No sign may be missed: a node is quiet only after a look that was made when its time was over. A look that has not
+   come back for as long as the timeout has found nothing.
+3. Until its workers have told of progress, a round has three times the timeout from its start: first steps are slow.
+4. Time in which nobody looked (a machine that was suspended) is held against no worker.
+5. Where nothing can be seen of the workers' output and no progress is told, this node is never quiet.
+6. The coordinator is told of changes only: quiet, and not quiet any more.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, NamedTuple
+
+from rallypoint.agent.progress import Reached, steps_of_workers
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.log import get_logger
+from rallypoint.membership.operations import ReportQuiet
+
+if TYPE_CHECKING:
+    from rallypoint.agent.controller import WorkerController
+
+log = get_logger(__name__)
+
+GRACE = 3
+"""How many timeouts a round has until its workers tell of progress."""
+_LOOKS = 8
+"""Looks in the time of one timeout."""
+_SHORTEST, _LONGEST = 0.05, 15.0
+"""Seconds between two looks: at least, and at most."""
+
+
+class Seen(NamedTuple):
+    """What there is to be seen of the workers; what differs from one look to the next is a sign of life."""
+
+    output: object
+    """None where nothing can be seen of it."""
+    calls: tuple[Reached | None, ...]
+    file: object
+    """None where there is no progress file, or where it has not been looked at yet."""
+
+
+class RoundSigns:
+    """The signs of life of the workers of one round. All times are in seconds on the monotonic clock."""
+
+    def __init__(self, round_: int, look: Callable[[], Seen], timeout: float, now: float) -> None:
+        self.round = round_
+        self._look = look
+        self._timeout = timeout
+        self._started_at = self._sign_at = self._looked_at = now
+        self._looking_since: float | None = None
+        self._progressed = False
+        self._seen: Seen | None = None
+
+    def look(self, clock: Clock) -> None:
+        """Look once; may hang with the disk."""
+        self._looking_since = clock.monotonic()
+        seen, before = self._look(), self._seen
+        now = clock.monotonic()
+        self._seen = seen
+        if before is None:
+            self._progressed = any(seen.calls)
+        elif seen != before:
+            self._progressed |= seen.calls != before.calls or (before.file is not None and seen.file != before.file)
+            self._sign_at = now
+        self._looked_at, self._looking_since = now, None
+
+    def sign(self, now: float) -> None:
+        """A worker has given a sign of life that no look shows."""
+        self._sign_at = now
+
+    def skip(self, seconds: float) -> None:
+        """For so long nobody has looked."""
+        self._started_at += seconds
+        self._sign_at += seconds
+
+    def is_quiet(self, now: float) -> bool:
+        """Whether the workers have given no sign of life for the timeout."""
+        over_at = self._sign_at + self._timeout
+        if not self._progressed:
+            over_at = max(over_at, self._started_at + GRACE * self._timeout)
+        if now < over_at or not self._can_be_seen():
+            return False
+        since = self._looking_since
+        return self._looked_at >= over_at or (since is not None and now - since >= self._timeout)
+
+    def _can_be_seen(self) -> bool:
+        return self._progressed or self._seen is None or self._seen.output is not None
+
+
+class HangWatch:
+    """What the loop of one agent steps, beside what else it steps. Nothing here waits.
+
+    Args:
+        timeout: seconds without a sign of life after which this node is quiet.
+        workers: those of this node.
+        clock: CLOCK_MONOTONIC, except in tests.
+    """
+
+    def __init__(self, timeout: float, workers: WorkerController, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._timeout = timeout
+        self._workers = workers
+        self._clock = clock
+        self._every = min(max(timeout / _LOOKS, _SHORTEST), _LONGEST)
+        self._signs: RoundSigns | None = None
+        self._running: Collection[int] = ()
+        self._quiet = False
+        self._step_at = math.inf
+        self._stepped_at = 0.0
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._warned = False
+
+    def begin_round(self, round_: int) -> None:
+        """The workers of a round have been started."""
+        now = self._clock.monotonic()
+        self._signs = RoundSigns(round_, self._looker(), self._timeout, now)
+        self._quiet, self._running = False, tuple(self._workers.running())
+        self._stepped_at, self._step_at = now, now + self._every
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="rallypoint-hangs", daemon=True)
+            self._thread.start()
+
+    def end_round(self) -> None:
+        """The workers are about to be stopped: nothing is expected of them any more. Idempotent."""
+        self._signs, self._step_at = None, math.inf
+
+    def close(self) -> None:
+        """The run is over. Idempotent; nobody waits for a disk that may hang."""
+        self.end_round()
+        self._ending.set()
+
+    # For the loop
+
+    def fds(self) -> list[int]:
+        """Nothing wakes us."""
+        return []
+
+    def wake_at(self) -> float:
+        """When to step again, on the clock; infinite for never."""
+        return self._step_at
+
+    def step(self) -> None:
+        """Tell the coordinator if the workers have become quiet, or are not any more."""
+        now = self._clock.monotonic()
+        signs = self._signs
+        if signs is None or now < self._step_at:
+            return
+        late = now - self._stepped_at - 2 * self._every
+        if late > max(1.0, self._every):
+            signs.skip(late)
+        self._stepped_at, self._step_at = now, now + self._every
+        running = tuple(self._workers.running())
+        if running != self._running:
+            self._running = running
+            signs.sign(now)
+        quiet = signs.is_quiet(now)
+        if quiet != self._quiet:
+            self._quiet = quiet
+            self._workers.rendezvous.send(ReportQuiet(signs.round, quiet))
+
+    # Inside
+
+    def _looker(self) -> Callable[[], Seen]:
+        """What looks at the workers of this round, on the thread."""
+        workers, group = self._workers, self._workers.group
+        context, tracker, folder, ranks = workers.pcontext, workers.progress, group.notices, len(group.workers)
+        if context is None or context.output_marks() is None:
+            self._warn_blind()
+        assert tracker is not None, "made where workers are started"
+
+        def look() -> Seen:
+            output = None if context is None else context.output_marks()
+            return Seen(output, steps_of_workers(folder, ranks), tracker.file_mark())
+
+        return look
+
+    def _warn_blind(self) -> None:
+        if not self._warned:
+            self._warned = True
+            text = "[%s] --hang-timeout sees nothing of what these workers write: only a hang after they have told of "
+            log.warning(text + "progress (notices.progress or --progress-file) is found", self._workers.group.spec.role)
+
+    def _run(self) -> None:
+        while not self._ending.wait(self._every):
+            signs = self._signs
+            if signs is not None:
+                signs.look(self._clock)

@@ -1,0 +1,50 @@
+"""What an agent does about a job that hangs. Pure; see `policy`.
+
+Laws:
+
+1. First all that can be told of the workers is collected and shown, then something is done: nobody is ended before.
+2. What is done is what this node was started with, and a hang costs a restart as a failure does. Whichever node is
+   first to say so decides for all.
+3. What concerns another round than the one that runs here changes nothing.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from rallypoint.agent import steps
+from rallypoint.agent.policy_state import Decision, Phase, PolicyState, warning
+from rallypoint.protocol.operator_messages import CollectedPart, CollectionEnded, HangFound, HangReport
+
+
+class OnHang(StrEnum):
+    """What is done about a hang once it has been reported."""
+
+    REPORT = "report"
+    RESTART = "restart"
+    FAIL = "fail"
+
+
+FOUND = "the job hangs: no rank of its {} has written anything or told of progress for its --hang-timeout"
+CAUSE = "the job hangs: no rank has given a sign of life for its --hang-timeout"
+_NEXT = {
+    OnHang.REPORT: "nothing else is done (--on-hang=report)",
+    OnHang.RESTART: "the workers are restarted (--on-hang=restart)",
+    OnHang.FAIL: "the job ends (--on-hang=fail)",
+}
+
+
+def on_hang(status: PolicyState, event: HangFound | CollectedPart | CollectionEnded | HangReport) -> Decision:
+    """What follows from what the coordinator tells of a hang."""
+    if isinstance(event, CollectedPart | CollectionEnded):
+        return status, (steps.AddToReport(event),)
+    if event.round != status.round or status.phase not in (Phase.RUNNING, Phase.FINISHED):
+        return status, ()
+    if isinstance(event, HangFound):
+        nodes = "node" if event.nodes == 1 else f"{event.nodes} nodes"
+        return status, (warning(f"{FOUND.format(nodes)}; what the workers are at is being collected"),)
+    then = OnHang(status.on_hang or OnHang.REPORT)
+    line = warning(f"{event.report.rstrip()}\n{_NEXT[then]}")
+    if then is OnHang.REPORT:
+        return status, (line,)
+    return status, (line, steps.FailHung(event.round, CAUSE, ends_job=then is OnHang.FAIL))

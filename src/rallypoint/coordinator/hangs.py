@@ -1,0 +1,125 @@
+"""A job that hangs: what each node can tell of its workers goes to one of them, and its report to all. Pure.
+
+Laws:
+
+1. Nobody is asked before the job hangs, and each hang is reported once: the next one begins after a sign of life.
+2. Nothing is kept here of what nodes tell: it is passed on to the node that reports as it comes.
+3. Whoever does not answer in its time is named in the report, and waited for no longer. Where the node that reports
+   says nothing, all are told that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from rallypoint.membership.hang import hang_began
+from rallypoint.membership.state import NodeId, State
+from rallypoint.protocol.messages import Notification
+from rallypoint.protocol.operator_messages import (
+    CollectedPart,
+    CollectionEnded,
+    CollectKind,
+    CollectRequested,
+    HangFound,
+    HangReport,
+    NodeAnswer,
+    NodeReport,
+)
+
+_COLLECT, _REPORT = 15.0, 15.0
+"""Seconds that nodes have to tell of their workers, and that the node that reports has after that."""
+_MAX_OF_NODE = 512 * 1024
+"""Bytes that are passed on of one node."""
+_NO_REPORT = "{} has told nothing of what the workers are at for {:g} s, so that there is no report of this hang"
+
+
+class HangCollection:
+    """The hang of a job that is being looked into, if there is one.
+
+    Args:
+        tell: sends a notification to these nodes.
+        numbers: of what nodes are asked to collect; none is given twice.
+        name: what people call a node.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[Iterable[NodeId], Notification], None],
+        numbers: Iterator[int],
+        name: Callable[[NodeId], str],
+    ) -> None:
+        self._tell = tell
+        self._numbers = numbers
+        self._name = name
+        self._number, self._round = 0, -1
+        self._nodes: Sequence[NodeId] = ()
+        """Those who are asked and told; the first of them reports. None once that is done."""
+        self._missing: set[NodeId] = set()
+        self._sizes: dict[NodeId, int] = {}
+        self._until = math.inf
+
+    def look(self, before: State, after: State, in_reach: Callable[[NodeId], bool], now: float) -> bool:
+        """The state has changed: if the round hangs by that, begin to ask those who can be asked. Returns whether."""
+        if not hang_began(before, after):
+            return False
+        in_order = sorted(after.participants, key=lambda node: after.participants[node].rank)
+        self._nodes = nodes = [each for each in in_order if in_reach(each)]
+        if nodes:
+            self._number, self._round = next(self._numbers), after.round
+            self._missing, self._sizes = set(nodes), {}
+            self._until = now + _COLLECT
+            self._tell(nodes, HangFound(after.round, len(in_order)))
+            self._tell(nodes, CollectRequested(self._number, CollectKind.HANG))
+        return True
+
+    def answered(self, node: NodeId, answer: NodeAnswer, now: float) -> None:
+        """A node has told something."""
+        if isinstance(answer, NodeReport) or answer.number != self._number or not self._nodes:
+            return
+        if isinstance(answer, HangReport):
+            if node == self._nodes[0]:
+                self._report(answer.report)
+        elif node in self._missing:
+            size = self._sizes[node] = self._sizes.get(node, 0) + len(answer.data)
+            too_large = size > _MAX_OF_NODE
+            data = b"" if too_large else answer.data
+            self._tell(self._nodes[:1], CollectedPart(self._number, data, answer.is_last, self._name(node)))
+            if answer.is_last:
+                self._missing.discard(node)
+                self._end_if_complete(now)
+
+    def forget(self, node: NodeId, now: float) -> None:
+        """A node is no more."""
+        if self._nodes and node == self._nodes[0]:
+            self._nodes, self._until = (), math.inf  # its round ends with it
+        elif node in self._missing:
+            self._missing.discard(node)
+            self._end_if_complete(now)
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        if now < self._until:
+            return
+        if self._missing:
+            self._end(now)
+        else:
+            self._report(_NO_REPORT.format(self._name(self._nodes[0]), _REPORT))
+
+    def wake_at(self) -> float:
+        """When `tick` has something to do."""
+        return self._until
+
+    def _end_if_complete(self, now: float) -> None:
+        if not self._missing:
+            self._end(now)
+
+    def _end(self, now: float) -> None:
+        silent = tuple(self._name(each) for each in sorted(self._missing))
+        self._missing = set()
+        self._until = now + _REPORT
+        self._tell(self._nodes[:1], CollectionEnded(self._number, self._round, silent))
+
+    def _report(self, text: str) -> None:
+        nodes, self._nodes, self._until = self._nodes, (), math.inf
+        self._tell(nodes, HangReport(self._number, self._round, text))

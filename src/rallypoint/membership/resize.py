@@ -1,0 +1,36 @@
+"""What becomes of a job whose rounds are to have another number of nodes, because an operator says so. Pure."""
+
+from __future__ import annotations
+
+from rallypoint.membership.state import NodeRange, State
+
+
+def resize(state: State, size: NodeRange) -> State:
+    """The state once rounds have so many nodes.
+
+    Who has no place any more waits as a spare; a round that forms and has enough nodes now begins its last call.
+    """
+    least, most = size
+    after = _without_excess(state._replace(size=size), most)
+    if after.complete or (after.last_call and least <= len(after.participants)):
+        return after
+    if len(after.participants) < least:
+        return after._replace(last_call=0)
+    return after._replace(last_call=after.last_calls + 1, last_calls=after.last_calls + 1)
+
+
+def _without_excess(state: State, most: int) -> State:
+    """At most so many nodes keep their places in the round that forms, or in the next one; the others are spares."""
+    # Who held a place in the round before has it by right.
+    in_order = sorted(state.participants, key=lambda node: state.participants[node].previous_rank is None)
+    out = () if state.complete else in_order[most:]
+    room = most - len(state.participants) + len(out) - len(state.survivors)
+    wait = list(state.wait_list)[max(0, room) :]
+    if not out and not wait:
+        return state
+    spares = {each: state.participants[each].node_info for each in out} | {each: state.wait_list[each] for each in wait}
+    return state._replace(
+        participants={node: each for node, each in state.participants.items() if node not in spares},
+        wait_list={node: each for node, each in state.wait_list.items() if node not in spares},
+        redundancy_list={**state.redundancy_list, **spares},
+    )
