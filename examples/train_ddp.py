@@ -19,6 +19,7 @@ import json
 import os
 import sys
 import sysconfig
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=24, help="samples a step, over all workers")
     parser.add_argument("--every", type=int, default=20, help="steps from one checkpoint to the next")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--construction-seconds", type=float, default=0.0, metavar="S", help="sleep in place of loading a large model"
+    )
     parser.add_argument("--checkpoint-dir", type=Path, help="folder of the checkpoint; without one none is saved")
     parser.add_argument(
         "--progress", type=Path, help="file or named pipe that gets a line of JSON for whatever happens"
@@ -63,11 +67,15 @@ def corpus() -> torch.Tensor:
 
     folder = Path(sysconfig.get_paths()["stdlib"])
     text = b"".join((folder / name).read_bytes() for name in SOURCES)
-    return torch.tensor([min(code, CHARACTERS - 1) for code in text])
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8).clamp(max=CHARACTERS - 1).long()
 
 
-def build_model(seed: int) -> torch.nn.Module:
-    """A recurrent network that guesses the next character at each place of its context."""
+def build_model(seed: int, seconds: float = 0.0) -> torch.nn.Module:
+    """A recurrent network that guesses the next character at each place of its context.
+
+    Args: `seed`: for its weights; `seconds`: for which it sleeps, in place of loading a large one.
+    """
+    time.sleep(seconds)
     import torch
     from torch import nn
 
@@ -141,7 +149,7 @@ def train(options: argparse.Namespace, progress: Progress) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if options.batch % world_size:
         raise SystemExit(f"--batch={options.batch} cannot be shared by {world_size} workers; choose a multiple")
-    model = DistributedDataParallel(build_model(options.seed))
+    model = DistributedDataParallel(build_model(options.seed, options.construction_seconds))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     checkpoint, text, first = Checkpoint(options.checkpoint_dir), corpus(), 0
     mean, answered = torch.full((), float("nan"), dtype=torch.float64), 0

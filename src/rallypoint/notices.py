@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from rallypoint.base.light_typing import NamedTuple
@@ -160,17 +160,43 @@ def saving() -> Iterator[None]:
 
     They wait for `--shutdown-timeout` (or `failure_grace`, if that is longer) at most, then comes SIGKILL. On the main
     thread, if the program has no handler of its own for SIGTERM, the block is never interrupted; elsewhere the agent
-    finds the mark when it checks for it, just before it sends the signal.
+    finds the mark when it checks for it, just before it sends the signal. The end of a round waits too, in a worker
+    that outlives it (`rallypoint.inprocess`).
     """
-    mark = -1
-    with suppress(AttributeError, OSError):  # no such call here, or no descriptor is free
-        mark = os.memfd_create(SAVING)
+    with uninterrupted():
+        mark = -1
+        with suppress(AttributeError, OSError):  # no such call here, or no descriptor is free
+            mark = os.memfd_create(SAVING)
+        try:
+            with _sigterm_deferred():
+                yield
+        finally:
+            if mark >= 0:
+                os.close(mark)
+
+
+open_blocks = 0
+"""In how many blocks of `uninterrupted` the main thread is."""
+interrupt: Callable[[], None] | None = None
+"""Called when the last of them ends: raises the interruption that came meanwhile (set by `rallypoint.inprocess`)."""
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Defer the interruption of a round's end to the end of the block; for users, in `rallypoint.inprocess`."""
+    import threading
+
+    global open_blocks
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    open_blocks += 1
     try:
-        with _sigterm_deferred():
-            yield
+        yield
     finally:
-        if mark >= 0:
-            os.close(mark)
+        open_blocks -= 1
+        if interrupt is not None and not open_blocks:
+            interrupt()
 
 
 @contextmanager

@@ -1,0 +1,78 @@
+"""Interrupts the function in the main thread, from another thread, so that system calls return too.
+
+Laws:
+
+1. `RoundEnded` is raised in the main thread only, only while the function is inside, and only if its round has ended.
+2. Nothing is raised within `uninterrupted` (or `notices.saving`), but at the end of the block.
+3. Nothing is raised while an earlier `RoundEnded` is being handled: a clean-up is not cut.
+4. A process that is forked off is never interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+from rallypoint import notices
+
+
+class RoundEnded(BaseException):
+    """The round has ended: let this pass. No `Exception`, so that handlers of errors do not take it for one."""
+
+
+class Interruption:
+    """The one owner of the signal and its handler."""
+
+    def __init__(self, due: Callable[[], bool]) -> None:
+        """Args: `due`: whether the round in which the function runs has ended; asked within a signal's handler.
+
+        Raises:
+            OSError, ValueError: this is not the main thread, or no signal is free.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise ValueError("it was not called on the main thread")
+        self._due = due
+        self._pid = os.getpid()
+        self._main = threading.main_thread().ident
+        self.inside = False
+        """Whether the function runs."""
+        self.raised = False
+        """Whether it was interrupted."""
+        self._signal = _free_signal()
+        # It stays for good: a signal may be on its way when the function returns.
+        signal.signal(self._signal, lambda _number, _frame: self.check())
+        notices.interrupt = self.check
+
+    def check(self) -> None:
+        """Raise `RoundEnded`, if it is due and the main thread may be interrupted where it is."""
+        if not self.inside or os.getpid() != self._pid or not self._due():
+            return
+        if notices.open_blocks or threading.get_ident() != self._main or _being_handled():
+            return
+        self.raised = True
+        raise RoundEnded
+
+    def send(self) -> None:
+        """Have the main thread check, from another one."""
+        if self._main is not None:
+            signal.pthread_kill(self._main, self._signal)
+
+
+def _being_handled() -> bool:
+    """Whether this thread is within a clean-up after `RoundEnded`."""
+    error = sys.exc_info()[1]
+    while error is not None:
+        if isinstance(error, RoundEnded):
+            return True
+        error = error.__context__
+    return False
+
+
+def _free_signal() -> int:
+    for number in range(signal.SIGRTMAX - 1, signal.SIGRTMIN, -1):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            return number
+    raise OSError("each real-time signal has a handler")

@@ -1,0 +1,176 @@
+"""A process that goes on in the next round: what the agent says, what the function does, and which comes first.
+
+Laws:
+
+1. The function is called once for each round that this process is told of, one after the other; the first is the one
+   in which the process was started.
+2. Whatever comes out of it after its round has ended counts as having come out, but for SystemExit and
+   KeyboardInterrupt, which end the process. So does a return, if it was interrupted; any other return is the end.
+3. What comes out without that may be the echo of another worker's death, of which the agent has not told yet: it waits
+   for that for `ECHO_SECONDS`, and is raised then.
+4. `left` is written when no process group of the old round is left. What fails on the way there ends the process, and
+   the agent starts another.
+5. A process that is forked off has no part in this.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import traceback
+from collections.abc import Callable
+from threading import Condition, Thread
+from typing import TypeVar
+
+from rallypoint.inprocess import torch_groups
+from rallypoint.inprocess.aborting import Aborting, run_hooks
+from rallypoint.inprocess.channel import LEAVE, Channel, Order
+from rallypoint.inprocess.interruption import Interruption
+
+R = TypeVar("R")
+
+ECHO_SECONDS = 2.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+"""Seconds from one interruption to the next, of a function that does not come out; each is twice the one before."""
+
+
+class Survivor:
+    """Owner of the channel, and of what is known of rounds."""
+
+    def __init__(self, folder: str, rank: str) -> None:
+        """Announce this process as resumable.
+
+        Args: `folder`: for notices; `rank`: local rank.
+
+        Raises:
+            OSError, ValueError: it cannot be; the text says why.
+        """
+        self.survived = False
+        """Whether this process has ever entered another round than its first."""
+        self._ended = self._entered = self._current = self._left = -1
+        """Rounds: the last one told to have ended, to be entered; in which the function is, out of which it came."""
+        self._changed = Condition()
+        self._interruption = Interruption(self._has_ended)
+        self._aborting = Aborting()
+        self._pid = os.getpid()
+        self._stopped = False
+        self._channel = Channel(folder, rank)
+        Thread(target=self._listen, name="rallypoint-inprocess", daemon=True).start()
+        self._channel.announce()
+
+    def run(self, call: Callable[[], R]) -> R:
+        """Call for each round, until it returns.
+
+        Raises:
+            BaseException: whatever came out of it while its round went on.
+        """
+        while not (returned := self._call(call)):
+            self._leave()
+            self._wait_for_round()
+        return returned[0]
+
+    def stop(self) -> None:
+        """Have no further part."""
+        if self.is_here():
+            self._channel.withdraw()
+            self._stopped = True
+            self._channel.wake()
+
+    def is_here(self) -> bool:
+        """Whether this is the process that was announced, and no fork of it."""
+        return os.getpid() == self._pid
+
+    def after_fork(self) -> None:
+        """This is a copy now: give back what it has of the original's."""
+        self._interruption.inside = False
+        self._channel.close()
+
+    # On the main thread
+
+    def _call(self, call: Callable[[], R]) -> list[R]:
+        """What the function has returned; nothing if it came out because its round has ended."""
+        interruption = self._interruption
+        interruption.raised = False
+        try:
+            try:
+                interruption.inside = True
+                interruption.check()
+                value = call()
+            finally:
+                interruption.inside = False
+        except (SystemExit, KeyboardInterrupt):
+            interruption.inside = False
+            raise
+        except BaseException as error:
+            interruption.inside = False  # an interruption may have come just before that above
+            if not self.is_here() or not self._ends_soon():
+                raise
+            _drop_variables(error)
+            return []
+        return [value] if not interruption.raised else []
+
+    def _ends_soon(self) -> bool:
+        with self._changed:
+            return self._changed.wait_for(self._has_ended, ECHO_SECONDS)
+
+    def _leave(self) -> None:
+        """Say that nothing of the old round is left."""
+        self._aborting.wait()
+        run_hooks()  # again, for groups that were made meanwhile
+        torch_groups.destroy()
+        self._left = self._ended
+        self._channel.tell_left(self._left)
+
+    def _wait_for_round(self) -> None:
+        while self._entered <= self._left:
+            with self._changed:
+                self._changed.wait_for(lambda: max(self._entered, self._ended) > self._left)
+            if self._entered <= self._left < self._ended:  # a round that has ended without us
+                self._left = self._ended
+                self._channel.tell_left(self._left)
+        for name, value in self._channel.environment(self._entered).items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self._current = self._entered
+        self.survived = True
+
+    def _has_ended(self) -> bool:
+        """Whether the round in which the function is, or was last, has ended. The number of the first is unknown."""
+        return self._ended >= max(self._current, 0)
+
+    # On the thread that listens
+
+    def _listen(self) -> None:
+        poller, pause = select.poll(), 0.0
+        poller.register(self._channel.fd, select.POLLIN)
+        while not self._stopped:
+            if poller.poll(pause * 1000 if pause else None):
+                for order in self._channel.orders():
+                    self._take(order)
+            if self._interruption.inside and self._has_ended():
+                self._aborting.start()
+                self._interruption.send()
+                pause = min(2 * pause, _LONGEST_PAUSE) or _FIRST_PAUSE
+            else:
+                pause = 0.0
+        self._channel.close()
+
+    def _take(self, order: Order) -> None:
+        with self._changed:
+            if order.verb == LEAVE:
+                self._ended = max(self._ended, order.round)
+            else:
+                self._entered = max(self._entered, order.round)
+            self._changed.notify_all()
+
+
+def _drop_variables(error: BaseException) -> None:
+    """Let go of what the functions that have ended hold: models, groups, loaders."""
+    seen: set[int] = set()
+    following: BaseException | None = error
+    while following is not None and id(following) not in seen:
+        seen.add(id(following))
+        traceback.clear_frames(following.__traceback__)
+        following = following.__context__

@@ -1,0 +1,114 @@
+"""Plays the agent to one real worker process."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rallypoint.base.inotify import CREATED, Inotify
+from rallypoint.inprocess.channel import FIFO_PREFIX, LEFT_PREFIX, ROUND_PREFIX
+
+DEADLINE = 30.0
+
+PREAMBLE = """
+import os, sys, time
+from rallypoint import inprocess
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+"""
+
+
+class Agent:
+    """Starts a worker of local rank 0, tells it of rounds, and reads what it says line by line."""
+
+    def __init__(self, folder: Path, code: str, **variables: str) -> None:
+        """Args: `folder`: for notices, not there yet; `code`: what the worker runs, after `PREAMBLE`."""
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PREAMBLE + code],
+            env={**os.environ, "RALLYPOINT_NOTICES": str(folder), "LOCAL_RANK": "0", **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+        )
+        self._rest = b""
+
+    @property
+    def fifo(self) -> Path:
+        return self.folder / (FIFO_PREFIX + "0")
+
+    def line(self) -> str:
+        """The next line that the worker says; empty if it has ended."""
+        assert self.process.stdout is not None
+        over_at = time.monotonic() + DEADLINE
+        while b"\n" not in self._rest:
+            ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, over_at - time.monotonic()))
+            assert ready, f"nothing said for {DEADLINE} s after {self._rest!r}"
+            if not (data := os.read(self.process.stdout.fileno(), 4096)):
+                return ""
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line.decode()
+
+    def order(self, *lines: str) -> None:
+        """Write into the FIFO, all at once."""
+        file = os.open(self.fifo, os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            os.write(file, "".join(f"{line}\n" for line in lines).encode())
+        finally:
+            os.close(file)
+
+    def prepare(self, round_: int, **environment: str | None) -> None:
+        """Write the variables of a round."""
+        draft = self.folder / "draft"
+        draft.write_text(json.dumps({"round": round_, "environment": environment}))
+        draft.replace(self.folder / f"{ROUND_PREFIX}0.json")
+
+    def enter(self, round_: int, **environment: str | None) -> None:
+        """Begin a round."""
+        self.prepare(round_, **environment)
+        self.order(f"enter {round_}")
+
+    def wait_until_left(self, round_: int) -> float:
+        """Until the worker is out of that round; returns the seconds for which that was waited for."""
+        path, began = self.folder / f"{LEFT_PREFIX}0.{round_}", time.monotonic()
+        watch = Inotify()
+        try:
+            watch.watch(str(self.folder), CREATED)
+            while not path.exists():
+                rest = began + DEADLINE - time.monotonic()
+                assert select.select([watch], [], [], max(0.0, rest))[0], f"{path.name} does not come"
+                watch.changed()
+        finally:
+            watch.close()
+        return time.monotonic() - began
+
+    def next_round(self, ended: int, **environment: str | None) -> float:
+        """End a round, and begin the next; returns the seconds until the worker was out."""
+        self.order(f"leave {ended}")
+        seconds = self.wait_until_left(ended)
+        self.enter(ended + 1, **environment)
+        return seconds
+
+    def end(self) -> tuple[int, str]:
+        """Wait for the worker's end: exit code, and standard error."""
+        _, errors = self.process.communicate(timeout=DEADLINE)
+        return self.process.returncode, errors.decode()
+
+
+@contextmanager
+def worker(folder: Path, code: str, **variables: str) -> Iterator[Agent]:
+    """A worker, which is gone afterwards."""
+    agent = Agent(folder / "notices", code, **variables)
+    with agent.process as process:
+        try:
+            yield agent
+        finally:
+            process.kill()

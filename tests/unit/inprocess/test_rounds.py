@@ -1,0 +1,437 @@
+"""A worker that goes on in the next round: what ends its function, and what the agent and the user see of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from rallypoint import inprocess
+from rallypoint.inprocess import Round
+from tests.unit.inprocess.agent import PREAMBLE, worker
+
+process = pytest.mark.process
+
+
+def test_outside_of_rallypoint_it_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RALLYPOINT_NOTICES", raising=False)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
+    seen: list[tuple[Round, int, int]] = []
+
+    @inprocess.resumable
+    def train(round_: Round, first: int, *, second: int) -> str:
+        """Trains."""
+        seen.append((round_, first, second))
+        return "done"
+
+    assert train(1, second=2) == "done"
+    ((round_, first, second),) = seen
+    assert (round_.survived, round_.memory, round_.restart_count, first, second) == (False, {}, 3, 1, 2)
+    assert (train.__name__, train.__doc__) == ("train", "Trains.")
+
+
+def test_what_would_only_make_an_object_is_refused() -> None:
+    async def coroutine(_round: Round) -> None: ...
+
+    with pytest.raises(TypeError, match="wrap the plain function"):
+        inprocess.resumable(coroutine)
+
+
+def test_on_another_thread_it_is_called_once_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RALLYPOINT_NOTICES", str(tmp_path))
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    seen: list[bool] = []
+    train = inprocess.resumable(lambda round_: seen.append(round_.survived))
+
+    def run() -> None:
+        with pytest.warns(RuntimeWarning, match="will be restarted at the end of a round.*main thread"):
+            train()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [False]
+    assert os.listdir(tmp_path) == []
+
+
+MEMORY = """
+@inprocess.resumable
+def train(round, name):
+    round.memory.setdefault("pids", []).append(os.getpid())
+    say(name, round.survived, round.restart_count, len(set(round.memory["pids"])), len(round.memory["pids"]),
+        *(os.environ.get(each) for each in ("RANK", "GONE")))
+    if os.environ["RANK"] == "7":
+        return "value"
+    time.sleep(60)
+say(train("train"), os.path.exists(os.path.join(os.environ["RALLYPOINT_NOTICES"], "inprocess.0")))
+"""
+
+
+@process
+def test_the_function_is_called_again_with_its_memory_and_the_new_environment(tmp_path: Path) -> None:
+    with worker(tmp_path, MEMORY, RANK="3", GONE="here", TORCHELASTIC_RESTART_COUNT="0") as agent:
+        assert agent.line() == "train False 0 1 1 3 here"
+        agent.next_round(4, RANK="2", GONE=None, TORCHELASTIC_RESTART_COUNT="1")
+        assert agent.line() == "train True 1 1 2 2 None"
+        agent.next_round(5, RANK="7", TORCHELASTIC_RESTART_COUNT="2")
+        assert agent.line() == "train True 2 1 3 7 None"
+        assert agent.line() == "value False", "who has returned is resumable no more"
+        assert agent.end() == (0, "")
+
+
+WAITS = """
+import queue, select, signal, socket, threading
+def swallow():
+    for _ in range(3):
+        try:
+            time.sleep(60)
+        except:
+            say("swallowed")
+def generate():
+    while True:
+        yield time.sleep(60)
+def compute():
+    n = 0
+    while True:
+        n += 1
+def fail():
+    try:
+        time.sleep(60)
+    except BaseException:
+        raise ValueError("in place of the interruption")
+def return_instead():
+    try:
+        time.sleep(60)
+    except BaseException:
+        return
+def thread():
+    found = threading.Thread(target=time.sleep, args=(60,), daemon=True)
+    found.start()
+    found.join()
+lock = threading.Lock()
+lock.acquire()
+left, right = socket.socketpair()
+WAITS = [lambda: time.sleep(60), lock.acquire, queue.Queue().get, queue.SimpleQueue().get, threading.Event().wait,
+    compute, lambda: list(generate()), lambda: left.recv(1), lambda: select.select([left], [], []), thread,
+    signal.pause, fail, return_instead, swallow]
+@inprocess.resumable
+def train(round):
+    wait = WAITS[int(os.environ["RANK"])]
+    say("in")
+    wait()
+train()
+"""
+
+
+@process
+def test_whatever_the_main_thread_waits_for_it_comes_out(tmp_path: Path) -> None:
+    with worker(tmp_path, WAITS, RANK="0") as agent:
+        for number in range(13):
+            assert agent.line() == "in"
+            assert agent.next_round(number, RANK=str(number + 1)) < 20, number
+        assert agent.line() == "in"
+        agent.next_round(13, RANK="0")
+        assert [agent.line() for _ in range(4)] == [*3 * ["swallowed"], "in"]
+
+
+CLEAN_UP = """
+@inprocess.resumable
+def train(round):
+    try:
+        say("in")
+        time.sleep(60)
+    finally:
+        began = time.monotonic()
+        while time.monotonic() < began + 0.5:   # in which several more signals come
+            pass
+        try:
+            time.sleep(0.2)
+        except BaseException:
+            say("cut")
+        say("cleaned up")
+train()
+"""
+
+
+@process
+def test_a_clean_up_is_not_cut(tmp_path: Path) -> None:
+    with worker(tmp_path, CLEAN_UP) as agent:
+        assert agent.line() == "in"
+        assert agent.next_round(0) > 0.5
+        assert [agent.line(), agent.line()] == ["cleaned up", "in"]
+
+
+BLOCKS = """
+import threading
+from rallypoint import notices
+ended = threading.Event()
+inprocess.on_round_end(lambda: 1 / 0)
+inprocess.on_round_end(ended.set)
+def marks():
+    links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")[:-1]]
+    return sum("rallypoint-saving" in each for each in links)
+@inprocess.resumable
+def train(round):
+    if round.survived:
+        return
+    with notices.saving(), inprocess.uninterrupted():
+        say("in")
+        ended.wait()
+        time.sleep(0.1)
+        say("saved", marks())
+    say("never")
+train()
+say("marks", marks())
+"""
+
+
+@process
+def test_a_save_is_not_cut_and_the_interruption_comes_at_its_end(tmp_path: Path) -> None:
+    with worker(tmp_path, BLOCKS) as agent:
+        assert agent.line() == "in"
+        agent.next_round(0)
+        assert [agent.line(), agent.line()] == ["saved 1", "marks 0"]
+        code, errors = agent.end()
+        assert code == 0
+        assert "a hook for the end of a round has failed" in errors
+        assert "ZeroDivisionError" in errors
+
+
+RACES = """
+@inprocess.resumable
+def train(round):
+    if os.environ["RANK"] == "fail":
+        raise OSError("connection reset")
+    if os.environ["RANK"] == "end":
+        return
+    say("in", os.environ["RANK"])
+    time.sleep(60)
+train()
+"""
+
+
+@process
+def test_orders_in_quick_succession(tmp_path: Path) -> None:
+    with worker(tmp_path, RACES, RANK="0") as agent:
+        assert agent.line() == "in 0"
+        agent.order("leave 5", "leave 5", "what is this", "leave -3", "leave x", "leave")
+        agent.wait_until_left(5)
+        agent.prepare(6, RANK="6")
+        agent.order("enter 6", "leave 6")  # it has ended before the function was called
+        agent.wait_until_left(6)
+        agent.order("leave 7")  # a round in which this process never was
+        agent.wait_until_left(7)
+        agent.enter(9, RANK="9")
+        while (line := agent.line()) != "in 9":
+            assert line == "in 6", "it may have been called, or not"
+        agent.next_round(9, RANK="end")
+        assert agent.end() == (0, "")
+
+
+@process
+def test_what_comes_out_may_be_the_echo_of_another_workers_death(tmp_path: Path) -> None:
+    with worker(tmp_path, RACES, RANK="0") as agent:
+        assert agent.line() == "in 0"
+        agent.next_round(0, RANK="fail")
+        agent.next_round(1, RANK="2")  # told of a moment after
+        assert agent.line() == "in 2"
+        agent.next_round(2, RANK="fail")
+        code, errors = agent.end()
+        assert code == 1, "nobody tells of anything: it was this worker's own failure"
+        assert errors.endswith("OSError: connection reset\n")
+        assert not agent.fifo.exists()
+
+
+@process
+def test_an_exit_ends_the_process_even_after_the_round(tmp_path: Path) -> None:
+    code = """
+@inprocess.resumable
+def train(round):
+    try:
+        say("in")
+        time.sleep(60)
+    finally:
+        sys.exit(9)
+train()
+"""
+    with worker(tmp_path, code) as agent:
+        assert agent.line() == "in"
+        agent.order("leave 0")
+        assert agent.end() == (9, "")
+
+
+@process
+@pytest.mark.parametrize("handler", ["", "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"])
+def test_sigterm_ends_a_process_that_waits_for_a_round(tmp_path: Path, handler: str) -> None:
+    with worker(tmp_path, handler + RACES, RANK="0") as agent:
+        assert agent.line() == "in 0"
+        agent.order("leave 0")
+        agent.wait_until_left(0)
+        agent.process.send_signal(signal.SIGTERM)
+        assert agent.end() == (5 if handler else -signal.SIGTERM, "")
+        assert agent.fifo.exists() is not bool(handler)
+
+
+@process
+def test_a_round_that_cannot_be_read_ends_the_process(tmp_path: Path) -> None:
+    with worker(tmp_path, RACES, RANK="0") as agent:
+        assert agent.line() == "in 0"
+        agent.order("leave 0")
+        agent.wait_until_left(0)
+        agent.prepare(3, RANK="1")
+        agent.order("enter 1")
+        code, errors = agent.end()
+        assert code == 1
+        assert "is of round 3, not of 1" in errors
+
+
+FORKS = """
+import multiprocessing, threading
+def child(number):
+    try:
+        time.sleep(0.5)
+        say("child", number)
+        time.sleep(60)
+    finally:
+        say("child interrupted")
+@inprocess.resumable
+def train(round):
+    if "child" not in round.memory:
+        found = multiprocessing.get_context("fork").Process(target=child, args=(1,), daemon=True)
+        found.start()
+        round.memory["child"] = found
+    say("in", round.memory["child"].is_alive())
+    if os.environ["RANK"] == "1":
+        os.kill(round.memory["child"].pid, 9)
+        return
+    time.sleep(60)
+if os.environ.get("SECOND") and os.fork() == 0:
+    time.sleep(0.2)
+    train()
+train()
+"""
+
+
+@process
+def test_a_forked_child_lives_on_and_is_not_interrupted(tmp_path: Path) -> None:
+    with worker(tmp_path, FORKS, RANK="0") as agent:
+        assert agent.line() == "in True"
+        agent.order("leave 0")
+        agent.wait_until_left(0)
+        assert agent.line() == "child 1"
+        agent.enter(1, RANK="1")
+        assert agent.line() == "in True"
+        assert agent.end() == (0, "")
+
+
+SPAWNED = """
+@inprocess.resumable
+def train(round):
+    say("in", round.survived)
+    if sys.argv[1:] or round.survived:
+        return
+    import subprocess
+    subprocess.run([sys.executable, "-c", CODE, "child"], check=True)
+    time.sleep(60)
+train()
+"""
+
+
+@process
+def test_one_process_speaks_for_a_local_rank(tmp_path: Path) -> None:
+    code = PREAMBLE + SPAWNED
+    with worker(tmp_path, f"CODE = {code!r}\n" + SPAWNED) as agent:
+        assert [agent.line(), agent.line()] == ["in False", "in False"]
+        agent.next_round(0)
+        assert agent.line() == "in True"
+        code_, errors = agent.end()
+        assert code_ == 0
+        assert "another process of this local rank is resumable already" in errors
+
+
+@process
+def test_what_a_dead_process_has_left_is_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "notices"
+    folder.mkdir()
+    os.mkfifo(folder / "inprocess.0")
+    with worker(tmp_path, RACES, RANK="0") as agent:
+        assert agent.line() == "in 0"
+        agent.next_round(0, RANK="end")
+        assert agent.end() == (0, "")
+
+
+RELEASES = """
+import weakref
+class Model: pass
+seen = []
+def step(model):
+    try:
+        time.sleep(60)
+    except BaseException as error:
+        kept = error
+        raise ValueError from error
+@inprocess.resumable
+def train(round):
+    say("in", *(each() for each in seen))
+    model = Model()
+    seen.append(weakref.ref(model))
+    if len(seen) < 3:
+        step(model)
+train()
+"""
+
+
+@process
+def test_what_the_function_held_is_released(tmp_path: Path) -> None:
+    with worker(tmp_path, RELEASES) as agent:
+        assert agent.line() == "in"
+        agent.next_round(0)
+        assert agent.line() == "in None"
+        agent.next_round(1)
+        assert agent.line() == "in None None"
+        assert agent.end() == (0, "")
+
+
+@process
+def test_progress_goes_on_in_the_same_file(tmp_path: Path) -> None:
+    code = """
+from rallypoint import notices
+@inprocess.resumable
+def train(round):
+    notices.progress(int(os.environ["RANK"]))
+    say("in")
+    if os.environ["RANK"] == "7":
+        return
+    time.sleep(60)
+train()
+"""
+    with worker(tmp_path, code, RANK="3") as agent:
+        assert agent.line() == "in"
+        path = agent.folder / "progress.0"
+        assert path.read_bytes()[:8] == (3).to_bytes(8, "little")
+        agent.next_round(0, RANK="7")
+        assert agent.line() == "in"
+        assert agent.end() == (0, "")
+        assert path.read_bytes()[:8] == (7).to_bytes(8, "little")
+
+
+@process
+def test_it_brings_no_torch_along_and_little_else() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import rallypoint.inprocess; print(*sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = set(done.stdout.split())
+    assert {each for each in modules if each.startswith("rallypoint")} == {
+        "rallypoint",
+        "rallypoint.notices",
+        "rallypoint.inprocess",
+        *(f"rallypoint.inprocess.{each}" for each in ("aborting", "channel", "interruption", "rounds", "survivor")),
+        "rallypoint.inprocess.torch_groups",
+    }
+    assert not {"logging", "torch", "msgspec", "multiprocessing"} & modules
