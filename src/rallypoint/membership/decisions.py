@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 
 from rallypoint.base.light_typing import NamedTuple
-from rallypoint.failures.cause import Cause, Ending
+from rallypoint.failures.cause import Ending
 from rallypoint.membership.operations import (
     FINISH,
     SYNC,
@@ -51,7 +51,6 @@ from rallypoint.membership.operations import (
     Succeed,
 )
 from rallypoint.membership.state import (
-    FailureStreak,
     JobProgress,
     NodeId,
     Preemption,
@@ -61,9 +60,6 @@ from rallypoint.membership.state import (
     known_to,
     name_of,
 )
-
-_MAX_LINE = 512
-"""Characters of a traceback's last line by which a failure is known."""
 
 
 class ClockView(NamedTuple):
@@ -238,7 +234,10 @@ def _fail(operation: Fail, state: State, node: NodeId, view: ClockView, settings
         return FINISH
     if state.is_preempted:  # what has not been saved by now never will be
         return _consent(state, node)
-    streak = failure_streak_after(state, operation.cause, view, settings)
+    from rallypoint.membership.failure_streak import failure_streak_after
+
+    ran = None if view.running_at is None else view.now - view.running_at
+    streak = failure_streak_after(state, operation.cause, ran, settings)
     cause, most = operation.cause, operation.max_restarts
     if state.ledger.failures >= most:
         return Action(ActionKind.MARK_JOB_FAILED, cause=cause, max_restarts=most, ending=cause.ending)
@@ -247,31 +246,6 @@ def _fail(operation: Fail, state: State, node: NodeId, view: ClockView, settings
         detail = f"the same failure came back {often} without progress (same_failure_limit)"
         return Action(ActionKind.MARK_JOB_FAILED, cause=cause, detail=detail, max_restarts=most, ending=Ending.REPEATED)
     return Action(ActionKind.END_ROUND, reason=Reason.FAILURE, cause=cause, failure_streak=streak, max_restarts=most)
-
-
-def failure_streak_after(state: State, cause: Cause, view: ClockView, settings: Settings) -> FailureStreak:
-    """The streak as it is once `cause` has ended the round that runs; progress ends it."""
-    line = _last_line(cause)
-    if _made_progress(state, view, settings):
-        return FailureStreak(0, 0, cause.rank, line)
-    came_back = (state.failure_streak.rank, state.failure_streak.line) == (cause.rank, line)
-    return FailureStreak(
-        state.failure_streak.failures + 1, state.failure_streak.repeats + 1 if came_back else 0, cause.rank, line
-    )
-
-
-def _made_progress(state: State, view: ClockView, settings: Settings) -> bool:
-    """Whether the round that runs came further than any before; where nobody reports that, whether it ran for long."""
-    if state.progress.reported:
-        return state.progress.round == state.round
-    return view.running_at is not None and view.now - view.running_at >= settings.min_healthy_time
-
-
-def _last_line(cause: Cause) -> str:
-    if cause.exitcode < 0:
-        return f"signal {-cause.exitcode}"  # what is said of such a death may name the process, another each time
-    lines = (cause.traceback or cause.message).rstrip().splitlines()
-    return lines[-1].strip()[:_MAX_LINE] if lines else ""
 
 
 def _succeed(operation: Succeed, state: State, node: NodeId) -> Action:

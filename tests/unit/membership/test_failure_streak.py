@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.failures.cause import Cause
-from rallypoint.membership.decisions import ClockView, failure_streak_after, next_action
+from rallypoint.membership.decisions import ClockView, next_action
+from rallypoint.membership.failure_streak import failure_streak_after
 from rallypoint.membership.operations import ActionKind, Fail, RecordProgress
 from rallypoint.membership.state import FailureStreak, JobProgress, NodeId, NodeInfo, Participant, Settings, State
 from rallypoint.membership.transitions import apply
@@ -20,7 +21,7 @@ def cause(exitcode: int, pid: int, message: str = "", traceback: str = "", rank:
 def repeats(*causes: Cause) -> int:
     state = State()
     for each in causes:
-        state = state._replace(failure_streak=failure_streak_after(state, each, ClockView(0.0), SETTINGS))
+        state = state._replace(failure_streak=failure_streak_after(state, each, None, SETTINGS))
     return state.failure_streak.repeats
 
 
@@ -108,7 +109,7 @@ def test_who_has_no_place_makes_no_progress() -> None:
 def test_where_progress_is_told_nothing_else_counts_as_such(progress: JobProgress, ran: float, failures: int) -> None:
     state = running(3, progress, 2)
     view = ClockView(1000.0, running_at=1000.0 - ran)
-    assert failure_streak_after(state, BOOM, view, SETTINGS).failures == failures
+    assert next_action(Fail(3, BOOM, 10), state, ME, view, SETTINGS).failure_streak.failures == failures
 
 
 def test_a_job_that_fails_at_the_same_step_again_and_again_is_ended() -> None:
