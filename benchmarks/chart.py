@@ -13,6 +13,7 @@ from html import escape
 from pathlib import Path
 
 from benchmarks.machine import Machine
+from benchmarks.next_step import PRELOAD
 from benchmarks.table import Row, number
 
 PATH = Path(__file__).resolve().parent.parent / "docs" / "bench.svg"
@@ -24,6 +25,8 @@ TITLES = {
     "worker SIGKILL to restarted workers' first line, one node": "restart after a SIGKILL",
     "the same over two nodes": "the same over 2 nodes",
     "worker SIGKILL to restarted workers' first line after importing torch, preloaded": "importing torch, preloaded",
+    "worker SIGKILL to the next training step, one node of two workers: rallyrun": "next training step",
+    f"worker SIGKILL to the next training step, one node of two workers: rallyrun {PRELOAD}": "the same, preloaded",
     "agent SIGKILL to survivors' new workers' first line": "a whole agent killed",
     "link down to the same (lease 3 s)": "a node's link down",
     "third agent's start to all new workers' first line": "a third node joins",

@@ -14,7 +14,7 @@ from benchmarks.turns import in_turn
 def _run(settings: Settings) -> list[Row]:
     sides = {side: partial(_start, side) for side in (OURS, THEIRS)}
     turns = in_turn("start", settings.rounds, sides, warm_up=True)
-    return [row("command to first line of the last of 2 workers", "s", turns, Budget(0.10))]
+    return [row("command to first line of the last of 2 workers", "s", turns, Budget(0.07))]
 
 
 def _start(side: str) -> float:

@@ -17,7 +17,7 @@ _LIMIT = 60.0  # seconds
 def _run(settings: Settings) -> list[Row]:
     sides = {OURS: lambda: _help("rallyrun"), THEIRS: lambda: _help("torchrun")}
     turns = in_turn("--help", settings.rounds, sides, warm_up=True)
-    return [row("--help, whole process", "s", turns, Budget(0.08))]
+    return [row("--help, whole process", "s", turns, Budget(0.02))]
 
 
 def _help(name: str) -> float:

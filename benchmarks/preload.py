@@ -74,7 +74,7 @@ def _memory(side: str) -> tuple[float, float]:
         agent = _start(children, side)
         workers = first_lines(children, 2)
         time.sleep(_SETTLE)
-        zygotes = [pid for pid in descendants(agent.pid) if _is_zygote(pid)]
+        zygotes = [pid for pid in descendants(agent.pid) if is_zygote(pid)]
         if side == OURS and not zygotes:
             raise BenchError(f"no process below the agent is called {_NAME}")
         return _pss([*zygotes, *_pids(workers)]), _pss(zygotes)
@@ -84,7 +84,8 @@ def _pids(workers: list[Worker]) -> list[int]:
     return [worker.pid for worker in workers]
 
 
-def _is_zygote(pid: int) -> bool:
+def is_zygote(pid: int) -> bool:
+    """Whether workers are forked from this process."""
     try:
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
             return file.read().strip() == _NAME

@@ -1,0 +1,242 @@
+"""From a loss to the next finished training step, with `examples/train_ddp.py`: what a failure costs a job.
+
+Each turn is a whole job that has trained some steps, then loses a worker or a node by SIGKILL. What counts is the first
+step that is finished in the new round, as it is told on the launcher's standard output. Then the same with a model
+whose construction takes 5 s. A job that has not come back when the time is over never resumes; those are counted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from benchmarks.case import THEIRS, Case, Settings, sample
+from benchmarks.children import ROOT, Child, Children, descendants, launcher
+from benchmarks.errors import BenchError
+from benchmarks.jobs import free_port
+from benchmarks.preload import is_zygote
+from benchmarks.processor_time import ProcessClock
+from benchmarks.table import Budget, Row
+from benchmarks.turns import Turns, in_turn
+
+_EVENT = re.compile(r'\{"event": [^{}]*\}')
+_START_TIMEOUT = 180.0
+"""Seconds for the first steps, and for what is preloaded."""
+_RESUME_TIMEOUT = 90.0
+"""Seconds for the next step: torchrun's last call takes 30 of them, then workers import torch."""
+_RESUME_TIMEOUT_QUICK = 20.0
+_STEPS = 20
+"""Steps before the loss: one checkpoint is there then."""
+_CALM = 1.0
+"""Seconds in which all but workers and agents use less than a tenth of a processor: nothing is being prepared then."""
+_CONSTRUCTION = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to run the job, with the budgets of its ratio to torchrun."""
+
+    name: str
+    command: str = "rallyrun"
+    flags: tuple[str, ...] = ()
+    program: str = "train_ddp.py"
+    budget: Budget | None = None
+    budget_construction: Budget | None = None
+
+    @property
+    def preloads(self) -> bool:
+        """Whether each of its agents has a zygote."""
+        return any(flag.startswith("--preload") for flag in self.flags)
+
+
+TORCHRUN = Variant(THEIRS, "torchrun")
+PRELOAD = "--preload=torch,torch._dynamo"
+VARIANTS = (
+    Variant("rallyrun"),
+    Variant(f"rallyrun {PRELOAD}", flags=(PRELOAD,), budget=Budget(0.08)),
+)
+"""Ours; what each is compared with is torchrun in the same round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Nodes, the fewest that do, and workers of each."""
+
+    nodes: int
+    least: int
+    workers: int
+
+
+class Job:
+    """One job of the example; `pids` are its workers' by global rank, as they last said."""
+
+    def __init__(self, variant: Variant, place: Place, construction: float) -> None:
+        self._variant = variant
+        self.pids: dict[int, int] = {}
+        with ExitStack() as undo:
+            folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="rallybench-"))
+            self.children = undo.enter_context(Children())
+            program = [
+                str(ROOT / "examples" / variant.program),
+                "--steps=1000000",
+                "--progress=/dev/stdout",
+                f"--checkpoint-dir={folder}",
+                *([f"--construction-seconds={construction:g}"] if construction else []),
+            ]
+            endpoint = f"127.0.0.1:{free_port()}"
+            self.agents = [self._start(place, number, endpoint, program) for number in range(place.nodes)]
+            self._undo = undo.pop_all()
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+    def _start(self, place: Place, number: int, endpoint: str, program: list[str]) -> Child:
+        meet = [
+            f"--nnodes={place.least}:{place.nodes}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={endpoint}",
+            f"--rdzv-conf=is_host={str(number == 0).lower()}",
+            "--rdzv-id=bench",
+        ]
+        where = ["--standalone"] if place.nodes == 1 else meet
+        count = [f"--nproc-per-node={place.workers}", "--max-restarts=3"]
+        argv = [launcher(self._variant.command), *where, *count, *self._variant.flags, *program]
+        return self.children.start(f"{self._variant.name} (node {number})", argv)
+
+    def first_steps(self) -> None:
+        """Wait until the job has trained for a while, and nothing is being prepared any more.
+
+        Raises:
+            BenchError: it does not come to that.
+        """
+        deadline = time.monotonic() + _START_TIMEOUT
+        while self._event(deadline, "the first steps")[1].get("step", 0) < _STEPS:
+            pass
+        used, since = self._preparing(), time.monotonic()
+        while used is None or time.monotonic() - since < _CALM:
+            self._event(deadline, "a step")
+            now = self._preparing()
+            if used is None or now is None or now - used > _CALM / 10:
+                used, since = now, time.monotonic()
+
+    def _preparing(self) -> float | None:
+        """Processor seconds of all but workers and agents; None if something that should be there is not yet."""
+        total = 0.0
+        for agent in self.agents:
+            others = [pid for pid in descendants(agent.pid) if pid not in self.pids.values()]
+            if self._variant.preloads and not any(map(is_zygote, others)):
+                return None
+            for pid in others:
+                with suppress(OSError):
+                    total += ProcessClock(pid).seconds()
+        return total
+
+    def kill_worker(self) -> None:
+        """SIGKILL to global rank 1."""
+        os.kill(self.pids[1], signal.SIGKILL)
+
+    def kill_node(self) -> None:
+        """SIGKILL to an agent that does not host the control plane, and to all that is below it."""
+        victim = self.agents[-1]
+        self.children.expect_end(victim)
+        for pid in [victim.pid, *descendants(victim.pid)]:
+            with suppress(ProcessLookupError):  # those above it may have ended it already
+                os.kill(pid, signal.SIGKILL)
+
+    def next_step(self, since: float, timeout: float) -> float:
+        """Seconds from a moment to the first step that is finished in a round that began later; infinite for never."""
+        again = False
+        try:
+            while True:
+                at, event = self._event(since + timeout, "the next step")
+                again |= event["event"] == "training"
+                if again and event["event"] == "step":
+                    return at - since
+        except BenchError as error:
+            print(f"  {self._variant.name} never resumed: {error}", file=sys.stderr)
+            return math.inf
+
+    def _event(self, deadline: float, awaited: str) -> tuple[float, dict[str, Any]]:
+        """The next event that a worker tells, and when it came."""
+        while (found := _EVENT.search((line := self.children.next_line(deadline, awaited)).text)) is None:
+            pass
+        event: dict[str, Any] = json.loads(found[0])
+        self.pids[event["rank"]] = event["pid"]
+        return line.at, event
+
+
+def _resumes(variant: Variant, place: Place, lose: Callable[[Job], None], construction: float, limit: float) -> float:
+    with Job(variant, place, construction) as job:
+        job.first_steps()
+        at = time.monotonic()
+        lose(job)
+        return job.next_step(at, limit)
+
+
+def _case(name: str, what: str, place: Place, lose: Callable[[Job], None]) -> Case:
+    def run(settings: Settings) -> list[Row]:
+        limit = _RESUME_TIMEOUT_QUICK if settings.quick else _RESUME_TIMEOUT
+        rows: list[Row] = []
+        for construction in (0.0,) if settings.quick else (0.0, _CONSTRUCTION):
+            sides = {
+                each.name: partial(_resumes, each, place, lose, construction, limit) for each in (TORCHRUN, *VARIANTS)
+            }
+            model = f", a model of {construction:g} s" if construction else ""
+            turns = in_turn(f"{name}{model}", settings.rounds, sides)
+            rows += [_row(f"{what}{model}: {each.name}", turns, each, construction, limit) for each in VARIANTS]
+        return rows
+
+    return Case(name, f"{what}, of examples/train_ddp.py", run)
+
+
+def _row(what: str, turns: Turns[float], variant: Variant, construction: float, limit: float) -> Row:
+    """Ours beside torchrun's; who never resumed is counted, and medians are of the others."""
+    sides = {side: turns.results[side] for side in (variant.name, THEIRS)}
+    never = {side: sum(map(math.isinf, values)) for side, values in sides.items()}
+    came = {side: [value for value in values if math.isfinite(value)] for side, values in sides.items()}
+    remarks = [f"{side} not measured: {turns.failures[side]}" for side in sides if side in turns.failures]
+    remarks += [
+        f"{side} never resumed (within {limit:.0f} s) in {count} of {len(sides[side])} runs"
+        for side, count in never.items()
+        if count
+    ]
+    return Row(
+        what,
+        "s",
+        sample(came[variant.name]),
+        sample(came[THEIRS]),
+        variant.budget_construction if construction else variant.budget,
+        never=f"never ({never[THEIRS]} of {len(sides[THEIRS])} runs)" if never[THEIRS] and not came[THEIRS] else "",
+        remarks=tuple(remarks),
+    )
+
+
+CASES = (
+    _case(
+        "next-step",
+        "worker SIGKILL to the next training step, one node of two workers",
+        Place(1, 1, 2),
+        Job.kill_worker,
+    ),
+    _case(
+        "next-step-2-nodes",
+        "worker SIGKILL to the next training step, two nodes of one",
+        Place(2, 2, 1),
+        Job.kill_worker,
+    ),
+    _case("next-step-lost-node", "a node of three SIGKILLed to the next training step", Place(3, 2, 1), Job.kill_node),
+)
