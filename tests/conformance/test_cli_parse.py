@@ -32,6 +32,7 @@ ONLY_OURS = [
     "cluster",
     "node_check",
     "node_check_timeout",
+    "inprocess_timeout",
     "worker_env",
     "preempt_signals",
     "stop_before_end",

@@ -183,6 +183,10 @@ class WorkerController(ABC):
         """Global ranks of the workers that had succeeded before anything stopped them; none if that is not known."""
         return ()
 
+    def survivors(self) -> Collection[int]:
+        """Local ranks of the workers that have left their round and wait in their processes for the next one."""
+        return ()
+
     def restarts_workers(self) -> bool:
         """Whether not all workers of the round that ends can go on in their processes; asked before their stop."""
         return bool(self.group.workers)
@@ -254,7 +258,8 @@ class WorkerController(ABC):
     def enter_round(self, placement: Placement) -> None:
         """Begin a round: address of the store, group rank, worker ranks."""
         group, spec = self.group, self.group.spec
-        self.pcontext = None  # those of the round before, which are gone
+        if not self.survivors():
+            self.pcontext = None  # those of the round before, which are gone
         group.placement, group.restarts = placement, placement.restarts
         self.rendezvous.begin_round(placement)
         if placement.max_restarts >= 0:  # the first node's value is the job's

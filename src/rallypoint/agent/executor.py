@@ -149,7 +149,7 @@ class StepExecutor:
         return steps.WorkersStopped(self._workers.ended_in_order())
 
     def _ended(self) -> None:
-        self._notices.clear()
+        self._notices.clear(keep=bool(self._workers.survivors()))
         self._workers.events.workers_ended(self.last, self._workers.succeeded())
 
     # Steps: the rounds
@@ -167,7 +167,7 @@ class StepExecutor:
     def _do_start(self, step: steps.StartWorkers) -> None:
         self.last = self._held = None
         self._signal_by = math.inf
-        self._workers.group.notices = self._notices.reset()
+        self._workers.group.notices = self._notices.reset(keep=bool(self._workers.survivors()))
         self.starting = step
         if self._events is not None:
             self._events.starts()

@@ -3,9 +3,11 @@
 Laws:
 
 1. The folder has a name of its own for each start of workers, which nobody can guess, and is made when there is
-   something to post, or by a worker that tells of its progress: a job without either touches no disk.
+   something to post, or by a worker that tells of its progress, or that it can go on in its process when a round ends:
+   a job without these touches no disk.
 2. `WorkersReady` and `NoticeExpired` come once for each notice that is waited for.
-3. When the workers are gone, so is the folder.
+3. When the workers are gone, so is the folder. It stays while some of them go on in their processes, and those that are
+   started beside them find it too; what the others have left in it is removed before (`workers/resumable.py`).
 4. Each notice has a number, which its acknowledgements bear. One that comes after its notice was withdrawn answers
    nothing; one for a notice that another took the place of answers that too.
 """
@@ -52,13 +54,18 @@ class NoticeDirectory:
         self._first = 1
         """The number of the first notice whose acknowledgements count."""
 
-    def reset(self) -> str:
+    def reset(self, *, keep: bool = False) -> str:
         """Begin with new workers.
+
+        Args:
+            keep: whether some go on that know the folder.
 
         Returns:
             The folder where they find notices; empty if there is no room for one.
         """
-        self.clear()
+        self.clear(keep=keep)
+        if keep:
+            return self._folder
         try:
             self._folder = os.path.join(temporary_folder(), f"rallypoint-notices-{os.urandom(16).hex()}")
         except UserError as error:
@@ -100,9 +107,11 @@ class NoticeDirectory:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self._folder, NOTICE_FILE))
 
-    def clear(self) -> None:
-        """The workers are gone: remove all. Idempotent."""
+    def clear(self, *, keep: bool = False) -> None:
+        """The workers are gone: remove all, but if some go on (`keep`) the notice only. Idempotent."""
         self.withdraw()
+        if keep:
+            return
         if self._inotify is not None:
             self._inotify.close()
             self._inotify = None

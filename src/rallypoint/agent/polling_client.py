@@ -76,6 +76,9 @@ class PollingRendezvousClient:
         """Take part in the next round. Such a handler cannot carry more of the node than that it does."""
         self._execute(lambda: self._next_rendezvous(role, local_world_size))
 
+    def close_store(self) -> None:
+        """The store is the handler's own."""
+
     def begin_round(self, placement: messages.Placement) -> None:
         """This round's workers begin."""
 

@@ -17,7 +17,7 @@ from rallypoint.agent.steps import StopWorkers
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.logs.prefix import line_prefixes
-from rallypoint.logs.specs import LogsDest, LogsSpecs
+from rallypoint.logs.specs import LogsSpecs, log_only_in_files
 from rallypoint.protocol.messages import Placement
 from rallypoint.telemetry.lazy import profiled
 from rallypoint.workers.context import PContext, ProcessOptions
@@ -28,6 +28,7 @@ from rallypoint.workers.start import make_context
 
 if TYPE_CHECKING:
     from rallypoint.agent.monitors import Monitor
+    from rallypoint.agent.survivors import Survivors
     from rallypoint.watchdog.monitor import WorkerMonitor
     from rallypoint.watchdog.requests import FileTimerRequest
     from rallypoint.workers.escalation import StopInProgress
@@ -74,9 +75,12 @@ class ProcessController(WorkerController):
         self._preload: PreloadManager | None = None
         self._watchdog: WorkerMonitor | None = None
         self._output_paths_logged = False
-        """Whether the paths of output that no console shows were logged."""
         self._forwarding: SignalForwarding | None = None
         self._forwarded: set[int] = set()
+        self._survivors: Survivors | None = None
+        """What knows who goes on in its process, once a worker may have announced that it can."""
+        self._restarts = False
+        """Whether the workers that are being stopped are to be started again."""
 
     # The start
 
@@ -98,13 +102,11 @@ class ProcessController(WorkerController):
         assert spec.entrypoint is not None
         self._close_watchdog()
         watchdog = self._watchdog = self._make_watchdog()
-        args, envs = {}, {}
+        args, envs, own = {}, {}, {} if watchdog is None else watchdog.environment
         for worker in group.workers:
             rank = worker.local_rank
             args[rank] = tuple(macros.substitute(spec.args, str(rank)))
-            envs[rank] = worker_environment(group, worker, group.restarts, os.environ)
-            if watchdog is not None:
-                envs[rank].update(watchdog.environment)
+            envs[rank] = {**worker_environment(group, worker, group.restarts, os.environ), **own}
         ranks = {worker.local_rank: worker.global_rank for worker in group.workers}
         prefixes = line_prefixes(self.log_line_prefix_template, spec.role, ranks, group.restarts)
         log.info("[%s] Starting worker group", spec.role)
@@ -115,34 +117,19 @@ class ProcessController(WorkerController):
             self._forwarding.reset()
         if self._preload is not None:
             self._preload.ensure_zygote(reaper)
-        options = ProcessOptions(
-            spec.numa_options,
-            spec.duplicate_stdout_filters,
-            spec.duplicate_stderr_filters,
-            self.start_method,
-            self._preload,
-            spec.tee_collapse,
-            () if spec.preemption is None else spec.preemption.ignored,
-            self.hang_watch is not None,
-        )
+        filters = spec.duplicate_stdout_filters, spec.duplicate_stderr_filters
+        ignored = () if spec.preemption is None else spec.preemption.ignored
+        numa, method, watched = spec.numa_options, self.start_method, self.hang_watch is not None
+        options = ProcessOptions(numa, *filters, method, self._preload, spec.tee_collapse, ignored, watched)
         context = make_context(spec.role, spec.entrypoint, args, envs, self.logs_specs, prefixes, options, reaper)
         self._register_cleanup(reaper)
+        group.survived = () if self._survivors is None else self._survivors.enter(context)
         context.start()
-        self.pcontext = context
-        pids = self.pcontext.pids()
-        self._log_output_paths(self.pcontext.dest)
+        self.pcontext, pids = context, context.pids()
+        self._output_paths_logged = self._output_paths_logged or log_only_in_files(context.dest, spec.role)
         if watchdog is not None:
             watchdog.watch(pids.values())
         return dict(pids)
-
-    def _log_output_paths(self, dest: LogsDest) -> None:
-        """Log once the paths of output that no console shows."""
-        if self._output_paths_logged or not (paths := dest.only_in_files):
-            return
-        self._output_paths_logged = True
-        folder = os.path.commonpath([os.path.abspath(os.path.dirname(path)) for path in paths])
-        names = " and ".join(sorted({os.path.basename(path) for path in paths}))
-        log.warning("[%s] output of workers goes to files only: %s in %s", self.group.spec.role, names, folder)
 
     def _register_cleanup(self, reaper: ReaperClient) -> None:
         """Have removed what this run creates, should this process end without doing so."""
@@ -197,9 +184,9 @@ class ProcessController(WorkerController):
         self.events.watched(name, timer)
 
     def _close_watchdog(self) -> None:
-        watchdog, self._watchdog = self._watchdog, None
-        if watchdog is not None:
-            watchdog.close()
+        if self._watchdog is not None:
+            self._watchdog.close()
+            self._watchdog = None
 
     # How the workers are
 
@@ -300,6 +287,7 @@ class ProcessController(WorkerController):
     def stop(self, step: StopWorkers) -> StopInProgress | None:
         if step.shared:
             self._signals().forward(step.signal)
+        self._restarts = step.restarts
         return super().stop(step)
 
     def begin_stop(self, death_sig: Signals, timeout: float) -> StopInProgress | None:
@@ -308,9 +296,29 @@ class ProcessController(WorkerController):
         if self.pcontext is None:
             return None
         self.events.workers_stopping()
-        limit = self.grace.within(self.grace.stop)
-        stopping = self.pcontext.begin_close(death_sig, timeout, limit, sent=self._workers_have_signal(death_sig))
-        return None if stopping.step() else stopping
+        limit, sent = self.grace.within(self.grace.stop), self._workers_have_signal(death_sig)
+        stopping: StopInProgress | None
+        if self._restarts and (survivors := self._going_on()) is not None:
+            stopping = survivors.begin_release(self.pcontext, death_sig, timeout, limit, sent=sent)
+        else:
+            stopping = self.pcontext.begin_close(death_sig, timeout, limit, sent=sent)
+        return None if stopping is None or stopping.step() else stopping
+
+    # Workers that go on in their processes
+
+    def restarts_workers(self) -> bool:
+        return bool(self.started_at) and self._going_on() is None
+
+    def survivors(self) -> Collection[int]:
+        return () if self.pcontext is None else self.pcontext.survivors
+
+    def _going_on(self) -> Survivors | None:
+        """What has workers go on, if they can of each local rank of this node, as far as they have announced that."""
+        if self._survivors is None and self.group.notices and os.path.isdir(self.group.notices):
+            from rallypoint.agent.survivors import find_survivors
+
+            self._survivors = find_survivors(self)
+        return None if self._survivors is None or not self._survivors.all_announced() else self._survivors
 
     def shorten_stop(self, until: float) -> None:
         if self.pcontext is not None:

@@ -73,6 +73,7 @@ class WorkerSpec:
         tee_collapse: seconds within which equal teed lines of several ranks are shown once; 0 for never.
         preemption: what makes the whole job end after its workers have saved; None for nothing.
         on_hang: what is done about a hang that was found: `report`, `restart` or `fail`.
+        inprocess_timeout: seconds that a worker which can go on in its process has to leave a round that has ended.
 
     Raises:
         UserError: a number out of its bounds, or no entry point.
@@ -99,6 +100,7 @@ class WorkerSpec:
     tee_collapse: float = 0.0
     preemption: PreemptionSettings | None = None
     on_hang: str = ""
+    inprocess_timeout: float = 10.0
 
     def __post_init__(self) -> None:
         if self.local_world_size <= 0:
@@ -185,6 +187,8 @@ class WorkerGroup:
         """How often the job's workers had been started again when these were."""
         self.notices = ""
         """The folder where these workers find notices (`rallypoint.notices`); empty if there is none."""
+        self.survived: tuple[int, ...] = ()
+        """Local ranks of those of these workers that were in the round before, and go on in their processes."""
         self.join_requested_at = 0.0
         """When the present round was requested, on the clock of the agent's loop."""
         self.variable_sources: list[VariableSource] = []

@@ -255,6 +255,13 @@ GROUPS = (
                 "MODULES",
             ),
             Flag(
+                "--inprocess-timeout",
+                duration,
+                10.0,
+                "Time in which a worker of rallypoint.inprocess leaves a round that has ended, else it is started anew",
+                "SECONDS",
+            ),
+            Flag(
                 "--progress-file",
                 str,
                 "",

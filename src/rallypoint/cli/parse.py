@@ -65,6 +65,7 @@ class Options(NamedTuple):
     numa_binding: str | None
     signals_to_handle: str
     shutdown_timeout: int | None
+    inprocess_timeout: float
     preempt_signals: str
     stop_before_end: float
     requeue: int

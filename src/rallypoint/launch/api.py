@@ -191,6 +191,7 @@ def _agent(
         tee_collapse=config.tee_collapse,
         preemption=_preemption(config),
         on_hang=config.on_hang if config.hang_timeout else "",
+        inprocess_timeout=config.inprocess_timeout,
     )
     assert config.logs_specs is not None
     assert config.shutdown_timeout is not None

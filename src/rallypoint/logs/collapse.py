@@ -176,19 +176,21 @@ class CollapsingSink:
         self, stream: ConsoleStream, wanted: Collapse, prefixes: Mapping[int, str], sources: Sequence[int]
     ) -> None:
         self.stream = stream
-        self._local = {rank: local for local, rank in wanted.ranks.items()}
+        self._ranks = dict(wanted.ranks)
         self._prefixes = {local: os.fsencode(prefix) for local, prefix in prefixes.items()}
         host = f"{os.uname().nodename}: "  # as `prefix.with_host` has it
         self._label = os.fsencode(host if all(each.startswith(host) for each in prefixes.values()) else "")
         self.groups = LineGroups(wanted.seconds, len(sources))
 
-    def source(self, rank: int) -> CollapsedStream:
-        """The stream of the worker of one global rank."""
-        return CollapsedStream(self, rank, self._prefixes.get(self._local[rank], b""))
+    def source(self, local_rank: int) -> CollapsedStream:
+        """The stream of one worker."""
+        return CollapsedStream(self, local_rank, self._prefixes.get(local_rank, b""))
 
-    def relabel(self, rank: int, prefix: str) -> bytes:
+    def relabel(self, local_rank: int, prefix: str, rank: int | None) -> bytes:
         """See `CollapsedStream.relabel`."""
-        found = self._prefixes[self._local[rank]] = os.fsencode(prefix)
+        if rank is not None:
+            self._ranks[local_rank] = rank
+        found = self._prefixes[local_rank] = os.fsencode(prefix)
         return found
 
     def write_due(self, now: float) -> None:
@@ -210,16 +212,16 @@ class CollapsingSink:
 
     def _prefix(self, ranks: tuple[int, ...]) -> bytes:
         if len(ranks) == 1:
-            return self._prefixes.get(self._local[ranks[0]], b"")
-        return self._label + f"[{', '.join(ranges(ranks))}]: ".encode()
+            return self._prefixes.get(ranks[0], b"")
+        return self._label + f"[{', '.join(ranges(sorted(self._ranks[each] for each in ranks)))}]: ".encode()
 
 
 class CollapsedStream:
     """One worker's stream on a `CollapsingSink`: what a `ConsoleStream` is to a followed file whose prefix is empty."""
 
-    def __init__(self, sink: CollapsingSink, rank: int, prefix: bytes) -> None:
+    def __init__(self, sink: CollapsingSink, local_rank: int, prefix: bytes) -> None:
         self._sink = sink
-        self._rank = rank
+        self._rank = local_rank
         self._own_prefix = prefix
         self._line = bytearray()
         self._long = False
@@ -240,9 +242,10 @@ class CollapsedStream:
         """Take the last output. What has no room to wait is shown, the rest when the sink is flushed."""
         self.write_or_queue(b"".join(parts), 0.0)
 
-    def relabel(self, prefix: str) -> None:
-        """Start the lines that this worker alone has written with another prefix."""
-        self._own_prefix = self._sink.relabel(self._rank, prefix)
+    def relabel(self, prefix: str, rank: int | None = None) -> None:
+        """Start the lines that this worker alone has written with another prefix; it has another global rank now, too,
+        if one is given."""
+        self._own_prefix = self._sink.relabel(self._rank, prefix, rank)
 
     def backlog(self) -> int:
         """Bytes that wait for the console."""

@@ -43,11 +43,11 @@ _logger = get_logger(__name__)
 
 
 class Outputs:
-    """The outputs of one start of `nprocs` workers.
+    """The outputs of one start of workers.
 
     Args:
         dest: the files, from the log specs.
-        nprocs: number of workers on this node.
+        ranks: the local ranks of those that are started.
         prefixes: local rank to the prefix of its teed lines.
         local_ranks_filter: show only these; None or empty means all, as for specs that have hidden the others in
             `dest`.
@@ -62,7 +62,7 @@ class Outputs:
     def __init__(
         self,
         dest: LogsDest,
-        nprocs: int,
+        ranks: Collection[int],
         prefixes: Mapping[int, str],
         local_ranks_filter: Collection[int] | None = None,
         stdout: int | None = None,
@@ -74,13 +74,14 @@ class Outputs:
         self._prefixes = prefixes
         self._collapsing: dict[int, CollapsingSink] = {}
         """By the number of the pump's end: 0 for standard output, 1 for standard error."""
-        self._collapsed_errors: dict[int, CollapsedStream] = {}
-        self._file_only = set(range(nprocs)) - set(local_ranks_filter) if local_ranks_filter else set()
-        self._worker_ends: dict[int, list[int | None]] = {rank: [None, None] for rank in range(nprocs)}
+        self._collapsed: dict[int, list[CollapsedStream]] = {}
+        self._file_only = set(ranks) - set(local_ranks_filter) if local_ranks_filter else set()
+        self._worker_ends: dict[int, list[int | None]] = {rank: [None, None] for rank in ranks}
         self._relays: dict[int, Relay] = {}
         self._output_relays: dict[int, Relay] = {}
         """Of standard outputs, where all output is read."""
-        self._teed_errors: dict[int, Tail] = {}
+        self._tails: dict[int, list[Tail | None]] = {rank: [None, None] for rank in ranks}
+        """The followed files of standard output and standard error."""
         self._console = Console(1 if stdout is None else stdout, 2 if stderr is None else stderr)
         self._pumps: list[Pump] = []
         try:
@@ -88,7 +89,7 @@ class Outputs:
                 self._pumps.append(Pump(sink))
             out_filter = self._open_line_filter(self._pumps[0], dest.filtered_stdout, stdout_filters)
             err_filter = self._open_line_filter(self._pumps[-1], dest.filtered_stderr, stderr_filters)
-            for rank in range(nprocs):
+            for rank in ranks:
                 self._open_stdout(rank, prefixes.get(rank, ""), out_filter)
                 self._open_stderr(rank, prefixes.get(rank, ""), err_filter)
             for pump in self._pumps:
@@ -126,16 +127,13 @@ class Outputs:
             pump.wake()
         return last
 
-    def ages(self) -> tuple[float, ...]:
-        """How many seconds ago each worker, by local rank, has written something that passes through here or goes to a
-        file; -1 where nothing has, or nobody can tell. It asks the file system."""
-        return tuple(self._age(rank) for rank in sorted(self._worker_ends))
-
-    def _age(self, rank: int) -> float:
-        relays = (each.get(rank) for each in (self._relays, self._output_relays))
+    def age(self, local_rank: int) -> float:
+        """How many seconds ago a worker has written something that passes through here or goes to a file; -1 if it has
+        not, or nobody can tell. It asks the file system."""
+        relays = (each.get(local_rank) for each in (self._relays, self._output_relays))
         read_at = (each.read_at for each in relays if each is not None)
         ages = [time.monotonic() - at for at in read_at if at is not None]
-        for path in (self._dest.stdouts.get(rank, ""), self._dest.stderrs.get(rank, "")):
+        for path in self.paths(local_rank):
             with contextlib.suppress(OSError):
                 if path and path != os.devnull and (seen := os.stat(path)).st_size:
                     ages.append(max(0.0, time.time() - seen.st_mtime))
@@ -150,10 +148,30 @@ class Outputs:
         relays = (each for all_of in (self._relays, self._output_relays) for each in all_of.values())
         return [each.read_at for each in relays], [_mark(path) for path in files if path and path != os.devnull]
 
+    def paths(self, local_rank: int) -> tuple[str, str]:
+        """Where a worker's standard output and standard error go, as `LogsDest` has it."""
+        return self._dest.stdouts.get(local_rank, ""), self._dest.stderrs.get(local_rank, "")
+
     def log_of(self, local_rank: int) -> str:
         """The file that a worker's standard error is in, or empty."""
         path = self._dest.stderrs.get(local_rank, "")
         return "" if path == os.devnull else path
+
+    def relabel(self, local_rank: int, prefix: str, rank: int) -> None:
+        """A worker goes on with another global rank: from now on, start each of its teed lines with this prefix."""
+        if local_rank in self._collapsed:
+            for each in self._collapsed[local_rank]:
+                each.relabel(prefix, rank)
+            return
+        for tail in self._tails[local_rank]:
+            if tail is not None:
+                tail.relabel(os.fsencode(prefix))
+
+    def end(self, local_rank: int) -> None:
+        """A worker has ended while others of this start go on: have all shown that it has written. Does not wait."""
+        for end, tail in enumerate(self._tails[local_rank]):
+            if tail is not None:
+                self._pumps[-end].end_tail(tail)
 
     def label(self, local_rank: int, label: str) -> None:
         """From now on, start each line of a worker's standard error with this where it is shown."""
@@ -162,10 +180,11 @@ class Outputs:
             relay.label(os.fsencode(label))
             for pump in self._pumps:
                 pump.wake()
-        elif local_rank in self._collapsed_errors:
-            self._collapsed_errors[local_rank].relabel(label)
-        elif local_rank in self._teed_errors:
-            self._teed_errors[local_rank].relabel(os.fsencode(label))
+        elif (tail := self._tails[local_rank][1]) is not None:
+            if local_rank in self._collapsed:
+                self._collapsed[local_rank][-1].relabel(label)
+            else:
+                tail.relabel(os.fsencode(label))
 
     def close(self) -> None:
         """Show all that dead workers have written, then release everything. Idempotent."""
@@ -194,9 +213,7 @@ class Outputs:
         ends, path = self._worker_ends[rank], self._dest.stderrs.get(rank, "")
         if path and path != os.devnull:
             ends[1] = _open_log(path)
-            tail = self._follow(1, rank, self._dest.tee_stderrs, prefix, line_filter)
-            if tail is not None:
-                self._teed_errors[rank] = tail
+            self._follow(1, rank, self._dest.tee_stderrs, prefix, line_filter)
         else:
             hidden = rank in self._file_only or path == os.devnull
             self._relays[rank] = relay = Relay(None if hidden else self._console.err())
@@ -205,14 +222,13 @@ class Outputs:
 
     def _follow(
         self, end: int, rank: int, teed: Mapping[int, str], prefix: str, line_filter: LineFilter | None
-    ) -> Tail | None:
+    ) -> None:
         """Show the file of a stream: `end` is 0 for standard output, 1 for standard error."""
         path = teed.get(rank, "")
         if not path or path == os.devnull or rank in self._file_only:
-            return None
-        pump, tail = self._pumps[-end], Tail(path, os.fsencode(prefix), line_filter)
-        pump.add_tail(tail, path, self._stream_of(end, rank, teed, tail))
-        return tail
+            return
+        tail = self._tails[rank][end] = Tail(path, os.fsencode(prefix), line_filter)
+        self._pumps[-end].add_tail(tail, path, self._stream_of(end, rank, teed, tail))
 
     def _stream_of(self, end: int, rank: int, teed: Mapping[int, str], tail: Tail) -> ConsoleStream | CollapsedStream:
         if self._dest.collapse is None:
@@ -225,9 +241,8 @@ class Outputs:
             stream = self._console.err() if end else self._console.out()
             self._collapsing[end] = CollapsingSink(stream, self._dest.collapse, self._prefixes, shown)
             self._pumps[-end].add_collapsing(self._collapsing[end])
-        source = self._collapsing[end].source(self._dest.collapse.ranks[rank])
-        if end:
-            self._collapsed_errors[rank] = source
+        source = self._collapsing[end].source(rank)
+        self._collapsed.setdefault(rank, []).append(source)
         return source
 
     def _open_line_filter(self, pump: Pump, path: str, texts: Sequence[str] | None) -> LineFilter | None:

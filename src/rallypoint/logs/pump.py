@@ -66,6 +66,7 @@ class Pump:
         self._paths: list[tuple[str, Tail]] = []
         self._watches: dict[int, Tail] = {}
         self._unread_tails: dict[Tail, None] = {}  # in the order of their changes
+        self._ended_tails: set[Tail] = set()
         self._buffer = bytearray()
         self._inotify: Inotify | None = None
 
@@ -78,6 +79,11 @@ class Pump:
         self._streams[tail] = stream
         self._unread_tails[tail] = None
         self._paths.append((path, tail))
+
+    def end_tail(self, tail: Tail) -> None:
+        """Nobody writes the followed file any more: show it to its end, and close it. From any thread."""
+        self._ended_tails.add(tail)
+        self.wake()
 
     def add_collapsing(self, sink: CollapsingSink) -> None:
         """Show what lines wait in there when it is due."""
@@ -174,6 +180,7 @@ class Pump:
                 os.eventfd_read(self._wakeup)
                 for each in self._relays:
                     self._show(each, now)
+                self._unread_tails.update((tail, None) for tail in self._ended_tails.copy() if tail in self._streams)
             else:
                 self._read_inotify()
         if self._streams and self._inotify is None:
@@ -257,6 +264,10 @@ class Pump:
                 break
         if tail.has_unread():
             self._unread_tails[tail] = None
+        elif tail in self._ended_tails:
+            for chunk in tail.finish(now, self._buffer):
+                stream.write_or_queue_chunk(chunk, now)
+            self._drop(tail)
 
     def _show_progress_bar(self, tail: Tail, now: float) -> None:
         if (due := tail.progress_bar_deadline()) is not None and now >= due:
@@ -269,11 +280,14 @@ class Pump:
                 act(tail, now)
         except OSError as error:
             _logger.warning("a worker's log file cannot be read, so its output is no longer shown here: %s", error)
-            self._unread_tails.pop(tail, None)
-            del self._streams[tail]
-            self._watches = {number: each for number, each in self._watches.items() if each is not tail}
-            with contextlib.suppress(OSError):
-                tail.close()
+            self._drop(tail)
+
+    def _drop(self, tail: Tail) -> None:
+        self._unread_tails.pop(tail, None)
+        del self._streams[tail]
+        self._watches = {number: each for number, each in self._watches.items() if each is not tail}
+        with contextlib.suppress(OSError):
+            tail.close()
 
     # The end
 

@@ -21,11 +21,14 @@ from dataclasses import dataclass, field
 
 from rallypoint.base.errors import UserError, user_error
 from rallypoint.base.light_typing import TYPE_CHECKING, Any
+from rallypoint.base.log import get_logger
 from rallypoint.logs.folders import make_all, make_next, make_unique, remove_empty, temporary_folder
 from rallypoint.logs.std import Std, to_map
 
 if TYPE_CHECKING:
     from rallypoint.logs.collapse import Collapse
+
+log = get_logger(__name__)
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
@@ -256,6 +259,23 @@ class DefaultLogsSpecs(LogsSpecs):
             env[ERROR_FILE_VARIABLE] = ""
         nowhere = dict.fromkeys(envs, "")
         return LogsDest(stdouts=dict(nowhere), stderrs=dict(nowhere), error_files=dict(nowhere))
+
+
+def log_only_in_files(dest: LogsDest, role: str) -> bool:
+    """Log where the output is that no console shows. Returns whether there is any."""
+    if not (paths := dest.only_in_files):
+        return False
+    folder = os.path.commonpath([os.path.abspath(os.path.dirname(path)) for path in paths])
+    names = " and ".join(sorted({os.path.basename(path) for path in paths}))
+    log.warning("[%s] output of workers goes to files only: %s in %s", role, names, folder)
+    return True
+
+
+def link_log(path: str, link: str) -> None:
+    """Let the log of a worker that goes on from an earlier attempt be found in the folder of this one, too."""
+    if link not in ("", os.devnull, path):
+        with contextlib.suppress(OSError):  # a file system without links
+            os.symlink(os.path.relpath(path, os.path.dirname(link)), link)
 
 
 def _safe_name(name: str, limit: int) -> str:

@@ -138,6 +138,11 @@ class PContext(ABC):
         return ()
 
     @property
+    def survivors(self) -> tuple[int, ...]:
+        """Local ranks of those that wait in their processes for the next round; none by default."""
+        return ()
+
+    @property
     def succeeded(self) -> tuple[int, ...]:
         """Local ranks that have succeeded without being asked to stop; none by default."""
         return ()

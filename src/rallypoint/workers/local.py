@@ -5,6 +5,8 @@ Laws:
 1. From the moment that stopping begins, nobody is found to have failed: those that end then were stopped.
 2. If the reaper is lost, the workers that were not known to have ended have failed; they are killed with all that can
    be found, as far as the reaper's supervisor has not done that already.
+3. A worker that goes on in its process is handed from the context of one round to that of the next, with its outputs:
+   at each moment one context has it, and answers for it as for those that it has started itself.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from rallypoint.base.light_typing import TYPE_CHECKING, Any
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import exit_codes_of
 from rallypoint.logs.outputs import Outputs
-from rallypoint.logs.specs import LogsSpecs
+from rallypoint.logs.specs import LogsSpecs, link_log
 from rallypoint.workers.context import PContext, ProcessOptions, RunProcsResult
 from rallypoint.workers.process import AdoptedProcess, ChildProcess, WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from rallypoint.failures.out_of_memory import OomKills
     from rallypoint.logs.collapse import Collapse
     from rallypoint.workers.escalation import Escalation, StopInProgress, SweepInProgress
+    from rallypoint.workers.handover import Handover, Survivor
+    from rallypoint.workers.resumable import LeavingWorkers
 
 log = get_logger(__name__)
 
@@ -58,10 +62,13 @@ class LocalProcessesContext(PContext):
         self._owns_reaper = reaper is None
         self._options = options or ProcessOptions()
         self._processes: dict[int, ChildProcess] = {}
-        self._outputs: Outputs | None = None
+        self._outputs: dict[int, Outputs] = {}
         self._failures: dict[int, ProcessFailure] = {}
         self._oom_kills: OomKills | None = None
         self._closing: Escalation | None = None
+        self.handover: Handover | None = None
+        """What ends the round and has the workers that go on, once it has begun."""
+        self._started = False
         self._closed = False
 
     @abstractmethod
@@ -92,28 +99,48 @@ class LocalProcessesContext(PContext):
         return None
 
     def start(self) -> None:
-        if self._outputs is not None:
+        if self._started:
             raise ValueError(f"the processes of {self.name!r} have been started before; make a new context")
+        self._started = True
         try:
             self._prepare()
-            self._outputs = outputs = Outputs(
-                replace(self.dest, collapse=self._collapse(), reads_all=self._options.reads_all_output),
-                self.nprocs,
-                self.prefixes,
-                stdout_filters=self._options.stdout_filters,
-                stderr_filters=self._options.stderr_filters,
-            )
-            cpus = self._options.cpus(self.nprocs)
-            for rank in range(self.nprocs):
-                self._processes[rank] = process = self._start_one(rank, *outputs.stdio(rank), cpus[rank])
+            new = [rank for rank in range(self.nprocs) if rank not in self._processes]
+            if new:
+                self._start_new(new)
+            for process in self._processes.values():
                 process.on_stacks = partial(self.announce_stacks, process.pid)
-                outputs.started(rank)
             from rallypoint.failures.out_of_memory import OomKills
 
             self._oom_kills = OomKills()
         except BaseException:
             self.close(signal.SIGKILL)
             raise
+
+    def _start_new(self, ranks: Sequence[int]) -> None:
+        outputs = Outputs(
+            replace(self.dest, collapse=self._collapse(), reads_all=self._options.reads_all_output),
+            ranks,
+            self.prefixes,
+            stdout_filters=self._options.stdout_filters,
+            stderr_filters=self._options.stderr_filters,
+        )
+        self._outputs.update(dict.fromkeys(ranks, outputs))
+        cpus = self._options.cpus(self.nprocs)
+        for rank in ranks:
+            self._processes[rank] = self._start_one(rank, *outputs.stdio(rank), cpus[rank])
+            outputs.started(rank)
+        self._processes = dict(sorted(self._processes.items()))
+
+    def adopt(self, rank: int, survivor: Survivor) -> None:
+        """Take over the worker of a local rank, which goes on in its process, in the place of starting one."""
+        self._processes[rank], self._outputs[rank] = survivor.process, survivor.outputs
+        survivor.outputs.relabel(rank, self.prefixes.get(rank, ""), int(self.envs[rank].get("RANK", rank)))
+        streams = (self.stdouts, self.dest.tee_stdouts), (self.stderrs, self.dest.tee_stderrs)
+        for (files, shown), path in zip(streams, survivor.outputs.paths(rank), strict=True):
+            if path not in ("", os.devnull):
+                link_log(path, files[rank])
+            files[rank] = path
+            shown.update({rank: path} if rank in shown else {})
 
     def _collapse(self) -> Collapse | None:
         """How equal lines of several workers are shown once, if they are to be."""
@@ -128,10 +155,14 @@ class LocalProcessesContext(PContext):
         return {rank: process.pid for rank, process in self._processes.items()}
 
     def last_lines(self, local_rank: int) -> bytes:
-        return b"" if self._outputs is None else self._outputs.last_lines(local_rank)
+        return self._outputs[local_rank].last_lines(local_rank) if local_rank in self._outputs else b""
 
     def exit_fds(self) -> list[int]:
-        waited = [] if self._closed else [each for each in self._processes.values() if not each.seen_ended]
+        waited = (
+            []
+            if self._closed or self.handover is not None
+            else [each for each in self._processes.values() if not each.seen_ended]
+        )
         running = [each.fileno() for each in waited if not each.held_by_debugger]
         if waited and self._reaper is not None:  # also one that is lost: `poll` shall come at once
             running.append(self._reaper.fileno())
@@ -140,7 +171,7 @@ class LocalProcessesContext(PContext):
     def poll(self) -> RunProcsResult | None:
         # Each is polled once: who ended between two polls would be neither a failure nor a success.
         exitcodes = {rank: process.poll() for rank, process in self._processes.items()}
-        if self._closing is None:
+        if self._closing is None and self.handover is None:
             self._record_failures(exitcodes)
         if self._failures:
             return RunProcsResult({}, dict(self._failures), self.stdouts, self.stderrs)
@@ -161,7 +192,9 @@ class LocalProcessesContext(PContext):
 
     @property
     def running(self) -> tuple[int, ...]:
-        return () if self._closed else tuple(rank for rank, each in self._processes.items() if each.poll() is None)
+        if self._closed or self.handover is not None:
+            return ()
+        return tuple(rank for rank, each in self._processes.items() if each.poll() is None)
 
     @property
     def ended_in_order(self) -> bool:
@@ -179,13 +212,13 @@ class LocalProcessesContext(PContext):
 
     def announce_stacks(self, pid: int) -> None:
         rank = next((rank for rank, each in self._processes.items() if each.pid == pid), None)
-        if rank is None or self._outputs is None:
+        if rank is None or rank not in self._outputs:
             return
         own = self.envs[rank].get("RANK")
         name = f"{f'local rank {rank}' if own is None else f'rank {own}'} on {os.uname().nodename}"
-        path = self._outputs.log_of(rank)
+        path = self._outputs[rank].log_of(rank)
         log.warning("the stacks of %s (pid %d) %s", name, pid, f"are in {os.path.abspath(path)}" if path else "follow")
-        self._outputs.label(rank, f"[{name}] ")
+        self._outputs[rank].label(rank, f"[{name}] ")
 
     def _record_failures(self, exitcodes: Mapping[int, int | None]) -> None:
         """Record who has failed by itself. Those that are being stopped are never looked at here."""
@@ -216,15 +249,9 @@ class LocalProcessesContext(PContext):
     def _failure(self, rank: int, pid: int, exitcode: int) -> ProcessFailure:
         from rallypoint.failures.failure import ProcessFailure
 
-        assert self._outputs is not None
-        failure = ProcessFailure(
-            rank,
-            pid,
-            exitcode,
-            self.error_files.get(rank, ""),
-            last_lines=self._outputs.last_lines(rank),
-            log=self._outputs.log_of(rank),
-        )
+        outputs, error_file = self._outputs[rank], self.error_files.get(rank, "")
+        lines, log_path = outputs.last_lines(rank), outputs.log_of(rank)
+        failure = ProcessFailure(rank, pid, exitcode, error_file, last_lines=lines, log=log_path)
         if exitcode:
             from rallypoint.failures.system_diagnosis import explain_signal
 
@@ -233,10 +260,12 @@ class LocalProcessesContext(PContext):
         return failure
 
     def output_ages(self) -> tuple[float, ...]:
-        return () if self._outputs is None else self._outputs.ages()
+        return tuple(outputs.age(rank) for rank, outputs in sorted(self._outputs.items()))
 
     def output_marks(self) -> object:
-        return None if self._outputs is None or not self._options.reads_all_output else self._outputs.marks()
+        if not self._outputs or not self._options.reads_all_output:
+            return None
+        return [each.marks() for each in {id(each): each for each in list(self._outputs.values())}.values()]
 
     def begin_close(
         self,
@@ -249,19 +278,54 @@ class LocalProcessesContext(PContext):
         if self._closing is None:
             from rallypoint.workers.escalation import Escalation
 
+            if self.handover is not None:
+                self.handover.give_up()
             processes, number = list(self._processes.values()), death_sig or signal.SIGTERM
             sweep = self._sweep()
             self._closing = Escalation(processes, sweep, number, timeout, limit, sent=sent, finish=self._finish)
         return self._closing
 
     def shorten_close(self, until: float) -> None:
-        if self._closing is not None:
-            self._closing.shorten(until)
+        stopping = self._closing or self.handover
+        if stopping is not None:
+            stopping.shorten(until)
+
+    # Workers that go on in their processes
+
+    def begin_release(
+        self,
+        leaving: LeavingWorkers,
+        timeout: float,
+        death_sig: signal.Signals,
+        grace: float,
+        limit: float,
+        *,
+        sent: bool,
+    ) -> StopInProgress:
+        """Begin to end all workers but those that leave their round in time: `handover` has them then.
+
+        Args:
+            leaving: who was told to.
+            timeout: seconds that they have.
+            death_sig, grace, limit, sent: how the others are stopped; see `begin_close`.
+        """
+        from rallypoint.workers.escalation import Escalation, NoSweep
+        from rallypoint.workers.handover import Handover
+
+        assert self._reaper is not None
+        others = [each for rank, each in self._processes.items() if rank not in leaving.told]
+        stop = Escalation(others, NoSweep(), death_sig, grace, limit, sent=sent)
+        self.handover = Handover(self._reaper, self._processes, self._outputs, self.envs)
+        return self.handover.begin(leaving, stop, timeout, limit)
+
+    @property
+    def survivors(self) -> tuple[int, ...]:
+        return () if self.handover is None else self.handover.survivors
 
     def _finish(self) -> None:
         """Write all output to its end, and release everything."""
-        if self._outputs is not None:
-            self._outputs.close()
+        for outputs in {id(each): each for each in self._outputs.values()}.values():
+            outputs.close()
         for process in self._processes.values():
             process.release()
         if self._owns_reaper and self._reaper is not None:

@@ -25,11 +25,20 @@ _KILL_TREES_TIMEOUT = 1.0
 
 
 class Sweep:
-    """One sweep below one reaper; see `escalation.SweepInProgress`."""
+    """One sweep below one reaper; see `escalation.SweepInProgress`.
 
-    def __init__(self, reaper: ReaperClient, processes: Sequence[ChildProcess]) -> None:
+    Args:
+        reaper: below which all are.
+        processes: the workers that have ended, or are to end.
+        spared: the workers that go on.
+    """
+
+    def __init__(
+        self, reaper: ReaperClient, processes: Sequence[ChildProcess], spared: Sequence[ChildProcess] = ()
+    ) -> None:
         self._reaper = reaper
         self._processes = processes
+        self._spared = {each.pid for each in spared}
         self._fd = -1
         """Readable when the sweep is over; -1 before it has begun."""
         self._over = False
@@ -47,7 +56,7 @@ class Sweep:
         """
         self._close()
         try:
-            self._fd = self._reaper.begin_sweep(seconds)
+            self._fd = self._reaper.begin_sweep(seconds, self._spared)
         except ReaperLost:
             self._sweep_by_procfs()
 
@@ -73,10 +82,11 @@ class Sweep:
         self._reaper.give_up_sweep()
         self._close()
         # The session is that of the reaper and its supervisor; what they start is in others.
+        spared = self._reaper.excluded | {stat.pid for stat in _descendants(self._spared)}
         return [
             stat.pid
             for stat in _descendants({self._reaper.pid})
-            if not stat.ended and stat.session != self._reaper.pid and stat.pid not in self._reaper.excluded
+            if not stat.ended and stat.session != self._reaper.pid and stat.pid not in spared
         ]
 
     def _close(self) -> None:

@@ -45,7 +45,16 @@ def torch_flags(args: argparse.Namespace) -> dict[str, Any]:
         name: value
         for name, value in vars(args).items()
         if not name.startswith(("rallypoint", "preload", "host_prefix", "store_peers", "exit_codes", "incident_dir"))
-        and name not in {"tee_collapse", "progress_file", "preflight", "cluster", "node_check", "node_check_timeout"}
+        and name
+        not in {
+            "inprocess_timeout",
+            "tee_collapse",
+            "progress_file",
+            "preflight",
+            "cluster",
+            "node_check",
+            "node_check_timeout",
+        }
         and name not in {"preempt_signals", "stop_before_end", "requeue"}
         and name not in {"worker_env", "socket_ifname", "hang_timeout", "on_hang"}
     }

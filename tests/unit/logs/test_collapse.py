@@ -92,7 +92,7 @@ def collapsed(folder: Path, written: dict[int, bytes], seconds: float = 60.0) ->
     dest = LogsDest(
         stdouts=paths, stderrs=dict.fromkeys(paths, os.devnull), tee_stdouts=paths, collapse=Collapse(seconds, ranks)
     )
-    outputs = Outputs(dest, len(written), prefixes, stdout=console, stderr=console)
+    outputs = Outputs(dest, range(len(written)), prefixes, stdout=console, stderr=console)
     try:
         for rank, data in written.items():
             out, _ = outputs.stdio(rank)

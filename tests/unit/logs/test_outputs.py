@@ -107,7 +107,7 @@ def _garbage() -> bytes:
 
 
 def test_standard_error_passes_through_unchanged(out: Console, err: Console) -> None:
-    outputs = Outputs(LogsDest(), 1, {}, stdout=out.fd, stderr=err.fd)
+    outputs = Outputs(LogsDest(), range(1), {}, stdout=out.fd, stderr=err.fd)
     assert outputs.stdio(0)[0] is None
     worker = _start(outputs, 0, GARBAGE + "sys.stderr.buffer.write(data); os._exit(3)")
     assert worker.wait(DEADLINE) == 3
@@ -118,7 +118,7 @@ def test_standard_error_passes_through_unchanged(out: Console, err: Console) -> 
 
 
 def test_a_prompt_without_newline_appears_while_the_worker_waits(out: Console, err: Console) -> None:
-    outputs = Outputs(LogsDest(), 1, {}, stdout=out.fd, stderr=err.fd)
+    outputs = Outputs(LogsDest(), range(1), {}, stdout=out.fd, stderr=err.fd)
     stdout, stderr = outputs.stdio(0)
     code = "import sys; sys.stderr.write('name? '); sys.stderr.flush(); sys.stderr.write(sys.stdin.read())"
     command = [sys.executable, "-S", "-c", code]
@@ -131,11 +131,11 @@ def test_a_prompt_without_newline_appears_while_the_worker_waits(out: Console, e
 
 
 def test_the_last_bytes_before_a_crash_are_known_at_once(out: Console, err: Console) -> None:
-    outputs = Outputs(LogsDest(), 1, {}, stdout=out.fd, stderr=err.fd)
+    outputs = Outputs(LogsDest(), range(1), {}, stdout=out.fd, stderr=err.fd)
     for number in range(20):
         code = "import os, signal, sys; os.write(2, sys.argv[1].encode()); os.kill(os.getpid(), signal.SIGKILL)"
         outputs.close()
-        outputs = Outputs(LogsDest(), 1, {}, stdout=out.fd, stderr=err.fd)
+        outputs = Outputs(LogsDest(), range(1), {}, stdout=out.fd, stderr=err.fd)
         worker = _start(outputs, 0, code, f"last words {number}\n")
         os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
         assert outputs.last_lines(0) == f"last words {number}\n".encode()
@@ -151,7 +151,7 @@ def test_the_last_lines_come_from_the_file_where_there_is_one(
 ) -> None:
     files = _files(tmp_path, 1)
     dest = LogsDest(stderrs=files, tee_stderrs={} if redirected_only else files)
-    outputs = Outputs(dest, 1, {0: "[0]:"}, stdout=out.fd, stderr=err.fd)
+    outputs = Outputs(dest, range(1), {0: "[0]:"}, stdout=out.fd, stderr=err.fd)
     worker = _start(outputs, 0, "import os; os.write(2, b'x' * 100_000 + b'\\nlast words'); os._exit(1)")
     worker.wait(DEADLINE)
     assert re.fullmatch(rb"x+\[\.\.\.\]x+\nlast words", outputs.last_lines(0))
@@ -165,7 +165,7 @@ def test_one_long_line_does_not_displace_the_lines_before_it(
     tmp_path: Path, out: Console, err: Console, in_file: bool
 ) -> None:
     dest = LogsDest(stderrs=_files(tmp_path, 1)) if in_file else LogsDest()
-    outputs = Outputs(dest, 1, {}, stdout=out.fd, stderr=err.fd)
+    outputs = Outputs(dest, range(1), {}, stdout=out.fd, stderr=err.fd)
     program = "import sys; sys.stderr.write('before\\n' + 'x' * 900_000 + 'end\\nafter\\n')"
     _start(outputs, 0, program).wait(DEADLINE)
     before, line, after, _ = outputs.last_lines(0).split(b"\n")
@@ -180,7 +180,7 @@ def test_one_long_line_does_not_displace_the_lines_before_it(
 def test_lines_that_come_after_a_label_begin_with_it(tmp_path: Path, out: Console, err: Console, teed: bool) -> None:
     files = _files(tmp_path, 1)
     dest = LogsDest(stderrs=files, tee_stderrs=files) if teed else LogsDest()
-    outputs = Outputs(dest, 1, {0: "[0]:"}, stdout=out.fd, stderr=err.fd)
+    outputs = Outputs(dest, range(1), {0: "[0]:"}, stdout=out.fd, stderr=err.fd)
     code = """
 import os, sys
 os.write(2, b"one\\ntwo")
@@ -205,7 +205,7 @@ for byte in b"a\\n\\nb\\n":
 def test_redirected_streams_are_files_and_nothing_else(tmp_path: Path, out: Console, err: Console) -> None:
     threads = threading.active_count()
     dest = LogsDest(stdouts={0: str(tmp_path / "out")}, stderrs={0: str(tmp_path / "err")})
-    outputs = Outputs(dest, 1, {}, stdout=out.fd, stderr=err.fd)
+    outputs = Outputs(dest, range(1), {}, stdout=out.fd, stderr=err.fd)
     assert threading.active_count() == threads
     _start(outputs, 0, "import os; os.write(1, b'one\\n'); os.write(2, b'two\\n')").wait(DEADLINE)
     outputs.close()
@@ -218,14 +218,14 @@ def test_when_a_worker_has_last_written_is_known_of_files_and_of_what_passes_thr
     tmp_path: Path, out: Console, err: Console
 ) -> None:
     dest = LogsDest(stdouts={0: str(tmp_path / "out")}, stderrs={0: str(tmp_path / "err")})
-    outputs = Outputs(dest, 4, {}, stdout=out.fd, stderr=err.fd)
+    outputs = Outputs(dest, range(4), {}, stdout=out.fd, stderr=err.fd)
     code = "import os, time; os.write({}, b'x'); time.sleep(0.2)"
     started = [_start(outputs, rank, code.format(fd)) for rank, fd in enumerate((1, 2, 1))]
     started.append(_start(outputs, 3, "pass"))
     for each in started:
         each.wait(DEADLINE)
     err.wait_for(lambda got: b"x" in got)
-    in_file, through_us, inherited, silent = outputs.ages()
+    in_file, through_us, inherited, silent = (outputs.age(rank) for rank in range(4))
     assert 0 <= in_file < DEADLINE
     assert 0 <= through_us < DEADLINE
     assert (inherited, silent) == (-1.0, -1.0), "what goes past us is not known"
@@ -236,7 +236,7 @@ def test_when_a_worker_has_last_written_is_known_of_files_and_of_what_passes_thr
 
 def test_teed_bytes_are_carried_whatever_they_are(tmp_path: Path, out: Console, err: Console) -> None:
     files = _files(tmp_path, 1)
-    outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), 1, {0: "[ü0]:"}, stdout=out.fd, stderr=err.fd)
+    outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), range(1), {0: "[ü0]:"}, stdout=out.fd, stderr=err.fd)
     _start(outputs, 0, GARBAGE + "sys.stdout.buffer.write(data)").wait(DEADLINE)
     outputs.close()
     assert _digest((tmp_path / "0.log").read_bytes()) == _digest(_garbage())
@@ -247,7 +247,7 @@ def test_teed_bytes_are_carried_whatever_they_are(tmp_path: Path, out: Console, 
 
 def test_teed_lines_appear_while_the_worker_runs(tmp_path: Path, out: Console, err: Console) -> None:
     files = _files(tmp_path, 1)
-    outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), 1, {0: "[0]:"}, stdout=out.fd, stderr=err.fd)
+    outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), range(1), {0: "[0]:"}, stdout=out.fd, stderr=err.fd)
     stdout, stderr = outputs.stdio(0)
     command = [sys.executable, "-S", "-u", "-c", "print('ready'); input(); print('done')"]
     worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr)
@@ -260,7 +260,7 @@ def test_teed_lines_appear_while_the_worker_runs(tmp_path: Path, out: Console, e
 
 def test_a_teed_progress_bar_is_seen_before_it_ends(tmp_path: Path, out: Console, err: Console) -> None:
     files = _files(tmp_path, 1)
-    outputs = Outputs(LogsDest(stderrs=files, tee_stderrs=files), 1, {0: "[0]:"}, stdout=out.fd, stderr=err.fd)
+    outputs = Outputs(LogsDest(stderrs=files, tee_stderrs=files), range(1), {0: "[0]:"}, stdout=out.fd, stderr=err.fd)
     stdout, stderr = outputs.stdio(0)
     command = [
         sys.executable,
@@ -279,7 +279,9 @@ def test_a_teed_progress_bar_is_seen_before_it_ends(tmp_path: Path, out: Console
 
 def test_a_line_of_ten_megabytes_arrives_whole_between_others(tmp_path: Path, out: Console, err: Console) -> None:
     files = _files(tmp_path, 2)
-    outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), 2, {0: "[0]:", 1: "[1]:"}, None, out.fd, err.fd)
+    outputs = Outputs(
+        LogsDest(stdouts=files, tee_stdouts=files), range(2), {0: "[0]:", 1: "[1]:"}, None, out.fd, err.fd
+    )
     long = (
         "import sys; w = sys.stdout.buffer; [w.write(b'x' * 100_000) for _ in range(100)]; w.write(b'\\n'); w.flush()"
     )
@@ -325,7 +327,7 @@ def test_two_floods_lose_nothing_and_mix_no_line(tmp_path: Path, teed: bool) -> 
     files = _files(tmp_path, 2) if teed else {}
     prefixes = {0: "[0]:", 1: "[1]:"} if teed else {0: "", 1: ""}
     with shown.open("wb") as console:
-        outputs = Outputs(LogsDest(stderrs=files, tee_stderrs=files), 2, prefixes, None, 1, console.fileno())
+        outputs = Outputs(LogsDest(stderrs=files, tee_stderrs=files), range(2), prefixes, None, 1, console.fileno())
         workers = [_start(outputs, rank, FLOOD.format(fd=2), name) for rank, name in enumerate("ab")]
         for worker in workers:
             assert worker.wait(DEADLINE) == 0
@@ -343,7 +345,7 @@ def test_two_floods_lose_nothing_and_mix_no_line(tmp_path: Path, teed: bool) -> 
 
 def test_a_grandchild_that_holds_the_pipe_does_not_hold_us(out: Console, err: Console) -> None:
     before = threading.active_count()
-    outputs = Outputs(LogsDest(), 1, {}, stdout=out.fd, stderr=err.fd)
+    outputs = Outputs(LogsDest(), range(1), {}, stdout=out.fd, stderr=err.fd)
     code = """
 import os, signal, sys
 gate, open_gate = os.pipe()
@@ -366,7 +368,7 @@ os.write(2, b"child " + os.read(gate, 20) + b"\\n")
 def test_a_grandchild_that_writes_for_ever_does_not_hold_us(tmp_path: Path, out: Console, err: Console) -> None:
     files = _files(tmp_path, 2)
     dest = LogsDest(stderrs={1: files[1]}, tee_stderrs={1: files[1]})
-    outputs = Outputs(dest, 2, {1: "[1]:"}, None, out.fd, err.fd)
+    outputs = Outputs(dest, range(2), {1: "[1]:"}, None, out.fd, err.fd)
     code = "import os, sys\nif os.fork() == 0:\n  while os.write(2, b'again\\n'): pass\nos.write(2, b'worker\\n')\n"
     workers = [_start(outputs, rank, f"import os; os.setsid()\n{code}") for rank in (0, 1)]
     for worker in workers:
@@ -389,7 +391,7 @@ def test_on_a_terminal_workers_see_a_terminal_of_its_size() -> None:
     try:
         tty.setraw(console.fd)
         termios.tcsetwinsize(console.fd, (33, 77))
-        outputs = Outputs(LogsDest(), 1, {}, stdout=1, stderr=console.fd)
+        outputs = Outputs(LogsDest(), range(1), {}, stdout=1, stderr=console.fd)
         code = """
 import os, sys
 os.write(2, f"{sys.stderr.isatty()} {tuple(os.get_terminal_size(2))}\\n".encode())
@@ -415,12 +417,12 @@ def test_hidden_ranks_are_kept_for_the_report_and_not_shown(tmp_path: Path, out:
         (LogsDest(stdouts=teed, tee_stdouts=teed), {1}),
         (LogsDest(stdouts=teed, stderrs={0: os.devnull}), None),
     ):
-        outputs = Outputs(dest, 2, {0: "[0]:", 1: "[1]:"}, filtered, out.fd, err.fd)
+        outputs = Outputs(dest, range(2), {0: "[0]:", 1: "[1]:"}, filtered, out.fd, err.fd)
         _start(outputs, 0, code).wait(DEADLINE)
         outputs.close()
         assert outputs.last_lines(0) == b"err\n"
         assert (tmp_path / "0").read_bytes() == b"out\n"
-    outputs = Outputs(LogsDest(), 1, {}, {1}, out.fd, err.fd)
+    outputs = Outputs(LogsDest(), range(1), {}, {1}, out.fd, err.fd)
     stdout, _ = outputs.stdio(0)
     assert stdout is not None
     assert os.path.samestat(os.fstat(stdout), os.stat(os.devnull))
@@ -447,7 +449,7 @@ def test_who_writes_where_nobody_reads_any_more_meets_that_as_without_us(already
     reading, writing = (end.detach() for end in socketpair()) if socket else os.pipe()
     if already:
         os.close(reading)
-    outputs = Outputs(LogsDest(), 1, {}, stdout=writing, stderr=writing)
+    outputs = Outputs(LogsDest(), range(1), {}, stdout=writing, stderr=writing)
     os.close(writing)
     worker = _start(outputs, 0, LOUD)
     try:
@@ -466,7 +468,7 @@ def test_a_console_that_nobody_reads_costs_a_teed_worker_nothing(tmp_path: Path)
     """It writes to its file."""
     reading, writing = os.pipe()
     files = _files(tmp_path, 1)
-    outputs = Outputs(LogsDest(stderrs=files, tee_stderrs=files), 1, {}, stdout=writing, stderr=writing)
+    outputs = Outputs(LogsDest(stderrs=files, tee_stderrs=files), range(1), {}, stdout=writing, stderr=writing)
     os.close(reading)
     os.close(writing)
     worker = _start(outputs, 0, GARBAGE + "[sys.stderr.buffer.write(data) for _ in range(20)]; os._exit(0)")
@@ -477,7 +479,7 @@ def test_a_console_that_nobody_reads_costs_a_teed_worker_nothing(tmp_path: Path)
 
 def test_a_full_disk_behind_the_console_costs_its_bytes_only() -> None:
     with open("/dev/full", "wb", buffering=0) as full:
-        outputs = Outputs(LogsDest(), 1, {}, stdout=full.fileno(), stderr=full.fileno())
+        outputs = Outputs(LogsDest(), range(1), {}, stdout=full.fileno(), stderr=full.fileno())
         assert _start(outputs, 0, GARBAGE + "[sys.stderr.buffer.write(data) for _ in range(20)]").wait(DEADLINE) == 0
         assert outputs.last_lines(0) == _garbage()[-64 * 1024 :]
         outputs.close()
@@ -486,7 +488,7 @@ def test_a_full_disk_behind_the_console_costs_its_bytes_only() -> None:
 def test_a_console_that_was_never_open_costs_nothing_at_all() -> None:
     with open(os.devnull) as file:
         closed = file.fileno()
-    outputs = Outputs(LogsDest(), 1, {}, stdout=closed, stderr=closed)
+    outputs = Outputs(LogsDest(), range(1), {}, stdout=closed, stderr=closed)
     assert _start(outputs, 0, "import os; os.write(2, b'words\\n')").wait(DEADLINE) == 0
     assert outputs.last_lines(0) == b"words\n"
     outputs.close()
@@ -494,7 +496,7 @@ def test_a_console_that_was_never_open_costs_nothing_at_all() -> None:
 
 def test_a_console_that_somebody_made_nonblocking_gets_everything(out: Console, err: Console) -> None:
     os.set_blocking(err.fd, False)
-    outputs = Outputs(LogsDest(), 1, {}, stdout=out.fd, stderr=err.fd)
+    outputs = Outputs(LogsDest(), range(1), {}, stdout=out.fd, stderr=err.fd)
     _start(outputs, 0, GARBAGE + "[sys.stderr.buffer.write(data) for _ in range(20)]").wait(DEADLINE)
     outputs.close()
     assert _digest(err.end()) == _digest(_garbage() * 20)
@@ -504,7 +506,7 @@ def test_long_lines_are_carried_to_a_console_that_takes_them_bit_by_bit(tmp_path
     """A pipe takes less than is offered at once, and a non-blocking one sometimes nothing."""
     files = _files(tmp_path, 2)
     os.set_blocking(out.fd, False)
-    outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), 2, {0: "[0]:", 1: "[1]:"}, None, out.fd, 2)
+    outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), range(2), {0: "[0]:", 1: "[1]:"}, None, out.fd, 2)
     code = """
 import os, sys
 name, at = sys.argv[1].encode(), 0
@@ -526,7 +528,7 @@ def test_a_standard_output_that_takes_no_bytes_does_not_hold_up_standard_error(t
     reading, writing = os.pipe()
     outs, errs = {0: str(tmp_path / "out")}, {0: str(tmp_path / "err")}
     dest = LogsDest(stdouts=outs, tee_stdouts=outs, stderrs=errs, tee_stderrs=errs)
-    outputs = Outputs(dest, 1, {0: "[0]:"}, None, writing, err.fd)
+    outputs = Outputs(dest, range(1), {0: "[0]:"}, None, writing, err.fd)
     os.close(writing)
     code = "import os; [os.write(1, b'x' * 99_999 + b'\\n') for _ in range(10)]; os.write(2, b'seen\\n')"
     _start(outputs, 0, code).wait(DEADLINE)
@@ -541,7 +543,7 @@ def test_a_standard_output_that_takes_no_bytes_does_not_hold_up_standard_error(t
 def test_a_console_that_takes_no_bytes_does_not_hold_us_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CLOSE_TIMEOUT", 0.2)
     reading, writing = os.pipe()
-    outputs = Outputs(LogsDest(), 1, {}, stdout=writing, stderr=writing)
+    outputs = Outputs(LogsDest(), range(1), {}, stdout=writing, stderr=writing)
     os.close(writing)
     assert _start(outputs, 0, GARBAGE + "sys.stderr.buffer.write(data)").wait(DEADLINE) == 0
     assert outputs.last_lines(0) == _garbage()[-64 * 1024 :]
@@ -554,18 +556,20 @@ def test_everything_is_given_back(tmp_path: Path, out: Console, err: Console) ->
     files = _files(tmp_path, 2)
     before = set(os.listdir("/proc/self/fd")), threading.active_count()
     for _ in range(3):
-        outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), 2, {}, None, out.fd, err.fd)
+        outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), range(2), {}, None, out.fd, err.fd)
         _start(outputs, 0, "print('x')").wait(DEADLINE)  # the other worker is never started
         outputs.close()
         outputs.close()
     with pytest.raises(UserError, match=r"missing.*No such file.*--log-dir"):
-        Outputs(LogsDest(stdouts={0: files[0], 1: str(tmp_path / "missing" / "log")}), 2, {}, None, out.fd, err.fd)
+        Outputs(
+            LogsDest(stdouts={0: files[0], 1: str(tmp_path / "missing" / "log")}), range(2), {}, None, out.fd, err.fd
+        )
     assert (set(os.listdir("/proc/self/fd")), threading.active_count()) == before
 
 
 def test_the_thread_sleeps_while_nothing_is_written(tmp_path: Path, out: Console, err: Console) -> None:
     files = _files(tmp_path, 1)
-    outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), 1, {0: "[0]:"}, stdout=out.fd, stderr=err.fd)
+    outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), range(1), {0: "[0]:"}, stdout=out.fd, stderr=err.fd)
     stdout, stderr = outputs.stdio(0)
     command = [sys.executable, "-S", "-u", "-c", "print('ready'); input()"]
     worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr)
@@ -591,7 +595,7 @@ def _wakeups(thread: threading.Thread) -> int:
 @pytest.mark.usefixtures("no_grace")
 def test_both_streams_on_one_console_share_the_scheduler(tmp_path: Path, out: Console) -> None:
     files = {1: str(tmp_path / "1")}
-    outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), 2, {1: "[1]:"}, stdout=out.fd, stderr=out.fd)
+    outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), range(2), {1: "[1]:"}, stdout=out.fd, stderr=out.fd)
     stdout, stderr = outputs.stdio(0)
     code = "import os; os.write(2, b'half '); input(); os.write(2, b'line\\n')"
     first = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=stdout, stderr=stderr)
@@ -610,7 +614,7 @@ from rallypoint.logs.outputs import Outputs
 from rallypoint.logs.specs import LogsDest
 configure()
 file = {0: sys.argv[1]}
-outputs = Outputs(LogsDest(stdouts=file, tee_stdouts=file), 1, {0: "[0]:"}, stdout=2, stderr=2)
+outputs = Outputs(LogsDest(stdouts=file, tee_stdouts=file), range(1), {0: "[0]:"}, stdout=2, stderr=2)
 flood = "import os; os.write(1, b''.join(b'%d of the flood, which is long\\\\n' % each for each in range(60_000)))"
 worker = subprocess.Popen([sys.executable, "-c", flood], stdout=outputs.stdio(0)[0])
 worker.wait()
@@ -677,7 +681,7 @@ from rallypoint.logs.outputs import Outputs
 from rallypoint.logs.specs import DefaultLogsSpecs
 envs = {0: {}, 1: {}}
 specs = DefaultLogsSpecs()
-Outputs(specs.reify(envs), 2, {}).close()
+Outputs(specs.reify(envs), range(2), {}).close()
 specs.clean_up()
 print(*sys.modules)
 """

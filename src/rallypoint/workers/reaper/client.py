@@ -204,21 +204,19 @@ class ReaperClient:
         """
         self._request(protocol.CLEANUP, [os.fsencode(each) for each in empty], [os.fsencode(each) for each in whole])
 
-    def begin_sweep(self, seconds: float = 0.0) -> int:
-        """Have everything ended that the workers are and have left, in the place of a sweep that runs.
+    def begin_sweep(self, seconds: float = 0.0, spared: Collection[int] = ()) -> int:
+        """Have all ended that the workers are and have left, in the place of a sweep that runs. Raises ReaperLost.
 
         Args:
             seconds: between SIGTERM and SIGKILL; 0 for SIGKILL at once.
+            spared: pids of workers that go on, with what is below them or in their sessions.
 
         Returns:
             A descriptor, which the caller closes: a byte when the sweep is over, only its end if the reaper is lost.
-
-        Raises:
-            ReaperLost: see the class.
         """
         reading, writing = os.pipe2(os.O_CLOEXEC)
         try:
-            self._exchange((protocol.SWEEP, seconds), [writing], answered=False)
+            self._exchange((protocol.SWEEP, seconds, list(spared)), [writing], answered=False)
         except BaseException:
             os.close(reading)
             raise

@@ -7,6 +7,7 @@ Laws:
 3. A sweep kills nothing that is started after it was begun, and what has once outlived SIGKILL is not waited for again.
    It may begin with one SIGTERM to each process.
 4. What is excluded, with all below it, is spared by every sweep, but not by the end.
+5. What one sweep spares it spares with all that is below it or in the session that it leads.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ class ProcessTree:
         self._terminated: set[tuple[int, int]] = set()
         self._stuck: set[tuple[int, int]] = set()
         self._excluded: set[int] = set()
+        self._spared: set[int] = set()
+        """Children that the sweep that was begun last spares."""
 
     def exclude(self, pid: int) -> None:
         """Spare this child, and what is below it, in every sweep from now on."""
@@ -100,13 +103,15 @@ class ProcessTree:
             if pid == 0:
                 return True
             self._excluded.discard(pid)
+            self._spared.discard(pid)
             if pid in self.started:
                 self.started.discard(pid)
                 self.exits[pid] = posix.waitstatus_to_exitcode(status)
 
-    def begin_sweep(self, seconds: float) -> None:
-        """From now on `sweep` sends all that is below SIGTERM, and SIGKILL after so many seconds."""
+    def begin_sweep(self, seconds: float, spared: Collection[int] = ()) -> None:
+        """From now on `sweep` sends all that is below, but the spared, SIGTERM, and SIGKILL after so many seconds."""
         self._kill_at = time.monotonic() + seconds
+        self._spared = self.started.intersection(spared)
         self._terminated.clear()
 
     def sweep(self) -> bool:
@@ -149,24 +154,32 @@ class ProcessTree:
         """What is below us and not excluded. What was adopted may still be below what is excluded, for a moment."""
         me = posix.getpid()
         parents = {pid: me if pid in self.started else each.parent for pid, each in found.items()}
-        return [found[pid] for pid in descendants(me, parents, self._excluded)]
+        spared = self._excluded | self._spared
+        if self._spared:
+            spared |= {pid for pid, each in found.items() if each.session in self._spared}
+        return [found[pid] for pid in descendants(me, parents, spared)]
 
     def _has_other_children(self) -> bool:
         """Whether there is a child that is neither stuck nor excluded, where it is known that there is one."""
-        if not self._stuck and not self._excluded:
+        spared = self._excluded | self._spared
+        if not self._stuck and not spared:
             return True
         me = posix.getpid()
         return any(
-            (each.parent == me or pid in self.started) and pid not in self._excluded and each.key not in self._stuck
+            (each.parent == me or pid in self.started)
+            and pid not in spared
+            and each.session not in self._spared
+            and each.key not in self._stuck
             for pid, each in process_table().items()
         )
 
     def _only_excluded(self) -> bool:
-        """Whether the kernel's list of our children, where it has one, names only those that are excluded.
+        """Whether the kernel's list of our children, where it has one, names only those that are spared.
 
         The list is exact: from that of a process with one thread, only that thread's own `waitpid` takes any.
         """
-        if not self._excluded or self.started - self._excluded:
+        spared = self._excluded | self._spared
+        if not spared or self.started - spared:
             return False
         me = posix.getpid()
         try:
@@ -174,7 +187,7 @@ class ProcessTree:
         except OSError:
             return False
         try:
-            return set(map(int, posix.read(fd, 4096).split())) <= self._excluded
+            return set(map(int, posix.read(fd, 4096).split())) <= spared
         except OSError:
             return False
         finally:

@@ -164,11 +164,11 @@ class Reaper:
         self._cleanup = (empty, whole)
         self._answer(None)
 
-    def _begin_sweep(self, seconds: float) -> None:
+    def _begin_sweep(self, seconds: float, spared: list[int]) -> None:
         self._end_sweep()
         # Without room for the pipe, the agent finds it closed, and the sweep goes on all the same.
         self._sweep_pipe = next(iter(self._take(1)), -1)
-        self._tree.begin_sweep(seconds)
+        self._tree.begin_sweep(seconds, spared)
 
     def _end_sweep(self) -> None:
         pipe, self._sweep_pipe = self._sweep_pipe, -1

@@ -31,9 +31,10 @@ ADOPT   pid, excluded -> whether it is there, which will fall to the reaper as a
             on; excluded: it may become one, and until it is adopted as such no sweep touches it
 SIGNALS -> numbers of the signals that the reaper was sent since it was last asked, or last started a worker
 CLEANUP folders to remove where they are empty, folders to remove whole -> nothing
-SWEEP   seconds, with the writing end of a pipe: SIGTERM to all that is below, after so many seconds SIGKILL, again and
-            again until nothing is left; 0 for SIGKILL at once. It replaces a sweep before it. When it is over, or
-            given up, a byte goes into the pipe
+SWEEP   seconds, pids, with the writing end of a pipe: SIGTERM to all that is below, after so many seconds SIGKILL,
+            again and again until nothing is left; 0 for SIGKILL at once. It spares the workers with these pids, and
+            what is below them or in their sessions. It replaces a sweep before it. When it is over, or given up, a
+            byte goes into the pipe
 GIVE_UP the sweep is given up
 CLOSE   the agent needs the reaper no more
 """

@@ -1,0 +1,174 @@
+"""Workers of this node that go on in their processes when a round ends (`rallypoint.inprocess`).
+
+Imported when a worker may have announced that it can. Of each round
+
+    begin_release  the round is over: who can go on is told to leave it, the others end (`workers/release.py`)
+    (a Preparation) they wait; where not all workers of the job can go on, they are ended before the new ones start
+    enter          a context of the new round takes them over, and they are told of it
+
+Laws:
+
+1. A worker goes on only if one of each local rank of its node has announced itself in this run: else all workers of the
+   job are started anew anyway, and none is asked to leave.
+2. Who dies while it waits is started anew, and has failed in no round.
+3. What such a one has left is ended before another one starts in its place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from signal import SIGKILL, SIGTERM, Signals
+from typing import TYPE_CHECKING
+
+from rallypoint.agent.spec import WorkerGroup
+from rallypoint.base.log import get_logger
+from rallypoint.workers.local import LocalProcessesContext
+from rallypoint.workers.resumable import LeavingWorkers, WorkerChannel
+
+if TYPE_CHECKING:
+    from rallypoint.agent.controller import WorkerController
+    from rallypoint.agent.grace_period import GracePeriods
+    from rallypoint.workers.context import PContext
+    from rallypoint.workers.escalation import StopInProgress
+
+log = get_logger(__name__)
+
+
+def find_survivors(workers: WorkerController) -> Survivors | None:
+    """Have the workers go on that can; None as long as none has announced itself, or they are functions."""
+    if not WorkerChannel(workers.group.notices).announced():
+        return None
+    if not isinstance(workers.group.spec.entrypoint, str):
+        log.warning("[%s] workers that are functions do not go on in their processes", workers.group.spec.role)
+        return None
+    found = Survivors(workers.group, workers.grace, workers.rendezvous.close_store)
+    workers.preparations.append(found)
+    return found
+
+
+class Survivors:
+    """Those of one agent. A `Preparation` of each round.
+
+    Args:
+        group: all its workers.
+        grace: how long they have to end.
+        close_store: closes the worker store of the present round, if it is here.
+    """
+
+    failure = failed_node = ""
+    ends_job = False
+
+    def __init__(self, group: WorkerGroup, grace: GracePeriods, close_store: Callable[[], None]) -> None:
+        self._group = group
+        self._grace = grace
+        self._close_store = close_store
+        self._announced: set[int] = set()
+        self._context: LocalProcessesContext | None = None
+        """That of the round before, while some of its workers wait."""
+        self._waiting: tuple[int, ...] = ()
+        self._ending: StopInProgress | None = None
+
+    def all_announced(self) -> bool:
+        """Whether a worker of each local rank has announced itself in this run; to be asked before workers are stopped,
+        since what the ended have left goes then."""
+        self._announced |= WorkerChannel(self._group.notices).announced()
+        return self._announced.issuperset(range(self._group.spec.local_world_size))
+
+    # The end of a round
+
+    def begin_release(
+        self, context: PContext, death_sig: Signals, grace: float, limit: float, *, sent: bool
+    ) -> StopInProgress | None:
+        """Have those leave their round who can, and end the others; see `LocalProcessesContext.begin_release`.
+
+        Returns:
+            The stop that is under way; None if nobody is in a round: those who go on have left theirs before.
+        """
+        assert isinstance(context, LocalProcessesContext), "only such workers are asked to leave"
+        if context is self._context:  # the round is over before it has begun here
+            return self._ending
+        assert self._group.placement is not None
+        channel = WorkerChannel(self._group.notices)
+        can = channel.announced().intersection(context.running)
+        leaving = LeavingWorkers(channel, sorted(can), self._group.placement.round)
+        self._close_store()
+        self._context = context
+        return context.begin_release(leaving, self._group.spec.inprocess_timeout, death_sig, grace, limit, sent=sent)
+
+    # While they wait
+
+    def begin(self, group: WorkerGroup) -> None:
+        """The node has entered a round."""
+        context = self._context
+        if context is None or not context.survivors or group.placement is None or not group.placement.restart_workers:
+            return
+        log.warning(
+            "[%s] all workers are started anew: not all workers of the job can go on in their processes",
+            group.spec.role,
+        )
+        self._ending = context.begin_close(SIGTERM, self._grace.of(failed=True))
+
+    def fds(self) -> list[int]:
+        """Readable when one that waits has ended, or the end of some goes on."""
+        if self._ending is not None:
+            return self._ending.fds()
+        handover = None if self._context is None else self._context.handover
+        return [] if handover is None else handover.fds()
+
+    def wake_at(self) -> float:
+        """When the end of some goes on by itself; infinite for never."""
+        return math.inf if self._ending is None else self._ending.wake_at()
+
+    def step(self) -> None:
+        """Go on with what has begun; end what those have left who have ended while they waited."""
+        if self._ending is not None:
+            if not self._ending.step():
+                return
+            self._ending = None
+        if self._context is not None and self._context.handover is not None:
+            self._ending = self._context.handover.end_remains()
+
+    def preparing(self) -> bool:
+        """Whether something of the round before has to end first."""
+        self.step()
+        return self._ending is not None
+
+    def cancel(self) -> None:
+        """What has begun to end does so."""
+
+    def close(self) -> None:
+        """The run is over; the workers are gone."""
+        self._context = None
+
+    # The next round
+
+    def enter(self, context: PContext) -> tuple[int, ...]:
+        """Have those who wait enter the round of a context that is not started yet, which takes them over.
+
+        Returns:
+            Their local ranks.
+        """
+        assert self._group.placement is not None
+        previous, self._context = self._context, None
+        if previous is None or previous.handover is None or not isinstance(context, LocalProcessesContext):
+            return ()
+        channel, round_ = WorkerChannel(self._group.notices), self._group.placement.round
+        entered = []
+        for rank in previous.survivors:
+            survivor = previous.handover.hand_over(rank)
+            gone = dict.fromkeys(survivor.environment.keys() - context.envs[rank].keys())
+            if channel.enter(rank, round_, {**gone, **context.envs[rank]}):
+                context.adopt(rank, survivor)
+                entered.append(rank)
+            else:
+                log.warning(
+                    "worker %d (local rank %d) does not go on; another takes its place", survivor.process.pid, rank
+                )
+                survivor.process.signal(SIGKILL)
+                survivor.process.release()
+        size = self._group.spec.local_world_size
+        channel.remove(set(range(size)).difference(entered))
+        if entered:
+            log.warning("[%s] %d of %d workers go on in their processes", self._group.spec.role, len(entered), size)
+        return tuple(entered)

@@ -1,0 +1,173 @@
+"""The stop of a round after which some workers go on in their processes.
+
+    RELEASING  who can go on was told to leave the round, and has `timeout` seconds to come out of its function; all
+               others end meanwhile, by an `Escalation` of their own. Who has not come out in time is ended too: stacks,
+               SIGKILL
+    SWEEPING   nobody is in the old round any more: what the ended ones have left is ended, as by any other stop
+    DONE
+
+Laws:
+
+1. Nothing here blocks: see `StopInProgress`.
+2. It waits for those who were told no longer than `timeout`, and for their stacks; and for nobody once `kill_now` was
+   called, after which nobody goes on.
+3. Who goes on is spared, with all that it has started: see `reaper.process_tree`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from signal import SIGABRT, SIGKILL, SIGTERM
+
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.log import get_logger
+from rallypoint.base.procfs import catches
+from rallypoint.workers.escalation import (
+    STACKS_TIMEOUT,
+    Escalation,
+    NoSweep,
+    StopInProgress,
+    StoppableProcess,
+    SweepInProgress,
+)
+from rallypoint.workers.resumable import POLL, LeavingWorkers
+
+log = get_logger(__name__)
+
+
+class Release:
+    """One such stop; the workers were told before.
+
+    Args:
+        leaving: who was told to leave.
+        processes: of all workers, by local rank; some may have ended already.
+        others: ends those of them that were not told, and sweeps nothing.
+        sweep: makes what ends all that workers have left, but those whose local ranks it is given, who go on.
+        timeout: seconds that who was told has to leave.
+        limit: seconds between SIGKILL and giving up, but one at least.
+        finish: called once with the local ranks of those who go on.
+        clock: of `wake_at`.
+    """
+
+    def __init__(
+        self,
+        leaving: LeavingWorkers,
+        processes: Mapping[int, StoppableProcess],
+        others: StopInProgress,
+        sweep: Callable[[Sequence[int]], SweepInProgress],
+        timeout: float,
+        limit: float,
+        finish: Callable[[Sequence[int]], None],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._leaving = leaving
+        self._waiting = {rank: processes[rank] for rank in sorted(leaving.told)}
+        """Who was told, and has neither left nor ended."""
+        self._left: dict[int, StoppableProcess] = {}
+        self._stops: list[StopInProgress] = [others]
+        self._make_sweep = sweep
+        self._sweep: Escalation | None = None
+        self._limit = limit
+        self._timeout = timeout
+        self._until = clock.monotonic() + timeout
+        self._late: Escalation | None = None
+        """Ends those who have not left in time, and write their stacks."""
+        self._kill_late_at = math.inf
+        self._finish = finish
+        self._finished = False
+        self._clock = clock
+
+    def fds(self) -> list[int]:
+        """Descriptors that become readable when there is something to do."""
+        stops = self._stops if self._sweep is None else [self._sweep]
+        fds = [fd for each in stops for fd in each.fds()]
+        if self._waiting:
+            running = (each.fileno() for each in self._waiting.values() if not each.held_by_debugger)
+            fds += [*self._leaving.fds(), *running]
+        return fds
+
+    def wake_at(self) -> float:
+        """When there is something to do by itself, in seconds on the clock; infinite when done."""
+        if self._finished:
+            return math.inf
+        if self._sweep is not None:
+            return self._sweep.wake_at()
+        times = [self._kill_late_at, *(each.wake_at() for each in self._stops)]
+        if self._waiting:
+            times.append(self._until)
+            if self._leaving.must_be_polled or any(each.held_by_debugger for each in self._waiting.values()):
+                times.append(self._clock.monotonic() + POLL)
+        return min(times, default=0.0) if self._stops or self._waiting else 0.0
+
+    def step(self) -> bool:
+        """Do what is due. Returns whether nobody is in the old round any more, nor what ended ones left."""
+        if self._finished:
+            return True
+        if self._waiting:
+            self._look()
+        now = self._clock.monotonic()
+        if self._waiting and now >= self._until:
+            self._end_late(now)
+        if self._late is not None and now >= self._kill_late_at:
+            self._kill_late_at = math.inf
+            self._late.kill_now()
+        self._stops = [each for each in self._stops if not each.step()]
+        if self._sweep is None and not self._stops and not self._waiting:
+            self._leaving.close()
+            spared = sorted(rank for rank, each in self._left.items() if each.poll() is None)
+            self._sweep = Escalation([], self._make_sweep(spared), SIGTERM, 0.0, self._limit, self._clock)
+        if self._sweep is not None and self._sweep.step():
+            self._finished = True
+            self._finish(sorted(rank for rank, each in self._left.items() if each.poll() is None))
+        return self._finished
+
+    def shorten(self, until: float) -> None:
+        """Who was told has no longer than until this moment on the clock to leave, nor have others to end."""
+        self._until = min(self._until, until)
+        for each in self._stops:
+            if isinstance(each, Escalation):
+                each.shorten(until)
+
+    def kill_now(self) -> None:
+        """Give no more time, and let nobody go on: SIGKILL to all that is left."""
+        if self._finished:
+            return
+        for each in (*self._waiting.values(), *self._left.values()):
+            each.signal(SIGKILL)
+        killed = [*self._waiting.values(), *self._left.values()]
+        self._waiting, self._left = {}, {}
+        for stop in self._stops:
+            stop.kill_now()
+        self._kill_late_at = math.inf
+        self._leaving.close()
+        self._sweep = Escalation(killed, self._make_sweep(()), SIGKILL, 0.0, self._limit, self._clock)
+
+    def close(self) -> None:
+        """Somebody else ends all."""
+        self._leaving.close()
+
+    def _look(self) -> None:
+        left = self._leaving.left()
+        for rank, process in list(self._waiting.items()):
+            if process.poll() is not None:
+                del self._waiting[rank]
+            elif rank in left:
+                self._left[rank] = self._waiting.pop(rank)
+
+    def _end_late(self, now: float) -> None:
+        """End those who have not left in time."""
+        late, self._waiting = self._waiting, {}
+        for rank, process in late.items():
+            log.warning(
+                "worker %d (local rank %d) has not come out of its function within %g s: it is ended and started anew",
+                *(process.pid, rank, self._timeout),
+            )
+        able = [each for each in late.values() if catches(each.pid, SIGABRT)]
+        others = [each for each in late.values() if each not in able]
+        if others:
+            self._stops.append(Escalation(others, NoSweep(), SIGKILL, 0.0, self._limit, self._clock))
+        if able:
+            self._late = Escalation(able, NoSweep(), SIGABRT, 2 * STACKS_TIMEOUT, self._limit, self._clock)
+            self._stops.append(self._late)
+            self._kill_late_at = now + STACKS_TIMEOUT

@@ -1,0 +1,169 @@
+"""The agent's end of the channel to workers that go on in their processes from round to round (`rallypoint.inprocess`).
+
+It is a folder, the one of the notices, with these files for the worker of each local rank:
+
+    inprocess.<rank>       a FIFO, made and read by the worker: it can go on. Lines `leave <round>` and `enter <round>`
+    left.<rank>.<round>    made by the worker: its function has come out, and it waits for `enter`
+    round.<rank>.json      the environment of the round that it is to enter
+
+Laws:
+
+1. What is found is never more than a hint: a worker counts as ready to go on only while its process runs, and one that
+   does not answer is ended by whoever waits.
+2. Nothing here waits, for a worker or for a full pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from rallypoint.base.log import get_logger
+from rallypoint.notices import ACK_PREFIX, PROGRESS_PREFIX
+
+if TYPE_CHECKING:
+    from rallypoint.base.inotify import Inotify
+
+log = get_logger(__name__)
+
+FIFO_PREFIX, LEFT_PREFIX, ROUND_PREFIX = "inprocess.", "left.", "round."
+POLL = 0.05
+"""Seconds between looks at the folder where inotify cannot be had."""
+
+
+class WorkerChannel:
+    """The folder.
+
+    Args:
+        folder: its path; empty for none.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def announced(self) -> set[int]:
+        """Local ranks whose worker, the present one or one before, has said that it can go on."""
+        return {rank for rank, rest in self._entries(FIFO_PREFIX) if not rest}
+
+    def left(self, round_: int) -> set[int]:
+        """Local ranks of the workers that have come out of this round."""
+        return {rank for rank, rest in self._entries(LEFT_PREFIX) if rest == str(round_)}
+
+    def leave(self, rank: int, round_: int) -> bool:
+        """Tell a worker that this round has ended; returns whether one reads that."""
+        return self._send(rank, f"leave {round_}\n")
+
+    def enter(self, rank: int, round_: int, environment: Mapping[str, str | None]) -> bool:
+        """Tell a worker that a round begins; returns whether one reads that.
+
+        Args:
+            rank: its local rank.
+            round_: the round.
+            environment: the variables that the agent sets; None for one that it had set, and does not any more.
+        """
+        import json
+
+        path = os.path.join(self.folder, f"{ROUND_PREFIX}{rank}.json")
+        try:
+            with open(f"{path}.new", "w", encoding="utf-8") as file:
+                json.dump({"round": round_, "environment": dict(environment)}, file)
+            os.replace(f"{path}.new", path)
+        except OSError as error:
+            log.warning("the worker of local rank %d cannot be told of its round: %s", rank, error)
+            return False
+        return self._send(rank, f"enter {round_}\n")
+
+    def remove(self, ranks: Collection[int]) -> None:
+        """Remove all that workers of these local ranks have left here, and what was left for them."""
+        for prefix in (FIFO_PREFIX, LEFT_PREFIX, ROUND_PREFIX, PROGRESS_PREFIX, ACK_PREFIX):
+            for name in self._names(prefix, ranks):
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(self.folder, name))
+
+    # Inside
+
+    def _send(self, rank: int, line: str) -> bool:
+        path = os.path.join(self.folder, f"{FIFO_PREFIX}{rank}")
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:  # nobody reads it: the process has ended, or cannot go on any more
+            return False
+        try:
+            return stat.S_ISFIFO(os.fstat(fd).st_mode) and os.write(fd, line.encode()) == len(line)
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+
+    def _entries(self, prefix: str) -> Iterator[tuple[int, str]]:
+        """Local rank, and what follows it, of each name that begins so."""
+        for name in self._listing():
+            rank, _, rest = name.removeprefix(prefix).partition(".")
+            if name.startswith(prefix) and rank.isascii() and rank.isdecimal():
+                yield int(rank), rest
+
+    def _names(self, prefix: str, ranks: Collection[int]) -> Iterator[str]:
+        for rank, rest in self._entries(prefix):
+            if rank in ranks:
+                yield f"{prefix}{rank}.{rest}" if rest else f"{prefix}{rank}"
+
+    def _listing(self) -> list[str]:
+        try:
+            return os.listdir(self.folder) if self.folder else []
+        except OSError:
+            return []
+
+
+class LeavingWorkers:
+    """Workers that are told to leave a round, from here on, and who of them has.
+
+    Args:
+        channel: to them.
+        ranks: whom to tell, by local rank.
+        round_: that has ended.
+    """
+
+    def __init__(self, channel: WorkerChannel, ranks: Iterable[int], round_: int) -> None:
+        self._channel = channel
+        self._round = round_
+        self._news = _watch(channel.folder)
+        self.told = frozenset(rank for rank in ranks if channel.leave(rank, round_))
+
+    def fds(self) -> list[int]:
+        """Readable when somebody may have left."""
+        return [] if self._news is None else [self._news.fileno()]
+
+    @property
+    def must_be_polled(self) -> bool:
+        """Whether nothing tells when somebody has left."""
+        return self._news is None
+
+    def left(self) -> set[int]:
+        """Who of the told has left the round."""
+        if self._news is not None:
+            self._news.changed()
+        return self._channel.left(self._round) & self.told
+
+    def close(self) -> None:
+        """Nobody waits for them any more. Idempotent."""
+        news, self._news = self._news, None
+        if news is not None:
+            news.close()
+
+
+def _watch(folder: str) -> Inotify | None:
+    from rallypoint.base.inotify import CREATED, Inotify
+
+    news = None
+    try:
+        news = Inotify()
+        news.watch(folder, CREATED)
+    except OSError as error:
+        log.warning("workers that leave a round are looked for every %s s instead of at each: %s", POLL, error)
+        if news is not None:
+            news.close()
+        return None
+    return news
