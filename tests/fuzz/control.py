@@ -6,12 +6,14 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 
 from rallypoint.coordinator.dispatcher import Dispatcher, RestoredState
 from rallypoint.coordinator.progress_text import RendezvousName, timeout_sentence, waiting_line
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.failures.cause import Cause, Ending, Restarts
 from rallypoint.failures.report import ChildFailedError
+from rallypoint.hangs.dump_format import read_dump, record_of
 from rallypoint.hangs.frames import Frame
 from rallypoint.hangs.messages import NodeEvidence, RankEvidence, decode_evidence, encode_evidence
 from rallypoint.hangs.report import MAX_LINES, report_lines, stack_lines
@@ -261,6 +263,16 @@ def evidence(data: bytes) -> None:
         assert len(lines) <= MAX_LINES
 
 
+def dumps(data: bytes) -> None:
+    """What a flight recorder has dumped is a record that travels, and lines that can be printed, or an error."""
+    with suppress(ValueError):
+        record = record_of(0, read_dump(data))
+        node = NodeEvidence("n", (RankEvidence(0, "running"),), records=(record,))
+        assert decode_evidence(encode_evidence(node)) == node
+        assert all(line.isprintable() for line in report_lines([node]))
+
+
+_DUMPS = Path(__file__).parents[1] / "unit/hangs/recorded"
 _STACKS = b'[{"rank":0,"pid":7,"text":"Thread 1 (active): MainThread\\n  f (a.py:1)"}]'
 
 
@@ -357,6 +369,11 @@ TARGETS = {
         stacks, lambda: [b'[{"rank":0,"pid":7,"text":"Thread 1: MainThread\\n  f (a.py:1)"}]'], ("hangs/stacks.py",)
     ),
     "evidence": Target(evidence, lambda: [_EVIDENCE], ("hangs/messages.py", "hangs/frames.py")),
+    "dumps": Target(
+        dumps,
+        lambda: [(_DUMPS / "server_3.json").read_bytes()],
+        ("hangs/dump_format.py", "hangs/dumps.py"),
+    ),
     "bundles": Target(bundles, lambda: [encode_bundle([Piece("a/b.txt", b"x" * 100)])], ("observe/bundle.py",)),
     "signatures": Target(
         signatures, lambda: [b"\0\0\0\1\0\0\2\0\0", b"\0\5\1\0\0\0", b"\x80\4ab"], ("protocol/signing.py",)

@@ -28,7 +28,7 @@ def test_no_input_breaks(name: str) -> None:
 
 
 _DECODING = re.compile(
-    r"json\.loads?\(|\bDecoder\(|marshal\.load|pickle\.load|\bunpack(_from)?\(|from_bytes\(|\.decode\(|b64decode\("
+    r"json\.loads?\(|\bDecoder\(|marshal\.load|pickle\.load|Unpickler\(|\bunpack(_from)?\(|from_bytes\(|\.decode\(|b64decode\("
 )
 
 

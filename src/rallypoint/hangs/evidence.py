@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import NamedTuple
 
 from rallypoint.base.log import get_logger, printable
+from rallypoint.hangs.dumps import Recorder, take_dumps
 from rallypoint.hangs.frames import main_frames
 from rallypoint.hangs.messages import (
     MAX_FRAMES,
@@ -36,11 +38,12 @@ _MOST_FILES = 100
 
 
 class ExaminedWorker(NamedTuple):
-    """A worker of this node. `exit_code` is None while it runs."""
+    """A worker of this node. `exit_code` is None while it runs; `recorder` says how its flight recorder is asked."""
 
     rank: int
     pid: int
     exit_code: int | None = None
+    recorder: Recorder | None = None
 
 
 class ExaminedNode(NamedTuple):
@@ -52,7 +55,7 @@ class ExaminedNode(NamedTuple):
 
 
 def collect_evidence(node: ExaminedNode) -> bytes:
-    """Look at the workers of this node; takes as long as py-spy does, ten seconds at most.
+    """Look at the workers of this node; takes as long as py-spy and the flight recorders do, ten seconds at most.
 
     Args:
         node: the workers, and where to keep what is found.
@@ -61,10 +64,22 @@ def collect_evidence(node: ExaminedNode) -> bytes:
         What `decode_evidence` takes.
     """
     running = {each.rank: each.pid for each in node.workers if each.exit_code is None and each.pid > 0}
-    stacks = {each.rank: each for each in stacks_of_workers(running)}
+    recorders = {each.rank: each.recorder for each in node.workers if each.rank in running and each.recorder}
+    with ThreadPoolExecutor(1, "evidence") as beside:
+        dumps = beside.submit(take_dumps, recorders, dump_folder(node.folder))
+        stacks = {each.rank: each for each in stacks_of_workers(running)}
+        records = tuple(dumps.result())
     ranks = tuple(_found(each, stacks.get(each.rank)) for each in sorted(node.workers))
     kept = _keep(node.folder, _whole_text(ranks, stacks)) if node.folder else ""
-    return encode_evidence(NodeEvidence(printable(node.host), ranks, printable(kept, MAX_TEXT)))
+    where = os.path.dirname(next((each.dump for each in recorders.values() if each.dump), ""))
+    return encode_evidence(
+        NodeEvidence(printable(node.host), ranks, printable(kept, MAX_TEXT), records, printable(where, MAX_TEXT))
+    )
+
+
+def dump_folder(attempt: str) -> str:
+    """The folder for dumps of flight recorders; empty if the output of the workers has none."""
+    return os.path.join(attempt, "flight_recorder") if attempt else ""
 
 
 def _found(worker: ExaminedWorker, stack: WorkerStacks | None) -> RankEvidence:

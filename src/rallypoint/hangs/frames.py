@@ -139,5 +139,10 @@ def telling(calls: Sequence[Call]) -> str:
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
 
 
+def place_of(calls: Sequence[Call]) -> str:
+    """The innermost place in the user's own code; empty if there is none."""
+    return next((each.place for each in calls if each.line), "")
+
+
 def _is_named(call: Call) -> bool:
     return call.function not in _WRAPPERS and not call.function.startswith("<")

@@ -19,6 +19,11 @@ MAX_TEXT = 300
 """Characters of a text that is sent."""
 MAX_KERNEL = 32
 """Lines of a kernel stack."""
+MAX_GROUPS = 32
+"""Process groups of one rank that are sent: the first."""
+MAX_KEPT = 8
+"""Collectives of one process group that are sent: the last."""
+_MAX_MEMBERS = 65536
 _MAX_WORKERS = 65536
 
 _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
@@ -42,12 +47,44 @@ class RankEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
     why_none: _Text = ""
 
 
+class Collective(msgspec.Struct, frozen=True, array_like=True):
+    """One collective of a process group, as a rank's flight recorder has it. `place` is where in the user's code it was
+    called, where the dump says so."""
+
+    sequence: Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+    operation: Annotated[str, msgspec.Meta(max_length=100)]
+    done: bool
+    place: _Text = ""
+
+
+class GroupRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The last collectives of one process group on one rank. `members` are global ranks, none if they are not told."""
+
+    name: _Text
+    description: _Text
+    members: Annotated[tuple[_Rank, ...], msgspec.Meta(max_length=_MAX_MEMBERS)]
+    last: Annotated[tuple[Collective, ...], msgspec.Meta(max_length=MAX_KEPT)]
+
+
+class RankRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the flight recorder of one rank has, or `why_none`. `pending` names the last sends and receives that are not
+    complete."""
+
+    rank: _Rank
+    groups: Annotated[tuple[GroupRecord, ...], msgspec.Meta(max_length=MAX_GROUPS)] = ()
+    pending: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=MAX_KEPT)] = ()
+    why_none: _Text = ""
+
+
 class NodeEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one node has found. `kept` is the file there that has all of it, empty for none."""
+    """What one node has found. `kept` is the file there that has all of it, and `dumps` the folder with the dumps of
+    flight recorders; empty for none."""
 
     host: _Text
     ranks: Annotated[tuple[RankEvidence, ...], msgspec.Meta(max_length=_MAX_WORKERS)] = ()
     kept: _Text = ""
+    records: Annotated[tuple[RankRecord, ...], msgspec.Meta(max_length=_MAX_WORKERS)] = ()
+    dumps: _Text = ""
 
 
 _decoder = msgspec.json.Decoder(NodeEvidence)
@@ -74,8 +111,14 @@ def decode_evidence(data: bytes) -> NodeEvidence:
 
 
 def _texts(found: NodeEvidence) -> Iterator[str]:
-    yield from (found.host, found.kept)
+    yield from (found.host, found.kept, found.dumps)
     for rank in found.ranks:
         yield from (rank.state, rank.where, rank.why_none, *rank.kernel)
         for frame in rank.frames:
             yield from (frame.function, frame.file)
+    for record in found.records:
+        yield from (record.why_none, *record.pending)
+        for group in record.groups:
+            yield from (group.name, group.description)
+            for each in group.last:
+                yield from (each.operation, each.place)

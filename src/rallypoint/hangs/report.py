@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from rallypoint.hangs.collectives import findings
 from rallypoint.hangs.frames import main_frames, short_lines
 from rallypoint.hangs.grouping import Group, groups_of, ranks_text
 from rallypoint.hangs.messages import MAX_FRAMES, NodeEvidence, RankEvidence
@@ -37,7 +38,7 @@ def report_lines(nodes: Sequence[NodeEvidence], missing: Sequence[str] = ()) -> 
     """
     ranks = [rank for node in nodes for rank in node.ranks]
     groups = groups_of(ranks)
-    first = [f"  {line}" for line in group_lines(groups)]
+    first = [f"  {line}" for line in (*group_lines(groups), *_recorded(nodes))]
     last = [*_without_stacks(nodes), *_missing(missing), *_where(nodes)]
     stacks = list(_stacks(groups, ranks))
     room = MAX_LINES - len(first) - len(last)
@@ -71,6 +72,18 @@ def group_lines(groups: Sequence[Group]) -> list[str]:
         f"{between} more ranks in {len(left)} other places",
         *(each.line for each in groups[-half:]),
     ]
+
+
+def _recorded(nodes: Sequence[NodeEvidence]) -> Iterable[str]:
+    records = [record for node in nodes for record in node.records]
+    told = [each for each in records if not each.why_none]
+    for text in findings(told, {rank.rank for node in nodes for rank in node.ranks}):
+        yield f"flight recorder: {text}"
+    for why in sorted({each.why_none for each in records if each.why_none})[:_MAX_HOSTS]:
+        yield f"no flight recorder of {ranks_text([each.rank for each in records if each.why_none == why])}: {why}"
+    if told and (folder := next((each.dumps for each in nodes if each.dumps), "")):
+        others = ", with the dumps of all nodes in one folder" if len(nodes) > 1 else ""
+        yield f"analysis: torchfrtrace --prefix rank_ {folder}{others}"
 
 
 def _stacks(groups: Sequence[Group], ranks: Iterable[RankEvidence]) -> Iterable[str]:

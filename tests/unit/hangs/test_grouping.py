@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.hangs.frames import Frame, calls_of, main_frames, short_lines, telling
@@ -108,11 +108,12 @@ _NAMES = st.text(st.characters(categories=["L", "N", "P", "Zs"]), max_size=30).f
 _FRAMES = st.lists(st.builds(Frame, _NAMES, _NAMES, st.integers(0, 10**6)), max_size=5).map(tuple)
 _RANKS = st.lists(
     st.builds(RankEvidence, st.integers(0, 4000), _NAMES, st.none() | st.integers(-64, 255), frames=_FRAMES),
-    max_size=60,
+    max_size=25,
     unique_by=lambda each: each.rank,
 )
 
 
+@settings(max_examples=25)
 @given(_RANKS)
 def test_each_rank_is_in_one_group_and_the_report_is_bounded(ranks: list[RankEvidence]) -> None:
     groups = groups_of(ranks)

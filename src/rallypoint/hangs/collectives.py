@@ -1,0 +1,99 @@
+"""Who has not joined which collective, by what the flight recorders of the ranks have. Pure.
+
+Each rank numbers the collectives of a process group one after the other. So the ranks of a group whose last number is
+the least have not come to the next one, and the others wait for them in it; if all are at the same number, it is the
+same collective on all of them or the program is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from rallypoint.base.log import ranges
+from rallypoint.hangs.dump_format import title
+from rallypoint.hangs.messages import Collective, RankRecord
+
+MAX_FINDINGS = 12
+_DEFAULT = "default_pg"
+
+
+class _Group(NamedTuple):
+    name: str
+    members: tuple[int, ...]
+    records: Mapping[int, Mapping[int, Collective]]
+    """By rank and sequence number."""
+
+
+def findings(records: Sequence[RankRecord], ranks: Collection[int]) -> list[str]:
+    """A sentence for each process group of which the ranks do not agree, or in which they wait together.
+
+    Args:
+        records: of the ranks that have left a dump.
+        ranks: all of the job.
+    """
+    known = {each.rank for each in records}
+    found = [text for group in _groups(records, ranks) for text in _of_group(group, known)]
+    found += [f"rank {each.rank} waits in {text}" for each in records for text in each.pending[-1:]]
+    more = [f"and {len(found) - MAX_FINDINGS} more such lines"] if len(found) > MAX_FINDINGS else []
+    return [*found[:MAX_FINDINGS], *more]
+
+
+def _groups(records: Iterable[RankRecord], ranks: Collection[int]) -> list[_Group]:
+    """By name, description and members: two groups may have the same name on different ranks."""
+    found: dict[tuple[str, str, tuple[int, ...]], dict[int, dict[int, Collective]]] = {}
+    for record in records:
+        for group in record.groups:
+            by_rank = found.setdefault((group.name, group.description, group.members), {})
+            by_rank[record.rank] = {each.sequence: each for each in group.last}
+    return [
+        _Group(title(name, description), members or _seen(description, by_rank, ranks), by_rank)
+        for (name, description, members), by_rank in found.items()
+    ]
+
+
+def _seen(description: str, by_rank: Mapping[int, object], ranks: Collection[int]) -> tuple[int, ...]:
+    """The members of a group of which they are not told: gloo does not."""
+    return tuple(sorted(ranks)) if description == _DEFAULT else tuple(sorted(by_rank))
+
+
+def _of_group(group: _Group, known: Collection[int]) -> Iterable[str]:
+    last = {rank: max(group.records.get(rank, {}), default=0) for rank in group.members if rank in known}
+    if not last:
+        return
+    top, least = max(last.values()), min(last.values())
+    unknown = [rank for rank in group.members if rank not in known]
+    beyond = f"; no dump of {_ranks(unknown)}" if unknown else ""
+    if least < top:
+        number = least + 1
+        there = [rank for rank, at in last.items() if at >= number]
+        absent = [rank for rank, at in last.items() if at < number]
+        named = next((each for rank in there if (each := group.records[rank].get(number))), None)
+        what = f"{named.operation if named else 'a collective'} #{number} of {group.name}{_place(named)}"
+        yield f"{what}: joined by {_ranks(there)}, not by {_ranks(absent)}{beyond}"
+        return
+    at_top = {rank: group.records[rank][top] for rank in last if top in group.records.get(rank, {})}
+    waiting = [rank for rank, each in at_top.items() if not each.done]
+    if not waiting:
+        return
+    operations = sorted({each.operation for each in at_top.values()})
+    if len(operations) > 1:
+        by_name = (
+            f"{name} on {_ranks([rank for rank, each in at_top.items() if each.operation == name])}"
+            for name in operations
+        )
+        yield f"#{top} of {group.name} is not the same on all ranks: {', '.join(by_name)}{beyond}"
+        return
+    first = at_top[waiting[0]]
+    missing = "not complete on any" if len(waiting) == len(at_top) else f"not complete on {_ranks(waiting)}"
+    joined = f"joined by all with a dump, {_ranks(at_top)}" if unknown else "joined by all"
+    yield f"{first.operation} #{top} of {group.name}{_place(first)}: {joined}, {missing}{beyond}"
+
+
+def _place(collective: Collective | None) -> str:
+    return f" ({collective.place})" if collective is not None and collective.place else ""
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    found = ranges(ranks)
+    return f"rank{'' if len(found) == 1 and '-' not in found[0] else 's'} {', '.join(found)}"

@@ -1,0 +1,149 @@
+"""Has the flight recorders of torch's process groups dumped, and reads what they have written.
+
+There are two ways to ask a process from outside, both torch's own:
+
+- a process group of NCCL looks once a second into a named pipe (`TORCH_NCCL_DEBUG_INFO_PIPE_FILE`), and writes a pickle
+  to the path that `TORCH_FR_DUMP_TEMP_FILE` begins;
+- torch's worker server answers on a unix socket (`TORCH_WORKER_SERVER_SOCKET`), of gloo too, where the program has
+  started it (`torch.distributed.elastic.control_plane.worker_main`).
+
+Law: nothing here waits for a process beyond the deadline, and nothing is written but to a pipe that somebody reads.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import NamedTuple
+
+from rallypoint.base.clock import Deadline
+from rallypoint.base.log import printable
+from rallypoint.hangs.dump_format import MAX_DUMP, read_dump, record_of
+from rallypoint.hangs.messages import MAX_TEXT, RankRecord
+from rallypoint.hangs.unpickle import unpickled
+
+BUFFER = "TORCH_FR_BUFFER_SIZE"
+DUMP_ON_TIMEOUT = "TORCH_NCCL_DUMP_ON_TIMEOUT"
+DUMP = "TORCH_FR_DUMP_TEMP_FILE"
+PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+SOCKET = "TORCH_WORKER_SERVER_SOCKET"
+OLD_NAMES = {BUFFER: "TORCH_NCCL_TRACE_BUFFER_SIZE", DUMP: "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}
+"""What torch called a variable before; it still reads that, where the new one is not set."""
+
+TIMEOUT = 5.0
+"""Seconds for the dumps of all workers of a node."""
+_AT_ONCE = 64
+"""Workers that are asked at the same time."""
+_POLL = 0.05
+_REQUEST = b"POST /handler/fr_trace_json HTTP/1.0\r\nHost: worker\r\nContent-Length: 0\r\n\r\n"
+
+
+class Recorder(NamedTuple):
+    """How the flight recorder of one worker is asked: paths, empty where it cannot be that way. `dump` is the file that
+    it writes when it is asked by the pipe."""
+
+    dump: str
+    pipe: str
+    socket: str
+
+
+def recorder_of(rank: int, environ: Mapping[str, str]) -> Recorder | None:
+    """How to ask the flight recorder of the worker with this environment; None if that is not possible."""
+    dump, pipe = environ.get(DUMP) or environ.get(OLD_NAMES[DUMP], ""), environ.get(PIPE, "")
+    by_pipe = bool(dump and pipe)
+    found = Recorder(f"{dump}{rank}" * by_pipe, f"{pipe}{rank}.pipe" * by_pipe, environ.get(SOCKET, ""))
+    return found if any(found) else None
+
+
+def take_dumps(recorders: Mapping[int, Recorder], folder: str) -> list[RankRecord]:
+    """Have all dumped, side by side.
+
+    Args:
+        recorders: by global rank.
+        folder: where what torch's worker server answers is kept; empty for nowhere.
+    """
+    deadline = Deadline.after(TIMEOUT)
+    with ThreadPoolExecutor(max(1, min(len(recorders), _AT_ONCE)), "dumps") as pool:
+        return list(pool.map(lambda rank: _dump_of(rank, recorders[rank], folder, deadline), sorted(recorders)))
+
+
+def _dump_of(rank: int, recorder: Recorder, folder: str, deadline: Deadline) -> RankRecord:
+    before = _written(recorder.dump)
+    if recorder.pipe and _ask_by_pipe(recorder.pipe):
+        return _awaited(rank, recorder.dump, before, deadline)
+    if not recorder.socket or not os.path.exists(recorder.socket):
+        return RankRecord(rank, why_none="no process group of NCCL and no worker server of torch is there to ask")
+    return _by_socket(rank, recorder.socket, folder, deadline)
+
+
+def _awaited(rank: int, path: str, seen: tuple[int, int, int], deadline: Deadline) -> RankRecord:
+    """What is in the file when it has changed, and is whole."""
+    why = "has written no dump"
+    while not deadline.expired:
+        now = _written(path)
+        if now != seen:
+            seen = now
+            try:
+                with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                    return record_of(rank, read_dump(unpickled(file, max(0.5, deadline.remaining()))))
+            except (OSError, ValueError) as error:
+                why = f"has written no whole dump ({error})"
+        time.sleep(max(0.0, min(_POLL, deadline.remaining())))
+    text = f"its process group was asked, and {why} within {TIMEOUT:g} s"
+    return RankRecord(rank, why_none=printable(text, MAX_TEXT))
+
+
+def _written(path: str) -> tuple[int, int, int]:
+    with suppress(OSError):
+        seen = os.stat(path)
+        return seen.st_ino, seen.st_mtime_ns, seen.st_size
+    return 0, 0, 0
+
+
+def _ask_by_pipe(path: str) -> bool:
+    """Whether a process group reads the pipe, and has been asked."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:  # no process group has made it yet, or none reads it any more
+        return False
+    try:
+        return stat.S_ISFIFO(os.fstat(fd).st_mode) and os.write(fd, b"1") == 1
+    except BlockingIOError:
+        return True  # it is full of requests that nobody has read
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _by_socket(rank: int, path: str, folder: str, deadline: Deadline) -> RankRecord:
+    try:
+        data = _ask_by_socket(path, deadline)
+        record = record_of(rank, read_dump(data))
+    except (OSError, ValueError) as error:
+        return RankRecord(rank, why_none=printable(f"torch's worker server gave no dump: {error}", MAX_TEXT))
+    if folder:
+        with suppress(OSError), open(os.path.join(folder, f"worker_server_{rank}.json"), "wb") as file:
+            file.write(data)
+    return record
+
+
+def _ask_by_socket(path: str, deadline: Deadline) -> bytes:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+        connection.settimeout(max(0.1, deadline.remaining()))
+        connection.connect(path)
+        connection.sendall(_REQUEST)
+        parts, size = [], 0
+        while size <= MAX_DUMP and (part := connection.recv(65536)):
+            parts.append(part)
+            size += len(part)
+            connection.settimeout(max(0.1, deadline.remaining()))
+    head, _, body = b"".join(parts).partition(b"\r\n\r\n")
+    if head.split(b" ", 2)[1:2] != [b"200"]:
+        raise ValueError("it does not know the flight recorder")
+    return body

@@ -1,0 +1,327 @@
+"""What flight recorders have dumped: read without trusting it, compared over ranks, and asked for from outside."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rallypoint.hangs.collectives import MAX_FINDINGS, findings
+from rallypoint.hangs.dump_format import Dump, read_dump, record_of
+from rallypoint.hangs.dumps import DUMP, OLD_NAMES, PIPE, SOCKET, Recorder, recorder_of, take_dumps
+from rallypoint.hangs.messages import NodeEvidence, RankEvidence, RankRecord, decode_evidence, encode_evidence
+from rallypoint.hangs.report import report_lines
+from rallypoint.hangs.unpickle import PlainUnpickler, unpickled
+
+RECORDED = Path(__file__).parent / "recorded"
+"""Of real torch: `recorded/train.py` says how."""
+
+
+def dumped(entries: Sequence[object], **more: object) -> Dump:
+    return read_dump(json.dumps({"entries": [*entries], **more}).encode())
+
+
+def json_of(data: bytes) -> bytes:
+    """As the child does it that reads pickles."""
+    return json.dumps(PlainUnpickler(io.BytesIO(data)).load()).encode()
+
+
+def recorded(case: str, ranks: Sequence[int] = range(4)) -> list[RankRecord]:
+    return [record_of(rank, read_dump(json_of((RECORDED / f"{case}_{rank}").read_bytes()))) for rank in ranks]
+
+
+def told(case: str, ranks: Sequence[int] = range(4)) -> list[str]:
+    return findings(recorded(case, ranks), range(4))
+
+
+def test_who_has_not_joined_a_collective_is_named() -> None:
+    assert told("missing") == ["all_reduce #3 of default_pg (train.py:46): joined by ranks 0-2, not by rank 3"]
+
+
+def test_a_rank_that_calls_another_collective_is_named() -> None:
+    (line,) = told("mismatch")
+    assert line == "#3 of default_pg is not the same on all ranks: all_reduce on ranks 0-2, broadcast on rank 3"
+
+
+def test_each_process_group_is_judged_for_itself() -> None:
+    assert told("group") == [
+        "all_reduce #3 of default_pg (train.py:46): joined by ranks 2-3, not by ranks 0-1",
+        "barrier #2 of process group 1 (train.py:45): joined by rank 0, not by rank 1",
+    ]
+
+
+def test_what_is_not_known_is_not_judged() -> None:
+    assert told("missing", range(3)) == [
+        "all_reduce #3 of default_pg (train.py:46): joined by all with a dump, ranks 0-2, not complete on any; "
+        "no dump of rank 3"
+    ]
+    assert told("missing", [2, 3]) == [
+        "all_reduce #3 of default_pg (train.py:46): joined by rank 2, not by rank 3; no dump of ranks 0-1"
+    ]
+    assert told("missing", [3]) == []
+    assert findings([], range(4)) == []
+
+
+def test_the_worker_servers_answer_says_the_same_without_places() -> None:
+    server = record_of(3, read_dump((RECORDED / "server_3.json").read_bytes()))
+    (pickled,) = recorded("missing", [3])
+    assert [[(each.sequence, each.operation, each.done) for each in group.last] for group in server.groups] == [
+        [(each.sequence, each.operation, each.done) for each in group.last] for group in pickled.groups
+    ]
+    assert findings([*recorded("missing", range(3)), server], range(4)) == told("missing")
+
+
+def nccl(rank: int, last: str, *, sequence: int = 41, members: Sequence[int] = (0, 1), **more: Any) -> RankRecord:
+    """A dump in NCCL's form, of which torch fills in members and states."""
+
+    def entry(number: int, state: str) -> dict[str, Any]:
+        return {
+            "frames": [{"name": "all_reduce", "filename": "/venv/lib/python3.12/site-packages/torch/x.py", "line": 1}],
+            "process_group": ("0", "default_pg"),
+            "collective_seq_id": number,
+            "profiling_name": "nccl:all_reduce",
+            "state": state,
+            "retired": state == "completed",
+            "is_p2p": False,
+        }
+
+    entries = [entry(number, "completed") for number in range(max(1, sequence - 3), sequence)] + [entry(sequence, last)]
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": str([*members])}}
+    return record_of(rank, dumped([*entries, *more.get("entries", ())], pg_config=config))
+
+
+def test_a_collective_that_all_have_joined_and_none_completes_is_told() -> None:
+    assert findings([nccl(0, "started"), nccl(1, "started")], range(2)) == [
+        "all_reduce #41 of default_pg: joined by all, not complete on any"
+    ]
+    assert findings([nccl(0, "completed"), nccl(1, "started")], range(2)) == [
+        "all_reduce #41 of default_pg: joined by all, not complete on rank 1"
+    ]
+    assert findings([nccl(0, "completed"), nccl(1, "completed")], range(2)) == []
+
+
+def test_a_rank_far_behind_what_others_still_have_is_named() -> None:
+    assert findings([nccl(0, "started", sequence=900), nccl(1, "completed", sequence=41)], range(2)) == [
+        "a collective #42 of default_pg: joined by rank 0, not by rank 1"
+    ]
+
+
+def test_a_receive_that_nobody_answers_is_told() -> None:
+    waits = {
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": 41,
+        "profiling_name": "nccl:recv 1<-0",
+        "state": "started",
+        "is_p2p": True,
+    }
+    found = findings([nccl(0, "completed"), nccl(1, "completed", entries=[waits])], range(2))
+    assert found == ["rank 1 waits in recv 1<-0 of default_pg"]
+
+
+def test_many_groups_are_a_few_lines() -> None:
+    def entries(count: int) -> list[dict[str, Any]]:
+        return [
+            {"process_group": (str(at), "p"), "collective_seq_id": n, "profiling_name": "gloo:x", "retired": True}
+            for at in range(30)
+            for n in range(1, count + 1)
+        ]
+
+    records = [record_of(rank, dumped(entries(1 + rank))) for rank in range(2)]
+    lines = findings(records, range(2))
+    assert len(lines) == MAX_FINDINGS + 1
+    assert lines[-1] == "and 18 more such lines"
+
+
+class Reduced:
+    """What runs a program when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch /tmp/must-not-be",)
+
+
+@pytest.mark.process
+def test_a_pickle_is_read_by_a_child_with_limits_that_runs_nothing(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+
+    class Reduced:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(made),)
+
+    bad = [
+        pickle.dumps({"entries": [Reduced()]}),
+        pickle.dumps({"entries": [Path("x")]}, 2),
+        b"cposix\nsystem\n(S'id'\ntR.",
+        b"\x80\x02}r\xff\xff\xff\x7f.",  # a place far out in the memo
+        b"\x80\x05\x96\xff\xff\xff\xff\xff\x00\x00\x00.",  # a terabyte
+        (RECORDED / "missing_0").read_bytes()[:-10],
+        b"",
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda data: of_child(tmp_path, data), [(RECORDED / "missing_0").read_bytes(), *bad]))
+    assert answers == [json_of((RECORDED / "missing_0").read_bytes()), *[b"it is no pickle of plain values"] * len(bad)]
+    assert not made.exists()
+
+
+def of_child(folder: Path, data: bytes) -> bytes:
+    path = folder / f"{hash(data)}"
+    path.write_bytes(data)
+    with path.open("rb") as file:
+        try:
+            return unpickled(file, 60)
+        except ValueError as error:
+            return str(error).encode()
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"[" * 100_000, b'{"entries":{}}', b"{}"])
+def test_what_is_no_dump_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="it is no dump"):
+        read_dump(data)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        None,
+        {},
+        {"process_group": ("0",), "collective_seq_id": 1, "profiling_name": "x"},
+        {"process_group": ("0", "a"), "collective_seq_id": True, "profiling_name": "x"},
+        {"process_group": ("0", "a"), "collective_seq_id": -1, "profiling_name": "x"},
+        {"process_group": ("0", "a"), "collective_seq_id": 1, "profiling_name": None},
+    ],
+)
+def test_an_entry_of_another_form_is_refused(entry: object) -> None:
+    with pytest.raises(ValueError, match=r"it is no dump of a flight recorder: .*entries\[0\]"):
+        dumped([entry])
+
+
+def test_what_cannot_be_printed_does_not_travel() -> None:
+    entry = {
+        "process_group": ("0", "\x1b[2J"),
+        "collective_seq_id": 1,
+        "profiling_name": "nccl:\x07",
+        "state": "started",
+    }
+    record = record_of(0, dumped([entry], pg_config={"0": {"name": "0", "desc": "\x1b[2J", "ranks": "[0]"}}))
+    node = NodeEvidence("n", (RankEvidence(0, "running"),), records=(record,), dumps="/logs/flight_recorder")
+    assert decode_evidence(encode_evidence(node)) == node
+    assert all(line.isprintable() for line in report_lines([node]))
+
+
+def test_the_report_names_findings_what_is_missing_and_the_command() -> None:
+    ranks = tuple(RankEvidence(rank, "sleeping") for rank in range(4))
+    records = (*recorded("missing", range(3)), RankRecord(3, why_none="it did not answer"))
+    lines = report_lines([NodeEvidence("n", ranks, records=records, dumps="/logs/flight_recorder")])
+    assert lines[1].startswith(
+        "  flight recorder: all_reduce #3 of default_pg (train.py:46): joined by all with a dump"
+    )
+    assert lines[2:4] == [
+        "  no flight recorder of 1 rank (3): it did not answer",
+        "  analysis: torchfrtrace --prefix rank_ /logs/flight_recorder",
+    ]
+
+
+# Asking
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    assert not [each for each in threading.enumerate() if each.name.startswith("answers")]
+
+
+def process_group(path: Path, writes: Sequence[bytes]) -> threading.Thread:
+    """What reads a pipe as a process group does, and writes its dump as torch does: into the file, part by part."""
+    os.mkfifo(f"{path}.pipe")
+    fd = os.open(f"{path}.pipe", os.O_RDONLY | os.O_NONBLOCK)
+
+    def run() -> None:
+        while not os.read(fd, 128):
+            time.sleep(0.01)
+        with path.open("wb") as file:
+            for part in writes:
+                file.write(part)
+                file.flush()
+                time.sleep(0.1)
+        os.close(fd)
+
+    thread = threading.Thread(target=run, name="answers")
+    thread.start()
+    return thread
+
+
+@pytest.mark.process
+def test_a_dump_is_asked_for_by_the_pipe_and_awaited_until_it_is_whole(folder: Path) -> None:
+    data = (RECORDED / "missing_0").read_bytes()
+    (folder / "rank_0").write_bytes(b"an old dump")
+    thread = process_group(folder / "rank_0", [data[:700], data[700:]])
+    environ = {OLD_NAMES[DUMP]: f"{folder}/rank_", PIPE: f"{folder}/rank_"}
+    recorder = recorder_of(0, environ)
+    assert recorder == Recorder(f"{folder}/rank_0", f"{folder}/rank_0.pipe", "")
+    assert take_dumps({0: recorder}, "") == recorded("missing", [0])
+    thread.join()
+
+
+@pytest.mark.process
+def test_a_rank_that_cannot_be_asked_or_does_not_answer_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rallypoint.hangs.dumps.TIMEOUT", 2.0)
+    thread = process_group(folder / "rank_0", [b"half a dump"])
+    os.mkfifo(folder / "rank_1.pipe")
+    (folder / "rank_2.pipe").write_text("no pipe")
+    (folder / "rank_3.pipe").symlink_to(folder / "rank_2.pipe")
+    environ = {DUMP: f"{folder}/rank_", PIPE: f"{folder}/rank_"}
+    recorders = {rank: each for rank in range(5) if (each := recorder_of(rank, environ))}
+    late, *others = take_dumps(recorders, "")
+    thread.join()
+    assert "and has written no whole dump (it is no pickle of plain values) within 2 s" in late.why_none
+    assert {each.why_none for each in others} == {
+        "no process group of NCCL and no worker server of torch is there to ask"
+    }
+    assert (folder / "rank_2.pipe").read_text() == "no pipe"
+    assert recorder_of(0, {PIPE: "/x"}) is None
+
+
+def test_torchs_worker_server_is_asked_on_its_socket(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rallypoint.hangs.dumps.TIMEOUT", 1.0)
+    data = (RECORDED / "server_3.json").read_bytes()
+    answers = {
+        3: b"HTTP/1.1 200 OK\r\n\r\n" + data,
+        4: b"HTTP/1.1 404 Not Found\r\n\r\nno such handler",
+        5: b"",
+        6: None,
+    }
+    recorders, listening = {}, []
+    for rank, answer in answers.items():
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(f"{folder}/{rank}")
+        listener.listen()
+        listening.append(listener)
+        recorders[rank] = recorder_of(rank, {SOCKET: f"{folder}/{rank}"}) or Recorder("", "", "")
+        if answer is not None:
+            threading.Thread(target=serve, args=(listener, answer), name="answers").start()
+    found = take_dumps(recorders, str(folder))
+    assert found[0] == record_of(3, read_dump(data))
+    assert (folder / "worker_server_3.json").read_bytes() == data
+    assert [each.why_none for each in found[1:]] == [
+        "torch's worker server gave no dump: it does not know the flight recorder",
+        "torch's worker server gave no dump: it does not know the flight recorder",
+        "torch's worker server gave no dump: timed out",
+    ]
+    for each in listening:
+        each.close()
+
+
+def serve(listener: socket.socket, answer: bytes) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        assert connection.recv(1000).startswith(b"POST /handler/fr_trace_json ")
+        connection.sendall(answer)
