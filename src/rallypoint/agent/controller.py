@@ -203,12 +203,13 @@ class WorkerController(ABC):
     def report(self, round_: int) -> NodeReport:
         """What the coordinator tells those who watch of the workers of this round."""
         pids = tuple(each.id if isinstance(each.id, int) else 0 for each in self.group.workers)
-        step, age = -1, -1.0
+        step, age, steps = -1, -1.0, ()
         if self.progress is not None:
             self.progress.look()
+            steps = self.progress.steps()
             if (latest := self.progress.latest()) is not None:
                 step, age = latest.step, max(0.0, SYSTEM_CLOCK.monotonic() - latest.at)
-        return NodeReport(round_, pids, progress=step, progress_age=age)
+        return NodeReport(round_, pids, progress=step, progress_age=age, steps=steps)
 
     def output_ages(self) -> tuple[float, ...]:
         """How many seconds ago each worker, by local rank, has written something; -1 where that is not known.

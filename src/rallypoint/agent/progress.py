@@ -36,6 +36,8 @@ _FILE_EVERY = 1.0
 _MAX_TEXT = 64
 """Bytes of the file that may hold an integer."""
 _MAX_STEP = 2**63 - 1
+_MAX_TOLD = 1024
+"""Workers of one node whose steps are told one by one."""
 
 _LAYOUT = struct.Struct("=qq")
 
@@ -120,6 +122,11 @@ class ProgressTracker:
     def latest(self) -> Reached | None:
         """How far the workers are: what they say themselves, else what the file says."""
         return self._of_workers or self._of_file or self._base
+
+    def steps(self) -> tuple[int, ...]:
+        """The last step of each worker of the round, by local rank, -1 for none; empty where none has told any."""
+        told = steps_of_workers(self._folder, self._ranks if self._ranks <= _MAX_TOLD else 0)
+        return tuple(-1 if each is None else each.step for each in told) if any(told) else ()
 
     def file_mark(self) -> tuple[int, int, int] | None:
         """What changes with the progress file; None where there is none, or it has not been read yet. Any thread."""

@@ -158,7 +158,12 @@ class Watchers:
         before = self._reports.get(node)
         self._reports[node] = report
         self._awaited.discard(node)
-        if before is None or before[:2] != report[:2] or before.progress != report.progress:
+        if (
+            before is None
+            or before[:2] != report[:2]
+            or before.steps != report.steps
+            or before.progress != report.progress
+        ):
             self.changed(now)
         if not self._awaited and any(each.wants and not each.follows for each in self._watchers.values()):
             self._due_at = min(self._due_at, now)

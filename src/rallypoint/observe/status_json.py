@@ -11,10 +11,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rallypoint.observe.status_text import node_state
+from rallypoint.observe.stragglers import steps_of
 from rallypoint.protocol.observation import FailureView, JobEvent, JobSummary, NodeView, Snapshot
 from rallypoint.protocol.operator_messages import NodeReport
 
 VERSION = 1
+_MAX_STRAGGLERS = 100
 
 
 def status_json(snapshot: Snapshot, now: float) -> str:
@@ -43,6 +45,7 @@ def status_fields(snapshot: Snapshot, now: float) -> dict[str, Any]:
         "missing_nodes": snapshot.missing,
         "expected": list(snapshot.expected),
         "nodes": [_node(each) for each in snapshot.nodes],
+        "stragglers": _stragglers(snapshot),
         "restarts": {
             "failures": ended.failures,
             "nodes_lost": ended.lost,
@@ -104,8 +107,17 @@ def _report(report: NodeReport) -> dict[str, Any]:
         "pids": list(report.pids),
         "progress": None if report.progress < 0 else report.progress,
         "progress_seconds_ago": _known(report.progress_age),
+        "steps": [None if each < 0 else each for each in report.steps],
         "output_seconds_ago": [_known(each) for each in report.output_ages],
     }
+
+
+def _stragglers(snapshot: Snapshot) -> dict[str, Any] | None:
+    steps = steps_of(snapshot)
+    if steps is None:
+        return None
+    behind = [each._asdict() for each in steps.behind[:_MAX_STRAGGLERS]]
+    return {"median_step": steps.median, "ranks": steps.ranks, "behind": behind}
 
 
 def _failure(failure: FailureView, now: float) -> dict[str, Any]:

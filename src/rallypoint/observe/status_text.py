@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rallypoint.observe.stragglers import steps_of
 from rallypoint.protocol.observation import FailureView, JobSummary, NodeState, NodeView, Phase, Snapshot
 
 _LEAST_WIDTH = 40
 _EVENTS, _FAILURES = 8, 5
 """How many of the newest are shown."""
+_STRAGGLERS = 10
+"""How many ranks are shown that are behind the others: the last of them."""
 
 
 def duration(seconds: float) -> str:
@@ -27,7 +30,14 @@ def duration(seconds: float) -> str:
 
 def status_lines(snapshot: Snapshot, width: int = 120) -> list[str]:
     """All that there is to say of a job, each line at most `width` characters long."""
-    lines = [*_head(snapshot), "", *_node_table(snapshot), *_failures(snapshot), *_events(snapshot)]
+    lines = [
+        *_head(snapshot),
+        "",
+        *_node_table(snapshot),
+        *_stragglers(snapshot),
+        *_failures(snapshot),
+        *_events(snapshot),
+    ]
     most = max(width, _LEAST_WIDTH)
     return [each if len(each) <= most else f"{each[: most - 1]}…" for each in lines]
 
@@ -127,6 +137,17 @@ def _node_table(snapshot: Snapshot) -> list[str]:
         for each in snapshot.nodes
     ]
     return table(rows)
+
+
+def _stragglers(snapshot: Snapshot) -> list[str]:
+    steps = steps_of(snapshot)
+    if steps is None or not steps.behind:
+        return []
+    rows = [("RANK", "NODE", "STEP", "BEHIND")]
+    rows += [(str(each.rank), each.node, str(each.step), str(each.behind)) for each in steps.behind[:_STRAGGLERS]]
+    more = len(steps.behind) - _STRAGGLERS
+    title = f"steps behind the median of {steps.ranks} ranks, which is {steps.median}"
+    return ["", title, *(f"  {each}" for each in table(rows)), *([f"  and {more} more"] if more > 0 else [])]
 
 
 def failure_sentence(failure: FailureView) -> str:

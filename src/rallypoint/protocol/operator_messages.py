@@ -29,6 +29,8 @@ class NodeReport(NamedTuple):
     progress: int = -1
     progress_age: float = -1.0
     output_ages: tuple[float, ...] = ()
+    steps: tuple[int, ...] = ()
+    """The last step of each worker, -1 if it has told none; empty if none has, or there are very many."""
 
 
 class CollectKind(StrEnum):

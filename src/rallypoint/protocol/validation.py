@@ -54,6 +54,7 @@ _NUMBERS: Mapping[str, NumberRange] = {
     "local_rank": _RANK,
     "step": NumberRange(-1, 2**63 - 1),
     "progress": NumberRange(-1, 2**63 - 1),
+    "steps": NumberRange(-1, 2**63 - 1),
     "lease": NumberRange(0.1, _DAY),
     "deadline": NumberRange(-math.inf, math.inf),
 }

@@ -15,7 +15,7 @@ CAUSE = Cause(3, 1, "b", 42, -9, "Signal 9 (SIGKILL)", "", 1e9, "")
 
 def node(number: int, **fields: Any) -> NodeView:
     """A node of a round that runs, with two workers."""
-    report = NodeReport(4, (10 * number, 10 * number + 1), progress=7 + number)
+    report = NodeReport(4, (10 * number, 10 * number + 1), progress=7 + number, steps=(7 + number, 7 + number))
     view = NodeView(f"n{number} (rank {number})", f"n{number}", f"10.0.0.{number}", 7, NodeState.PARTICIPANT, True)
     return view._replace(silent_for=0.5, group_rank=number, first_rank=2 * number, workers=2, report=report)._replace(
         **fields
