@@ -81,10 +81,10 @@ class Job:
                 raise AssertionError(f"after {TIMEOUT:.0f} s still not: {what}\n{self.out}\n{self.err}")
             return self.out
 
-    def until_err(self, text: str) -> None:
-        """Wait until standard error holds a text."""
+    def until_err(self, text: str, times: int = 1) -> None:
+        """Wait until so many lines of standard error hold a text."""
         with self._changed:
-            if not self._changed.wait_for(lambda: any(text in line for line in self._lines["err"]), TIMEOUT):
+            if not self._changed.wait_for(lambda: sum(text in line for line in self._lines["err"]) >= times, TIMEOUT):
                 raise AssertionError(f"after {TIMEOUT:.0f} s standard error is still without {text!r}:\n{self.err}")
 
     def until_err_or_end(self, text: str) -> None:

@@ -203,7 +203,8 @@ class WorkerController(ABC):
     def report(self, round_: int) -> NodeReport:
         """What the coordinator tells those who watch of the workers of this round."""
         pids = tuple(each.id if isinstance(each.id, int) else 0 for each in self.group.workers)
-        step, age, steps = -1, -1.0, ()
+        step, age = -1, -1.0
+        steps: tuple[int, ...] = ()
         if self.progress is not None:
             self.progress.look()
             steps = self.progress.steps()

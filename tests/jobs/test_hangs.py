@@ -1,0 +1,136 @@
+"""Hangs of whole jobs: what counts as one and what does not, who is told, and what is done about it."""
+
+from __future__ import annotations
+
+import re
+
+from tests.jobs.launching import Job, Launcher
+from tests.ports import free_port
+
+HUNG = """
+import ctypes, os, pathlib, queue, signal, socket, sys, threading, time
+from rallypoint import notices
+
+rank = int(os.environ["RANK"])
+
+def asleep():
+    time.sleep(1000)
+
+def in_c():
+    ctypes.PyDLL(None).sleep(1000)
+
+def stopped():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+def in_the_kernel():  # in state D, for a child that cannot reach its own program
+    os.mkfifo("held")
+    actions = [(os.POSIX_SPAWN_OPEN, 0, "held", os.O_RDONLY, 0)]
+    os.posix_spawn(sys.executable, ["python"], {}, file_actions=actions)
+
+def loads():
+    batches, lock = queue.Queue(), threading.Lock()
+    lock.acquire()
+    threading.Thread(target=lock.acquire, daemon=True).start()
+    batches.get()
+
+def waits():
+    both = socket.socketpair()
+    both[0].recv(1)
+
+KINDS = [asleep, in_c, stopped, in_the_kernel, loads, waits, sys.exit]
+pathlib.Path(f"at-{rank}").touch()
+if os.environ["LOCAL_RANK"] == "0":  # the others make no sound
+    while not all(os.path.exists(f"at-{each}") for each in range(len(KINDS))):
+        time.sleep(0.05)
+        print("not yet all", flush=True)
+    notices.progress(0)
+KINDS[rank]()
+"""
+
+
+def report(job: Job) -> list[str]:
+    """The lines of the report of a hang."""
+    lines = job.err.split("\n")
+    first = next(number for number, line in enumerate(lines) if line.endswith("what the workers are at:"))
+    last = next(number for number, line in enumerate(lines) if "(--on-hang=" in line)
+    return [re.sub(r"^\S+ \S+ +\d+ \S+\] ", "", each) for each in lines[first + 1 : last]]
+
+
+def test_all_kinds_of_hang_are_told_on_all_nodes_before_the_job_ends(rallyrun: Launcher) -> None:
+    """Asleep, in C without the interpreter, stopped, in the kernel, in a data loader, waiting for another, finished."""
+    script, port = rallyrun.script(HUNG), free_port()
+    nodes = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--shutdown-timeout=1")
+    flags = (*nodes, "--hang-timeout=1.5", "--on-hang=fail", "--max-restarts=3", "--log-dir=logs")
+    first = rallyrun(*flags, "--nproc-per-node=4", "--node-rank=0", script)
+    second = rallyrun(*flags, "--nproc-per-node=3", "--node-rank=1", script)
+    assert [first.ends(), second.ends()] == [124, 124], first.err + second.err
+    for job in (first, second):
+        assert job.err.count("the job hangs: no rank of its 2 nodes has") == 1, job.err
+        assert "script.py FAILED: the job hangs" in job.err
+        assert "are restarted" not in job.err
+    told = report(first)
+    assert told == report(second)
+    text = "\n".join(told)
+    for word in ("asleep", "in_c", "stopped", "uninterruptible", "loads", "waits", "ended with exit code 0"):
+        assert word in text, text
+
+
+ALIVE = """
+import os, time
+from rallypoint import notices
+
+TIMEOUT, other = 1.5, int(os.environ["RANK"])
+started = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+
+def until(moment, sign):
+    while time.clock_gettime(time.CLOCK_BOOTTIME) < moment:
+        time.sleep(0.05)
+        sign()
+
+def quiet(name):
+    while not os.path.exists(name):
+        time.sleep(0.05)
+
+now = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
+until(started + 1.5 * TIMEOUT, lambda: None)
+print("the first step was slow", flush=True)
+notices.progress(7)
+until(now() + 1.5 * TIMEOUT, lambda: other or os.write(1, b"."))
+print("\\nthere was noise of one rank", flush=True)
+until(now() + 1.5 * TIMEOUT, lambda: other and notices.progress(7))
+print("evaluated for long", flush=True)
+until(now() + 0.3 * TIMEOUT, lambda: None)
+print("and silently for a while", flush=True)
+quiet("wake")
+print("awake", flush=True)
+quiet("end")
+"""
+
+
+def test_a_job_that_gives_signs_of_life_is_left_alone(rallyrun: Launcher) -> None:
+    """A slow first step, noise without progress, a long evaluation; then it hangs, twice, with a sign in between."""
+    script = rallyrun.script(ALIVE)
+    job = rallyrun("--standalone", "--nproc-per-node=2", "--log-dir=logs", "--hang-timeout=1.5", script)
+    job.until_err("(--on-hang=report)")
+    assert job.out.count("and silently for a while") == 2, f"reported too early:\n{job.out}\n{job.err}"
+    (rallyrun.folder / "wake").touch()
+    job.until(lambda lines: lines.count("awake") == 2, "both are awake")
+    job.until_err("(--on-hang=report)", 2)
+    (rallyrun.folder / "end").touch()
+    assert job.ends() == 0, job.err
+    assert job.err.count("the job hangs: no rank of its node has") == 2, job.err
+
+
+def test_a_hang_costs_a_restart_where_that_is_asked_for(rallyrun: Launcher) -> None:
+    """Without a coordinator too: each node reports of its own workers then."""
+    script = rallyrun.script(
+        "import os, time\n"
+        "print('up', flush=True)\n"
+        "time.sleep(1000 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)\n"
+    )
+    state = f"--rdzv-endpoint={rallyrun.folder}/state"
+    flags = ("--nnodes=1:1", "--rdzv-backend=c10d", state, "--rdzv-conf=store_type=file", "--max-restarts=1")
+    job = rallyrun(*flags, "--log-dir=logs", "--hang-timeout=0.7", "--on-hang=restart", script)
+    assert job.ends() == 0, job.err
+    assert job.err.index("what the workers are at:") < job.err.index("the workers are restarted (restart 1 of 1)")
+    assert job.out == ["up", "up"]
