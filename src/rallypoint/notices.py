@@ -28,7 +28,7 @@ A save that must not be interrupted goes into `saving`: the stop of a worker wai
 
 In another language, keep a `memfd_create(2)` of the name "rallypoint-saving" open meanwhile.
 
-Nothing here raises, and outside of Rallypoint there is never a notice. Nothing else of Rallypoint is imported.
+Nothing here raises, and outside of Rallypoint there is never a notice. Next to nothing of Rallypoint is imported.
 """
 
 from __future__ import annotations

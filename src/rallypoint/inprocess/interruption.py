@@ -5,7 +5,8 @@ Laws:
 1. `RoundEnded` is raised in the main thread only, only while the function is inside, and only if its round has ended.
 2. Nothing is raised within `uninterrupted` (or `notices.saving`), but at the end of the block.
 3. Nothing is raised while an earlier `RoundEnded` is being handled: a clean-up is not cut.
-4. A process that is forked off is never interrupted.
+4. Nothing is raised while a module is imported, which would leave half of it: many cannot be imported twice.
+5. A process that is forked off is never interrupted.
 """
 
 from __future__ import annotations
@@ -15,8 +16,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 
 from rallypoint import notices
+
+_IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
+_CALLER = os.path.join(os.path.dirname(__file__), "survivor.py")
+"""The file whose frame calls the function."""
 
 
 class RoundEnded(BaseException):
@@ -50,7 +56,7 @@ class Interruption:
         """Raise `RoundEnded`, if it is due and the main thread may be interrupted where it is."""
         if not self.inside or os.getpid() != self._pid or not self._due():
             return
-        if notices.open_blocks or threading.get_ident() != self._main or _being_handled():
+        if notices.open_blocks or threading.get_ident() != self._main or _being_handled() or _importing():
             return
         self.raised = True
         raise RoundEnded
@@ -68,6 +74,16 @@ def _being_handled() -> bool:
         if isinstance(error, RoundEnded):
             return True
         error = error.__context__
+    return False
+
+
+def _importing() -> bool:
+    """Whether the function is within an import. It may itself be called by one: frames above it do not count."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename != _CALLER:
+        if frame.f_code.co_filename == _IMPORT_SYSTEM:
+            return True
+        frame = frame.f_back
     return False
 
 

@@ -26,8 +26,8 @@ _TRIES, _MOMENT = 20, 0.001
 
 def abort() -> None:
     """Make every wait for another worker return, on whichever thread it is."""
-    c10d = sys.modules.get(_C10D)
-    if c10d is None or not c10d.is_available():
+    c10d = _c10d()
+    if c10d is None:
         return
     for number, inode in set(_gloo_sockets()):
         _shut(number, inode)
@@ -40,14 +40,20 @@ def destroy() -> None:
     Raises:
         Exception: whatever torch raises.
     """
-    c10d = sys.modules.get(_C10D)
-    if c10d is None or not c10d.is_available():
+    c10d = _c10d()
+    if c10d is None:
         return
     names = c10d._world.pg_names
     if not c10d.is_initialized() and names:  # interrupted while the first group was made
         c10d._update_default_pg(next(iter(names)))
     if c10d.is_initialized():
         c10d.destroy_process_group()
+
+
+def _c10d() -> Any:
+    """torch's module of groups; None where it is not imported, or not to the end yet."""
+    found = sys.modules.get(_C10D)
+    return found if hasattr(found, "init_process_group") and hasattr(found, "_world") else None
 
 
 def _abort_groups(c10d: Any) -> None:

@@ -166,6 +166,34 @@ def test_a_clean_up_is_not_cut(tmp_path: Path) -> None:
         assert [agent.line(), agent.line()] == ["cleaned up", "in"]
 
 
+IMPORTS = """
+import pathlib, tempfile, threading
+ended = threading.Event()
+inprocess.on_round_end(ended.set)
+folder = tempfile.mkdtemp()
+pathlib.Path(folder, "slow_to_import.py").write_text("import __main__; __main__.say('in'); __main__.ended.wait(); "
+    "__main__.time.sleep(0.3); __main__.say('imported')")
+sys.path.insert(0, folder)
+sys.dont_write_bytecode = True
+@inprocess.resumable
+def train(round):
+    import slow_to_import
+    if not round.survived:
+        time.sleep(60)
+pathlib.Path(folder, "trains_when_imported.py").write_text("import __main__; __main__.train()")
+import trains_when_imported
+"""
+
+
+@process
+def test_an_import_is_not_cut(tmp_path: Path) -> None:
+    with worker(tmp_path, IMPORTS, TMPDIR=str(tmp_path)) as agent:
+        assert agent.line() == "in"
+        agent.next_round(0)
+        assert agent.line() == "imported"
+        assert agent.end() == (0, "")
+
+
 BLOCKS = """
 import threading
 from rallypoint import notices
@@ -429,6 +457,8 @@ def test_it_brings_no_torch_along_and_little_else() -> None:
     modules = set(done.stdout.split())
     assert {each for each in modules if each.startswith("rallypoint")} == {
         "rallypoint",
+        "rallypoint.base",
+        "rallypoint.base.light_typing",
         "rallypoint.notices",
         "rallypoint.inprocess",
         *(f"rallypoint.inprocess.{each}" for each in ("aborting", "channel", "interruption", "rounds", "survivor")),
