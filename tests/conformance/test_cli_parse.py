@@ -39,6 +39,7 @@ ONLY_OURS = [
     "requeue",
     "hang_timeout",
     "on_hang",
+    "flight_recorder",
     "socket_ifname",
 ]
 """Flags that torchrun does not have."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from rallypoint.hangs.dumps import recorder_of
 from rallypoint.hangs.evidence import ExaminedNode, ExaminedWorker
 
 if TYPE_CHECKING:
@@ -20,7 +21,12 @@ def examined_node(controller: WorkerController) -> ExaminedNode:
         return ExaminedNode(host, ())
     pids, exit_codes = context.pids(), _exit_codes(context)
     workers = tuple(
-        ExaminedWorker(each.global_rank, pids.get(each.local_rank, 0), exit_codes.get(each.local_rank))
+        ExaminedWorker(
+            each.global_rank,
+            pids.get(each.local_rank, 0),
+            exit_codes.get(each.local_rank),
+            recorder_of(each.global_rank, {**os.environ, **context.envs[each.local_rank]}),
+        )
         for each in group.workers
     )
     return ExaminedNode(host, workers, attempt_folder(context))

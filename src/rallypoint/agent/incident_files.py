@@ -35,7 +35,8 @@ _LARGEST_RECORD = 8 * 1024 * 1024
 _PACKAGES = ("rallypoint", "torch", "numpy", "msgspec", "uvloop", "triton", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 _FLIGHT_RECORDER = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """Variables that name the beginning of the paths that workers dump their flight recorders to; the rank follows."""
-_FLIGHT_RECORDER_DEFAULTS = ("/tmp/nccl_trace_rank_",)
+_FLIGHT_RECORDER_DEFAULTS = ("torch/comm_lib_trace_rank_", "/tmp/nccl_trace_rank_")
+"""Where torch dumps otherwise, from the user's cache on; and where it did before."""
 _KERNEL = re.compile(
     r"out of memory|oom-kill|oom_reaper|killed process|segfault|NVRM|\bXid\b|hung_task|blocked for more"
 )
@@ -272,7 +273,9 @@ def _flight_records(facts: NodeFacts) -> Iterator[Piece]:
 
 def flight_recorder_paths(environ: Mapping[str, str]) -> list[str]:
     """How the paths of dumps begin, by a worker's environment."""
-    return [*(environ[each] for each in _FLIGHT_RECORDER if environ.get(each)), *_FLIGHT_RECORDER_DEFAULTS]
+    cache = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", "/"), ".cache")
+    defaults = (os.path.join(cache, each) for each in _FLIGHT_RECORDER_DEFAULTS)
+    return [*(environ[each] for each in _FLIGHT_RECORDER if environ.get(each)), *defaults]
 
 
 # The index

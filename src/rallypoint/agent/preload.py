@@ -56,5 +56,9 @@ def per_worker_variables(spec: WorkerSpec, constant: Collection[str]) -> frozens
         spec: what the workers are.
         constant: names of those that are the same for all of this node in all rounds.
     """
-    devices = {VISIBLE} if spec.virtual_local_rank and spec.local_world_size > 1 else set()
-    return (_PER_WORKER | devices) - {*constant}
+    others = {VISIBLE} if spec.virtual_local_rank and spec.local_world_size > 1 else set()
+    if spec.flight_recorder:
+        from rallypoint.hangs.dumps import VARIABLES
+
+        others |= VARIABLES
+    return (_PER_WORKER | others) - {*constant}

@@ -123,6 +123,10 @@ class ProcessController(WorkerController):
         options = ProcessOptions(numa, *filters, method, self._preload, spec.tee_collapse, ignored, watched)
         context = make_context(spec.role, spec.entrypoint, args, envs, self.logs_specs, prefixes, options, reaper)
         self._register_cleanup(reaper)
+        if spec.flight_recorder:
+            from rallypoint.agent.flight_recorder import switch_on
+
+            switch_on(context, group.notices, self.pcontext)
         group.survived = () if self._survivors is None else self._survivors.enter(context)
         context.start()
         self.pcontext, pids = context, context.pids()

@@ -72,6 +72,7 @@ class WorkerSpec:
         progress_file: a file that the workers write when they have come further; empty for none.
         tee_collapse: seconds within which equal teed lines of several ranks are shown once; 0 for never.
         preemption: what makes the whole job end after its workers have saved; None for nothing.
+        flight_recorder: whether the flight recorders of torch's process groups are switched on for the workers.
         on_hang: what is done about a hang that was found: `report`, `restart` or `fail`.
         inprocess_timeout: seconds that a worker which can go on in its process has to leave a round that has ended.
 
@@ -99,6 +100,7 @@ class WorkerSpec:
     progress_file: str = ""
     tee_collapse: float = 0.0
     preemption: PreemptionSettings | None = None
+    flight_recorder: bool = False
     on_hang: str = ""
     inprocess_timeout: float = 10.0
 

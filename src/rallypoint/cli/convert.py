@@ -90,6 +90,7 @@ def config_from_options(
         node_check_timeout=options.node_check_timeout,
         hang_timeout=options.hang_timeout,
         on_hang=options.on_hang,
+        flight_recorder=options.flight_recorder,
     )
     return config, program, arguments
 

@@ -136,7 +136,7 @@ GROUPS = (
     ),
     FlagGroup(
         "hangs",
-        "--hang-timeout=600 --on-hang=report train.py",
+        "--hang-timeout=600 --on-hang=report --flight-recorder train.py",
         (
             Flag(
                 "--hang-timeout",
@@ -151,6 +151,9 @@ GROUPS = (
                 "report",
                 "What is done then: report (what anybody should choose first), restart or fail (exit code 124)",
                 "WHAT",
+            ),
+            Flag(
+                "--flight-recorder", SWITCH, False, "Record collectives for torchfrtrace, and dump that when it hangs"
             ),
         ),
         beyond_torchrun=True,

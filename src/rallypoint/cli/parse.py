@@ -83,6 +83,7 @@ class Options(NamedTuple):
     tee_collapse: float
     hang_timeout: float
     on_hang: str
+    flight_recorder: bool
     preflight: str
     cluster: str
     training_script: str

@@ -71,10 +71,14 @@ def collect_evidence(node: ExaminedNode) -> bytes:
         records = tuple(dumps.result())
     ranks = tuple(_found(each, stacks.get(each.rank)) for each in sorted(node.workers))
     kept = _keep(node.folder, _whole_text(ranks, stacks)) if node.folder else ""
-    where = os.path.dirname(next((each.dump for each in recorders.values() if each.dump), ""))
+    written = next((each.dump.removesuffix(f"{rank}") for rank, each in recorders.items() if _is_there(each.dump)), "")
     return encode_evidence(
-        NodeEvidence(printable(node.host), ranks, printable(kept, MAX_TEXT), records, printable(where, MAX_TEXT))
+        NodeEvidence(printable(node.host), ranks, printable(kept, MAX_TEXT), records, printable(written, MAX_TEXT))
     )
+
+
+def _is_there(path: str) -> bool:
+    return bool(path) and os.path.exists(path)
 
 
 def dump_folder(attempt: str) -> str:

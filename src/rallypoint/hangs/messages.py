@@ -77,8 +77,8 @@ class RankRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class NodeEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one node has found. `kept` is the file there that has all of it, and `dumps` the folder with the dumps of
-    flight recorders; empty for none."""
+    """What one node has found. `kept` is the file there that has all of it, and `dumps` what the paths of the dumps
+    begin with that process groups have written; empty for none."""
 
     host: _Text
     ranks: Annotated[tuple[RankEvidence, ...], msgspec.Meta(max_length=_MAX_WORKERS)] = ()

@@ -81,9 +81,10 @@ def _recorded(nodes: Sequence[NodeEvidence]) -> Iterable[str]:
         yield f"flight recorder: {text}"
     for why in sorted({each.why_none for each in records if each.why_none})[:_MAX_HOSTS]:
         yield f"no flight recorder of {ranks_text([each.rank for each in records if each.why_none == why])}: {why}"
-    if told and (folder := next((each.dumps for each in nodes if each.dumps), "")):
+    if told and (path := next((each.dumps for each in nodes if each.dumps), "")):
+        folder, _, prefix = path.rpartition("/")
         others = ", with the dumps of all nodes in one folder" if len(nodes) > 1 else ""
-        yield f"analysis: torchfrtrace --prefix rank_ {folder}{others}"
+        yield f"analysis: torchfrtrace --prefix {prefix} {folder}{others}"
 
 
 def _stacks(groups: Sequence[Group], ranks: Iterable[RankEvidence]) -> Iterable[str]:

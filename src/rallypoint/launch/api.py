@@ -190,6 +190,7 @@ def _agent(
         progress_file=config.progress_file,
         tee_collapse=config.tee_collapse,
         preemption=_preemption(config),
+        flight_recorder=config.flight_recorder,
         on_hang=config.on_hang if config.hang_timeout else "",
         inprocess_timeout=config.inprocess_timeout,
     )

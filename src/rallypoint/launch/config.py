@@ -72,6 +72,8 @@ class LaunchConfig:
         hang_timeout: seconds without a sign of life of any rank of any node after which the job is taken to hang; 0 for
             never. Beyond torch.
         on_hang: what is done then: `report`, `restart` or `fail`. Beyond torch.
+        flight_recorder: whether the flight recorders of torch's process groups are switched on for the workers, and
+            asked for a dump when the job hangs. Beyond torch.
         inprocess_timeout: seconds that a worker of `rallypoint.inprocess` has to come out of its function when a round
             has ended; then it is killed and started anew. Beyond torch.
         endpoint_flag: what the user gave the endpoint by, for messages. Beyond torch.
@@ -122,6 +124,7 @@ class LaunchConfig:
     node_check_timeout: float = 300.0
     hang_timeout: float = 0.0
     on_hang: str = "report"
+    flight_recorder: bool = False
     inprocess_timeout: float = 10.0
 
     shutdown_timeout_given: bool = field(init=False, default=True)

@@ -56,7 +56,7 @@ def torch_flags(args: argparse.Namespace) -> dict[str, Any]:
             "node_check_timeout",
         }
         and name not in {"preempt_signals", "stop_before_end", "requeue"}
-        and name not in {"worker_env", "socket_ifname", "hang_timeout", "on_hang"}
+        and name not in {"worker_env", "socket_ifname", "hang_timeout", "on_hang", "flight_recorder"}
     }
 
 

@@ -212,7 +212,7 @@ def test_what_cannot_be_printed_does_not_travel() -> None:
         "state": "started",
     }
     record = record_of(0, dumped([entry], pg_config={"0": {"name": "0", "desc": "\x1b[2J", "ranks": "[0]"}}))
-    node = NodeEvidence("n", (RankEvidence(0, "running"),), records=(record,), dumps="/logs/flight_recorder")
+    node = NodeEvidence("n", (RankEvidence(0, "running"),), records=(record,), dumps="/logs/flight_recorder/rank_")
     assert decode_evidence(encode_evidence(node)) == node
     assert all(line.isprintable() for line in report_lines([node]))
 
@@ -220,7 +220,7 @@ def test_what_cannot_be_printed_does_not_travel() -> None:
 def test_the_report_names_findings_what_is_missing_and_the_command() -> None:
     ranks = tuple(RankEvidence(rank, "sleeping") for rank in range(4))
     records = (*recorded("missing", range(3)), RankRecord(3, why_none="it did not answer"))
-    lines = report_lines([NodeEvidence("n", ranks, records=records, dumps="/logs/flight_recorder")])
+    lines = report_lines([NodeEvidence("n", ranks, records=records, dumps="/logs/flight_recorder/rank_")])
     assert lines[1].startswith(
         "  flight recorder: all_reduce #3 of default_pg (train.py:46): joined by all with a dump"
     )

@@ -1,0 +1,68 @@
+"""The flight recorders of torch's process groups, switched on by torch's own variables (`--flight-recorder`).
+
+Laws:
+
+1. Whatever the user has set stays, under its old name too.
+2. Dumps go into the folder of this start of the workers. What workers are asked by, pipes and sockets, is in the folder
+   of their notices: on a local disk, and removed with it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from rallypoint.agent.hang_evidence import attempt_folder
+from rallypoint.base.log import get_logger
+from rallypoint.hangs.dumps import BUFFER, DUMP, DUMP_ON_TIMEOUT, OLD_NAMES, PIPE, SOCKET
+from rallypoint.hangs.evidence import dump_folder
+from rallypoint.workers.local import LocalProcessesContext
+
+if TYPE_CHECKING:
+    from rallypoint.workers.context import PContext
+
+log = get_logger(__name__)
+
+ENTRIES = 2000
+"""Operations of all process groups that a worker keeps; torch's default."""
+_MAX_SOCKET = 100
+"""Bytes of a socket's path; the kernel takes 107."""
+
+
+def switch_on(context: PContext, notices: str, previous: PContext | None) -> None:
+    """Add to the environment of workers that are to start what has them record and dump.
+
+    Args:
+        context: the workers; their log folders are there.
+        notices: the folder where they find notices; empty if there is none.
+        previous: the workers of the round before, of which some may go on in their processes: torch dumps where it was
+            told first.
+    """
+    folder = dump_folder(attempt_folder(context))
+    variables = {BUFFER: str(ENTRIES), DUMP_ON_TIMEOUT: "1"}
+    if not folder:
+        log.warning(
+            "--flight-recorder has no folder for its dumps, since workers have no log folder (--log-dir=/dev/null): "
+            "they go where torch puts them, below ~/.cache/torch"
+        )
+    try:
+        if folder:
+            os.makedirs(folder, exist_ok=True)
+            variables[DUMP] = os.path.join(folder, "rank_")
+        if notices:
+            os.makedirs(notices, mode=0o700, exist_ok=True)
+            variables[PIPE] = os.path.join(notices, "flight_recorder_")
+    except OSError as error:
+        log.warning("the flight recorders of the workers cannot be asked for dumps: %s", error)
+    survivors = previous.survivors if isinstance(previous, LocalProcessesContext) else ()
+    for local_rank, environment in context.envs.items():
+        own = dict(variables)
+        if previous is not None and local_rank in survivors and DUMP in previous.envs[local_rank]:
+            own[DUMP] = previous.envs[local_rank][DUMP]
+        path = os.path.join(notices, f"worker_server_{local_rank}")
+        if PIPE in own and len(os.fsencode(path)) <= _MAX_SOCKET:
+            own[SOCKET] = path
+        given = {**os.environ, **environment}
+        for name, value in own.items():
+            if name not in given and OLD_NAMES.get(name) not in given:
+                environment[name] = value
