@@ -57,6 +57,7 @@ TRUSTED: Mapping[str, str] = {
     "workers/preload/zygote_client.py": "no decoding of its own: `workers/reaper/protocol.py`",
     "workers/preload/fork_checks.py": _KERNEL,
     "workers/preload/loop_filters.py": "texts of the worker's own warning filters",
+    "workers/preload/script_imports.py": "the user's own sources, whatever they are, in a process of its own",
     "workers/preload/manager.py": "bytes to text for `workers/preload/late_imports.py`",
 }
 """Files that turn bytes or texts into something, and why what they read needs no target of its own."""

@@ -219,6 +219,10 @@ class WorkerController(ABC):
         """
         return () if self.pcontext is None else self.pcontext.output_ages()
 
+    def has_progress(self) -> bool:
+        """Whether the workers of this round have made progress, as far as anybody says."""
+        return self.progress is not None and self.progress.made()
+
     def report_progress(self) -> None:
         """The round ends: report to the coordinator how far its workers have come."""
         if self.progress is not None:

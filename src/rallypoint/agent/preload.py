@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from rallypoint.agent.environment import constant_environment
@@ -30,8 +30,16 @@ _PER_WORKER = frozenset(
 """What a worker finds in its environment that is of no other, or of no other round."""
 
 
-def preload_manager(group: WorkerGroup, reaper: ReaperClient) -> PreloadManager | None:
-    """Begin to import what the spec wants imported ahead; None if that is nothing, or no workers could be forked."""
+def preload_manager(
+    group: WorkerGroup, reaper: ReaperClient, progress: Callable[[], bool] = lambda: False
+) -> PreloadManager | None:
+    """Begin to import what the spec wants imported ahead; None if that is nothing, or no workers could be forked.
+
+    Args:
+        group: the workers.
+        reaper: what starts them.
+        progress: whether the workers that run now have made progress.
+    """
     spec = group.spec
     if not spec.preload:
         return None
@@ -44,7 +52,8 @@ def preload_manager(group: WorkerGroup, reaper: ReaperClient) -> PreloadManager 
     constant = constant_environment(spec, os.environ)
     own = per_worker_variables(spec, constant).union(*(each.names for each in group.variable_sources))
     environ = {name: value for name, value in os.environ.items() if name not in own}
-    starts = PreloadManager(spec.preload, argv, {**environ, **constant}, own, spec.local_world_size)
+    environ |= constant
+    starts = PreloadManager(spec.preload, argv, environ, own, spec.local_world_size, progress=progress)
     starts.ensure_zygote(reaper)
     return starts
 

@@ -89,7 +89,7 @@ class ProcessController(WorkerController):
         if self.group.spec.preload:
             from rallypoint.agent.preload import preload_manager
 
-            self._preload = preload_manager(self.group, reaper)
+            self._preload = preload_manager(self.group, reaper, self.has_progress)
 
     @profiled("SimpleElasticAgent._initialize_workers")
     def start(self, placement: Placement) -> None:

@@ -133,6 +133,10 @@ class ProgressTracker:
         reading = None if self._file is None else self._file.reading
         return None if reading is None else reading.mark
 
+    def made(self) -> bool:
+        """Whether the workers of this round have told of progress, or the file has changed since they were started."""
+        return self._of_workers is not None or self._of_file is not None
+
     def close(self) -> None:
         """The run is over."""
         self._look_at = math.inf

@@ -69,6 +69,7 @@ class WorkerSpec:
         duplicate_stderr_filters: the same for standard error.
         virtual_local_rank: every worker sees local rank 0 and one GPU.
         preload: modules that are imported once; workers that are Python scripts are forked from there if possible.
+            `auto` among these stands for what the script imports, for workers that are started again.
         progress_file: a file that the workers write when they have come further; empty for none.
         tee_collapse: seconds within which equal teed lines of several ranks are shown once; 0 for never.
         preemption: what makes the whole job end after its workers have saved; None for nothing.

@@ -254,7 +254,7 @@ GROUPS = (
                 "--preload",
                 module_names,
                 (),
-                "Modules imported once on this node, from where restarted workers are forked",
+                "Modules imported once on this node, from where restarted workers are forked; auto: the script's",
                 "MODULES",
             ),
             Flag(

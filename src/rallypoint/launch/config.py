@@ -56,6 +56,7 @@ class LaunchConfig:
         stop_before_end: seconds before the end of the Slurm job at which the same is done; 0 for never. Beyond torch.
         requeue: how often Slurm may be asked to start the job again after that. Beyond torch.
         preload: modules that are imported once; workers that are Python scripts are forked from there if possible.
+            `auto` among these stands for what the script imports, for workers that are started again.
             Beyond torch.
         progress_file: a file that the workers write when they have come further, with an integer, or anything; empty
             for none. Beyond torch.

@@ -8,6 +8,7 @@
     hook/             what an interpreter that is to become a zygote finds as its `sitecustomize`
     zygote            what that interpreter does from there: import, check, fork
     imports           what it imports, and what that would import later
+    script_imports    what a script imports, read from its source
     environ_recorder  what the imports read of the environment and changed in it
     loop_filters      what a loop over all variables keeps of them
     fork_checks       whether a process may be forked after the imports

@@ -4,6 +4,7 @@ Laws:
 
 1. The process is checked after each module, so that what makes it unforkable is known by the module's name.
 2. What is switched off for the imports alone is seen by no worker.
+3. What was read from the script is imported as the script does; where that raises, it does there too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import posix
 import sys
 
-from rallypoint.workers.preload import fork_checks
+from rallypoint.workers.preload import fork_checks, script_imports
 from rallypoint.workers.preload.environ_recorder import EnvironRecorder
 
 TYPE_CHECKING = False
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
 ALSO_IMPORTED = {
-    # `DistributedDataParallel()`, `fully_shard()` and each optimizer import it when they are first made.
-    "torch": ("torch._dynamo",),
+    # `DistributedDataParallel()`, `fully_shard()` and each optimizer import the first when they are first made.
+    # The first `torch.save` and `torch.load` import the other.
+    "torch": ("torch._dynamo", "torch.utils.serialization"),
 }
 """Packages, and what these import when they are first used: that is preloaded wherever the package has been."""
 
@@ -56,6 +58,7 @@ class Imports:
         path0: what the interpreter will put first on `sys.path`.
         main_file: what `__main__.__file__` will be, if that is known.
         ours: descriptors that are none of the imports'.
+        script: what is run, and whether that is a module, if what it imports is to be imported too; else None.
     """
 
     def __init__(
@@ -65,8 +68,14 @@ class Imports:
         path0: str,
         main_file: str | None,
         ours: Collection[int],
+        script: tuple[str, bool] | None = None,
     ) -> None:
         self._named = modules
+        self._script = script
+        self._read: dict[str, list[str]] = {}
+        """What was read from the script: modules, and what is imported from each by name."""
+        self.failures: list[tuple[str, str]] = []
+        """Which of these could not be imported, and what they raised."""
         self._left_out = left_out
         self._path0 = path0
         self._main_file = main_file
@@ -95,6 +104,8 @@ class Imports:
         added = not getattr(sys.flags, "safe_path", False)
         if added:
             sys.path.insert(0, self._path0)
+        if self._script is not None:
+            self._read_script(*self._script)
         if self._main_file is not None:
             setattr(main, "__file__", self._main_file)  # noqa: B010
         with recording:
@@ -130,22 +141,48 @@ class Imports:
         """What was imported without being named, of which it is known that preloading it is worth while."""
         return [name for name in ALSO_IMPORTED if name in sys.modules and name not in self._named]
 
+    def shown(self) -> list[str]:
+        """What was imported, for people: packages that are not of the standard library, and what they import later."""
+        found = [name.partition(".")[0] for name in self._read]
+        also = [each for more in ALSO_IMPORTED.values() for each in more]
+        names = [each for each in (*found, *also) if each in sys.modules and each not in sys.stdlib_module_names]
+        return [*dict.fromkeys((*self._named, *names))]
+
+    def _read_script(self, target: str, is_module: bool) -> None:
+        try:
+            found = script_imports.in_a_copy(lambda: script_imports.installed_imports(target, is_module, ALSO_IMPORTED))
+        except (OSError, ValueError) as error:
+            raise Unforkable("", f"what {target} imports cannot be read ({error})") from None
+        for module, names in found:
+            if not self._is_left_out(module):
+                self._read.setdefault(module.partition(".")[0], [])  # so that what is wrong with a package is its own
+                self._read.setdefault(module, []).extend(names)
+
+    def _is_left_out(self, module: str) -> bool:
+        return any(module == each or module.startswith(f"{each}.") for each in self._left_out)
+
     def _modules(self) -> Iterator[str]:
         yield from self._named
+        yield from self._read
         for package, more in ALSO_IMPORTED.items():
             if package in sys.modules:
                 yield from (each for each in more if each not in self._left_out)
 
     def _import_one(self, module: str) -> None:
+        names = [each for each in self._read.get(module, ()) if not self._is_left_out(f"{module}.{each}")]
         try:
-            __import__(module)
+            __import__(module, fromlist=names)
         except BaseException as error:
-            if isinstance(error, ModuleNotFoundError) and error.name == module and module not in self._named:
-                return  # this version of the package is without it
-            raise Unforkable(module, f"it raises {type(error).__name__}: {error}") from None
-        why = fork_checks.fork_obstacle(self._ours)
-        if why:
-            raise Unforkable(module, why)
+            why = f"it raises {type(error).__name__}: {error}"
+            if module in self._named or not isinstance(error, Exception):
+                raise Unforkable(module, why) from None
+            if module in self._read:
+                self.failures.append((module, why))
+            elif not isinstance(error, ModuleNotFoundError) or not f"{module}.".startswith(f"{error.name}."):
+                raise Unforkable(module, why) from None
+        why_not = fork_checks.fork_obstacle(self._ours)
+        if why_not:
+            raise Unforkable(module, why_not)
         for thread in fork_checks.threads():
             self._threads.setdefault(thread, module)
 

@@ -2,7 +2,9 @@
 
 When the first workers are to start and the first zygote still imports, they wait for it (`importing`), at most
 `IMPORT_TIMEOUT` for each module: it imports what they would and has begun before them, and it imports once and not once
-for each worker. Workers that are to start while a later zygote imports are not forked.
+for each worker. Workers that are to start while a later zygote imports are not forked. One that reads from the script
+what it imports (`AUTO`) is for workers that are started again: it begins when the first ones make progress, or
+`AUTO_DELAY` after they were started, and nobody waits for it.
 
 Laws:
 
@@ -19,19 +21,27 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.errors import ResourceError
 from rallypoint.base.kernel import memory_file
 from rallypoint.base.log import get_logger
-from rallypoint.workers.preload.command import NeverForkable, NotForkable
+from rallypoint.workers.preload.command import NeverForkable, NotForkable, parse_command
 from rallypoint.workers.preload.environment import untracked_read
 from rallypoint.workers.preload.zygote_client import PreloadSpec, ZygoteClient, ZygotePhase
 from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, StartedWorker
 
 log = get_logger(__name__)
 
+AUTO = "auto"
+"""In the place of a module: those that the script imports."""
+AUTO_DELAY = 10.0
+"""Seconds from the start of workers that tell of no progress to the import of what their script imports: by then they
+have most likely done with it, so that it takes no processor from them while they start."""
+_MAX_LEFT_OUT = 5
+"""So many of the modules that a script imports may turn out unforkable, one zygote after the other."""
+_MAX_SHOWN = 8
 IMPORT_TIMEOUT = 20.0
 """Seconds that the first start of workers waits for the import of a module."""
 REFILL_DELAY = 2.0
@@ -44,12 +54,13 @@ class PreloadManager:
     """The zygotes of one agent.
 
     Args:
-        modules: what they import.
+        modules: what they import; `AUTO` among these is what the script imports.
         argv: the command of a worker.
         environ: the environment that all workers have in common.
         own: names of the variables that each worker has of its own.
         workers: how many start at a time.
         clock: of `wake_at`.
+        progress: whether the workers that run now have made progress.
     """
 
     def __init__(
@@ -60,8 +71,15 @@ class PreloadManager:
         own: Collection[str] = (),
         workers: int = 1,
         clock: Clock = SYSTEM_CLOCK,
+        progress: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._preload = PreloadSpec(tuple(modules), per_worker_variables=tuple(own))
+        self._auto = AUTO in modules
+        named = tuple(each for each in modules if each != AUTO)
+        self._preload = PreloadSpec(named, per_worker_variables=tuple(own), reads_script=self._auto)
+        self._progress = progress
+        self._begin_at = math.inf
+        self._reaper: ReaperClient | None = None
+        """Below which the next zygote begins at that time."""
         self._argv = list(argv)
         self._environ = dict(environ)
         self._workers = workers
@@ -72,7 +90,7 @@ class PreloadManager:
         self._given_up = False
         self._progress_at = 0.0
         self._refill_at = math.inf
-        self._first = True
+        self._first = not self._auto
         self._deaths = 0
         self._warned: set[str] = set()
 
@@ -82,11 +100,11 @@ class PreloadManager:
         return None if self._zygote is None else self._zygote.pid
 
     def ensure_zygote(self, reaper: ReaperClient) -> None:
-        """Have a zygote below this reaper, if there can be one. Does not wait for it."""
+        """Have a zygote below this reaper, if there can be one, before workers start. Does not wait for it."""
         if self._zygote is not None and self._zygote.reaper is not reaper:
             self.close()
         if self._zygote is None and not self._given_up:
-            self._begin(reaper)
+            (self._begin_later if self._auto else self._begin)(reaper)
             return
         if self._zygote is not None:
             self._zygote.request_copies(self._workers)
@@ -114,11 +132,18 @@ class PreloadManager:
         return [] if self._zygote is None else self._zygote.fds()
 
     def wake_at(self) -> float:
-        """When `importing` ends at the latest, or copies are to be made; on the monotonic clock, infinite for never."""
-        return self._progress_at + IMPORT_TIMEOUT if self._first_imports else self._refill_at
+        """When there is something to do, on the monotonic clock; infinite for never."""
+        return self._progress_at + IMPORT_TIMEOUT if self._first_imports else min(self._refill_at, self._begin_at)
 
     def step(self) -> None:
-        """Handle what has happened to the zygote."""
+        """Begin with the zygote if that is due, and handle what has happened to it."""
+        reaper = self._reaper
+        if reaper is not None and (self._clock.monotonic() >= self._begin_at or self._progress()):
+            self._reaper, self._begin_at = None, math.inf
+            self._begin(reaper)
+        self._poll()
+
+    def _poll(self) -> None:
         zygote, refill_is_due = self._zygote, self._clock.monotonic() >= self._refill_at
         if refill_is_due:
             self._refill_at = math.inf
@@ -135,6 +160,8 @@ class PreloadManager:
         elif now is ZygotePhase.LOST:
             self._on_zygote_lost(zygote)
         elif now is not before:
+            if self._auto:
+                self._tell_found(zygote)
             log.info("%s is imported; workers are forked from process %d", self._module_names(), zygote.pid)
             zygote.request_copies(self._workers)
 
@@ -152,7 +179,7 @@ class PreloadManager:
             UserError: as `ReaperClient.spawn` raises it.
             ReaperLost: the reaper has ended.
         """
-        self.step()
+        self._poll()
         zygote = self._zygote
         if zygote is None or zygote.phase is not ZygotePhase.READY:
             return None
@@ -171,7 +198,8 @@ class PreloadManager:
     def close(self) -> None:
         """End the zygote, as at the end of its reaper. Workers forked from it go on. Idempotent."""
         zygote, self._zygote = self._zygote, None
-        self._refill_at = math.inf
+        self._refill_at = self._begin_at = math.inf
+        self._reaper = None
         if zygote is not None:
             zygote.close()
         if self._late_imports is not None:
@@ -180,6 +208,23 @@ class PreloadManager:
             self._late_imports = None
 
     # Inside
+
+    def _begin_later(self, reaper: ReaperClient) -> None:
+        """Begin when workers that are to start now have done so, if they can be forked at all."""
+        try:
+            parse_command(self._argv)
+        except NotForkable as reason:
+            self._give_up(str(reason))
+            return
+        self._reaper, self._begin_at = reaper, self._clock.monotonic() + AUTO_DELAY
+
+    def _tell_found(self, zygote: ZygoteClient) -> None:
+        """Log what was read from the script and imported, and what of it could not be."""
+        names = ", ".join(zygote.found[:_MAX_SHOWN]) or "nothing but modules of the standard library"
+        more = len(zygote.found) - _MAX_SHOWN
+        failed = "".join(f"; not {module}, for {why}" for module, why in zygote.failures[:_MAX_SHOWN])
+        others = f" and {more} others" if more > 0 else ""
+        log.warning("Preloaded for workers that are started again: %s%s%s", names, others, failed)
 
     def _begin(self, reaper: ReaperClient) -> None:
         self._progress_at = self._clock.monotonic()
@@ -220,11 +265,14 @@ class PreloadManager:
     def _retry_without_module(self, zygote: ZygoteClient) -> None:
         """Go on without the module that makes a zygote unforkable, if that leaves any."""
         self._zygote, self._first = None, False
+        if not zygote.module:
+            self._give_up(zygote.reason)
+            return
         why = f"{zygote.module} cannot be preloaded: {zygote.reason}"
         left_out = (*self._preload.left_out, zygote.module)
         rest = [each for each in self._preload.modules if each != zygote.module]
         rest = rest or [each for each in zygote.packages if each not in left_out]
-        if not rest:
+        if len(left_out) >= _MAX_LEFT_OUT if self._auto else not rest:
             self._give_up(f"{why}; take it out of --preload, or name there what does without it")
             return
         self._preload = self._preload._replace(modules=tuple(rest), left_out=left_out)
@@ -250,7 +298,8 @@ class PreloadManager:
             log.warning("Workers start without preloading: %s", why)
 
     def _module_names(self) -> str:
-        return ", ".join(self._preload.modules)
+        names = ", ".join(self._preload.modules)
+        return " and ".join(filter(None, (names, "what the script imports"))) if self._auto else names
 
 
 class _LateImportsFile:

@@ -5,9 +5,11 @@ input is the connection to the agent, its standard output and standard error are
 `reaper.protocol`:
 
     first      (modules, those to leave out, variables that each worker has of its own, path0, main file or None,
-               PYTHONPATH or None, ignored signals, path of the file for what workers import themselves or None)
+               PYTHONPATH or None, ignored signals, path of the file for what workers import themselves or None,
+               what is run and whether that is a module, if its imports are to be read, or None)
     answers    ("imported",) after each module
-               ("ready", names read of the environment, beginnings of names read, each with file and line), or
+               ("ready", names read of the environment, beginnings of names read, each with file and line, what has
+               been imported, what of the script's imports could not be, each with the reason), or
                ("unforkable", module, why, packages that could be preloaded instead); after the latter it ends
     a request  (how many copies)
     answers    ("copy", pid) for each, with its pidfd and a connection to it; ("failed", errno) for all that are missing
@@ -47,10 +49,10 @@ def serve() -> None:
     """Be the zygote. Returns in its copies only, and in each of them as a worker."""
     link = _take_connection()
     name = _own_name()
-    (modules, left_out, own, path0, main_file, python_path, ignored, noted_in), _ = _read(link)
+    (modules, left_out, own, path0, main_file, python_path, ignored, noted_in, script), _ = _read(link)
     _remove_hook(python_path)
     child_init.set_process_name(_NAME)
-    imports = Imports(modules, left_out, path0, main_file, {link.fileno()})
+    imports = Imports(modules, left_out, path0, main_file, {link.fileno()}, script)
 
     def refuse(unforkable: Unforkable) -> None:
         send(link, "unforkable", unforkable.module, unforkable.reason, imports.packages())
@@ -64,7 +66,7 @@ def serve() -> None:
         refuse(unforkable)
     gc.collect()
     gc.freeze()  # so that no collection in a copy writes to, and so copies, the pages of all that is shared
-    send(link, "ready", recording.read, recording.prefixes)
+    send(link, "ready", recording.read, recording.prefixes, imports.shown(), imports.failures)
     copy = None
     while copy is None:
         (count,), _ = _read(link)

@@ -63,6 +63,8 @@ class PreloadSpec(NamedTuple):
     """What it leaves out of that which it would import of itself."""
     per_worker_variables: tuple[str, ...] = ()
     """Names of variables that each worker has of its own: a zygote whose imports read one is of no use."""
+    reads_script: bool = False
+    """Whether it also imports what it finds that the script imports."""
     noted_in: str | None = None
     """The path of a file in which workers note what they import after the fork; None if they need not."""
 
@@ -89,6 +91,10 @@ class ZygoteClient:
         self.reason = ""
         self.imported = 0
         """How many modules it has imported."""
+        self.found: tuple[str, ...] = ()
+        """Once it is ready: what it has imported, as far as people want to know."""
+        self.failures: tuple[tuple[str, str], ...] = ()
+        """What of the script's imports could not be imported, and why."""
         self.module = ""
         """The module that makes it unforkable."""
         self.packages: tuple[str, ...] = ()
@@ -118,7 +124,8 @@ class ZygoteClient:
             lists = list(request.modules), list(request.left_out), list(request.per_worker_variables)
             encoded_path = None if python_path is None else os.fsencode(python_path)
             ignored = sorted(inherited_settings().ignored)
-            self._link.send((*lists, command.path0, command.main_file, encoded_path, ignored, request.noted_in))
+            script = (command.target, command.is_module) if request.reads_script else None
+            self._link.send((*lists, command.path0, command.main_file, encoded_path, ignored, request.noted_in, script))
         except BaseException:
             theirs.close()
             self.close()
@@ -157,7 +164,8 @@ class ZygoteClient:
 
     def _handle(self, message: tuple[Any, ...]) -> None:
         if message[0] == "ready":
-            self.phase, self._read, self._beginnings = ZygotePhase.READY, *message[1:]
+            self.phase, self._read, self._beginnings, found, failures = ZygotePhase.READY, *message[1:]
+            self.found, self.failures = tuple(found), tuple(failures)
         elif message[0] == "imported":
             self.imported += 1
         elif message[0] == "copy":

@@ -1,0 +1,174 @@
+"""`--preload=auto`: when the zygote is begun that reads the script, what it imports of that, and what is said."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rallypoint.workers.preload import manager
+from rallypoint.workers.preload.manager import PreloadManager
+from rallypoint.workers.reaper.client import ReaperClient
+from tests.unit.workers.test_preload_manager import Clock, command, forked_with, forks, until
+
+pytestmark = pytest.mark.process
+
+INSTALLED = "site-packages"
+
+
+def write(folder: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+@contextmanager
+def automatic(
+    reaper: ReaperClient,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    argv: Sequence[str] = (),
+    named: str = "auto",
+    progress: Callable[[], bool] = lambda: False,
+) -> Iterator[tuple[PreloadManager, Clock]]:
+    monkeypatch.setenv("PYTHONPATH", str(folder / INSTALLED))
+    environ, clock = {name: value for name, value in os.environ.items() if name != "RANK"}, Clock()
+    found = PreloadManager(
+        named.split(","), list(argv) or command(folder), environ, ["RANK"], 2, clock, progress=progress
+    )
+    found.ensure_zygote(reaper)
+    try:
+        yield found, clock
+    finally:
+        found.close()
+
+
+def begun(found: PreloadManager) -> bool:
+    return found.pid is not None
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_it_begins_when_workers_have_run_for_some_time_and_no_start_waits_for_it(
+    reaper: ReaperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(
+        tmp_path,
+        {
+            "script.py": "import decimal, dist, own\nimport broken, nowhere\nfrom dist import part, thing",
+            "own.py": "import fractions, dist2",
+            f"{INSTALLED}/dist/__init__.py": "thing = 1",
+            f"{INSTALLED}/dist/part.py": "",
+            f"{INSTALLED}/dist2.py": "",
+            f"{INSTALLED}/broken.py": "raise ImportError('half of it')",
+        },
+    )
+    with automatic(reaper, tmp_path, monkeypatch) as (found, clock):
+        assert not begun(found)
+        assert found.wake_at() == manager.AUTO_DELAY
+        clock.now = 5.0
+        found.ensure_zygote(reaper)  # workers are started again meanwhile
+        assert found.wake_at() == 5.0 + manager.AUTO_DELAY
+        clock.now = manager.AUTO_DELAY
+        assert found.start(command(tmp_path), os.environ, None, None, ()) is None
+        found.step()
+        assert not begun(found)
+        clock.now = 5.0 + manager.AUTO_DELAY
+        found.step()
+        assert begun(found)
+        assert not found.importing
+        until(found, lambda: forks(found))
+        names = "decimal", "dist", "dist.part", "dist2", "fractions", "own", "broken", "ast", "rallypoint"
+        assert forked_with(found, tmp_path, *names) == [True] * 5 + [False] * 4
+    assert told(caplog) == [
+        "Preloaded for workers that are started again: dist, dist2; not broken, for it raises ImportError: half of it"
+    ]
+
+
+def test_it_begins_at_the_first_progress(
+    reaper: ReaperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made: list[int] = []
+    with automatic(reaper, tmp_path, monkeypatch, progress=lambda: bool(made)) as (found, _):
+        found.step()
+        assert not begun(found)
+        made.append(1)
+        assert found.start(command(tmp_path), os.environ, None, None, ()) is None
+        assert not begun(found), "what there was before is no progress of those that start"
+        found.step()
+        assert begun(found)
+        until(found, lambda: forks(found))
+        assert found.wake_at() == math.inf
+        assert forked_with(found, tmp_path, "decimal") == [False]
+    assert told(caplog) == ["Preloaded for workers that are started again: nothing but modules of the standard library"]
+
+
+def test_modules_can_be_named_beside_it_and_one_that_is_unforkable_is_left_out(
+    reaper: ReaperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(
+        tmp_path,
+        {
+            "package/main.py": "import decimal, reads.inner, reads, dist",
+            "own.py": "",
+            f"{INSTALLED}/reads/__init__.py": "import os\nos.environ.get('RANK')\n",
+            f"{INSTALLED}/reads/inner.py": "",
+            f"{INSTALLED}/dist.py": "",
+        },
+    )
+    monkeypatch.chdir(tmp_path)
+    argv = [sys.executable, "-u", "-m", "package.main"]
+    with automatic(reaper, tmp_path, monkeypatch, argv, named="own,auto") as (found, clock):
+        clock.now = manager.AUTO_DELAY
+        found.step()
+        until(found, lambda: forks(found))
+        path = tmp_path / "names"
+        (tmp_path / "package" / "main.py").write_text(
+            "import os, sys\n"
+            "os.write(1, str([each in sys.modules for each in ('own', 'decimal', 'dist', 'reads')]).encode())"
+        )
+        with path.open("wb") as file:
+            started = found.start(argv, os.environ, file.fileno(), None, ())
+        assert started is not None
+        os.close(started.pidfd)
+        until(found, lambda: path.read_text() == "[True, True, True, False]")
+    first, second = told(caplog)
+    assert "reads cannot be preloaded: reads/__init__.py:2 reads RANK while it is imported" in first
+    assert first.endswith("they do until own and what the script imports is preloaded without it")
+    assert second == "Preloaded for workers that are started again: own, dist"
+
+
+NEVER = {
+    "no Python": (["/bin/sh", "broken.py"], "'/bin/sh' is no Python interpreter itself"),
+    "a command": ([sys.executable, "-c", "pass"], "-c gives a command"),
+    "syntax": ([sys.executable, "-u", "broken.py"], "what broken.py imports cannot be read (SyntaxError: "),
+    "no module": (
+        [sys.executable, "-u", "-m", "none.such"],
+        "what none.such imports cannot be read (ValueError: there is",
+    ),
+}
+
+
+@pytest.mark.parametrize("which", NEVER)
+def test_where_nothing_can_be_read_one_line_says_so(
+    reaper: ReaperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, which: str
+) -> None:
+    write(tmp_path, {"broken.py": "1 +\n"})
+    monkeypatch.chdir(tmp_path)
+    argv, why = NEVER[which]
+    with automatic(reaper, tmp_path, monkeypatch, argv) as (found, clock):
+        clock.now = manager.AUTO_DELAY
+        found.step()
+        until(found, lambda: not begun(found))
+        found.ensure_zygote(reaper)
+        assert found.wake_at() == math.inf
+    (line,) = told(caplog)
+    assert line.startswith(f"Workers start without preloading: {why}")
