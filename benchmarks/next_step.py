@@ -65,6 +65,7 @@ PRELOAD = "--preload=torch,torch._dynamo"
 VARIANTS = (
     Variant("rallyrun"),
     Variant(f"rallyrun {PRELOAD}", flags=(PRELOAD,), budget=Budget(0.08)),
+    Variant("rallyrun --preload=auto", flags=("--preload=auto",), budget=Budget(0.08)),
 )
 """Ours; what each is compared with is torchrun in the same round."""
 
