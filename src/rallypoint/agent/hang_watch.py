@@ -79,10 +79,10 @@ class RoundSigns:
         """A worker has given a sign of life that no look shows."""
         self._sign_at = now
 
-    def skip(self, seconds: float) -> None:
-        """For so long nobody has looked."""
-        self._started_at += seconds
-        self._sign_at += seconds
+    def skip(self, seconds: float, now: float) -> None:
+        """For so long nobody has looked, unless the thread has found a sign meanwhile."""
+        self._started_at = min(self._started_at + seconds, now)
+        self._sign_at = min(self._sign_at + seconds, now)
 
     def is_quiet(self, now: float) -> bool:
         """Whether the workers have given no sign of life for the timeout."""
@@ -158,7 +158,7 @@ class HangWatch:
             return
         late = now - self._stepped_at - 2 * self._every
         if late > max(1.0, self._every):
-            signs.skip(late)
+            signs.skip(late, now)
         self._stepped_at, self._step_at = now, now + self._every
         running = tuple(self._workers.running())
         if running != self._running:

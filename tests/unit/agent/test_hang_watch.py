@@ -1,0 +1,218 @@
+"""When the workers of a node are quiet, against a twin that keeps moments."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rallypoint.agent.hang_watch import GRACE, RoundSigns, Seen
+from rallypoint.agent.policy import decide
+from rallypoint.agent.policy_hang import OnHang
+from rallypoint.agent.policy_state import Phase, PolicyState
+from rallypoint.agent.progress import Reached
+from rallypoint.agent.steps import AddToReport, FailHung, LogLine
+from rallypoint.protocol.operator_messages import CollectedPart, CollectionEnded, HangFound, HangReport
+from tests.effort import examples
+
+TIMEOUT = 10.0
+
+
+class HandClock:
+    """A clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Workers:
+    """What there is to be seen of two workers."""
+
+    def __init__(self, visible: bool = True) -> None:
+        self.clock = HandClock()
+        self.output: int | None = 0 if visible else None
+        self.calls: tuple[Reached | None, ...] = ()
+        self.file: tuple[int, int, int] | None = None
+        self.signs = RoundSigns(0, lambda: Seen(self.output, self.calls, self.file), TIMEOUT, 0.0)
+
+    def at(self, now: float) -> bool:
+        """Look at a moment; whether they are quiet then."""
+        self.clock.now = now
+        self.signs.look(self.clock)
+        return self.signs.is_quiet(now)
+
+    def call(self, step: int) -> None:
+        """One of them calls `notices.progress`."""
+        self.calls = (Reached(step, self.clock.now + 1.0), None)
+
+
+def test_a_slow_first_step_is_left_alone_for_three_times_the_timeout() -> None:
+    workers = Workers()
+    assert not workers.at(GRACE * TIMEOUT - 0.1)
+    assert workers.at(GRACE * TIMEOUT)
+
+
+def test_output_does_not_end_the_grace_and_progress_does() -> None:
+    workers = Workers()
+    workers.at(1.0)
+    workers.output = 1
+    assert not workers.at(2.0)
+    assert not workers.at(GRACE * TIMEOUT - 0.1), "they have said that they begin, and compile"
+    workers = Workers()
+    workers.at(1.0)
+    workers.call(0)
+    assert not workers.at(2.0)
+    assert not workers.at(2.0 + TIMEOUT - 0.1)
+    assert workers.at(2.0 + TIMEOUT)
+
+
+@pytest.mark.parametrize("sign", ["output", "the same step", "file", "exit"])
+def test_each_sign_of_life_counts(sign: str) -> None:
+    workers = Workers()
+    workers.file = (1, 1, 1)
+    workers.at(1.0)
+    workers.call(5)
+    workers.at(2.0)
+    assert not workers.at(11.0)
+    if sign == "output":
+        workers.output = 1
+    elif sign == "the same step":
+        workers.call(5)
+    elif sign == "file":
+        workers.file = (1, 2, 1)
+    else:
+        workers.signs.sign(11.5)
+    assert not workers.at(11.5)
+    assert not workers.at(21.4)
+    assert workers.at(21.5)
+
+
+def test_what_cannot_be_seen_is_not_quiet_unless_it_tells_of_progress() -> None:
+    workers = Workers(visible=False)
+    assert not workers.at(1000.0)
+    workers.call(1)
+    assert not workers.at(1001.0)
+    assert workers.at(1001.0 + TIMEOUT)
+
+
+def test_the_first_look_at_the_progress_file_is_no_progress() -> None:
+    workers = Workers()
+    workers.at(1.0)
+    workers.file = (1, 1, 1)
+    assert not workers.at(2.0)
+    assert not workers.at(2.0 + TIMEOUT)
+    workers.file = (1, 2, 1)
+    workers.at(15.0)
+    assert workers.at(15.0 + TIMEOUT)
+
+
+def test_nobody_is_quiet_before_somebody_has_looked() -> None:
+    workers = Workers()
+    workers.at(1.0)
+    assert not workers.signs.is_quiet(1000.0), "a sign may have come since"
+    assert workers.at(1000.0)
+
+
+def test_a_look_that_does_not_come_back_has_found_nothing() -> None:
+    workers = Workers()
+    workers.at(1.0)
+    found: list[bool] = []
+
+    def hangs() -> Seen:
+        found.extend(workers.signs.is_quiet(100.0 + later) for later in (1.0, TIMEOUT - 0.1, TIMEOUT))
+        return Seen(0, (), None)
+
+    workers.signs._look = hangs
+    workers.at(100.0)
+    assert found == [False, False, True]
+
+
+def test_time_in_which_nobody_looked_is_held_against_nobody() -> None:
+    workers = Workers()
+    workers.call(1)
+    workers.at(1.0)
+    workers.signs.skip(500.0, 505.0)
+    assert not workers.at(505.0)
+    assert workers.at(500.0 + 1.0 + TIMEOUT)
+    workers.signs.skip(500.0, 520.0)
+    assert not workers.at(529.9), "no moment is in the future"
+    assert workers.at(530.0)
+
+
+EVENTS = st.lists(st.tuples(st.floats(0.1, 15.0), st.sampled_from(["", "output", "call", "file", "exit"])), max_size=30)
+
+
+@settings(max_examples=examples(300))
+@given(EVENTS)
+def test_a_node_is_quiet_as_long_as_nothing_has_come(events: list[tuple[float, str]]) -> None:
+    workers = Workers()
+    workers.file = (1, 0, 0)
+    workers.at(0.0)
+    now = sign = 0.0
+    progressed, count = False, 0
+    for pause, event in events:
+        now, count = now + pause, count + 1
+        if event:
+            sign, progressed = now, progressed or event in ("call", "file")
+        if event == "output":
+            workers.output = count
+        elif event == "call":
+            workers.calls = (Reached(0, float(count)), None)
+        elif event == "file":
+            workers.file = (1, count, 0)
+        elif event == "exit":
+            workers.signs.sign(now)
+        over = sign + TIMEOUT if progressed else max(sign + TIMEOUT, GRACE * TIMEOUT)
+        assert workers.at(now) == (now >= over)
+
+
+# What is done about it
+
+
+def hearing(on_hang: str, phase: Phase = Phase.RUNNING) -> PolicyState:
+    return PolicyState(phase=phase, round=3, on_hang=on_hang)
+
+
+@pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.FINISHED])
+@pytest.mark.parametrize("then", list(OnHang))
+def test_the_report_comes_before_anything_is_done(then: OnHang, phase: Phase) -> None:
+    status = hearing(then.value, phase)
+    after, steps = decide(status, HangFound(3, 2))
+    assert after == status
+    (line,) = steps
+    assert isinstance(line, LogLine)
+    assert line.warning
+    assert "its 2 nodes" in line.text
+    after, steps = decide(status, HangReport(1, 3, "all sleep\n"))
+    assert after == status, "nothing is stopped before the round has ended for all"
+    assert isinstance(steps[0], LogLine)
+    assert steps[0].text.startswith("all sleep\n")
+    failed = [each for each in steps[1:] if isinstance(each, FailHung)]
+    assert len(steps) == 1 + len(failed)
+    assert [(each.round, each.ends_job) for each in failed] == {
+        OnHang.REPORT: [],
+        OnHang.RESTART: [(3, False)],
+        OnHang.FAIL: [(3, True)],
+    }[then]
+
+
+NOT_CONCERNED = [each for each in Phase if each not in (Phase.RUNNING, Phase.FINISHED)]
+
+
+@pytest.mark.parametrize(
+    "status",
+    [hearing("fail")._replace(round=2), *(hearing("fail", each) for each in NOT_CONCERNED)],
+    ids=lambda status: f"{status.phase.name} {status.round}",
+)
+def test_what_is_told_of_another_round_changes_nothing(status: PolicyState) -> None:
+    for event in (HangFound(3, 2), HangReport(1, 3, "all sleep")):
+        assert decide(status, event) == (status, ())
+
+
+def test_the_node_that_reports_takes_in_what_all_have_told() -> None:
+    status = hearing("report")
+    for message in (CollectedPart(1, b"x", True, "a"), CollectionEnded(1, 3, ("b",))):
+        assert decide(status, message) == (status, (AddToReport(message),))

@@ -1,0 +1,95 @@
+"""A hang at the coordinator: who is asked, who reports, and that it is told once to all."""
+
+from __future__ import annotations
+
+from rallypoint.membership.operations import ReportQuiet
+from rallypoint.membership.state import Settings
+from rallypoint.protocol.messages import LeaveRequest
+from rallypoint.protocol.observation import CollectCommand
+from rallypoint.protocol.operator_messages import (
+    CollectedPart,
+    CollectionEnded,
+    CollectKind,
+    CollectRequested,
+    HangFound,
+    HangReport,
+)
+from tests.unit.coordinator.test_watching import BY, Job, Told
+
+A, B = ord("a"), ord("b")
+
+
+def hung() -> tuple[Job, list[Told]]:
+    """A job of two nodes that hangs, and what was told for it."""
+    job = Job(Settings("job", 2, 2, last_call_timeout=0.0, lease=1e6))
+    for name in "ab":
+        job.node(name)
+    assert job.hears("a", ReportQuiet(0)) == []
+    return job, job.hears("b", ReportQuiet(0))
+
+
+def test_all_are_asked_and_the_report_of_one_goes_to_all() -> None:
+    job, told = hung()
+    asked = CollectRequested(1, CollectKind.HANG)
+    assert told == [(A, HangFound(0, 2)), (B, HangFound(0, 2)), (A, asked), (B, asked)]
+    assert job.hears("b", CollectedPart(1, b"half", False)) == [(A, CollectedPart(1, b"half", False, "b (rank 1)"))]
+    assert job.hears("a", CollectedPart(1, b"all", True)) == [(A, CollectedPart(1, b"all", True, "a (rank 0)"))]
+    last = job.hears("b", CollectedPart(1, b"half", True))
+    assert last == [(A, CollectedPart(1, b"half", True, "b (rank 1)")), (A, CollectionEnded(1, 0))]
+    report = HangReport(1, 0, "two lines\nof words")
+    assert job.hears("b", report) == [], "another node reports"
+    assert job.hears("a", report) == [(A, report), (B, report)]
+    assert job.hears("a", report) == [], "it is told once"
+    assert job.wait(100.0) == []
+    assert [each.kind.value for each in job.status().events][-1] == "hang found"
+
+
+def test_a_hang_is_reported_again_only_after_a_sign_of_life() -> None:
+    job, _ = hung()
+    assert job.hears("b", ReportQuiet(0)) == []
+    assert job.hears("b", ReportQuiet(0, quiet=False)) == []
+    again = job.hears("b", ReportQuiet(0))
+    assert [each for each in again if isinstance(each[1], HangFound)] == [(A, HangFound(0, 2)), (B, HangFound(0, 2))]
+    assert (B, CollectRequested(2, CollectKind.HANG)) in again
+    assert job.hears("b", CollectedPart(1, b"late", True)) == [], "it answers the one before"
+
+
+def test_who_does_not_answer_is_named_and_waited_for_no_longer() -> None:
+    job, _ = hung()
+    job.hears("a", CollectedPart(1, b"all", True))
+    assert job.wait(14.9) == []
+    assert job.wait(0.2) == [(A, CollectionEnded(1, 0, ("b (rank 1)",)))]
+    assert job.hears("b", CollectedPart(1, b"late", True)) == []
+    assert job.wait(14.7) == []
+    told = job.wait(0.4)
+    assert [session for session, _ in told] == [A, B]
+    assert all(isinstance(each, HangReport) and "a (rank 0) has told nothing" in each.report for _, each in told)
+    assert job.wait(100.0) == []
+
+
+def test_a_node_that_tells_far_too_much_is_cut_off() -> None:
+    job, _ = hung()
+    sizes = []
+    for _ in range(20):
+        ((_, part),) = job.hears("b", CollectedPart(1, b"x" * 48 * 1024, False))
+        assert isinstance(part, CollectedPart)
+        sizes.append(len(part.data))
+    assert sum(sizes) <= 512 * 1024
+    assert sizes[-1] == 0
+
+
+def test_with_a_node_that_leaves_the_round_is_over_and_with_it_the_hang() -> None:
+    job, _ = hung()
+    told = job.hears("b", LeaveRequest())
+    assert not any(isinstance(each, HangReport) for _, each in told)
+    told = job.told(job.coordinator.close(A, job.now))
+    assert job.wait(100.0) == []
+    assert told == []
+
+
+def test_an_operator_s_collection_and_that_of_a_hang_are_told_apart() -> None:
+    job, _ = hung()
+    told = job.ask(CollectCommand(BY, CollectKind.STACKS))
+    assert (A, CollectRequested(2, CollectKind.STACKS)) in told
+    assert [session for session, _ in job.hears("b", CollectedPart(2, b"stacks", True))] == [99]
+    assert [session for session, _ in job.hears("b", CollectedPart(1, b"evidence", True))] == [A]

@@ -1,0 +1,124 @@
+"""When a round hangs, against a twin that keeps a set."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rallypoint.failures.cause import Cause
+from rallypoint.membership.decisions import ClockView, next_action
+from rallypoint.membership.hang import hang_began, is_hung
+from rallypoint.membership.operations import (
+    FINAL_ACTIONS,
+    SYNC,
+    Close,
+    Exit,
+    Fail,
+    Join,
+    Operation,
+    ReportQuiet,
+    Restart,
+    Succeed,
+)
+from rallypoint.membership.state import NodeId, NodeInfo, Reason, Settings, State
+from rallypoint.membership.transitions import apply
+from tests.effort import examples
+
+JOB = Settings("job", 1, 3)
+NODES = tuple(NodeId(name, 1, 0, name) for name in "abc")
+INFO = NodeInfo("default", 1, "host", 7000)
+CAUSE = Cause(0, 0, "host", 42, 1, "no", "", 0.0, "")
+VIEW = ClockView(10.0, last_call_at=0.0)
+
+
+def run(state: State, node: NodeId, operation: Operation) -> State:
+    """The state after as much of an operation as can be done now."""
+    while True:
+        action = next_action(operation, state, node, VIEW, JOB)
+        if action == SYNC or action.kind in FINAL_ACTIONS:
+            return state
+        state = apply(action, state, node, JOB)
+
+
+def running() -> State:
+    state = State()
+    for node in NODES:
+        state = run(state, node, Join(INFO))
+    assert state.complete
+    return state
+
+
+def test_one_node_that_is_not_quiet_means_no_hang() -> None:
+    state = running()
+    for node in NODES[:2]:
+        state = run(state, node, ReportQuiet(0))
+    assert not is_hung(state)
+    hung = run(state, NODES[2], ReportQuiet(0))
+    assert hang_began(state, hung)
+    awake = run(hung, NODES[0], ReportQuiet(0, quiet=False))
+    assert not is_hung(awake)
+    assert hang_began(awake, run(awake, NODES[0], ReportQuiet(0)))
+
+
+def test_the_end_of_a_round_is_the_end_of_its_hang() -> None:
+    state = running()
+    for node in NODES:
+        state = run(state, node, ReportQuiet(0))
+    over = run(state, NODES[1], Fail(0, CAUSE, 3))
+    assert (over.round, over.quiet) == (1, frozenset())
+    for node in NODES:
+        over = run(over, node, Join(INFO))
+    assert not is_hung(over)
+    assert over == run(over, NODES[0], ReportQuiet(0)), "it comes late, and is about another round"
+
+
+def test_a_node_that_has_finished_and_leaves_leaves_those_that_hang() -> None:
+    state = run(running(), NODES[2], Succeed(0))
+    for node in NODES[:2]:
+        state = run(state, node, ReportQuiet(0))
+    assert not is_hung(state), "it may have finished just now"
+    assert hang_began(state, run(state, NODES[2], Exit()))
+
+
+class Twin:
+    """Who is in, who is quiet, which round: all that counts."""
+
+    def __init__(self) -> None:
+        self.round = 0
+        self.quiet: set[NodeId] = set()
+
+    def hangs(self, state: State) -> bool:
+        if state.round != self.round or not state.complete:
+            self.round, self.quiet = state.round, set()
+        return not state.closed and bool(state.participants) and all(node in self.quiet for node in state.participants)
+
+
+OPERATIONS = st.one_of(
+    st.builds(ReportQuiet, st.integers(0, 3), st.booleans()),
+    st.builds(Succeed, st.integers(0, 3)),
+    st.builds(Fail, st.integers(0, 3), st.just(CAUSE), st.just(9)),
+    st.builds(Restart, st.integers(0, 3)),
+    st.just(Join(INFO)),
+    st.just(Exit(Reason.LOST)),
+    st.just(Close()),
+)
+HAPPEN = st.lists(st.tuples(st.sampled_from(NODES), OPERATIONS), max_size=40)
+QUIET = st.lists(st.tuples(st.sampled_from(NODES), st.builds(ReportQuiet, st.just(0))), max_size=6)
+
+
+@settings(max_examples=examples(400))
+@given(QUIET, HAPPEN)
+def test_a_round_hangs_when_all_who_are_in_have_said_that_they_are_quiet(
+    first: list[tuple[NodeId, Operation]], then: list[tuple[NodeId, Operation]]
+) -> None:
+    state, twin = running(), Twin()
+    for node, operation in first + then:
+        before = state
+        state = run(state, node, operation)
+        hung_before = twin.hangs(before)
+        if isinstance(operation, ReportQuiet) and before.runs(node, operation.round):
+            (twin.quiet.add if operation.quiet else twin.quiet.discard)(node)
+        assert is_hung(state) == twin.hangs(state)
+        if state.round == before.round:
+            assert hang_began(before, state) == (twin.hangs(state) and not hung_before)
+        assert state.quiet <= set(NODES)
