@@ -1,75 +1,51 @@
-"""Workers that go on in their processes when a round ends, as far as that is the agent's part."""
+"""Workers that go on in their processes when a round ends (`rallypoint.inprocess`): the agent's part."""
 
 from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import NamedTuple
 
 from tests.jobs.launching import AtOnce, Job, Launcher
+from tests.jobs.nodes import Node, Nodes, c10d
 
 WORKER = """
-import json, os, queue, signal, sys, threading, time
+import os, subprocess, sys, time
+from rallypoint import inprocess, record
 
-class RoundEnded(BaseException):
-    pass
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 
-folder, rank = os.environ["RALLYPOINT_NOTICES"], os.environ["LOCAL_RANK"]
-orders, inside, over, memory = queue.Queue(), False, False, {}
-
-def listen():
-    global over
-    for line in open(fifo, encoding="ascii"):
-        verb, number = line.split()
-        if verb == "leave":
-            over = True
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGRTMIN)
-        orders.put((verb, int(number)))
-
-def interrupt(*_):
-    if inside and over:
-        raise RoundEnded
-
-def resumable(function):
-    global inside, over
-    while True:
-        try:
-            inside = True
-            function()
-            inside = False
-            return
-        except RoundEnded:
-            inside = False
-        verb, number = orders.get()
-        assert verb == "leave"
-        over = False
-        open(f"{folder}/left.{rank}.{number}", "w").close()
-        verb, number = orders.get()
-        found = json.load(open(f"{folder}/round.{rank}.json"))
-        assert verb == "enter" and found["round"] == number
-        for name, value in found["environment"].items():
-            os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
-
-def train():
-    e = os.environ
-    memory["calls"] = memory.get("calls", 0) + 1
-    up = "up", e["RANK"], e["WORLD_SIZE"], e["TORCHELASTIC_RESTART_COUNT"], os.getpid(), memory["calls"]
-    os.write(1, (" ".join(map(str, up)) + "\\n").encode())
-    while not os.path.exists("finish"):
+def train(round):
+    rank, count = os.environ["RANK"], round.restart_count
+    calls = round.memory["calls"] = round.memory.get("calls", 0) + 1
+    assert round.survived == (calls > 1)
+    say("up", rank, os.environ["WORLD_SIZE"], count, os.getpid(), calls)
+    while not os.path.exists("finish") and not os.path.exists(f"return-{rank}-{count}"):
+        if os.path.exists(f"raise-{rank}-{count}"):
+            raise ValueError(f"rank {rank} of restart {count}")
         time.sleep(0.02)
-    os.write(1, b"done\\n")
+    say("done", rank)
 
-os.makedirs(folder, 0o700, exist_ok=True)
-os.mkfifo(f"{folder}/inprocess.{rank}")
-fifo = os.open(f"{folder}/inprocess.{rank}", os.O_RDWR | os.O_CLOEXEC)
-signal.signal(signal.SIGRTMIN, interrupt)
-threading.Thread(target=listen, daemon=True).start()
-resumable(train)
+@record
+def main():
+    if "CHILDREN" in os.environ:
+        child = subprocess.Popen(["sleep", "1000"]).pid
+        left_alone = ["sh", "-c", "setsid sleep 1000 >&2 & echo $!"]
+        other = subprocess.run(left_alone, stdout=subprocess.PIPE, text=True).stdout
+        say("children", os.environ["RANK"], child, other.strip())
+    if "PLAIN" in os.environ:
+        train(inprocess.Round(False, {}, int(os.environ["TORCHELASTIC_RESTART_COUNT"])))
+    else:
+        inprocess.resumable(train)()
+
+main()
 """
 
 
 class Up(NamedTuple):
-    """What a worker says when its function is called; `calls` is how often it was in this process."""
+    """What a worker says when its function is called; `calls` is how often that was in this process."""
 
     rank: int
     world: int
@@ -78,35 +54,196 @@ class Up(NamedTuple):
     calls: int
 
 
-def ups(job: Job, restarts: int, workers: int) -> dict[int, Up]:
-    """The workers of a round, by rank, once all have said so."""
+def ups(job: Job, ranks: tuple[int, ...], world: int, restarts: int = 0) -> dict[int, Up]:
+    """The workers of these ranks in a round, once all of them have said so."""
 
     def told(lines: list[str]) -> dict[int, Up]:
-        each = (Up(*map(int, line.split()[1:])) for line in lines if line.startswith("up "))
-        return {up.rank: up for up in each if up.restarts == restarts and up.world == workers}
+        words = (line.partition("up ")[2] for line in lines if "up " in line)
+        found = {up.rank: up for up in (Up(*map(int, each.split())) for each in words) if up.restarts == restarts}
+        return {up.rank: up for up in found.values() if up.world == world and up.rank in ranks}
 
-    return told(job.until(lambda lines: len(told(lines)) == workers, f"{workers} workers in restart {restarts}"))
+    return told(job.until(lambda lines: len(told(lines)) == len(ranks), f"{ranks} of {world} in restart {restarts}"))
+
+
+def goes_on(before: Up, after: Up) -> bool:
+    """Whether this is the same process, called once more."""
+    return (after.pid, after.calls) == (before.pid, before.calls + 1)
+
+
+def is_new(before: Up, after: Up) -> bool:
+    """Whether this is another process."""
+    return after.pid != before.pid and after.calls == 1
+
+
+def say(rallyrun: Launcher, what: str) -> None:
+    (rallyrun.folder / what).touch()
 
 
 def finishes(rallyrun: Launcher, *jobs: Job) -> None:
-    (rallyrun.folder / "finish").touch()
+    say(rallyrun, "finish")
     for job in jobs:
         assert job.ends() == 0, job.err
 
 
-def one_of_two_dies_and_the_other_goes_on(rallyrun: Launcher) -> None:
-    job = rallyrun("--standalone", "--nproc-per-node=2", "--max-restarts=9", rallyrun.script(WORKER))
-    before = ups(job, 0, 2)
+# One node
+
+
+def who_lives_goes_on_and_so_does_what_it_has_started(rallyrun: Launcher) -> None:
+    flags = ("--standalone", "--nproc-per-node=2", "--max-restarts=9", "--tee=3", "--log-dir=logs")
+    job = rallyrun(*flags, rallyrun.script(WORKER), env={"CHILDREN": "1"})
+    before = ups(job, (0, 1), 2)
+    children = {
+        int(rank): (int(child), int(other))
+        for _, rank, child, other in (line.split() for line in job.out if "children" in line)
+    }
     for restarts in (1, 2):
         os.kill(before[1].pid, signal.SIGKILL)
-        after = ups(job, restarts, 2)
-        assert after[0] == before[0]._replace(restarts=restarts, calls=restarts + 1)
-        assert after[1].calls == 1
-        assert after[1].pid != before[1].pid
+        after = ups(job, (0, 1), 2, restarts)
+        assert goes_on(before[0], after[0])
+        assert is_new(before[1], after[1])
         before = after
     assert job.err.count("1 of 2 workers go on in their processes") == 2
+    for each in children[1]:
+        rallyrun.until_gone(each)  # what the dead one has left
+    assert Path(f"/proc/{children[0][0]}/comm").read_text() == "sleep\n"
+    (log,) = rallyrun.folder.glob("logs/*/attempt_2/0/stdout.log")
+    assert log.resolve().parent.parent.name == "attempt_0"
+    finishes(rallyrun, job)
+    assert sorted(line for line in job.out if "done" in line) == ["[default0]:done 0", "[default1]:done 1"]
+    assert "up 0 2 2" in log.read_text()
+    rallyrun.until_gone(children[0][0])
+
+
+def who_does_not_come_out_is_ended_and_the_others_go_on(rallyrun: Launcher) -> None:
+    flags = ("--standalone", "--nproc-per-node=3", "--max-restarts=9", "--inprocess-timeout=0.5")
+    job = rallyrun(*flags, rallyrun.script(WORKER))
+    before = ups(job, (0, 1, 2), 3)
+    os.kill(before[1].pid, signal.SIGSTOP)
+    os.kill(before[2].pid, signal.SIGKILL)
+    after = ups(job, (0, 1, 2), 3, 1)
+    assert goes_on(before[0], after[0])
+    assert is_new(before[1], after[1])
+    assert is_new(before[2], after[2])
+    told = f"worker {before[1].pid} (local rank 1) has not come out of its function within 0.5 s"
+    assert told in job.err
     finishes(rallyrun, job)
 
 
-def test_workers_go_on_in_their_processes(at_once: AtOnce) -> None:
-    at_once(one_of_two_dies_and_the_other_goes_on)
+def a_function_that_raises_is_one_failure_of_its_round(rallyrun: Launcher) -> None:
+    flags = ("--standalone", "--nproc-per-node=2", "--max-restarts=1", "--log-dir=logs")
+    job = rallyrun(*flags, rallyrun.script(WORKER))
+    before = ups(job, (0, 1), 2)
+    say(rallyrun, "raise-1-0")
+    after = ups(job, (0, 1), 2, 1)
+    assert goes_on(before[0], after[0])
+    assert is_new(before[1], after[1])
+    say(rallyrun, "raise-0-1")
+    assert job.ends() == 1
+    report = job.err[job.err.index("Root Cause") :]
+    assert "ValueError: rank 0 of restart 1" in report
+    assert f"(pid: {before[0].pid})" in report
+
+
+def who_had_succeeded_is_started_anew_beside_those_who_go_on(rallyrun: Launcher) -> None:
+    job = rallyrun("--standalone", "--nproc-per-node=3", "--max-restarts=9", rallyrun.script(WORKER))
+    before = ups(job, (0, 1, 2), 3)
+    say(rallyrun, "return-0-0")
+    rallyrun.until_gone(before[0].pid)
+    os.kill(before[1].pid, signal.SIGKILL)
+    after = ups(job, (0, 1, 2), 3, 1)
+    assert goes_on(before[2], after[2])
+    assert is_new(before[0], after[0])
+    assert is_new(before[1], after[1])
+    finishes(rallyrun, job)
+
+
+def test_on_one_node(at_once: AtOnce) -> None:
+    at_once(
+        who_lives_goes_on_and_so_does_what_it_has_started,
+        who_does_not_come_out_is_ended_and_the_others_go_on,
+        a_function_that_raises_is_one_failure_of_its_round,
+        who_had_succeeded_is_started_anew_beside_those_who_go_on,
+    )
+
+
+# Several nodes
+
+
+def nodes_of(rallyrun: Launcher, nnodes: str, *flags: str, conf: str = "") -> Nodes:
+    nodes = c10d(rallyrun, nnodes, "--max-restarts=9", *flags, conf=conf)
+    nodes.script = rallyrun.script(WORKER)
+    return nodes
+
+
+def two(nodes: Nodes, **env: str) -> tuple[Node, Node]:
+    return nodes.host("A"), nodes.start("B", env=env)
+
+
+def who_dies_while_it_waits_is_started_anew(rallyrun: Launcher) -> None:
+    nodes = nodes_of(rallyrun, "2")
+    a, b = two(nodes)
+    before = ups(a.job, (0,), 2)[0]
+    b.dies()
+    a.job.until_err("1 of 1 workers wait in their processes")
+    os.kill(before.pid, signal.SIGKILL)
+    a.job.until_err(f"worker {before.pid} (local rank 0) has ended while it waited; it is started anew")
+    b = nodes.start("B")
+    ups(b.job, (1,), 2)
+    a.job.until(lambda lines: sum("up " in line for line in lines) == 2, "a new worker")
+    finishes(rallyrun, a.job, b.job)
+
+
+def a_node_whose_workers_wait_ends_at_once(rallyrun: Launcher, number: int) -> None:
+    a, b = two(nodes_of(rallyrun, "2", "--shutdown-timeout=50"))
+    before = ups(a.job, (0,), 2)[0]
+    b.dies()
+    a.job.until_err("1 of 1 workers wait in their processes")
+    a.job.signal(number)
+    assert a.job.ends() == (-signal.SIGKILL if number == signal.SIGKILL else 1)
+    rallyrun.until_gone(before.pid)
+
+
+def ranks_change_with_the_nodes(rallyrun: Launcher) -> None:
+    nodes = nodes_of(rallyrun, "1:3", "--tee=1", "--log-dir=logs", conf="last_call_timeout=1")
+    a = nodes.host("A")
+    first = ups(a.job, (0,), 1)[0]
+    b = nodes.start("B")
+    second = ups(a.job, (0,), 2)[0]
+    assert goes_on(first, second)
+    other = ups(b.job, (1,), 2)[1]
+    c = nodes.start("C")
+    third, last = ups(a.job, (0,), 3)[0], ups(c.job, (2,), 3)[2]
+    assert goes_on(second, third)
+    assert goes_on(other, ups(b.job, (1,), 3)[1])
+    b.job.signal(signal.SIGTERM)
+    assert b.job.ends() == 0, b.job.err
+    assert goes_on(third, ups(a.job, (0,), 2)[0])
+    assert goes_on(last, ups(c.job, (1,), 2)[1])
+    c.job.until(lambda lines: any(line.startswith("[default0]:up 1 2") for line in lines), "its new prefix")
+    finishes(rallyrun, a.job, c.job)
+
+
+def where_one_node_cannot_all_are_started_anew(rallyrun: Launcher) -> None:
+    a, b = two(nodes_of(rallyrun, "2"), PLAIN="1")
+    before, plain = ups(a.job, (0,), 2)[0], ups(b.job, (1,), 2)[1]
+    os.kill(plain.pid, signal.SIGKILL)
+    assert is_new(before, ups(a.job, (0,), 2, 1)[0])
+    assert is_new(plain, ups(b.job, (1,), 2, 1)[1])
+    assert "not all workers of the job can go on in their processes" in a.job.err
+    finishes(rallyrun, a.job, b.job)
+
+
+def test_on_several_nodes(at_once: AtOnce) -> None:
+    def by_sigterm(rallyrun: Launcher) -> None:
+        a_node_whose_workers_wait_ends_at_once(rallyrun, signal.SIGTERM)
+
+    def by_sigkill(rallyrun: Launcher) -> None:
+        a_node_whose_workers_wait_ends_at_once(rallyrun, signal.SIGKILL)
+
+    at_once(
+        who_dies_while_it_waits_is_started_anew,
+        by_sigterm,
+        by_sigkill,
+        ranks_change_with_the_nodes,
+        where_one_node_cannot_all_are_started_anew,
+    )

@@ -324,7 +324,7 @@ class Agent:
         else:
             self.workers.gone()
         self._end_notice()
-        self._post(WorkersStopped(ended_in_order=True))
+        self._post(WorkersStopped(ended_in_order=True, waiting=bool(self.workers.survivors)))
 
     def _do_kill(self, _step: KillWorkers) -> None:
         if self._stop is not None:

@@ -146,7 +146,7 @@ class StepExecutor:
         self._ended()
         if self._events is not None:
             self._events.stopped()
-        return steps.WorkersStopped(self._workers.ended_in_order())
+        return steps.WorkersStopped(self._workers.ended_in_order(), waiting=bool(self._workers.survivors()))
 
     def _ended(self) -> None:
         self._notices.clear(keep=bool(self._workers.survivors()))

@@ -13,12 +13,13 @@ Laws:
 
 1. A failure is announced before anything is stopped, so that all nodes stop side by side.
 2. The next round is requested before the workers of the last one are stopped: it forms while they stop.
-3. Workers are started only for a placement, and only after those of the round before are gone: a placement that comes
-   while they stop is kept until then, and forgotten if its round ends first.
+3. Workers are started only for a placement, and only after those of the round before are gone, or have come out of it
+   and wait: a placement that comes while they stop is kept until then, and forgotten if its round ends first.
 4. Only a verdict, a signal or the loss of the rendezvous ends the agent. That others leave never does.
 5. Notifications of rounds that are over change nothing; a round of ours that was missed is followed by another join.
 6. One stop at a time: whatever comes while workers stop adds a leave request or a signal to it, never another stop.
-7. The last step is taken when no worker is left. What it will be is settled once, by whatever came first.
+7. The last step is taken when no worker is left, one that waits for a next round included. What it will be is settled
+   once, by whatever came first.
 8. A signal that ends this agent makes it leave at any moment, announced at once; only where workers are given notice,
    SIGTERM gives them its time before that. A second interrupt kills.
 9. After a failure, or the loss of a node, workers have the short grace period, unless a notice told them to save.
@@ -93,8 +94,8 @@ def _on_placed(status: PolicyState, event: messages.Placed) -> Decision:
     return status._replace(pending_placement=event.placement), ()
 
 
-def _on_workers_stopped(status: PolicyState, _event: steps.WorkersStopped) -> Decision:
-    gone = status._replace(stopping=0, pending_placement=None)
+def _on_workers_stopped(status: PolicyState, event: steps.WorkersStopped) -> Decision:
+    gone = status._replace(stopping=0, pending_placement=None, waiting=event.waiting)
     if status.phase is Phase.CHECKING:
         return gone, (steps.CheckNode(),)
     if not status.stopping or status.pending_placement is None:

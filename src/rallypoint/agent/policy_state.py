@@ -61,6 +61,8 @@ class PolicyState(NamedTuple):
     """What is done about a hang beside reporting it (`policy_hang.OnHang`); the same for the whole run."""
     stopping: int = 0
     """The signal that the workers were sent to stop, while they do; else 0."""
+    waiting: bool = False
+    """Whether some of the workers of the round before wait in their processes for the next one."""
     pending_placement: Placement | None = None
     """The placement that waits for the workers of the round before to be gone."""
     final_step: steps.FinalStep | None = None
@@ -118,7 +120,7 @@ def end(
     """Settle the end: first the workers are stopped, with the signal `by` unless they are stopping already."""
     if status.stopping:
         return status._replace(phase=Phase.ENDING, final_step=last, pending_placement=None), before
-    if status.phase is not Phase.FORMING:
+    if status.phase is not Phase.FORMING or status.waiting:
         stop = steps.StopWorkers(by, failed=failed, shared=isinstance(last, steps.EndBySignal))
         return status._replace(phase=Phase.ENDING, final_step=last, stopping=by), (*before, stop)
     return take_final_step(status, last, *before, in_order=True)

@@ -35,10 +35,12 @@ class WorkersFailed(NamedTuple):
 class WorkersStopped(NamedTuple):
     """The stop that was begun is done: no worker of this node is left, nor anything that one has started.
 
-    `ended_in_order`: all workers have ended by themselves, with success or by the signal of the stop.
+    `ended_in_order`: all workers have ended by themselves, with success or by the signal of the stop. `waiting`: some
+    are left, which have come out of their round and wait in their processes for the next one.
     """
 
     ended_in_order: bool = False
+    waiting: bool = False
 
 
 class WorkersReady(NamedTuple):

@@ -2,8 +2,9 @@
 
 Laws:
 
-1. `inprocess.<LOCAL_RANK>` is a FIFO that this process reads; that it is there says that this process can go on. It
-   appears only when somebody reads it, and goes when the function has returned.
+1. `inprocess.<LOCAL_RANK>` is a FIFO; that it is read says that this process can go on, and it appears only then.
+   It stays when the function has come out for good, without a reader: so the agent learns of workers that have failed
+   or succeeded, too, that others in their place can go on.
 2. The agent writes lines into it: `leave <ROUND>`, that round has ended; `enter <ROUND>`, a new one has begun, and its
    variables are in `round.<LOCAL_RANK>.json`.
 3. An empty file `left.<LOCAL_RANK>.<ROUND>` answers `leave`.
@@ -59,11 +60,6 @@ class Channel:
     def announce(self) -> None:
         """From here on the agent knows that this process can go on."""
         os.rename(self._draft, self._path)
-
-    def withdraw(self) -> None:
-        """The agent is to treat this process as any other."""
-        with suppress(OSError):
-            os.unlink(self._path)
 
     def close(self) -> None:
         """Read no more."""

@@ -72,7 +72,6 @@ class Survivor:
     def stop(self) -> None:
         """Have no further part."""
         if self.is_here():
-            self._channel.withdraw()
             self._stopped = True
             self._channel.wake()
 

@@ -57,10 +57,12 @@ class Handover:
         self._environments = environments
         self._release: Release | None = None
         self._waiting: tuple[int, ...] = ()
+        self.waited: tuple[int, ...] = ()
+        """Who waited when somebody else was to end all workers."""
 
     def begin(self, leaving: LeavingWorkers, others: StopInProgress, timeout: float, limit: float) -> StopInProgress:
         """Begin to end all workers but those that leave their round in time; for the arguments see `Release`."""
-        self._release = Release(leaving, self._processes, others, self._sweep, timeout, limit, self._keep)
+        self._release = Release(leaving, self._processes, others, self._sweep, timeout, limit, self._done)
         return self._release
 
     def shorten(self, until: float) -> None:
@@ -70,7 +72,7 @@ class Handover:
 
     def give_up(self) -> None:
         """Somebody else ends all workers: none is a survivor any more."""
-        self._waiting = ()
+        self._waiting, self.waited = (), self.survivors
         if self._release is not None:
             self._release.close()
 
@@ -103,6 +105,10 @@ class Handover:
     def _sweep(self, spared: Sequence[int]) -> Sweep:
         ended = [each for rank, each in self._processes.items() if rank not in spared]
         return Sweep(self._reaper, ended, [self._processes[rank] for rank in spared])
+
+    def _done(self, survivors: Sequence[int]) -> None:
+        log.info("%d of %d workers wait in their processes for the next round", len(survivors), len(self._processes))
+        self._keep(survivors)
 
     def _keep(self, survivors: Sequence[int]) -> None:
         """These go on: release all others, and write their output to its end. Idempotent."""

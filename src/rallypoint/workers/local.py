@@ -198,7 +198,8 @@ class LocalProcessesContext(PContext):
 
     @property
     def ended_in_order(self) -> bool:
-        return all(each.poll() in (0, *exit_codes_of(signal.SIGTERM)) for each in self._processes.values())
+        those = self._processes if self.handover is None or self._closing is None else self.handover.waited
+        return all(self._processes[rank].poll() in (0, *exit_codes_of(signal.SIGTERM)) for rank in those)
 
     @property
     def must_be_polled(self) -> bool:
