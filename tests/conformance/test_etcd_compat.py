@@ -42,7 +42,7 @@ from tests.etcd_cluster import binary
 
 pytestmark = pytest.mark.etcd
 
-TIMEOUT = 20.0
+TIMEOUT = 120.0
 T = TypeVar("T")
 
 

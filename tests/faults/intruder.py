@@ -17,7 +17,7 @@ from rallypoint.protocol.handshake import Challenge, ClientHandshake, HandshakeR
 from rallypoint.protocol.signing import transcript_of
 from tests.faults.network import Host
 
-TIMEOUT = 20.0
+TIMEOUT = 120.0
 _NETWORK = 0x40000000  # CLONE_NEWNET
 
 T = TypeVar("T")

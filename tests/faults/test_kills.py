@@ -19,6 +19,7 @@ def test_of_a_worker(cluster: Cluster) -> None:
 
 
 def test_of_an_agent_takes_its_workers_along_and_the_others_regroup(cluster: Cluster) -> None:
+    cluster.lease = 4 * SOON
     a, b, c = cluster.three()
     killed = c.is_killed()
     settle(lambda: gone(c.pid), "the dead agent's worker is gone too", SOON)
@@ -32,6 +33,7 @@ def test_of_an_agent_takes_its_workers_along_and_the_others_regroup(cluster: Clu
 
 def test_of_the_agent_of_group_rank_0(cluster: Cluster) -> None:
     """The workers' store of the round goes with it."""
+    cluster.lease = 4 * SOON
     control = cluster.serve()
     agents = cluster.three()
     (first,) = [agent for agent in agents if agent.ups[-1]["GROUP_RANK"] == "0"]

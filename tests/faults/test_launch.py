@@ -276,7 +276,7 @@ def test_a_launcher_that_is_killed_leaves_nothing(hosts: Fixture) -> None:
     up(job, 3)
     job.signal(signal.SIGKILL)
     job.ends()
-    assert ssh.until_empty() < 15
+    assert ssh.until_empty() < 25, "the grace period is 30 s"
 
 
 def test_what_a_command_does_when_the_launcher_is_gone(hosts: Fixture) -> None:
@@ -284,16 +284,16 @@ def test_what_a_command_does_when_the_launcher_is_gone(hosts: Fixture) -> None:
     ssh, launcher = hosts
     script = """
         if [ $PET_NODE_RANK = 0 ]; then trap 'seq 100000; touch saved; exit' TERM
-        else trap '' TERM; setsid sleep 999 & fi
-        echo up; while :; do sleep 0.05; done
+        else trap 'touch asked' TERM; setsid sleep 999 & fi
+        echo up; while :; do sleep 0.05; [ ! -e asked ] || touch given; done
     """
     job = ssh.launch(launcher, "--hosts=n1,n2", "--grace=2", "--", "bash", "-c", script)
     job.until(lambda lines: {"n1: up", "n2: up"} <= set(lines), "both are up")
     job.signal(signal.SIGKILL)
     job.ends()
     settle((launcher.folder / "saved").exists, "the first has saved")
-    assert ssh.pids("n2", "sleep 999"), "the second was not given its time"
-    assert ssh.until_empty() < 15
+    settle((launcher.folder / "given").exists, "the second was given time after it was asked to end")
+    assert ssh.until_empty() < 60
 
 
 def test_a_supervisor_that_is_killed_leaves_nothing(hosts: Fixture) -> None:
@@ -367,7 +367,7 @@ def test_output_that_nobody_reads_for_a_while(hosts: Fixture) -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(4)
         lines = process.stdout.read().decode().splitlines()
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     expected = [str(number) for number in range(1, 200001)]
     for name in ("n1", "n2"):
         assert [line.removeprefix(f"{name}: ") for line in lines if line.startswith(f"{name}: ")] == expected
@@ -387,7 +387,7 @@ def test_output_that_nobody_will_read(hosts: Fixture) -> None:
         )
         assert process.stderr.readline().decode() == expected
         (launcher.folder / "finish").touch()
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     assert (launcher.folder / "finished").exists()
 
 

@@ -30,7 +30,7 @@ from rallypoint.protocol.signing import Signers, proof, transcript_of
 from tests.fuzz.control import ANSWERS, HELLO, NOTICES, REQUESTS, encoded
 from tests.fuzz.target import Target, no_errors
 
-_TIMEOUT = 20.0
+_TIMEOUT = 120.0
 _KEY, _WRONG = b"k" * 32, b"w" * 32
 _JOB = Settings("job", 2, 2, join_timeout=_TIMEOUT)
 _INTRUDERS = 3

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-_TIMEOUT = 60.0
+_TIMEOUT = 120.0
 
 
 class Browser:

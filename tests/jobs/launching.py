@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tests.stopped import until_stopped
 
-TIMEOUT = float(os.environ.get("RALLYPOINT_TEST_TIMEOUT", "60"))
+TIMEOUT = float(os.environ.get("RALLYPOINT_TEST_TIMEOUT", "120"))
 """Seconds that a test waits for what must happen; more where torch is to answer everything at once."""
 _MARK = "RALLYPOINT_TEST_MARK"
 PRELOAD = os.environ.get("RALLYPOINT_TEST_PRELOAD", "")
@@ -121,7 +121,7 @@ class Job:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
-                self._process.wait(20)
+                self._process.wait(TIMEOUT)
             except subprocess.TimeoutExpired:
                 self._process.kill()
         self.ends()
@@ -219,7 +219,7 @@ def launching(folder: Path) -> Iterator[Launcher]:
 
 def _settled(look: Callable[[], list[str]]) -> list[str]:
     """What is still there after a moment that the kernel may need to take processes away."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while (found := look()) and time.monotonic() < deadline:
         threading.Event().wait(0.05)
     return found

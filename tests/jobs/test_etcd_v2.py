@@ -164,7 +164,7 @@ def an_interrupt_while_there_is_no_etcd(rallyrun: Launcher) -> None:
     began = time.monotonic()
     node.job.signal(signal.SIGINT)
     assert node.job.ends() == 1
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60, "it waits for ten minutes otherwise"
 
 
 def an_etcd_without_the_v2_api(rallyrun: Launcher) -> None:

@@ -37,6 +37,8 @@ if rank == "0":
 tell("up", rank, os.getpid(), os.getppid())
 """
 
+AT_ONCE = 8.0
+"""Seconds: less than the ten that reaper and supervisor stay for what does not end; far more than they need."""
 BOTH_UP = re.compile(r"up (\d) (\d+) (\d+)")
 
 
@@ -78,19 +80,19 @@ def family(rallyrun: Launcher, ending: str, *flags: str) -> Iterator[Family]:
         yield found
     finally:
         found.job.stop()
-        assert found.gone(5), "descendants were left"
+        assert found.gone(AT_ONCE), "descendants were left"
         found.close()
 
 
 UNTIL_NOW = "\nwhile not os.path.exists('now'): time.sleep(0.01)\n"
 
 
-def test_the_agents_own_sigkill_takes_all_down_within_a_second(rallyrun: Launcher) -> None:
+def test_the_agents_own_sigkill_takes_all_down_at_once(rallyrun: Launcher) -> None:
     with family(rallyrun, "\nsignal.pause()") as found:
         workers = found.up()
         assert list((rallyrun.folder / "tmp").iterdir()), "there are temporary folders of the run"
         found.job.signal(signal.SIGKILL)
-        assert found.gone(1.0)
+        assert found.gone(AT_ONCE)
         reaper = workers[0][1]
         until_ended_soon(reaper)
         assert not rallyrun.left_files()
@@ -118,7 +120,7 @@ def test_nothing_is_left_after(rallyrun: Launcher, ending: str, code: int) -> No
         found.up()
         found.go()
         assert found.job.ends() == code, found.job.err
-        assert found.gone(1.0)
+        assert found.gone(AT_ONCE)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -127,7 +129,7 @@ def test_nothing_is_left_after_a_signal(rallyrun: Launcher, number: int) -> None
         found.up()
         found.job.signal(number)
         found.job.ends()
-        assert found.gone(1.0)
+        assert found.gone(AT_ONCE)
 
 
 def test_what_a_leader_left_goes_when_the_others_have_ended(rallyrun: Launcher) -> None:
@@ -137,7 +139,7 @@ def test_what_a_leader_left_goes_when_the_others_have_ended(rallyrun: Launcher) 
         assert not found.gone(0.1), "the job goes on, and so do they"
         found.go()
         assert found.job.ends() == 0, found.job.err
-        assert found.gone(1.0)
+        assert found.gone(AT_ONCE)
 
 
 @pytest.mark.parametrize("whom", ["reaper", "supervisor"])
@@ -168,7 +170,7 @@ def test_what_workers_had_left_behind_goes_with_a_reaper_that_is_killed(rallyrun
         reaper = found.up()[0][1]
         os.kill(reaper if whom == "reaper" else parent_of(reaper), signal.SIGKILL)
         assert found.job.ends() == 1
-        assert found.gone(1.0), "the daemons among them too"
+        assert found.gone(AT_ONCE), "the daemons among them too"
 
 
 KILLING = """
@@ -218,7 +220,7 @@ def the_grace_is_kept(rallyrun: Launcher, *, who: str, grace: str) -> None:
     else:
         (rallyrun.folder / "now").touch()
     assert job.ends() == 1
-    assert 1.0 <= time.monotonic() - before < 4.0
+    assert 1.0 <= time.monotonic() - before < 20, "the default is 30 s"
     assert "in stubborn" in job.err
     assert "did not end within 1 s; sending SIGKILL" in job.err
 
@@ -248,7 +250,7 @@ def test_many_workers_start_and_stop_quickly(rallyrun: Launcher) -> None:
     before = time.monotonic()
     job.signal(signal.SIGTERM)
     job.ends()
-    assert time.monotonic() - before < 10
+    assert time.monotonic() - before < 20, "none has waited for SIGKILL"
     assert not rallyrun.left()
 
 

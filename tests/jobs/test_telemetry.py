@@ -69,7 +69,7 @@ def test_how_each_worker_of_a_failed_job_ended(rallyrun: Launcher) -> None:
     job = rallyrun("--standalone", "--event-log-handler=console", "--nproc-per-node=3", *SH, script)
     assert job.ends() == 1
     ends = [(state, restarts) for source, state, restarts in events(job) if source == "WORKER"][-3:]
-    assert ends == [("TERMINATED", 0), ("FAILED", 0), ("SUCCEEDED", 0)]
+    assert ends == [("TERMINATED", 0), ("FAILED", 0), ("SUCCEEDED", 0)], job.err
     last = told(job)[-1]
     assert (last["source"], last["metadata"]["state"]) == ("AGENT", "FAILED")
     assert "exitcode  : 3" in last["metadata"]["raw_error"]

@@ -22,7 +22,7 @@ from tests.processes import command_line
 PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol", "munged", "mungekey")
 KILL_WAIT = 5
 """Seconds that Slurm leaves between SIGTERM and SIGKILL here."""
-TIMEOUT = 60.0
+TIMEOUT = 120.0
 
 _CONTROLLER = "ctl"
 _CONF = """

@@ -37,7 +37,7 @@ from tests.unit.agent.thread_workers import ThreadWorkers
 
 pytestmark = pytest.mark.process
 
-TIMEOUT = 60.0
+TIMEOUT = 120.0
 TELL = """
 import os
 names = ("RANK", "ROLE_RANK", "WORLD_SIZE", "ROLE_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RESTART_COUNT")

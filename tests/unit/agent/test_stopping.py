@@ -26,7 +26,7 @@ from tests.unit.compat.test_subclass import Task, ours
 
 pytestmark = pytest.mark.process
 
-TIMEOUT = 30.0
+TIMEOUT = 120.0
 
 
 class HandStop:

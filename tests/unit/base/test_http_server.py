@@ -12,7 +12,7 @@ from rallypoint.base import http_server
 from rallypoint.base.endpoint import listening_socket
 from rallypoint.base.http import Answer, Stream, stream_head
 
-TIMEOUT = 30.0
+TIMEOUT = 120.0
 GET = b"GET / HTTP/1.1\r\n\r\n"
 
 

@@ -13,7 +13,7 @@ from rallypoint.base.log import STDERR_LOCK, OutputLock, print_error_line
 from rallypoint.logs.console import ConsoleSink
 from tests.interrupts import interrupt_everywhere
 
-_DEADLINE = 30.0
+_DEADLINE = 120.0
 
 
 def test_a_line_that_a_worker_has_begun_is_not_continued(capsys: pytest.CaptureFixture[str]) -> None:

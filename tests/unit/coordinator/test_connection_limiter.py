@@ -22,7 +22,7 @@ from rallypoint.protocol.frames import MAGIC, FrameReader, frame
 from rallypoint.protocol.handshake import PROTOCOL_VERSION, ClientHandshake, HandshakeRefused, Proof, Welcome
 from rallypoint.protocol.messages import Heartbeat, Notification
 
-TIMEOUT = 10.0
+TIMEOUT = 120.0
 SETTINGS = Settings("job", 1, 1)
 
 

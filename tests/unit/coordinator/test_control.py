@@ -47,7 +47,7 @@ from rallypoint.protocol.messages import ProgressRequest as InquireRequest
 from tests.ports import free_port
 from tests.unit.rendezvous.listening import Heard
 
-TIMEOUT = 10.0
+TIMEOUT = 120.0
 CAUSE = Cause(0, 0, "a", 42, -9, "Signal 9 (SIGKILL)", "", 0.0, "")
 
 

@@ -20,7 +20,7 @@ from rallypoint.protocol.frames import MAGIC, FrameReader, frame
 from rallypoint.protocol.handshake import ClientHandshake, Proof
 from rallypoint.protocol.messages import Heartbeat, Progress, ProgressRequest
 
-TIMEOUT = 10.0
+TIMEOUT = 120.0
 SETTINGS = Settings("job", 2, 2, lease=3600.0)
 HEARTBEAT, INQUIRE = frame(codec.encode(Heartbeat())), frame(codec.encode(ProgressRequest()))
 

@@ -38,7 +38,7 @@ from rallypoint.store.hashstore import HashStore
 from rallypoint.store.wire import Op
 
 SIZES = (2, 64, 512)
-TIMEOUT = 60.0
+TIMEOUT = 120.0
 NO_HEARTBEATS = 3600.0
 """A lease in which no heartbeat falls into a test."""
 CAUSE = Cause(1, 0, "host", 4711, 1, "ValueError: boom", "Traceback ...", 0.0, "")

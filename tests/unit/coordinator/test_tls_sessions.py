@@ -23,7 +23,7 @@ from rallypoint.store.client import TCPStore
 from rallypoint.store.rounds import RoundStores
 from tests.unit.rendezvous.listening import Heard
 
-TIMEOUT = 20.0
+TIMEOUT = 120.0
 JOB = Settings("job", 1, 1, join_timeout=TIMEOUT)
 KEY = b"k" * 32
 

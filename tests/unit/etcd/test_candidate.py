@@ -42,7 +42,7 @@ from rallypoint.rendezvous.params import RendezvousParameters
 from tests.etcd_client import WritingClient as EtcdClient
 from tests.etcd_cluster import EtcdCluster, running
 
-TIMEOUT = 30.0
+TIMEOUT = 120.0
 SOON = 0.05
 LISTEN = partial(control_listeners, RendezvousParameters("etcd", "here", "job", 1, 4), port=0)
 

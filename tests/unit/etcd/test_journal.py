@@ -15,7 +15,7 @@ from rallypoint.etcd.api import RangeResult
 from rallypoint.membership.state import State
 from tests.etcd_client import WritingClient as EtcdClient
 
-TIMEOUT = 30.0
+TIMEOUT = 120.0
 
 
 class Writer:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rallypoint.etcd.api import WatchEnd, WatchEvent
 
-TIMEOUT = 30.0
+TIMEOUT = 120.0
 """Seconds after which a test gives up."""
 
 

@@ -20,7 +20,7 @@ from rallypoint.base.loop import LoopThread
 from rallypoint.health.check import HealthCheckServer, create_healthcheck_server, requested_port
 from rallypoint.health.progress_probe import ProgressProbe
 
-TIMEOUT = 30.0
+TIMEOUT = 120.0
 
 
 async def _nothing() -> None:

@@ -28,7 +28,7 @@ from rallypoint.logs.tail import Tail
 
 pytestmark = pytest.mark.process
 
-DEADLINE = 60.0
+DEADLINE = 120.0
 
 
 class Console:

@@ -27,7 +27,7 @@ from rallypoint.protocol.handshake import Hello
 from rallypoint.protocol.messages import JoinRequest
 
 NOW = 1.75e9
-TIMEOUT = 30.0
+TIMEOUT = 120.0
 TOKEN = "a-token-of-26-characters-x"
 HERE, ELSEWHERE = "127.0.0.1", "10.1.2.3"
 

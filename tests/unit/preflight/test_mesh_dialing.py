@@ -14,7 +14,7 @@ from rallypoint.preflight.mesh_dialing import MeshListener, Target, dial_all
 from rallypoint.preflight.mesh_handshake import MeshNode
 
 SCOPE = "job/coordinator/0"
-TIMEOUT = 10.0
+TIMEOUT = 120.0
 
 
 def node(rank: int, scope: str = SCOPE) -> MeshNode:

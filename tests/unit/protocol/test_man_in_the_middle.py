@@ -27,7 +27,7 @@ from rallypoint.protocol.handshake import Challenge, Welcome
 from rallypoint.protocol.messages import JobEnded, JoinRequest, LinkDown, LinkLost, Placed
 from tests.unit.rendezvous.listening import Heard
 
-TIMEOUT = 20.0
+TIMEOUT = 120.0
 JOB = Settings("job", 1, 1, join_timeout=TIMEOUT)
 SECRET = Secret((new_secret(),))
 

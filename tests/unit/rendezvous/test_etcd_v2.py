@@ -25,7 +25,7 @@ from tests.etcd_cluster import EtcdCluster, running
 from tests.ports import free_port
 from tests.relay import Relay
 
-TIMEOUT = 20.0
+TIMEOUT = 120.0
 
 
 @pytest.fixture(scope="module")

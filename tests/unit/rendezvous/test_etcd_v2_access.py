@@ -22,7 +22,7 @@ from tests.etcd_cluster import EtcdCluster, ServerTls, running
 
 pytestmark = [pytest.mark.process, pytest.mark.etcd]
 
-TIMEOUT = 20.0
+TIMEOUT = 120.0
 
 
 class Files(NamedTuple):

@@ -30,7 +30,7 @@ from rallypoint.rendezvous.shared_state_link import SharedStateLink
 from tests.unit.coordinator.test_coordinator_laws import lived
 from tests.unit.rendezvous.jobs import EVENTS, SETTINGS
 
-TIMEOUT = 20.0
+TIMEOUT = 120.0
 CAUSE = Cause(0, 0, "host", 1, 1, "boom", "", 0.0, "")
 
 

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from tests import typed_requests as wire
 
-DEADLINE = 30.0
+DEADLINE = 120.0
 """Seconds after which a test that waits for bytes fails; nothing takes nearly so long."""
 
 

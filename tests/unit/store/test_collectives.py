@@ -15,7 +15,7 @@ from rallypoint.store.errors import StoreConnectionError, StoreError, StoreTimeo
 from rallypoint.store.hashstore import HashStore
 
 WORLD = 8
-TIMEOUT = 60.0
+TIMEOUT = 120.0
 
 
 def at_once(work: Callable[[int], object], ranks: range = range(WORLD)) -> list[object]:

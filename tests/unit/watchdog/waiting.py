@@ -14,7 +14,7 @@ from typing import Protocol
 
 from rallypoint.base.process_table import process_table
 
-TIMEOUT = 30.0
+TIMEOUT = 120.0
 """Seconds."""
 
 HOLDS = """

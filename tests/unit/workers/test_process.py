@@ -22,7 +22,7 @@ from tests.unit.workers.tracing import TRACEABLE, traced, until
 
 pytestmark = pytest.mark.process
 
-TIMEOUT = 30.0
+TIMEOUT = 120.0
 """Seconds."""
 
 
