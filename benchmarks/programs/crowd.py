@@ -30,7 +30,6 @@ from rallypoint.rendezvous.backends.options import settings_of
 from rallypoint.rendezvous.params import RendezvousParameters
 
 _TIMEOUT = 240.0  # seconds until all have their place
-_HEARTBEATS_PER_LEASE = 3
 _HEARTBEAT = codec.encode(Heartbeat())
 _LENGTH = 4
 """Bytes of a frame before its payload."""
@@ -94,6 +93,8 @@ class _Crowd:
         """Nodes that have a session; each sends heartbeats from then on."""
         self._heartbeats_from = 0.0
         self._next_heartbeat = 0
+        self._heartbeats_a_second = 0.0
+        """As the server wants them, of all that have a session."""
         self.messages = self.bytes = self.heartbeats = self.answers = 0
         self._unplaced = order.nodes
 
@@ -163,11 +164,11 @@ class _Crowd:
         self.bytes += node.send(payload, before)
 
     def _send_heartbeats(self) -> None:
-        """Let those send a heartbeat whose time has come: one after the other, each `_HEARTBEATS_PER_LEASE` times."""
+        """Let those send a heartbeat whose time has come: one after the other, as often as the server wants it."""
         nodes = self._greeted
         if not nodes:
             return
-        now, gap = time.monotonic(), nodes[0].lease / _HEARTBEATS_PER_LEASE / len(nodes)
+        now, gap = time.monotonic(), 1 / self._heartbeats_a_second
         if not self._heartbeats_from:
             self._heartbeats_from = now
         due = min(int((now - self._heartbeats_from) / gap), len(nodes))
@@ -201,6 +202,7 @@ class _Crowd:
             self._say(node, codec.encode(node.handshake.prove(transcript_of(node.greeting, payload))))
         elif isinstance(answer, Welcome):
             node.lease = answer.lease
+            self._heartbeats_a_second += 1 / (answer.heartbeat_interval or answer.lease / 3)
             self._greeted.append(node)
             member = NodeInfo("default", 1, "", _FIRST_PORT + node.number)
             self._say(node, codec.encode(JoinRequest(member, _TIMEOUT)))

@@ -92,7 +92,7 @@ class SimLink:
         self._attempts = 0
         self._handshaking = True
         self._hello = b""
-        self._lease = settings.lease
+        self._lease, self._interval = settings.lease, settings.lease / 3
         self._heard_at = 0.0
         self._timeout: Timer | None = None
         self._handshake = ClientHandshake(settings.run_id, None, b"node", settings)
@@ -259,7 +259,7 @@ class SimLink:
         self._stop_waiting()
         self._open = True
         self._delay = _FIRST_DELAY
-        self._lease = answer.lease
+        self._lease, self._interval = answer.lease, answer.heartbeat_interval or answer.lease / 3
         self._embedded = answer.embedded
         self.source = int(answer.incarnation.rpartition("-")[2])
         if self._ever:
@@ -279,7 +279,7 @@ class SimLink:
         if self.address is None:
             self.address = self._address
             self._deliver(LinkOpened())
-        self.process.later(self._lease / 3, self._send_heartbeat, connection)
+        self.process.later(self._interval, self._send_heartbeat, connection)
 
     def _check_silence(self, connection: Connection) -> None:
         """Look whether the server has been silent for too long, and look again when it could have been."""
@@ -294,7 +294,7 @@ class SimLink:
 
     def _send_heartbeat(self, connection: Connection) -> None:
         if connection is self.connection and self._open:
-            self.process.later(self._lease / 3, self._send_heartbeat, connection)
+            self.process.later(self._interval, self._send_heartbeat, connection)
             self._write(connection, _HEARTBEAT)
 
     def on_end(self, connection: Connection, *, reset: bool) -> None:

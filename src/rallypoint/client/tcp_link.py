@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
 from rallypoint.base.endpoint import unmapped_address, usable_address
@@ -195,7 +196,7 @@ class TcpLink:
         if self._resume_state.offered_identity is not None:
             self._resolver.session_opened(self._resume_state.offered_identity[1], welcome.incarnation)
         self._session = session
-        heartbeats = asyncio.ensure_future(self._send_heartbeats(session, welcome.lease))
+        heartbeats = asyncio.ensure_future(self._send_heartbeats(session))
         kept = False
         try:
             why = await self._listen(session, _MAX_SILENT_LEASES * welcome.lease)
@@ -239,10 +240,14 @@ class TcpLink:
         if not isinstance(notification, Heartbeat) and not self._closed:
             self._deliver(notification)
 
-    async def _send_heartbeats(self, session: ClientSession, lease: float) -> None:
+    async def _send_heartbeats(self, session: ClientSession) -> None:
         heartbeat = _payload(Heartbeat())
+        wanted = session.welcome.heartbeat_interval
+        if wanted:  # by a server of many nodes, which may all have come at the same time
+            await asyncio.sleep(wanted * os.urandom(1)[0] / 256)
+            self._write_frame(session, heartbeat)
         while True:
-            await asyncio.sleep(lease / 3)
+            await asyncio.sleep(wanted or session.welcome.lease / 3)
             self._write_frame(session, heartbeat)
 
     # Dialing

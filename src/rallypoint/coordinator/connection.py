@@ -37,8 +37,8 @@ _HEARTBEAT_FRAME = frame(HEARTBEAT)
 time."""
 
 _MANY_SESSIONS = 256
-"""Where a server has more connections, it answers every second heartbeat of each. That it lives can be told from
-these."""
+"""Where a server has more connections, it wants fewer heartbeats, and answers every second one of each. That it lives
+can be told from these."""
 
 _UNKNOWN = "an unknown address"
 
@@ -59,6 +59,8 @@ class ControlConnection(asyncio.Protocol):
         self._kind_known = False
         """Whether the first byte has come."""
         self._magic_sent = False
+        self._takes_plain = False
+        """Whether this is the session of a node, whose frames are not signed."""
         self._done = False
 
     # asyncio's side
@@ -88,7 +90,7 @@ class ControlConnection(asyncio.Protocol):
             return
         session = self._session
         try:
-            if data == _HEARTBEAT_FRAME and session.is_open and not self._reader.has_partial_frame:
+            if data == _HEARTBEAT_FRAME and self._takes_plain and not self._reader.has_partial_frame:
                 self._close_for(session.heartbeat())
                 return
             for payload in self._reader.feed(data):
@@ -164,6 +166,7 @@ class ControlConnection(asyncio.Protocol):
         """The handshake is done."""
         self._timeout.cancel()
         self._context.limiter.remove(self)
+        self._takes_plain = self._session.signers is None and not (hello.is_watcher or hello.only_greets)
         own = usable_address(unmapped_address(str(self._transport.get_extra_info("sockname")[0])))
         here = hello.pid == os.getpid() and hello.address == own
         return SessionRecord(

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 
 HEARTBEAT = codec.encode(Heartbeat())
 
+_MANY_HEARTBEATS_PER_LEASE = 2.1
+"""Where there are many sessions; elsewhere three. More than two, so that less than half a lease lies between them: the
+silence of all for so long would look like an outage of ours (`membership.liveness`)."""
+
 
 class SessionOutput(Protocol):
     """The connection of a session."""
@@ -57,7 +61,7 @@ class SessionOutput(Protocol):
 
     @property
     def answers_all(self) -> bool:
-        """Whether every heartbeat is answered, and not only every second one."""
+        """Whether there are so few sessions that every heartbeat is answered, and not only every second one."""
         ...
 
 
@@ -188,7 +192,9 @@ class ServerSession:
         # this session cannot precede it (they are only sent in answer to what the node says).
         self.number, name = dispatcher.attach(self._output.post, self._output.describe(hello), self._on_disconnect)
         self._dispatcher = dispatcher
-        welcome = Welcome(name, dispatcher.settings.lease, dispatcher.incarnation, self._jobs.job is not None)
+        lease = dispatcher.settings.lease
+        interval = 0.0 if self._output.answers_all else lease / _MANY_HEARTBEATS_PER_LEASE
+        welcome = Welcome(name, lease, dispatcher.incarnation, self._jobs.job is not None, interval)
         self._output.send(codec.encode(welcome))
 
     def _answer_greeting(self, hello: Hello) -> None:
@@ -196,7 +202,7 @@ class ServerSession:
         self.signers = self._handshake.signers
         name = self._output.describe(hello).node
         lease = hello.settings.lease
-        self._output.send(codec.encode(Welcome(name, lease, "", self._jobs.job is not None, time.time())))
+        self._output.send(codec.encode(Welcome(name, lease, "", self._jobs.job is not None, timestamp=time.time())))
         self._told_all = True
 
     def _open_watcher(self, hello: Hello) -> None:

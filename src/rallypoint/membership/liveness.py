@@ -106,7 +106,7 @@ class Liveness:
         )
 
     def _seem_cut_off(self, now: float) -> bool:
-        # Nodes speak three times in a lease.
+        # Nodes speak three times in a lease; where they are many, more than twice, each at a time of its own.
         return now - self._heard_at >= self.lease / 2 and len(self._heard) >= 2 and not self._local
 
     def _grant_extra_time(self, now: float, seconds: float) -> None:

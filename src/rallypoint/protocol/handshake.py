@@ -77,6 +77,8 @@ class Welcome(NamedTuple):
     incarnation: str
     embedded: bool = False
     """Whether the server lives inside an agent of the job, and so may end with a node."""
+    heartbeat_interval: float = 0.0
+    """Seconds from one heartbeat of the node to the next; 0 for a third of the lease."""
     timestamp: float = 0.0
     """Told to who only greets: the server's clock, in seconds since 1970. Nothing is decided by it."""
 

@@ -56,6 +56,7 @@ _NUMBERS: Mapping[str, NumberRange] = {
     "progress": NumberRange(-1, 2**63 - 1),
     "steps": NumberRange(-1, 2**63 - 1),
     "lease": NumberRange(0.1, _DAY),
+    "heartbeat_interval": NumberRange(0.0, _DAY),
     "deadline": NumberRange(-math.inf, math.inf),
 }
 """What a number may be, by the name of its field."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from rallypoint.base.endpoint import listening_socket
-from rallypoint.coordinator import connection
+from rallypoint.base.clock import Deadline
+from rallypoint.base.endpoint import Endpoint, listening_socket
+from rallypoint.client.endpoint_resolver import DialTarget, FixedEndpoint
+from rallypoint.client.tcp_link import TcpLink
+from rallypoint.coordinator import connection, server_session
 from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.server import ControlServer
@@ -17,8 +21,9 @@ from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.membership.state import NodeId, Settings
 from rallypoint.protocol import codec
 from rallypoint.protocol.frames import MAGIC, FrameReader, frame
-from rallypoint.protocol.handshake import ClientHandshake, Proof
+from rallypoint.protocol.handshake import Challenge, ClientHandshake, Welcome
 from rallypoint.protocol.messages import Heartbeat, Progress, ProgressRequest
+from rallypoint.protocol.signing import transcript_of
 
 TIMEOUT = 120.0
 SETTINGS = Settings("job", 2, 2, lease=3600.0)
@@ -37,15 +42,22 @@ class Clock:
 class Node:
     """A session over a plain socket."""
 
-    def __init__(self, made: socket.socket) -> None:
+    def __init__(self, made: socket.socket, key: bytes | None = None) -> None:
         self.made = made
         self._frames = FrameReader()
         self._unread: list[bytes] = []
-        hello = ClientHandshake(SETTINGS.run_id, None, b"n", SETTINGS).hello("10.0.0.1", 1, 0)
-        made.sendall(MAGIC + frame(codec.encode(hello)))
-        self._next()
-        made.sendall(frame(codec.encode(Proof(b""))))
-        self._next()
+        handshake = ClientHandshake(SETTINGS.run_id, key, b"n", SETTINGS)
+        hello = codec.encode(handshake.hello("10.0.0.1", 1, 0))
+        made.sendall(MAGIC + frame(hello))
+        challenge = self._next()
+        assert isinstance(codec.decode_answer(challenge), Challenge)
+        made.sendall(frame(codec.encode(handshake.prove(transcript_of(hello, challenge)))))
+        answer = self._next()
+        if handshake.signers is not None:
+            answer = handshake.signers.incoming.verify(answer)
+        welcome = codec.decode_answer(answer)
+        assert isinstance(welcome, Welcome)
+        self.welcome = welcome
 
     def says(self, data: bytes) -> None:
         self.made.sendall(data)
@@ -73,12 +85,13 @@ class Node:
 
 
 @contextmanager
-def session(dispatcher: Dispatcher) -> Iterator[Node]:
-    server = ControlServer(dispatcher, listening_socket("127.0.0.1", 0))
+def session(dispatcher: Dispatcher, key: bytes | None = None) -> Iterator[Node]:
+    keys = None if key is None else lambda _job: (key,)
+    server = ControlServer(dispatcher, listening_socket("127.0.0.1", 0), keys=keys)
     try:
         with socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT) as made:
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            yield Node(made)
+            yield Node(made, key)
     finally:
         server.close()
         assert not server.connections
@@ -111,6 +124,40 @@ def test_of_a_large_job_every_second_heartbeat_is_answered_the_first_included(mo
             node.says(HEARTBEAT)
             counts.append(node.heard_until_progress())
     assert counts == [1, 0, 1, 0, 1, 0]
+
+
+@pytest.mark.parametrize(("most", "interval"), [(0, SETTINGS.lease / 2.1), (256, 0.0)])
+def test_a_server_of_many_wants_fewer_heartbeats(monkeypatch: pytest.MonkeyPatch, most: int, interval: float) -> None:
+    monkeypatch.setattr(connection, "_MANY_SESSIONS", most)
+    with session(Dispatcher(SETTINGS)) as node:
+        assert node.welcome.heartbeat_interval == interval
+
+
+def test_a_node_sends_heartbeats_as_often_as_the_server_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_MANY_SESSIONS", 0)
+    monkeypatch.setattr(server_session, "_MANY_HEARTBEATS_PER_LEASE", SETTINGS.lease / 0.05)
+    dispatcher, came = Dispatcher(SETTINGS), threading.Semaphore(0)
+    heartbeat = dispatcher.heartbeat
+
+    def counted(number: int) -> bool:
+        came.release()
+        return heartbeat(number)
+
+    monkeypatch.setattr(dispatcher, "heartbeat", counted)
+    server = ControlServer(dispatcher, listening_socket("127.0.0.1", 0))
+    place = FixedEndpoint(DialTarget(Endpoint("127.0.0.1", server.port)))
+    link = TcpLink(place, SETTINGS, 0, lambda _notification: None, Deadline.after(TIMEOUT))
+    try:
+        assert all(came.acquire(timeout=TIMEOUT) for _ in range(3))  # by its lease there would be none for 20 minutes
+    finally:
+        link.close()
+        server.close()
+
+
+def test_a_heartbeat_without_the_signature_that_it_needs_is_none() -> None:
+    with session(Dispatcher(SETTINGS), key=b"k" * 32) as node:
+        node.says(HEARTBEAT)
+        assert node.is_disconnected()
 
 
 def test_who_was_taken_out_is_disconnected_at_its_next_heartbeat() -> None:
