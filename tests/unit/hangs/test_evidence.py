@@ -1,0 +1,196 @@
+"""What a node finds of its workers, of real processes in each state that a hang can leave them in."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rallypoint.agent.flight_recorder import ENTRIES, switch_on
+from rallypoint.base.clock import Deadline
+from rallypoint.base.process_table import process_table
+from rallypoint.base.procfs import read_proc_state
+from rallypoint.hangs.dumps import BUFFER, DUMP, DUMP_ON_TIMEOUT, OLD_NAMES, PIPE, SOCKET, recorder_of
+from rallypoint.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence, decode_evidence
+from rallypoint.hangs.grouping import groups_of
+from rallypoint.hangs.report import report_lines
+from rallypoint.logs.specs import DefaultLogsSpecs
+from rallypoint.workers.local import SubprocessContext
+from tests.stopped import until_stopped
+
+SLEEPS = """
+import sys, time
+
+def load():
+    print("up", flush=True); time.sleep(600)
+
+load()
+"""
+IN_THE_KERNEL = """
+import os, sys
+
+def start():  # by a vfork: its parent waits until the child has opened what nobody writes
+    to_open = [(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)]
+    print("up", flush=True); os.posix_spawn("/bin/true", ["true"], {}, file_actions=to_open)
+
+start()
+"""
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = Deadline.after(60)
+    while not holds():
+        assert not deadline.expired
+        time.sleep(0.01)
+
+
+def started(folder: Path, code: str, *arguments: str) -> subprocess.Popen[str]:
+    script = folder / "train.py"
+    script.write_text(code)
+    command = [sys.executable, str(script), *arguments]
+    made = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert made.stdout is not None
+    assert made.stdout.readline() == "up\n"
+    return made
+
+
+@pytest.mark.process
+def test_each_state_is_told_and_all_of_it_is_kept(tmp_path: Path) -> None:
+    pipe, folder = tmp_path / "held", tmp_path / "attempt_0"
+    os.mkfifo(pipe)
+    asleep, stopped = started(tmp_path, SLEEPS), started(tmp_path, SLEEPS)
+    held = started(tmp_path, IN_THE_KERNEL, str(pipe))
+    ended = subprocess.Popen(["/bin/true"])
+    try:
+        stopped.send_signal(signal.SIGSTOP)
+        until_stopped(stopped.pid)
+        until(lambda: any(each.parent == held.pid for each in process_table().values()))
+        until(lambda: read_proc_state(held.pid) == "D")
+        until(lambda: read_proc_state(ended.pid) == "Z")
+        pids = [asleep.pid, stopped.pid, held.pid, ended.pid]
+        workers = [ExaminedWorker(rank, pid) for rank, pid in enumerate(pids)]
+        node = ExaminedNode("n1", (*workers, ExaminedWorker(4, 2**22 + 7), ExaminedWorker(5, 0, 3)), str(folder))
+        found = decode_evidence(collect_evidence(node))
+        again = decode_evidence(collect_evidence(node))
+    finally:
+        with pipe.open("w"):
+            held.wait(60)
+        for each in (asleep, stopped, held, ended):
+            each.kill()
+            each.wait()
+            if each.stdout is not None:
+                each.stdout.close()
+    names = {each.ranks: each.found.headline for each in groups_of(found.ranks)}
+    assert names[0,] == "load, train.py:5"
+    assert names[1,] == "stopped by a signal, load, train.py:5"
+    assert names[2,].startswith("in uninterruptible sleep")
+    assert names[2,].endswith("start, train.py:6")
+    assert names[3,].startswith("a zombie")
+    assert names[4,].startswith("gone")
+    assert names[5,] == "ended with exit code 3"
+    assert [each.frames[0].function for each in found.ranks[:3]] == ["load", "load", "start"]
+    kept = Path(found.kept)
+    assert kept == folder / "hang.0.txt"
+    assert Path(again.kept) == folder / "hang.1.txt"
+    text = kept.read_text()
+    assert "== rank 2: in uninterruptible sleep" in text
+    assert "== rank 5: ended with exit code 3" in text
+    assert f"load ({tmp_path}/train.py:5)" in text
+    assert report_lines([found])[-1] == f"  all of it: {kept} on n1"
+
+
+DENIED = """
+import ctypes, sys
+from rallypoint.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence, decode_evidence
+from rallypoint.hangs.report import report_lines
+
+PR_CAPBSET_DROP, CAP_SYS_PTRACE = 24, 19
+ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0)  # what py-spy runs as; others do not have it anyway
+node = ExaminedNode("n1", (ExaminedWorker(0, int(sys.argv[1])), ExaminedWorker(1, int(sys.argv[1]))))
+print("\\n".join(report_lines([decode_evidence(collect_evidence(node))])))
+"""
+CANNOT_BE_READ = """
+import ctypes, time
+PR_SET_DUMPABLE = 4
+ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.process
+def test_a_process_that_may_not_be_read_is_told_with_what_to_do(tmp_path: Path) -> None:
+    target = started(tmp_path, CANNOT_BE_READ)
+    try:
+        command = [sys.executable, "-c", DENIED, str(target.pid)]
+        told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+    finally:
+        target.kill()
+        target.wait()
+        assert target.stdout is not None
+        target.stdout.close()
+    assert told[0].startswith("  2 ranks (0-1): sleeping")
+    (why,) = [line for line in told if "no Python stacks" in line]
+    assert why == (
+        "  no Python stacks of 2 ranks (0-1) on n1: the kernel does not permit to read the process; give the agent "
+        "CAP_SYS_PTRACE, or set kernel.yama.ptrace_scope=0"
+    )
+
+
+def test_no_folder_and_no_worker_are_no_failure(tmp_path: Path) -> None:
+    assert decode_evidence(collect_evidence(ExaminedNode("n1", ()))).ranks == ()
+    (tmp_path / "file").write_text("")
+    found = decode_evidence(collect_evidence(ExaminedNode("n1", (ExaminedWorker(0, 0, -9),), str(tmp_path / "file"))))
+    assert (found.kept, found.ranks[0].exit_code) == ("", -9)
+
+
+# The flight recorders, switched on
+
+
+def context(folder: Path, **environment: str) -> SubprocessContext:
+    envs = {0: {"RANK": "4", **environment}, 1: {"RANK": "5"}}
+    return SubprocessContext("t", "/bin/true", {0: (), 1: ()}, envs, DefaultLogsSpecs(str(folder)))
+
+
+def test_the_variables_of_torch_are_set_unless_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (BUFFER, DUMP, PIPE, SOCKET, DUMP_ON_TIMEOUT, *OLD_NAMES.values()):
+        monkeypatch.delenv(name, raising=False)
+    notices = tmp_path / "notices"
+    made = context(tmp_path / "logs", **{OLD_NAMES[BUFFER]: "77", PIPE: "/mine_"})
+    switch_on(made, str(notices), None)
+    attempt = Path(made.error_files[0]).parents[1]
+    assert made.envs[1] == {
+        "RANK": "5",
+        "TORCHELASTIC_ERROR_FILE": str(attempt / "1/error.json"),
+        BUFFER: str(ENTRIES),
+        DUMP_ON_TIMEOUT: "1",
+        DUMP: str(attempt / "flight_recorder/rank_"),
+        PIPE: str(notices / "flight_recorder_"),
+        SOCKET: str(notices / "worker_server_1"),
+    }
+    assert BUFFER not in made.envs[0]
+    assert made.envs[0][PIPE] == "/mine_"
+    assert (attempt / "flight_recorder").is_dir()
+    recorder = recorder_of(5, made.envs[1])
+    assert recorder is not None
+    assert recorder.pipe == str(notices / "flight_recorder_5.pipe")
+    assert json.dumps(recorder)
+    monkeypatch.setenv(OLD_NAMES[DUMP], "/mine/rank_")
+    other = context(tmp_path / "logs")
+    switch_on(other, "", None)
+    assert other.envs[0].keys() & {DUMP, PIPE, SOCKET} == set()
+
+
+def test_without_a_log_folder_torch_dumps_where_it_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = context(Path(os.devnull))
+    switch_on(made, str(tmp_path / ("n" * 100)), None)
+    assert DUMP not in made.envs[0]
+    assert SOCKET not in made.envs[0]
+    assert "--flight-recorder has no folder for its dumps" in caplog.text
