@@ -10,7 +10,7 @@ READY  := $(VENV)/.ready
 # Where this says not to keep bytecode, each of the thousands of processes that tests start compiles the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: check record demo fuzz test conformance-preload sweep sim lint frameworks bench dist lock clean
+.PHONY: check record demo fuzz test conformance-preload sweep inprocess-kills sim lint frameworks bench dist lock clean
 
 check: $(DEV)  ## in a minute, without torch: lint, all tests that start no process, with fewer examples, and 200 simulated jobs
 	@$(MAKE) --no-print-directory lint
@@ -31,6 +31,9 @@ conformance-preload: $(READY)  ## the same commands under torchrun and under ral
 
 sweep: $(READY)  ## the coordinator of a job on etcd dies at each of its steps
 	RALLYPOINT_SWEEP=1 $(BIN)/python -m pytest -n 2 tests/faults/test_etcd_steps.py $(ARGS)
+
+inprocess-kills: $(READY)  ## training that goes on in process through 50 random kills of workers and nodes, to the same loss
+	@$(BIN)/python -m tests.inprocess_kills $(ARGS)
 
 sim: $(DEV)  ## 10,000 jobs in virtual time, with faults from seeds
 	@$(BIN)/python -m tests.sim $(ARGS)

@@ -1,0 +1,31 @@
+"""Real training that goes on in process, through kills (`make inprocess-kills` for many more, and for nodes)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.inprocess_kills import Kills, Plan
+from tests.jobs.launching import Launcher, run_at_once
+
+pytestmark = pytest.mark.torch
+
+CALM = Plan(kills=0, nodes=1, least=1, workers=1, steps=60, batch=6, seed=4, agents=0.0, at_once=0.0)
+
+
+def test_the_loss_is_that_of_an_undisturbed_job(tmp_path: Path) -> None:
+    losses: dict[int, float] = {}
+
+    def undisturbed(rallyrun: Launcher) -> None:
+        losses[0] = Kills(rallyrun, CALM).run().loss
+
+    def killed(rallyrun: Launcher) -> None:
+        found = Kills(rallyrun, CALM._replace(kills=4, workers=3)).run()
+        losses[4] = found.loss
+        assert found.killed_workers == 4
+        assert found.kept >= found.rounds - 1, "in each new round somebody has survived"
+        assert found.lost_steps <= 4, "no more than that in which the kill came"
+
+    run_at_once(tmp_path, undisturbed, killed)
+    assert losses[4] == pytest.approx(losses[0], abs=1e-6)

@@ -1,0 +1,64 @@
+"""A job that trains in process, and many kills: `make inprocess-kills`.
+
+    python -m tests.inprocess_kills [--kills N] [--seed N]
+
+First on two nodes of two workers, then on two or three nodes of one. The final loss must be that of a job in which
+nothing happens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.inprocess_kills import Kills, Outcome, Plan
+from tests.jobs.launching import launching
+
+TOLERANCE = 1e-6
+
+
+def run(plan: Plan) -> Outcome:
+    """One job, of which nothing is left."""
+    with tempfile.TemporaryDirectory(prefix="rallypoint-kills-") as folder, launching(Path(folder)) as rallyrun:
+        return Kills(rallyrun, plan).run()
+
+
+def main() -> int:
+    """0 if each job has ended with the loss of the undisturbed one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50, help="in each job (default: 50)")
+    parser.add_argument("--steps", type=int, default=1500, help="to train (default: 1500)")
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6), help="of victims and moments")
+    parser.add_argument("--logs", type=Path, help="folder for what the jobs print")
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
+    common = {"kills": options.kills, "steps": options.steps, "seed": options.seed}
+    calm = run(Plan(kills=0, nodes=1, least=1, workers=1, steps=options.steps, batch=12, seed=0, agents=0.0)).loss
+    print(f"undisturbed: final loss {calm:.9f}", flush=True)
+    failed = False
+    for name, plan in (
+        ("2 nodes of 2 workers", Plan(nodes=2, least=2, workers=2, batch=12, agents=0.2, **common)),
+        ("2 or 3 nodes of 1 worker", Plan(nodes=3, least=2, workers=1, batch=12, agents=0.3, **common)),
+    ):
+        found = run(plan)
+        if options.logs is not None:
+            (options.logs / f"{name.replace(' ', '-')}.log").write_text(found.log)
+        difference = abs(found.loss - calm)
+        failed |= not difference <= TOLERANCE
+        typical = statistics.median(found.recoveries)
+        print(
+            f"{name}: final loss {found.loss:.9f}, a difference of {difference:.1e}; "
+            f"{found.killed_workers} workers and {found.killed_agents} agents killed, {found.rounds} rounds; "
+            f"{found.processes} workers started, {found.kept} times one went on; {found.lost_steps} steps done again; "
+            f"kill to the next step: median {typical:.2f} s, at most {max(found.recoveries):.2f} s",
+            flush=True,
+        )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
