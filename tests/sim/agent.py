@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rallypoint.agent.policy import begin, decide
 from rallypoint.agent.policy_state import Phase, PolicyState
 from rallypoint.agent.steps import (
+    AddToReport,
     AwaitSignal,
     AwaitVerdict,
     CheckNode,
@@ -20,6 +21,7 @@ from rallypoint.agent.steps import (
     EndWithError,
     EndWithVerdict,
     Event,
+    FailHung,
     ForwardSignal,
     KillWorkers,
     LeaveTimedOut,
@@ -51,10 +53,11 @@ from rallypoint.membership.operations import Drain, Fail, Preempt, PreemptJob, S
 from rallypoint.membership.state import NodeId, Outcome, Settings
 from rallypoint.protocol.handshake import PROTOCOL_VERSION, Hello
 from rallypoint.protocol.messages import Deliver, JobEnded, LeaveRequest, Link, Placed, ProgressRequest, RoundEnded
-from rallypoint.protocol.operator_messages import NodeReport
+from rallypoint.protocol.operator_messages import HangFound, HangReport, NodeReport
 from rallypoint.rendezvous.control_plane import ControlPlane
 from rallypoint.rendezvous.elastic import ElasticHandler
 from tests.sim.election import SimCandidate
+from tests.sim.hangs import SimSigns
 from tests.sim.link import SimLink
 from tests.sim.scenario import NodePlan
 from tests.sim.server import Server, SimLocalSession
@@ -122,6 +125,7 @@ class Agent:
             job.yard,
             plan,
         )
+        self.signs = SimSigns(self)
         self.workers.on_exit = lambda: self.process.hears(self._look_at_workers)
         self.server: Server | None = None
         self.candidate: SimCandidate | None = None
@@ -206,6 +210,8 @@ class Agent:
         elif isinstance(event, JobEnded):
             self._is_delegate = event.is_delegate
             self.job.audit.told_verdict(self, event.verdict, self._source())
+        elif isinstance(event, HangFound | HangReport):
+            self.job.hangs.hears(self, event)
         self._mail.append(event)
         if not self._busy:
             self._busy = True
@@ -293,6 +299,7 @@ class Agent:
         self.handler.begin_round(step.placement)
         self._told, self._acknowledged = None, False
         self.workers.start(self.job.audit.names[self.number, step.placement.round])
+        self.signs.begin(step.placement.round)
 
     def _do_check(self, _step: CheckNode) -> None:
         rng = self.process.rng
@@ -307,6 +314,7 @@ class Agent:
         self._post(NodeChecked("the check has failed" if fails else ""))
 
     def _do_stop(self, step: StopWorkers) -> None:
+        self.signs.end()
         if self._check is not None:
             self._check.cancel()
             self._check = None
@@ -376,6 +384,12 @@ class Agent:
     def _do_report(self, _step: ReportStatus) -> None:
         self.handler.send(NodeReport(self.status.round, (self.number,)))
 
+    def _do_collect(self, step: Collect) -> None:
+        self.signs.collect(step)
+
+    def _do_add(self, step: AddToReport) -> None:
+        self.signs.add(step)
+
     def _do_nothing(self, _step: Step) -> None:
         pass
 
@@ -415,7 +429,9 @@ class Agent:
         AwaitSignal: _do_nothing,
         LogLine: _do_nothing,
         ReportStatus: _do_report,
-        Collect: _do_nothing,
+        Collect: _do_collect,
+        AddToReport: _do_add,
+        FailHung: _do_nothing,
         QueryStanding: _do_ask_others,
         EndWithVerdict: _do_end,
         EndWithError: _do_give_up,

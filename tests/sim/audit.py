@@ -49,6 +49,7 @@ from rallypoint.protocol.observation import Phase as SnapshotPhase
 from rallypoint.protocol.operator_messages import DrainRequested
 from tests.sim.faults import OUTAGES
 from tests.sim.ground_truth import AuditStep, Facts, Round, RoundBook, RoundName, common, number_of
+from tests.sim.hangs import check_quiet
 from tests.sim.network import Connection
 from tests.sim.server import Server, SimLocalSession, SimSession
 from tests.sim.world import Violation
@@ -186,6 +187,7 @@ class Audit:
             self._check_size(book, before, after, step.request)
             if before is not after:
                 self._check_step(server, book, before, after, step)
+        check_quiet(step.states, step.node, step.request)
         self._check_ranks(book, step.states[-1])
 
     def _check_size(self, book: RoundBook, before: State, after: State, request: Said) -> None:

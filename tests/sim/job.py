@@ -14,6 +14,7 @@ from tests.sim.agent import Agent
 from tests.sim.audit import Audit
 from tests.sim.etcd import Etcd
 from tests.sim.faults import LEAVING, strike
+from tests.sim.hangs import HangAudit
 from tests.sim.network import Network
 from tests.sim.scenario import NodePlan, Scenario
 from tests.sim.server import Server
@@ -100,6 +101,7 @@ class Job:
         self.servers = 0
         self.server: Server | None = None
         self.audit = Audit(self)
+        self.hangs = HangAudit(self)
         self.network.on_stall = self._stalled
         self.cut_all_until = -scenario.join_timeout
         self.cut_until: dict[int, float] = {}

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from rallypoint.agent import policy, policy_notices
 from rallypoint.agent.policy_state import Decision, PolicyState
-from rallypoint.coordinator import job_state, notifications, recovery
+from rallypoint.coordinator import hangs, job_state, notifications, recovery
 from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.notifications import placements
@@ -291,7 +291,21 @@ def _mixed_job_survives() -> AbstractContextManager[object]:
     return both
 
 
+def _hangs_with_one_awake() -> AbstractContextManager[object]:
+    def bad(before: State, after: State) -> bool:
+        most = after.complete and 0 < len(after.participants) - 1 <= len(after.quiet & after.participants.keys())
+        return most and before.quiet != after.quiet
+
+    return patch.object(hangs, "hang_began", bad)
+
+
+def _deaf_to_hangs() -> AbstractContextManager[object]:
+    return patch.object(hangs.HangCollection, "look", lambda *_args: False)
+
+
 BUGS = (
+    Mutation("a round hangs with one node that does not", _hangs_with_one_awake),
+    Mutation("nobody is told of a hang", _deaf_to_hangs),
     Mutation("workers go on beside others that were started anew", _mixed_job_survives),
     Mutation("a failure ends the round of a preempted job", _failure_cuts_saving),
     Mutation("all nodes requeue a preempted job", _all_requeue),

@@ -92,7 +92,8 @@ class HangCollection:
     def forget(self, node: NodeId, now: float) -> None:
         """A node is no more."""
         if self._nodes and node == self._nodes[0]:
-            self._nodes, self._until = (), math.inf  # its round ends with it
+            self._nodes, self._until = (), math.inf  # its round ends with it, if not the job
+            self._missing = set()
         elif node in self._missing:
             self._missing.discard(node)
             self._end_if_complete(now)
