@@ -163,7 +163,10 @@ class Job:
         )
         self.server = server
         self._server_since = self.world.now
-        self.world.note(process, "serves, with %s", former)
+        state = former.state
+        self.world.note(
+            process, "serves as %s, round %d, complete: %s", former.incarnation, state.round, state.complete
+        )
         self.audit.takes_over(server, memory.fence)
         # Who cannot ask etcd does not find the new one, and where that one is cut off, nobody does.
         for each, until in self.etcd_cut_until.items():
