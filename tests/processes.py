@@ -12,8 +12,8 @@ from rallypoint.workers.reaper.process_tree import descendants
 def below(pid: int) -> list[int]:
     """All processes below one.
 
-    Those that have ended are none of them: the zygote takes note of the process between it and a new worker
-    (`workers/reaper/orphan`) when it comes to it, and the worker may be up before.
+    Those that have ended are none of them: the zygote reaps the process between it and a new copy of it
+    (`workers/reaper/orphan`) when it comes to it. Others may end before they are looked at.
     """
     return sorted(descendants(pid, {each.pid: each.parent for each in process_table().values() if not each.ended}))
 
