@@ -115,7 +115,7 @@ def who_lives_goes_on_and_so_does_what_it_has_started(rallyrun: Launcher) -> Non
 
 
 def who_does_not_come_out_is_ended_and_the_others_go_on(rallyrun: Launcher) -> None:
-    flags = ("--standalone", "--nproc-per-node=3", "--max-restarts=9", "--inprocess-timeout=0.5")
+    flags = ("--standalone", "--nproc-per-node=3", "--max-restarts=9", "--inprocess-timeout=3")
     job = rallyrun(*flags, rallyrun.script(WORKER))
     before = ups(job, (0, 1, 2), 3)
     os.kill(before[1].pid, signal.SIGSTOP)
@@ -124,7 +124,7 @@ def who_does_not_come_out_is_ended_and_the_others_go_on(rallyrun: Launcher) -> N
     assert goes_on(before[0], after[0])
     assert is_new(before[1], after[1])
     assert is_new(before[2], after[2])
-    told = f"worker {before[1].pid} (local rank 1) has not come out of its function within 0.5 s"
+    told = f"worker {before[1].pid} (local rank 1) has not come out of its function within 3 s"
     assert told in job.err
     finishes(rallyrun, job)
 

@@ -19,6 +19,7 @@ from rallypoint.preflight.admission import REQUIRE, WARN
 from rallypoint.protocol.messages import Placement
 from rallypoint.ranks.assign import NodeRanks
 from rallypoint.store.server import StoreServer
+from tests.ports import free_port
 from tests.unit.agent.test_peer_exchange import User
 from tests.unit.agent.test_progress import HandClock
 from tests.unit.agent.test_stopping import TIMEOUT
@@ -209,9 +210,7 @@ def test_a_node_that_was_started_without_it_is_named(caplog: pytest.LogCaptureFi
 def test_a_store_that_is_not_reached_is_a_warning_or_what_has_failed(caplog: pytest.LogCaptureFixture) -> None:
     where = f"{socket.gethostname()} cannot learn of the other nodes of round 0 over the worker store at 127.0.0.1:"
     for mode in (WARN, REQUIRE):
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
-        with closing(Node(1, 2, port, mode, timeout=0.2)) as node:
+        with closing(Node(1, 2, free_port(), mode, timeout=0.2)) as node:
             node.enters()
             drive([node])
             assert not node.exchange.failure

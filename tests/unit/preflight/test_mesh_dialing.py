@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from rallypoint.base.poll import until_readable
 from rallypoint.preflight.mesh_dialing import MeshListener, Target, dial_all
 from rallypoint.preflight.mesh_handshake import MeshNode
+from tests.ports import free_port
 
 SCOPE = "job/coordinator/0"
 TIMEOUT = 120.0
@@ -99,8 +100,7 @@ def test_what_listens_may_be_anything() -> None:
 
 
 def test_nobody_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     assert dial(port, node(0)) == "connection refused"
     shared = "connection refused (127.0.0.1 is an address of n0 too)"
     assert dial(port, node(1)) == shared, "as with the bridge of Docker, which has one address everywhere"

@@ -23,6 +23,7 @@ from rallypoint.store.errors import (
 from rallypoint.store.server import StoreServer
 from tests import typed_requests as wire
 from tests.interrupts import interrupt_everywhere
+from tests.ports import free_port
 from tests.unit.store.sockets import DEADLINE, Raw
 
 GREETING = wire.encode(wire.Validate()) + wire.encode(wire.Ping(0))
@@ -67,9 +68,7 @@ def test_host_and_port_are_as_given() -> None:
 
 
 def test_a_server_that_comes_later_is_found() -> None:
-    probe = listening_socket("127.0.0.1", 0)
-    port = probe.getsockname()[1]
-    probe.close()
+    port = free_port()
     servers: list[StoreServer] = []
     timer = threading.Timer(0.1, lambda: servers.append(StoreServer("127.0.0.1", port)))
     timer.start()
@@ -84,9 +83,7 @@ def test_a_server_that_comes_later_is_found() -> None:
     [("127.0.0.1", "Connection refused"), ("no-such-host.invalid", "[Nn]ame|resolution")],
 )
 def test_no_server_is_one_sentence(host: str, why: str) -> None:
-    probe = listening_socket("127.0.0.1", 0)
-    port = probe.getsockname()[1]
-    probe.close()
+    port = free_port()
     with pytest.raises(StoreConnectionError, match=rf"no store answered at {host}:{port} within 0.05 s \(.*({why})"):
         TCPStore(host, port, timeout=0.05)
 
