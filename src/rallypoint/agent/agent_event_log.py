@@ -14,7 +14,7 @@ from rallypoint.agent.steps import Event
 from rallypoint.failures.cause import Cause
 from rallypoint.failures.truncate import first_line
 from rallypoint.protocol.messages import JobEnded, Placed, RoundEnded
-from rallypoint.protocol.operator_messages import OperatorAction
+from rallypoint.protocol.operator_messages import HangReport, OperatorAction
 from rallypoint.telemetry import agent_events as events
 from rallypoint.telemetry.lazy import logging_errors
 from rallypoint.telemetry.phases import NodePhase, PhaseClock
@@ -126,6 +126,8 @@ class AgentEventLog:
                 self._tell(events.JobOver, outcome=verdict.outcome.value, detail=verdict.detail, failure=failure)
             case OperatorAction(by=by, text=text):
                 self._tell(events.OperatorActed, by=by, text=text)
+            case HangReport(report=report):
+                self._tell(events.HangReported, report=report)
             case _:
                 pass
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from rallypoint.agent.rank_exchange import exchange, wait_at_exit_barrier
 from rallypoint.base.log import get_logger
 from rallypoint.failures.cause import Cause, Ending, Restarts
-from rallypoint.membership.operations import Drain, Fail, PreemptJob, Succeed
+from rallypoint.membership.operations import Drain, Fail, PreemptJob, ReportQuiet, Succeed
 from rallypoint.membership.state import Outcome, Reason, RoundEnd, Verdict
 from rallypoint.protocol import messages
 from rallypoint.rendezvous.control_plane import LocalJob
@@ -103,6 +103,11 @@ class PollingRendezvousClient:
                 self._execute(lambda: self._preempt(seconds, why))
             case Drain(round_):
                 self._execute(lambda: self._drain(round_))
+            case ReportQuiet(quiet=True):
+                log.warning(
+                    "no rank of this node has given a sign of life for its --hang-timeout; its rendezvous handler "
+                    "cannot ask the other nodes, so nothing is done"
+                )
             case messages.LeaveRequest(wants_reply=True):
                 self._notify(messages.LeaveReply(False, 0))
             case _:

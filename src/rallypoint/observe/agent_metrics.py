@@ -38,6 +38,7 @@ def node_families(node: NodeReading, counted: AgentReading) -> list[Family]:
         "rallypoint_round": {(): counted.round},
         "rallypoint_rounds": {(): counted.rounds},
         "rallypoint_restarts": {(each,): counted.restarts.get(each, 0) for each in _REASONS},
+        "rallypoint_hangs": {(): counted.hangs},
         "rallypoint_restarts_remaining": {(): node.remaining},
         "rallypoint_worker_failures": {(kind,): count for kind, count in {"exit_code": 0, **counted.failures}.items()},
         "rallypoint_workers": {(state,): count for state, count in _workers(node, counted.phase).items()},

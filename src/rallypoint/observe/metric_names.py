@@ -80,6 +80,7 @@ METRICS: Mapping[str, Metric] = {
     "rallypoint_round": Metric(Kind.GAUGE, "The round that the node was given a place in last; -1 before any.", _NODE),
     "rallypoint_rounds": Metric(Kind.COUNTER, "Rounds that the node was given a place in.", _NODE),
     "rallypoint_restarts": Metric(Kind.COUNTER, "Rounds of the node that have ended, by reason.", (*_NODE, "reason")),
+    "rallypoint_hangs": Metric(Kind.COUNTER, "Hangs of the job that the node was told of.", _NODE),
     "rallypoint_restarts_remaining": Metric(
         Kind.GAUGE, "Failures that the job survives yet, as the node knows.", _NODE
     ),

@@ -32,6 +32,7 @@ class AgentReading(NamedTuple):
     step: int
     progress_at: float
     """When the last progress was made, in epoch seconds; 0 where there was none."""
+    hangs: int = 0
 
 
 class AgentAccount:
@@ -50,6 +51,7 @@ class AgentAccount:
         """When the failure was seen from which there was no recovery yet."""
         self._step = -1
         self._progress_at = 0.0
+        self._hangs = 0
 
     def take(self, event: events.AgentEvent) -> None:
         """Count an event."""
@@ -72,6 +74,8 @@ class AgentAccount:
             case events.ProgressMade():
                 self._step = max(self._step, event.step)
                 self._progress_at = event.time - event.age
+            case events.HangReported():
+                self._hangs += 1
             case _:
                 pass
 
@@ -89,6 +93,7 @@ class AgentAccount:
             self._recovery_seconds,
             self._step,
             self._progress_at,
+            self._hangs,
         )
 
     def _saw_failure(self, elapsed: float) -> None:

@@ -126,6 +126,12 @@ class OperatorActed(AgentEvent, kw_only=True, frozen=True, tag="operator"):
     text: str
 
 
+class HangReported(AgentEvent, kw_only=True, frozen=True, tag="hang"):
+    """The job hangs: no rank of any node gives a sign of life. `report` is what the workers are at, in lines."""
+
+    report: str
+
+
 class JobOver(AgentEvent, kw_only=True, frozen=True, tag="job_ended"):
     """The job is over: `outcome` is succeeded, failed or stopped."""
 
@@ -166,6 +172,7 @@ KINDS = (
     | RoundOver
     | ProgressMade
     | OperatorActed
+    | HangReported
     | JobOver
     | AgentEnded
     | EventsLost
