@@ -27,6 +27,7 @@ TITLES = {
     "worker SIGKILL to restarted workers' first line after importing torch, preloaded": "importing torch, preloaded",
     "worker SIGKILL to the next training step, one node of two workers: rallyrun": "next training step",
     f"worker SIGKILL to the next training step, one node of two workers: rallyrun {PRELOAD}": "the same, preloaded",
+    "worker SIGKILL to the next training step, one node of two workers: rallyrun, in-process": "the same, in-process",
     "agent SIGKILL to survivors' new workers' first line": "a whole agent killed",
     "link down to the same (lease 3 s)": "a node's link down",
     "third agent's start to all new workers' first line": "a third node joins",

@@ -66,6 +66,13 @@ VARIANTS = (
     Variant("rallyrun"),
     Variant(f"rallyrun {PRELOAD}", flags=(PRELOAD,), budget=Budget(0.08)),
     Variant("rallyrun --preload=auto", flags=("--preload=auto",), budget=Budget(0.08)),
+    Variant(
+        "rallyrun, in-process",
+        flags=(PRELOAD,),
+        program="train_ddp_inprocess.py",
+        budget=Budget(0.03),
+        budget_construction=Budget(0.02),
+    ),
 )
 """Ours; what each is compared with is torchrun in the same round."""
 
