@@ -10,14 +10,18 @@ Laws:
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import NamedTuple
 
+import msgspec
+
+from rallypoint.base.clock import Deadline
 from rallypoint.base.log import get_logger, printable
+from rallypoint.hangs.children import Child, children_of
 from rallypoint.hangs.dumps import Recorder, take_dumps
-from rallypoint.hangs.frames import main_frames
+from rallypoint.hangs.frames import calls_of, main_frames, waits_for_children
 from rallypoint.hangs.messages import (
     MAX_FRAMES,
     MAX_TEXT,
@@ -27,7 +31,7 @@ from rallypoint.hangs.messages import (
     encode_evidence,
 )
 from rallypoint.hangs.processes import process_state
-from rallypoint.hangs.stacks import WorkerStacks, stacks_of_workers
+from rallypoint.hangs.stacks import TIMEOUT, WorkerStacks, stacks_of_workers
 
 __all__ = ["ExaminedNode", "ExaminedWorker", "collect_evidence", "decode_evidence"]
 
@@ -63,14 +67,21 @@ def collect_evidence(node: ExaminedNode) -> bytes:
     Returns:
         What `decode_evidence` takes.
     """
+    deadline = Deadline.after(TIMEOUT)
     running = {each.rank: each.pid for each in node.workers if each.exit_code is None and each.pid > 0}
     recorders = {each.rank: each.recorder for each in node.workers if each.rank in running and each.recorder}
     with ThreadPoolExecutor(1, "evidence") as beside:
         dumps = beside.submit(take_dumps, recorders, dump_folder(node.folder))
-        stacks = {each.rank: each for each in stacks_of_workers(running)}
+        stacks = {each.rank: each for each in stacks_of_workers(running, deadline)}
+        found = {each.rank: _found(each, stacks.get(each.rank)) for each in sorted(node.workers)}
+        waiting = {rank: pid for rank, pid in running.items() if waits_for_children(calls_of(found[rank].frames))}
+        children = children_of(waiting, deadline)
         records = tuple(dumps.result())
-    ranks = tuple(_found(each, stacks.get(each.rank)) for each in sorted(node.workers))
-    kept = _keep(node.folder, _whole_text(ranks, stacks)) if node.folder else ""
+    ranks = tuple(
+        msgspec.structs.replace(each, children=tuple(child.found for child in children.get(rank, ())))
+        for rank, each in found.items()
+    )
+    kept = _keep(node.folder, _whole_text(ranks, stacks, children)) if node.folder else ""
     written = next((each.dump.removesuffix(f"{rank}") for rank, each in recorders.items() if _is_there(each.dump)), "")
     return encode_evidence(
         NodeEvidence(printable(node.host), ranks, printable(kept, MAX_TEXT), records, printable(written, MAX_TEXT))
@@ -102,7 +113,9 @@ def _found(worker: ExaminedWorker, stack: WorkerStacks | None) -> RankEvidence:
     )
 
 
-def _whole_text(ranks: tuple[RankEvidence, ...], stacks: Mapping[int, WorkerStacks]) -> str:
+def _whole_text(
+    ranks: Sequence[RankEvidence], stacks: Mapping[int, WorkerStacks], children: Mapping[int, Sequence[Child]]
+) -> str:
     lines: list[str] = []
     for each in ranks:
         state = each.state if each.exit_code is None else f"{each.state} with exit code {each.exit_code}"
@@ -110,6 +123,9 @@ def _whole_text(ranks: tuple[RankEvidence, ...], stacks: Mapping[int, WorkerStac
         lines += ["kernel stack:", *(f"    {line}" for line in each.kernel)] if each.kernel else []
         stack = stacks.get(each.rank)
         lines += [stack.text.rstrip() or f"no stacks: {each.why_none}"] if stack is not None else []
+        for child in children.get(each.rank, ()):
+            lines += ["", f"-- process {child.pid} below rank {each.rank}: {child.found.state} ({child.found.where})"]
+            lines += [child.text.rstrip() or "no stacks"]
         lines.append("")
     return "\n".join(lines)
 

@@ -136,7 +136,13 @@ def telling(calls: Sequence[Call]) -> str:
     return f"{name}, {place}"
 
 
+_CHILDREN = ("multiprocessing/", "concurrent/futures/", "subprocess.py", "torch/utils/data/", "torch/multiprocessing/")
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
+
+
+def waits_for_children(calls: Sequence[Call]) -> bool:
+    """Whether a stack is in code that waits for processes: of data loaders, of pools, of programs."""
+    return any(each.file.startswith(_CHILDREN) for each in calls)
 
 
 def place_of(calls: Sequence[Call]) -> str:

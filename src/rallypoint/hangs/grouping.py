@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from rallypoint.base.log import ranges
 from rallypoint.hangs.frames import Call, calls_of, telling
-from rallypoint.hangs.messages import RankEvidence
+from rallypoint.hangs.messages import ProcessEvidence, RankEvidence
 
 _USUAL = frozenset({"running", "sleeping"})
 """States that say nothing of a hang: what waits sleeps, and what spins runs."""
@@ -45,14 +45,14 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'} ({', '.join(ranges(ranks))})"
 
 
-def found_of(rank: RankEvidence) -> Found:
-    """What a rank was found in, as others may have been found too."""
-    calls = calls_of(rank.frames)
-    if rank.exit_code is not None:
-        return Found(f"{rank.state} with exit code {rank.exit_code}", calls)
-    if calls and rank.state in _USUAL:
+def found_of(process: RankEvidence | ProcessEvidence) -> Found:
+    """What a process was found in, as others may have been found too."""
+    calls = calls_of(process.frames)
+    if isinstance(process, RankEvidence) and process.exit_code is not None:
+        return Found(f"{process.state} with exit code {process.exit_code}", calls)
+    if calls and process.state in _USUAL:
         return Found("", calls)
-    return Found(f"{rank.state} ({rank.where})" if rank.where else rank.state, calls)
+    return Found(f"{process.state} ({process.where})" if process.where else process.state, calls)
 
 
 def groups_of(ranks: Iterable[RankEvidence]) -> list[Group]:

@@ -17,6 +17,8 @@ MAX_FRAMES = 40
 """Frames of one rank's main thread that are sent: the innermost."""
 MAX_TEXT = 300
 """Characters of a text that is sent."""
+MAX_CHILDREN = 16
+"""Processes that one rank has started of which evidence is sent."""
 MAX_KERNEL = 32
 """Lines of a kernel stack."""
 MAX_GROUPS = 32
@@ -30,12 +32,20 @@ _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 _Rank = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
 
+class ProcessEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a process that a worker has started was found in, as in `RankEvidence`."""
+
+    state: _Text
+    where: _Text = ""
+    frames: Annotated[tuple[Frame, ...], msgspec.Meta(max_length=MAX_FRAMES)] = ()
+
+
 class RankEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one rank was found in.
 
     `where` is the place in the kernel that it waits in, where that may be read, and `kernel` the kernel's stack, of a
     process in uninterruptible sleep. `frames` are those of its main thread, the innermost first; `why_none` says why
-    there are none.
+    there are none. `children` are the processes that it has started, where its main thread seems to wait for those.
     """
 
     rank: _Rank
@@ -45,6 +55,7 @@ class RankEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
     kernel: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=MAX_KERNEL)] = ()
     frames: Annotated[tuple[Frame, ...], msgspec.Meta(max_length=MAX_FRAMES)] = ()
     why_none: _Text = ""
+    children: Annotated[tuple[ProcessEvidence, ...], msgspec.Meta(max_length=MAX_CHILDREN)] = ()
 
 
 class Collective(msgspec.Struct, frozen=True, array_like=True):
@@ -114,7 +125,9 @@ def _texts(found: NodeEvidence) -> Iterator[str]:
     yield from (found.host, found.kept, found.dumps)
     for rank in found.ranks:
         yield from (rank.state, rank.where, rank.why_none, *rank.kernel)
-        for frame in rank.frames:
+        for child in rank.children:
+            yield from (child.state, child.where)
+        for frame in (*rank.frames, *(each for child in rank.children for each in child.frames)):
             yield from (frame.function, frame.file)
     for record in found.records:
         yield from (record.why_none, *record.pending)

@@ -6,12 +6,13 @@ ones first, and a line says where all of it is.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rallypoint.hangs.collectives import findings
 from rallypoint.hangs.frames import main_frames, short_lines
-from rallypoint.hangs.grouping import Group, groups_of, ranks_text
+from rallypoint.hangs.grouping import Group, found_of, groups_of, ranks_text
 from rallypoint.hangs.messages import MAX_FRAMES, NodeEvidence, RankEvidence
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ _MAX_GROUPS = 16
 """Groups that are named."""
 _MAX_CALLS = 12
 """Calls of one stack that are shown: the innermost."""
+_MAX_CHILDREN = 4
+"""Places that processes below the ranks of a group are in, that are named."""
 _MAX_HOSTS = 4
 """Nodes that are named where many are meant."""
 
@@ -87,7 +90,7 @@ def _recorded(nodes: Sequence[NodeEvidence]) -> Iterable[str]:
         yield f"analysis: torchfrtrace --prefix {prefix} {folder}{others}"
 
 
-def _stacks(groups: Sequence[Group], ranks: Iterable[RankEvidence]) -> Iterable[str]:
+def _stacks(groups: Sequence[Group], ranks: Sequence[RankEvidence]) -> Iterable[str]:
     kernel = {each.rank: each.kernel for each in ranks if each.kernel}
     for group in sorted(groups[:_MAX_GROUPS], key=lambda each: not each.differs):
         shown = [f"    {each}" for each in group.found.calls[:_MAX_CALLS]]
@@ -95,9 +98,18 @@ def _stacks(groups: Sequence[Group], ranks: Iterable[RankEvidence]) -> Iterable[
         shown += [f"    and {beyond} more"] if beyond > 0 else []
         inside = next((kernel[each] for each in group.ranks if each in kernel), ())
         shown += ["    in the kernel:", *(f"      {each}" for each in inside[:_MAX_CALLS])] if inside else []
+        shown += [f"    {line}" for line in _children(ranks, group)]
         if shown:
             yield f"  {ranks_text(group.ranks)} in, the innermost call first:"
             yield from shown
+
+
+def _children(ranks: Sequence[RankEvidence], group: Group) -> Iterable[str]:
+    """What the processes below these ranks are in, those of all ranks counted together: what few are in first."""
+    members = frozenset(group.ranks)
+    counted = Counter(found_of(child) for each in ranks if each.rank in members for child in each.children)
+    for found, count in sorted(counted.items(), key=lambda entry: entry[1])[:_MAX_CHILDREN]:
+        yield f"{count} process{'' if count == 1 else 'es'} below: {found.headline}"
 
 
 def _without_stacks(nodes: Sequence[NodeEvidence]) -> list[str]:

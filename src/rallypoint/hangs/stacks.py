@@ -15,7 +15,7 @@ import msgspec
 from rallypoint.base.clock import Deadline
 from rallypoint.base.log import printable
 
-_TIMEOUT = 10.0
+TIMEOUT = 10.0
 """Seconds for the stacks of all workers of a node."""
 _MAX_LINE = 1000
 _AT_ONCE = 16
@@ -50,15 +50,16 @@ def stacks_of(pids: Mapping[int, int]) -> bytes:
     return msgspec.json.encode(stacks_of_workers(pids))
 
 
-def stacks_of_workers(pids: Mapping[int, int]) -> list[WorkerStacks]:
+def stacks_of_workers(pids: Mapping[int, int], deadline: Deadline | None = None) -> list[WorkerStacks]:
     """The stacks of workers, read side by side, in the order of their ranks.
 
     Args:
         pids: process id by global rank.
+        deadline: until when; `TIMEOUT` from now if not given.
     """
     if not pids:
         return []
-    program, deadline = _program(), Deadline.after(_TIMEOUT)
+    program, deadline = _program(), deadline or Deadline.after(TIMEOUT)
     with ThreadPoolExecutor(min(len(pids), _AT_ONCE), "stacks") as pool:
         return list(pool.map(lambda entry: _stacks_of_one(program, deadline, *entry), sorted(pids.items())))
 
@@ -95,7 +96,7 @@ def _stacks_of_one(program: str | None, deadline: Deadline, rank: int, pid: int)
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return WorkerStacks(rank, pid, "", f"py-spy gave no answer within {_TIMEOUT:g} s")
+        return WorkerStacks(rank, pid, "", f"py-spy gave no answer within {TIMEOUT:g} s")
     except OSError as error:
         return WorkerStacks(rank, pid, "", f"py-spy cannot be started: {error.strerror or error}")
     if done.returncode == 0:

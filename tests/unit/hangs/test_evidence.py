@@ -21,6 +21,7 @@ from rallypoint.hangs.dumps import BUFFER, DUMP, DUMP_ON_TIMEOUT, OLD_NAMES, PIP
 from rallypoint.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence, decode_evidence
 from rallypoint.hangs.grouping import groups_of
 from rallypoint.hangs.report import report_lines
+from rallypoint.hangs.stacks import stacks_of_workers
 from rallypoint.logs.specs import DefaultLogsSpecs
 from rallypoint.workers.local import SubprocessContext
 from tests.stopped import until_stopped
@@ -41,6 +42,20 @@ def start():  # by a vfork: its parent waits until the child has opened what nob
     print("up", flush=True); os.posix_spawn("/bin/true", ["true"], {}, file_actions=to_open)
 
 start()
+"""
+
+
+WAITS_FOR_A_CHILD = """
+import multiprocessing, time
+
+def read():
+    print("up", flush=True); time.sleep(600)
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method("fork")
+    reads = multiprocessing.Process(target=read, daemon=True)
+    reads.start()
+    reads.join()
 """
 
 
@@ -66,23 +81,27 @@ def test_each_state_is_told_and_all_of_it_is_kept(tmp_path: Path) -> None:
     pipe, folder = tmp_path / "held", tmp_path / "attempt_0"
     os.mkfifo(pipe)
     asleep, stopped = started(tmp_path, SLEEPS), started(tmp_path, SLEEPS)
-    held = started(tmp_path, IN_THE_KERNEL, str(pipe))
+    held, parent = started(tmp_path, IN_THE_KERNEL, str(pipe)), started(tmp_path, WAITS_FOR_A_CHILD)
     ended = subprocess.Popen(["/bin/true"])
     try:
         stopped.send_signal(signal.SIGSTOP)
         until_stopped(stopped.pid)
         until(lambda: any(each.parent == held.pid for each in process_table().values()))
         until(lambda: read_proc_state(held.pid) == "D")
+        until(lambda: "join (" in stacks_of_workers({0: parent.pid})[0].text)
         until(lambda: read_proc_state(ended.pid) == "Z")
         pids = [asleep.pid, stopped.pid, held.pid, ended.pid]
         workers = [ExaminedWorker(rank, pid) for rank, pid in enumerate(pids)]
-        node = ExaminedNode("n1", (*workers, ExaminedWorker(4, 2**22 + 7), ExaminedWorker(5, 0, 3)), str(folder))
+        workers += [ExaminedWorker(4, 2**22 + 7), ExaminedWorker(5, 0, 3), ExaminedWorker(6, parent.pid)]
+        node = ExaminedNode("n1", tuple(workers), str(folder))
         found = decode_evidence(collect_evidence(node))
         again = decode_evidence(collect_evidence(node))
     finally:
         with pipe.open("w"):
             held.wait(60)
-        for each in (asleep, stopped, held, ended):
+        for pid in [pid for pid, each in process_table().items() if each.parent == parent.pid]:
+            os.kill(pid, signal.SIGKILL)
+        for each in (asleep, stopped, held, ended, parent):
             each.kill()
             each.wait()
             if each.stdout is not None:
@@ -95,6 +114,10 @@ def test_each_state_is_told_and_all_of_it_is_kept(tmp_path: Path) -> None:
     assert names[3,].startswith("a zombie")
     assert names[4,].startswith("gone")
     assert names[5,] == "ended with exit code 3"
+    assert names[6,] == "join, train.py:11"
+    (child,) = found.ranks[6].children
+    assert child.frames[0].function == "read"
+    assert not any(each.children for each in found.ranks[:6])
     assert [each.frames[0].function for each in found.ranks[:3]] == ["load", "load", "start"]
     kept = Path(found.kept)
     assert kept == folder / "hang.0.txt"
@@ -103,6 +126,8 @@ def test_each_state_is_told_and_all_of_it_is_kept(tmp_path: Path) -> None:
     assert "== rank 2: in uninterruptible sleep" in text
     assert "== rank 5: ended with exit code 3" in text
     assert f"load ({tmp_path}/train.py:5)" in text
+    assert "-- process " in text
+    assert "    1 process below: read, train.py:5" in report_lines([found])
     assert report_lines([found])[-1] == f"  all of it: {kept} on n1"
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rallypoint.hangs.frames import Frame, calls_of, main_frames, short_lines, telling
 from rallypoint.hangs.grouping import groups_of
-from rallypoint.hangs.messages import NodeEvidence, RankEvidence, decode_evidence, encode_evidence
+from rallypoint.hangs.messages import NodeEvidence, ProcessEvidence, RankEvidence, decode_evidence, encode_evidence
 from rallypoint.hangs.report import MAX_LINES, report_lines
 
 PACKAGES = "/opt/env/lib/python3.12/site-packages"
@@ -107,7 +107,14 @@ def test_a_stack_is_called_by_what_the_users_code_has_called() -> None:
 _NAMES = st.text(st.characters(categories=["L", "N", "P", "Zs"]), max_size=30).filter(str.isprintable)
 _FRAMES = st.lists(st.builds(Frame, _NAMES, _NAMES, st.integers(0, 10**6)), max_size=5).map(tuple)
 _RANKS = st.lists(
-    st.builds(RankEvidence, st.integers(0, 4000), _NAMES, st.none() | st.integers(-64, 255), frames=_FRAMES),
+    st.builds(
+        RankEvidence,
+        st.integers(0, 4000),
+        _NAMES,
+        st.none() | st.integers(-64, 255),
+        frames=_FRAMES,
+        children=st.lists(st.builds(ProcessEvidence, _NAMES, _NAMES, _FRAMES), max_size=2).map(tuple),
+    ),
     max_size=25,
     unique_by=lambda each: each.rank,
 )
