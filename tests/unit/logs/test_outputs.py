@@ -383,6 +383,30 @@ def test_a_grandchild_that_writes_for_ever_does_not_hold_us(tmp_path: Path, out:
                 os.killpg(worker.pid, 9)
 
 
+def test_where_all_output_is_read_no_line_is_missed_and_none_is_changed(
+    tmp_path: Path, out: Console, err: Console
+) -> None:
+    """On the console, in a file, and on its way to nowhere."""
+    dest = LogsDest(stdouts={1: str(tmp_path / "out"), 2: os.devnull}, reads_all=True)
+    outputs = Outputs(dest, range(3), {}, stdout=out.fd, stderr=err.fd)
+    code = "import os, sys; sys.stdin.read(); os.write(1, b'x')"
+    marks = [outputs.marks()]
+    for rank in range(3):
+        stdout, stderr = outputs.stdio(rank)
+        command = [sys.executable, "-S", "-c", code]
+        worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr)
+        outputs.started(rank)
+        assert outputs.marks() == marks[-1], "it has written nothing yet"
+        worker.communicate(b"", DEADLINE)
+        deadline = time.monotonic() + DEADLINE
+        while outputs.marks() == marks[-1]:
+            assert time.monotonic() < deadline, f"what rank {rank} has written is not seen"
+            time.sleep(0.01)
+        marks.append(outputs.marks())
+    outputs.close()
+    assert (out.end(), err.end(), (tmp_path / "out").read_bytes()) == (b"x", b"", b"x")
+
+
 def test_on_a_terminal_workers_see_a_terminal_of_its_size() -> None:
     import termios
     import tty
