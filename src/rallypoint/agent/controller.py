@@ -14,6 +14,7 @@ What a stop goes through; each layer knows only the next one:
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -70,6 +71,8 @@ class WorkerController(ABC):
         """What each round has to wait for before its workers start, in this order."""
         self.begin_check: Callable[[], NodeCheck] | None = None
         """Begins the user's check of this node, where there is one."""
+        self.round_entered_at = 0.0
+        """When this node has entered the present round, on the monotonic clock."""
         self.started_at = 0.0
         """When the present workers were started, in seconds since 1970."""
 
@@ -237,7 +240,8 @@ class WorkerController(ABC):
             self.progress = ProgressTracker(SYSTEM_CLOCK, path, self.rendezvous.send, seen)
         group, placement = self.group, self.group.placement
         assert placement is not None
-        self.progress.begin_round(placement.round, group.notices, len(group.workers), placement.progress)
+        since = self.round_entered_at if group.survived else -math.inf
+        self.progress.begin_round(placement.round, group.notices, len(group.workers), placement.progress, since)
         if self.hang_watch is not None:
             self.hang_watch.begin_round(placement.round)
 
@@ -266,6 +270,7 @@ class WorkerController(ABC):
         group, spec = self.group, self.group.spec
         if not self.survivors():
             self.pcontext = None  # those of the round before, which are gone
+        self.round_entered_at = SYSTEM_CLOCK.monotonic()
         group.placement, group.restarts = placement, placement.restarts
         self.rendezvous.begin_round(placement)
         if placement.max_restarts >= 0:  # the first node's value is the job's

@@ -122,7 +122,9 @@ def end(
         return status._replace(phase=Phase.ENDING, final_step=last, pending_placement=None), before
     if status.phase is not Phase.FORMING or status.waiting:
         stop = steps.StopWorkers(by, failed=failed, shared=isinstance(last, steps.EndBySignal))
-        return status._replace(phase=Phase.ENDING, final_step=last, stopping=by), (*before, stop)
+        waiting = status.waiting and status.phase is Phase.CHECKING  # it is the check that is stopped then
+        ending = status._replace(phase=Phase.ENDING, final_step=last, stopping=by, waiting=waiting)
+        return ending, (*before, stop)
     return take_final_step(status, last, *before, in_order=True)
 
 

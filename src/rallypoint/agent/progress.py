@@ -20,7 +20,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from rallypoint.base.clock import Clock
@@ -79,6 +79,7 @@ class ProgressTracker:
         self._folder = ""
         self._ranks = 0
         self._round = -1
+        self._since = -math.inf
         self._best = -1
         """The highest step that the job had come to before this round."""
         self._look_at = math.inf
@@ -92,7 +93,7 @@ class ProgressTracker:
         self._reported = False
         self._reported_step = -1
 
-    def begin_round(self, round_: int, folder: str, ranks: int, best: int) -> None:
+    def begin_round(self, round_: int, folder: str, ranks: int, best: int, since: float = -math.inf) -> None:
         """The workers of a round are started.
 
         Args:
@@ -100,8 +101,10 @@ class ProgressTracker:
             folder: where they find notices.
             ranks: how many there are on this node.
             best: the highest step that the job had come to before, -1 for none.
+            since: what workers have told before that, on the clock, is of a round in which some were before.
         """
         self._round, self._folder, self._ranks, self._best = round_, folder, ranks, best
+        self._since = since
         self._of_workers = self._of_file = None
         self._reported, self._reported_step = False, best
         self._idle = _FIRST_LOOK
@@ -125,7 +128,7 @@ class ProgressTracker:
 
     def steps(self) -> tuple[int, ...]:
         """The last step of each worker of the round, by local rank, -1 for none; empty where none has told any."""
-        told = steps_of_workers(self._folder, self._ranks if self._ranks <= _MAX_TOLD else 0)
+        told = steps_of_workers(self._folder, self._ranks if self._ranks <= _MAX_TOLD else 0, self._since)
         return tuple(-1 if each is None else each.step for each in told) if any(told) else ()
 
     def file_mark(self) -> tuple[int, int, int] | None:
@@ -169,7 +172,7 @@ class ProgressTracker:
         """Take in what there is to be seen now."""
         if self._round < 0:
             return
-        self._take_in(_newest(self._folder, self._ranks))
+        self._take_in(_newest(steps_of_workers(self._folder, self._ranks, self._since)))
         if self._file is not None:
             self._take_in_file(self._file.reading)
 
@@ -208,31 +211,33 @@ class ProgressTracker:
             self._send(RecordProgress(self._round, step))
 
 
-def steps_of_workers(folder: str, ranks: int) -> tuple[Reached | None, ...]:
-    """How far each worker of a node says it is, by local rank; none if none says anything."""
+def steps_of_workers(folder: str, ranks: int, since: float = -math.inf) -> tuple[Reached | None, ...]:
+    """How far each worker of a node has said that it is since then, by local rank; none if none says anything."""
     if not folder or not os.path.isdir(folder):
         return ()
-    return tuple(_read_worker(os.path.join(folder, f"{PROGRESS_PREFIX}{rank}")) for rank in range(ranks))
+    return tuple(_read_worker(os.path.join(folder, f"{PROGRESS_PREFIX}{rank}"), since) for rank in range(ranks))
 
 
-def _newest(folder: str, ranks: int) -> Reached | None:
+def _newest(told: Iterable[Reached | None]) -> Reached | None:
     """The highest step of the workers of a node, and when the first of them reached it."""
     found: Reached | None = None
-    for each in steps_of_workers(folder, ranks):
+    for each in told:
         if each is not None and (found is None or (-each.step, each.at) < (-found.step, found.at)):
             found = each
     return found
 
 
-def _read_worker(path: str) -> Reached | None:
+def _read_worker(path: str, since: float) -> Reached | None:
     try:
         with open(path, "rb", buffering=0) as file:
             text = file.read(PROGRESS_SIZE)
             step, at = _LAYOUT.unpack_from(text)
-            first = _LAYOUT.unpack_from(text, _LAYOUT.size)[0] if len(text) == PROGRESS_SIZE else -1
+            first, first_at = _LAYOUT.unpack_from(text, _LAYOUT.size) if len(text) == PROGRESS_SIZE else (-1, 0)
     except (OSError, struct.error):
         return None
-    return Reached(step, at / 1e9, first) if step >= 0 else None
+    if step < 0 or at / 1e9 < since:
+        return None
+    return Reached(step, at / 1e9, -1 if first_at / 1e9 < since else first)
 
 
 # The file

@@ -41,6 +41,7 @@ def node_families(node: NodeReading, counted: AgentReading) -> list[Family]:
         "rallypoint_hangs": {(): counted.hangs},
         "rallypoint_restarts_remaining": {(): node.remaining},
         "rallypoint_worker_failures": {(kind,): count for kind, count in {"exit_code": 0, **counted.failures}.items()},
+        "rallypoint_workers_survived": {(): counted.survived},
         "rallypoint_workers": {(state,): count for state, count in _workers(node, counted.phase).items()},
         "rallypoint_phase": {(each.value,): float(each is counted.phase) for each in NodePhase},
         "rallypoint_phase_seconds": {(each.value,): seconds for each, seconds in counted.seconds.items()},

@@ -89,6 +89,9 @@ METRICS: Mapping[str, Metric] = {
         "First failures of a round among the node's workers, by the signal or `exit_code`.",
         (*_NODE, "kind"),
     ),
+    "rallypoint_workers_survived": Metric(
+        Kind.COUNTER, "Workers that went on in their processes when a round had ended.", _NODE
+    ),
     "rallypoint_workers": Metric(Kind.GAUGE, "Workers of the node, by state.", (*_NODE, "state")),
     "rallypoint_phase": Metric(Kind.GAUGE, "1 for the phase that the node is in, 0 for others.", (*_NODE, "phase")),
     "rallypoint_phase_seconds": Metric(

@@ -33,6 +33,8 @@ class AgentReading(NamedTuple):
     progress_at: float
     """When the last progress was made, in epoch seconds; 0 where there was none."""
     hangs: int = 0
+    survived: int = 0
+    """How often a worker has gone on in its process when a round had ended."""
 
 
 class AgentAccount:
@@ -52,6 +54,7 @@ class AgentAccount:
         self._step = -1
         self._progress_at = 0.0
         self._hangs = 0
+        self._survived = 0
 
     def take(self, event: events.AgentEvent) -> None:
         """Count an event."""
@@ -71,6 +74,7 @@ class AgentAccount:
                     self._saw_failure(event.elapsed)
             case events.WorkersStarted():
                 self._recovered(event.elapsed)
+                self._survived += len(event.survived)
             case events.ProgressMade():
                 self._step = max(self._step, event.step)
                 self._progress_at = event.time - event.age
@@ -94,6 +98,7 @@ class AgentAccount:
             self._step,
             self._progress_at,
             self._hangs,
+            self._survived,
         )
 
     def _saw_failure(self, elapsed: float) -> None:

@@ -80,9 +80,11 @@ class RoundStarted(AgentEvent, kw_only=True, frozen=True, tag="round_started"):
 
 
 class WorkersStarted(AgentEvent, kw_only=True, frozen=True, tag="workers_started"):
-    """The workers of the node run. `pids` are by local rank."""
+    """The workers of the node run. `pids` are by local rank. `survived` are the local ranks of those that were in the
+    round before, and go on in their processes."""
 
     pids: tuple[int, ...]
+    survived: tuple[int, ...] = ()
 
 
 class WorkerFailed(AgentEvent, kw_only=True, frozen=True, tag="worker_failed"):

@@ -9,8 +9,8 @@
 Laws:
 
 1. Nothing here blocks: see `StopInProgress`.
-2. It waits for those who were told no longer than `timeout`, and for their stacks; and for nobody once `kill_now` was
-   called, after which nobody goes on.
+2. It waits for those who were told no longer than `timeout`, and for their stacks; for one that writes a file as long
+   as any stop does, `limit` seconds. It waits for nobody once `kill_now` was called, after which nobody goes on.
 3. Who goes on is spared, with all that it has started: see `reaper.process_tree`.
 """
 
@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from signal import SIGABRT, SIGKILL, SIGTERM
+from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.log import get_logger
@@ -33,6 +34,9 @@ from rallypoint.workers.escalation import (
 )
 from rallypoint.workers.resumable import POLL, LeavingWorkers
 
+if TYPE_CHECKING:
+    from rallypoint.workers.open_writes import WriteDetector
+
 log = get_logger(__name__)
 
 
@@ -45,7 +49,8 @@ class Release:
         others: ends those of them that were not told, and sweeps nothing.
         sweep: makes what ends all that workers have left, but those whose local ranks it is given, who go on.
         timeout: seconds that who was told has to leave.
-        limit: seconds between SIGKILL and giving up, but one at least.
+        limit: seconds for which one that writes a file is spared, if that is more than `timeout`; also, but one at
+            least, between SIGKILL and giving up.
         finish: called once with the local ranks of those who go on.
         clock: of `wake_at`.
     """
@@ -71,6 +76,9 @@ class Release:
         self._limit = limit
         self._timeout = timeout
         self._until = clock.monotonic() + timeout
+        self._deferred_until = clock.monotonic() + limit
+        self._writing: dict[int, WriteDetector] = {}
+        """What watches those who are late, since they may be writing."""
         self._late: Escalation | None = None
         """Ends those who have not left in time, and write their stacks."""
         self._kill_late_at = math.inf
@@ -124,7 +132,7 @@ class Release:
 
     def shorten(self, until: float) -> None:
         """Who was told has no longer than until this moment on the clock to leave, nor have others to end."""
-        self._until = min(self._until, until)
+        self._until, self._deferred_until = min(self._until, until), min(self._deferred_until, until)
         for each in self._stops:
             if isinstance(each, Escalation):
                 each.shorten(until)
@@ -155,9 +163,24 @@ class Release:
             elif rank in left:
                 self._left[rank] = self._waiting.pop(rank)
 
+    def _is_writing(self, rank: int, pid: int) -> bool:
+        from rallypoint.workers.open_writes import WriteDetector
+
+        detector = self._writing.setdefault(rank, WriteDetector(pid, self._clock))
+        was_certain = detector.certain
+        writes = detector.check()
+        if detector.certain and not was_certain:
+            left = self._deferred_until - self._clock.monotonic()
+            log.warning("worker %d is writing %s; it has %.0f s more to come out", pid, detector.what, left)
+        return writes
+
     def _end_late(self, now: float) -> None:
-        """End those who have not left in time."""
+        """End those who have not left in time, and do not write a file."""
         late, self._waiting = self._waiting, {}
+        if now < self._deferred_until:
+            self._waiting = {rank: each for rank, each in late.items() if self._is_writing(rank, each.pid)}
+            late = {rank: each for rank, each in late.items() if rank not in self._waiting}
+            self._until = now + POLL
         for rank, process in late.items():
             log.warning(
                 "worker %d (local rank %d) has not come out of its function within %g s: it is ended and started anew",

@@ -258,6 +258,33 @@ def test_the_leave_is_requested_at_once_and_the_signal_is_the_workers_too() -> N
     assert acts(TERM) == [LeaveRequest(), QueryStanding()]
 
 
+WAITING = WorkersStopped(waiting=True)
+"""Workers have come out of their round, and wait in their processes."""
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_workers_that_wait_for_a_round_are_ended_before_the_last_step(ending: Event) -> None:
+    status, steps = after(placed(0), WorkersFailed(CAUSE), ended(0), WAITING, ending)
+    assert (status.phase, type(steps[-1])) == (Phase.ENDING, StopWorkers)
+    assert after(placed(0), WorkersFailed(CAUSE), ended(0), STOPPED, ending)[0].phase is not Phase.ENDING
+    assert decide(status, STOPPED)[0].phase in (Phase.ENDED, Phase.LEAVING)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_workers_that_have_come_out_when_the_end_was_settled_are_ended_too(ending: Event) -> None:
+    before = (placed(0), WorkersFailed(CAUSE), ended(0), ending)
+    status, steps = after(*before, WAITING)
+    number = ending.number if isinstance(ending, SignalArrived) else SIGTERM
+    assert (status.phase, steps[-1]) == (Phase.ENDING, StopWorkers(number, failed=True))
+    assert steps.count(steps[-1]) == 1
+    assert decide(status, STOPPED)[0].phase in (Phase.ENDED, Phase.LEAVING)
+
+
+def test_workers_that_wait_go_on_in_the_round_that_comes() -> None:
+    status, steps = after(placed(0), WorkersFailed(CAUSE), ended(0), WAITING, placed(1))
+    assert (status.phase, status.waiting, steps[-1]) == (Phase.RUNNING, False, StartWorkers(placed(1).placement))
+
+
 def test_a_signal_during_a_restart_adds_to_the_stop_that_runs() -> None:
     assert after(placed(0), ended(0), placed(1), INT)[1][-2:] == [LeaveRequest(), ForwardSignal(SIGINT)]
     assert after(placed(0), ended(0), TERM)[1][-1:] == [LeaveRequest()], "that one they have had"

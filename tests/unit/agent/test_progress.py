@@ -118,6 +118,23 @@ def test_a_round_that_repeats_what_was_done_before_has_made_no_progress(
     assert told.job == []
 
 
+def test_what_a_worker_that_goes_on_has_told_in_the_round_before_is_of_that_round(
+    tracker: ProgressTracker, call: Call, tmp_path: Path
+) -> None:
+    tracker.begin_round(4, str(tmp_path / "notices"), 1, 40)
+    call(47)
+    tracker.end_round()
+    tracker.begin_round(5, str(tmp_path / "notices"), 1, 47, since=time.monotonic())
+    tracker.look()
+    assert (tracker.made(), tracker.steps(), tracker.latest()) == (False, (), None)
+    call(48)
+    tracker.look()
+    latest = tracker.latest()
+    assert latest is not None
+    assert (tracker.made(), tracker.steps(), latest.step) == (True, (48,), 48)
+    assert latest.first == -1, "the first that its file has is of the round before"
+
+
 @pytest.mark.parametrize("content", [b"", b"x" * 15, b"\xff" * 16, bytes(5)])
 def test_what_is_no_progress_file_is_passed_over(
     tracker: ProgressTracker, told: Told, tmp_path: Path, content: bytes

@@ -83,7 +83,7 @@ def test_a_recovery_lasts_from_when_the_failure_was_seen() -> None:
         made(events.WorkerFailed, 10.0, failure=FAILURE),
         made(events.RoundOver, 10.5, reason="failure"),
         placed(11.0, 1),
-        made(events.WorkersStarted, 12.0, round=1, pids=(3, 4)),
+        made(events.WorkersStarted, 12.0, round=1, pids=(1, 4), survived=(0,)),
         made(events.RoundOver, 20.0, round=1, reason="drained"),
         made(events.WorkersStarted, 21.0, round=2, pids=(5, 6)),  # nor is one after a drain
         made(events.ProgressMade, 22.0, step=7, age=0.5, source="call"),
@@ -95,5 +95,5 @@ def test_a_recovery_lasts_from_when_the_failure_was_seen() -> None:
     assert counted.recoveries[RECOVERY_BOUNDS.index(1.0)] == 0
     assert counted.recoveries[RECOVERY_BOUNDS.index(2.5)] == 1
     assert (counted.restarts, counted.failures) == ({"failure": 1, "drained": 1}, {"SIGKILL": 1})
-    assert (counted.round, counted.rounds, counted.step) == (1, 2, 7)
+    assert (counted.round, counted.rounds, counted.step, counted.survived) == (1, 2, 7, 1)
     assert counted.progress_at == pytest.approx(1e9 + 22.5)

@@ -1,0 +1,253 @@
+"""Workers that go on from one context to the next: real processes, which do what `rallypoint.inprocess` does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from rallypoint.base.poll import until_readable
+from rallypoint.base.process_table import read_stat
+from rallypoint.logs.specs import DefaultLogsSpecs
+from rallypoint.logs.std import Std
+from rallypoint.workers.context import ProcessOptions
+from rallypoint.workers.escalation import Escalation, NoSweep, StopInProgress, run_to_end
+from rallypoint.workers.local import SubprocessContext
+from rallypoint.workers.process import WorkerProcess
+from rallypoint.workers.reaper.client import ReaperClient
+from rallypoint.workers.release import Release
+from rallypoint.workers.resumable import LeavingWorkers, WorkerChannel
+from rallypoint.workers.sweep import Sweep
+from tests.unit.workers.test_process import TIMEOUT, ends
+from tests.unit.workers.tracing import until
+
+pytestmark = pytest.mark.process
+
+WORKER = """
+exec 3<>"inprocess.$LOCAL_RANK"
+sleep 1000 & echo $! > "child.$LOCAL_RANK"
+sh -c 'setsid sleep 1000 & echo $! > "other.$LOCAL_RANK.new"; mv "other.$LOCAL_RANK.new" "other.$LOCAL_RANK"'
+echo "up $RANK" >&2
+while read verb round <&3; do
+    echo "$verb $round" >&2
+    if [ "$verb" = leave ]; then : > "left.$LOCAL_RANK.$round"; fi
+    if [ "$verb" = end ]; then exit "$round"; fi
+done
+"""
+"""It has a child, and an orphan in a session of its own. After `end N` it exits with N."""
+
+
+class Rounds:
+    """The contexts of one round after another, with workers in one folder."""
+
+    def __init__(self, folder: Path, reaper: ReaperClient) -> None:
+        self.folder = folder
+        self.reaper = reaper
+        self.channel = WorkerChannel(str(folder))
+        self.specs = DefaultLogsSpecs(str(folder / "logs"), tee=Std.ERR)
+        self.contexts: list[SubprocessContext] = []
+
+    def begin(self, ranks: Mapping[int, int]) -> SubprocessContext:
+        """Begin a round, with those workers that wait; `ranks` are the global ones by local rank."""
+        envs = {
+            local: {
+                "LOCAL_RANK": str(local),
+                "RANK": str(rank),
+                "TORCHELASTIC_RESTART_COUNT": str(len(self.contexts)),
+                f"OF_{len(self.contexts)}": "",
+            }
+            for local, rank in ranks.items()
+        }
+        args = dict.fromkeys(ranks, ("-c", WORKER))
+        prefixes = {local: f"[rank{rank}]:" for local, rank in ranks.items()}
+        context = SubprocessContext("group", "sh", args, envs, self.specs, prefixes, self.reaper, ProcessOptions())
+        previous = self.contexts[-1] if self.contexts else None
+        survivors = () if previous is None else previous.survivors
+        new = set(ranks).difference(survivors)
+        self.channel.remove(new)
+        for local in new:
+            os.mkfifo(self.folder / f"inprocess.{local}")
+            for name in ("child", "other"):
+                (self.folder / f"{name}.{local}").unlink(missing_ok=True)
+        for local in survivors:
+            assert previous is not None
+            assert previous.handover is not None
+            context.adopt(local, previous.handover.hand_over(local))
+        self.contexts.append(context)
+        context.start()
+        until(lambda: all((self.folder / f"other.{local}").exists() for local in new))
+        until(lambda: all(b"up" in context.last_lines(local) for local in new))
+        return context
+
+    def end(self, ranks: tuple[int, ...], timeout: float = TIMEOUT) -> StopInProgress:
+        """Begin to end the last round, which these are to leave."""
+        context = self.contexts[-1]
+        leaving = LeavingWorkers(self.channel, ranks, len(self.contexts) - 1)
+        return context.begin_release(leaving, timeout, signal.SIGTERM, TIMEOUT, 0.0, sent=False)
+
+    def pid(self, name: str) -> int:
+        return int((self.folder / name).read_text())
+
+
+@pytest.fixture
+def rounds(tmp_path: Path, reaper: ReaperClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rounds]:
+    monkeypatch.chdir(tmp_path)
+    rounds = Rounds(tmp_path, reaper)
+    yield rounds
+    for context in rounds.contexts:
+        context.close(signal.SIGKILL)
+
+
+def waiting(context: SubprocessContext) -> set[int]:
+    return set(context.survivors)
+
+
+def runs(pid: int) -> bool:
+    stat = read_stat(pid)
+    return stat is not None and not stat.ended
+
+
+def test_who_has_left_goes_on_with_its_pid_its_output_and_what_it_has_started(rounds: Rounds) -> None:
+    first = rounds.begin({0: 0, 1: 1, 2: 2})
+    pids, dead_child, child = first.pids(), rounds.pid("child.1"), rounds.pid("child.0")
+    others = rounds.pid("other.1"), rounds.pid("other.2")
+    os.kill(pids[1], signal.SIGKILL)
+    run_to_end(rounds.end((0,)))
+    assert waiting(first) == {0}
+    assert (first.running, first.exit_fds()) == ((), [])
+    assert not any(map(runs, (pids[2], dead_child, *others))), "the others were ended, and all that they had started"
+    assert runs(child)
+    second = rounds.begin({0: 1, 1: 0, 2: 2})
+    assert not waiting(first)
+    assert second.pids()[0] == pids[0]
+    assert not set(second.pids().values()) & {pids[1], pids[2]}
+    assert second.poll() is None
+    assert second.running == (0, 1, 2)
+    assert second.stopped == ()
+    assert second.last_lines(0) == b"up 0\nleave 0\n"
+    assert second.stderrs[0] == first.stderrs[0]
+    assert Path(second.dest.error_files[0]).parent.parent.name == "attempt_1"
+    assert (Path(second.dest.error_files[0]).parent / "stderr.log").read_bytes() == b"up 0\nleave 0\n"
+
+
+def test_it_is_answered_for_by_the_context_of_its_round_from_then_on(
+    rounds: Rounds, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rounds.begin({0: 0, 1: 1})
+    for number in (1, 2, 3):  # with outputs of two starts
+        run_to_end(rounds.end((0,) if number % 2 else (0, 1)))
+        context = rounds.begin({0: number, 1: 9})
+    pid = context.pids()[0]
+    assert pid == rounds.contexts[0].pids().get(0, pid)
+    Path(context.error_files[0]).write_text('{"message": "of this round"}')
+    with open("inprocess.0", "w", encoding="ascii") as fifo:
+        fifo.write("end 7\n")
+    until(lambda: context.poll() is not None)
+    result = context.poll()
+    assert result is not None
+    failure = result.failures[0]
+    assert (failure.pid, failure.exitcode, failure.error_file) == (pid, 7, context.error_files[0])
+    assert failure.message == "of this round"
+    assert failure.last_lines.endswith(b"leave 2\nend 7\n")
+    context.close()
+    assert context.stopped == (1,)
+    assert "[rank3]:end 7\n" in capfd.readouterr().err
+
+
+def test_who_does_not_leave_in_time_is_ended_and_nobody_else(rounds: Rounds) -> None:
+    context = rounds.begin({0: 0, 1: 1})
+    pids = context.pids()
+    os.kill(pids[1], signal.SIGSTOP)
+    run_to_end(rounds.end((0, 1), timeout=0.2))
+    assert waiting(context) == {0}
+    assert not runs(pids[1])
+
+
+def test_nobody_goes_on_once_all_are_to_be_killed(rounds: Rounds) -> None:
+    context = rounds.begin({0: 0, 1: 1})
+    pids, child = context.pids(), rounds.pid("child.0")
+    os.kill(pids[1], signal.SIGSTOP)
+    stopping = rounds.end((0, 1))
+    until((rounds.folder / "left.0.0").exists)
+    assert not stopping.step()
+    stopping.kill_now()
+    run_to_end(stopping)
+    assert not waiting(context)
+    assert not any(map(runs, (*pids.values(), child)))
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_stop_of_all_ends_those_who_wait_too(rounds: Rounds, done: bool) -> None:
+    context = rounds.begin({0: 0, 1: 1})
+    pids, child = context.pids(), rounds.pid("child.0")
+    if not done:
+        os.kill(pids[1], signal.SIGSTOP)
+    stopping = rounds.end((0, 1))
+    if done:
+        run_to_end(stopping)
+    else:
+        until((rounds.folder / "left.0.0").exists)
+        assert not stopping.step()
+        os.kill(pids[1], signal.SIGCONT)
+    context.close(signal.SIGTERM, 5)
+    assert not waiting(context)
+    assert not any(map(runs, (*pids.values(), child)))
+    assert context.ended_in_order
+
+
+def test_who_dies_while_it_waits_is_no_survivor_and_what_it_has_left_is_ended(rounds: Rounds) -> None:
+    context = rounds.begin({0: 0, 1: 1})
+    pids = context.pids()
+    run_to_end(rounds.end((0, 1)))
+    assert waiting(context) == {0, 1}
+    assert context.handover is not None
+    assert context.handover.end_remains() is None
+    other = rounds.pid("other.1")
+    os.kill(pids[1], signal.SIGKILL)
+    until_readable(context.handover.fds(), TIMEOUT)
+    assert waiting(context) == {0}
+    remains = context.handover.end_remains()
+    assert remains is not None
+    run_to_end(remains)
+    assert context.handover.end_remains() is None
+    assert not any(map(runs, (other, rounds.pid("child.1"))))
+    assert runs(pids[0])
+    assert context.ended_in_order is False
+
+
+def test_one_that_writes_a_file_is_waited_for(rounds: Rounds) -> None:
+    saving = "import os, signal; os.memfd_create('rallypoint-saving'); os.write(1, b'up'); signal.pause()"
+    read, write = os.pipe()
+    process = WorkerProcess(rounds.reaper, [sys.executable, "-c", saving], os.environ, write)
+    os.close(write)
+    assert os.read(read, 2) == b"up"
+    os.close(read)
+    os.mkfifo("inprocess.5")
+    listens = os.open("inprocess.5", os.O_RDWR)
+    left: list[int] = []
+    release = Release(
+        LeavingWorkers(rounds.channel, [5], 0),
+        {5: process},
+        Escalation([], NoSweep(), signal.SIGTERM, 0.0),
+        lambda spared: Sweep(rounds.reaper, [process], [process] if spared else []),
+        0.05,
+        TIMEOUT,
+        left.extend,
+    )
+    deadline = time.monotonic() + 1.0
+    while time.monotonic() < deadline:
+        until_readable(release.fds(), min(0.1, release.wake_at() - time.monotonic()))
+        assert not release.step(), "it writes"
+    (rounds.folder / "left.5.0").touch()
+    run_to_end(release)
+    assert left == [5]
+    assert process.poll() is None
+    os.close(listens)
+    process.signal(signal.SIGKILL)
+    assert ends(process) == -signal.SIGKILL
+    process.release()
