@@ -18,7 +18,16 @@ from rallypoint.hangs.frames import Frame
 from rallypoint.hangs.messages import NodeEvidence, RankEvidence, decode_evidence, encode_evidence
 from rallypoint.hangs.report import MAX_LINES, report_lines, stack_lines
 from rallypoint.hangs.stacks import decode_stacks
-from rallypoint.membership.operations import Close, Drain, Fail, Preempt, PreemptJob, RecordProgress, Succeed
+from rallypoint.membership.operations import (
+    Close,
+    Drain,
+    Fail,
+    Preempt,
+    PreemptJob,
+    RecordProgress,
+    ReportQuiet,
+    Succeed,
+)
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Reason, RoundEnd, Settings, State, Verdict
 from rallypoint.observe.bundle import Piece, decode_bundle, encode_bundle
 from rallypoint.observe.status_json import status_json
@@ -72,9 +81,12 @@ from rallypoint.protocol.observation import (
 )
 from rallypoint.protocol.operator_messages import (
     CollectedPart,
+    CollectionEnded,
     CollectKind,
     CollectRequested,
     DrainRequested,
+    HangFound,
+    HangReport,
     NodeReport,
     OperatorAction,
     ReportRequested,
@@ -104,6 +116,8 @@ REQUESTS: tuple[object, ...] = (
         Succeed(0),
         Drain(0),
         RecordProgress(0, 7),
+        ReportQuiet(0),
+        ReportQuiet(0, False),
     ),
     *(PreemptJob(5.0, "received SIGUSR2"), PreemptJob(5.0, "received SIGUSR2", "n (rank 1)")),
     *(Drain(0, True), Preempt(0, 5.0), Close(), Fail(1, _CAUSE._replace(traceback="x" * 30_000), 9)),
@@ -114,7 +128,7 @@ REQUESTS: tuple[object, ...] = (
         "before", NodeId("10.0.0.2", 8, 0), MEMBER, 1 << 31, 0, 1, -1, 1 << 40, True, 1 << 31, False, "before"
     ),
     Fail(0, _CAUSE._replace(traceback="x" * 65_000), 3),
-    *(NodeReport(0, (7, 8), 3, 100, 2.0, (1.0, -1.0)), CollectedPart(1, b"[]", True)),
+    *(NodeReport(0, (7, 8), 3, 100, 2.0, (1.0, -1.0)), CollectedPart(1, b"[]", True), HangReport(1, 0, "two\nlines")),
 )
 NOTICES: tuple[object, ...] = (
     Placed(Placement(0, 0, 2, NodeRanks(0, 4, 0, 4), "10.0.0.1", 7000, 1, 0, "before", 3)),
@@ -131,6 +145,7 @@ NOTICES: tuple[object, ...] = (
         SessionEnded("d"),
     ),
     *(ReportRequested(), CollectRequested(1, CollectKind.STACKS, 0), DrainRequested("u@h"), OperatorAction("u@h", "t")),
+    *(HangFound(0, 2), CollectedPart(1, b"[]", True, "n"), CollectionEnded(1, 0, ("n",)), HangReport(1, 0, "r")),
 )
 WATCHER_REQUESTS: tuple[object, ...] = (
     *(WatchRequest(), WatchRequest(True), RestartCommand("u@h"), DrainCommand("u@h", "n"), StopCommand("u@h")),

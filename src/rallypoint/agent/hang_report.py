@@ -25,6 +25,7 @@ class HangReporter:
         self._send = send
         self._number = -1
         self._told: dict[str, list[bytes]] = {}
+        """By node, in the order in which they came."""
         self._complete: set[str] = set()
         self._size = 0
 
@@ -38,15 +39,17 @@ class HangReporter:
             self._number = -1
             return
         self._size += len(message.data)
+        parts = self._told.setdefault(message.node, [])
         if self._size <= _MAX_TOTAL:
-            self._told.setdefault(message.node, []).append(message.data)
+            parts.append(message.data)
             if message.is_last:
                 self._complete.add(message.node)
 
     def _report(self, end: CollectionEnded, told: dict[str, list[bytes]], complete: set[str]) -> None:
-        whole = {node: b"".join(parts) for node, parts in told.items() if node in complete}
+        whole = {node: b"".join(parts) if node in complete else b"" for node, parts in told.items()}
+        silent = [each for each in end.silent if each not in whole]
         try:
-            text = render_report(whole, end.silent)
+            text = render_report(whole, silent)
         except Exception:
             log.exception("what nodes have told of a hang could not be shown")
             text = "what the workers are at could not be shown; see the log of the node that hosts the coordinator"

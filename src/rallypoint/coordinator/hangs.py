@@ -29,7 +29,7 @@ from rallypoint.protocol.operator_messages import (
 
 _COLLECT, _REPORT = 15.0, 15.0
 """Seconds that nodes have to tell of their workers, and that the node that reports has after that."""
-_MAX_OF_NODE = 512 * 1024
+_MAX_OF_NODE = 4 * 1024 * 1024
 """Bytes that are passed on of one node."""
 _NO_REPORT = "{} has told nothing of what the workers are at for {:g} s, so that there is no report of this hang"
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.failures.cause import Cause
-from rallypoint.membership.operations import Close, Drain, Fail, Preempt, RecordProgress, Succeed
+from rallypoint.membership.operations import Close, Drain, Fail, Preempt, RecordProgress, ReportQuiet, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Reason, RoundEnd, Settings, Verdict
 from rallypoint.protocol import codec
 from rallypoint.protocol.frames import MAGIC, MAX_FRAME, FrameError, FrameReader, frame
@@ -40,6 +40,7 @@ from rallypoint.protocol.messages import (
     ResumeRequest,
     RoundEnded,
 )
+from rallypoint.protocol.operator_messages import CollectedPart, CollectionEnded, HangFound, HangReport, NodeReport
 from rallypoint.ranks.assign import NodeRanks
 
 CAUSE = Cause(3, 1, "host", 42, -11, "Signal 11", "Traceback ä\n", 1.5, "/x/error.json")
@@ -55,6 +56,10 @@ REQUESTS: list[Request] = [
     Preempt(7, 25.0),
     RecordProgress(7, 2**63 - 1),
     RecordProgress(0, made=False),
+    ReportQuiet(3),
+    ReportQuiet(3, quiet=False),
+    NodeReport(1, (7, 8), 3, steps=(2**63 - 1, -1)),
+    HangReport(1, 3, "two\nlines"),
     ResumeRequest("5e", NodeId("10.0.0.1", 42, 0), NodeInfo("", 1, "", 0, 5)),
     ResumeRequest(
         "5e", NodeId("10.0.0.1", 42, 0), NodeInfo("", 1, "", 0, 5), 3, 1, 2, 0, 1, round_over=False, joining=True
@@ -73,6 +78,10 @@ NOTICES: list[Notification] = [
     JobEnded(Verdict(Outcome.SUCCEEDED)),
     JoinRefused(Refusal.TIMEOUT, "1 of 2"),
     Progress(0, False, 1, 2, 3, ("a", "b"), True),
+    HangFound(3, 2),
+    CollectedPart(1, b"x", True, "a"),
+    CollectionEnded(1, 3, ("a", "b")),
+    HangReport(1, 3, "two\n\tlines"),
     JoinRefused(
         Refusal.TIMEOUT,
         "",

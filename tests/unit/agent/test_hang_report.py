@@ -1,0 +1,84 @@
+"""What nodes have told of a hang becomes one report, whatever they have told."""
+
+from __future__ import annotations
+
+import queue
+
+import pytest
+
+from rallypoint.agent import hang_report
+from rallypoint.agent.hang_report import HangReporter
+from rallypoint.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence
+from rallypoint.protocol.operator_messages import CollectedPart, CollectionEnded, HangReport
+
+TIMEOUT = 60.0
+
+
+class Reports:
+    """A reporter, and what it sends."""
+
+    def __init__(self) -> None:
+        self.sent: queue.SimpleQueue[HangReport] = queue.SimpleQueue()
+        self.reporter = HangReporter(self.sent.put)
+
+    def told(self, node: str, data: bytes, size: int = 20, number: int = 1) -> None:
+        """A node tells something in parts."""
+        for at in range(0, max(1, len(data)), size):
+            self.reporter.add(CollectedPart(number, data[at : at + size], at + size >= len(data), node))
+
+    def ended(self, *silent: str, number: int = 1) -> str:
+        """Nothing more comes; the report that is made then."""
+        self.reporter.add(CollectionEnded(number, 3, silent))
+        report = self.sent.get(timeout=TIMEOUT)
+        assert report[:2] == (number, 3)
+        return report.report
+
+
+def evidence(rank: int, exit_code: int) -> bytes:
+    """What a node tells of a worker that has ended."""
+    return collect_evidence(ExaminedNode("host", (ExaminedWorker(rank, 7, exit_code),)))
+
+
+def test_what_all_nodes_tell_is_one_report() -> None:
+    reports = Reports()
+    reports.told("b", evidence(1, 3))
+    reports.told("a", evidence(0, 0))
+    text = reports.ended("c (rank 2)")
+    assert "1 rank (0): ended with exit code 0" in text
+    assert "1 rank (1): ended with exit code 3" in text
+    assert "no evidence came from c (rank 2)" in text
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\x00", b"{}", b"[1, 2"])
+def test_a_node_that_tells_nothing_that_can_be_read_is_named(data: bytes) -> None:
+    reports = Reports()
+    reports.told("a", evidence(0, 0))
+    reports.told("bad", data)
+    text = reports.ended()
+    assert "1 rank (0): ended with exit code 0" in text
+    assert "no evidence came from bad" in text
+
+
+def test_a_node_that_did_not_finish_is_named_once() -> None:
+    reports = Reports()
+    reports.reporter.add(CollectedPart(1, evidence(0, 0), False, "half"))
+    assert reports.ended("half").count("half") == 1
+
+
+def test_what_is_kept_of_all_nodes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hang_report, "_MAX_TOTAL", 1000)
+    reports = Reports()
+    reports.told("a", evidence(0, 0))
+    reports.told("large", b"x" * 5000)
+    text = reports.ended()
+    assert "1 rank (0): ended" in text
+    assert "no evidence came from large" in text
+
+
+def test_each_hang_has_a_report_of_its_own() -> None:
+    reports = Reports()
+    reports.told("a", evidence(0, 0))
+    reports.told("a", evidence(5, 0), number=2)
+    text = reports.ended(number=2)
+    assert "rank (5)" in text
+    assert "rank (0)" not in text
