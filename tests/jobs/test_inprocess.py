@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -90,7 +91,7 @@ def finishes(rallyrun: Launcher, *jobs: Job) -> None:
 
 def who_lives_goes_on_and_so_does_what_it_has_started(rallyrun: Launcher) -> None:
     flags = ("--standalone", "--nproc-per-node=2", "--max-restarts=9", "--tee=3", "--log-dir=logs")
-    job = rallyrun(*flags, rallyrun.script(WORKER), env={"CHILDREN": "1"})
+    job = rallyrun(*flags, "--event-log-handler=jsonl:events", rallyrun.script(WORKER), env={"CHILDREN": "1"})
     before = ups(job, (0, 1), 2)
     children = {
         int(rank): (int(child), int(other))
@@ -112,6 +113,8 @@ def who_lives_goes_on_and_so_does_what_it_has_started(rallyrun: Launcher) -> Non
     assert sorted(line for line in job.out if "done" in line) == ["[default0]:done 0", "[default1]:done 1"]
     assert "up 0 2 2" in log.read_text()
     rallyrun.until_gone(children[0][0])
+    told = map(json.loads, (rallyrun.folder / "events").read_text().splitlines())
+    assert [each["survived"] for each in told if each["event"] == "workers_started"] == [[], [0], [0]]
 
 
 def who_does_not_come_out_is_ended_and_the_others_go_on(rallyrun: Launcher) -> None:

@@ -186,6 +186,9 @@ class WorkerController(ABC):
         """Global ranks of the workers that had succeeded before anything stopped them; none if that is not known."""
         return ()
 
+    def look_ahead(self) -> None:  # noqa: B027 - most have nothing to do
+        """Workers say something in their folder: make ready what its reading at the end of the round needs."""
+
     def survivors(self) -> Collection[int]:
         """Local ranks of the workers that have left their round and wait in their processes for the next one."""
         return ()
@@ -238,6 +241,7 @@ class WorkerController(ABC):
 
             path, seen = self.group.spec.progress_file, self.events.progress
             self.progress = ProgressTracker(SYSTEM_CLOCK, path, self.rendezvous.send, seen)
+            self.progress.on_folder = self.look_ahead
         group, placement = self.group, self.group.placement
         assert placement is not None
         since = self.round_entered_at if group.survived else -math.inf

@@ -78,9 +78,8 @@ class ProcessController(WorkerController):
         self._forwarding: SignalForwarding | None = None
         self._forwarded: set[int] = set()
         self._survivors: Survivors | None = None
-        """What knows who goes on in its process, once a worker may have announced that it can."""
-        self._restarts = False
-        """Whether the workers that are being stopped are to be started again."""
+        """What has workers go on in their processes, once one has announced that it can."""
+        self._restarts = False  # whether the workers that are being stopped are to be started again
 
     # The start
 
@@ -301,28 +300,10 @@ class ProcessController(WorkerController):
             return None
         self.events.workers_stopping()
         limit, sent = self.grace.within(self.grace.stop), self._workers_have_signal(death_sig)
-        stopping: StopInProgress | None
         if self._restarts and (survivors := self._going_on()) is not None:
-            stopping = survivors.begin_release(self.pcontext, death_sig, timeout, limit, sent=sent)
-        else:
-            stopping = self.pcontext.begin_close(death_sig, timeout, limit, sent=sent)
-        return None if stopping is None or stopping.step() else stopping
-
-    # Workers that go on in their processes
-
-    def restarts_workers(self) -> bool:
-        return bool(self.started_at) and self._going_on() is None
-
-    def survivors(self) -> Collection[int]:
-        return () if self.pcontext is None else self.pcontext.survivors
-
-    def _going_on(self) -> Survivors | None:
-        """What has workers go on, if they can of each local rank of this node, as far as they have announced that."""
-        if self._survivors is None and self.group.notices and os.path.isdir(self.group.notices):
-            from rallypoint.agent.survivors import find_survivors
-
-            self._survivors = find_survivors(self)
-        return None if self._survivors is None or not self._survivors.all_announced() else self._survivors
+            return survivors.begin_release(self.pcontext, death_sig, timeout, limit, sent=sent)
+        stopping = self.pcontext.begin_close(death_sig, timeout, limit, sent=sent)
+        return None if stopping.step() else stopping
 
     def shorten_stop(self, until: float) -> None:
         if self.pcontext is not None:
@@ -346,3 +327,23 @@ class ProcessController(WorkerController):
         """Whether the processes that run have been sent the signal by whoever sent it to us, or soon will be by us."""
         runs = self.pcontext is not None and bool(self.pcontext.running)
         return runs and number != signal.SIGKILL and self._signals().is_handled(number)
+
+    # Workers that go on in their processes
+
+    def restarts_workers(self) -> bool:
+        return bool(self.started_at) and self._going_on() is None
+
+    def look_ahead(self) -> None:
+        if (survivors := self._going_on()) is not None:
+            survivors.make_ready()
+
+    def survivors(self) -> Collection[int]:
+        return () if self.pcontext is None else self.pcontext.survivors
+
+    def _going_on(self) -> Survivors | None:
+        """What has workers go on, if they can of each local rank of this node, as far as they have announced that."""
+        if self._survivors is None and self.group.notices and os.path.isdir(self.group.notices):
+            from rallypoint.agent.survivors import find_survivors
+
+            self._survivors = find_survivors(self)
+        return None if self._survivors is None or not self._survivors.all_announced() else self._survivors

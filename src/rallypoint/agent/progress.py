@@ -79,6 +79,8 @@ class ProgressTracker:
         self._folder = ""
         self._ranks = 0
         self._round = -1
+        self.on_folder: Callable[[], None] = lambda: None
+        """Called at each look that finds that workers have made the folder."""
         self._since = -math.inf
         self._best = -1
         """The highest step that the job had come to before this round."""
@@ -173,6 +175,8 @@ class ProgressTracker:
         if self._round < 0:
             return
         self._take_in(_newest(steps_of_workers(self._folder, self._ranks, self._since)))
+        if self._folder and os.path.isdir(self._folder):
+            self.on_folder()
         if self._file is not None:
             self._take_in_file(self._file.reading)
 

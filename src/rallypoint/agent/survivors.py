@@ -36,12 +36,11 @@ log = get_logger(__name__)
 
 
 def find_survivors(workers: WorkerController) -> Survivors | None:
-    """Have the workers go on that can; None as long as none has announced itself, or they are functions."""
+    """Have the workers go on that can; None as long as none has announced itself."""
     if not WorkerChannel(workers.group.notices).announced():
         return None
     if not isinstance(workers.group.spec.entrypoint, str):
         log.warning("[%s] workers that are functions do not go on in their processes", workers.group.spec.role)
-        return None
     found = Survivors(workers.group, workers.grace, workers.rendezvous.close_store)
     workers.preparations.append(found)
     return found
@@ -70,10 +69,22 @@ class Survivors:
         self._ending: StopInProgress | None = None
 
     def all_announced(self) -> bool:
-        """Whether a worker of each local rank has announced itself in this run; to be asked before workers are stopped,
-        since what the ended have left goes then."""
+        """Whether a worker of each local rank has announced itself in this run, and none is a function.
+
+        To be asked before workers are stopped, since what the ended have left goes then.
+        """
+        if not isinstance(self._group.spec.entrypoint, str):
+            return False
         self._announced |= WorkerChannel(self._group.notices).announced()
         return self._announced.issuperset(range(self._group.spec.local_world_size))
+
+    @staticmethod
+    def make_ready() -> None:
+        """Import now what the end of a round takes, when nobody waits for it."""
+        import rallypoint.agent.stopping
+        import rallypoint.base.inotify
+        import rallypoint.workers.handover
+        import rallypoint.workers.open_writes  # noqa: F401
 
     # The end of a round
 
