@@ -66,6 +66,54 @@ def test_training_ends_with_the_same_loss_before_and_after_a_kill(launcher: Laun
     assert not [line for line in late if "torch._dynamo " in line], "which DistributedDataParallel() would import"
 
 
+TRAINED = """
+import os, signal, sys
+early = all(name in sys.modules for name in ("torch", "torch._dynamo"))
+
+def main():
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from rallypoint import notices
+
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    notices.progress(1)
+    os.write(1, f"trained {os.environ['RANK']} {early} {os.getpid()}\\n".encode())
+    if not os.path.exists("finish"):
+        signal.pause()
+    dist.barrier()
+    del model, optimizer  # first what holds the group, as in the example
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_torch_is_preloaded_for_a_script_that_imports_it(launcher: Launcher) -> None:
+    flags = ("--standalone", "--nproc-per-node=2", "--max-restarts=1", "--preload=auto")
+    job = launcher(*flags, launcher.script(TRAINED), env={"LOGLEVEL": "INFO"})
+
+    def trained(count: int) -> list[list[str]]:
+        lines = job.until(lambda lines: sum(each.startswith("trained") for each in lines) >= count, f"{count} trained")
+        return [line.split() for line in lines if line.startswith("trained")]
+
+    first = trained(2)
+    job.until_err("workers are forked from process")
+    (launcher.folder / "finish").touch()
+    os.kill(int(first[0][3]), signal.SIGKILL)
+    assert job.ends() == 0, job.err
+    assert [words[2] for words in trained(4)] == ["False"] * 2 + ["True"] * 2
+    assert re.search(
+        r"Preloaded for workers that are started again: (rallypoint, )?torch, (rallypoint, )?torch\._dynamo", job.err
+    )
+    assert "without preloading" not in job.err
+
+
 NUMBERS = """
 import os, torch
 import torch.distributed as dist

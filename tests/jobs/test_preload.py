@@ -578,6 +578,50 @@ def test_a_spare_keeps_its_zygote_ready_while_it_waits(rallyrun: Launcher) -> No
     all_end([a, spare], 0)
 
 
+READING = """
+import os, sys
+early = "decimal" in sys.modules
+import beside, decimal, signal
+from rallypoint import notices
+
+def main():
+    import fractions
+    os.write(1, f"up {os.environ['RANK']} {early} {os.getpid()}\\n".encode())
+    notices.progress(1)
+    if not os.path.exists("finish"):
+        signal.pause()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_what_a_script_imports_is_preloaded_once_its_workers_make_progress(rallyrun: Launcher) -> None:
+    """Workers that are started again are forked: from copies that wait, and when those are used up as well."""
+    (rallyrun.folder / "beside.py").write_text("import os\nos.write(1, b'beside\\n')\n")
+    flags = ("--standalone", "--nproc-per-node=2", "--max-restarts=3", "--preload=auto")
+    job = rallyrun(*flags, rallyrun.script(READING), env={"LOGLEVEL": "INFO"})
+
+    def up(starts: int) -> list[list[str]]:
+        lines = job.until(lambda lines: sum(each.startswith("up") for each in lines) >= 2 * starts, f"{starts} starts")
+        return [line.split() for line in lines if line.startswith("up")][2 * (starts - 1) :]
+
+    workers = up(1)
+    assert [words[2] for words in workers] == ["False"] * 2
+    job.until_err("workers are forked from process")
+    for starts in (2, 3):
+        os.kill(int(workers[0][3]), signal.SIGKILL)
+        workers = up(starts)
+        assert [words[2] for words in workers] == ["True"] * 2
+        assert all(is_forked(int(words[3])) for words in workers)
+    (rallyrun.folder / "finish").touch()
+    os.kill(int(workers[0][3]), signal.SIGKILL)
+    assert job.ends() == 0, job.err
+    assert [line for line in job.out if line == "beside"] == ["beside"] * 8, "the user's own are never preloaded"
+    assert job.err.count("Preloaded for workers that are started again: ") == 1
+    assert "without preloading" not in job.err
+
+
 def is_forked(worker: int) -> bool:
     """The kernel shows the environment with which a process began its program: a worker's own, or the zygote's."""
     return b"\0RANK=" not in Path(f"/proc/{worker}/environ").read_bytes()
