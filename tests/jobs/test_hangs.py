@@ -121,16 +121,31 @@ def test_a_job_that_gives_signs_of_life_is_left_alone(rallyrun: Launcher) -> Non
     assert job.err.count("the job hangs: no rank of its node has") == 2, job.err
 
 
+ONCE = """
+import os, time
+print("up", flush=True)
+last = int(os.environ["WORLD_SIZE"]) - 1
+time.sleep(1000 if int(os.environ["RANK"]) == last and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else 0)
+"""
+
+
 def test_a_hang_costs_a_restart_where_that_is_asked_for(rallyrun: Launcher) -> None:
-    """Without a coordinator too: each node reports of its own workers then."""
-    script = rallyrun.script(
-        "import os, time\n"
-        "print('up', flush=True)\n"
-        "time.sleep(1000 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)\n"
-    )
-    state = f"--rdzv-endpoint={rallyrun.folder}/state"
-    flags = ("--nnodes=1:1", "--rdzv-backend=c10d", state, "--rdzv-conf=store_type=file", "--max-restarts=1")
-    job = rallyrun(*flags, "--log-dir=logs", "--hang-timeout=0.7", "--on-hang=restart", script)
-    assert job.ends() == 0, job.err
-    assert job.err.index("what the workers are at:") < job.err.index("the workers are restarted (restart 1 of 1)")
-    assert job.out == ["up", "up"]
+    """A node whose workers are all done hides no hang of the other."""
+    script, endpoint = rallyrun.script(ONCE), f"--rdzv-endpoint=127.0.0.1:{free_port()}"
+    flags = ("--nnodes=2", "--rdzv-backend=c10d", endpoint, "--max-restarts=1", "--log-dir=logs", "--hang-timeout=1.5")
+    jobs = [rallyrun(*flags, "--on-hang=restart", script) for _ in range(2)]
+    assert [job.ends() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
+    for job in jobs:
+        assert job.err.index("what the workers are at:") < job.err.index("the workers are restarted (restart 1 of 1)")
+        assert job.out == ["up", "up"]
+        text = "\n".join(report(job))
+        assert "1 rank (0): ended with exit code 0" in text
+        assert "1 rank (1): <module>, script.py:5" in text
+
+
+def test_without_a_coordinator_a_node_reports_of_its_own_workers(rallyrun: Launcher) -> None:
+    script, state = rallyrun.script(ONCE), f"--rdzv-endpoint={rallyrun.folder}/state"
+    flags = ("--nnodes=1:1", "--rdzv-backend=c10d", state, "--rdzv-conf=store_type=file", "--log-dir=logs")
+    job = rallyrun(*flags, "--hang-timeout=0.7", "--on-hang=fail", "--max-restarts=3", script)
+    assert job.ends() == 124, job.err
+    assert "1 rank (0): " in report(job)[0]

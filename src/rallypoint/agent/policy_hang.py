@@ -29,7 +29,7 @@ FOUND = "the job hangs: no rank of its {} has written anything or told of progre
 CAUSE = "the job hangs: no rank has given a sign of life for its --hang-timeout"
 _NEXT = {
     OnHang.REPORT: "nothing else is done (--on-hang=report)",
-    OnHang.RESTART: "the workers are restarted (--on-hang=restart)",
+    OnHang.RESTART: "it counts as a failure: the workers are restarted if that is left (--on-hang=restart)",
     OnHang.FAIL: "the job ends (--on-hang=fail)",
 }
 

@@ -103,6 +103,8 @@ def _check(options: Options, environ: Mapping[str, str]) -> None:
         from rallypoint.cli.preemption import check_preemption
 
         check_preemption(options, environ)
+    if options.on_hang != "report" and not options.hang_timeout:
+        _log.warning("%s=%s does nothing without --hang-timeout", options.source("on_hang"), options.on_hang)
     _check_backend(options)
 
 

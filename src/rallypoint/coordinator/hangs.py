@@ -41,6 +41,8 @@ class HangCollection:
         tell: sends a notification to these nodes.
         numbers: of what nodes are asked to collect; none is given twice.
         name: what people call a node.
+        settles: seconds before which no report is passed on, where each node collects for itself: whoever has its
+            report may end the round, and the others are to have theirs by then.
     """
 
     def __init__(
@@ -48,10 +50,15 @@ class HangCollection:
         tell: Callable[[Iterable[NodeId], Notification], None],
         numbers: Iterator[int],
         name: Callable[[NodeId], str],
+        settles: float = 0.0,
     ) -> None:
         self._tell = tell
         self._numbers = numbers
         self._name = name
+        self._settles = settles
+        self._settled_at = 0.0
+        self._ready: str | None = None
+        """The report, while it is too early for it."""
         self._number, self._round = 0, -1
         self._nodes: Sequence[NodeId] = ()
         """Those who are asked and told; the first of them reports. None once that is done."""
@@ -69,6 +76,7 @@ class HangCollection:
             self._number, self._round = next(self._numbers), after.round
             self._missing, self._sizes = set(nodes), {}
             self._until = now + _COLLECT
+            self._settled_at, self._ready = now + (self._settles if len(in_order) > 1 else 0.0), None
             self._tell(nodes, HangFound(after.round, len(in_order)))
             self._tell(nodes, CollectRequested(self._number, CollectKind.HANG))
         return True
@@ -79,7 +87,7 @@ class HangCollection:
             return
         if isinstance(answer, HangReport):
             if node == self._nodes[0]:
-                self._report(answer.report)
+                self._report(answer.report, now)
         elif node in self._missing:
             size = self._sizes[node] = self._sizes.get(node, 0) + len(answer.data)
             too_large = size > _MAX_OF_NODE
@@ -104,8 +112,10 @@ class HangCollection:
             return
         if self._missing:
             self._end(now)
+        elif self._ready is not None:
+            self._report(self._ready, now)
         else:
-            self._report(_NO_REPORT.format(self._name(self._nodes[0]), _REPORT))
+            self._report(_NO_REPORT.format(self._name(self._nodes[0]), _REPORT), now)
 
     def wake_at(self) -> float:
         """When `tick` has something to do."""
@@ -121,6 +131,9 @@ class HangCollection:
         self._until = now + _REPORT
         self._tell(self._nodes[:1], CollectionEnded(self._number, self._round, silent))
 
-    def _report(self, text: str) -> None:
+    def _report(self, text: str, now: float) -> None:
+        if now < self._settled_at:
+            self._ready, self._until = text, self._settled_at
+            return
         nodes, self._nodes, self._until = self._nodes, (), math.inf
         self._tell(nodes, HangReport(self._number, self._round, text))

@@ -54,6 +54,8 @@ _POLL_INTERVAL = 1.0
 """Seconds between two looks at a backend that cannot say when it has changed."""
 _CANCELLABLE_WAIT = 10.0
 """Seconds for which one whose waits can be ended is waited for at a time."""
+_REPORTS_AFTER = 12.0
+"""Seconds after a hang was found until a node may act on what it has seen of it: others have seen theirs by then."""
 _MAX_UNREACHABLE = 60.0
 """Seconds for which a backend may be out of reach when a node that takes part has something to say to it."""
 
@@ -291,6 +293,7 @@ class SharedStateLink:
                 lambda _nodes, notification: self._deliver_if_open(notification),
                 count(1),
                 lambda node: name_of(self._state, node),
+                _REPORTS_AFTER,
             )
         self._hangs.look(before, after, lambda node: node == self._node, self._clock.monotonic())
 

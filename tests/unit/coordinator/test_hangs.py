@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import count
+
+from rallypoint.coordinator.hangs import HangCollection
 from rallypoint.membership.operations import ReportQuiet
 from rallypoint.membership.state import Settings
-from rallypoint.protocol.messages import LeaveRequest
+from rallypoint.protocol.messages import LeaveRequest, Notification
 from rallypoint.protocol.observation import CollectCommand
 from rallypoint.protocol.operator_messages import (
     CollectedPart,
@@ -94,3 +97,20 @@ def test_an_operator_s_collection_and_that_of_a_hang_are_told_apart() -> None:
     assert (A, CollectRequested(2, CollectKind.STACKS)) in told
     assert [session for session, _ in job.hears("b", CollectedPart(2, b"stacks", True))] == [99]
     assert [session for session, _ in job.hears("b", CollectedPart(1, b"evidence", True))] == [A]
+
+
+def test_where_each_collects_for_itself_none_acts_before_all_have_had_their_time() -> None:
+    job, _ = hung()
+    told: list[Notification] = []
+    alone = HangCollection(lambda _nodes, each: told.append(each), count(1), str, settles=12.0)
+    after = job.coordinator.state
+    first, second = after.participants
+    assert alone.look(after._replace(quiet=frozenset({first})), after, lambda node: node == second, 100.0)
+    alone.answered(second, CollectedPart(1, b"own", True), 101.0)
+    alone.answered(second, HangReport(1, 0, "own ranks"), 102.0)
+    alone.tick(111.9)
+    assert not any(isinstance(each, HangReport) for each in told)
+    assert alone.wake_at() == 112.0
+    alone.tick(112.0)
+    assert told[-1] == HangReport(1, 0, "own ranks")
+    assert alone.wake_at() == float("inf")
