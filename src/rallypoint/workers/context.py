@@ -143,6 +143,12 @@ class PContext(ABC):
         return ()
 
     @property
+    def waiting(self) -> tuple[int, ...]:
+        """The pids of the survivors."""
+        pids = self.pids()
+        return tuple(pids[rank] for rank in self.survivors)
+
+    @property
     def succeeded(self) -> tuple[int, ...]:
         """Local ranks that have succeeded without being asked to stop; none by default."""
         return ()

@@ -57,6 +57,8 @@ class Handover:
         self._environments = environments
         self._release: Release | None = None
         self._waiting: tuple[int, ...] = ()
+        self.over = False
+        """Whether nobody is in the round any more."""
         self.waited: tuple[int, ...] = ()
         """Who waited when somebody else was to end all workers."""
 
@@ -104,9 +106,10 @@ class Handover:
 
     def _sweep(self, spared: Sequence[int]) -> Sweep:
         ended = [each for rank, each in self._processes.items() if rank not in spared]
-        return Sweep(self._reaper, ended, [self._processes[rank] for rank in spared])
+        return Sweep(self._reaper, ended, [self._processes[rank].pid for rank in spared])
 
     def _done(self, survivors: Sequence[int]) -> None:
+        self.over = True
         log.info("%d of %d workers wait in their processes for the next round", len(survivors), len(self._processes))
         self._keep(survivors)
 

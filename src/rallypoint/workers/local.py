@@ -192,7 +192,7 @@ class LocalProcessesContext(PContext):
 
     @property
     def running(self) -> tuple[int, ...]:
-        if self._closed or self.handover is not None:
+        if self._closed or (self.handover is not None and self.handover.over):
             return ()
         return tuple(rank for rank, each in self._processes.items() if each.poll() is None)
 

@@ -30,15 +30,13 @@ class Sweep:
     Args:
         reaper: below which all are.
         processes: the workers that have ended, or are to end.
-        spared: the workers that go on.
+        spared: pids of the workers that go on.
     """
 
-    def __init__(
-        self, reaper: ReaperClient, processes: Sequence[ChildProcess], spared: Sequence[ChildProcess] = ()
-    ) -> None:
+    def __init__(self, reaper: ReaperClient, processes: Sequence[ChildProcess], spared: Collection[int] = ()) -> None:
         self._reaper = reaper
         self._processes = processes
-        self._spared = {each.pid for each in spared}
+        self._spared = set(spared)
         self._fd = -1
         """Readable when the sweep is over; -1 before it has begun."""
         self._over = False

@@ -234,7 +234,7 @@ def test_one_that_writes_a_file_is_waited_for(rounds: Rounds) -> None:
         LeavingWorkers(rounds.channel, [5], 0),
         {5: process},
         Escalation([], NoSweep(), signal.SIGTERM, 0.0),
-        lambda spared: Sweep(rounds.reaper, [process], [process] if spared else []),
+        lambda spared: Sweep(rounds.reaper, [process], [process.pid] if spared else []),
         0.05,
         TIMEOUT,
         left.extend,
