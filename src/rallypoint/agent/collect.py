@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from rallypoint.agent.controller import WorkerController
     from rallypoint.agent.hang_report import HangReporter
     from rallypoint.agent.incident_files import NodeFacts
-    from rallypoint.hangs.evidence import ExaminedNode
 
 log = get_logger(__name__)
 
@@ -53,15 +52,10 @@ def _bundle_of(facts: NodeFacts) -> bytes:
 
 
 def _hang(_request: CollectRequested, workers: WorkerController) -> Callable[[], bytes]:
-    from rallypoint.agent.hang_evidence import examined_node
+    from rallypoint.agent.hang_evidence import collect, examined_node
 
-    return partial(_hang_of, examined_node(workers))
-
-
-def _hang_of(node: ExaminedNode) -> bytes:
-    from rallypoint.hangs.evidence import collect_evidence
-
-    return collect_evidence(node)
+    local_ranks = {each.global_rank: each.local_rank for each in workers.group.workers}
+    return partial(collect, examined_node(workers), workers.pcontext, local_ranks)
 
 
 _COLLECTORS: Mapping[CollectKind, Callable[[CollectRequested, WorkerController], Callable[[], bytes]]] = {

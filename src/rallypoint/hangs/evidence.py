@@ -51,11 +51,13 @@ class ExaminedWorker(NamedTuple):
 
 
 class ExaminedNode(NamedTuple):
-    """This node as its agent's loop knows it. All of the evidence is kept in `folder`; empty for nowhere."""
+    """This node as its agent's loop knows it. All of the evidence is kept in `folder`; empty for nowhere.
+    `ends_workers`: they are ended when the evidence is there."""
 
     host: str
     workers: tuple[ExaminedWorker, ...]
     folder: str = ""
+    ends_workers: bool = False
 
 
 def collect_evidence(node: ExaminedNode) -> bytes:
@@ -83,8 +85,9 @@ def collect_evidence(node: ExaminedNode) -> bytes:
     )
     kept = _keep(node.folder, _whole_text(ranks, stacks, children)) if node.folder else ""
     written = next((each.dump.removesuffix(f"{rank}") for rank, each in recorders.items() if _is_there(each.dump)), "")
+    where = printable(written, MAX_TEXT)
     return encode_evidence(
-        NodeEvidence(printable(node.host), ranks, printable(kept, MAX_TEXT), records, printable(written, MAX_TEXT))
+        NodeEvidence(printable(node.host), ranks, printable(kept, MAX_TEXT), records, where, node.ends_workers)
     )
 
 

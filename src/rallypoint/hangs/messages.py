@@ -89,13 +89,15 @@ class RankRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class NodeEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one node has found. `kept` is the file there that has all of it, and `dumps` what the paths of the dumps
-    begin with that process groups have written; empty for none."""
+    begin with that process groups have written; empty for none. `stacks_follow`: whoever has none writes it to its
+    standard error when it is ended, which will be now."""
 
     host: _Text
     ranks: Annotated[tuple[RankEvidence, ...], msgspec.Meta(max_length=_MAX_WORKERS)] = ()
     kept: _Text = ""
     records: Annotated[tuple[RankRecord, ...], msgspec.Meta(max_length=_MAX_WORKERS)] = ()
     dumps: _Text = ""
+    stacks_follow: bool = False
 
 
 _decoder = msgspec.json.Decoder(NodeEvidence)

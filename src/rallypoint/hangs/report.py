@@ -118,9 +118,10 @@ def _without_stacks(nodes: Sequence[NodeEvidence]) -> list[str]:
         for rank in node.ranks:
             if rank.why_none:
                 hosts.setdefault(rank.why_none, {}).setdefault(node.host, []).append(rank.rank)
+    follow = "; they follow when the workers are ended" if any(node.stacks_follow for node in nodes) else ""
     return [
         f"  no Python stacks of {ranks_text(sorted(rank for ranks in found.values() for rank in ranks))} on "
-        f"{_names([*found])}: {why}"
+        f"{_names([*found])}: {why}{follow}"
         for why, found in sorted(hosts.items())[:_MAX_HOSTS]
     ]
 

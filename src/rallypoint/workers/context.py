@@ -100,6 +100,8 @@ class PContext(ABC):
         _check_ranks("args", args, self.nprocs)
         _check_ranks("envs", envs, self.nprocs)
         self.name = name
+        self.without_stacks: set[int] = set()
+        """Local ranks that hang and whose stacks nobody has seen: they write them when they are ended."""
         self.entrypoint = entrypoint
         self.args = {rank: tuple(each) for rank, each in args.items()}
         self.envs = {rank: dict(each) for rank, each in envs.items()}

@@ -107,8 +107,9 @@ class LocalProcessesContext(PContext):
             new = [rank for rank in range(self.nprocs) if rank not in self._processes]
             if new:
                 self._start_new(new)
-            for process in self._processes.values():
+            for rank, process in self._processes.items():
                 process.on_stacks = partial(self.announce_stacks, process.pid)
+                process.stacks_wanted = partial(self.without_stacks.__contains__, rank)
             from rallypoint.failures.out_of_memory import OomKills
 
             self._oom_kills = OomKills()

@@ -61,6 +61,9 @@ class ChildProcess(ABC):
         """Whether it was asked to end while, as far as was known, it still ran."""
         self.on_stacks: Callable[[], None] = lambda: None
         """Called before it is sent SIGABRT, which has it write its stacks."""
+        self.stacks_wanted: Callable[[], bool] = lambda: False
+        """Whether nobody has seen what it hangs in: then SIGABRT takes the place of a signal that would end it at once,
+        where it writes its stacks by that."""
         self._killed = False
         self._exitcode: int | None = None
 
@@ -99,10 +102,18 @@ class ChildProcess(ABC):
         """Send the worker a signal that shall end it. Nothing happens once it has ended."""
         if self._exitcode is None:
             self.signalled = True
+            if self.stacks_wanted() and self._would_write_stacks(number):
+                number = signal.SIGABRT
             if number == signal.SIGABRT:
                 self.on_stacks()
             self._killed |= number == signal.SIGKILL
             self.forward_signal(number)
+
+    def _would_write_stacks(self, number: int) -> bool:
+        """Whether SIGABRT shows what the process is in, which a signal that ends it would not."""
+        from rallypoint.base.procfs import catches, is_ended_by
+
+        return is_ended_by(self.pid, number) and catches(self.pid, signal.SIGABRT)
 
     def forward_signal(self, number: int) -> None:
         """Send the worker a signal that means something to it. Nothing happens once it has ended."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.agent.flight_recorder import ENTRIES, switch_on
+from rallypoint.agent.hang_evidence import collect
 from rallypoint.base.clock import Deadline
 from rallypoint.base.process_table import process_table
 from rallypoint.base.procfs import read_proc_state
@@ -167,6 +168,22 @@ def test_a_process_that_may_not_be_read_is_told_with_what_to_do(tmp_path: Path) 
         "  no Python stacks of 2 ranks (0-1) on n1: the kernel does not permit to read the process; give the agent "
         "CAP_SYS_PTRACE, or set kernel.yama.ptrace_scope=0"
     )
+
+
+@pytest.mark.process
+def test_who_has_no_stacks_is_to_show_them_if_it_will_be_ended(tmp_path: Path) -> None:
+    sleeps = subprocess.Popen(["/bin/sleep", "600"])
+    try:
+        for ends in (False, True):
+            made = context(tmp_path / "logs")
+            node = ExaminedNode("n1", (ExaminedWorker(4, sleeps.pid), ExaminedWorker(5, 0, 0)), "", ends)
+            found = decode_evidence(collect(node, made, {4: 0, 5: 1}))
+            (line,) = [line for line in report_lines([found]) if "no Python stacks of 1 rank (4) on n1" in line]
+            assert line.endswith("; they follow when the workers are ended") == ends
+            assert made.without_stacks == ({0} if ends else set())
+    finally:
+        sleeps.kill()
+        sleeps.wait()
 
 
 def test_no_folder_and_no_worker_are_no_failure(tmp_path: Path) -> None:
