@@ -135,10 +135,10 @@ def test_who_can_show_its_stacks_does_before_it_is_killed(reaper: ReaperClient, 
 def test_whose_stacks_nobody_has_seen_shows_them_instead_of_ending_at_once(reaper: ReaperClient, up: Up) -> None:
     read, write = os.pipe()
     with os.fdopen(read, "rb") as told:
-        hangs = "def here(): print('up', flush=True); signal.pause()\nhere()"
-        shows = up(f"import faulthandler, signal; faulthandler.enable()\n{hangs}", stdout=write)
+        hangs = "def here(): os.write(1, b'up'); signal.pause()\nhere()"
+        shows = up(f"import faulthandler, os, signal; faulthandler.enable()\n{hangs}", stdout=write)
         os.close(write)
-        mute, gentle = up(f"import signal\n{hangs}"), up(GENTLE)
+        mute, gentle = up(f"import faulthandler, os, signal; faulthandler.disable()\n{hangs}"), up(GENTLE)
         for process in (shows, mute, gentle):
             process.stacks_wanted = lambda: True
         assert stopped(reaper, [shows, mute, gentle], signal.SIGTERM, 30).stuck == []
