@@ -76,6 +76,9 @@ class PollingRendezvousClient:
         """Take part in the next round. Such a handler cannot carry more of the node than that it does."""
         self._execute(lambda: self._next_rendezvous(role, local_world_size))
 
+    keeps_workers = False
+    """No node hears whether the workers of others can go on in their processes, so none do."""
+
     def close_store(self) -> None:
         """The store is the handler's own."""
 

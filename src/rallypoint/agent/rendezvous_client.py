@@ -50,6 +50,10 @@ class RendezvousClient(Protocol):
         """Seconds that workers are given to acknowledge a notice before the round is drained; 0: they get none."""
 
     @property
+    def keeps_workers(self) -> bool:
+        """Whether nodes hear of each other whether their workers can go on in their processes when a round ends."""
+
+    @property
     def hosts_coordinator(self) -> bool:
         """Whether the coordinator of the job is in this agent at the moment."""
 

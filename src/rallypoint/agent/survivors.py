@@ -39,9 +39,14 @@ def find_survivors(workers: WorkerController) -> Survivors | None:
     """Have the workers go on that can; None as long as none has announced itself."""
     if not WorkerChannel(workers.group.notices).announced():
         return None
-    if not isinstance(workers.group.spec.entrypoint, str):
-        log.warning("[%s] workers that are functions do not go on in their processes", workers.group.spec.role)
-    found = Survivors(workers.group, workers.grace, workers.rendezvous.close_store)
+    spec, why = workers.group.spec, ""
+    if not isinstance(spec.entrypoint, str):
+        why = "they are functions"
+    elif not workers.rendezvous.keeps_workers:
+        why = f"the rendezvous backend {spec.rdzv_handler.get_backend()!r} cannot tell other nodes that they do"
+    if why:
+        log.warning("[%s] workers do not go on in their processes when a round ends: %s", spec.role, why)
+    found = Survivors(workers.group, workers.grace, workers.rendezvous.close_store, possible=not why)
     workers.preparations.append(found)
     return found
 
@@ -53,15 +58,19 @@ class Survivors:
         group: all its workers.
         grace: how long they have to end.
         close_store: closes the worker store of the present round, if it is here.
+        possible: whether any of them can go on.
     """
 
     failure = failed_node = ""
     ends_job = False
 
-    def __init__(self, group: WorkerGroup, grace: GracePeriods, close_store: Callable[[], None]) -> None:
+    def __init__(
+        self, group: WorkerGroup, grace: GracePeriods, close_store: Callable[[], None], *, possible: bool = True
+    ) -> None:
         self._group = group
         self._grace = grace
         self._close_store = close_store
+        self._possible = possible
         self._announced: set[int] = set()
         self._context: LocalProcessesContext | None = None
         """That of the round before, while some of its workers wait."""
@@ -69,11 +78,11 @@ class Survivors:
         self._ending: StopInProgress | None = None
 
     def all_announced(self) -> bool:
-        """Whether a worker of each local rank has announced itself in this run, and none is a function.
+        """Whether a worker of each local rank has announced itself in this run, and such can go on at all.
 
         To be asked before workers are stopped, since what the ended have left goes then.
         """
-        if not isinstance(self._group.spec.entrypoint, str):
+        if not self._possible:
             return False
         self._announced |= WorkerChannel(self._group.notices).announced()
         return self._announced.issuperset(range(self._group.spec.local_world_size))

@@ -51,8 +51,8 @@ class Channel:
             os.unlink(self._draft)
         os.mkfifo(self._draft, 0o600)
         try:
-            # Opened to write too, it never comes to an end.
-            self.fd = os.open(self._draft, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            # Opened to write too, it never comes to an end; to append, it is not taken for a checkpoint in the making.
+            self.fd = os.open(self._draft, os.O_RDWR | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             os.unlink(self._draft)
             raise

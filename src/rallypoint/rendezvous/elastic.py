@@ -284,6 +284,9 @@ class ElasticHandler(RendezvousHandler):
         """Seconds that workers have to acknowledge that the round is to end; 0 if they are not asked."""
         return self._settings.notice_timeout
 
+    keeps_workers = True
+    """Whether nodes hear of each other whether their workers can go on in their processes when a round ends."""
+
     @property
     def hosts_coordinator(self) -> bool:
         """Whether the coordinator of the job is in this agent at the moment."""
