@@ -21,7 +21,7 @@ HELP = {"": 1, "base": 3, "cli": 6}
 FIRST_WORKER = {
     "": 1,
     "agent": 18,
-    "base": 13,
+    "base": 14,
     "cli": 10,
     "coordinator": 10,
     "failures": 5,
@@ -43,11 +43,11 @@ STANDARD_HELP |= {"re", "reprlib", "types", "warnings", "collections", "copyreg"
 STANDARD_HELP |= {"atexit", "errno", "gc", "itertools", "importlib", "threading"}
 """Modules of the standard library that `--help` may need."""
 
-STANDARD = STANDARD_HELP | {"array", "ast", "copy", "dataclasses", "dis", "inspect", "opcode", "token"}
+STANDARD = STANDARD_HELP | {"array", "contextlib", "token"}
 STANDARD |= {"faulthandler", "fcntl", "heapq", "json", "linecache", "logging", "math", "queue"}
 STANDARD |= {"select", "selectors", "signal", "socket", "string", "textwrap", "tokenize", "traceback"}
 STANDARD |= {"weakref", "pwd", "grp", "struct"}
-"""The same for a first worker. `dataclasses` brings `inspect`, and that most of the others; `traceback`, `textwrap`."""
+"""The same for a first worker."""
 
 
 _PRINT = """

@@ -6,11 +6,11 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
 
 from rallypoint.agent.progress import Reached
 from rallypoint.agent.spec import WorkerGroup
 from rallypoint.agent.steps import Event
+from rallypoint.base.light_typing import Any
 from rallypoint.failures.cause import Cause
 from rallypoint.failures.truncate import first_line
 from rallypoint.protocol.messages import JobEnded, Placed, RoundEnded

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from rallypoint.agent.spec import Worker
 from rallypoint.agent.steps import AddToReport, Collect, ReportStatus
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.protocol.operator_messages import (
     MAX_PART,

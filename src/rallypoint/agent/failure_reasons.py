@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from signal import SIGKILL
-from typing import TYPE_CHECKING
 
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.failures.failure import ProcessFailure
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ Laws:
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from rallypoint.agent.hang_evidence import attempt_folder
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.hangs.dumps import BUFFER, DUMP, DUMP_ON_TIMEOUT, OLD_NAMES, PIPE, SOCKET
 from rallypoint.hangs.evidence import dump_folder

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.hangs.dumps import recorder_of
 from rallypoint.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence, decode_evidence
 

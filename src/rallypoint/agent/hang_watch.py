@@ -20,10 +20,10 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.agent.progress import Reached, steps_of_workers
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.membership.operations import ReportQuiet
 

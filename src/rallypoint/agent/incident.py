@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 from rallypoint.agent.incident_files import (
     Incident,
@@ -30,6 +29,7 @@ from rallypoint.agent.incident_files import (
 )
 from rallypoint.agent.policy_state import Phase, PolicyState
 from rallypoint.base.clock import Deadline
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.failures.cause import Ending
 from rallypoint.membership.state import Outcome, Reason, Verdict

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
 from rallypoint.failures.report import failure_detail
 from rallypoint.observe.bundle import Piece
 from rallypoint.observe.masking import mask_command, mask_environment

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from rallypoint.base.light_typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from rallypoint.agent.policy_state import PolicyState

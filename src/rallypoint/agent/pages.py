@@ -14,11 +14,11 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
 
 from rallypoint.agent.controller import WorkerController
 from rallypoint.base.endpoint import host_name
 from rallypoint.base.http import Answer
+from rallypoint.base.light_typing import TYPE_CHECKING, Any
 from rallypoint.base.secrets import http_token
 from rallypoint.telemetry.agent_account import AgentAccount
 

@@ -14,9 +14,9 @@ import queue
 import socket
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from rallypoint.agent.rank_exchange import exchange, wait_at_exit_barrier
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.failures.cause import Cause, Ending, Restarts
 from rallypoint.membership.operations import Drain, Fail, PreemptJob, ReportQuiet, Succeed

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
 
 from rallypoint.agent.environment import constant_environment
 from rallypoint.agent.spec import WorkerGroup, WorkerSpec
 from rallypoint.base.devices import VISIBLE
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.logs.specs import ERROR_FILE_VARIABLE
 from rallypoint.notices import VARIABLE as NOTICES_VARIABLE

@@ -21,9 +21,9 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from rallypoint.base.clock import Clock
+from rallypoint.base.light_typing import NamedTuple
 from rallypoint.membership.operations import RecordProgress
 from rallypoint.notices import PROGRESS_PREFIX, PROGRESS_SIZE
 from rallypoint.protocol.messages import Request

@@ -7,10 +7,10 @@ import socket
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 
 from rallypoint.base.errors import UserError
+from rallypoint.base.light_dataclasses import dataclass, field
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, Protocol
 from rallypoint.base.log import printable
 from rallypoint.failures.cause import NO_RESTARTS, Cause, Ending, Restarts

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from rallypoint.agent.controller import WorkerController
 from rallypoint.agent.steps import Event, StopWorkers, WorkersStopped
+from rallypoint.base.light_typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rallypoint.agent.node_check import NodeCheck

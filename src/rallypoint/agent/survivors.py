@@ -19,9 +19,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from signal import SIGKILL, SIGTERM, Signals
-from typing import TYPE_CHECKING
 
 from rallypoint.agent.spec import WorkerGroup
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.workers.local import LocalProcessesContext
 from rallypoint.workers.resumable import LeavingWorkers, WorkerChannel

@@ -11,9 +11,9 @@ Laws:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from rallypoint.base.endpoint import is_loopback
+from rallypoint.base.light_dataclasses import dataclass
 from rallypoint.membership.liveness import Liveness
 from rallypoint.membership.state import NodeId, Settings
 from rallypoint.protocol.messages import ConfigDifference

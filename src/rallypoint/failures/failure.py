@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
 
+from rallypoint.base.light_dataclasses import dataclass, field
 from rallypoint.base.signals import signal_name
 from rallypoint.failures.error_file import ErrorFile, JsonObject, UnreadableErrorFile, read_error_file, refine_timestamp
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
 
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.failures.failure import NO_FILE
 from rallypoint.failures.out_of_memory import megabytes
 

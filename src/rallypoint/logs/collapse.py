@@ -14,8 +14,8 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
 
+from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
 from rallypoint.base.log import ranges
 
 if TYPE_CHECKING:

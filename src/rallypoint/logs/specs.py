@@ -17,9 +17,9 @@ import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 from rallypoint.base.errors import UserError, user_error
+from rallypoint.base.light_dataclasses import dataclass, field
 from rallypoint.base.light_typing import TYPE_CHECKING, Any
 from rallypoint.base.log import get_logger
 from rallypoint.logs.folders import make_all, make_next, make_unique, remove_empty, temporary_folder

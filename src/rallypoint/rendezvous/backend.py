@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+
+from rallypoint.base.light_typing import Any
 
 Token = Any
 """What a backend gives with a state and wants back with its replacement: the fencing token."""

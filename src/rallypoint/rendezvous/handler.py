@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from rallypoint.base.light_dataclasses import dataclass
 from rallypoint.base.light_typing import TYPE_CHECKING
 
 if TYPE_CHECKING:

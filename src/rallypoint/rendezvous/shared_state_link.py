@@ -17,9 +17,9 @@ import queue
 import threading
 from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.coordinator.apply_loop import OperationResult, join_refusal, run_operation
 from rallypoint.coordinator.notifications import end_notification, notification_diff, progress, standing_without

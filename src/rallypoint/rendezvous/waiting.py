@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import SYSTEM_CLOCK
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.protocol.messages import ConfigDiffers, Notification, ProgressText
 from rallypoint.rendezvous.control_plane import FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL

@@ -6,8 +6,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import NamedTuple
 
+from rallypoint.base.light_typing import NamedTuple
 from rallypoint.telemetry import agent_events as events
 from rallypoint.telemetry.phases import NodePhase, PhaseClock
 

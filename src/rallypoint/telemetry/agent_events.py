@@ -10,10 +10,9 @@ Laws:
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
+from rallypoint.base.light_typing import Any
 from rallypoint.telemetry.phases import NodePhase
 
 VERSION = 1

@@ -15,9 +15,9 @@ import os
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.light_typing import Any, Protocol
 from rallypoint.telemetry.events import Event, EventMetadataValue, EventSource
 from rallypoint.telemetry.lazy import logging_errors
 from rallypoint.telemetry.recording import record

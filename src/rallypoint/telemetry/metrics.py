@@ -10,7 +10,8 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import wraps
-from typing import NamedTuple, ParamSpec, Protocol, TypeVar, overload
+
+from rallypoint.base.light_typing import NamedTuple, ParamSpec, Protocol, TypeVar, overload
 
 P = ParamSpec("P")
 R = TypeVar("R")

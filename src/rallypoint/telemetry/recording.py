@@ -11,8 +11,8 @@ import os
 import socket
 import sys
 import traceback
-from typing import TYPE_CHECKING
 
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import log_level
 from rallypoint.telemetry.events import Event, NodeState, RdzvEvent
 from rallypoint.telemetry.handlers import RENDEZVOUS, get_logging_handler

@@ -10,9 +10,9 @@ import os
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
+from rallypoint.base.light_dataclasses import dataclass, field
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
 from rallypoint.base.poll import until_readable
 from rallypoint.logs.specs import LogsDest, LogsSpecs

@@ -25,9 +25,9 @@ import math
 from collections.abc import Callable, Sequence
 from enum import Enum
 from signal import SIGABRT, SIGKILL
-from typing import TYPE_CHECKING, Protocol
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.light_typing import TYPE_CHECKING, Protocol
 from rallypoint.base.log import get_logger
 from rallypoint.base.poll import until_readable
 from rallypoint.base.procfs import catches, is_ended_by

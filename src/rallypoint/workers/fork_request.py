@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
-from typing import Any
 
+from rallypoint.base.light_typing import Any
 from rallypoint.workers.reaper.client import ReaperClient, StartedWorker
 from rallypoint.workers.reaper.protocol import Connection
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from signal import SIGTERM
-from typing import TYPE_CHECKING, NamedTuple
 
+from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.logs.outputs import Outputs
 from rallypoint.workers.escalation import Escalation, StopInProgress

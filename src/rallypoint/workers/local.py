@@ -15,9 +15,9 @@ import os
 import signal
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
+from rallypoint.base.light_dataclasses import replace
 from rallypoint.base.light_typing import TYPE_CHECKING, Any
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import exit_codes_of

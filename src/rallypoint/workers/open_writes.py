@@ -15,9 +15,9 @@ Laws:
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.light_typing import NamedTuple
 from rallypoint.notices import SAVING
 
 DETECTION_TIME = 0.25

@@ -19,8 +19,8 @@ import contextlib
 import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.notices import ACK_PREFIX, PROGRESS_PREFIX
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from rallypoint.agent.preemption.triggers import PreemptionSettings
 from rallypoint.agent.steps import AwaitVerdict, EndWithVerdict, RequeueJob, VerdictTimedOut
 from rallypoint.base.clock import Clock
 from rallypoint.base.errors import JobPreempted
+from rallypoint.base.light_typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rallypoint.agent.preemption.requeue import SlurmRequeue

@@ -15,11 +15,11 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.agent.steps import PreemptionRequested
 from rallypoint.base.clock import Clock
 from rallypoint.base.errors import UsageError
+from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
 from rallypoint.base.signals import signal_name, signal_number
 
 if TYPE_CHECKING:

@@ -1,0 +1,146 @@
+"""`dataclass` and `field` for what is imported on the way to the first worker, without importing `dataclasses`.
+
+Type checkers see `dataclasses`, and whoever asks a class for its fields (`dataclasses.fields`, `replace`, `asdict`, a
+dataclass below it) gets them: the module is imported then. What that imports, to read the text of functions, takes
+longer than all of our classes.
+
+Law: a class behaves as `dataclasses` would have made it, for the arguments of decorator and fields that there are here.
+"""
+
+from __future__ import annotations
+
+from rallypoint.base.light_typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass, field, replace
+else:
+
+    class _Missing:
+        def __repr__(self):
+            return "<factory>"
+
+    _FACTORY = _Missing()
+    """The default of a parameter whose value a factory makes."""
+    _NONE = _Missing()
+
+    class _Field:
+        def __init__(self, default=_NONE, default_factory=_NONE, init=True, repr=True, kw_only=False):
+            self.default, self.default_factory = default, default_factory
+            self.init, self.repr, self.kw_only = init, repr, kw_only
+
+    def field(**arguments):
+        """One field; for the arguments see `dataclasses.field`."""
+        return _Field(**arguments)
+
+    def dataclass(cls=None, /, *, eq=True, repr=True, frozen=False, slots=False):
+        """Make a class a dataclass; for the arguments see `dataclasses.dataclass`."""
+        if cls is None:
+            return lambda cls: _made(cls, eq, repr, frozen, slots)
+        return _made(cls, eq, repr, frozen, slots)
+
+    def replace(instance, /, **changes):
+        """A copy with other values; see `dataclasses.replace`."""
+        made = {name: getattr(instance, name) for name in instance.__init__.__annotations__ if name != "return"}
+        return type(instance)(**made | changes)
+
+    class _Fields:
+        """`__dataclass_fields__` and `__dataclass_params__`, made by `dataclasses` when somebody asks for them."""
+
+        def __init__(self, name, fields, options):
+            self._name, self._fields, self._options = name, fields, options
+
+        def __get__(self, instance, owner=None):
+            import dataclasses
+
+            own = {"__annotations__": {name: kind for name, (kind, _) in self._fields.items()}}
+            for name, (_, each) in self._fields.items():
+                given = {"default": each.default, "default_factory": each.default_factory}
+                given = {key: value for key, value in given.items() if value is not _NONE}
+                own[name] = dataclasses.field(**given, init=each.init, repr=each.repr, kw_only=each.kw_only)
+            shadow = dataclasses.dataclass(**self._options)(type("Shadow", (), own))
+            return getattr(shadow, self._name)
+
+    def _made(cls, eq, repr, frozen, slots):
+        fields = {}
+        own = vars(cls)
+        for name, kind in own.get("__annotations__", {}).items():
+            given = own.get(name, _NONE)
+            fields[name] = kind, given if isinstance(given, _Field) else _Field(given)
+        options = {"eq": eq, "repr": repr, "frozen": frozen}
+        own = {name: _Fields(name, fields, options) for name in ("__dataclass_fields__", "__dataclass_params__")}
+        own["__init__"] = _init(cls, fields, frozen)
+        own["__match_args__"] = tuple([name for name, (_, each) in fields.items() if each.init and not each.kw_only])
+        own["__replace__"] = _replace
+        shown = [name for name, (_, each) in fields.items() if each.repr]
+        if repr:
+            own["__repr__"] = lambda self: (
+                f"{type(self).__qualname__}({', '.join([f'{name}={getattr(self, name)!r}' for name in shown])})"
+            )
+        if eq:
+            own.update(_comparing(tuple(fields)))
+            own["__hash__"] = own["__hash__"] if frozen else None
+        if frozen:
+            own["__setattr__"] = lambda self, name, value: _refuse(f"cannot assign to field {name!r}")
+            own["__delattr__"] = lambda self, name: _refuse(f"cannot delete field {name!r}")
+        for name, (_, each) in fields.items():
+            if each.default is not _NONE:
+                setattr(cls, name, each.default)
+            elif name in vars(cls):
+                delattr(cls, name)
+        if slots:
+            kept = {
+                name: value for name, value in cls.__dict__.items() if name not in (*fields, "__dict__", "__weakref__")
+            }
+            kept |= {"__qualname__": cls.__qualname__, "__slots__": tuple(fields)}
+            return type(cls)(cls.__name__, cls.__bases__, kept | own)
+        for name, value in own.items():
+            setattr(cls, name, value)
+        return cls
+
+    def _init(cls, fields, frozen):
+        """The constructor: one function of all fields, as `dataclasses` writes it too."""
+        scope, body = {"_FACTORY": _FACTORY, "_set": object.__setattr__}, []
+        parameters, named = ["self"], []
+        for name, (_, each) in fields.items():
+            given, value = name, name
+            if each.default_factory is not _NONE:
+                scope[f"_make_{name}"] = each.default_factory
+                given = f"{name}=_FACTORY"
+                value = f"_make_{name}() if {name} is _FACTORY else {name}" if each.init else f"_make_{name}()"
+            elif each.default is not _NONE:
+                scope[f"_default_{name}"] = each.default
+                given, value = f"{name}=_default_{name}", name if each.init else f"_default_{name}"
+            elif not each.init:
+                continue  # the class sets it itself
+            if each.init:
+                (named if each.kw_only else parameters).append(given)
+            body.append(f"_set(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
+        parameters += ["*", *named] if named else []
+        body += ["self.__post_init__()"] if hasattr(cls, "__post_init__") else []
+        exec(f"def __init__({', '.join(parameters)}):\n " + "\n ".join(body or ["pass"]), scope)
+        made = scope["__init__"]
+        made.__qualname__, made.__module__ = f"{cls.__qualname__}.__init__", cls.__module__
+        made.__annotations__ = {name: kind for name, (kind, each) in fields.items() if each.init} | {"return": None}
+        return made
+
+    def _comparing(names):
+        def values(self):
+            return tuple([getattr(self, name) for name in names])
+
+        def __eq__(self, other):
+            return values(self) == values(other) if other.__class__ is self.__class__ else NotImplemented
+
+        return {"__eq__": __eq__, "__hash__": lambda self: hash(values(self))}
+
+    def _replace(self, /, **changes):
+        import dataclasses
+
+        return dataclasses.replace(self, **changes)
+
+    def _refuse(sentence):
+        import dataclasses
+
+        raise dataclasses.FrozenInstanceError(sentence)
+
+
+__all__ = ["dataclass", "field", "replace"]
