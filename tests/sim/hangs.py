@@ -40,7 +40,7 @@ class SimSigns:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._rng = agent.job.scenario.stream(f"signs {agent.number}")
-        self._falls_silent = agent.job.scenario.stream("signs").random() < 0.5
+        self._falls_silent = agent.job.scenario.silences
         self._timer: Timer | None = None
         self.round = -1
         self.silent = False

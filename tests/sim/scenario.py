@@ -79,6 +79,8 @@ class Scenario(NamedTuple):
     """The control plane is kept in etcd, and its server elected."""
     check: float = 0.0
     """The longest that the user's check of a node takes, in seconds; 0 where there is none."""
+    silences: bool = False
+    """Whether workers fall silent now and then, and give signs again."""
 
     @property
     def hosted(self) -> bool:
@@ -243,6 +245,7 @@ def generate(seed: int) -> Scenario:
         abandoned=rng.random() < 0.05 and not etcd,
         etcd=etcd,
         check=Random(f"checks/{seed}").choice([0.0, 0.0, 0.0, 0.1, 3.0]),
+        silences=Random(f"{seed}/signs").random() < 0.5,
     )
 
 

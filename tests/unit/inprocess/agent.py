@@ -15,7 +15,7 @@ from pathlib import Path
 from rallypoint.base.inotify import CREATED, Inotify
 from rallypoint.inprocess.channel import FIFO_PREFIX, LEFT_PREFIX, ROUND_PREFIX
 
-DEADLINE = 30.0
+DEADLINE = 120.0
 
 PREAMBLE = """
 import os, sys, time
