@@ -205,30 +205,32 @@ def _case(name: str, what: str, place: Place, lose: Callable[[Job], None]) -> Ca
             }
             model = f", a model of {construction:g} s" if construction else ""
             turns = in_turn(f"{name}{model}", settings.rounds, sides)
-            rows += [_row(f"{what}{model}: {each.name}", turns, each, construction, limit) for each in VARIANTS]
+            rows += [compared(f"{what}{model}: {each.name}", turns, each, construction, limit) for each in VARIANTS]
         return rows
 
     return Case(name, f"{what}, of examples/train_ddp.py", run)
 
 
-def _row(what: str, turns: Turns[float], variant: Variant, construction: float, limit: float) -> Row:
-    """Ours beside torchrun's; who never resumed is counted, and medians are of the others."""
+def compared(what: str, turns: Turns[float], variant: Variant, construction: float, limit: float) -> Row:
+    """Ours beside torchrun's, whose runs that never resumed count as the time that they were given.
+
+    The ratio is then at most what is shown. One of ours that never resumed leaves us without a figure.
+    """
     sides = {side: turns.results[side] for side in (variant.name, THEIRS)}
     never = {side: sum(map(math.isinf, values)) for side, values in sides.items()}
-    came = {side: [value for value in values if math.isfinite(value)] for side, values in sides.items()}
     remarks = [f"{side} not measured: {turns.failures[side]}" for side in sides if side in turns.failures]
     remarks += [
-        f"{side} never resumed (within {limit:.0f} s) in {count} of {len(sides[side])} runs"
+        f"{side} never resumed in {count} of {len(sides[side])} runs, given {limit:.0f} s each"
         for side, count in never.items()
         if count
     ]
     return Row(
         what,
         "s",
-        sample(came[variant.name]),
-        sample(came[THEIRS]),
+        sample([] if never[variant.name] else sides[variant.name]),
+        sample([min(seconds, limit) for seconds in sides[THEIRS]]),
         variant.budget_construction if construction else variant.budget,
-        never=f"never ({never[THEIRS]} of {len(sides[THEIRS])} runs)" if never[THEIRS] and not came[THEIRS] else "",
+        never=f"never ({never[THEIRS]} of {len(sides[THEIRS])} runs)" if never[THEIRS] > len(sides[THEIRS]) / 2 else "",
         remarks=tuple(remarks),
     )
 
