@@ -74,7 +74,6 @@ class Survivors:
         self._announced: set[int] = set()
         self._context: LocalProcessesContext | None = None
         """That of the round before, while some of its workers wait."""
-        self._waiting: tuple[int, ...] = ()
         self._ending: StopInProgress | None = None
 
     def all_announced(self) -> bool:

@@ -1,4 +1,4 @@
-"""Workers that go on from one context to the next: real processes, which do what `rallypoint.inprocess` does."""
+"""Workers that go on from one context to the next, on real processes."""
 
 from __future__ import annotations
 
@@ -6,110 +6,30 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rallypoint.base.poll import until_readable
-from rallypoint.base.process_table import read_stat
-from rallypoint.logs.specs import DefaultLogsSpecs
-from rallypoint.logs.std import Std
-from rallypoint.workers.context import ProcessOptions
-from rallypoint.workers.escalation import Escalation, NoSweep, StopInProgress, run_to_end
-from rallypoint.workers.local import SubprocessContext
+from rallypoint.workers.escalation import Escalation, NoSweep, run_to_end
 from rallypoint.workers.process import WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.release import Release
-from rallypoint.workers.resumable import LeavingWorkers, WorkerChannel
+from rallypoint.workers.resumable import LeavingWorkers
 from rallypoint.workers.sweep import Sweep
+from tests.unit.workers.rounds import Rounds, rounds_in, runs, waiting
 from tests.unit.workers.test_process import TIMEOUT, ends
 from tests.unit.workers.tracing import until
 
 pytestmark = pytest.mark.process
 
-WORKER = """
-exec 3<>"inprocess.$LOCAL_RANK"
-sleep 1000 & echo $! > "child.$LOCAL_RANK"
-sh -c 'setsid sleep 1000 & echo $! > "other.$LOCAL_RANK.new"; mv "other.$LOCAL_RANK.new" "other.$LOCAL_RANK"'
-echo "up $RANK" >&2
-while read verb round <&3; do
-    echo "$verb $round" >&2
-    if [ "$verb" = leave ]; then : > "left.$LOCAL_RANK.$round"; fi
-    if [ "$verb" = end ]; then exit "$round"; fi
-done
-"""
-"""It has a child, and an orphan in a session of its own. After `end N` it exits with N."""
-
-
-class Rounds:
-    """The contexts of one round after another, with workers in one folder."""
-
-    def __init__(self, folder: Path, reaper: ReaperClient) -> None:
-        self.folder = folder
-        self.reaper = reaper
-        self.channel = WorkerChannel(str(folder))
-        self.specs = DefaultLogsSpecs(str(folder / "logs"), tee=Std.ERR)
-        self.contexts: list[SubprocessContext] = []
-
-    def begin(self, ranks: Mapping[int, int]) -> SubprocessContext:
-        """Begin a round, with those workers that wait; `ranks` are the global ones by local rank."""
-        envs = {
-            local: {
-                "LOCAL_RANK": str(local),
-                "RANK": str(rank),
-                "TORCHELASTIC_RESTART_COUNT": str(len(self.contexts)),
-                f"OF_{len(self.contexts)}": "",
-            }
-            for local, rank in ranks.items()
-        }
-        args = dict.fromkeys(ranks, ("-c", WORKER))
-        prefixes = {local: f"[rank{rank}]:" for local, rank in ranks.items()}
-        context = SubprocessContext("group", "sh", args, envs, self.specs, prefixes, self.reaper, ProcessOptions())
-        previous = self.contexts[-1] if self.contexts else None
-        survivors = () if previous is None else previous.survivors
-        new = set(ranks).difference(survivors)
-        self.channel.remove(new)
-        for local in new:
-            os.mkfifo(self.folder / f"inprocess.{local}")
-            for name in ("child", "other"):
-                (self.folder / f"{name}.{local}").unlink(missing_ok=True)
-        for local in survivors:
-            assert previous is not None
-            assert previous.handover is not None
-            context.adopt(local, previous.handover.hand_over(local))
-        self.contexts.append(context)
-        context.start()
-        until(lambda: all((self.folder / f"other.{local}").exists() for local in new))
-        until(lambda: all(b"up" in context.last_lines(local) for local in new))
-        return context
-
-    def end(self, ranks: tuple[int, ...], timeout: float = TIMEOUT) -> StopInProgress:
-        """Begin to end the last round, which these are to leave."""
-        context = self.contexts[-1]
-        leaving = LeavingWorkers(self.channel, ranks, len(self.contexts) - 1)
-        return context.begin_release(leaving, timeout, signal.SIGTERM, TIMEOUT, 0.0, sent=False)
-
-    def pid(self, name: str) -> int:
-        return int((self.folder / name).read_text())
-
 
 @pytest.fixture
 def rounds(tmp_path: Path, reaper: ReaperClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rounds]:
     monkeypatch.chdir(tmp_path)
-    rounds = Rounds(tmp_path, reaper)
-    yield rounds
-    for context in rounds.contexts:
-        context.close(signal.SIGKILL)
-
-
-def waiting(context: SubprocessContext) -> set[int]:
-    return set(context.survivors)
-
-
-def runs(pid: int) -> bool:
-    stat = read_stat(pid)
-    return stat is not None and not stat.ended
+    with rounds_in(tmp_path, reaper) as rounds:
+        yield rounds
 
 
 def test_who_has_left_goes_on_with_its_pid_its_output_and_what_it_has_started(rounds: Rounds) -> None:
@@ -147,7 +67,7 @@ def test_it_is_answered_for_by_the_context_of_its_round_from_then_on(
     Path(context.error_files[0]).write_text('{"message": "of this round"}')
     with open("inprocess.0", "w", encoding="ascii") as fifo:
         fifo.write("end 7\n")
-    until(lambda: context.poll() is not None)
+    assert until(lambda: context.poll() is not None)
     result = context.poll()
     assert result is not None
     failure = result.failures[0]
@@ -173,7 +93,7 @@ def test_nobody_goes_on_once_all_are_to_be_killed(rounds: Rounds) -> None:
     pids, child = context.pids(), rounds.pid("child.0")
     os.kill(pids[1], signal.SIGSTOP)
     stopping = rounds.end((0, 1))
-    until((rounds.folder / "left.0.0").exists)
+    assert until((rounds.folder / "left.0.0").exists)
     assert not stopping.step()
     stopping.kill_now()
     run_to_end(stopping)
@@ -191,7 +111,7 @@ def test_a_stop_of_all_ends_those_who_wait_too(rounds: Rounds, done: bool) -> No
     if done:
         run_to_end(stopping)
     else:
-        until((rounds.folder / "left.0.0").exists)
+        assert until((rounds.folder / "left.0.0").exists)
         assert not stopping.step()
         os.kill(pids[1], signal.SIGCONT)
     context.close(signal.SIGTERM, 5)

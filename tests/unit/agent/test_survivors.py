@@ -1,0 +1,137 @@
+"""What an agent does with the workers that go on in their processes, between one round and the next."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rallypoint.agent.grace_period import GracePeriods
+from rallypoint.agent.spec import WorkerGroup, WorkerSpec
+from rallypoint.agent.survivors import Survivors
+from rallypoint.base.poll import until_readable
+from rallypoint.protocol.messages import Placement
+from rallypoint.ranks.assign import NodeRanks
+from rallypoint.workers.escalation import run_to_end
+from tests.unit.compat.test_subclass import ours
+from tests.unit.workers.rounds import Rounds, rounds_in, runs, waiting
+from tests.unit.workers.test_process import TIMEOUT, guarded
+from tests.unit.workers.tracing import until
+
+pytestmark = pytest.mark.process
+
+
+class Node:
+    """One agent's part, with two workers."""
+
+    def __init__(self, rounds: Rounds) -> None:
+        self.rounds = rounds
+        self.group = WorkerGroup(WorkerSpec("default", 2, ours(), entrypoint="sh", inprocess_timeout=TIMEOUT))
+        self.group.notices = str(rounds.folder)
+        self.closed: list[int] = []
+        self.survivors = Survivors(self.group, GracePeriods(), lambda: self.closed.append(self.round))
+        self.enters(0)
+        self.context = self.rounds.begin({0: 0, 1: 1})
+
+    @property
+    def round(self) -> int:
+        assert self.group.placement is not None
+        return self.group.placement.round
+
+    def enters(self, round_: int, *, restart: bool = False) -> None:
+        ranks = NodeRanks(0, 2, 0, 2)
+        self.group.placement = Placement(round_, 0, 1, ranks, "127.0.0.1", 1, 0, restart_workers=restart)
+        self.survivors.begin(self.group)
+
+    def ends(self) -> None:
+        """The round is over, and its workers are out of it."""
+        assert self.survivors.all_announced()
+        stop = self.survivors.begin_release(self.context, signal.SIGTERM, TIMEOUT, 0.0, sent=False)
+        if stop is not None:
+            run_to_end(stop)
+
+    def prepares(self) -> None:
+        """Wait until nothing is in preparation any more."""
+        while self.survivors.preparing():
+            until_readable(self.survivors.fds(), 0.05)
+
+    def starts(self) -> tuple[int, ...]:
+        """Start the workers of the round that was entered; returns who has gone on."""
+        context = self.rounds.make({0: 0, 1: 1})
+        entered = self.survivors.enter(context)
+        self.rounds.start(context, {0, 1}.difference(entered))
+        self.context = context
+        return entered
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    monkeypatch.chdir(tmp_path)
+    with guarded() as reaper, rounds_in(tmp_path, reaper) as rounds:
+        yield Node(rounds)
+
+
+def test_who_goes_on_is_told_of_its_round_and_what_others_have_left_is_removed(node: Node) -> None:
+    pids = node.context.pids()
+    (node.rounds.folder / "progress.1").touch()
+    os.kill(pids[1], signal.SIGKILL)
+    node.ends()
+    assert node.closed == [0]
+    node.enters(1)
+    node.prepares()
+    assert node.starts() == (0,)
+    assert node.context.pids()[0] == pids[0]
+    assert until(lambda: b"enter 1" in node.context.last_lines(0))
+    told = (node.rounds.folder / "round.0.json").read_text()
+    assert '"OF_0": null' in told
+    assert '"OF_1": ""' in told
+    assert '"TORCHELASTIC_ERROR_FILE"' in told
+    assert not (node.rounds.folder / "progress.1").exists()
+
+
+def test_a_round_that_ends_before_it_has_begun_leaves_them_waiting(node: Node) -> None:
+    pids = node.context.pids()
+    node.ends()
+    node.enters(1)
+    node.ends()
+    assert waiting(node.context) == {0, 1}
+    node.enters(2)
+    assert node.starts() == (0, 1)
+    assert node.context.pids() == pids
+    assert until(lambda: b"leave 0\nenter 2" in node.context.last_lines(0))
+
+
+def test_where_others_cannot_go_on_they_are_ended_before_new_ones_start(node: Node) -> None:
+    pids, child = node.context.pids(), node.rounds.pid("child.0")
+    node.ends()
+    node.enters(1, restart=True)
+    assert node.survivors.preparing()
+    node.prepares()
+    assert not any(map(runs, (*pids.values(), child)))
+    assert node.starts() == ()
+    assert not set(node.context.pids().values()) & set(pids.values())
+
+
+def test_one_that_reads_no_more_is_ended_and_started_anew(node: Node) -> None:
+    pids = node.context.pids()
+    node.ends()
+    (node.rounds.folder / "inprocess.1").unlink()
+    os.mkfifo(node.rounds.folder / "inprocess.1")
+    node.enters(1)
+    assert node.starts() == (0,)
+    assert until(lambda: not runs(pids[1]))
+    assert node.context.pids()[0] == pids[0]
+
+
+def test_one_that_dies_while_it_waits_is_swept_after_before_the_round_begins(node: Node) -> None:
+    pids, other = node.context.pids(), node.rounds.pid("other.1")
+    node.ends()
+    os.kill(pids[1], signal.SIGKILL)
+    until_readable(node.survivors.fds(), TIMEOUT)
+    node.enters(1)
+    node.prepares()
+    assert not runs(other)
+    assert node.starts() == (0,)

@@ -1,0 +1,115 @@
+"""Rounds of workers that go on in their processes: scripts of the shell that do what `rallypoint.inprocess` does."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from rallypoint.base.process_table import read_stat
+from rallypoint.logs.specs import DefaultLogsSpecs
+from rallypoint.logs.std import Std
+from rallypoint.workers.context import ProcessOptions
+from rallypoint.workers.escalation import StopInProgress
+from rallypoint.workers.local import SubprocessContext
+from rallypoint.workers.reaper.client import ReaperClient
+from rallypoint.workers.resumable import LeavingWorkers, WorkerChannel
+from tests.unit.workers.test_process import TIMEOUT
+from tests.unit.workers.tracing import until
+
+WORKER = """
+exec 3<>"inprocess.$LOCAL_RANK"
+sleep 1000 & echo $! > "child.$LOCAL_RANK"
+sh -c 'setsid sleep 1000 & echo $! > "other.$LOCAL_RANK.new"; mv "other.$LOCAL_RANK.new" "other.$LOCAL_RANK"'
+echo "up $RANK" >&2
+while read verb round <&3; do
+    echo "$verb $round" >&2
+    if [ "$verb" = leave ]; then : > "left.$LOCAL_RANK.$round"; fi
+    if [ "$verb" = end ]; then exit "$round"; fi
+done
+"""
+"""It has a child, and an orphan in a session of its own. After `end N` it exits with N."""
+
+
+class Rounds:
+    """The contexts of one round after another, with workers in one folder."""
+
+    def __init__(self, folder: Path, reaper: ReaperClient) -> None:
+        self.folder = folder
+        self.reaper = reaper
+        self.channel = WorkerChannel(str(folder))
+        self.specs = DefaultLogsSpecs(str(folder / "logs"), tee=Std.ERR)
+        self.contexts: list[SubprocessContext] = []
+
+    def make(self, ranks: Mapping[int, int]) -> SubprocessContext:
+        """The context of the next round; `ranks` are the global ones by local rank."""
+        envs = {
+            local: {
+                "LOCAL_RANK": str(local),
+                "RANK": str(rank),
+                "TORCHELASTIC_RESTART_COUNT": str(len(self.contexts)),
+                f"OF_{len(self.contexts)}": "",
+            }
+            for local, rank in ranks.items()
+        }
+        args = dict.fromkeys(ranks, ("-c", WORKER))
+        prefixes = {local: f"[rank{rank}]:" for local, rank in ranks.items()}
+        return SubprocessContext("group", "sh", args, envs, self.specs, prefixes, self.reaper, ProcessOptions())
+
+    def begin(self, ranks: Mapping[int, int]) -> SubprocessContext:
+        """Begin the next round, with those workers that wait."""
+        context = self.make(ranks)
+        previous = self.contexts[-1] if self.contexts else None
+        survivors = () if previous is None else previous.survivors
+        new = set(ranks).difference(survivors)
+        self.channel.remove(new)
+        for local in survivors:
+            assert previous is not None
+            assert previous.handover is not None
+            context.adopt(local, previous.handover.hand_over(local))
+        self.start(context, new)
+        return context
+
+    def start(self, context: SubprocessContext, new: Collection[int]) -> None:
+        """Start the workers of a round, of which these are new."""
+        for local in new:
+            os.mkfifo(self.folder / f"inprocess.{local}")
+            for name in ("child", "other"):
+                (self.folder / f"{name}.{local}").unlink(missing_ok=True)
+        self.contexts.append(context)
+        context.start()
+        assert until(lambda: all((self.folder / f"other.{local}").exists() for local in new))
+        assert until(lambda: all(b"up" in context.last_lines(local) for local in new))
+
+    def end(self, ranks: tuple[int, ...], timeout: float = TIMEOUT) -> StopInProgress:
+        """Begin to end the last round, which these are to leave."""
+        context = self.contexts[-1]
+        leaving = LeavingWorkers(self.channel, ranks, len(self.contexts) - 1)
+        return context.begin_release(leaving, timeout, signal.SIGTERM, TIMEOUT, 0.0, sent=False)
+
+    def pid(self, name: str) -> int:
+        return int((self.folder / name).read_text())
+
+
+def waiting(context: SubprocessContext) -> set[int]:
+    """Local ranks of those who wait."""
+    return set(context.survivors)
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process that has not ended."""
+    stat = read_stat(pid)
+    return stat is not None and not stat.ended
+
+
+@contextmanager
+def rounds_in(folder: Path, reaper: ReaperClient) -> Iterator[Rounds]:
+    """Rounds of workers in a folder, which is the current one. Nothing of them is left."""
+    rounds = Rounds(folder, reaper)
+    try:
+        yield rounds
+    finally:
+        for context in rounds.contexts:
+            context.close(signal.SIGKILL)
