@@ -10,6 +10,7 @@ Laws:
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from rallypoint.agent.hang_evidence import attempt_folder
 from rallypoint.base.light_typing import TYPE_CHECKING
@@ -29,8 +30,18 @@ _MAX_SOCKET = 100
 """Bytes of a socket's path; the kernel takes 107."""
 
 
+def constant_variables(given: Mapping[str, str]) -> dict[str, str]:
+    """What is the same for all workers in all rounds, so that workers can be forked from a process that has imported
+    torch: torch reads it then.
+
+    Args:
+        given: what the user has set.
+    """
+    return _unless_given({BUFFER: str(ENTRIES), DUMP_ON_TIMEOUT: "1"}, given)
+
+
 def switch_on(context: PContext, notices: str, previous: PContext | None) -> None:
-    """Add to the environment of workers that are to start what has them record and dump.
+    """Add to the environment of workers that are to start where they dump, and by what they are asked to.
 
     Args:
         context: the workers; their log folders are there.
@@ -39,7 +50,7 @@ def switch_on(context: PContext, notices: str, previous: PContext | None) -> Non
             told first.
     """
     folder = dump_folder(attempt_folder(context))
-    variables = {BUFFER: str(ENTRIES), DUMP_ON_TIMEOUT: "1"}
+    variables: dict[str, str] = {}
     if not folder:
         log.warning(
             "--flight-recorder has no folder for its dumps, since workers have no log folder (--log-dir=/dev/null): "
@@ -62,7 +73,10 @@ def switch_on(context: PContext, notices: str, previous: PContext | None) -> Non
         path = os.path.join(notices, f"worker_server_{local_rank}")
         if PIPE in own and len(os.fsencode(path)) <= _MAX_SOCKET:
             own[SOCKET] = path
-        given = {**os.environ, **environment}
-        for name, value in own.items():
-            if name not in given and OLD_NAMES.get(name) not in given:
-                environment[name] = value
+        environment.update(_unless_given(own, {**os.environ, **environment}))
+
+
+def _unless_given(variables: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value for name, value in variables.items() if not {name, OLD_NAMES.get(name, name)}.intersection(given)
+    }

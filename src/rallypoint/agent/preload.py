@@ -67,7 +67,7 @@ def per_worker_variables(spec: WorkerSpec, constant: Collection[str]) -> frozens
     """
     others = {VISIBLE} if spec.virtual_local_rank and spec.local_world_size > 1 else set()
     if spec.flight_recorder:
-        from rallypoint.hangs.dumps import VARIABLES
+        from rallypoint.hangs.dumps import PER_WORKER
 
-        others |= VARIABLES
+        others |= PER_WORKER
     return (_PER_WORKER | others) - {*constant}

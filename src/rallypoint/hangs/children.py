@@ -9,7 +9,7 @@ from rallypoint.base.clock import Deadline
 from rallypoint.base.log import printable
 from rallypoint.base.process_table import process_table
 from rallypoint.hangs.frames import main_frames
-from rallypoint.hangs.messages import MAX_CHILDREN, MAX_FRAMES, MAX_TEXT, ProcessEvidence
+from rallypoint.hangs.messages import MAX_CHILD_FRAMES, MAX_CHILDREN, MAX_TEXT, ProcessEvidence
 from rallypoint.hangs.processes import process_state
 from rallypoint.hangs.stacks import stacks_of_workers
 
@@ -55,7 +55,7 @@ def _below(root: int) -> list[int]:
 
 def _child(pid: int, text: str) -> Child:
     state = process_state(pid)
-    frames = main_frames(text)[:MAX_FRAMES]
+    frames = main_frames(text)[:MAX_CHILD_FRAMES]
     return Child(pid, ProcessEvidence(state.name, printable(state.where, MAX_TEXT), frames), text)
 
 

@@ -35,7 +35,8 @@ SOCKET = "TORCH_WORKER_SERVER_SOCKET"
 OLD_NAMES = {BUFFER: "TORCH_NCCL_TRACE_BUFFER_SIZE", DUMP: "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}
 """What torch called a variable before; it still reads that, where the new one is not set."""
 
-VARIABLES = frozenset({BUFFER, DUMP_ON_TIMEOUT, DUMP, PIPE, SOCKET})
+PER_WORKER = frozenset({DUMP, PIPE, SOCKET})
+"""Variables that are of one start of the workers, or of one of them."""
 
 TIMEOUT = 5.0
 """Seconds for the dumps of all workers of a node."""

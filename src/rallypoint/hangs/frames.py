@@ -127,6 +127,8 @@ def telling(calls: Sequence[Call]) -> str:
         return str(calls[0])
     inner, place = calls[:depth], calls[depth].place
     collective = next((each for each in inner if each.file.endswith(_COLLECTIVES) and _is_named(each)), None)
+    if collective is None and inner and inner[-1].file.startswith(_IMPORT):
+        return f"import, {place}"
     called = collective or next((each for each in reversed(inner) if _is_named(each)), None)
     if called is None:
         return f"{calls[depth].function}, {place}"
@@ -137,6 +139,7 @@ def telling(calls: Sequence[Call]) -> str:
 
 
 _CHILDREN = ("multiprocessing/", "concurrent/futures/", "subprocess.py", "torch/utils/data/", "torch/multiprocessing/")
+_IMPORT = "<frozen importlib"
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
 
 

@@ -17,8 +17,10 @@ MAX_FRAMES = 40
 """Frames of one rank's main thread that are sent: the innermost."""
 MAX_TEXT = 300
 """Characters of a text that is sent."""
-MAX_CHILDREN = 16
+MAX_CHILDREN = 8
 """Processes that one rank has started of which evidence is sent."""
+MAX_CHILD_FRAMES = 16
+"""The same of each of them: frames, the innermost."""
 MAX_KERNEL = 32
 """Lines of a kernel stack."""
 MAX_GROUPS = 32
@@ -37,7 +39,7 @@ class ProcessEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
 
     state: _Text
     where: _Text = ""
-    frames: Annotated[tuple[Frame, ...], msgspec.Meta(max_length=MAX_FRAMES)] = ()
+    frames: Annotated[tuple[Frame, ...], msgspec.Meta(max_length=MAX_CHILD_FRAMES)] = ()
 
 
 class RankEvidence(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -13,18 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.agent.flight_recorder import ENTRIES, switch_on
+from rallypoint.agent.flight_recorder import ENTRIES, constant_variables, switch_on
 from rallypoint.agent.hang_evidence import collect
 from rallypoint.base.clock import Deadline
 from rallypoint.base.process_table import process_table
 from rallypoint.base.procfs import read_proc_state
-from rallypoint.hangs.dumps import BUFFER, DUMP, DUMP_ON_TIMEOUT, OLD_NAMES, PIPE, SOCKET, recorder_of
+from rallypoint.hangs.dumps import BUFFER, DUMP, DUMP_ON_TIMEOUT, OLD_NAMES, PER_WORKER, PIPE, SOCKET, recorder_of
 from rallypoint.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence, decode_evidence
 from rallypoint.hangs.grouping import groups_of
 from rallypoint.hangs.report import report_lines
 from rallypoint.hangs.stacks import stacks_of_workers
 from rallypoint.logs.specs import DefaultLogsSpecs
 from rallypoint.workers.local import SubprocessContext
+from rallypoint.workers.preload.environment import untracked_read
 from tests.stopped import until_stopped
 
 SLEEPS = """
@@ -205,21 +206,21 @@ def test_the_variables_of_torch_are_set_unless_they_are(tmp_path: Path, monkeypa
     for name in (BUFFER, DUMP, PIPE, SOCKET, DUMP_ON_TIMEOUT, *OLD_NAMES.values()):
         monkeypatch.delenv(name, raising=False)
     notices = tmp_path / "notices"
-    made = context(tmp_path / "logs", **{OLD_NAMES[BUFFER]: "77", PIPE: "/mine_"})
+    made = context(tmp_path / "logs", **{PIPE: "/mine_"})
     switch_on(made, str(notices), None)
     attempt = Path(made.error_files[0]).parents[1]
     assert made.envs[1] == {
         "RANK": "5",
         "TORCHELASTIC_ERROR_FILE": str(attempt / "1/error.json"),
-        BUFFER: str(ENTRIES),
-        DUMP_ON_TIMEOUT: "1",
         DUMP: str(attempt / "flight_recorder/rank_"),
         PIPE: str(notices / "flight_recorder_"),
         SOCKET: str(notices / "worker_server_1"),
     }
-    assert BUFFER not in made.envs[0]
+    assert constant_variables(os.environ) == {BUFFER: str(ENTRIES), DUMP_ON_TIMEOUT: "1"}
+    assert constant_variables({OLD_NAMES[BUFFER]: "77"}) == {DUMP_ON_TIMEOUT: "1"}
     assert made.envs[0][PIPE] == "/mine_"
     assert (attempt / "flight_recorder").is_dir()
+    assert untracked_read(PER_WORKER) is None, "workers could not be forked"
     recorder = recorder_of(5, made.envs[1])
     assert recorder is not None
     assert recorder.pipe == str(notices / "flight_recorder_5.pipe")

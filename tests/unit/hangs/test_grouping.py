@@ -101,7 +101,11 @@ def test_a_stack_is_called_by_what_the_users_code_has_called() -> None:
     )
     assert name(get) == "get (queue.py)"
     assert name(Frame("helper", "/srv/shared/lib/tools.py", 3), script) == "helper, lib/tools.py:3"
-    assert name(Frame("f", "<frozen importlib._bootstrap>", 3), script) == "f, train.py:9"
+    load = Frame("_find_and_load", "<frozen importlib._bootstrap>", 3)
+    assert (
+        name(Frame("f", "/opt/env/lib/python3.12/site-packages/torch/__init__.py", 3), load, script)
+        == "import, train.py:9"
+    )
 
 
 _NAMES = st.text(st.characters(categories=["L", "N", "P", "Zs"]), max_size=30).filter(str.isprintable)

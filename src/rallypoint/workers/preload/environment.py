@@ -61,10 +61,12 @@ _READ_LATER = frozenset(
     (
         *("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
         *("JAX_LOCAL_DEVICE_IDS", "TF_CONFIG", "NCCL_SOCKET_IFNAME"),
+        *("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_WORKER_SERVER_SOCKET"),
     )
 )
 """Names among these that no import reads: where a process is among others is asked when it meets them, by jax and
-TensorFlow through `os.environ` besides, and by NCCL when the first communicator is made."""
+TensorFlow through `os.environ` besides, and by NCCL when the first communicator is made. Where its flight recorders
+dump, and by what they are asked to, torch reads with a process group, a dump or its worker server."""
 
 
 class VariableDifference(NamedTuple):
