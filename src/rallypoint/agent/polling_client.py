@@ -79,9 +79,6 @@ class PollingRendezvousClient:
     keeps_workers = False
     """No node hears whether the workers of others can go on in their processes, so none do."""
 
-    def close_store(self) -> None:
-        """The store is the handler's own."""
-
     def begin_round(self, placement: messages.Placement) -> None:
         """This round's workers begin."""
 

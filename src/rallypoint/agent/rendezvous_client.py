@@ -36,9 +36,6 @@ class RendezvousClient(Protocol):
     def begin_round(self, placement: Placement) -> None:
         """The workers of the round before are gone; this round's begin."""
 
-    def close_store(self) -> None:
-        """The round is over, and workers go on: close its worker store, if it is here, so that none waits in it."""
-
     def info(self, placement: Placement) -> RendezvousInfo:
         """A placement as torch's users know it."""
 

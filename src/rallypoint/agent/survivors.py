@@ -17,7 +17,6 @@ Laws:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from signal import SIGKILL, SIGTERM, Signals
 
 from rallypoint.agent.spec import WorkerGroup
@@ -46,7 +45,7 @@ def find_survivors(workers: WorkerController) -> Survivors | None:
         why = f"the rendezvous backend {spec.rdzv_handler.get_backend()!r} cannot tell other nodes that they do"
     if why:
         log.warning("[%s] workers do not go on in their processes when a round ends: %s", spec.role, why)
-    found = Survivors(workers.group, workers.grace, workers.rendezvous.close_store, possible=not why)
+    found = Survivors(workers.group, workers.grace, possible=not why)
     workers.preparations.append(found)
     return found
 
@@ -57,19 +56,15 @@ class Survivors:
     Args:
         group: all its workers.
         grace: how long they have to end.
-        close_store: closes the worker store of the present round, if it is here.
         possible: whether any of them can go on.
     """
 
     failure = failed_node = ""
     ends_job = False
 
-    def __init__(
-        self, group: WorkerGroup, grace: GracePeriods, close_store: Callable[[], None], *, possible: bool = True
-    ) -> None:
+    def __init__(self, group: WorkerGroup, grace: GracePeriods, *, possible: bool = True) -> None:
         self._group = group
         self._grace = grace
-        self._close_store = close_store
         self._possible = possible
         self._announced: set[int] = set()
         self._context: LocalProcessesContext | None = None
@@ -111,7 +106,6 @@ class Survivors:
         channel = WorkerChannel(self._group.notices)
         can = channel.announced().intersection(context.running)
         leaving = LeavingWorkers(channel, sorted(can), self._group.placement.round)
-        self._close_store()
         self._context = context
         return context.begin_release(leaving, self._group.spec.inprocess_timeout, death_sig, grace, limit, sent=sent)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Thread
 
+from rallypoint.inprocess import torch_groups
+
 _hooks: list[Callable[[], None]] = []
 
 
@@ -38,8 +40,6 @@ class Aborting:
 
 def run_hooks() -> None:
     """Break off whatever waits for other workers."""
-    from rallypoint.inprocess import torch_groups
-
     for hook in (torch_groups.abort, *_hooks):
         try:
             hook()

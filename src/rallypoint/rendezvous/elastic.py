@@ -249,10 +249,6 @@ class ElasticHandler(RendezvousHandler):
         self._stores.begin_round(is_host=placement.group_rank == 0, clients=clients)
         self._event_emitter.placed(placement)
 
-    def close_store(self) -> None:
-        """The round is over, and workers go on: close its worker store, if it is here, so that none waits in it."""
-        self._stores.close_current()
-
     def info(self, placement: Placement) -> RendezvousInfo:
         """A placement as torch's users know it."""
 

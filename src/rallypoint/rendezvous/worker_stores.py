@@ -44,9 +44,6 @@ class WorkerStoreSupply:
     def round_ended(self) -> None:
         """The round is over, and the next one has not been asked for yet; its workers may still run. Never waits."""
 
-    def close_current(self) -> None:
-        """The round is over, and nobody is to wait in its store any more, if that is here. Idempotent."""
-
     def discard_prepared(self) -> None:
         """What was prepared may have been used in a round that this node never began: prepare another."""
 
@@ -152,13 +149,10 @@ class AgentStoreSupply(WorkerStoreSupply):
             self._prepared.close()
             self._prepared = None
 
-    def close_current(self) -> None:
+    def begin_round(self, *, is_host: bool, clients: int) -> None:
         previous, self._current = self._current, None
         if previous is not None:
             previous.close()
-
-    def begin_round(self, *, is_host: bool, clients: int) -> None:
-        self.close_current()
         if is_host:
             self._current, self._prepared = self._prepared, None
             allow_connections(clients)

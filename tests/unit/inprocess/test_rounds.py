@@ -140,7 +140,8 @@ def test_whatever_the_main_thread_waits_for_it_comes_out(tmp_path: Path) -> None
             assert agent.next_round(number, RANK=str(number + 1)) < 20, number
         assert agent.line() == "in"
         agent.next_round(13, RANK="0")
-        assert [agent.line() for _ in range(4)] == [*3 * ["swallowed"], "in"]
+        while (line := agent.line()) != "in":
+            assert line == "swallowed", "up to three times; it may have come between two of them"
 
 
 CLEAN_UP = """
@@ -466,7 +467,10 @@ def test_it_brings_no_torch_along_and_little_else() -> None:
         "rallypoint.base.light_typing",
         "rallypoint.notices",
         "rallypoint.inprocess",
-        *(f"rallypoint.inprocess.{each}" for each in ("aborting", "channel", "interruption", "rounds", "survivor")),
+        *(
+            f"rallypoint.inprocess.{each}"
+            for each in ("aborting", "channel", "connections", "interruption", "rounds", "survivor")
+        ),
         "rallypoint.inprocess.torch_groups",
     }
     assert not {"logging", "torch", "msgspec", "multiprocessing"} & modules

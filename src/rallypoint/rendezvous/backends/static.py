@@ -170,11 +170,6 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
         if self._stores is not None:
             self._stores.next_round()
 
-    def close_current(self) -> None:
-        """Disconnect whoever still uses the store of the round that has ended: another one is behind the port."""
-        if self._stores is not None:
-            self._stores.end_previous()
-
     def begin_round(self, *, is_host: bool, clients: int) -> None:
         """The workers of the round before are gone: disconnect whoever still uses its store."""
         if self._stores is not None:
