@@ -98,6 +98,7 @@ class ElasticHandler(RendezvousHandler):
         self._final_notification: Notification | None = None
         """The notification after which no round will come for this node, if there was one."""
         self._event_emitter = RendezvousEventEmitter(self._settings.run_id)
+        self.keeps_workers = True  # nodes tell each other at the join whether their workers can go on
 
     # What torch's handlers have
 
@@ -279,9 +280,6 @@ class ElasticHandler(RendezvousHandler):
     def notice_timeout(self) -> float:
         """Seconds that workers have to acknowledge that the round is to end; 0 if they are not asked."""
         return self._settings.notice_timeout
-
-    keeps_workers = True
-    """Whether nodes hear of each other whether their workers can go on in their processes when a round ends."""
 
     @property
     def hosts_coordinator(self) -> bool:

@@ -58,7 +58,7 @@ class Node:
             until_readable(self.survivors.fds(), 0.05)
 
     def starts(self) -> tuple[int, ...]:
-        """Start the workers of the round that was entered; returns who has gone on."""
+        """Start the workers of the round that was entered; returns who goes on."""
         context = self.rounds.make({0: 0, 1: 1})
         entered = self.survivors.enter(context)
         self.rounds.start(context, {0, 1}.difference(entered))
