@@ -112,7 +112,7 @@ def _without_round() -> AbstractContextManager[object]:
         )
 
     stack = ExitStack()
-    stack.enter_context(patch.object(decisions, "_is_running_participant", runs))
+    stack.enter_context(patch.object(State, "runs", runs))
     stack.enter_context(patch.object(link, "after_request", after_request))
     stack.enter_context(patch.object(link, "after_notification", after_notice))
     return stack

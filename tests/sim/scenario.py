@@ -245,7 +245,7 @@ def generate(seed: int) -> Scenario:
         abandoned=rng.random() < 0.05 and not etcd,
         etcd=etcd,
         check=Random(f"checks/{seed}").choice([0.0, 0.0, 0.0, 0.1, 3.0]),
-        silences=Random(f"{seed}/signs").random() < 0.5,
+        silences=0.2 < Random(f"{seed}/signs").random() < 0.5,
     )
 
 
