@@ -25,7 +25,7 @@ from tests.ports import free_port
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RALLYCTL = [sys.executable, "-m", "rallypoint.cli.rallyctl"]
 PRELOAD = "--preload=torch,torch._dynamo"
-SILENCE = 60.0
+SILENCE = 120.0
 """Seconds without any event after which the job is taken to be stuck."""
 
 Event = dict[str, Any]
