@@ -51,6 +51,8 @@ class Variant:
     command: str = "rallyrun"
     flags: tuple[str, ...] = ()
     program: str = "train_ddp.py"
+    ready: str = ""
+    """What each agent writes to standard error when it has preloaded, where its workers do not wait for that."""
     budget: Budget | None = None
     budget_construction: Budget | None = None
 
@@ -65,7 +67,12 @@ PRELOAD = "--preload=torch,torch._dynamo"
 VARIANTS = (
     Variant("rallyrun"),
     Variant(f"rallyrun {PRELOAD}", flags=(PRELOAD,), budget=Budget(0.08)),
-    Variant("rallyrun --preload=auto", flags=("--preload=auto",), budget=Budget(0.08)),
+    Variant(
+        "rallyrun --preload=auto",
+        flags=("--preload=auto",),
+        ready="Preloaded for workers that are started again",
+        budget=Budget(0.08),
+    ),
     Variant(
         "rallyrun, in-process",
         flags=(PRELOAD,),
@@ -147,6 +154,8 @@ class Job:
         for agent in self.agents:
             others = [pid for pid in descendants(agent.pid) if pid not in self.pids.values()]
             if self._variant.preloads and not any(map(is_zygote, others)):
+                return None
+            if not agent.has_written(self._variant.ready):
                 return None
             for pid in others:
                 with suppress(OSError):
