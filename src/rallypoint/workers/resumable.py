@@ -64,6 +64,8 @@ class WorkerChannel:
             round_: the round.
             environment: the variables that the agent sets; None for one that it had set, and does not any more.
         """
+        if not self.folder:
+            return False
         import json
 
         path = os.path.join(self.folder, f"{ROUND_PREFIX}{rank}.json")
