@@ -23,6 +23,7 @@ from rallypoint.agent.steps import (
     Event,
     FailHung,
     ForwardSignal,
+    KeepNobody,
     KillWorkers,
     LeaveTimedOut,
     LogLine,
@@ -321,9 +322,9 @@ class Agent:
         if self._start is not None:
             self._start.cancel()
             self._start = None
-        releases = step.restarts and self.workers.resumable
-        takes = self.workers.release_time() if releases else self.workers.stop_time()
-        self._stop = self.process.later(takes, self._stopped, releases)
+        self._releases = step.restarts and not step.ends_all and self.workers.resumable
+        takes = self.workers.release_time() if self._releases else self.workers.stop_time()
+        self._stop = self.process.later(takes, self._stopped, self._releases)
 
     def _stopped(self, released: bool) -> None:
         self._stop = None
@@ -333,6 +334,12 @@ class Agent:
             self.workers.gone()
         self._end_notice()
         self._post(WorkersStopped(ended_in_order=True, waiting=bool(self.workers.survivors)))
+
+    def _do_keep_nobody(self, _step: KeepNobody) -> None:
+        if self._stop is not None and self._releases:
+            self._stop.cancel()
+            self._releases = False
+            self._stop = self.process.later(self.workers.stop_time(), self._stopped, False)
 
     def _do_kill(self, _step: KillWorkers) -> None:
         if self._stop is not None:
@@ -413,6 +420,7 @@ class Agent:
         StartWorkers: _do_start,
         CheckNode: _do_check,
         StopWorkers: _do_stop,
+        KeepNobody: _do_keep_nobody,
         KillWorkers: _do_kill,
         Fail: _do_send,
         Succeed: _do_send,

@@ -24,7 +24,7 @@ from rallypoint.agent.event_emitter import EventEmitter
 from rallypoint.agent.grace_period import GracePeriods
 from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.spec import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, node_failure
-from rallypoint.agent.steps import StopWorkers
+from rallypoint.agent.steps import KeepNobody, StopWorkers
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
@@ -123,6 +123,11 @@ class WorkerController(ABC):
             self.events.workers_restarting()
             log.info("[%s] Stopping worker group", self.group.spec.role)
         return self.begin_stop(Signals(step.signal), self.grace.of(step.failed))
+
+    def keep_nobody(self, step: KeepNobody) -> None:
+        """Nobody goes on in its process after the stop that is under way, whatever it was begun for."""
+        if self.pcontext is not None:
+            self.pcontext.keep_nobody(Signals(step.signal), self.grace.of(step.failed))
 
     def terminated(self) -> float:
         """This agent was sent SIGTERM. Returns the seconds that the workers may be given to save."""

@@ -231,6 +231,9 @@ class StepExecutor:
         if (stopped := stopping.begin_stop(step)) is not None:
             self._post(stopped)
 
+    def _do_keep_nobody(self, step: steps.KeepNobody) -> None:
+        self._workers.keep_nobody(step)
+
     def _do_kill(self, _step: steps.KillWorkers) -> None:
         log.warning("Killing the workers")
         if self._stopping is not None:
@@ -318,6 +321,7 @@ class StepExecutor:
         steps.LogLine: _do_log,
         steps.CheckNode: _do_check,
         steps.StopWorkers: _do_stop,
+        steps.KeepNobody: _do_keep_nobody,
         steps.KillWorkers: _do_kill,
         steps.ForwardSignal: _do_forward,
         steps.PostNotice: _do_post_notice,

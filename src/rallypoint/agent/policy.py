@@ -18,8 +18,9 @@ Laws:
 4. Only a verdict, a signal or the loss of the rendezvous ends the agent. That others leave never does.
 5. Notifications of rounds that are over change nothing; a round of ours that was missed is followed by another join.
 6. One stop at a time: whatever comes while workers stop adds a leave request or a signal to it, never another stop.
-7. The last step is taken when no worker is left, one that waits for a next round included. What it will be is settled
-   once, by whatever came first.
+   Where they stop for a restart, the end has it that nobody goes on in its process: who was to is stopped at once.
+7. The last step is taken when no worker is left, one that waits for a next round included, which has a grace period as
+   any other. What that step will be is settled once, by whatever came first.
 8. A signal that ends this agent makes it leave at any moment, announced at once; only where workers are given notice,
    SIGTERM gives them its time before that. A second interrupt kills.
 9. After a failure, or the loss of a node, workers have the short grace period, unless a notice told them to save.
@@ -28,7 +29,8 @@ Laws:
 12. To leave by SIGTERM a job that goes on elsewhere, with workers that end in order, is a success. That the job goes on
     must hold for a moment, for all its nodes may be ending.
 13. Where the user has a check of the node, no place is requested before it has passed: at first, and after a round that
-    a failure of this node's own workers has ended, once these are gone. If it does not pass, the node leaves.
+    a failure of this node's own workers has ended, once these are gone: none goes on in its process, since the check
+    may need its devices. If it does not pass, the node leaves.
 """
 
 from __future__ import annotations
@@ -130,7 +132,8 @@ def _on_round_ended(status: PolicyState, event: messages.RoundEnded) -> Decision
     stop = steps.StopWorkers(SIGTERM, restarts=True, failed=failed, shared=shared)
     if status.checks_node and event.end.cause is not None and event.end.cause.is_of(status.failure):
         line = warning(_log_round_end(event, "this node is checked before it comes back"))
-        return status.anew(Phase.CHECKING, status.round)._replace(stopping=SIGTERM), (line, stop)
+        checking = status.anew(Phase.CHECKING, status.round)._replace(stopping=SIGTERM)
+        return checking, (line, stop._replace(ends_all=True))
     line = warning(_log_round_end(event, _next_round(event.end)))
     return status.anew(Phase.FORMING, status.round)._replace(stopping=SIGTERM), (line, steps.RequestJoin(), stop)
 

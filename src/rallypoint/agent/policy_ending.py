@@ -14,9 +14,9 @@ from rallypoint.protocol.messages import LeaveReply, LinkDown, LinkLost
 
 def _on_final_stop(status: PolicyState, event: steps.WorkersStopped) -> Decision:
     assert status.final_step is not None, "an agent that ends knows how"
-    if event.waiting or status.waiting:  # it was to be a restart when it began
+    if event.waiting:  # the stop was done when the end was settled
         number = status.final_step.signal if isinstance(status.final_step, steps.EndBySignal) else SIGTERM
-        return status._replace(waiting=False, stopping=number), (steps.StopWorkers(number, failed=True),)
+        return status._replace(stopping=number), (steps.StopWorkers(number, failed=True),)
     return take_final_step(status, status.final_step, in_order=event.ended_in_order)
 
 

@@ -119,12 +119,11 @@ def end(
 ) -> Decision:
     """Settle the end: first the workers are stopped, with the signal `by` unless they are stopping already."""
     if status.stopping:
-        return status._replace(phase=Phase.ENDING, final_step=last, pending_placement=None), before
+        ending = status._replace(phase=Phase.ENDING, final_step=last, pending_placement=None)
+        return ending, (*before, steps.KeepNobody(by, failed))
     if status.phase is not Phase.FORMING or status.waiting:
         stop = steps.StopWorkers(by, failed=failed, shared=isinstance(last, steps.EndBySignal))
-        waiting = status.waiting and status.phase is Phase.CHECKING  # it is the check that is stopped then
-        ending = status._replace(phase=Phase.ENDING, final_step=last, stopping=by, waiting=waiting)
-        return ending, (*before, stop)
+        return status._replace(phase=Phase.ENDING, final_step=last, stopping=by, waiting=False), (*before, stop)
     return take_final_step(status, last, *before, in_order=True)
 
 

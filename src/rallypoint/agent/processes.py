@@ -79,7 +79,7 @@ class ProcessController(WorkerController):
         self._forwarded: set[int] = set()
         self._survivors: Survivors | None = None
         """What has workers go on in their processes, once one has announced that it can."""
-        self._restarts = False  # whether the workers that are being stopped are to be started again
+        self._releases = False  # whether the workers that are being stopped are to be started again
 
     # The start
 
@@ -290,7 +290,7 @@ class ProcessController(WorkerController):
     def stop(self, step: StopWorkers) -> StopInProgress | None:
         if step.shared:
             self._signals().forward(step.signal)
-        self._restarts = step.restarts
+        self._releases = step.restarts and not step.ends_all
         return super().stop(step)
 
     def begin_stop(self, death_sig: Signals, timeout: float) -> StopInProgress | None:
@@ -300,7 +300,7 @@ class ProcessController(WorkerController):
             return None
         self.events.workers_stopping()
         limit, sent = self.grace.within(self.grace.stop), self._workers_have_signal(death_sig)
-        if self._restarts and (survivors := self._going_on()) is not None:
+        if (survivors := self._going_on()) is not None and self._releases:
             return survivors.begin_release(self.pcontext, death_sig, timeout, limit, sent=sent)
         stopping = self.pcontext.begin_close(death_sig, timeout, limit, sent=sent)
         return None if stopping.step() else stopping

@@ -126,13 +126,24 @@ class StopWorkers(NamedTuple):
 
     `restarts`: they are to be started again. `failed`: their round has ended by a failure, so that there is nothing to
     save beyond what they are at, and the grace period is the short one. `shared`: whoever made this agent stop them may
-    have sent the signal to them too.
+    have sent the signal to them too. `ends_all`: they are to be started again, but none is to go on in its process.
     """
 
     signal: int = SIGTERM
     restarts: bool = False
     failed: bool = False
     shared: bool = False
+    ends_all: bool = False
+
+
+class KeepNobody(NamedTuple):
+    """Have nobody go on in its process after the stop that is under way: who was to is stopped by this signal too.
+
+    `failed`: see `StopWorkers`.
+    """
+
+    signal: int = SIGTERM
+    failed: bool = False
 
 
 class KillWorkers(NamedTuple):
@@ -266,6 +277,7 @@ Step = (
     | RequestJoin
     | CheckNode
     | StopWorkers
+    | KeepNobody
     | KillWorkers
     | ForwardSignal
     | AwaitSignal

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
     from rallypoint.failures.failure import ProcessFailure
     from rallypoint.workers.escalation import StopInProgress
+    from rallypoint.workers.handover import Handover
     from rallypoint.workers.preload.manager import PreloadManager
 
 
@@ -73,6 +74,9 @@ class ProcessOptions(NamedTuple):
 
 class PContext(ABC):
     """Processes that start, are watched and end together. Used once: start, watch, close."""
+
+    handover: Handover | None = None
+    """What ends the round and has the workers that go on, once it has begun."""
 
     def __init__(
         self,
@@ -141,8 +145,13 @@ class PContext(ABC):
 
     @property
     def survivors(self) -> tuple[int, ...]:
-        """Local ranks of those that wait in their processes for the next round; none by default."""
-        return ()
+        """Local ranks of those that wait in their processes for the next round."""
+        return () if self.handover is None else self.handover.survivors
+
+    def keep_nobody(self, death_sig: signal.Signals, timeout: float) -> None:
+        """Nobody goes on after the stop that is under way: who was to is stopped by this signal, in so many seconds."""
+        if self.handover is not None:
+            self.handover.keep_nobody(death_sig, timeout)
 
     @property
     def waiting(self) -> tuple[int, ...]:

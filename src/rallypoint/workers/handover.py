@@ -72,6 +72,11 @@ class Handover:
         if self._release is not None:
             self._release.shorten(until)
 
+    def keep_nobody(self, number: int, grace: float) -> None:
+        """Nobody goes on after the stop that is under way: see `Release`."""
+        if self._release is not None:
+            self._release.keep_nobody(number, grace)
+
     def give_up(self) -> None:
         """Somebody else ends all workers: none is a survivor any more."""
         self._waiting, self.waited = (), self.survivors

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rallypoint.failures.out_of_memory import OomKills
     from rallypoint.logs.collapse import Collapse
     from rallypoint.workers.escalation import Escalation, StopInProgress, SweepInProgress
-    from rallypoint.workers.handover import Handover, Survivor
+    from rallypoint.workers.handover import Survivor
     from rallypoint.workers.resumable import LeavingWorkers
 
 log = get_logger(__name__)
@@ -66,8 +66,6 @@ class LocalProcessesContext(PContext):
         self._failures: dict[int, ProcessFailure] = {}
         self._oom_kills: OomKills | None = None
         self._closing: Escalation | None = None
-        self.handover: Handover | None = None
-        """What ends the round and has the workers that go on, once it has begun."""
         self._started = False
         self._closed = False
 
@@ -319,10 +317,6 @@ class LocalProcessesContext(PContext):
         stop = Escalation(others, NoSweep(), death_sig, grace, limit, sent=sent)
         self.handover = Handover(self._reaper, self._processes, self._outputs, self.envs)
         return self.handover.begin(leaving, stop, timeout, limit)
-
-    @property
-    def survivors(self) -> tuple[int, ...]:
-        return () if self.handover is None else self.handover.survivors
 
     def _finish(self) -> None:
         """Write all output to its end, and release everything."""

@@ -137,6 +137,16 @@ class Release:
             if isinstance(each, Escalation):
                 each.shorten(until)
 
+    def keep_nobody(self, number: int, grace: float) -> None:
+        """Nobody goes on: who was told to leave is stopped as all others, and has so many seconds after this signal."""
+        if self._finished:
+            return
+        told = [*self._waiting.values(), *self._left.values()]
+        self._waiting, self._left = {}, {}
+        self._leaving.close()
+        self._stops.append(Escalation(told, NoSweep(), number, grace, self._limit, self._clock))
+        self._sweep = None  # what they leave has to be ended too
+
     def kill_now(self) -> None:
         """Give no more time, and let nobody go on: SIGKILL to all that is left."""
         if self._finished:

@@ -22,6 +22,7 @@ from rallypoint.agent.steps import (
     Event,
     FinalStep,
     ForwardSignal,
+    KeepNobody,
     KillWorkers,
     LeaveTimedOut,
     LogLine,
@@ -271,12 +272,14 @@ def test_workers_that_wait_for_a_round_are_ended_before_the_last_step(ending: Ev
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_workers_that_have_come_out_when_the_end_was_settled_are_ended_too(ending: Event) -> None:
-    before = (placed(0), WorkersFailed(CAUSE), ended(0), ending)
-    status, steps = after(*before, WAITING)
+def test_nobody_goes_on_after_a_stop_during_which_the_end_was_settled(ending: Event) -> None:
+    status, steps = after(placed(0), ended(0), placed(1), ending)
     number = ending.number if isinstance(ending, SignalArrived) else SIGTERM
-    assert (status.phase, steps[-1]) == (Phase.ENDING, StopWorkers(number, failed=True))
-    assert steps.count(steps[-1]) == 1
+    assert (status.phase, steps[-1]) == (Phase.ENDING, KeepNobody(number, failed=ending == FAILED))
+    assert decide(status, STOPPED)[0].phase in (Phase.ENDED, Phase.LEAVING)
+    assert KeepNobody not in kinds(placed(0), ending), "that stop is no restart"
+    status, (stop,) = decide(status, WAITING)
+    assert stop == StopWorkers(number, failed=True), "it was done when the end was settled"
     assert decide(status, STOPPED)[0].phase in (Phase.ENDED, Phase.LEAVING)
 
 
@@ -286,8 +289,8 @@ def test_workers_that_wait_go_on_in_the_round_that_comes() -> None:
 
 
 def test_a_signal_during_a_restart_adds_to_the_stop_that_runs() -> None:
-    assert after(placed(0), ended(0), placed(1), INT)[1][-2:] == [LeaveRequest(), ForwardSignal(SIGINT)]
-    assert after(placed(0), ended(0), TERM)[1][-1:] == [LeaveRequest()], "that one they have had"
+    assert after(placed(0), ended(0), placed(1), INT)[1][-3:-1] == [LeaveRequest(), ForwardSignal(SIGINT)]
+    assert after(placed(0), ended(0), TERM)[1][-2:-1] == [LeaveRequest()], "that one they have had"
     assert after(placed(0), ended(0), placed(1), INT, STOPPED)[1][-1:] == [EndBySignal(SIGINT)], (
         "the place is not taken"
     )
@@ -551,6 +554,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
             LeaveReply(False, 0),
             LeaveTimedOut(),
             STOPPED,
+            WAITING,
             NodeChecked(),
             NodeChecked("exit code 1"),
             WorkersReady(),
@@ -561,7 +565,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
 LIVELY = st.one_of(
     st.builds(placed, st.integers(0, 3)),
     st.builds(ended, st.integers(0, 3)),
-    st.sampled_from([STOPPED, WorkersFailed(CAUSE), NodeChecked()]),
+    st.sampled_from([STOPPED, WAITING, WorkersFailed(CAUSE), NodeChecked()]),
     EVENTS,
 )
 
@@ -574,12 +578,13 @@ class World:
 
     def __init__(self) -> None:
         self.running = self.stopping = self.over = self.checking = self.unchecked = False
+        self.waiting = self.can_wait = False
         self.round = -1
         self.killed_by: list[int] = []
 
     def can_be(self, event: Event) -> bool:
         if isinstance(event, WorkersStopped):
-            return self.stopping  # else nothing was asked to stop
+            return self.stopping and (self.can_wait or not event.waiting)  # else nothing was asked to stop
         if isinstance(event, NodeChecked):
             return self.checking and not self.stopping
         return self.running or not isinstance(event, (WorkersSucceeded, WorkersFailed, WorkersReady))
@@ -589,6 +594,7 @@ class World:
             self.killed_by.append(event.number)
         if isinstance(event, WorkersStopped):
             self.running = self.stopping = self.checking = False
+            self.waiting = event.waiting
         if isinstance(event, NodeChecked):
             self.checking, self.unchecked = False, bool(event.failure)
 
@@ -599,19 +605,24 @@ class World:
                 assert not self.running, "started while workers run or stop"
                 self.running, self.round = True, placement.round
                 assert not self.checking, "started beside the check"
+                self.waiting = False
             case CheckNode():
                 assert not self.running, "checked while workers run or stop"
+                assert not self.waiting, "checked while workers wait, and have the devices"
                 assert not self.checking, "checked twice at once"
                 self.checking = self.unchecked = True
             case RequestJoin():
                 assert not self.checking, "asked for a place while the check runs"
                 assert not self.unchecked, "asked for a place before the check has passed"
-            case StopWorkers(restarts=again):
-                assert self.running or self.checking, "stopped what does not run"
+            case StopWorkers(restarts=again, ends_all=all_):
+                assert self.running or self.checking or self.waiting, "stopped what does not run"
+                self.can_wait = again and not all_
                 assert not self.stopping, "stopped twice"
                 asked = any(isinstance(each, RequestJoin) for each in before)
                 assert asked or not again or self.unchecked, "stopped before asking again"
                 self.stopping = True
+            case KeepNobody():
+                assert self.stopping, "stopped those who go on, and nobody else"
             case KillWorkers():
                 assert self.stopping, "killed without having asked"
                 assert len(self.killed_by) >= 2, "killed without a second interrupt"
@@ -620,6 +631,7 @@ class World:
                 assert not self.stopping, "asked those that stop"
             case EndWithVerdict() | EndWithError() | EndUnfit() | EndBySignal() | EndInSuccess():
                 assert not self.running, "ended before the workers were gone"
+                assert not self.waiting, "ended while workers wait for a round"
                 assert not self.checking, "ended before the check was"
                 self.over = True
             case _:
@@ -652,7 +664,7 @@ def test_laws(events: list[Event], notice: float, checks: bool) -> None:
     for step in now:
         world.take(step, HUP, now)
     if world.stopping:
-        world.running = world.stopping = world.checking = False
+        world.running = world.stopping = world.checking = world.waiting = False
         status, now = decide(status, STOPPED)
         for step in now:
             world.take(step, STOPPED, now)

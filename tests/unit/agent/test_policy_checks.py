@@ -71,6 +71,7 @@ def test_after_a_failure_of_its_own_the_node_is_checked_when_its_workers_are_gon
     status, steps = after(*BROKEN, ended(0))
     assert status.phase is Phase.CHECKING
     assert [type(each) for each in steps[3:]] == [Fail, StopWorkers], "no place is requested yet"
+    assert steps[-1] == StopWorkers(restarts=True, failed=True, ends_all=True), "the check may need the devices"
     assert kinds(*BROKEN, ended(0), STOPPED)[-1] is CheckNode
     assert kinds(*BROKEN, ended(0), STOPPED, PASSED, placed(1))[-2:] == [RequestJoin, StartWorkers]
     assert after(*BROKEN, ended(0), STOPPED, UNFIT)[1][-2:] == [LeaveRequest(), EndUnfit("the check has failed")]

@@ -101,6 +101,33 @@ def test_nobody_goes_on_once_all_are_to_be_killed(rounds: Rounds) -> None:
     assert not any(map(runs, (*pids.values(), child)))
 
 
+def test_nobody_goes_on_once_that_is_said_and_who_is_stuck_has_the_grace_of_others(rounds: Rounds) -> None:
+    context = rounds.begin({0: 0, 1: 1})
+    pids, child = context.pids(), rounds.pid("child.0")
+    os.kill(pids[1], signal.SIGSTOP)
+    stopping = rounds.end((0, 1), timeout=1000)
+    until((rounds.folder / "left.0.0").exists)
+    assert not stopping.step()
+    context.keep_nobody(signal.SIGTERM, 0.2)
+    run_to_end(stopping)
+    assert not waiting(context)
+    assert not any(map(runs, (*pids.values(), child)))
+    assert context.stopped == (0, 1)
+
+
+def test_nobody_goes_on_if_that_is_said_when_all_have_left(rounds: Rounds) -> None:
+    context = rounds.begin({0: 0, 1: 1})
+    pids = context.pids()
+    os.kill(pids[1], signal.SIGKILL)
+    stopping = rounds.end((0,))
+    until((rounds.folder / "left.0.0").exists)
+    assert not stopping.step(), "what the dead one has left is being ended"
+    context.keep_nobody(signal.SIGTERM, TIMEOUT)
+    run_to_end(stopping)
+    assert not waiting(context)
+    assert not runs(pids[0])
+
+
 @pytest.mark.parametrize("done", [False, True])
 def test_a_stop_of_all_ends_those_who_wait_too(rounds: Rounds, done: bool) -> None:
     context = rounds.begin({0: 0, 1: 1})
