@@ -125,10 +125,10 @@ def meets(world: int, *nodes: Node, before: Sequence[Round] = ()) -> Round:
         told = (Met(where, *map(int, rest)) for _, where, *rest in (line.split() for line in lines if "met " in line))
         return [each for each in told if each.world == world and each.where not in old]
 
+    each_has = world // len(nodes)
     found: list[Met] = []
     for node in nodes:
-        each_has = world // len(nodes)
-        found += new(node.job.until(lambda lines, n=each_has: len(new(lines)) >= n, f"a new round of {world} workers"))
+        found += new(node.job.until(lambda lines: len(new(lines)) >= each_has, f"a new round of {world} workers"))
     assert len({(each.where, each.total, each.restarts) for each in found}) == 1, found
     assert sorted(each.rank for each in found) == list(range(world))
     assert sum(each.calls for each in found) == found[0].total
