@@ -162,6 +162,8 @@ ONLY_OURS = [
     *[value("--cluster", text, "slurm", "mpi", "k8s", code=2) for text in ("pbs", "")],
     value("--cluster", "k8s", "JOB_COMPLETION_INDEX", code=2),
     *[value("--node-check-timeout", text, "above 0", code=2) for text in ("0", "-1", "nan", "inf", "86401")],
+    value("--flight-recorder", "1", "takes no value", code=2),
+    variable("--flight-recorder", "abc", "1 for on or 0 for off"),
     *[value("--inprocess-timeout", text, "above 0", code=2) for text in ("0", "-1", "nan", "inf", "86401")],
     value("--inprocess-timeout", "soon", "not a number", code=2),
     value("--node-check-timeout", "soon", "not a number", code=2),
