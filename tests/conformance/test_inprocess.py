@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,3 +31,30 @@ def test_the_loss_is_that_of_an_undisturbed_job(tmp_path: Path) -> None:
 
     run_at_once(tmp_path, undisturbed, killed)
     assert losses[4] == pytest.approx(losses[0], abs=1e-6)
+
+
+INTERRUPTED = """
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from rallypoint.inprocess import torch_groups
+
+def fail(*_args, **_options):
+    raise KeyboardInterrupt
+made, c10d.ProcessGroupGloo = c10d.ProcessGroupGloo, fail
+for _ in range(2):
+    try:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    except KeyboardInterrupt:
+        torch_groups.destroy()
+c10d.ProcessGroupGloo = made
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+print(dist.group.WORLD.group_name)
+torch_groups.abort()
+torch_groups.destroy()
+print(dist.is_initialized())
+"""
+
+
+def test_groups_have_the_names_that_they_have_in_new_workers_after_an_interruption() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False, timeout=90)
+    assert done.stdout.split() == ["0", "False"], done.stderr

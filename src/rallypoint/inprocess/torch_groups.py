@@ -37,6 +37,8 @@ def destroy() -> None:
         c10d._update_default_pg(next(iter(names)))
     if c10d.is_initialized():
         c10d.destroy_process_group()
+    # A group that was counted and never made would give the next ones other names than they have in new workers.
+    c10d._world.group_count = 0
 
 
 def _makes_a_group() -> bool:
