@@ -21,6 +21,8 @@ from types import FrameType
 from rallypoint import notices
 
 _IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
+_used = 0
+"""The signal of the functions before; there are few."""
 _CALLER = os.path.join(os.path.dirname(__file__), "survivor.py")
 """The file whose frame calls the function."""
 
@@ -47,7 +49,8 @@ class Interruption:
         """Whether the function runs."""
         self.raised = False
         """Whether it was interrupted."""
-        self._signal = _free_signal()
+        global _used
+        self._signal = _used = _free_signal()
         # It stays for good: a signal may be on its way when the function returns.
         signal.signal(self._signal, lambda _number, _frame: self.check())
         notices.interrupt = self.check
@@ -88,6 +91,8 @@ def _importing() -> bool:
 
 
 def _free_signal() -> int:
+    if _used and getattr(signal.getsignal(_used), "__module__", "") == __name__:
+        return _used
     for number in range(signal.SIGRTMAX - 1, signal.SIGRTMIN, -1):
         if signal.getsignal(number) == signal.SIG_DFL:
             return number

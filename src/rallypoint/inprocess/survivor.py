@@ -55,7 +55,8 @@ class Survivor:
         self._pid = os.getpid()
         self._stopped = False
         self._channel = Channel(folder, rank)
-        Thread(target=self._listen, name="rallypoint-inprocess", daemon=True).start()
+        self._listener = Thread(target=self._listen, name="rallypoint-inprocess", daemon=True)
+        self._listener.start()
         self._channel.announce()
 
     def run(self, call: Callable[[], R]) -> R:
@@ -74,6 +75,7 @@ class Survivor:
         if self.is_here():
             self._stopped = True
             self._channel.wake()
+            self._listener.join()  # so that the FIFO has no reader when the next function wants one
 
     def is_here(self) -> bool:
         """Whether this is the process that was announced, and no fork of it."""
@@ -114,7 +116,8 @@ class Survivor:
 
     def _leave(self) -> None:
         """Say that nothing of the old round is left."""
-        self._aborting.wait()
+        with self._changed:  # so that no other run begins
+            self._aborting.wait()
         run_hooks()  # again, for groups that were made meanwhile
         torch_groups.destroy()
         self._left = self._ended
@@ -148,8 +151,10 @@ class Survivor:
             if poller.poll(pause * 1000 if pause else None):
                 for order in self._channel.orders():
                     self._take(order)
-            if self._interruption.inside and self._has_ended():
-                self._aborting.start()
+            with self._changed:
+                if interrupts := self._interruption.inside and self._has_ended():
+                    self._aborting.start()
+            if interrupts:
                 self._interruption.send()
                 pause = min(2 * pause, _LONGEST_PAUSE) or _FIRST_PAUSE
             else:

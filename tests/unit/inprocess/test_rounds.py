@@ -85,6 +85,21 @@ def test_the_function_is_called_again_with_its_memory_and_the_new_environment(tm
         assert agent.fifo.exists(), "so that the agent knows that the next one of this local rank can go on"
 
 
+MANY = """
+import warnings
+warnings.simplefilter("error")
+train = inprocess.resumable(lambda round: None)
+for _ in range(100):
+    train()
+"""
+
+
+@process
+def test_functions_one_after_the_other_can_all_go_on(tmp_path: Path) -> None:
+    with worker(tmp_path, MANY) as agent:
+        assert agent.end() == (0, "")
+
+
 WAITS = """
 import queue, select, signal, socket, threading
 def swallow():
