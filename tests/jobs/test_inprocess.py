@@ -133,7 +133,7 @@ def who_does_not_come_out_is_ended_and_the_others_go_on(rallyrun: Launcher) -> N
 
 
 def a_function_that_raises_is_one_failure_of_its_round(rallyrun: Launcher) -> None:
-    flags = ("--standalone", "--nproc-per-node=2", "--max-restarts=1", "--log-dir=logs", "--node-check=true")
+    flags = ("--standalone", "--nproc-per-node=2", "--max-restarts=1", "--log-dir=logs")
     job = rallyrun(*flags, rallyrun.script(WORKER))
     before = ups(job, (0, 1), 2)
     say(rallyrun, "raise-1-0")

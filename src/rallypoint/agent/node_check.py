@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection
 from signal import SIGKILL, SIGTERM
 
 from rallypoint.agent.steps import NodeChecked, WorkersStopped
@@ -49,26 +48,17 @@ class NodeCheck:
         timeout: seconds after which it has failed.
         reaper: starts it.
         clock: of `wake_at`.
-        spared: pids of workers that wait for the next round, which the sweep behind the check is not to end.
 
     Raises:
         ResourceError: this machine has no room for another process.
         ReaperLost: the reaper has ended.
     """
 
-    def __init__(
-        self,
-        command: str,
-        timeout: float,
-        reaper: ReaperClient,
-        clock: Clock = SYSTEM_CLOCK,
-        spared: Collection[int] = (),
-    ) -> None:
+    def __init__(self, command: str, timeout: float, reaper: ReaperClient, clock: Clock = SYSTEM_CLOCK) -> None:
         self._command = truncate_line(printable(command, len(command)), _SHOWN_COMMAND)
         self._timeout = timeout
         self._clock = clock
         self._reaper = reaper
-        self._spared = spared
         self._tail = self._line = b""
         self._why = ""
         """Why it has not passed, once that is known."""
@@ -181,9 +171,7 @@ class NodeCheck:
     def _begin_end(self, number: int) -> None:
         if self._process is not None and self._ending is None:
             processes = [self._process]
-            self._ending = Escalation(
-                processes, Sweep(self._reaper, processes, self._spared), number, _GRACE, clock=self._clock
-            )
+            self._ending = Escalation(processes, Sweep(self._reaper, processes), number, _GRACE, clock=self._clock)
 
     def _read(self, reads: int) -> None:
         while self._output >= 0 and reads:

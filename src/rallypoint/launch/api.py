@@ -233,12 +233,7 @@ def _add_what_is_asked_for(workers: ProcessController, config: LaunchConfig, par
         from rallypoint.agent.node_check import NodeCheck
 
         command, timeout = config.node_check, config.node_check_timeout
-        workers.begin_check = lambda: NodeCheck(
-            command,
-            timeout,
-            workers.ensure_reaper(),
-            spared=() if workers.pcontext is None else workers.pcontext.waiting,
-        )
+        workers.begin_check = lambda: NodeCheck(command, timeout, workers.ensure_reaper())
     if config.worker_env:
         from rallypoint.agent.preparations.worker_env.install import add_worker_env
 

@@ -154,12 +154,6 @@ class PContext(ABC):
             self.handover.keep_nobody(death_sig, timeout)
 
     @property
-    def waiting(self) -> tuple[int, ...]:
-        """The pids of the survivors."""
-        pids = self.pids()
-        return tuple(pids[rank] for rank in self.survivors)
-
-    @property
     def succeeded(self) -> tuple[int, ...]:
         """Local ranks that have succeeded without being asked to stop; none by default."""
         return ()
