@@ -181,7 +181,7 @@ def test_whoever_waits_for_long_says_so(caplog: pytest.LogCaptureFixture) -> Non
         peers.step()
         peers.step()
         (line,) = caplog.messages
-        assert f"over the worker store at 127.0.0.1:{server.port}: nothing has come for 10 s, of 30 s" in line
+        assert f"over the worker store at 127.0.0.1:{server.port}: nothing has come for 10 s, of {TIMEOUT:g} s" in line
         assert peers.preparing()
         peers.close()
         thread.join(TIMEOUT)
