@@ -226,6 +226,13 @@ def test_a_round_that_ends_meanwhile_is_forgotten_and_its_connection_ended() -> 
 # The agent that waits for it
 
 
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 class Exchanging(ThreadWorkers):
     def __init__(self, handler: RendezvousHandler, timeout: float) -> None:
         super().__init__(lambda rank, start, stopping: rank, handler)
@@ -282,14 +289,13 @@ def test_a_round_that_a_node_leaves_meanwhile_is_over_and_nothing_is_started() -
 
     def other_node() -> None:
         handlers[1].next_rendezvous()  # and says nothing of itself
-        assert user.asked.wait(TIMEOUT)
-        assert workers.preparing()
-        handlers[1].shutdown()
-        deadline = time.monotonic() + TIMEOUT
-        while workers.preparing():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            assert user.asked.wait(TIMEOUT)
+            eventually(workers.preparing)  # a moment after it was asked
+            handlers[1].shutdown()
+            eventually(lambda: not workers.preparing())
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     with beside(threading.Thread(target=other_node)), pytest.raises(SignalException):
         Agent(workers).run()
