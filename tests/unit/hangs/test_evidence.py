@@ -205,7 +205,8 @@ def context(folder: Path, **environment: str) -> SubprocessContext:
 def test_the_variables_of_torch_are_set_unless_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (BUFFER, DUMP, PIPE, SOCKET, DUMP_ON_TIMEOUT, *OLD_NAMES.values()):
         monkeypatch.delenv(name, raising=False)
-    notices = tmp_path / "notices"
+    monkeypatch.chdir(tmp_path)
+    notices = Path("notices")  # the path of a socket has to be short
     made = context(tmp_path / "logs", **{PIPE: "/mine_"})
     switch_on(made, str(notices), None)
     attempt = Path(made.error_files[0]).parents[1]
