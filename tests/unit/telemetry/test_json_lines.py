@@ -150,15 +150,6 @@ def agent_event_of(destination: str) -> None:
     record_agent_event(event(1), destination)
 
 
-@pytest.fixture
-def handlers_as_before() -> Iterator[None]:
-    before = dict(log_handlers)
-    yield
-    log_handlers.clear()
-    log_handlers.update(before)
-
-
-@pytest.mark.usefixtures("handlers_as_before")
 def test_by_name_it_is_given_all_events_whatever_the_log_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGLEVEL", "CRITICAL")
     destination = f"jsonl:{tmp_path}/e.jsonl"
