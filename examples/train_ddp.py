@@ -20,6 +20,7 @@ import os
 import sys
 import sysconfig
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -192,7 +193,7 @@ def train(options: argparse.Namespace, progress: Progress) -> None:
     dist.destroy_process_group()
 
 
-def main() -> int:
+def main(train: Callable[[argparse.Namespace, Progress], None] = train) -> int:
     """Tell that this worker is there before torch is imported, then train."""
     options = arguments()
     progress = Progress(options.progress)

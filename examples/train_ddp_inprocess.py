@@ -17,9 +17,9 @@ from rallypoint import inprocess
 if TYPE_CHECKING:
     import argparse
 
-    from examples.train_ddp import Checkpoint, Progress, arguments, build_model, corpus, share
+    from examples.train_ddp import Checkpoint, Progress, build_model, corpus, main, share
 else:
-    from train_ddp import Checkpoint, Progress, arguments, build_model, corpus, share
+    from train_ddp import Checkpoint, Progress, build_model, corpus, main, share
 
 NOTHING = -1
 """The step of a worker that has no model yet."""
@@ -141,14 +141,5 @@ def train(round_: inprocess.Round, options: argparse.Namespace, progress: Progre
     dist.destroy_process_group()
 
 
-def main() -> int:
-    """Tell that this worker is there before torch is imported, then train."""
-    options = arguments()
-    progress = Progress(options.progress)
-    progress.tell("start")
-    train(options, progress)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(train))
