@@ -45,6 +45,8 @@ VARIABLE = "RALLYPOINT_NOTICES"
 NOTICE_FILE = "notice.json"
 ACK_PREFIX = "ack."
 PROGRESS_PREFIX = "progress."
+FIFO_PREFIX, LEFT_PREFIX, ROUND_PREFIX = "inprocess.", "left.", "round."
+"""Of the files by which a worker goes on in the next round (`rallypoint.inprocess`)."""
 PROGRESS_SIZE = 32
 """Bytes of a worker's progress file; who writes 16 leaves out where it began."""
 

@@ -18,7 +18,8 @@ import os
 from contextlib import suppress
 from typing import NamedTuple
 
-FIFO_PREFIX, LEFT_PREFIX, ROUND_PREFIX = "inprocess.", "left.", "round."
+from rallypoint.notices import FIFO_PREFIX, LEFT_PREFIX, ROUND_PREFIX
+
 LEAVE, ENTER = "leave", "enter"
 
 

@@ -22,14 +22,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
-from rallypoint.notices import ACK_PREFIX, PROGRESS_PREFIX
+from rallypoint.notices import ACK_PREFIX, FIFO_PREFIX, LEFT_PREFIX, PROGRESS_PREFIX, ROUND_PREFIX
 
 if TYPE_CHECKING:
     from rallypoint.base.inotify import Inotify
 
 log = get_logger(__name__)
 
-FIFO_PREFIX, LEFT_PREFIX, ROUND_PREFIX = "inprocess.", "left.", "round."
 POLL = 0.05
 """Seconds between looks at the folder where inotify cannot be had."""
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rallypoint.base.inotify import CREATED, Inotify
-from rallypoint.inprocess.channel import FIFO_PREFIX, LEFT_PREFIX, ROUND_PREFIX
+from rallypoint.notices import FIFO_PREFIX, LEFT_PREFIX, ROUND_PREFIX
 
 DEADLINE = 120.0
 
