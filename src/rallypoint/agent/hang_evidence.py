@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from rallypoint.agent.policy_hang import OnHang
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.hangs.dumps import recorder_of
-from rallypoint.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence, decode_evidence
+from rallypoint.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence
+from rallypoint.hangs.messages import encode_evidence
 
 if TYPE_CHECKING:
     from rallypoint.agent.controller import WorkerController
     from rallypoint.workers.context import PContext
-
-
-_ENDS = ("restart", "fail")
-"""What `--on-hang` says where the workers are ended after the report."""
 
 
 def examined_node(controller: WorkerController) -> ExaminedNode:
@@ -34,22 +32,24 @@ def examined_node(controller: WorkerController) -> ExaminedNode:
         )
         for each in group.workers
     )
-    return ExaminedNode(host, workers, attempt_folder(context), controller.group.spec.on_hang in _ENDS)
+    return ExaminedNode(
+        host, workers, attempt_folder(context), controller.group.spec.on_hang in (OnHang.RESTART, OnHang.FAIL)
+    )
 
 
 def collect(node: ExaminedNode, context: PContext | None, local_ranks: Mapping[int, int]) -> bytes:
-    """The evidence of this node. Whose stacks cannot be read writes them when it is ended, if all will be.
+    """The evidence of this node, encoded. Whose stacks cannot be read writes them when it is ended, if all will be.
 
     Args:
         node: as `examined_node` has found it.
         context: its workers.
         local_ranks: by global rank.
     """
-    data = collect_evidence(node)
+    evidence = collect_evidence(node)
     if context is not None and node.ends_workers:
-        unread = (each.rank for each in decode_evidence(data).ranks if each.why_none)
+        unread = (each.rank for each in evidence.ranks if each.why_none)
         context.without_stacks.update(local_ranks[rank] for rank in unread)
-    return data
+    return encode_evidence(evidence)
 
 
 def _exit_codes(context: PContext) -> dict[int, int]:

@@ -63,7 +63,7 @@ def render_report(told: Mapping[str, bytes], silent: Sequence[str]) -> str:
         told: what each node has told, as `CollectedPart`s carry it.
         silent: the nodes that have not answered.
     """
-    from rallypoint.hangs.evidence import decode_evidence
+    from rallypoint.hangs.messages import decode_evidence
     from rallypoint.hangs.report import report_lines
 
     found, missing = [], list(silent)

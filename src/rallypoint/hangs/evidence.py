@@ -22,18 +22,9 @@ from rallypoint.base.log import get_logger, printable
 from rallypoint.hangs.children import Child, children_of
 from rallypoint.hangs.dumps import Recorder, take_dumps
 from rallypoint.hangs.frames import calls_of, main_frames, waits_for_children
-from rallypoint.hangs.messages import (
-    MAX_FRAMES,
-    MAX_TEXT,
-    NodeEvidence,
-    RankEvidence,
-    decode_evidence,
-    encode_evidence,
-)
+from rallypoint.hangs.messages import MAX_FRAMES, MAX_TEXT, NodeEvidence, RankEvidence
 from rallypoint.hangs.processes import process_state
 from rallypoint.hangs.stacks import TIMEOUT, WorkerStacks, stacks_of_workers
-
-__all__ = ["ExaminedNode", "ExaminedWorker", "collect_evidence", "decode_evidence"]
 
 log = get_logger(__name__)
 
@@ -60,14 +51,11 @@ class ExaminedNode(NamedTuple):
     ends_workers: bool = False
 
 
-def collect_evidence(node: ExaminedNode) -> bytes:
+def collect_evidence(node: ExaminedNode) -> NodeEvidence:
     """Look at the workers of this node; takes as long as py-spy and the flight recorders do, ten seconds at most.
 
     Args:
         node: the workers, and where to keep what is found.
-
-    Returns:
-        What `decode_evidence` takes.
     """
     deadline = Deadline.after(TIMEOUT)
     running = {each.rank: each.pid for each in node.workers if each.exit_code is None and each.pid > 0}
@@ -86,9 +74,7 @@ def collect_evidence(node: ExaminedNode) -> bytes:
     kept = _keep(node.folder, _whole_text(ranks, stacks, children)) if node.folder else ""
     written = next((each.dump.removesuffix(f"{rank}") for rank, each in recorders.items() if _is_there(each.dump)), "")
     where = printable(written, MAX_TEXT)
-    return encode_evidence(
-        NodeEvidence(printable(node.host), ranks, printable(kept, MAX_TEXT), records, where, node.ends_workers)
-    )
+    return NodeEvidence(printable(node.host), ranks, printable(kept, MAX_TEXT), records, where, node.ends_workers)
 
 
 def _is_there(path: str) -> bool:

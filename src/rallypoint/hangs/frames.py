@@ -113,7 +113,7 @@ def _short(file: str, root: str) -> str:
     return "/".join(file.rsplit("/", 2)[-2:])
 
 
-def telling(calls: Sequence[Call]) -> str:
+def summary_of(calls: Sequence[Call]) -> str:
     """What a stack is called in one line: the function of a library that the user's code has called, and the place of
     that call; the user's own function, if it has called none; the innermost call, if no code is the user's; empty for
     no calls.

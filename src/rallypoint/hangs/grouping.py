@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from rallypoint.base.log import ranges
-from rallypoint.hangs.frames import Call, calls_of, telling
+from rallypoint.hangs.frames import Call, calls_of, summary_of
 from rallypoint.hangs.messages import ProcessEvidence, RankEvidence
 
 _USUAL = frozenset({"running", "sleeping"})
@@ -24,7 +24,7 @@ class Found(NamedTuple):
     @property
     def headline(self) -> str:
         """A few words for it."""
-        return ", ".join(each for each in (self.state, telling(self.calls)) if each) or "nothing is known"
+        return ", ".join(each for each in (self.state, summary_of(self.calls)) if each) or "nothing is known"
 
 
 class Group(NamedTuple):

@@ -1,7 +1,7 @@
 """The evidence of a hang in words, for the log of every node. Pure.
 
-Law: it is bounded, since it goes to the log of every node of a job of any size: `MAX_LINES` lines, the most telling
-ones first, and a line says where all of it is.
+Law: it is bounded, since it goes to the log of every node of a job of any size: `MAX_LINES` lines, those
+that say who differs first, and a line says where all of it is.
 """
 
 from __future__ import annotations

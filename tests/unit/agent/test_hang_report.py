@@ -9,6 +9,7 @@ import pytest
 from rallypoint.agent import hang_report
 from rallypoint.agent.hang_report import HangReporter
 from rallypoint.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence
+from rallypoint.hangs.messages import encode_evidence
 from rallypoint.protocol.operator_messages import CollectedPart, CollectionEnded, HangReport
 
 TIMEOUT = 60.0
@@ -36,7 +37,7 @@ class Reports:
 
 def evidence(rank: int, exit_code: int) -> bytes:
     """What a node tells of a worker that has ended."""
-    return collect_evidence(ExaminedNode("host", (ExaminedWorker(rank, 7, exit_code),)))
+    return encode_evidence(collect_evidence(ExaminedNode("host", (ExaminedWorker(rank, 7, exit_code),))))
 
 
 def test_what_all_nodes_tell_is_one_report() -> None:

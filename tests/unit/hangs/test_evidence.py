@@ -19,8 +19,9 @@ from rallypoint.base.clock import Deadline
 from rallypoint.base.process_table import process_table
 from rallypoint.base.procfs import read_proc_state
 from rallypoint.hangs.dumps import BUFFER, DUMP, DUMP_ON_TIMEOUT, OLD_NAMES, PER_WORKER, PIPE, SOCKET, recorder_of
-from rallypoint.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence, decode_evidence
+from rallypoint.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence
 from rallypoint.hangs.grouping import groups_of
+from rallypoint.hangs.messages import NodeEvidence, decode_evidence, encode_evidence
 from rallypoint.hangs.report import report_lines
 from rallypoint.hangs.stacks import stacks_of_workers
 from rallypoint.logs.specs import DefaultLogsSpecs
@@ -61,6 +62,11 @@ if __name__ == "__main__":
 """
 
 
+def as_sent(node: ExaminedNode) -> NodeEvidence:
+    """The evidence of a node as those have it who are sent it."""
+    return decode_evidence(encode_evidence(collect_evidence(node)))
+
+
 def until(holds: Callable[[], bool]) -> None:
     deadline = Deadline.after(60)
     while not holds():
@@ -96,8 +102,8 @@ def test_each_state_is_told_and_all_of_it_is_kept(tmp_path: Path) -> None:
         workers = [ExaminedWorker(rank, pid) for rank, pid in enumerate(pids)]
         workers += [ExaminedWorker(4, 2**22 + 7), ExaminedWorker(5, 0, 3), ExaminedWorker(6, parent.pid)]
         node = ExaminedNode("n1", tuple(workers), str(folder))
-        found = decode_evidence(collect_evidence(node))
-        again = decode_evidence(collect_evidence(node))
+        found = as_sent(node)
+        again = as_sent(node)
     finally:
         with pipe.open("w"):
             held.wait(60)
@@ -135,13 +141,14 @@ def test_each_state_is_told_and_all_of_it_is_kept(tmp_path: Path) -> None:
 
 DENIED = """
 import ctypes, sys
-from rallypoint.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence, decode_evidence
+from rallypoint.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence
+from rallypoint.hangs.messages import decode_evidence, encode_evidence
 from rallypoint.hangs.report import report_lines
 
 PR_CAPBSET_DROP, CAP_SYS_PTRACE = 24, 19
 ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0)  # what py-spy runs as; others do not have it anyway
 node = ExaminedNode("n1", (ExaminedWorker(0, int(sys.argv[1])), ExaminedWorker(1, int(sys.argv[1]))))
-print("\\n".join(report_lines([decode_evidence(collect_evidence(node))])))
+print("\\n".join(report_lines([decode_evidence(encode_evidence(collect_evidence(node)))])))
 """
 CANNOT_BE_READ = """
 import ctypes, time
@@ -188,9 +195,9 @@ def test_who_has_no_stacks_is_to_show_them_if_it_will_be_ended(tmp_path: Path) -
 
 
 def test_no_folder_and_no_worker_are_no_failure(tmp_path: Path) -> None:
-    assert decode_evidence(collect_evidence(ExaminedNode("n1", ()))).ranks == ()
+    assert as_sent(ExaminedNode("n1", ())).ranks == ()
     (tmp_path / "file").write_text("")
-    found = decode_evidence(collect_evidence(ExaminedNode("n1", (ExaminedWorker(0, 0, -9),), str(tmp_path / "file"))))
+    found = as_sent(ExaminedNode("n1", (ExaminedWorker(0, 0, -9),), str(tmp_path / "file")))
     assert (found.kept, found.ranks[0].exit_code) == ("", -9)
 
 

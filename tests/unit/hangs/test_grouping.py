@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.hangs.frames import Frame, calls_of, main_frames, short_lines, telling
+from rallypoint.hangs.frames import Frame, calls_of, main_frames, short_lines, summary_of
 from rallypoint.hangs.grouping import groups_of
 from rallypoint.hangs.messages import NodeEvidence, ProcessEvidence, RankEvidence, decode_evidence, encode_evidence
 from rallypoint.hangs.report import MAX_LINES, report_lines
@@ -77,7 +77,7 @@ def test_the_main_thread_is_read_of_what_py_spy_prints() -> None:
         ("Trainer.step", "train.py", 41),
         ("<module>", "train.py", 60),
     ]
-    assert telling(calls_of(frames)) == "all_reduce, train.py:41"
+    assert summary_of(calls_of(frames)) == "all_reduce, train.py:41"
     assert '  Thread "pin memory"' in short_lines(DUMP)
     assert "    wait (threading.py:355)" in short_lines(DUMP)
     assert "    Trainer.step (train.py:41)" in short_lines(DUMP)
@@ -86,7 +86,7 @@ def test_the_main_thread_is_read_of_what_py_spy_prints() -> None:
 
 def test_a_stack_is_called_by_what_the_users_code_has_called() -> None:
     def name(*frames: Frame) -> str:
-        return telling(calls_of(frames))
+        return summary_of(calls_of(frames))
 
     script = Frame("<module>", "/home/me/job/train.py", 9)
     model = Frame("Net.forward", "/home/me/job/nets/net.py", 7)
