@@ -51,7 +51,7 @@ from rallypoint.base.clock import Deadline
 from rallypoint.election.leader_resolver import LeaderResolver
 from rallypoint.failures.cause import Cause, Ending
 from rallypoint.membership.operations import Drain, Fail, Preempt, PreemptJob, Succeed
-from rallypoint.membership.state import NodeId, Outcome, Settings
+from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Settings
 from rallypoint.protocol.handshake import PROTOCOL_VERSION, Hello
 from rallypoint.protocol.messages import Deliver, JobEnded, LeaveRequest, Link, Placed, ProgressRequest, RoundEnded
 from rallypoint.protocol.operator_messages import HangFound, HangReport, NodeReport
@@ -268,7 +268,8 @@ class Agent:
         self.joined_at = self.job.world.now
         limit, restarted = self.job.scenario.max_restarts, self.workers.restarted
         self.restarts_workers = restarted
-        self.handler.join("default", self.plan.size, limit, "train.py", restarts_workers=restarted)
+        member = NodeInfo("default", self.plan.size, "", 0, None, limit, "train.py", restarts_workers=restarted)
+        self.handler.join(member)
         self._ask_every = 2.0
         self._ask_again()
 

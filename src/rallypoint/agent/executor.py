@@ -15,7 +15,7 @@ from signal import Signals
 from rallypoint.agent import steps
 from rallypoint.agent.controller import WorkerController
 from rallypoint.agent.notice_directory import NoticeDirectory
-from rallypoint.agent.rendezvous_client import RendezvousClient
+from rallypoint.agent.rendezvous_client import RendezvousClient, joining
 from rallypoint.agent.spec import RunResult, WorkerState, node_failure
 from rallypoint.agent.waiting import WaitingForOthers
 from rallypoint.base.clock import Clock
@@ -161,8 +161,7 @@ class StepExecutor:
             self._events.joins()
         self._workers.group.join_requested_at = self.waiting.begin()
         log.info("[%s] Rendezvous'ing worker group", spec.role)
-        program, restarts = spec.get_program_name(), self._workers.restarts_workers()
-        self._rendezvous.join(spec.role, spec.local_world_size, spec.max_restarts, program, restarts_workers=restarts)
+        self._rendezvous.join(joining(spec, restarts_workers=self._workers.restarts_workers()))
 
     def _do_start(self, step: steps.StartWorkers) -> None:
         self.last = self._held = None

@@ -20,7 +20,7 @@ from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.failures.cause import Cause, Ending, Restarts
 from rallypoint.membership.operations import Drain, Fail, PreemptJob, ReportQuiet, Succeed
-from rallypoint.membership.state import Outcome, Reason, RoundEnd, Verdict
+from rallypoint.membership.state import NodeInfo, Outcome, Reason, RoundEnd, Verdict
 from rallypoint.protocol import messages
 from rallypoint.rendezvous.control_plane import LocalJob
 from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousStoreInfo
@@ -64,17 +64,9 @@ class PollingRendezvousClient:
         """Hand every notification to `deliver`; None ends that."""
         self._deliver = deliver
 
-    def join(
-        self,
-        role: str,
-        local_world_size: int,
-        max_restarts: int = -1,
-        program: str = "",
-        *,
-        restarts_workers: bool = False,
-    ) -> None:
+    def join(self, member: NodeInfo) -> None:
         """Take part in the next round. Such a handler cannot carry more of the node than that it does."""
-        self._execute(lambda: self._next_rendezvous(role, local_world_size))
+        self._execute(lambda: self._next_rendezvous(member.role, member.local_world_size))
 
     keeps_workers = False
     """No node hears whether the workers of others can go on in their processes, so none do."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from rallypoint.base.light_typing import TYPE_CHECKING, Protocol
+from rallypoint.membership.state import NodeInfo
 from rallypoint.protocol.messages import Deliver, Placement, Request
 from rallypoint.rendezvous.control_plane import LocalJob
 from rallypoint.rendezvous.elastic import ElasticHandler
@@ -22,16 +23,8 @@ class RendezvousClient(Protocol):
     def listen(self, deliver: Deliver | None) -> None:
         """Hand every notification to `deliver`; None ends that."""
 
-    def join(
-        self,
-        role: str,
-        local_world_size: int,
-        max_restarts: int = -1,
-        program: str = "",
-        *,
-        restarts_workers: bool = False,
-    ) -> None:
-        """Request a place in the next round."""
+    def join(self, member: NodeInfo) -> None:
+        """Request a place in the next round for this node, of which `joining` says what is known here."""
 
     def begin_round(self, placement: Placement) -> None:
         """The workers of the round before are gone; this round's begin."""
@@ -62,6 +55,17 @@ class RendezvousClient(Protocol):
 
     def shutdown(self) -> bool:
         """Release everything; the job goes on without this node. Returns whether that went well."""
+
+
+def joining(spec: WorkerSpec, *, restarts_workers: bool) -> NodeInfo:
+    """What a node that joins says of itself; where it listens, and its rank, is up to its rendezvous."""
+    program = spec.get_program_name()
+    return NodeInfo(
+        *(spec.role, spec.local_world_size, "", 0),
+        max_restarts=spec.max_restarts,
+        program=program,
+        restarts_workers=restarts_workers,
+    )
 
 
 def rendezvous_of(spec: WorkerSpec, exit_barrier_timeout: float = 300) -> RendezvousClient:

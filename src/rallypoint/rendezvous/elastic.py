@@ -157,14 +157,14 @@ class ElasticHandler(RendezvousHandler):
             return with_torch_store(self.info(placement))
         if self._placement is not None:
             self.send(Drain(self._placement.round))
-        self.join("default", 1)
+        self.join(NodeInfo("default", 1, "", 0))
         for notification in incoming_notifications(self._inbox, lambda: self.send(ProgressRequest())):
             if isinstance(notification, Placed):
                 self.begin_round(notification.placement)
                 return with_torch_store(self.info(notification.placement))
             log_for_people(notification)
             if self._join_used_up:
-                self.join("default", 1)
+                self.join(NodeInfo("default", 1, "", 0))
             error = error_of(notification)
             if error is not None:
                 self._event_emitter.failed(error)
@@ -189,19 +189,10 @@ class ElasticHandler(RendezvousHandler):
         """From now on hand every notification to `deliver`, from whatever thread it comes; None ends that."""
         self._listener = deliver
 
-    def join(
-        self,
-        role: str,
-        local_world_size: int,
-        max_restarts: int = -1,
-        program: str = "",
-        *,
-        restarts_workers: bool = False,
-    ) -> None:
+    def join(self, member: NodeInfo) -> None:
         """Ask for a place in the next round; the answer is a `Placed` or `JoinRefused` notification.
 
-        What the node was started with goes along (see `NodeInfo`), so that people hear of it if nodes differ; so does
-        whether its former workers can go on in their processes.
+        `member` is what others are told of the node; its address, its store's port and its rank are filled in here.
 
         A worker store of this node listens before the request goes out, should the node become group rank 0. A round
         that came and went before it was begun may have used what was prepared for it, and so may one that was
@@ -212,10 +203,8 @@ class ElasticHandler(RendezvousHandler):
             self._begun_round = self._delivered_round
             self._stores.discard_prepared()
         self._event_emitter.join_requested()
-        hint = self._control.rank_hint
-        node_info = NodeInfo(role, local_world_size, "", 0, hint, max_restarts, program, restarts_workers)
         try:
-            self._swap_wanted((node_info, self._clock()))
+            self._swap_wanted((member._replace(rank_hint=self._control.rank_hint), self._clock()))
             self._ensure_link()
             self._join_if_open()
         except RallypointError as error:

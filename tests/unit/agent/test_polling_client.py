@@ -19,6 +19,7 @@ from rallypoint.failures.cause import Cause, Ending
 from rallypoint.logs.specs import DefaultLogsSpecs
 from rallypoint.logs.std import Std
 from rallypoint.membership.operations import Drain, Fail, PreemptJob
+from rallypoint.membership.state import NodeInfo
 from rallypoint.protocol.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -248,7 +249,7 @@ def preempted_client() -> tuple[PollingRendezvousClient, queue.SimpleQueue[Notif
     spec = WorkerSpec("default", 1, CountingHandler(HashStore(), "job", 1, address="127.0.0.1"), entrypoint="true")
     client = PollingRendezvousClient(spec)
     heard = told_by(client)
-    client.join("default", 1)
+    client.join(NodeInfo("default", 1, "", 0))
     assert isinstance(heard.get(timeout=TIMEOUT), Placed)
     client.send(PreemptJob(60.0, "received SIGUSR2"))
     return client, heard

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from rallypoint.base.descriptors import RESERVED, allow_descriptors, for_connections
+from rallypoint.membership.state import NodeInfo
 from rallypoint.protocol.messages import Notification, Placed
 from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.params import RendezvousParameters
@@ -68,7 +69,7 @@ def test_a_host_of_coordinator_and_store_has_descriptors_for_nodes_and_workers(h
     assert isinstance(handler, ElasticHandler)
     told: queue.SimpleQueue[Notification] = queue.SimpleQueue()
     handler.listen(told.put)
-    handler.join("default", 200)
+    handler.join(NodeInfo("default", 200, "", 0))
     while not isinstance(placed := told.get(timeout=60), Placed):
         pass
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(600, hard), "the nodes alone need no more"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from rallypoint.base.clock import Deadline
 from rallypoint.membership.operations import Fail
-from rallypoint.membership.state import NodeId, Settings
+from rallypoint.membership.state import NodeId, NodeInfo, Settings
 from rallypoint.protocol.messages import Deliver, Link, Notification, Placed, RoundEnded
 from rallypoint.protocol.state_codec import decode_state
 from rallypoint.rendezvous.control_plane import ControlPlane
@@ -94,19 +94,19 @@ def until(memory: Memory, holds: Callable[[int], bool]) -> None:
 def test_a_node_that_missed_its_round_joins_anew_with_a_new_worker_store() -> None:
     memory = Memory()
     with two_nodes(memory) as (a, b):
-        a.handler.join("default", 1)
+        a.handler.join(NodeInfo("default", 1, "", 0))
         until(memory, lambda count: count == 1)
         a.backend.lags = True
-        b.handler.join("default", 1)
+        b.handler.join(NodeInfo("default", 1, "", 0))
         first = b.placed().placement
         assert (first.round, first.group_rank) == (0, 1), "a hosts the store of the round that it does not see"
         b.handler.send(Fail(0, CAUSE, 3))
         assert b.round_ended() == 0
-        b.handler.join("default", 1)
+        b.handler.join(NodeInfo("default", 1, "", 0))
         until(memory, lambda count: count == 1)
         a.backend.lags = False
         assert a.round_ended() == 0
-        a.handler.join("default", 1)
+        a.handler.join(NodeInfo("default", 1, "", 0))
         second = a.placed().placement
         assert (second.round, second.group_rank) == (1, 0)
         assert b.placed().placement.store_port == second.store_port
@@ -121,12 +121,12 @@ def test_who_only_waits_for_a_place_joins_anew_by_itself() -> None:
         waiting = pool.submit(a.handler.next_rendezvous)
         until(memory, lambda count: count == 1)
         a.backend.lags = True
-        b.handler.join("default", 1)
+        b.handler.join(NodeInfo("default", 1, "", 0))
         first = b.placed().placement
         b.handler.send(Fail(0, CAUSE, 3))
         assert b.round_ended() == 0
         a.backend.lags = False
-        b.handler.join("default", 1)
+        b.handler.join(NodeInfo("default", 1, "", 0))
         info = waiting.result(TIMEOUT)
         assert (info.rank, info.world_size) == (0, 2)
         assert info.bootstrap_store_info is not None

@@ -13,6 +13,7 @@ import pytest
 
 from rallypoint.base.errors import UserError
 from rallypoint.membership.operations import Drain, Succeed
+from rallypoint.membership.state import NodeInfo
 from rallypoint.protocol.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError
 from rallypoint.protocol.messages import Notification, Placed, ProgressRequest, RoundEnded
 from rallypoint.rendezvous.elastic import ElasticHandler
@@ -101,7 +102,7 @@ def test_a_static_job_has_a_new_store_before_the_next_round_can_be_complete() ->
         made[0].listen(told.put)
         made[1].send(Drain(0))
         assert isinstance(told.get(timeout=20), RoundEnded)
-        made[0].join("default", 1)  # an agent asks for the next round first, and stops its workers then
+        made[0].join(NodeInfo("default", 1, "", 0))  # an agent asks for the next round before it stops its workers
         made[1].next_rendezvous()
         new = TCPStore(where.master_addr, where.master_port, timeout=timedelta(seconds=20))
         assert not new.check(["of round 0"])

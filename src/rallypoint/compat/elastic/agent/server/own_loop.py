@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, ExitStack
 from rallypoint.agent.controller import WorkerController
 from rallypoint.agent.polling_client import PollingRendezvousClient
 from rallypoint.agent.rank_exchange import wait_at_exit_barrier
+from rallypoint.agent.rendezvous_client import joining
 from rallypoint.agent.signal_set import FORWARDED_SIGNALS, handled_signals
 from rallypoint.agent.spec import RunResult, WorkerState
 from rallypoint.base.clock import Deadline
@@ -163,9 +164,7 @@ class OwnLoop:
         self._workers.forward(number)
 
     def _join(self) -> None:
-        spec = self._workers.group.spec
-        program = spec.get_program_name()
-        self._rendezvous.join(spec.role, spec.local_world_size, spec.max_restarts, program, restarts_workers=True)
+        self._rendezvous.join(joining(self._workers.group.spec, restarts_workers=True))
 
     def _handle(self, notification: Notification) -> None:
         """Act on a notification while waiting for a round."""
