@@ -10,7 +10,7 @@ READY  := $(VENV)/.ready
 # Where this says not to keep bytecode, each of the thousands of processes that tests start compiles the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: check record demo fuzz test conformance-preload sweep inprocess-kills sim lint frameworks bench dist lock clean
+.PHONY: check record demo fuzz test conformance-preload sweep inprocess-kills sim lint docs frameworks bench dist lock clean
 
 check: $(DEV)  ## in a minute, without torch: lint, all tests that start no process, with fewer examples, and 200 simulated jobs
 	@$(MAKE) --no-print-directory lint
@@ -48,6 +48,9 @@ lint: $(DEV)  ## style, types and layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(DEV)  ## the site, in docs/_build/html; a warning is an error
+	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html $(ARGS)
+
 frameworks: $(READY)  ## programs of other people's frameworks, with workers and agents killed
 	@test -x .venv-frameworks/bin/python || $(PYTHON) -m venv .venv-frameworks
 	@.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -r examples/frameworks/requirements.txt
@@ -78,7 +81,8 @@ lock:  ## renew requirements/*.txt: what the verbs above install, with hashes (a
 		--no-emit-index-url --no-emit-find-links --no-header --upgrade --quiet -o requirements/fuzz.txt
 
 clean:  ## what the verbs above made
-	rm -rf $(VENV) .venv-frameworks .venv-release dist src/rallypoint/store/_native*.so .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-frameworks .venv-release dist src/rallypoint/store/_native*.so .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis \
+		docs/_build docs/project docs/reference/generated
 
 $(READY): $(DEV)
 	@echo "fetching torch into $(VENV), for what runs beside it (the first time only)"

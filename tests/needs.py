@@ -22,6 +22,7 @@ MARKERS = {
 BY_FOLDER = {
     "conformance": ("process", "torch"),
     "deploy": ("process",),
+    "documents": ("process",),
     "faults": ("process", "root"),
     "jobs": ("process",),
     "slurm": ("process", "root"),

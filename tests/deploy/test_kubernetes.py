@@ -29,7 +29,7 @@ from tests.deploy.manifests import (
 )
 
 VERSIONS = ("1.29", "1.37")
-PAGE = FOLDER.parents[1] / "docs" / "kubernetes.md"
+PAGE = FOLDER.parents[1] / "docs" / "how-to" / "kubernetes.md"
 _CUSTOM = {
     "JobSet": JobsetV1alpha2JobSet,
     "TrainingRuntime": TrainerV1alpha1TrainingRuntime,

@@ -20,7 +20,7 @@ def add_check(verb: Verb) -> None:
         "check",
         "check whether this node can run a job",
         "Check this node before a job is started on it: shared memory, limits, space, names, the endpoint, GPUs "
-        "(docs/preflight.md). Prints a line for each check: PASS, WARN or FAIL, its name, the fact and the remedy. "
+        "(docs/how-to/preflight.md). Prints a line for each check: PASS, WARN or FAIL, name, fact, remedy. "
         "Exits with 0 if all have passed, 1 after a WARN, and 2 after a FAIL. rallyrun --preflight does the same on "
         "every node of a job before it joins.",
         "--endpoint=node1:29400 --require=shared-memory,gpus",
@@ -31,7 +31,7 @@ def add_check(verb: Verb) -> None:
     add_rendezvous(what, "the job's id, to ask its control plane for the time of day (etcd needs it)")
     what.add_argument("--log-dir", default="", metavar="DIR", help="folder of the logs (default: a temporary one)")
     output = page.add_argument_group("answer")
-    output.add_argument("--json", action="store_true", help="print JSON (docs/preflight.md)")
+    output.add_argument("--json", action="store_true", help="print JSON (docs/how-to/preflight.md)")
     text = "checks that must be made and pass: each is a FAIL otherwise, a WARN included"
     output.add_argument("--require", default="", metavar="NAME,...", help=text)
 

@@ -19,7 +19,7 @@ A part that must be done as a whole or not at all, such as an optimizer's step, 
 `RoundEnded` pass: it is no `Exception`, so that `except Exception` does. Its clean-up (`finally`, `with`) is not cut.
 
 Whoever does not come out in time (`--inprocess-timeout`) is killed and started anew. Outside of Rallypoint the function
-is called once. Nothing here imports torch; `docs/in-process.md` says what survives, and what does not.
+is called once. Nothing here imports torch; `docs/how-to/in-process.md` says what survives, and what does not.
 """
 
 from rallypoint.inprocess.aborting import on_round_end

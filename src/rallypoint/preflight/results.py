@@ -108,6 +108,6 @@ VERSION = 1
 
 
 def results_json(results: Sequence[CheckResult]) -> str:
-    """The results as JSON; `docs/preflight.md` describes each field."""
+    """The results as JSON; `docs/how-to/preflight.md` describes each field."""
     checks = [each._asdict() for each in results]
     return json.dumps({"version": VERSION, "status": worst(results), "checks": checks}, indent=2)

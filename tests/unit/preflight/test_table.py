@@ -15,7 +15,7 @@ from rallypoint.preflight.table import CheckInputs
 from tests.unit.preflight import readings
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "preflight.md"
+PAGE = ROOT / "docs" / "how-to" / "preflight.md"
 
 
 def rows() -> list[str]:
@@ -29,7 +29,7 @@ def rows() -> list[str]:
 
 def test_the_page_has_the_table_of_the_code() -> None:
     found = re.findall(r"^\| `[a-z-]+` \|(?:[^|\n]+\|){4}$", PAGE.read_text(), re.M)
-    assert found == rows(), "docs/preflight.md has to hold these rows:\n" + "\n".join(rows())
+    assert found == rows(), "docs/how-to/preflight.md has to hold these rows:\n" + "\n".join(rows())
 
 
 def test_names_are_words_that_stand_in_a_list() -> None:

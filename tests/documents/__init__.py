@@ -1,0 +1,1 @@
+"""What the documents claim: the site builds, and their commands run."""
