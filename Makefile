@@ -17,8 +17,8 @@ check: $(DEV)  ## in a minute, without torch: lint, all tests that start no proc
 	@$(BIN)/python -m pytest -q -n 3 --dist worksteal --quick -m "not (process or torch or etcd or root)" $(PURE) $(ARGS)
 	@$(BIN)/python -m tests.sim --seeds 200
 
-demo: $(READY)  ## train with two workers, kill one half-way, finish with the same loss
-	@$(BIN)/python examples/demo.py
+demo: $(READY)  ## a training job of torch loses a worker, then a node, and goes on; beside torchrun (ARGS="--no-torchrun")
+	@$(BIN)/rallyctl demo --program examples/train_ddp.py $(ARGS)
 
 test: $(READY)  ## every test, on both cores
 	$(BIN)/python -m pytest -n 4 --dist worksteal $(ARGS)

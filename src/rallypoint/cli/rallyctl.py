@@ -1,5 +1,6 @@
 """The command `rallyctl`: what runs beside jobs and not in one.
 
+rallyctl demo                           a job that loses a worker, then a node, and goes on
 rallyctl launch --hosts a,b -- COMMAND  a job on several hosts, over ssh
 rallyctl status ENDPOINT                how a job stands; also restart, drain, resize, stop, stacks, bundle
 rallyctl check                          whether this node can run a job
@@ -19,6 +20,7 @@ from collections.abc import Callable, Sequence
 from rallypoint.base.errors import UsageError
 from rallypoint.cli.bundle import add_bundle
 from rallypoint.cli.check import add_check
+from rallypoint.cli.demo import add_demo
 from rallypoint.cli.etcd import add_etcd
 from rallypoint.cli.flag_types import ShowVersion
 from rallypoint.cli.launching import add_launch
@@ -61,11 +63,12 @@ def _parser() -> argparse.ArgumentParser:
     def verb(
         name: str, summary: str, text: str, example: str, work: Callable[[argparse.Namespace], int | None]
     ) -> argparse.ArgumentParser:
-        epilog = f"example: rallyctl {name} {example}"
+        epilog = f"example: rallyctl {name} {example}".rstrip()
         page = verbs.add_parser(name, help=summary, description=text, epilog=epilog, formatter_class=HelpFormatter)
         page.set_defaults(work=work)
         return page
 
+    add_demo(verb)
     add_launch(verb)
     add_watching(verb)
     add_check(verb)

@@ -1,0 +1,72 @@
+"""The program of the demo: its result does not depend on the number of workers; it ends where another is gone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from rallypoint.demo.peers import Peers, PeersError
+from rallypoint.demo.worker import arguments, gradient, share
+from rallypoint.store.client import TCPStore
+
+
+def test_all_shares_together_are_the_same_whatever_the_number_of_workers() -> None:
+    options = arguments(["--batch=60"])
+    whole = share(5, options, 0, 1)
+    assert sorted(each for rank in range(3) for each in share(5, options, rank, 3)) == sorted(whole)
+    assert share(6, options, 0, 1) != whole
+
+
+def test_the_gradient_is_that_of_the_squared_error() -> None:
+    weights = [((7 * place) % 11 - 5) / 10 for place in range(49)]
+    samples = [-1.0, 0.3, 2.0]
+    *slopes, squares = gradient(weights, samples)
+    step = 1e-6
+    for place in (0, 1, 2, 30, 48):
+        moved = [weight + step * (number == place) for number, weight in enumerate(weights)]
+        assert (gradient(moved, samples)[-1] - squares) / step == pytest.approx(2 * slopes[place], abs=1e-3)
+
+
+def together(count: int, work: Callable[[Peers, int], None]) -> list[BaseException | None]:
+    """Have so many peers do something; what each has raised."""
+    raised: list[BaseException | None] = [None] * count
+    with TCPStore("127.0.0.1", 0, is_master=True) as store:
+
+        def run(rank: int) -> None:
+            peers = Peers(rank, count, ("127.0.0.1", store.port))
+            try:
+                work(peers, rank)
+            except PeersError as error:
+                raised[rank] = error
+            finally:
+                peers.close()
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join(60)
+    return raised
+
+
+def test_all_have_the_same_sums() -> None:
+    sums: dict[int, tuple[float, ...]] = {}
+
+    def work(peers: Peers, rank: int) -> None:
+        sums[rank] = peers.sum([0.1 * rank, 1.0])
+
+    assert together(3, work) == [None] * 3
+    assert sums[0] == sums[1] == sums[2] == pytest.approx((0.3, 3.0))
+
+
+def test_a_peer_that_is_gone_is_an_error_to_all_others() -> None:
+    def work(peers: Peers, rank: int) -> None:
+        peers.sum([1.0])
+        if rank != 1:
+            peers.sum([1.0])
+
+    raised = together(3, work)
+    assert raised[1] is None
+    assert all(isinstance(each, PeersError) for each in (raised[0], raised[2]))
