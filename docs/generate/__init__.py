@@ -1,6 +1,9 @@
 """Pages that are made each time the site is built: reference from the tables of the code, and the repository's papers.
 
 flags       every flag of `rallyrun`
+rallyctl    every verb of `rallyctl` and its flags
+rdzv_conf   the keys of `--rdzv-conf`
+environment environment variables, read and set
 """
 
 from __future__ import annotations
@@ -8,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs.generate import flags
+from docs.generate import environment, flags, rallyctl, rdzv_conf
 from docs.repository_links import DOCS, PAPERS, copied
 
 REFERENCE: dict[str, Callable[[], str]] = {
     "flags": flags.page,
+    "rdzv-conf": rdzv_conf.page,
+    "rallyctl": rallyctl.page,
+    "environment": environment.page,
 }
 """Names of pages to what makes their text, in Markdown."""
 

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from rallypoint.cli.process_setup import set_up_process
 
         set_up_process()
-    options = _parser().parse_args(argv)
+    options = build_parser().parse_args(argv)
     work: Callable[[argparse.Namespace], int | None] = options.work
     from rallypoint.cli.exit import exit_code_of
 
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code_of(lambda: codes.append(work(options)), "rallyctl") or codes[0] or 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     about = "Run services for rallyrun's jobs, outside of them."
     parser = Parser("rallyctl", description=about, formatter_class=HelpFormatter)
     parser.add_argument("--version", action=ShowVersion, command="rallyctl")

@@ -122,7 +122,7 @@ def _static(options: Options, configs: dict[str, Any], max_nodes: int) -> Rendez
 
 def _warn_of_options(options: Options, given: dict[str, Any], backend: str, alone: bool) -> None:
     """Options of a plug-in are not checked. A job that is `alone` uses c10d, whatever backend was given."""
-    from rallypoint.rendezvous.backends.options import KNOWN
+    from rallypoint.rendezvous.backends.option_table import KNOWN
 
     if (known := KNOWN.get(backend)) is not None:
         from rallypoint.cli.unknown_names import warn_of_options

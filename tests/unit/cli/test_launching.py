@@ -66,7 +66,7 @@ def test_what_cannot_work(
 
 @pytest.mark.process
 def test_other_verbs_import_nothing_of_it() -> None:
-    program = "import sys; from rallypoint.cli.rallyctl import _parser; _parser(); print(*sys.modules)"
+    program = "import sys; from rallypoint.cli.rallyctl import build_parser; build_parser(); print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert "rallypoint.cli.launching" in ran.stdout
     assert not [name for name in ran.stdout.split() if name.startswith("rallypoint.remote") or name == "asyncio"]

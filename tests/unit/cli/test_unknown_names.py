@@ -13,7 +13,7 @@ from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.parse import parse
 from rallypoint.cli.rendezvous_choice import choose_rendezvous
 from rallypoint.cli.unknown_names import OURS, closest_match, warn_of_variables
-from rallypoint.rendezvous.backends.options import KNOWN
+from rallypoint.rendezvous.backends.option_table import KNOWN
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.registry import rendezvous_handler_registry
 

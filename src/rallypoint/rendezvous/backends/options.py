@@ -38,18 +38,6 @@ _DEFAULTS = {
 closing waits for nobody here, and the one join deadline bounds connecting (decision 9).
 """
 
-_BEYOND_TORCHRUN = {
-    "lease",
-    "notice_timeout",
-    "min_healthy_time",
-    "restart_backoff",
-    "restart_backoff_max",
-    "same_failure_limit",
-    "failure_grace",
-    "store_peers",
-}
-"""Options that torchrun does not have, of every backend of ours."""
-
 _TLS = ("tls_cert", "tls_key", "tls_ca", "tls_peer")
 """Of the control plane, wherever there is a server of ours."""
 
@@ -58,27 +46,6 @@ _REMOTE_CONTROL = "remote_control"
 
 _LISTEN = "listen"
 """Where a coordinator in this agent listens: an address or name of this machine, or `any` for all interfaces."""
-
-_ELASTIC = {"rank", *_BEYOND_TORCHRUN, *_DEFAULTS} - {"read_timeout"}
-_ON_ETCD = {"protocol", "cacert", "cert", "key", "ca_cert", "ssl_cert", "ssl_cert_key", "user", "password"}
-
-KNOWN = {
-    "static": {"timeout", _LISTEN, _REMOTE_CONTROL, *_BEYOND_TORCHRUN, *_TLS},
-    "c10d": {"store_type", "is_host", "read_timeout", _LISTEN, _REMOTE_CONTROL, *_ELASTIC, *_TLS},
-    "etcd-v2": {"etcd_prefix", "read_timeout", *_ON_ETCD, *_ELASTIC},
-    "etcd": {
-        "prefix",
-        "join_timeout",
-        "last_call_timeout",
-        "rank",
-        _LISTEN,
-        _REMOTE_CONTROL,
-        *_ON_ETCD,
-        *_BEYOND_TORCHRUN,
-        *_TLS,
-    },
-}
-"""Backend to the options that mean something to it, or to torchrun's of that name. What a plug-in reads, it knows."""
 
 
 def settings_of(

@@ -1,0 +1,50 @@
+"""The page of environment variables: what they mean stands in environment.toml; those of flags come from the table."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from docs.generate.markdown import literal, table
+
+from rallypoint.cli.flags import FLAGS
+
+HEAD = """\
+# Environment variables
+
+The command line takes precedence over a variable. A variable that begins with `PET_` or `RALLYPOINT_` and is read by
+nothing, such as `PET_NNODE`, is named in a warning.
+"""
+
+GROUPS: dict[str, dict[str, dict[str, str]]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+"""`read` and `set`, to titles, to variables, to what they mean."""
+
+NO_VARIABLES = frozenset(
+    (
+        *("ASSIGN_WORKER_RANKS", "DEFAULT_PORT", "DEFAULT_ROLE", "ENVIRONMENT", "SC_IOV_MAX", "TYPE_CHECKING"),
+        *("HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL", "WRONG_VERSION_NUMBER"),
+        # Ends of names, which `OURS` of cli/unknown_names.py puts together
+        *("ETCD_PASSWORD", "ETCD_PASSWORD_FILE", "HTTP_TOKEN_FILE", "SECRET_FILE"),
+        *("TERMINATION_GRACE", "TERMINATION_LOG", "VERDICT_FILE"),
+    )
+)
+"""Texts of the source that look like variables, and are none."""
+
+
+def page() -> str:
+    """The page, in Markdown."""
+    parts = [HEAD, "## Read\n", "### Flags of `rallyrun`\n"]
+    given = [flag for flag in FLAGS if flag.from_environment]
+    parts.append(table(("variable", "flag"), [(literal(flag.variable), _link(flag.name)) for flag in given]))
+    for kind, title in (("read", ""), ("set", "## Set\n")):
+        parts += [title] if title else []
+        parts += [f"### {name}\n\n{_table(variables)}" for name, variables in GROUPS[kind].items()]
+    return "\n".join(parts)
+
+
+def _link(flag: str) -> str:
+    return f"[{literal(flag)}](flags.md#{flag.removeprefix('--')})"
+
+
+def _table(variables: dict[str, str]) -> str:
+    return table(("variable", "meaning"), [(literal(name), text) for name, text in variables.items()])

@@ -1,0 +1,34 @@
+"""The page of the keys of `--rdzv-conf`."""
+
+from __future__ import annotations
+
+from docs.generate.markdown import literal, table
+
+from rallypoint.rendezvous.backends.option_table import OPTIONS, OptionText
+
+HEAD = """\
+# Keys of `--rdzv-conf`
+
+`--rdzv-conf=key=value,key=value`, or `PET_RDZV_CONF`: options of the rendezvous. Blanks around keys and values are
+dropped, a value may contain `=` but no comma. A key that the backend does not know is named in a warning and has no
+effect. Times are in seconds; yes and no are 1, true, t, yes, y and 0, false, f, no, n. All nodes give the same, but
+for `is_host` and `listen`.
+
+Where `--standalone` or the default makes a job of one node, the keys of `c10d` apply.
+"""
+
+
+def page() -> str:
+    """The page, in Markdown."""
+    both = (
+        ("## Keys that torchrun has too", [option for option in OPTIONS if not option.beyond_torchrun]),
+        ("## Keys beyond torchrun", [option for option in OPTIONS if option.beyond_torchrun]),
+    )
+    return "\n".join([HEAD, *(f"{title}\n\n{_table(options)}" for title, options in both)])
+
+
+def _table(options: list[OptionText]) -> str:
+    rows = [
+        (literal(each.name), each.default, ", ".join(map(literal, each.backends)), each.meaning) for each in options
+    ]
+    return table(("key", "default", "backends", "meaning"), rows)
