@@ -89,7 +89,7 @@ $(READY): $(DEV)
 	@$(PIP) torch==2.13.0
 	@touch $@
 
-$(DEV): pyproject.toml requirements/test.txt hatch_build.py build_native.py $(wildcard src/rallypoint/store/native/*.[ch])
+$(DEV): pyproject.toml requirements/test.txt src/rallypoint/base/version.py hatch_build.py build_native.py $(wildcard src/rallypoint/store/native/*.[ch])
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is not on PATH; set PYTHON=/path/to/python (3.11 or newer)"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: Rallypoint needs Python 3.11 or newer; set PYTHON=/path/to/python"; exit 1; }
 	@echo "setting up $(VENV)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from docs.generate import write_pages
 from docs.repository_links import adapted
 
+from rallypoint import __version__
+
 project = "Rallypoint"
 author = "The Rallypoint engineers"
 project_copyright = author
-release = version = version_of("rallypoint")
+release = version = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_enable_extensions = ["colon_fence"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Iterator
 
@@ -35,6 +36,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # `caplog` listens at the root and at loggers that do not propagate. Ours does not once it is set up (`base.log`):
+    # that it is so from the start has each record come once, whatever test has set it up before.
+    logging.getLogger("rallypoint").propagate = False
     effort.choose(quick=config.getoption("quick"))
     for name, meaning in needs.MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")

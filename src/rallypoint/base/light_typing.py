@@ -24,8 +24,11 @@ if TYPE_CHECKING:
         overload,
     )
 else:
+    import sys
     from _collections import _tuplegetter
     from types import FunctionType
+
+    _UNKNOWN_FIELD = TypeError if sys.version_info >= (3, 13) else ValueError
 
     class Protocol:
         """Base of classes that say what others have to have."""
@@ -75,7 +78,7 @@ else:
         def _replace(self, /, **changes):
             made = self._make(map(changes.pop, self._fields, self))
             if changes:
-                raise ValueError(f"Got unexpected field names: {list(changes)!r}")
+                raise _UNKNOWN_FIELD(f"Got unexpected field names: {list(changes)!r}")
             return made
 
         def _asdict(self):

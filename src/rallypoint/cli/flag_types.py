@@ -56,19 +56,16 @@ class FlagGroup(NamedTuple):
 
 
 class ShowVersion(Action):
-    """The flag `--version`: prints the command's name and the installed version to stdout and exits with code 0."""
+    """The flag `--version`: prints the command's name and the version to stdout and exits with code 0."""
 
     def __init__(self, option_strings: list[str], dest: str, command: str, default: str = SUPPRESS) -> None:
         super().__init__(option_strings, SUPPRESS, nargs=0, default=default, help="Show the version and exit")
         self._command = command
 
     def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option: str | None = None) -> None:
-        from importlib.metadata import PackageNotFoundError, version  # slow to import
+        from rallypoint.base.version import __version__  # a module less at every start
 
-        try:
-            print(self._command, version("rallypoint"))
-        except PackageNotFoundError:
-            print(self._command, "(unknown version: the package rallypoint is not installed)")
+        print(self._command, __version__)
         parser.exit()
 
 

@@ -206,7 +206,7 @@ class Parser(argparse.ArgumentParser):
         return [each for each in found if each[0].dest not in BEYOND_TORCHRUN] or found
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        """As argparse does, which until Python 3.12 makes an empty list of `--flag=--` where one value is expected."""
+        """As argparse does, which before Python 3.12.5 makes an empty list of the one value in `--flag=--`."""
         nothing = action.option_strings and arg_strings == ["--"]
         values = super()._get_values(action, arg_strings)
         if nothing and values == []:

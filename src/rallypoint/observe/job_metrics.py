@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from rallypoint.base.version import __version__
 from rallypoint.observe.metric_names import Family, Sample
 from rallypoint.observe.status_text import node_state
 from rallypoint.protocol.observation import JobSummary, NodeState, Phase, Snapshot
@@ -93,6 +94,5 @@ _OF_A_JOB: Mapping[str, _Values] = {
 def build_family() -> Family:
     """Which Rallypoint this is."""
     import platform
-    from importlib.metadata import version
 
-    return Family("rallypoint_build_info", [Sample((version("rallypoint"), platform.python_version()), 1)])
+    return Family("rallypoint_build_info", [Sample((__version__, platform.python_version()), 1)])

@@ -29,16 +29,6 @@ _held: list[socket.socket] = []
 """Keeps the port from others until this process ends: rallyrun, which allows it (SO_REUSEADDR), can bind it."""
 
 
-def version() -> str:
-    """The version of Rallypoint that is installed here."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("rallypoint")
-    except PackageNotFoundError:
-        return ""
-
-
 def address() -> str:
     """The address at which sshd here was reached; empty if it does not say."""
     words = os.environ.get("SSH_CONNECTION", "").split()

@@ -16,6 +16,7 @@ from rallypoint.base.endpoint import Endpoint, is_loopback
 from rallypoint.base.errors import RallypointError, SignalException
 from rallypoint.base.log import printable
 from rallypoint.base.signals import how_it_ended, signal_name
+from rallypoint.base.version import __version__
 from rallypoint.remote import here
 from rallypoint.remote.connection import Connection, HostError
 from rallypoint.remote.console import Console
@@ -127,9 +128,9 @@ class _Launch:
         async def reach(each: Connection) -> None:
             async with gate:
                 hello = await _open(each)
-            if hello.version != here.version():
+            if hello.version != __version__:
                 there = printable(hello.version) or "of unknown version"
-                raise HostError(f"has Rallypoint {there}, and {here.version()} is here; install the same on all hosts")
+                raise HostError(f"has Rallypoint {there}, and {__version__} is here; install the same on all hosts")
 
         await self._on_all(reach)
         endpoint = await self._find_endpoint()

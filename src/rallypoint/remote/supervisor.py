@@ -24,6 +24,7 @@ from contextlib import suppress
 
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.signals import SignalWakeup, post_signals, signal_name
+from rallypoint.base.version import __version__
 from rallypoint.remote import here
 from rallypoint.remote.messages import (
     LONGEST_REQUEST,
@@ -278,7 +279,7 @@ def _until_started(launcher: Launcher) -> Prepare | None:
     job: Prepare | None = None
     poller = select.poll()
     poller.register(0, select.POLLIN)
-    _say(Hello(here.version(), here.address()))
+    _say(Hello(__version__, here.address()))
     while not launcher.gone:
         poller.poll(max(0.0, launcher.lost_at - time.monotonic()) * 1000 + 1)
         for request in launcher.receive():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import sys
 import threading
@@ -182,11 +181,7 @@ def test_a_barrier_that_fails_does_not_turn_success_into_failure(
     store = HashStore()
     a = agent_over(CountingHandler(store, "job", 2), tmp_path / "a", "", exit_barrier_timeout=0.2)
     b = agent_over(CountingHandler(store, "job", 2), tmp_path / "b", "raise SystemExit(1)")
-    logging.getLogger("rallypoint").addHandler(caplog.handler)
-    try:
-        first, second = run_side_by_side(a, b)
-    finally:
-        logging.getLogger("rallypoint").removeHandler(caplog.handler)
+    first, second = run_side_by_side(a, b)
     assert first.state is WorkerState.SUCCEEDED
     assert second.is_failed()
     assert "did not come to the exit barrier" in caplog.text

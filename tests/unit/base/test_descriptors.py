@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import resource
 from collections.abc import Iterator
@@ -34,10 +33,7 @@ def test_the_soft_limit_is_raised_where_that_is_needed(hard: int) -> None:
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
 
 
-def test_it_warns_once_if_the_hard_limit_is_too_low(
-    hard: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(logging.getLogger("rallypoint"), "propagate", True)
+def test_it_warns_once_if_the_hard_limit_is_too_low(hard: int, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         allow_descriptors(hard, "A crowd")
     allow_descriptors(hard)

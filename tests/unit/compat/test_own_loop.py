@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -233,7 +232,6 @@ def test_a_round_that_does_not_come(tmp_path: Path) -> None:
 def test_who_waits_for_others_says_for_whom(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("rallypoint"), "propagate", True)
     monkeypatch.setattr("rallypoint.rendezvous.waiting.FIRST_PROGRESS_REQUEST", 0.1)
     with pytest.raises(RendezvousTimeoutError):
         Looping(begin_and_watch, meeting(2, join_timeout=2), tmp_path).run()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from rallypoint.coordinator.coordinator import Coordinator
@@ -122,7 +120,6 @@ def test_a_new_control_plane_learns_the_jobs_number_and_not_the_nodes_own() -> N
 def test_people_on_the_side_of_the_control_plane_hear_of_a_few(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("rallypoint"), "propagate", True)
     dispatcher = Dispatcher(JOB._replace(min_nodes=20, max_nodes=20))
     other = JOB._replace(min_nodes=3, max_nodes=3)
     told: list[Notification] = []

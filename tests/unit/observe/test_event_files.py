@@ -41,7 +41,7 @@ def read(*paths: Path) -> tuple[dict[str, int], list[str]]:
         (line(seconds=-1e9), r"line 2: its seconds is -1000000000.0"),
         (line(job=3), r"line 2: Expected `str`, got `int` - at `\$.job`"),
         (line(phase="asleep"), r"line 2: Invalid enum value 'asleep'"),
-        ('{"event": ' + "[" * 100_000 + "\n", r"line 2: (Expected `str`|maximum recursion)"),
+        ('{"event": ' + "[" * 100_000 + "\n", r"line 2: (Expected `str`|maximum recursion|Input data was truncated)"),
     ],
 )
 def test_a_damaged_line_costs_that_line_and_a_sentence(file: Path, damage: str, why: str) -> None:

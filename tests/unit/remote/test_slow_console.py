@@ -24,10 +24,10 @@ sys.exit(supervisor.main())
 SSH = """#!{python}
 import os, sys
 from rallypoint.remote.messages import *
-from rallypoint.remote.here import version
+from rallypoint import __version__
 def say(answer):
     print(MARK.decode() + encode(answer).decode(), flush=True)
-say(Hello(version(), "127.0.0.1"))
+say(Hello(__version__, "127.0.0.1"))
 for line in sys.stdin.buffer:
     request = decode_request(line.rstrip())
     if isinstance(request, FindEndpoint):

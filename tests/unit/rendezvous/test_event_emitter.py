@@ -101,7 +101,6 @@ def test_a_handler_that_fails_costs_a_log_line(
         raise OSError("the disk is full")
 
     monkeypatch.setattr(kept, "emit", broken)
-    monkeypatch.setattr(logging.getLogger("rallypoint"), "propagate", True)
     node = handler("c10d", "localhost:0", 1)
     assert node.next_rendezvous().rank == 0
     assert node.shutdown()

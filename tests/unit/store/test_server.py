@@ -427,7 +427,6 @@ def test_the_log_says_which_store_serves(
     choice: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     choose(choice, monkeypatch)
-    monkeypatch.setattr(logging.getLogger("rallypoint"), "propagate", True)
     with (
         caplog.at_level(logging.DEBUG, "rallypoint.store"),
         StoreServer("127.0.0.1") as server,
@@ -443,7 +442,6 @@ def test_without_the_store_in_c_the_one_in_python_serves(
 ) -> None:
     monkeypatch.delenv(STORE_VARIABLE, raising=False)
     monkeypatch.setitem(sys.modules, "rallypoint.store.compiled", None)
-    monkeypatch.setattr(logging.getLogger("rallypoint"), "propagate", True)
     with (
         caplog.at_level(logging.DEBUG, "rallypoint.store"),
         StoreServer("127.0.0.1") as server,

@@ -1,0 +1,5 @@
+"""The only place where the version stands. The package is built with it, and `rallypoint.__version__` is it."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
