@@ -69,6 +69,8 @@ def test_dotted_names_in_docstrings_are_there() -> None:
 def test_sections_that_a_page_links_to_are_there() -> None:
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").glob("*.md")]
     for path in pages:
+        if path.parent.name in ("generated", "project"):  # made by `make docs`, which looks at these links itself
+            continue
         links = re.findall(r"\]\(((?!\w+:)[^)#\s]*)#([^)]+)\)", path.read_text())
         assert [
             each for each in links if each[1] not in _headings((path.parent / each[0]) if each[0] else path)

@@ -42,7 +42,7 @@ def _strings(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
         elif isinstance(node, ast.JoinedStr):
-            yield "".join(each.value if isinstance(each, ast.Constant) else "\0" for each in node.values)
+            yield "".join(str(each.value) if isinstance(each, ast.Constant) else "\0" for each in node.values)
 
 
 def _known(line: str) -> float:

@@ -1,4 +1,4 @@
-"""The only place where the version stands. The package is built with it, and `rallypoint.__version__` is it."""
+"""The only place where the version stands. The package is built with it, and `__version__` of `rallypoint` is it."""
 
 from __future__ import annotations
 
