@@ -29,6 +29,8 @@ autodoc_member_order = "bysource"
 
 html_theme = "furo"
 html_title = f"Rallypoint {release}"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
 
