@@ -22,6 +22,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 nitpicky = True
+smartquotes = False  # it makes a dash of the beginning of a flag
 exclude_patterns = ["_build", "generate"]
 
 autodoc_typehints = "description"
