@@ -9,7 +9,7 @@ import struct
 import subprocess
 import termios
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from tests.jobs.launching import TIMEOUT, Launcher
@@ -73,10 +73,14 @@ class Terminal:
 
     def until(self, words: str, after: int = 0) -> int:
         """Wait until the text holds some words behind a place; returns the place behind them."""
+        if not self.waits(lambda text: text.find(words, after) >= 0):
+            raise AssertionError(f"the terminal is still without {words!r}:\n{self.text[after:]}")
+        return self.text.find(words, after) + len(words)
+
+    def waits(self, holds: Callable[[str], bool], timeout: float = TIMEOUT) -> bool:
+        """Wait until something holds of the text; returns whether it does. `timeout` is in seconds."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self.text.find(words, after) >= 0, TIMEOUT):
-                raise AssertionError(f"the terminal is still without {words!r}:\n{self.text[after:]}")
-            return self.text.find(words, after) + len(words)
+            return self._changed.wait_for(lambda: holds(self.text), timeout)
 
     def write(self, keys: bytes) -> None:
         """Type."""

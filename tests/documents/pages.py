@@ -1,0 +1,53 @@
+"""The pages of the documents that hold commands."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from tests.documents.blocks import Page, page
+
+ROOT = Path(__file__).parents[2]
+_MADE = {"_build", "generated", "project"}
+"""Folders below docs/ that are made from something else, and that git ignores."""
+
+NOT_YET = frozenset(
+    {
+        "CONTRIBUTING.md",
+        "README.md",
+        "docs/architecture.md",
+        "docs/contract/05-agent.md",
+        "docs/contract/06-processes-and-logs.md",
+        "docs/contract/07-errors.md",
+        "docs/contract/09-stores.md",
+        "docs/how-to/flight-recorder.md",
+        "docs/how-to/hangs.md",
+        "docs/how-to/in-process.md",
+        "docs/how-to/jax.md",
+        "docs/how-to/kubernetes.md",
+        "docs/how-to/mpi.md",
+        "docs/how-to/preflight.md",
+        "docs/how-to/preloading.md",
+        "docs/how-to/security.md",
+        "docs/how-to/slurm.md",
+        "docs/how-to/ssh.md",
+        "docs/how-to/systemd.md",
+        "docs/reference/metrics.md",
+        "docs/reference/report.md",
+    }
+)
+"""Pages whose commands do not follow the rules yet."""
+
+
+@cache
+def pages() -> tuple[Page, ...]:
+    """All of them, in the order of their names; the decisions and the contract as well."""
+    found = [path for path in (ROOT / "docs").rglob("*.md") if not _MADE & set(path.relative_to(ROOT).parts)]
+    found += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "deploy/README.md")]
+    names = sorted(str(path.relative_to(ROOT)) for path in found)
+    return tuple(page(name, text(name)) for name in names)
+
+
+def text(name: str) -> str:
+    """A page, as it stands in the repository."""
+    return (ROOT / name).read_text()

@@ -1,0 +1,92 @@
+"""A reader's terminal: an interactive bash that is typed into, and what has come since.
+
+It is a real terminal, so that programs write there in the order and in the manner in which they write for a reader.
+The prompt is invisible and tells the exit status, which is how the end of a command is seen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from tests.jobs.launching import TIMEOUT, Launcher
+from tests.jobs.terminals import Terminal
+
+_PROMPT = re.compile("\x02(\\d+)\x03")
+_START = """
+exec 0<>"$(tty)" 1>&0 2>&0
+stty -echo
+cd "$1" && exec bash --norc --noprofile --noediting -i
+"""
+"""To open the terminal makes it the controlling one, without which there would be neither jobs nor ^C."""
+
+
+class Shell:
+    """One terminal, in which one command runs at a time.
+
+    Args:
+        launcher: whose mark the processes bear.
+        folder: where the shell begins.
+        env: variables beside those of the launcher's.
+        entry: what its command line begins with, to be on another host.
+    """
+
+    def __init__(self, launcher: Launcher, folder: str, env: Mapping[str, str], entry: Sequence[str] = ()) -> None:
+        around = {"TERM": "dumb", "HISTFILE": "/dev/null", **env}
+        # Workers of readers have no such variable either: rallyrun says what it sets in its place.
+        command = [*entry, "env", "-u", "OMP_NUM_THREADS", "bash", "-c", _START, "bash", folder]
+        self._terminal = Terminal(launcher, command, 120, around)
+        self._begin = 0
+        self.running = False
+        self._terminal.write(b"PS2= PS1=$'\\002$?\\003'\n")  # a shell of root takes none from its environment
+        assert self._terminal.waits(lambda text: _PROMPT.search(text) is not None), self._terminal.text
+        self._begin = len(self._terminal.text)
+
+    def type(self, text: str) -> None:
+        """Begin a command."""
+        assert not self.running, "a command is still running here"
+        self._begin = len(self._terminal.text)
+        self._terminal.write(f"{text}\n".encode())
+        self.running = True
+
+    def interrupt(self) -> None:
+        """Press ^C."""
+        self._terminal.write(b"\x03")
+
+    def until(self, holds: Callable[[list[str]], bool], timeout: float = TIMEOUT) -> bool:
+        """Wait until something holds of the whole lines that have come, or the command has ended.
+
+        Returns:
+            Whether it holds; False if the command has ended, or so many seconds have passed, without it.
+        """
+        self._terminal.waits(lambda text: self._over(text) or holds(_lines(text[self._begin :])), timeout)
+        return holds(self.lines)
+
+    def ends(self, timeout: float = TIMEOUT) -> int | None:
+        """Wait for the end of the command; returns its exit status, or None if it still runs after so many seconds."""
+        if not self._terminal.waits(self._over, timeout):
+            return None
+        self.running = False
+        found = _PROMPT.search(self._terminal.text, self._begin)
+        assert found is not None
+        return int(found[1])
+
+    @property
+    def lines(self) -> list[str]:
+        """What the command has written so far, by whole lines; at its end what stands behind the last one too."""
+        return _lines(self._terminal.text[self._begin :])
+
+    def close(self) -> None:
+        """End the shell, in which no command runs any more."""
+        self._terminal.write(b"exit\n")
+        self._terminal.ends()
+
+    def _over(self, text: str) -> bool:
+        return _PROMPT.search(text, self._begin) is not None
+
+
+def _lines(text: str) -> list[str]:
+    """Lines up to the prompt, or up to the last end of a line while there is no prompt yet."""
+    prompt = _PROMPT.search(text)
+    whole = text[: prompt.start()] if prompt else text[: text.rfind("\n") + 1]
+    return whole.splitlines()

@@ -1,0 +1,41 @@
+"""The pages keep to the rules that let a test run all their commands."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.documents.blocks import problems
+from tests.documents.pages import NOT_YET, pages, text
+
+MOST_NOT_RUN = 60
+"""Blocks that may be left out, each with its reason."""
+
+
+def test_no_command_is_overlooked() -> None:
+    found = [problem for page in pages() if page.name not in NOT_YET for problem in problems(page, text(page.name))]
+    assert found == []
+
+
+def test_pages_that_do_not_follow_the_rules_yet_exist() -> None:
+    assert {page.name for page in pages()} >= NOT_YET
+
+
+def test_what_is_run_on_another_page_is_run_there() -> None:
+    by_name = {page.name: page for page in pages()}
+    for page in pages():
+        for block in page.blocks:
+            if (elsewhere := block.says.get("run in")) is not None:
+                run = [each.lines for each in by_name[elsewhere].blocks if each.is_run]
+                assert block.lines in run, f"{page.name}:{block.line}: no block of {elsewhere} is the same"
+
+
+def test_blocks_that_are_not_run_are_few(capsys: pytest.CaptureFixture[str]) -> None:
+    left_out = [
+        f"{page.name}:{block.line}: {block.says['not run']}"
+        for page in pages()
+        for block in page.blocks
+        if "not run" in block.says
+    ]
+    with capsys.disabled():
+        print(f"\n{len(left_out)} blocks of the documents are not run:", *left_out, sep="\n  ")
+    assert len(left_out) <= MOST_NOT_RUN
