@@ -10,7 +10,7 @@ READY  := $(VENV)/.ready
 # Where this says not to keep bytecode, each of the thousands of processes that tests start compiles the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: check record demo fuzz test conformance-preload sweep inprocess-kills sim lint docs frameworks bench dist lock clean
+.PHONY: check record demo fuzz test conformance-preload sweep inprocess-kills sim lint docs recording frameworks bench dist lock clean
 
 check: $(DEV)  ## in a minute, without torch: lint, all tests that start no process, with fewer examples, and 200 simulated jobs
 	@$(MAKE) --no-print-directory lint
@@ -50,6 +50,9 @@ lint: $(DEV)  ## style, types and layers
 
 docs: $(DEV)  ## the site, in docs/_build/html; a warning is an error
 	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html $(ARGS)
+
+recording: $(READY)  ## the recorded session of the README, docs/demo.cast and docs/demo.svg (ARGS=--draw to draw it anew only)
+	@$(BIN)/python -m docs.recording $(ARGS)
 
 frameworks: $(READY)  ## programs of other people's frameworks, with workers and agents killed
 	@test -x .venv-frameworks/bin/python || $(PYTHON) -m venv .venv-frameworks

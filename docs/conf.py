@@ -23,7 +23,7 @@ myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 nitpicky = True
 smartquotes = False  # it makes a dash of the beginning of a flag
-exclude_patterns = ["_build", "generate"]
+exclude_patterns = ["_build", "generate", "recording"]
 
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 
 from rallypoint.base.light_typing import NamedTuple
 from rallypoint.base.log import terminal_rewrites_lines
@@ -25,6 +26,8 @@ _LEAST_WIDTH, _LEAST_HEIGHT = 60, 24
 _NAME, _BAR = 8, 24
 _INTERVAL = 0.1
 """Seconds between two drawings, as long as nothing but a step was finished."""
+_LONG = 5.0
+"""Seconds without a step that are worth a colour of their own."""
 _HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"
 
 _CODES = {"bold": "1", "dim": "2", "red": "1;31", "green": "32", "yellow": "33", "cyan": "36", "": ""}
@@ -57,7 +60,7 @@ def frame(known: Known, now: float) -> list[list[Span]]:
     for part in known.parts:
         lines += [[], [("", part.title)], *(_row(track, now) for track in part.tracks)]
     if known.summary:
-        return [*lines, [], *([("bold" if not line.startswith(" ") else "", line)] for line in known.summary)]
+        return [*lines, [], *([("", line)] for line in known.summary)]
     return [*lines, [], [("dim", f"$ {known.command}")], [("dim", known.last)]]
 
 
@@ -74,22 +77,23 @@ def _row(track: Track, now: float) -> list[Span]:
 def _bar(track: Track) -> list[Span]:
     done = min(_BAR, track.step * _BAR // track.steps)
     broken = track.phase in (Phase.BROKEN, Phase.GIVEN_UP)
-    cells = [("yellow" if broken else "green", "━")] * done + [("dim", "─")] * (_BAR - done)
+    cells: list[Span] = [("yellow" if broken else "green", "━")] * done + [("dim", "─")] * (_BAR - done)
     if track.killed is not None:
         cells[min(_BAR - 1, track.killed_at * _BAR // track.steps)] = ("red", "✗")
-    return cells
+    return [(style, "".join(cell for _, cell in run)) for style, run in groupby(cells, key=lambda span: span[0])]
 
 
 def _status(track: Track, now: float) -> Span:
     """What is said of a run beside its bar, and how."""
     on = "" if track.stopped is None else f"went on after {track.stopped:.2f} s"
+    well = "yellow" if (track.stopped or 0.0) > _LONG else "green"
     since = 0.0 if track.killed is None else now - track.killed
     waited = 0.0 if track.killed is None or track.gave_up is None else track.gave_up - track.killed
     return {
         Phase.STARTING: ("dim", f"starting, {now:.1f} s"),
-        Phase.TRAINING: ("green", on) if on else ("", "training"),
+        Phase.TRAINING: (well, on) if on else ("", "training"),
         Phase.BROKEN: ("yellow", f"no step for {since:.1f} s"),
-        Phase.FINISHED: ("green", f"{on}, done" if on else f"done in {track.seconds or 0.0:.1f} s"),
+        Phase.FINISHED: (well, f"{on}, done" if on else f"done in {track.seconds or 0.0:.1f} s"),
         Phase.GIVEN_UP: ("red", f"no step for {waited:.0f} s, given up"),
     }[track.phase]
 
@@ -118,7 +122,7 @@ class Screen:
         self._known = Known()
         self._began = time.monotonic()
         self._drawn_at = 0.0
-        self._height = 0
+        self._lines: list[str] = []
         self._colours = "NO_COLOR" not in os.environ
 
     def part(self, title: str) -> None:
@@ -161,10 +165,16 @@ class Screen:
         self._drawn_at = now
         size = shutil.get_terminal_size()
         lines = drawn(frame(self._known, now - self._began), size.columns - 1, self._colours)
-        lines = lines[-(size.lines - 1) :]  # of a terminal that has been made smaller
-        up = f"\x1b[{min(self._height, size.lines - 1)}F" if self._height else ""
-        _write(_HIDE + up + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
-        self._height = len(lines)
+        before, self._lines = self._lines, lines[-(size.lines - 1) :]  # of a terminal that has been made smaller
+        _write(_HIDE + redrawing(before[-(size.lines - 1) :], self._lines))
+
+
+def redrawing(before: Sequence[str], lines: Sequence[str]) -> str:
+    """What a terminal takes to show lines in the place of others; the cursor stands below them, before and after."""
+    same = [old == new for old, new in zip(before, lines, strict=False)]
+    same += [False] * (len(lines) - len(same))
+    up = f"\x1b[{len(before)}F" if before else ""
+    return up + "".join("\n" if kept else f"{line}\x1b[K\n" for kept, line in zip(same, lines, strict=True)) + "\x1b[J"
 
 
 @contextmanager

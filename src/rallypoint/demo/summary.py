@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rallypoint.demo.track import Track
 
-_LABEL, _COLUMN = 46, 17
+_LABEL, _COLUMN = 42, 17
 
 
 def summary(expected: Track, workers: Sequence[Track], nodes: Sequence[Track], difference: float) -> list[str]:
@@ -18,6 +18,7 @@ def summary(expected: Track, workers: Sequence[Track], nodes: Sequence[Track], d
         nodes: those that lost a node.
         difference: the greatest of final losses of ours.
     """
+    beside = ["By turns on this machine, each with its default settings."] if len(workers) > 1 else []
     return [
         _row("", [each.launcher for each in workers]),
         _row("a worker killed, until the next step", [_stopped(each) for each in workers]),
@@ -28,6 +29,7 @@ def summary(expected: Track, workers: Sequence[Track], nodes: Sequence[Track], d
         ),
         _row("final loss", [_loss(expected, *each) for each in zip(workers, nodes, strict=True)]),
         "",
+        *beside,
         f"The final losses differ by {difference:.1g}: the job lost a worker, then a node,",
         f"and ended as if nothing had happened, after {_seconds(workers[0])} and {_seconds(nodes[0])} "
         f"instead of {_seconds(expected)}.",

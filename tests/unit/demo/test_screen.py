@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 
-from rallypoint.demo.screen import Known, Part, drawn, frame
+import pyte
+import pytest
+
+from rallypoint.demo.screen import Known, Part, drawn, frame, redrawing
 from rallypoint.demo.track import Track, finished, given_up, killed, told
 
 
@@ -44,3 +47,13 @@ def test_no_line_is_wider_than_the_terminal_nor_is_a_colour_left_on() -> None:
             assert all(len(re.sub(r"\x1b\[[\d;]*m", "", line)) <= width for line in lines)
             assert all(len(re.findall(r"\x1b\[[1-9]", line)) == line.count("\x1b[0m") for line in lines)
             assert any("\x1b[" in line for line in lines) == colours
+
+
+@pytest.mark.parametrize(("before", "after"), [([], ["a", "b"]), (["a", "b"], ["a", "c", "d"]), (["a", "b"], ["x"])])
+def test_a_frame_takes_the_place_of_the_one_before(before: list[str], after: list[str]) -> None:
+    screen = pyte.Screen(20, 10)
+    screen.set_mode(pyte.modes.LNM)
+    stream = pyte.Stream(screen)
+    stream.feed("prompt\n" + redrawing([], before) + redrawing(before, after))
+    assert [line.rstrip() for line in screen.display if line.strip()] == ["prompt", *after]
+    assert screen.cursor.y == 1 + len(after)
