@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tests.documents.blocks import Block, Command, Hidden, Page
 from tests.documents.compare import ends, without_blank_ends
+from tests.documents.settings import Surroundings
 from tests.documents.shells import Shell
 from tests.jobs.launching import TIMEOUT, Launcher
 from tests.ports import free_port
@@ -33,8 +34,8 @@ _PORT = re.compile(r"(?<![\d.])29\d{3}(?!\d)")
 class Names:
     """What a page calls by another name: in commands and files it becomes ours, in output ours becomes the page's."""
 
-    def __init__(self, page: Page, home: Path, *, shares_machine: bool) -> None:
-        self._real = dict(page.stands_for)
+    def __init__(self, names: Mapping[str, str], home: Path, *, shares_machine: bool) -> None:
+        self._real = dict(names)
         self._shown = {
             str(home): "/home/you",
             str(ROOT): "/home/you/rallypoint",
@@ -65,29 +66,18 @@ class Names:
 class PageRun:
     """The terminals of a page, and how far each is."""
 
-    def __init__(
-        self,
-        page: Page,
-        launcher: Launcher,
-        *,
-        env: Mapping[str, str] | None = None,
-        entries: Mapping[str, list[str]] | None = None,
-    ) -> None:
-        """Nothing is started yet.
-
-        Args:
-            env: variables of the settings.
-            entries: the beginnings of the command lines of terminals that are on hosts of their own.
-        """
+    def __init__(self, page: Page, launcher: Launcher, around: Surroundings) -> None:
+        """Nothing is started yet."""
         self._page = page
         self._launcher = launcher
         home = launcher.folder / "home"
         self._folder = home / "work"
         self._folder.mkdir(parents=True)
-        self._names = Names(page, home, shares_machine=not entries)
-        self._entries = entries or {}
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self._env = {"HOME": str(home), "PATH": path, "CHECKOUT": str(ROOT), "PAGER": "cat", **(env or {})}
+        self._names = Names({**page.stands_for, **around.names}, home, shares_machine=not around.entries)
+        self._entries = around.entries
+        programs = [around.env.get("PROGRAMS", ""), str(Path(sys.executable).parent), os.environ["PATH"]]
+        path = os.pathsep.join(filter(None, programs))
+        self._env = {"HOME": str(home), "PATH": path, "CHECKOUT": str(ROOT), "PAGER": "cat", **around.env}
         self._shells: dict[str, Shell] = {}
         self._seen: dict[str, int] = {}
 
