@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import compileall
+import json
 import sys
 import time
+from pathlib import Path
 
 from benchmarks import (
     chart,
     etcd,
+    figures,
     first_line,
     help_time,
     logs,
@@ -23,10 +26,11 @@ from benchmarks import (
     results,
     scale,
     store,
+    unfinished,
     watching,
 )
 from benchmarks.case import Case, Settings
-from benchmarks.machine import this_machine
+from benchmarks.machine import Machine, this_machine
 from benchmarks.table import Row, render
 
 CASES: tuple[Case, ...] = (
@@ -57,18 +61,33 @@ def main(argv: list[str] | None = None) -> int:
     _compile()
     machine = this_machine()
     begun = time.monotonic()
-    rows: list[Row] = []
+    everything = not options.cases and not options.quick
+    run = unfinished.begin(machine, everything and options.go_on)
     for case in options.cases or CASES:
+        if case.name in run.rows:
+            print(f"{case.name}: measured in an earlier sitting", file=sys.stderr)
+            continue
         print(f"{case.name}: {case.subject}", file=sys.stderr)
-        rows.extend(case.run(Settings(options.rounds or (1 if options.quick else case.rounds), options.quick)))
+        rows = case.run(Settings(options.rounds or (1 if options.quick else case.rounds), options.quick))
+        if everything:
+            unfinished.keep(run, case.name, rows)
+        else:
+            run.rows[case.name] = rows
+    rows = [row for case in CASES for row in run.rows.get(case.name, [])]
     rounds = _rounds(rows)
-    written = [results.write(rows, machine, options.quick)]
-    if not options.cases and not options.quick:
-        written += [results.write(rows, machine, options.quick, chart.PATH.with_suffix(".json"))]
-        written += [chart.write(rows, machine, rounds)]
-    print(f"{machine}\n{rounds}, in turn (lowest..highest), {(time.monotonic() - begun) / 60:.0f} minutes\n")
+    written = [results.write(rows, run.machine, options.quick)]
+    if everything:
+        written += _publish(rows, run.machine, rounds)
+        unfinished.finish()
+    print(f"{run.machine}\n{rounds}, in turn (lowest..highest), {(time.monotonic() - begun) / 60:.0f} minutes\n")
     print(f"{render(rows)}\n\nwritten to {', '.join(map(str, written))}")
     return 1 if any(row.ours is None for row in rows) else 0
+
+
+def _publish(rows: list[Row], machine: Machine, rounds: str) -> list[Path]:
+    """Write the chart, the values behind it, and the figures of the README."""
+    values = results.write(rows, machine, False, chart.PATH.with_suffix(".json"))
+    return [values, chart.write(rows, machine, rounds), figures.write(json.loads(values.read_text()))]
 
 
 def _rounds(rows: list[Row]) -> str:
@@ -95,6 +114,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("cases", nargs="*", type=_case, metavar="NAME", help="run only these (default: all)")
     parser.add_argument(
         "--rounds", type=_positive, metavar="N", help="results for each side (default: 3 or 5, with --quick 1)"
+    )
+    parser.add_argument(
+        "--continue",
+        action="store_true",
+        dest="go_on",
+        help="go on with a run of everything that was interrupted: leave out what it has measured",
     )
     parser.add_argument("--quick", action="store_true", help="small sizes and short loads: does everything run?")
     return parser

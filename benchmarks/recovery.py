@@ -23,7 +23,7 @@ from benchmarks.jobs import first_lines, free_port, start_node, start_single
 from benchmarks.table import Budget, Row
 from benchmarks.turns import in_turn
 
-_TIMEOUT, _TIMEOUT_QUICK = 40.0, 3.0
+_TIMEOUT, _TIMEOUT_QUICK = 90.0, 3.0
 """Seconds for workers to come back, the first more than torchrun's last call of 30 s."""
 _LEASE = 3.0
 _NODES = 3
