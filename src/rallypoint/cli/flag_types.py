@@ -69,6 +69,24 @@ class ShowVersion(Action):
         parser.exit()
 
 
+class OneOf:
+    """Reads one of some words. Unlike `Flag.choices`, they hold for the environment too.
+
+    Args:
+        words: what may be given; the empty text, if it is among them, stands for none of the others.
+    """
+
+    def __init__(self, *words: str) -> None:
+        self.words = tuple(filter(None, words))
+        self._accepted = words
+
+    def __call__(self, text: str) -> str:
+        if text not in self._accepted:
+            which = f"neither {self.words[0]} nor" if len(self.words) == 2 else f"none of {', '.join(self.words[:-1])},"
+            raise ArgumentTypeError(f"{text!r} is {which} {self.words[-1]}")
+        return text
+
+
 def whole_number(text: str) -> int:
     """Read a whole number, as `int` does."""
     try:
@@ -134,13 +152,6 @@ def socket_ifname(text: str) -> str:
         raise ArgumentTypeError(str(error)) from None
 
 
-def exit_codes(text: str) -> str:
-    """Read what the exit code says."""
-    if text not in ("torchrun", "classified"):
-        raise ArgumentTypeError(f"{text!r} is neither torchrun nor classified")
-    return text
-
-
 def seconds(text: str) -> float:
     """Read seconds, 0 for never."""
     value = number(text)
@@ -165,36 +176,8 @@ def timeout(text: str) -> float:
     return value
 
 
-def on_hang(text: str) -> str:
-    """Read what is done about a hang."""
-    if text not in ("report", "restart", "fail"):
-        raise ArgumentTypeError(f"{text!r} is none of report, restart, fail")
-    return text
-
-
 def shell_command(text: str) -> str:
     """Read a command for the shell; none in an empty text."""
     if text and not text.strip():
         raise ArgumentTypeError(f"{text!r} is not a command, such as 'dcgmi diag -r 1'")
-    return text
-
-
-def when(text: str) -> str:
-    """Read when something is done, as ls and grep read it for colours."""
-    if text not in ("auto", "always", "never"):
-        raise ArgumentTypeError(f"{text!r} is none of auto, always, never")
-    return text
-
-
-def preflight(text: str) -> str:
-    """Read what follows from checks of this node."""
-    if text not in ("", "warn", "require"):
-        raise ArgumentTypeError(f"{text!r} is neither warn nor require")
-    return text
-
-
-def cluster(text: str) -> str:
-    """Read which cluster's environment is used."""
-    if text not in ("auto", "slurm", "mpi", "k8s", "none"):
-        raise ArgumentTypeError(f"{text!r} is none of auto, slurm, mpi, k8s, none")
     return text

@@ -9,20 +9,16 @@ from rallypoint.cli.flag_types import (
     SWITCH,
     Flag,
     FlagGroup,
-    cluster,
+    OneOf,
     duration,
-    exit_codes,
     module_names,
     number,
-    on_hang,
-    preflight,
     seconds,
     shell_command,
     socket_ifname,
     split_filters,
     store_peers,
     timeout,
-    when,
     whole_number,
     worker_env,
 )
@@ -147,7 +143,7 @@ GROUPS = (
             ),
             Flag(
                 "--on-hang",
-                on_hang,
+                OneOf("report", "restart", "fail"),
                 "report",
                 "What is done then: report (what anybody should choose first), restart or fail (exit code 124)",
                 "WHAT",
@@ -202,7 +198,7 @@ GROUPS = (
         (
             Flag(
                 "--cluster",
-                cluster,
+                OneOf("auto", "slurm", "mpi", "k8s", "none"),
                 "none",
                 "Fill in what was not given from Slurm, mpirun or an Indexed Job: auto, slurm, mpi, k8s, none",
                 "WHICH",
@@ -230,7 +226,7 @@ GROUPS = (
         (
             Flag(
                 "--preflight",
-                preflight,
+                OneOf("", "warn", "require"),
                 "",
                 "Check this node (rallyctl check) and its ways to the others: warn, or require, where a FAIL ends it",
                 "WHAT",
@@ -280,7 +276,7 @@ GROUPS = (
             ),
             Flag(
                 "--exit-codes",
-                exit_codes,
+                OneOf("torchrun", "classified"),
                 "torchrun",
                 "Exit codes: torchrun's, or classified for schedulers: 1, 2, 75 (try again), 93 (do not), 124, 143",
                 "WHICH",
@@ -294,7 +290,11 @@ GROUPS = (
                 "SECONDS",
             ),
             Flag(
-                "--host-prefix", when, "auto", "Host name before each line: always, never, or auto, under srun", "WHEN"
+                "--host-prefix",
+                OneOf("auto", "always", "never"),
+                "auto",
+                "Host name before each line: always, never, or auto, under srun",
+                "WHEN",
             ),
         ),
         beyond_torchrun=True,

@@ -8,6 +8,7 @@ rallyctl report PATH...                 what became of a job's time, from the ev
 rallyctl serve --endpoint HOST:PORT     a control plane outside the training nodes, for many jobs
 rallyctl secret                         a new secret, which the nodes of a job share
 rallyctl token --job ID                 the token of one job, derived from the secret
+rallyctl completion SHELL               completion of both commands for bash, zsh or fish
 rallyctl etcd                           a temporary etcd on this machine, for trials and tests
 """
 
@@ -20,6 +21,7 @@ from collections.abc import Callable, Sequence
 from rallypoint.base.errors import UsageError
 from rallypoint.cli.bundle import add_bundle
 from rallypoint.cli.check import add_check
+from rallypoint.cli.completion.verb import add_completion
 from rallypoint.cli.demo import add_demo
 from rallypoint.cli.etcd import add_etcd
 from rallypoint.cli.flag_types import ShowVersion
@@ -55,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """The parser of `rallyctl` with all its verbs."""
     about = "Run services for rallyrun's jobs, outside of them."
     parser = Parser("rallyctl", description=about, formatter_class=HelpFormatter)
     parser.add_argument("--version", action=ShowVersion, command="rallyctl")
@@ -77,6 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_serve(verb)
     _add_secrets(verb)
     add_etcd(verb)
+    add_completion(verb, parser)
     return parser
 
 

@@ -51,10 +51,13 @@ class RendezvousHandlerRegistry:
         """
         creator = self._creators.get(backend) or _plugin(backend)
         if creator is None:
-            known = ", ".join(sorted({*self._creators, *entry_point_names(ENTRY_POINT_GROUP)}))
-            raise UserError(f"rendezvous backend {backend!r} is unknown; choose one of {known}")
+            raise UserError(f"rendezvous backend {backend!r} is unknown; choose one of {', '.join(self.names())}")
         self._creators[backend] = creator
         return creator
+
+    def names(self) -> tuple[str, ...]:
+        """The backends that are known, those of installed packages among them."""
+        return tuple(sorted({*self._creators, *entry_point_names(ENTRY_POINT_GROUP)}))
 
     def create_handler(self, params: RendezvousParameters) -> RendezvousHandler:
         """A handler for the backend that `params` names.

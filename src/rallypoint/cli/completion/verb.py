@@ -1,0 +1,32 @@
+"""`rallyctl completion`: prints a completion script."""
+
+from __future__ import annotations
+
+import argparse
+
+from rallypoint.cli.parse import Verb, build_parser
+
+_SHELLS = ("bash", "zsh", "fish")
+
+
+def add_completion(verb: Verb, rallyctl: argparse.ArgumentParser) -> None:
+    """Make `completion` a verb of `rallyctl`, whose parser is given."""
+
+    def print_script(options: argparse.Namespace) -> None:
+        from rallypoint.cli.completion.scripts import completion_script
+        from rallypoint.cli.exit import print_answer
+
+        print_answer(completion_script(options.shell, build_parser(), rallyctl).rstrip("\n"))
+
+    page = verb(
+        "completion",
+        "print a script that completes both commands in a shell",
+        "Print a script that completes rallyrun and rallyctl: flags, their values, verbs, hosts from host files, and "
+        "scripts. To install it, bash: 'rallyctl completion bash >> ~/.bashrc'; zsh: 'rallyctl completion zsh > "
+        "DIR/_rallyrun', with a DIR of $fpath; fish: 'rallyctl completion fish > "
+        "~/.config/fish/conf.d/rallypoint.fish'. It is whole in itself: make it anew after an upgrade. Wheels have the "
+        "scripts too, and shells find them where the package is installed below /usr or /usr/local.",
+        "bash >> ~/.bashrc",
+        print_script,
+    )
+    page.add_argument("shell", choices=_SHELLS, metavar="SHELL", help="bash, zsh or fish")

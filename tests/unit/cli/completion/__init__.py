@@ -1,0 +1,1 @@
+"""Completions in the shells themselves."""

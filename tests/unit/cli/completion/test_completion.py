@@ -1,0 +1,149 @@
+"""What TAB completes, asked of the shells themselves."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rallypoint.cli.completion.scripts import SHELLS, completion_script
+from rallypoint.cli.flags import FLAGS
+from rallypoint.cli.parse import build_parser
+from rallypoint.cli.rallyctl import build_parser as build_rallyctl
+from tests.unit.cli.completion.shells import OnTerminal, Shell, start
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Shell]]:
+    """Starts a shell, if it does not run yet, in a folder with scripts and a host file."""
+    shells: dict[str, Shell] = {}
+
+    def shell(name: str) -> Shell:
+        if shutil.which(name) is None:
+            pytest.skip(f"{name} is not installed")
+        if name not in shells:
+            folder, home = tmp_path_factory.mktemp("folder"), tmp_path_factory.mktemp("home")
+            fill(folder)
+            shells[name] = start(name, completion_script(name, build_parser(), build_rallyctl()), folder, home)
+        return shells[name]
+
+    yield shell
+    for each in shells.values():
+        each.close()
+
+
+@pytest.fixture(params=sorted(SHELLS))
+def shell(request: pytest.FixtureRequest, started: Callable[[str], Shell]) -> Shell:
+    """Each shell."""
+    return started(request.param)
+
+
+def fill(folder: Path) -> None:
+    for each in ("train.py", "notes.txt", "package/__init__.py", "package/trainer.py"):
+        (folder / each).parent.mkdir(exist_ok=True)
+        (folder / each).touch()
+    (folder / "hostfile").write_text("# two nodes\nnode1 slots=8\nnode2:8\nme@other\n\n[fd00::1]:4")
+    (folder / "pair.txt").write_text("left\nright\n")
+
+
+def test_flags_are_completed_and_also_as_torchrun_writes_them(shell: Shell) -> None:
+    found = {each.rstrip("=") for each in shell.every("rallyrun --")}
+    assert found == {flag.name for flag in FLAGS} | {"--help", "--version"}
+    assert {each.rstrip("=") for each in shell.every("rallyrun --rdzv-b")} == {"--rdzv-backend"}
+
+
+BACKENDS = {"c10d", "etcd", "etcd-v2", "static"}
+
+CASES = {
+    # flags
+    "rallyrun --rdzv_b": {"--rdzv-backend"},
+    "rallyrun --nproc-per-node=2 --stand": {"--standalone"},
+    "rallyctl status --w": {"--watch"},
+    "rallyctl launch --ho": {"--hosts", "--hostfile"},
+    "/usr/bin/rallyrun --stand": {"--standalone"},
+    # values of flags
+    "rallyrun --rdzv-backend=": BACKENDS,
+    "rallyrun --rdzv-backend ": BACKENDS,
+    "rallyrun --rdzv_backend=et": {"etcd", "etcd-v2"},
+    "rallyrun --rdzv_backend et": {"etcd", "etcd-v2"},
+    "rallyrun --start-method=": {"spawn", "fork", "forkserver"},
+    "rallyrun --cluster=": {"auto", "slurm", "mpi", "k8s", "none"},
+    "rallyrun --preflight=": {"warn", "require"},
+    "rallyrun -t ": {"0", "1", "2", "3"},
+    "rallyrun --rdzv-conf=join": {"join_timeout="},
+    "rallyrun --rdzv-conf=join_timeout=5,is": {"is_host="},
+    "rallyrun --signals-to-handle=SIGTERM,SIGUSR": {"SIGUSR1", "SIGUSR2"},
+    "rallyrun --log-dir=": {"package"},
+    "rallyrun --progress-file=no": {"notes.txt"},
+    "rallyrun --event-log-handler=js": {"jsonl:"},
+    "rallyrun --event-log-handler=jsonl:no": {"notes.txt"},
+    "rallyrun --nnodes=": set(),
+    "rallyctl status --rdzv-backend=": {"c10d", "static", "etcd"},
+    "rallyctl check --require=shared-memory,clo": {"clock"},
+    # hosts
+    "rallyctl launch --hosts=no": {"node1", "node2"},
+    "rallyctl launch --hosts node1:8,no": {"node1", "node2"},
+    "rallyctl launch --hosts=m": {"me@other"},
+    "rallyctl launch --hostfile=pa": {"pair.txt", "package"},
+    "rallyctl launch --hostfile=pair.txt --include=": {"left", "right"},
+    "rallyctl launch --hosts=one:8,two:8 --exclude ": {"one", "two"},
+    "rallyctl launch --hosts=one:8,two:8 --include one:0@t": {"two"},
+    "rallyctl status no": {"node1", "node2"},
+    # verbs, scripts and their arguments
+    "rallyctl st": {"status", "stop", "stacks"},
+    "rallyctl completion ": {"bash", "zsh", "fish"},
+    "rallyctl report no": {"notes.txt"},
+    "rallyctl report train.py no": {"notes.txt"},
+    "rallyrun ": {"train.py", "package"},
+    "rallyrun --standalone --nproc-per-node 2 ": {"train.py", "package"},
+    "rallyrun --nproc 2 tr": {"train.py"},
+    "rallyrun package/t": {"package/trainer.py"},
+    "rallyrun -- tr": {"train.py"},
+    "rallyrun train.py n": {"notes.txt"},
+    "rallyrun train.py --st": set(),
+    "rallyrun train.py --rdzv-backend ": {"train.py", "notes.txt", "package", "hostfile", "pair.txt"},
+    "rallyrun -m pa": {"package."},
+    "rallyrun -m package.": {"package.trainer", "package.__init__"},
+    # a command of its own
+    "rallyctl launch --hosts=a,b -- rallyrun --rdzv-b": {"--rdzv-backend"},
+    "rallyctl launch --hosts=a,b rallyrun --standalone --rdzv-backend=": BACKENDS,
+    "rallyctl launch --hosts=a,b -- rallyrun --standalone tr": {"train.py"},
+    "rallyctl launch --hosts=a,b -- rallyctl st": {"status", "stop", "stacks"},
+}
+"""What is typed, and what completes its last word."""
+
+
+def test_each_line_is_completed(shell: Shell) -> None:
+    wrong = {line: found for line, wanted in CASES.items() if (found := _flags(shell.every(line))) != wanted}
+    assert wrong == {}
+
+
+def _flags(found: set[str]) -> set[str]:
+    """As found, but flags without the sign that some shells put behind them."""
+    return {each.rstrip("=") if each.startswith("-") else each for each in found}
+
+
+@pytest.mark.parametrize("name", ["bash", "zsh"])
+def test_tab_writes_into_the_line(started: Callable[[str], Shell], name: str) -> None:
+    shell = started(name)
+    assert isinstance(shell, OnTerminal)
+    assert shell.tab("rallyrun --rdzv-b") == "rallyrun --rdzv-backend="
+    assert shell.tab("rallyrun --rdzv-backend=st") == "rallyrun --rdzv-backend=static "
+    assert shell.tab("rallyrun --standalone tra") == "rallyrun --standalone train.py "
+    assert shell.tab("rallyctl launch --hosts node1:8,node2") == "rallyctl launch --hosts node1:8,node2"
+    assert shell.tab("rallyrun --log-dir=pack") == "rallyrun --log-dir=package/"
+
+
+def test_no_tab_starts_python(shell: Shell) -> None:
+    for line in (
+        "rallyctl ",
+        "rallyrun --rdzv-backend=",
+        "rallyctl launch --hosts=no",
+        "rallyctl launch -- rallyrun -",
+    ):
+        assert shell.every(line)
+    assert [each.name for each in shell.home.iterdir() if each.name.startswith("started-")] == []
