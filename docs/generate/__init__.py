@@ -4,6 +4,7 @@ flags       every flag of `rallyrun`
 rallyctl    every verb of `rallyctl` and its flags
 rdzv_conf   the keys of `--rdzv-conf`
 environment environment variables, read and set
+log_lines   what the log says, what it means, and what to do
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs.generate import environment, flags, rallyctl, rdzv_conf
+from docs.generate import environment, flags, log_lines, rallyctl, rdzv_conf
 from docs.repository_links import DOCS, PAPERS, copied
 
 REFERENCE: dict[str, Callable[[], str]] = {
@@ -19,6 +20,7 @@ REFERENCE: dict[str, Callable[[], str]] = {
     "rdzv-conf": rdzv_conf.page,
     "rallyctl": rallyctl.page,
     "environment": environment.page,
+    "log-lines": log_lines.page,
 }
 """Names of pages to what makes their text, in Markdown."""
 

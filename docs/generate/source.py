@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -24,8 +24,8 @@ _LEVELS = {
     "error": "ERROR",
     "exception": "ERROR",
     "critical": "CRITICAL",
-    "log": "",
 }
+_LOGGER = re.compile(r"log|lines\b", re.IGNORECASE)
 _PLACEHOLDER = re.compile(r"%[-+ #0]*[0-9.*]*[sdrgfx]")
 
 
@@ -48,26 +48,76 @@ def trees() -> dict[str, ast.Module]:
 
 
 def logged() -> Iterator[Said]:
-    """Each call that logs at INFO or above, `kind` being its level."""
+    """Each call that logs at INFO or above, or prints to standard error; `kind` is the level, or `printed`."""
     for file, tree in trees().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _LEVELS:
-                if "log" not in ast.unparse(node.func.value).lower() or not node.args:
-                    continue
-                at = 1 if node.func.attr == "log" else 0
-                for text in texts(node.args[at]):
-                    yield Said(file, node.lineno, _LEVELS[node.func.attr], _PLACEHOLDER.sub(VALUE, text))
+        for node, scope in _calls(tree):
+            level, at = _shape(node)
+            if level and len(node.args) > at:
+                for text in texts(node.args[at], scope):
+                    yield Said(file, node.lineno, level, _PLACEHOLDER.sub(VALUE, text))
+
+
+def _shape(call: ast.Call) -> tuple[str, int]:
+    """The level of a call that logs, and which argument is its text; no level for any other call."""
+    match call.func:
+        case ast.Name(id="print_error" | "say") | ast.Attribute(attr="say"):
+            return "printed", 0
+        case ast.Name(id="warning"):
+            return "WARNING", 0
+        case ast.Name(id="LogLine") | ast.Attribute(attr="LogLine"):
+            return ("WARNING" if any(each.arg == "warning" for each in call.keywords) else "INFO"), 0
+        case ast.Attribute(value=place, attr="warn") if "context" in ast.unparse(place):
+            return "WARNING", 1
+        case ast.Attribute(value=place, attr="log") if "context" in ast.unparse(place) and call.args:
+            level = _last_name(call.args[0])
+            return ("" if level == "DEBUG" else level.upper(), 1)
+        case ast.Attribute(value=place, attr=name) if name in _LEVELS and _LOGGER.search(ast.unparse(place)):
+            return _LEVELS[name], 0
+    return "", 0
 
 
 def errors(kinds: frozenset[str]) -> Iterator[Said]:
     """Each call that makes an error of one of these kinds with a text, `kind` being its class."""
     for file, tree in trees().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and node.args:
-                name = _last_name(node.func)
-                if name in kinds:
-                    for text in texts(node.args[0]):
-                        yield Said(file, node.lineno, name, text)
+        for node, scope in _calls(tree):
+            name = _last_name(node.func)
+            if name in kinds and node.args:
+                for text in texts(node.args[0], scope):
+                    yield Said(file, node.lineno, name, text)
+
+
+Scope = dict[str, list[ast.expr]]
+"""Names to what is assigned to them, and `name()` to what such a function of the file returns."""
+
+
+def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, Scope]]:
+    """The calls of a file, each with the assignments of its function and of the file."""
+    whole = _assigned(tree.body) | _returned(tree)
+    inner = {id(node): each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) for node in ast.walk(each)}
+    scopes: dict[int, Scope] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            function = inner.get(id(node))
+            if function is not None and id(function) not in scopes:
+                scopes[id(function)] = whole | _assigned(list(ast.walk(function)))
+            yield node, whole if function is None else scopes[id(function)]
+
+
+def _assigned(nodes: Sequence[ast.AST]) -> Scope:
+    found: Scope = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found.setdefault(node.targets[0].id, []).append(node.value)
+    return found
+
+
+def _returned(tree: ast.Module) -> Scope:
+    found: Scope = {}
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            returns = [each.value for each in ast.walk(function) if isinstance(each, ast.Return) and each.value]
+            found.setdefault(f"{function.name}()", []).extend(returns)
+    return found
 
 
 def error_tree() -> frozenset[str]:
@@ -83,35 +133,37 @@ def error_tree() -> frozenset[str]:
     return frozenset(found)
 
 
-def sentences(file: str) -> Iterator[Said]:
-    """The texts of several words in one file that are not documentation: of modules that only make sentences."""
-    tree = trees()[file]
-    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)} - {
-        id(node) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)
+def texts_of(file: str) -> set[str]:
+    """Every text of a file, in one line each."""
+    return {
+        re.sub(r"\{[^{}]*\}", VALUE, _PLACEHOLDER.sub(VALUE, text))
+        for node in ast.walk(trees()[file])
+        if isinstance(node, ast.JoinedStr | ast.Constant | ast.BinOp)
+        for text in texts(node, {})
     }
-    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if id(node) in parts or id(node) in docs:
-            continue
-        if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str)):
-            for text in texts(node):
-                if len(text.replace(VALUE, "").split()) > 1:
-                    yield Said(file, node.lineno, "", _PLACEHOLDER.sub(VALUE, text))
 
 
-def texts(node: ast.expr) -> list[str]:
-    """What a string expression may come to; `…` alone where that is not written there."""
+def texts(node: ast.expr, scope: Scope) -> list[str]:
+    """What a string expression may come to, in one line each; `…` alone where that is not written there."""
+    return [" ".join(text.split()) for text in _texts(node, scope)]
+
+
+def _texts(node: ast.expr, scope: Scope) -> list[str]:
     match node:
         case ast.Constant(value=str(text)):
             return [text]
         case ast.JoinedStr(values=parts):
             return ["".join(str(p.value) if isinstance(p, ast.Constant) else VALUE for p in parts)]
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return [a + b for a in texts(left) for b in texts(right)]
+            return [a + b for a in _texts(left, scope) for b in _texts(right, scope)]
         case ast.BinOp(left=left, op=ast.Mod()):
-            return [_PLACEHOLDER.sub(VALUE, text) for text in texts(left)]
+            return [_PLACEHOLDER.sub(VALUE, text) for text in _texts(left, scope)]
         case ast.IfExp(body=body, orelse=other):
-            return [*texts(body), *texts(other)]
+            return [*_texts(body, scope), *_texts(other, scope)]
+        case ast.Name(id=name) if name in scope:
+            return [text for value in scope[name] for text in _texts(value, {})]
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self"), attr=name)):
+            return [text for value in scope.get(f"{name}()", []) for text in _texts(value, {})] or [VALUE]
     return [VALUE]
 
 
