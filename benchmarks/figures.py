@@ -18,7 +18,7 @@ from benchmarks.chart import PATH as CHART
 from benchmarks.table import number
 
 README = CHART.parent.parent / "README.md"
-BEGIN, END = "<!-- figures: written by make bench -->", "<!-- end of figures -->"
+BEGIN, END = "<!-- FIGURES, written by make bench -->", "<!-- END OF FIGURES -->"
 
 LABELS = {
     "worker SIGKILL to restarted workers' first line, one node": "a worker is killed, until the new ones run",
