@@ -6,6 +6,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DEV    := $(VENV)/.ready-dev
 READY  := $(VENV)/.ready
+FRAMES := .venv-frameworks/.ready
 
 # Where this says not to keep bytecode, each of the thousands of processes that tests start compiles the package anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -21,6 +22,7 @@ demo: $(READY)  ## a training job of torch loses a worker, then a node, and goes
 	@$(BIN)/rallyctl demo --program examples/train_ddp.py $(ARGS)
 
 test: $(READY)  ## every test, on both cores
+	@$(MAKE) --no-print-directory $(FRAMES) || echo "without .venv-frameworks, whose packages cannot be had: their examples are not run"
 	$(BIN)/python -m pytest -n 4 --dist worksteal $(ARGS)
 
 record: $(READY)  ## what torch answers, asked anew and written to tests/conformance/records (ARGS="-k signals" for some)
@@ -54,10 +56,8 @@ docs: $(DEV)  ## the site, in docs/_build/html; a warning is an error
 recording: $(READY)  ## the recorded session of the README, docs/demo.cast and docs/demo.svg (ARGS=--draw to draw it anew only)
 	@$(BIN)/python -m docs.recording $(ARGS)
 
-frameworks: $(READY)  ## programs of other people's frameworks, with workers and agents killed
-	@test -x .venv-frameworks/bin/python || $(PYTHON) -m venv .venv-frameworks
-	@.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -r examples/frameworks/requirements.txt
-	@PYTHON_EXEC=$(CURDIR)/.venv-frameworks/bin/python $(BIN)/python -m tests.frameworks $(ARGS)
+frameworks: $(FRAMES)  ## all examples of other people's frameworks, with workers and nodes killed, stopped and preloaded
+	@$(BIN)/python -m tests.frameworks $(ARGS)
 
 bench: $(READY)  ## the budgets, as ratios to torchrun measured in turn in one run
 	@$(BIN)/python -m benchmarks $(ARGS)
@@ -82,6 +82,10 @@ lock:  ## renew requirements/*.txt: what the verbs above install, with hashes (a
 		--no-emit-index-url --no-emit-find-links --no-header --upgrade --quiet -o requirements/release.txt
 	@uv pip compile requirements/fuzz.in --python-version 3.11 --generate-hashes \
 		--no-emit-index-url --no-emit-find-links --no-header --upgrade --quiet -o requirements/fuzz.txt
+	@uv pip compile requirements/frameworks.in --python-version 3.11 --generate-hashes \
+		--constraint requirements/test.txt --override requirements/without-cuda.in \
+		--no-emit-package torch --no-emit-package numpy --no-emit-index-url --no-emit-find-links --no-header \
+		--upgrade --quiet -o requirements/frameworks.txt
 
 clean:  ## what the verbs above made
 	rm -rf $(VENV) .venv-frameworks .venv-release dist src/rallypoint/store/_native*.so .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis \
@@ -90,6 +94,16 @@ clean:  ## what the verbs above made
 $(READY): $(DEV)
 	@echo "fetching torch into $(VENV), for what runs beside it (the first time only)"
 	@$(PIP) torch==2.13.0
+	@touch $@
+
+# Torch, and all else that the tests have, is that of the other environment.
+$(FRAMES): requirements/frameworks.txt | $(READY)
+	@echo "setting up .venv-frameworks, for the examples of other people's frameworks (the first time only)"
+	@$(PYTHON) -m venv .venv-frameworks
+	@packages='import sysconfig; print(sysconfig.get_path("purelib"))' && \
+		echo "import site; site.addsitedir('$$($(BIN)/python -c "$$packages")')" \
+		>"$$(.venv-frameworks/bin/python -c "$$packages")/rallypoint-tests.pth"
+	@.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/frameworks.txt
 	@touch $@
 
 $(DEV): pyproject.toml requirements/test.txt src/rallypoint/base/version.py hatch_build.py build_native.py $(wildcard src/rallypoint/store/native/*.[ch])

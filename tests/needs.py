@@ -24,6 +24,7 @@ BY_FOLDER = {
     "deploy": ("process",),
     "documents": ("process",),
     "faults": ("process", "root"),
+    "frameworks": ("process", "torch"),
     "jobs": ("process",),
     "slurm": ("process", "root"),
 }

@@ -1,1 +1,1 @@
-"""Programs of other people's frameworks under `rallyrun`, with workers and agents killed (`make frameworks`)."""
+"""The examples of frameworks under `rallyrun`, with workers and nodes killed (`make test`, `make frameworks`)."""

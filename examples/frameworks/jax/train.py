@@ -1,7 +1,6 @@
-r"""Train a small model with JAX on several processes; after a restart it goes on from the last checkpoint.
+r"""JAX on several processes: resumes from the last checkpoint, and saves when it is told of a stop.
 
-    rallyrun --standalone --nproc-per-node=2 --max-restarts=3 --worker-env=jax \
-        examples/train_jax.py --checkpoint=model.npz
+rallyrun --standalone --nproc-per-node=2 --max-restarts=3 --worker-env=jax train.py
 
 `jax.distributed.initialize()` needs no argument: `--worker-env=jax` tells it the coordinator, the number of processes
 and its own rank. The batch of a step depends on the step alone, and is shared out among the devices of all processes,
@@ -11,18 +10,18 @@ so that a job which was interrupted ends with the same loss as one that was not.
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-BATCH = 48
-FEATURES = 16
-HIDDEN = 32
+from rallypoint import notices
+
+BATCH, FEATURES, HIDDEN = 48, 16, 32
 
 Parameters = dict[str, Any]
 
@@ -55,21 +54,21 @@ def train(parameters: Parameters, samples: jax.Array, wanted: jax.Array) -> tupl
     return jax.tree.map(lambda value, slope: value - 0.1 * slope, parameters, gradient), loss
 
 
-def load(path: Path | None) -> tuple[int, Parameters]:
+def load(path: Path) -> tuple[int, Parameters]:
     """The step to begin with, and the parameters there."""
-    if path is None or not path.exists():
+    if not path.exists():
         return 0, initial()
     with np.load(path) as saved:
         return int(saved["step"]), {name: saved[name] for name in initial()}
 
 
 def save(path: Path, step: int, parameters: Parameters) -> None:
-    """Replace the checkpoint in one move, so that a crash leaves the old or the new one and never half of one."""
-    unfinished = path.with_name(path.name + ".new")
-    with unfinished.open("wb") as file:
-        arrays: dict[str, Any] = {name: np.asarray(value) for name, value in parameters.items()}
-        np.savez(file, step=np.asarray(step), **arrays)
-    unfinished.replace(path)
+    """Replace the checkpoint in one step: a crash leaves the old one or the new one, and never half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".draft.npz")
+    with notices.saving():  # a stop waits until the block is left
+        np.savez(draft, step=np.asarray(step), **{name: np.asarray(value) for name, value in parameters.items()})
+        draft.replace(path)
 
 
 def on_devices(value: Any, sharding: NamedSharding) -> jax.Array:
@@ -77,35 +76,39 @@ def on_devices(value: Any, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(value.shape, sharding, lambda where: value[where])
 
 
+def told_to_save() -> bool:
+    """Whether any worker has been told of a stop. Workers hear of it at different steps, and save in the same one."""
+    return bool(multihost_utils.process_allgather(np.asarray(notices.pending() is not None)).any())
+
+
 def main() -> None:
-    """The command."""
+    """Train from the last checkpoint, if there is one, to the last step."""
     parser = argparse.ArgumentParser(description="Train a small model with JAX.")
     parser.add_argument("--steps", type=int, default=200, help="steps in all, those of earlier runs included")
     parser.add_argument("--every", type=int, default=20, help="steps from one checkpoint to the next")
-    parser.add_argument("--checkpoint", type=Path, help="file that all nodes share; without one nothing is saved")
-    parser.add_argument("--kill-at", type=int, default=-1, help="the step at which the last process kills itself, once")
-    asked = parser.parse_args()
+    parser.add_argument("--checkpoint-dir", type=Path, default=Path("checkpoints"), help="folder that all nodes share")
+    options = parser.parse_args()
 
     jax.distributed.initialize()
-    rank, last = jax.process_index(), jax.process_count() - 1
+    rank, checkpoint = jax.process_index(), options.checkpoint_dir / "last.npz"
     mesh = Mesh(jax.devices(), ("samples",))
     shared, everywhere = NamedSharding(mesh, PartitionSpec("samples")), NamedSharding(mesh, PartitionSpec())
-    step, start = load(asked.checkpoint)
+    first, start = load(checkpoint)
     parameters = {name: on_devices(value, everywhere) for name, value in start.items()}
-    print(f"rank {rank} of {last + 1}: from step {step}", flush=True)
-    loss = None
-    while step < asked.steps:
-        if step == asked.kill_at and rank == last and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            os.kill(os.getpid(), 9)
-        samples, wanted = (on_devices(each, shared) for each in batch_of(step))
-        parameters, loss = train(parameters, samples, wanted)
-        step += 1
-        if asked.checkpoint is not None and step % asked.every == 0:
-            loss.block_until_ready()
-            if rank == 0:
-                save(asked.checkpoint, step, parameters)
-    if rank == 0 and loss is not None:
-        print(f"final loss {float(loss):.6f}", flush=True)
+    if rank == 0:
+        print(f"{jax.process_count()} workers, from step {first}", flush=True)
+    for step in range(first + 1, options.steps + 1):
+        parameters, loss = train(parameters, *(on_devices(each, shared) for each in batch_of(step)))
+        told = told_to_save()
+        if rank == 0:
+            print(f"step {step} loss {float(loss):.9f}", flush=True)
+            if told or step % options.every == 0 or step == options.steps:
+                save(checkpoint, step, parameters)
+        if told:
+            notices.acknowledge()
+    error = loss_of(parameters, *(on_devices(each, shared) for each in batch_of(options.steps + 1)))
+    if rank == 0:
+        print(f"final loss {float(error):.9f}", flush=True)
     jax.distributed.shutdown()
 
 
