@@ -43,7 +43,9 @@ def test_the_loss_is_that_of_an_undisturbed_launch(program: Program, tmp_path: P
 
     if program.node_killed:
         killed = runs.node_killed()
-        assert killed.begun[:2] == [(2, 0), (2, LAST_SAVED)]
+        (_, (workers, step), *_) = killed.begun
+        assert workers == 2
+        assert LAST_SAVED <= step < STEPS, killed.said  # the worker outlives its agent by a moment
         assert ended_well(killed) == expected
 
 
