@@ -11,7 +11,7 @@ FRAMES := .venv-frameworks/.ready
 # Where this says not to keep bytecode, each of the thousands of processes that tests start compiles the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: check record demo fuzz test conformance-preload sweep inprocess-kills sim lint docs recording frameworks bench dist lock clean
+.PHONY: check record demo fuzz test conformance-preload sweep inprocess-kills sim lint docs man recording frameworks bench dist lock clean
 
 check: $(DEV)  ## in a minute, without torch: lint, all tests that start no process, with fewer examples, and 200 simulated jobs
 	@$(MAKE) --no-print-directory lint
@@ -53,6 +53,9 @@ lint: $(DEV)  ## style, types and layers
 docs: $(DEV)  ## the site, in docs/_build/html; a warning is an error
 	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html $(ARGS)
 
+man: $(DEV)  ## the manual pages and completion scripts, in build/share; then man build/share/man/man1/rallyrun.1
+	@$(BIN)/python -m man build
+
 recording: $(READY)  ## the recorded session of the README, docs/demo.cast and docs/demo.svg (ARGS=--draw to draw it anew only)
 	@$(BIN)/python -m docs.recording $(ARGS)
 
@@ -89,7 +92,7 @@ lock:  ## renew requirements/*.txt: what the verbs above install, with hashes (a
 
 clean:  ## what the verbs above made
 	rm -rf $(VENV) .venv-frameworks .venv-release dist src/rallypoint/store/_native*.so .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis \
-		docs/_build docs/project docs/reference/generated
+		docs/_build docs/project docs/reference/generated build
 
 $(READY): $(DEV)
 	@echo "fetching torch into $(VENV), for what runs beside it (the first time only)"

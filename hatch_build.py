@@ -1,4 +1,7 @@
-"""What hatchling calls before it installs the package or makes a wheel: the store in C is built where it can be.
+"""What hatchling calls before it installs the package or makes a wheel.
+
+The store in C is built where it can be. Manual pages and completion scripts are written for the `share/` of a wheel; an
+editable install has none, for they would soon be older than the sources.
 
 The variable `RALLYPOINT_BUILD` decides otherwise: `pure` leaves the store in C out, so that the wheel fits every
 system; `native` fails where it cannot be built.
@@ -7,8 +10,11 @@ system; `native` fails where it cannot be built.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import sysconfig
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -16,19 +22,24 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 _WANTED = ("", "pure", "native")
 
 
-class BuildNative(BuildHookInterface):
+class BuildNative(BuildHookInterface[Any]):
     """Adds the built module to the wheel, or leaves it beside the sources of an editable install."""
 
     PLUGIN_NAME = "custom"
+    _shared: Path | None = None
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build. Where that cannot be, say so and go on without: the package is whole in Python alone."""
         wanted = os.environ.get("RALLYPOINT_BUILD", "")
         if wanted not in _WANTED:
             raise ValueError(f"RALLYPOINT_BUILD={wanted!r} is unknown; set it to pure or native, or leave it unset")
-        if self.target_name != "wheel" or wanted == "pure":
+        if self.target_name != "wheel":
             return
-        sys.path.insert(0, self.root)
+        sys.path[:0] = [self.root, str(Path(self.root, "src"))]
+        if version != "editable":
+            self._share(build_data)
+        if wanted == "pure":
+            return
         import build_native
 
         try:
@@ -45,3 +56,15 @@ class BuildNative(BuildHookInterface):
         build_data["pure_python"] = False
         build_data["tag"] = f"cp311-abi3-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
         build_data["force_include"][str(built)] = f"rallypoint/store/{built.name}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove what was written for the wheel."""
+        if self._shared is not None:
+            shutil.rmtree(self._shared)
+
+    def _share(self, build_data: dict[str, Any]) -> None:
+        from man.share import write_shared_files
+
+        self._shared = Path(tempfile.mkdtemp(prefix="rallypoint-share-"))
+        files = write_shared_files(self._shared)
+        build_data["shared_data"] |= {str(path): name for path, name in files.items()}

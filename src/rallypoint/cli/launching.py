@@ -50,7 +50,7 @@ def add_launch(verb: Verb) -> None:
     ssh = page.add_argument_group("ssh")
     words = "options for ssh, as one word: --ssh-args='-l me -i key'; may be repeated"
     ssh.add_argument("--ssh-args", action="append", default=[], metavar="ARGS", help=words)
-    python = f"the Python there that has Rallypoint (default: {sys.executable})"
+    python = "the Python there that has Rallypoint (default: the path of the one that runs this command)"
     ssh.add_argument("--python", default="", metavar="PATH", help=python)
     for name, default, text in (
         ("connect-timeout", 10, "seconds to connect to a host"),
