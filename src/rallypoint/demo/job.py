@@ -26,7 +26,7 @@ from rallypoint.demo import track as tracks
 from rallypoint.demo.account import Account
 from rallypoint.demo.track import Event, Track
 
-MARK = "RALLYPOINT_DEMO"
+MARK = "_RALLYPOINT_DEMO"
 """Names a variable that every process of a run carries, so that none can be left behind."""
 _TICK = 0.1
 """Seconds after which what is shown is brought up to date, and launchers are looked after."""
