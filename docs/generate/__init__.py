@@ -5,6 +5,7 @@ rallyctl    every verb of `rallyctl` and its flags
 rdzv_conf   the keys of `--rdzv-conf`
 environment environment variables, read and set
 log_lines   what the log says, what it means, and what to do
+errors      the same of sentences that end a command
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs.generate import environment, flags, log_lines, rallyctl, rdzv_conf
+from docs.generate import environment, errors, flags, log_lines, rallyctl, rdzv_conf
 from docs.repository_links import DOCS, PAPERS, copied
 
 REFERENCE: dict[str, Callable[[], str]] = {
@@ -21,6 +22,7 @@ REFERENCE: dict[str, Callable[[], str]] = {
     "rallyctl": rallyctl.page,
     "environment": environment.page,
     "log-lines": log_lines.page,
+    "errors": errors.page,
 }
 """Names of pages to what makes their text, in Markdown."""
 
