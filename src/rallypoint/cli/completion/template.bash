@@ -1,4 +1,4 @@
-# Completion of rallyrun and rallyctl for bash 3.2 and newer, made by 'rallyctl completion bash'.
+# Completion of rallyrun and rallyctl for bash 4 and newer, made by 'rallyctl completion bash'.
 
 #TABLES
 

@@ -22,11 +22,11 @@ def add_completion(verb: Verb, rallyctl: argparse.ArgumentParser) -> None:
         "completion",
         "print a script that completes both commands in a shell",
         "Print a script that completes rallyrun and rallyctl: flags, their values, verbs, hosts from host files, and "
-        "scripts. To install it, bash: 'rallyctl completion bash >> ~/.bashrc'; zsh: 'rallyctl completion zsh > "
-        "DIR/_rallyrun', with a DIR of $fpath; fish: 'rallyctl completion fish > "
-        "~/.config/fish/conf.d/rallypoint.fish'. It is whole in itself: make it anew after an upgrade. Wheels have the "
-        "scripts too, and shells find them where the package is installed below /usr or /usr/local.",
-        "bash >> ~/.bashrc",
+        "scripts. To install it, bash: write it to a file that ~/.bashrc reads by 'source'; zsh: to DIR/_rallyrun, "
+        "with a DIR of $fpath; fish: to rallyrun.fish and to rallyctl.fish in ~/.config/fish/completions. It is whole "
+        "in itself: write it anew after an upgrade. Wheels have the scripts too, and shells find them where the "
+        "package is installed below /usr or /usr/local (docs/how-to/completion.md).",
+        "bash > ~/.rallypoint.bash && echo 'source ~/.rallypoint.bash' >> ~/.bashrc",
         print_script,
     )
     page.add_argument("shell", choices=_SHELLS, metavar="SHELL", help="bash, zsh or fish")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from rallypoint.cli.command_table import Option, read_command, read_verbs
 from rallypoint.cli.completion.scripts import SHELLS, completion_script
+from rallypoint.cli.completion.values import Values, values_of
 from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.parse import build_parser
 from rallypoint.cli.rallyctl import build_parser as build_rallyctl
-from tests.unit.cli.completion.shells import OnTerminal, Shell, start
+from tests.unit.cli.completion.shells import DEADLINE, OnTerminal, Shell, start
 
 pytestmark = pytest.mark.process
 
@@ -147,3 +150,19 @@ def test_no_tab_starts_python(shell: Shell) -> None:
     ):
         assert shell.every(line)
     assert [each.name for each in shell.home.iterdir() if each.name.startswith("started-")] == []
+
+
+def test_zsh_can_also_source_the_script(started: Callable[[str], Shell]) -> None:
+    script = started("zsh").home / "_rallyrun"
+    program = f"autoload -Uz compinit && compinit -u -D; source {script}; print $_comps[rallyrun] $_comps[rallyctl]"
+    done = subprocess.run(["zsh", "-f", "-c", program], capture_output=True, text=True, timeout=DEADLINE, check=True)
+    assert (done.stdout, done.stderr) == ("_rallyrun _rallyrun\n", "")
+
+
+def test_each_flag_that_takes_a_value_is_in_a_table() -> None:
+    unknown = Option("--colour", "", "COLOUR", "a colour", (), False)
+    with pytest.raises(LookupError, match="--colour COLOUR"):
+        values_of(unknown)
+    assert values_of(unknown._replace(words=("red", "green"))) == Values(("red", "green"))
+    commands = (read_command(build_parser(), "rallyrun"), *read_verbs(build_rallyctl(), "rallyctl"))
+    assert sum(1 for command in commands for each in command.options if each.metavar and values_of(each)) > 80
