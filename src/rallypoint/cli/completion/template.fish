@@ -80,7 +80,7 @@ function __rallypoint_value
             set --names -x
         case interface
             for each in /sys/class/net/*
-                echo $before(string replace -r '.*/' '' $each)
+                echo "$before"(string replace -r '.*/' '' $each)
             end
         case program
             __rallypoint_programs "$typed"

@@ -166,7 +166,7 @@ def start(name: str, script: str, folder: Path, home: Path) -> Shell:
         (programs / each).write_text(f"#!/bin/sh\n: > {home}/started-{each}\n")
         (programs / each).chmod(0o755)
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-    environment = {"HOME": str(home), "PATH": path, "LC_ALL": "C.UTF-8"}
+    environment = {"HOME": str(home), "PATH": path, "LC_ALL": "C.UTF-8", "RALLYPOINT_TEST_OF_SHELLS": "1"}
     file = home / "_rallyrun"
     file.write_text(script)
     if name == "fish":
@@ -196,7 +196,7 @@ def _end(candidate: str, word: str) -> str:
     candidate, word = _dashed(candidate), _dashed(word)
     cut = max(word.rfind(sign) for sign in "=,:@") + 1
     start = next(start for start in range(cut + 1) if candidate.startswith(word[start:cut]))
-    return candidate[cut - start :].rstrip("/")
+    return candidate[cut - start :].rstrip("./")
 
 
 def _dashed(word: str) -> str:

@@ -15,6 +15,7 @@ from rallypoint.cli.completion.values import Values, values_of
 from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.parse import build_parser
 from rallypoint.cli.rallyctl import build_parser as build_rallyctl
+from rallypoint.cli.rallyctl import main
 from tests.unit.cli.completion.shells import DEADLINE, OnTerminal, Shell, start
 
 pytestmark = pytest.mark.process
@@ -46,10 +47,10 @@ def shell(request: pytest.FixtureRequest, started: Callable[[str], Shell]) -> Sh
 
 
 def fill(folder: Path) -> None:
-    for each in ("train.py", "notes.txt", "package/__init__.py", "package/trainer.py"):
-        (folder / each).parent.mkdir(exist_ok=True)
+    for each in ("train.py", "notes.txt", "package/__init__.py", "package/trainer.py", "package/data/my script.py"):
+        (folder / each).parent.mkdir(parents=True, exist_ok=True)
         (folder / each).touch()
-    (folder / "hostfile").write_text("# two nodes\nnode1 slots=8\nnode2:8\nme@other\n\n[fd00::1]:4")
+    (folder / "hostfile").write_text("# two nodes\nquince1 slots=8\nquince2:8\nquaint@other\n\n[fd00::1]:4")
     (folder / "pair.txt").write_text("left\nright\n")
 
 
@@ -87,15 +88,16 @@ CASES = {
     "rallyrun --nnodes=": set(),
     "rallyctl status --rdzv-backend=": {"c10d", "static", "etcd"},
     "rallyctl check --require=shared-memory,clo": {"clock"},
+    "rallyctl launch --env RALLYPOINT_TEST_OF": {"RALLYPOINT_TEST_OF_SHELLS"},
     # hosts
-    "rallyctl launch --hosts=no": {"node1", "node2"},
-    "rallyctl launch --hosts node1:8,no": {"node1", "node2"},
-    "rallyctl launch --hosts=m": {"me@other"},
+    "rallyctl launch --hosts=quin": {"quince1", "quince2"},
+    "rallyctl launch --hosts quince1:8,quin": {"quince1", "quince2"},
+    "rallyctl launch --hosts=quai": {"quaint@other"},
     "rallyctl launch --hostfile=pa": {"pair.txt", "package"},
     "rallyctl launch --hostfile=pair.txt --include=": {"left", "right"},
     "rallyctl launch --hosts=one:8,two:8 --exclude ": {"one", "two"},
     "rallyctl launch --hosts=one:8,two:8 --include one:0@t": {"two"},
-    "rallyctl status no": {"node1", "node2"},
+    "rallyctl status quin": {"quince1", "quince2"},
     # verbs, scripts and their arguments
     "rallyctl st": {"status", "stop", "stacks"},
     "rallyctl completion ": {"bash", "zsh", "fish"},
@@ -109,9 +111,12 @@ CASES = {
     "rallyrun train.py n": {"notes.txt"},
     "rallyrun train.py --st": set(),
     "rallyrun train.py --rdzv-backend ": {"train.py", "notes.txt", "package", "hostfile", "pair.txt"},
-    "rallyrun -m pa": {"package."},
-    "rallyrun -m package.": {"package.trainer", "package.__init__"},
+    "rallyrun -m pa": {"package"},
+    "rallyrun -m package.": {"package.trainer", "package.__init__", "package.data"},
+    "rallyrun --no-python rallyr": {"rallyrun"},
+    "rallyrun --node-check=rallyr": {"rallyrun"},
     # a command of its own
+    "rallyctl launch --hosts=a,b -- rallyr": {"rallyrun"},
     "rallyctl launch --hosts=a,b -- rallyrun --rdzv-b": {"--rdzv-backend"},
     "rallyctl launch --hosts=a,b rallyrun --standalone --rdzv-backend=": BACKENDS,
     "rallyctl launch --hosts=a,b -- rallyrun --standalone tr": {"train.py"},
@@ -137,15 +142,29 @@ def test_tab_writes_into_the_line(started: Callable[[str], Shell], name: str) ->
     assert shell.tab("rallyrun --rdzv-b") == "rallyrun --rdzv-backend="
     assert shell.tab("rallyrun --rdzv-backend=st") == "rallyrun --rdzv-backend=static "
     assert shell.tab("rallyrun --standalone tra") == "rallyrun --standalone train.py "
-    assert shell.tab("rallyctl launch --hosts node1:8,node2") == "rallyctl launch --hosts node1:8,node2"
+    assert shell.tab("rallyctl launch --hosts quince1:8,quince2") == "rallyctl launch --hosts quince1:8,quince2"
     assert shell.tab("rallyrun --log-dir=pack") == "rallyrun --log-dir=package/"
+    assert shell.tab("rallyrun package/data/m") == "rallyrun package/data/my\\ script.py "
+    assert shell.tab("rallyrun package/data/my\\ s") == "rallyrun package/data/my\\ script.py "
+
+
+def test_network_interfaces_are_completed(shell: Shell) -> None:
+    if not Path("/sys/class/net/lo").exists():
+        pytest.skip("this machine does not show its network interfaces in /sys")
+    assert shell.every("rallyrun --socket-ifname=") >= {"auto", "lo"}
+    assert shell.every("rallyrun --socket-ifname=eth7,l") >= {"lo"}
+
+
+def test_the_command_prints_the_script(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "zsh"]) == 0
+    assert capsys.readouterr().out == completion_script("zsh", build_parser(), build_rallyctl())
 
 
 def test_no_tab_starts_python(shell: Shell) -> None:
     for line in (
         "rallyctl ",
         "rallyrun --rdzv-backend=",
-        "rallyctl launch --hosts=no",
+        "rallyctl launch --hosts=quin",
         "rallyctl launch -- rallyrun -",
     ):
         assert shell.every(line)
