@@ -68,7 +68,7 @@ PHRASES = {
 }
 
 ORDINARY = re.compile(
-    r"zookeeper|math\.floor|multi[_-]?tenant|warm[_ -]?up|warms? (the page )?cache|warming up",
+    r"zookeeper|hf_hub|math\.floor|multi[_-]?tenant|warm[_ -]?up|warms? (the page )?cache|warming up",
     re.IGNORECASE,
 )
 """Names of others, and what is warm in the plain sense."""
