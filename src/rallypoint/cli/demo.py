@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from rallypoint.base.errors import UsageError
 from rallypoint.cli.parse import Verb
@@ -16,12 +17,12 @@ def add_demo(verb: Verb) -> None:
     page = verb(
         "demo",
         "show a job that loses a worker, then a node, and goes on",
-        "Show what Rallypoint is for, on this machine and in less than a minute: a job of two workers is trained "
+        "Show what Rallypoint is for, on this machine and in half a minute: a job of two workers is trained "
         "undisturbed; then again, with a worker killed half-way; then on three nodes (launchers on loopback), one of "
         "which is lost. It must resume each time and end with the same loss. Where torch is installed, and on a "
-        "terminal, torchrun takes its turn with the same program and the same kills. Needs no torch itself. Exits with "
-        "1 if rallyrun does not do what it claims.",
-        "",
+        "terminal, torchrun takes its turn with the same program and the same kills, which takes a minute more. Needs "
+        "no torch itself. Exits with 1 if rallyrun does not do what it claims.",
+        "--no-torchrun",
         _demo,
     )
     page.add_argument(
@@ -55,6 +56,8 @@ def _demo(options: argparse.Namespace) -> None:
         raise UsageError(f"--steps={options.steps} is too few to be killed half-way; give {_LEAST_STEPS} or more")
     if not 1 <= options.deadline <= 3600:
         raise UsageError(f"--deadline={options.deadline:g} cannot be waited for; give 1 to 3600 seconds")
+    if options.program and not os.path.isfile(options.program):
+        raise UsageError(f"--program={options.program} is no file; give the path of a Python script")
     has_torch = find_spec("torch") is not None
     if options.torchrun and not has_torch:
         raise UsageError("--torchrun needs torch, which is not installed; install it, or leave the flag out")

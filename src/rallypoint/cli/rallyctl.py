@@ -66,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     def verb(
         name: str, summary: str, text: str, example: str, work: Callable[[argparse.Namespace], int | None]
     ) -> argparse.ArgumentParser:
-        epilog = f"example: rallyctl {name} {example}".rstrip()
+        epilog = f"example: rallyctl {name} {example}"
         page = verbs.add_parser(name, help=summary, description=text, epilog=epilog, formatter_class=HelpFormatter)
         page.set_defaults(work=work)
         return page

@@ -38,7 +38,7 @@ _STEERING_NAMES = frozenset({"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
 
 
 class DemoError(RallypointError):
-    """Something is not as claimed."""
+    """Something is not as claimed; the text is the rest of a sentence that begins with the launcher's name."""
 
 
 class Run:
@@ -104,7 +104,7 @@ class Run:
         for event in self._events(timeout):
             if wanted(event):
                 return event
-        raise DemoError("all launchers ended, with exit code 0, before the training did")
+        raise DemoError("has ended, with exit code 0, before the training did")
 
     def wait_for_all(self, name: str, workers: int, timeout: float) -> list[Event]:
         """The event `name` of every worker, in order of rank."""
@@ -152,7 +152,7 @@ class Run:
         while any(agent.poll() is None for agent in self.agents):
             self._check_launchers()
             if time.monotonic() > deadline:
-                raise DemoError(f"a launcher has not ended {timeout:.0f} s after the training did")
+                raise DemoError(f"has not ended {timeout:.0f} s after the training did")
             time.sleep(0.005)  # a child's end is not to be waited for with a timeout in any better way everywhere
         self._check_launchers()
         loss = self.track.loss
@@ -213,7 +213,7 @@ class Run:
     def _check_launchers(self) -> None:
         for agent in self._running():
             if agent.poll():
-                raise DemoError(f"a launcher ended early, with exit code {agent.returncode}")
+                raise DemoError(f"has ended early, with exit code {agent.returncode}")
 
 
 def launcher_command(name: str) -> list[str]:

@@ -101,7 +101,7 @@ class _Parts:
             yield run
         except DemoError as error:
             if name == OURS:
-                raise DemoError(f"{name} {error}\n--- what the job printed ---\n{run.log()}---") from None
+                raise DemoError(f"{name} {error}; the job printed:\n{run.log()}") from None
             raise _NotAsClaimed(str(error), given_up(run.track, str(error), run.seconds())) from None
         finally:
             run.close()
