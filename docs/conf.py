@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs.generate import write_pages
 from docs.repository_links import adapted
+from sphinx.util.nodes import make_refnode
 
 from rallypoint import __version__
 
@@ -22,6 +23,10 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 nitpicky = True
+nitpick_ignore_regex = [
+    ("py:class", r"collections\.abc\..*|timedelta|~?P|(rallypoint\.[a-z.]*\.)?[RS]")
+]  # foreign, variables
+default_role = "code"
 smartquotes = False  # it makes a dash of the beginning of a flag
 exclude_patterns = ["_build", "generate", "recording"]
 
@@ -40,7 +45,21 @@ def _read(app: Any, name: str, content: list[str]) -> None:
     content[0] = adapted(content[0], Path(app.env.doc2path(name)).resolve())
 
 
+def _named(app: Any, env: Any, node: Any, shown: Any) -> Any:
+    """A link to what an annotation names without its module, if that is on a page, and nothing else of that name."""
+    names = env.get_domain("py").objects
+    name = str(node.get("reftarget", "")).rpartition(".")[2]
+    found = [
+        each for each in names if each.rpartition(".")[2] == name and names[each].objtype in ("class", "exception")
+    ]
+    if node.get("refdomain") != "py" or len(found) != 1:
+        return None
+    entry = names[found[0]]
+    return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, shown, found[0])
+
+
 def setup(app: Any) -> None:
     """Writes the pages that are made from the code, and has links to files outside docs/ lead somewhere."""
     write_pages()
     app.connect("source-read", _read)
+    app.connect("missing-reference", _named)

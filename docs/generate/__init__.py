@@ -6,6 +6,7 @@ rdzv_conf   the keys of `--rdzv-conf`
 environment environment variables, read and set
 log_lines   what the log says, what it means, and what to do
 errors      the same of sentences that end a command
+torch_names the names of torch that `rallypoint.compat` has
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs.generate import environment, errors, flags, log_lines, rallyctl, rdzv_conf
+from docs.generate import environment, errors, flags, log_lines, rallyctl, rdzv_conf, torch_names
 from docs.repository_links import DOCS, PAPERS, copied
 
 REFERENCE: dict[str, Callable[[], str]] = {
@@ -23,6 +24,7 @@ REFERENCE: dict[str, Callable[[], str]] = {
     "environment": environment.page,
     "log-lines": log_lines.page,
     "errors": errors.page,
+    "torch-names": torch_names.page,
 }
 """Names of pages to what makes their text, in Markdown."""
 

@@ -20,7 +20,6 @@ or as [`--exit-codes=classified`](../exit-codes.md) says. `Refusal`, `Nothing`, 
 `HostError` and the like are parts of the sentences of others.
 
 `ChildFailedError` has no sentence but a report: what workers have failed, where, how and why.
-
 """
 
 KINDS = (error_tree() - {"ChildFailedError"}) | {

@@ -14,9 +14,8 @@ What agents, coordinators and `rallyctl` write to standard error, by subject. `â
 with its level (`E`, `W`, `I`), date, time, process and source line; `LOGLEVEL` says from which level on lines are
 written (default `WARNING`, `INFO` for each step). Lines that are called printed have no such beginning.
 
-Where nothing is said of what to do, nothing has to be done, or the line says it itself. Lines at `DEBUG` are for those
-who work on Rallypoint. Sentences that end a command are [errors](errors.md).
-
+Where nothing is said of what to do, nothing has to be done, or the line says it itself. Lines at `DEBUG` are for
+those who work on Rallypoint. Sentences that end a command are [errors](errors.md).
 """
 
 LINES = Catalogue(Path(__file__).with_suffix(".toml"), logged())

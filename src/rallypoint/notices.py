@@ -1,4 +1,4 @@
-"""Tells a worker of a stop before it comes: the job is about to change, so save and acknowledge.
+"""Tells a worker of a stop before it comes: the job is about to change, so save and acknowledge::
 
     from rallypoint import notices
 
@@ -21,7 +21,7 @@ same for all processes of a host) and `number`, a different one for each notice.
 `ack.<LOCAL_RANK>.<number>` beside it, so that a late one answers no later notice. The folder exists only while there
 is, or was, a notice.
 
-A save that must not be interrupted goes into `saving`: the stop of a worker waits for it, within its grace period.
+A save that must not be interrupted goes into `saving`: the stop of a worker waits for it, within its grace period::
 
     with notices.saving():
         torch.save(state, path)

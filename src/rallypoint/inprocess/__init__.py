@@ -1,4 +1,4 @@
-"""Keeps a worker's process, and what it has in memory, when a round ends: only workers that died are started anew.
+"""Keeps a worker's process, and what it has in memory, when a round ends: only workers that died are started anew::
 
     from rallypoint import inprocess
 
