@@ -22,6 +22,7 @@ _MASKS = (
     (re.compile(r"\d{3,}"), "#"),
     (re.compile(r"(\b\d+|#) ?(?=(s|ms|min|h|seconds?|minutes?|[KMGT]i?B|%)(\b|\s|$))"), "# "),
     (re.compile(r"(?i)(\bpids?\b[:= ]*\[?)\d+"), r"\1#"),
+    (re.compile(r"^(\[\d+\]) \d+$"), r"\1 #"),
     (re.compile(r"[ \t]+"), " "),
 )
 
@@ -75,7 +76,7 @@ def _pattern(line: str, varies: str) -> re.Pattern[str] | None:
     """What a line of the output has to be like; None for any lines."""
     if line.strip() == ANY:
         return None
-    return re.compile(".*".join(re.escape(part.strip(" ")) for part in masked(line, varies).split(ANY)))
+    return re.compile(".*".join(map(re.escape, re.split(r" ?\.\.\. ?", masked(line, varies)))))
 
 
 def without_blank_ends(lines: Sequence[str]) -> list[str]:

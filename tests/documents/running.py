@@ -77,7 +77,14 @@ class PageRun:
         self._entries = around.entries
         programs = [around.env.get("PROGRAMS", ""), str(Path(sys.executable).parent), os.environ["PATH"]]
         path = os.pathsep.join(filter(None, programs))
-        self._env = {"HOME": str(home), "PATH": path, "CHECKOUT": str(ROOT), "PAGER": "cat", **around.env}
+        self._env = {
+            "HOME": str(home),
+            "PATH": path,
+            "CHECKOUT": str(ROOT),
+            "VENV": sys.prefix,
+            "PAGER": "cat",
+            **around.env,
+        }
         self._shells: dict[str, Shell] = {}
         self._seen: dict[str, int] = {}
 
@@ -134,10 +141,19 @@ class PageRun:
     def _commands(self, block: Block, commands: list[tuple[Command, int]]) -> None:
         for number, (command, code) in enumerate(commands, 1):
             shell = self._shells[command.terminal]
+            if shell.running:
+                self._prompt_is_back(command)
             shell.type(self._names.real(command.text))
             self._seen[command.terminal] = 0
             on = number == len(commands) and self._stays(block, command.terminal)
             self._compare(block, command, code, goes_on=on)
+
+    def _prompt_is_back(self, command: Command) -> None:
+        """Wait until what is still running has ended, as who types the next command has to."""
+        code = self._shells[command.terminal].ends()
+        if code is None or (code != 0 and command.text != "echo $?"):
+            what = "what ran here has not ended" if code is None else f"what ran here ended with status {code}"
+            raise AssertionError(self._wrong(command.line, command.text, what, [], self._came(command.terminal)))
 
     def _goes_on(self, block: Block) -> None:
         """What a block shows before its first command, of a command that an earlier block has begun."""
@@ -190,7 +206,8 @@ class PageRun:
             code = self._shells[name].ends(0)
             what = f"not in {TIMEOUT:.0f} s" if code is None else f"ended before that, with status {code}"
             raise AssertionError(self._wrong(command.line, command.text, what, shown, self._came(name)))
-        self._seen[name] += min(reached(self._shells[name].lines), default=0)
+        shell = self._shells[name]
+        self._seen[name] = min(self._seen[name] + min(reached(shell.lines), default=0), shell.finished)
 
     def _came(self, name: str) -> list[str]:
         return [self._names.shown(line) for line in self._shells[name].lines[self._seen[name] :]]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shlex
 import shutil
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -52,6 +54,15 @@ def _installed(package: str) -> Callable[[], str | None]:
 @contextmanager
 def _torch(page: Page, folder: Path, request: pytest.FixtureRequest) -> Iterator[Surroundings]:
     yield Surroundings(env=without_compiler.ENVIRONMENT)
+
+
+@contextmanager
+def _install(page: Page, folder: Path, request: pytest.FixtureRequest) -> Iterator[Surroundings]:
+    """pip in a new virtual environment finds the packages of this one, and needs no network."""
+    ours = sysconfig.get_paths()["purelib"]
+    env = {"PYTHONPATH": os.pathsep.join([*without_compiler.ENVIRONMENT.values(), ours]), "PIP_NO_INDEX": "1"}
+    env |= {"PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "RALLYPOINT_BUILD": "pure"}
+    yield Surroundings(env=env)
 
 
 @contextmanager
@@ -110,6 +121,7 @@ def _etcd(page: Page, folder: Path, request: pytest.FixtureRequest) -> Iterator[
 
 SETTINGS = {
     "torch": Setting(("torch",), _installed("torch"), _torch),
+    "install": Setting((), _installed("hatchling"), _install),
     "jax": Setting((), _installed("jax"), _nothing),
     "hosts": Setting(("root",), network.why_not, _hosts),
     "ssh": Setting(("root",), ssh_hosts.why_not, _ssh),

@@ -25,6 +25,7 @@ def same(shown: list[str], came: list[str], varies: str = "", *, any_order: bool
         ("job 0f3a9c21 ended", "job 77ab12cd34 ended"),
         ("port 29400", "port 45113"),
         ("name    : x", "name : x  "),
+        ("  indented", "    indented "),
     ],
 )
 def test_what_differs_from_run_to_run_is_masked(shown: str, came: str) -> None:
