@@ -14,7 +14,6 @@ _MADE = {"_build", "generated", "project"}
 NOT_YET = frozenset(
     {
         "CONTRIBUTING.md",
-        "README.md",
         "docs/architecture.md",
         "docs/contract/05-agent.md",
         "docs/contract/06-processes-and-logs.md",
