@@ -32,7 +32,7 @@ def page() -> str:
     """The page, in Markdown."""
     parts = [HEAD]
     for group in GROUPS:
-        title = group.title[:1].upper() + group.title[1:]
+        title = _capital(group.title)
         parts.append(f"## {title}\n\nExample: `rallyrun {group.example}`\n")
         parts.extend(_entry(flag) for flag in group.flags)
     return "\n".join(parts)
@@ -42,13 +42,41 @@ def _entry(flag: Flag) -> str:
     value = "" if flag.read is SWITCH else f"={flag.metavar}"
     names = [literal(flag.name + value), *([literal(flag.short)] if flag.short else [])]
     facts = [
-        f"Default: {_default(flag)}",
+        *([f"Value: {_kind(flag)}"] if flag.read is not SWITCH else []),
+        f"default: {_default(flag)}",
         f"variable: {literal(flag.variable)}" if flag.from_environment else "no variable",
-        *([f"one of {', '.join(map(literal, flag.choices))}"] if flag.choices else []),
         "not in torchrun" if flag.dest in BEYOND_TORCHRUN else "as torchrun",
     ]
     more = f" {DETAILS[flag.name]}" if flag.name in DETAILS else ""
-    return f"### `{flag.name}`\n\n{', '.join(names)}: {flag.help}.{more}\n\n{'; '.join(facts)}.\n"
+    return f"### `{flag.name}`\n\n{', '.join(names)}: {flag.help}.{more}\n\n{_capital('; '.join(facts))}.\n"
+
+
+def _kind(flag: Flag) -> str:
+    """What its value is."""
+    words = flag.choices or getattr(flag.read, "words", ())
+    if words:
+        return f"one of {', '.join(map(literal, words))}"
+    return KINDS.get(getattr(flag.read, "__name__", ""), "text")
+
+
+KINDS = {
+    "whole_number": "a whole number",
+    "number": "a number",
+    "seconds": "seconds from 0 to 3600",
+    "duration": "seconds above 0, a day at most",
+    "timeout": "seconds from 0 to a day",
+    "shell_command": "a command for the shell",
+    "module_names": "names of modules with commas between",
+    "split_filters": "texts with commas between",
+    "worker_env": "kinds with commas between",
+    "socket_ifname": "`auto`, or names with commas between",
+    "store_peers": "`members`, `any`, or networks with commas between",
+}
+"""The readers of values to what they read."""
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _default(flag: Flag) -> str:
