@@ -167,8 +167,8 @@ def saving() -> Iterator[None]:
     """
     with uninterrupted():
         mark = -1
-        with suppress(AttributeError, OSError):  # no such call here, or no descriptor is free
-            mark = os.memfd_create(SAVING)
+        with suppress(KeyError, OSError):  # no such call here, or no descriptor is free
+            mark = vars(os)["memfd_create"](SAVING)
         try:
             with _sigterm_deferred():
                 yield

@@ -29,6 +29,7 @@ from rallypoint.agent.incident_files import (
 )
 from rallypoint.agent.policy_state import Phase, PolicyState
 from rallypoint.base.clock import Deadline
+from rallypoint.base.kernel import pidfd_open
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.failures.cause import Ending
@@ -165,7 +166,7 @@ def _until_ended(facts: NodeFacts) -> None:
     until = time.monotonic() + _ENDED
     for worker in facts.workers:
         with suppress(OSError):  # it has ended already
-            fd = os.pidfd_open(worker.pid)
+            fd = pidfd_open(worker.pid)
             try:
                 poller = select.poll()
                 poller.register(fd, select.POLLIN)

@@ -1,6 +1,7 @@
 """How commands on this machine find the agents that run here: each has a socket that names its job.
 
-The socket is an abstract one (unix(7)), so that it goes with the process, however that ends, and leaves no file. Laws:
+The socket is an abstract one (unix(7)), so that it goes with the process, however that ends, and leaves no file. Where
+there are none, it is a file in a folder that only its user can open, and whoever finds it left behind removes it. Laws:
 
 1. It answers the agent's own user and root, and nobody else.
 2. It says where the job's coordinator can be reached, and the job's token where there is a secret: whoever asks then
@@ -12,10 +13,10 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+from rallypoint.base.kernel import remove_socket, socket_address, socket_names, uid_of_peer
 from rallypoint.rendezvous.control_plane import LocalJob
 
 _PREFIX = "rallypoint/agent/"
@@ -40,8 +41,9 @@ class LocalSocket:
     def open(self) -> None:
         """Begin to listen."""
         with suppress(OSError):
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            self._socket.bind(f"\0{_PREFIX}{os.getpid()}.{os.urandom(4).hex()}")
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._socket.setblocking(False)
+            self._socket.bind(socket_address(f"{_PREFIX}{os.getpid()}.{os.urandom(4).hex()}"))
             self._socket.listen(16)
             self._listens = True
 
@@ -58,13 +60,14 @@ class LocalSocket:
             except OSError:
                 return
             with asking, suppress(OSError):
-                if _uid_of_peer(asking) in {os.getuid(), 0} and (job := self._answer()) is not None:
+                if uid_of_peer(asking) in {os.getuid(), 0} and (job := self._answer()) is not None:
                     asking.setblocking(False)
                     asking.send("\0".join([*map(str, job), _token_of(job.job)]).encode())
 
     def close(self) -> None:
         """Listen no more. Idempotent."""
         if self._socket is not None:
+            remove_socket(self._socket.getsockname())
             self._socket.close()
             self._socket, self._listens = None, False
 
@@ -90,30 +93,26 @@ def _token_of(job: str) -> str:
 
 def _answers() -> Iterator[tuple[LocalJob, str]]:
     with suppress(OSError):
-        with open("/proc/net/unix", errors="replace") as table:
-            names = sorted({line.rstrip().rpartition(" ")[2] for line in table})
-        for name in names:
-            if name.startswith(f"@{_PREFIX}") and (answer := _ask(name[1:])) is not None:
+        for name in socket_names():
+            if name.startswith(_PREFIX) and (answer := _ask(socket_address(name))) is not None:
                 yield answer
 
 
-def _ask(name: str) -> tuple[LocalJob, str] | None:
+def _ask(address: str) -> tuple[LocalJob, str] | None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.settimeout(_TIMEOUT)
         try:
-            asking.connect(f"\0{name}")
-            if _uid_of_peer(asking) not in {os.getuid(), 0} and os.getuid() != 0:
+            asking.connect(address)
+            if uid_of_peer(asking) not in {os.getuid(), 0} and os.getuid() != 0:
                 return None
             data = b""
             while len(data) < _MAX_ANSWER and (more := asking.recv(4096)):
                 data += more
             pid, job, backend, endpoint, token = data.decode().split("\0")
+        except ConnectionRefusedError:  # its agent was killed
+            remove_socket(address)
+            return None
         except (OSError, ValueError):
             return None
     known = pid.isdecimal() and all(each.isprintable() for each in (job, backend, endpoint, token))
     return (LocalJob(int(pid), job, backend, endpoint), token) if known else None
-
-
-def _uid_of_peer(connected: socket.socket) -> int:
-    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return int.from_bytes(credentials[4:8], sys.byteorder)

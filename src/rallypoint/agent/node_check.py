@@ -74,7 +74,7 @@ class NodeCheck:
         self._start(command)
 
     def _start(self, command: str) -> None:
-        self._output, writing = os.pipe2(os.O_CLOEXEC)
+        self._output, writing = os.pipe()
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.set_blocking(self._output, False)

@@ -174,14 +174,14 @@ class NoticeDirectory:
         os.replace(path + ".new", path)
 
     def _watch(self) -> Inotify | None:
-        from rallypoint.base.inotify import CREATED, Inotify
+        from rallypoint.base.inotify import CREATED, POLLED, Inotify
 
         news = None
         try:
             news = Inotify()
             news.watch(self._folder, CREATED)
         except OSError as error:
-            log.warning("acknowledgements are looked for every %s s instead of at each: %s", _POLL, error)
+            log.log(POLLED, "acknowledgements are looked for every %s s instead of at each: %s", _POLL, error)
             if news is not None:
                 news.close()
             return None

@@ -78,6 +78,10 @@ class JobPreempted(RallypointError):
     """The whole job was preempted (`--preempt-signals`): its workers have saved, and it has ended on all nodes."""
 
 
+NOT_ON_WINDOWS = "Rallypoint runs on Linux, and on macOS for development, but not on Windows: use WSL 2, which is Linux"
+"""What whoever tries is told."""
+
+
 def user_error(text: str, like: type[BaseException] | BaseException) -> UserError:
     """A `UserError` that is also of another kind, since code that was written for torch catches that kind.
 

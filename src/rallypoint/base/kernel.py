@@ -1,4 +1,8 @@
-"""What an agent needs of the kernel, checked before anything is started, in some microseconds.
+"""What an agent needs of the kernel: which calls it makes here, and whether it may, checked before anything is started.
+
+This is the one place that knows on which system we are. Where that is not Linux, or `RALLYPOINT_PLATFORM=portable` says
+so, `base/portable` has what stands in for the calls that only Linux has (docs/how-to/macos.md says what that lacks);
+on Linux each name is the kernel's own call, and that file is not imported.
 
 A sandbox (the seccomp profile of a container) may deny system calls, and a root folder may lack /proc. One sentence
 then names all that is missing; later, each would look like something else: a limit, a lost process, or one that cannot
@@ -7,14 +11,28 @@ be killed.
 
 from __future__ import annotations
 
+import _socket
+import contextlib
 import errno
 import os
 import select
 import signal
-import socket
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Collection, Mapping
 
 from rallypoint.base.errors import ResourceError
+from rallypoint.base.light_typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from socket import socket
+
+    from rallypoint.base.portable import Poller
+
+PLATFORM_VARIABLE = "RALLYPOINT_PLATFORM"
+"""`portable` has Linux taken for a system that has none of Linux's own calls."""
+
+PORTABLE = sys.platform != "linux" or os.environ.get(PLATFORM_VARIABLE) == "portable"
+"""Whether the calls that only Linux has are done without."""
 
 _DENIALS = {errno.EPERM, errno.EACCES, errno.ENOSYS}
 
@@ -28,15 +46,16 @@ def check_kernel() -> None:
         ResourceError: it may not; names what, and what to do.
     """
     global _checked
-    if not _checked:
-        _check({**_CALLS, **_CALLS_ON_PROCESSES})
+    if not _checked and not PORTABLE:
+        _check({**CALLS, **CALLS_ON_PROCESSES})
         _check_proc()
         _checked = True
 
 
 def check_for_loop() -> None:
     """The same for what an event loop needs, which otherwise may end this process."""
-    _check(_CALLS)
+    if not PORTABLE:
+        _check(CALLS)
 
 
 def _check(calls: Mapping[str, Callable[[], object]]) -> None:
@@ -58,7 +77,7 @@ def denied_error(*calls: str, why: OSError | None = None) -> ResourceError:
 def memory_file(name: str) -> int:
     """The descriptor of a new file in memory (`memfd_create`). Raises OSError; a ResourceError if that is denied."""
     try:
-        return os.memfd_create(name, os.MFD_CLOEXEC)
+        return new_memory_file(name)
     except OSError as error:
         raise denied_error("memfd_create", why=error) if is_denial(error) else error from None
 
@@ -82,18 +101,164 @@ def _close(*fds: int) -> None:
         os.close(fd)
 
 
-_CALLS: dict[str, Callable[[], object]] = {
-    "eventfd2": lambda: os.close(os.eventfd(0)),
-    "epoll_create1": lambda: select.epoll().close(),
-    "pipe2": lambda: _close(*os.pipe2(os.O_CLOEXEC)),
-    "socketpair": lambda: _close(*(end.detach() for end in socket.socketpair())),
-}
-"""What an event loop needs too."""
+if sys.platform == "linux" and not PORTABLE:
+    from _socket import AF_NETLINK, SO_PEERCRED, SOL_SOCKET, TCP_KEEPIDLE
+    from fcntl import F_GETPIPE_SZ, F_SETPIPE_SZ, fcntl
+    from os import pidfd_open, sched_getaffinity, sched_setaffinity
 
-_CALLS_ON_PROCESSES: dict[str, Callable[[], object]] = {
-    "pidfd_open": lambda: os.close(os.pidfd_open(os.getpid())),
-    "pidfd_send_signal": lambda: signal.pidfd_send_signal(-1, 0),  # there is no such descriptor
-}
+    FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+    """How a folder is opened to go there."""
+
+    def send_signal(descriptor: int, _pid: int, number: int, /) -> None:
+        """Send a signal to the process of a descriptor; `_pid` is its pid. Raises OSError."""
+        signal.pidfd_send_signal(descriptor, number)
+
+    def exit_of_child(descriptor: int, _pid: int, /) -> int | None:
+        """How a child has ended, -N for a signal; None while a debugger holds it. It stays unreaped. Raises OSError."""
+        found = os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None:
+            return None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+    def own_descriptor() -> int:
+        """What is readable when this process has ended, to be given to another one."""
+        return pidfd_open(os.getpid())
+
+    def set_pipe_size(fd: int, size: int, /) -> int:
+        """Have a pipe hold so many bytes, if it may; returns how many it holds."""
+        try:
+            return fcntl(fd, F_SETPIPE_SZ, size)
+        except OSError:  # more than this user may have
+            return fcntl(fd, F_GETPIPE_SZ)
+
+    def wait_for_signal(numbers: Collection[int], seconds: float, /) -> int | None:
+        """The next of these blocked signals, which is then handled; None if there is none for so long."""
+        received = signal.sigtimedwait(numbers, seconds)
+        return None if received is None else received.si_signo
+
+    def new_poller() -> Poller:
+        """What waits for many descriptors. Raises OSError."""
+        return select.epoll()
+
+    def socket_address(name: str, /) -> str:
+        """The address of a unix socket of this machine, which is gone when nobody has it open. Raises OSError."""
+        return f"\0{name}"
+
+    def remove_socket(_address: str | bytes, /) -> None:
+        """Remove what is left of a socket that nobody has open any more."""
+
+    def socket_names() -> list[str]:
+        """The names of all such sockets, in order. Raises OSError."""
+        with open("/proc/net/unix", errors="replace") as table:
+            found = {line.rstrip().rpartition(" ")[2] for line in table}
+        return sorted(each[1:] for each in found if each.startswith("@"))
+
+    def uid_of_peer(connected: socket, /) -> int:
+        """Who is at the other end of such a socket. Raises OSError."""
+        credentials = connected.getsockopt(SOL_SOCKET, SO_PEERCRED, 12)
+        return int.from_bytes(credentials[4:8], sys.byteorder)
+
+    def wakeup_pair() -> tuple[int, int]:
+        """What is read and what is written of a `Wakeup`; they may be one. Raises OSError."""
+        fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        return fd, fd
+
+    def new_memory_file(name: str, /) -> int:
+        """As `memory_file`. Raises OSError."""
+        return os.memfd_create(name, os.MFD_CLOEXEC)
+
+    CALLS: dict[str, Callable[[], object]] = {
+        "eventfd2": lambda: os.close(os.eventfd(0)),
+        "epoll_create1": lambda: select.epoll().close(),
+        "pipe2": lambda: _close(*os.pipe2(os.O_CLOEXEC)),
+        "socketpair": lambda: _close(*(end.detach() for end in _socket.socketpair())),
+    }
+    """What an event loop needs too."""
+
+    CALLS_ON_PROCESSES: dict[str, Callable[[], object]] = {
+        "pidfd_open": lambda: os.close(os.pidfd_open(os.getpid())),
+        "pidfd_send_signal": lambda: signal.pidfd_send_signal(-1, 0),  # there is no such descriptor
+    }
+else:
+    from rallypoint.base.portable import (
+        AF_NETLINK,
+        CALLS,
+        CALLS_ON_PROCESSES,
+        FOLDER,
+        TCP_KEEPIDLE,
+        exit_of_child,
+        new_memory_file,
+        new_poller,
+        own_descriptor,
+        pidfd_open,
+        remove_socket,
+        sched_getaffinity,
+        sched_setaffinity,
+        send_signal,
+        set_pipe_size,
+        socket_address,
+        socket_names,
+        uid_of_peer,
+        wait_for_signal,
+        wakeup_pair,
+    )
+
+__all__ = [
+    "AF_NETLINK",
+    "FOLDER",
+    "TCP_KEEPIDLE",
+    "exit_of_child",
+    "new_poller",
+    "own_descriptor",
+    "pidfd_open",
+    "remove_socket",
+    "sched_getaffinity",
+    "sched_setaffinity",
+    "send_signal",
+    "set_pipe_size",
+    "socket_address",
+    "socket_names",
+    "uid_of_peer",
+    "wait_for_signal",
+]
+"""What stands here under the name of a call, beside what this file defines."""
+
+
+class Wakeup:
+    """How any thread, or a signal handler, ends the sleep of one that waits until `fileno` is readable.
+
+    Raises:
+        OSError: there are no descriptors left.
+    """
+
+    __slots__ = ("_fd", "_writing")
+
+    def __init__(self) -> None:
+        self._fd, self._writing = wakeup_pair()
+
+    def fileno(self) -> int:
+        """Readable from `set` until `clear`; -1 once it is closed."""
+        return self._fd
+
+    def set(self) -> None:
+        """Be readable."""
+        with contextlib.suppress(BlockingIOError):  # it is
+            os.write(self._writing, _ONE)
+
+    def clear(self) -> None:
+        """Be unreadable until the next `set`."""
+        with contextlib.suppress(BlockingIOError):  # it is
+            os.read(self._fd, 4096)
+
+    def close(self) -> None:
+        """Close the descriptors. Idempotent."""
+        fd, writing, self._fd, self._writing = self._fd, self._writing, -1, -1
+        for each in {fd, writing} - {-1}:
+            os.close(each)
+
+
+_ONE = (1).to_bytes(8, sys.byteorder)
+"""What an eventfd takes."""
 
 
 def _check_proc() -> None:

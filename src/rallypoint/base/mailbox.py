@@ -5,12 +5,11 @@ A descriptor is readable while there are events, so that the reader waits for ex
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
 from collections import deque
 from collections.abc import Iterator
 
+from rallypoint.base.kernel import Wakeup
 from rallypoint.base.light_typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -21,25 +20,24 @@ class Mailbox(Generic[T]):
 
     def __init__(self) -> None:
         self._items: deque[T] = deque()
-        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakeup = Wakeup()
         self._closed = False
         self._lock = threading.RLock()  # reentrant: a signal handler may post in the middle of a post
 
     def fileno(self) -> int:
         """Readable while events wait."""
-        return self._fd
+        return self._wakeup.fileno()
 
     def post(self, event: T) -> None:
         """Add an event. After `close` it is dropped."""
         with self._lock:
             if not self._closed:
                 self._items.append(event)
-                os.eventfd_write(self._fd, 1)
+                self._wakeup.set()
 
     def drain(self) -> Iterator[T]:
         """Remove and yield the events, oldest first."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._fd)
+        self._wakeup.clear()
         while self._items:
             yield self._items.popleft()
 
@@ -48,4 +46,4 @@ class Mailbox(Generic[T]):
         with self._lock:
             if not self._closed:
                 self._closed = True
-                os.close(self._fd)
+                self._wakeup.close()

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import select
 from collections.abc import Iterable
 
 _MAX_SECONDS = 86_400.0
 """The kernel takes milliseconds in 31 bits."""
+
+
+def readable(fd: int, seconds: float = 0.0, events: int = select.POLLIN) -> bool:
+    """Whether a descriptor is readable, or becomes so within this time; no `events`: whether the other end is gone."""
+    poller = select.poll()
+    poller.register(fd, events)
+    return bool(poller.poll(seconds * 1000))
+
+
+def always_readable() -> int:
+    """A descriptor that is readable as that of a process that has ended. Raises OSError."""
+    reading, writing = os.pipe()
+    os.close(writing)
+    return reading
 
 
 def until_readable(fds: Iterable[int], seconds: float) -> None:

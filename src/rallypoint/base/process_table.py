@@ -7,6 +7,13 @@ from __future__ import annotations
 
 import posix
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_posix: Any = posix
+"""For what only Linux has."""
+
 
 class ProcessStat:
     """The fields of /proc/<pid>/stat (proc(5)) that we use."""
@@ -43,7 +50,7 @@ def signal_process(stat: ProcessStat, *numbers: int) -> int | None:
         signal.
     """
     try:
-        fd = posix.pidfd_open(stat.pid)
+        fd: int = _posix.pidfd_open(stat.pid)
     except OSError:
         return None
     try:

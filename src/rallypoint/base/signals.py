@@ -49,7 +49,9 @@ class SignalWakeup:
     """Readable after each signal that Python has a handler for, whichever thread gets it."""
 
     def __init__(self) -> None:
-        self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._read_fd, self._write_fd = os.pipe()
+        for fd in (self._read_fd, self._write_fd):
+            os.set_blocking(fd, False)
         self._previous_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
 
     def fileno(self) -> int:

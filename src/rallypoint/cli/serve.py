@@ -13,6 +13,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from rallypoint.base.errors import RallypointError, UsageError, UserError
+from rallypoint.base.kernel import wait_for_signal
 from rallypoint.cli.parse import Verb
 from rallypoint.rendezvous.params import C10D_PORT
 
@@ -113,9 +114,10 @@ def _serve_until_signal(ready: str) -> signal.Signals:
         if answered and _loop_answers(timeout):
             _tell_manager(answered)
             answered = "WATCHDOG=1" if timeout else ""
-        received = signal.sigtimedwait(_ENDING, timeout / 2) if timeout else signal.sigwaitinfo(_ENDING)
-        if received is not None:
-            return signal.Signals(received.si_signo)
+        if not timeout:
+            return signal.Signals(signal.sigwait(_ENDING))
+        if (received := wait_for_signal(_ENDING, timeout / 2)) is not None:
+            return signal.Signals(received)
 
 
 def _watchdog_timeout() -> float:

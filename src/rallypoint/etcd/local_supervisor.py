@@ -16,6 +16,8 @@ import signal
 import subprocess
 import sys
 
+from rallypoint.base.kernel import pidfd_open
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,18 +27,19 @@ _PR_SET_PDEATHSIG = 1
 
 def main(owner: int, folder: str, command: list[str]) -> int:
     """Run the command; returns its exit code, negative for a signal."""
-    asked, ask = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    asked, ask = os.pipe()
+    os.set_blocking(ask, False)
     signal.set_wakeup_fd(ask, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the owner may have blocked them, and etcd would inherit that
     try:
-        watched = os.pidfd_open(owner)
+        watched = pidfd_open(owner)
         if os.getppid() != owner:
             return 0
         # This process has no other thread, so the child may run code before the program.
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent())  # noqa: PLW1509
-        _until_readable(asked, watched, os.pidfd_open(process.pid))
+        _until_readable(asked, watched, pidfd_open(process.pid))
         process.kill()
         return process.wait()
     except ProcessLookupError:  # the owner has ended

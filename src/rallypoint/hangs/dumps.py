@@ -137,7 +137,7 @@ def _by_socket(rank: int, path: str, folder: str, deadline: Deadline) -> RankRec
 
 
 def _ask_by_socket(path: str, deadline: Deadline) -> bytes:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(max(0.1, deadline.remaining()))
         connection.connect(path)
         connection.sendall(_REQUEST)

@@ -93,7 +93,8 @@ def _importing() -> bool:
 def _free_signal() -> int:
     if _used and getattr(signal.getsignal(_used), "__module__", "") == __name__:
         return _used
-    for number in range(signal.SIGRTMAX - 1, signal.SIGRTMIN, -1):
+    names = vars(signal)
+    for number in range(names.get("SIGRTMAX", 0) - 1, names.get("SIGRTMIN", 0), -1):
         if signal.getsignal(number) == signal.SIG_DFL:
             return number
-    raise OSError("each real-time signal has a handler")
+    raise OSError("each real-time signal has a handler, or this system has none")

@@ -1,7 +1,7 @@
 """A thread that forwards the output of the workers of one start to one sink, and sleeps while there is none.
 
 Laws:
-- it waits in one place (epoll) for pipes, pseudo-terminals, changes of followed files and calls from other threads;
+- it waits in one place for pipes, pseudo-terminals, changes of followed files and calls from other threads;
 - a source whose bytes wait is not read further, so that memory stays bounded and the worker writes at the console's
   pace;
 - nothing that a console or a file does ends it before `stop`; then the rest of dead workers' output is forwarded;
@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import stat
 import threading
 from collections.abc import Callable
+from select import POLLIN
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.kernel import Wakeup, new_poller
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.logs.console import Chunk, ConsoleSink, ConsoleStream
@@ -51,8 +52,8 @@ class Pump:
     def __init__(self, sink: ConsoleSink, clock: Clock = SYSTEM_CLOCK) -> None:
         self._sink = sink
         self._clock = clock
-        self._epoll = select.epoll()
-        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller = new_poller()
+        self._wakeup = Wakeup()
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._closed = False
@@ -100,7 +101,7 @@ class Pump:
         self._watch_readers()
         if self._streams:
             self._watch_files()
-        self._epoll.register(self._wakeup, select.EPOLLIN)
+        self._poller.register(self._wakeup, POLLIN)
         thread = threading.Thread(target=self._run, name="rallypoint-output", daemon=True)
         thread.start()
         self._thread = thread
@@ -109,7 +110,7 @@ class Pump:
         """Forward what another thread has read from a relay. Safe from any thread, also after the end."""
         with self._lock:
             if not self._closed:
-                os.eventfd_write(self._wakeup, 1)
+                self._wakeup.set()
 
     def stop(self) -> None:
         """Have it forward what is left, close everything and end. Does not wait. Idempotent."""
@@ -126,24 +127,24 @@ class Pump:
         return self._thread is None or not self._thread.is_alive()
 
     def _watch_readers(self) -> None:
-        """Have epoll report pipes of relays that nobody reads any more (EPOLLERR, which is always on)."""
+        """Have it reported pipes of relays that nobody reads any more (EPOLLERR, which is always on)."""
         fds = {relay.stream.fd for relay in self._relays if relay.stream is not None and relay.stream.fd is not None}
         self._pipes = {fd for fd in fds if _is_pipe(fd)}
         for fd in self._pipes:
-            self._epoll.register(fd, 0)
+            self._poller.register(fd, 0)
 
     def _watch_files(self) -> None:
-        from rallypoint.base.inotify import Inotify
+        from rallypoint.base.inotify import POLLED, Inotify
 
         self._buffer = bytearray(READ_SIZE)
         try:
             self._inotify = Inotify()
             self._watches = {self._inotify.watch(path): tail for path, tail in self._paths}
         except OSError as error:
-            _logger.warning("log files are polled every %s s: %s", POLL, error)
+            _logger.log(POLLED, "log files are polled every %s s: %s", POLL, error)
             self._clear_inotify()
         else:
-            self._epoll.register(self._inotify, select.EPOLLIN)
+            self._poller.register(self._inotify, POLLIN)
 
     def _clear_inotify(self) -> None:
         if self._inotify is not None:
@@ -165,7 +166,7 @@ class Pump:
 
     def _run_once(self) -> None:
         self._listen()
-        events = self._epoll.poll(self._timeout())
+        events = self._poller.poll(self._timeout())
         now = self._clock.monotonic()
         with self._sink.output_lock.hold():
             self._sink.flush_due(now)
@@ -176,8 +177,8 @@ class Pump:
                 self._forward(relay, now)
             elif fd in self._pipes:
                 self._nobody_reads(fd)
-            elif fd == self._wakeup:
-                os.eventfd_read(self._wakeup)
+            elif fd == self._wakeup.fileno():
+                self._wakeup.clear()
                 for each in self._relays:
                     self._show(each, now)
                 self._unread_tails.update((tail, None) for tail in self._ended_tails.copy() if tail in self._streams)
@@ -196,10 +197,10 @@ class Pump:
             fd = relay.fileno()
             ready = relay.stream is None or relay.stream.backlog() < BACKLOG
             if ready and fd not in self._listening:
-                self._epoll.register(fd, select.EPOLLIN)
+                self._poller.register(fd, POLLIN)
                 self._listening[fd] = relay
             elif not ready and fd in self._listening:
-                self._epoll.unregister(fd)
+                self._poller.unregister(fd)
                 del self._listening[fd]
 
     def _timeout(self) -> float | None:
@@ -222,7 +223,7 @@ class Pump:
 
     def _nobody_reads(self, fd: int) -> None:
         """Close the pipe's relays; what their workers have written so far is kept for the report."""
-        self._epoll.unregister(fd)
+        self._poller.unregister(fd)
         self._pipes.discard(fd)
         for relay in [each for each in self._relays if each.stream is not None and each.stream.fd == fd]:
             relay.read(CAPACITY)
@@ -230,7 +231,7 @@ class Pump:
 
     def _close_relay(self, relay: Relay) -> None:
         if self._listening.pop(relay.fileno(), None) is not None:
-            self._epoll.unregister(relay.fileno())
+            self._poller.unregister(relay.fileno())
         self._relays.discard(relay)
         relay.close()
 
@@ -314,11 +315,11 @@ class Pump:
             if self._closed:
                 return
             self._closed = True
-            os.close(self._wakeup)
+            self._wakeup.close()
         closers: list[Callable[[], None]] = [tail.close for tail in self._streams]
         closers += [relay.close for relay in self._relays]
         closers += [each.close for each in self._line_filters]
-        closers += [self._clear_inotify, self._epoll.close, self._sink.close]
+        closers += [self._clear_inotify, self._poller.close, self._sink.close]
         for close in closers:
             close()
 

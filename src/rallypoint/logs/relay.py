@@ -7,11 +7,11 @@ thread may read: whoever learns of a worker's death can read the rest before any
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import threading
 import time
 
+from rallypoint.base.kernel import set_pipe_size
 from rallypoint.logs.console import ConsoleStream
 
 TAIL_SIZE = 64 * 1024
@@ -128,10 +128,9 @@ def _open_channel(stream: ConsoleStream | None) -> tuple[int, int, bool]:
     if stream is not None and stream.isatty():
         with contextlib.suppress(OSError):  # none left, or none in this container
             return _open_terminal(stream)
-    reading, writing = os.pipe2(os.O_CLOEXEC)
+    reading, writing = os.pipe()
     os.set_blocking(reading, False)
-    with contextlib.suppress(OSError):  # more than this user may have
-        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, CAPACITY)
+    set_pipe_size(writing, CAPACITY)
     return reading, writing, False
 
 

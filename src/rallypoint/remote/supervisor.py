@@ -108,7 +108,7 @@ class Relay:
     """
 
     def __init__(self, target: int) -> None:
-        self.source, self.command_end = os.pipe2(os.O_CLOEXEC)
+        self.source, self.command_end = os.pipe()
         os.set_blocking(self.source, False)
         os.set_blocking(target, False)
         self._target = target

@@ -1,4 +1,4 @@
-"""A store's connections on plain sockets, all in one epoll set.
+"""A store's connections on plain sockets, all in one poller.
 
 The server's speed stands on this. For each request, a transport of asyncio or uvloop costs more than reading and
 executing the request; and handling the requests of many clients in three sweeps (read all, execute all, write all)
@@ -43,7 +43,7 @@ _BUSY_TIME = 0.002
 _CLEAR_STEPS = 256
 """Keys in each sweep that those are taken from who wait no longer."""
 
-_GONE = select.EPOLLHUP | select.EPOLLERR
+_GONE = select.POLLHUP | select.POLLERR
 
 
 class PollingTransport:
@@ -62,10 +62,10 @@ class PollingTransport:
         self._at_connection_limit = False
         self._cleanup_pending = False  # something must be tidied up
         self._accept_again_at = math.inf
-        self.served.epoll.register(context.wakeup_fd, IN)
+        self.served.poller.register(context.wakeup_fd, IN)
         if context.listener is not None:
             set_options(context.listener, context.guard)
-            self.served.epoll.register(context.listener, IN)
+            self.served.poller.register(context.listener, IN)
 
     def serve(self) -> None:
         self._wakeup_seen = False
@@ -98,7 +98,7 @@ class PollingTransport:
     def _poll_once(self, pause: float | None) -> bool:
         """Look once at all that is ready, after so many seconds at the latest; whether there was anything to do."""
         busy = bool(self.served.busy) or self._cleanup_pending
-        events = self.served.epoll.poll(0 if busy else pause, _MAX_EVENTS)
+        events = self.served.poller.poll(0 if busy else pause, _MAX_EVENTS)
         arrived: list[tuple[StoreConnection, bytes]] = []
         for descriptor, event in events:
             connection = self.served.connections.get(descriptor)
@@ -159,7 +159,7 @@ class PollingTransport:
     def _on_other_descriptor(self, descriptor: int) -> None:
         """What is ready is no connection."""
         if descriptor == self._context.wakeup_fd:
-            os.eventfd_read(descriptor)
+            os.read(descriptor, 4096)
             self._wakeup_seen = True
         elif self._context.listener is not None and descriptor == self._context.listener.fileno():
             self._accept(self._context.listener)
@@ -191,7 +191,7 @@ class PollingTransport:
         before, self._descriptors = self._descriptors, raise_descriptor_limit(self._context, error, self._descriptors)
         if self._descriptors != before:
             return  # those who wait are reported again
-        self.served.epoll.unregister(listener)
+        self.served.poller.unregister(listener)
         self._at_connection_limit = error == 0
         self._accept_again_at = time.monotonic() + self._context.retry
 
@@ -248,5 +248,5 @@ class PollingTransport:
         with contextlib.suppress(OSError):
             os.close(next_one := os.dup(self._context.wakeup_fd))
             if next_one < self._descriptors and self._context.listener is not None:
-                self.served.epoll.register(self._context.listener, IN)
+                self.served.poller.register(self._context.listener, IN)
                 self._accept_again_at = math.inf

@@ -12,7 +12,6 @@ serves, and `serving` has the laws of what happens. Laws of the thread:
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import select
@@ -20,6 +19,7 @@ import threading
 from collections import deque
 
 from rallypoint.base.endpoint import listening_socket
+from rallypoint.base.kernel import Wakeup
 from rallypoint.base.light_typing import TYPE_CHECKING, TypeGuard
 from rallypoint.base.log import RateLimitedLog, get_logger
 
@@ -67,12 +67,12 @@ class StoreThread:
         self._closing = False
         self._over = False
         self._ended = threading.Event()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wakeup = Wakeup()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         try:
             self._thread.start()
         except RuntimeError:
-            os.close(self._wake)
+            self._wakeup.close()
             raise OSError(errno.EAGAIN, "no more threads; raise the limit of processes (`ulimit -u`)") from None
 
     def add_connection(self, client: socket.socket, data: bytes) -> None:
@@ -80,7 +80,7 @@ class StoreThread:
         with self._lock:
             if not self._over:
                 self._new_connections.append((client, data))
-                os.eventfd_write(self._wake, 1)
+                self._wakeup.set()
                 return
         client.close()
 
@@ -93,7 +93,7 @@ class StoreThread:
         with self._lock:
             self._peers = [peers]
             if not self._over:
-                os.eventfd_write(self._wake, 1)
+                self._wakeup.set()
 
     def close(self) -> None:
         """End all connections and stop listening. All is closed when this returns. Idempotent; on any thread.
@@ -116,13 +116,13 @@ class StoreThread:
         with self._lock:
             self._closing = True
             if not self._over:
-                os.eventfd_write(self._wake, 1)
+                self._wakeup.set()
         return True
 
     def _release(self) -> None:
         if not self._over:
             self._over = True
-            os.close(self._wake)
+            self._wakeup.close()
             if self._listener is not None:
                 self._listener.close()
 
@@ -131,8 +131,7 @@ class StoreThread:
         try:
             while self._waits_for_peers and not self._peers and not self._closing:
                 self._sleep()
-                with contextlib.suppress(BlockingIOError):
-                    os.eventfd_read(self._wake)
+                self._wakeup.clear()
             if not self._closing:
                 self._sleep(self._listener)
             transport = self._open()
@@ -148,7 +147,7 @@ class StoreThread:
     def _sleep(self, listener: socket.socket | None = None, seconds: float | None = None) -> None:
         """Wait until there is a client, somebody wants something of the store, or so many seconds have passed."""
         poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
+        poll.register(self._wakeup, select.POLLIN)
         if listener is not None:
             poll.register(listener, select.POLLIN)
         poll.poll(None if seconds is None else seconds * 1000)
@@ -162,12 +161,13 @@ class StoreThread:
                 from rallypoint.store.transport_context import TransportContext
 
                 return open_transport(
-                    TransportContext(self._listener, self._wake, self._log_lines, self._guard or StoreGuard())
+                    TransportContext(
+                        self._listener, self._wakeup.fileno(), self._log_lines, self._guard or StoreGuard()
+                    )
                 )
             except (OSError, MemoryError, ImportError) as error:
                 self._log_lines.warning("%s cannot serve yet, and tries again in %g s: %s", self._name, RETRY, error)
-                with contextlib.suppress(BlockingIOError):
-                    os.eventfd_read(self._wake)  # clients that have connected have to wait as well
+                self._wakeup.clear()  # clients that have connected have to wait as well
                 self._sleep(seconds=RETRY)
         return None
 

@@ -23,6 +23,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from rallypoint.base.kernel import new_poller
 from rallypoint.base.log import RateLimitedLog
 from rallypoint.store.decoder import Decoder, OpcodeReaders
 from rallypoint.store.errors import StoreProtocolError
@@ -39,7 +40,7 @@ _SLICE_TIME = 0.001
 """Seconds that long ones have at most."""
 
 
-IN, OUT = select.EPOLLIN, select.EPOLLOUT
+IN, OUT = select.POLLIN, select.POLLOUT
 
 
 class ServedTable:
@@ -52,7 +53,7 @@ class ServedTable:
         self.readers: OpcodeReaders[Replies[StoreConnection] | Work[StoreConnection]] = OpcodeReaders(
             self.table.commands(), guard.request
         )
-        self.epoll = select.epoll()
+        self.poller = new_poller()
         self.connections: dict[int, StoreConnection] = {}
         """By the descriptors of their sockets."""
         self.unvalidated: dict[StoreConnection, float] = {}
@@ -74,7 +75,7 @@ class ServedTable:
         """End all connections at once; what was not yet sent is dropped."""
         for connection in list(self.connections.values()):
             connection.abort()
-        self.epoll.close()
+        self.poller.close()
 
 
 class StoreConnection:
@@ -100,7 +101,7 @@ class StoreConnection:
         self._work: Work[StoreConnection] | None = None  # what is left of a long request
         self._keys = self._bytes = 0  # by how much it has made the table larger
         self._watched = IN
-        served.epoll.register(client, IN)
+        served.poller.register(client, IN)
         served.connections[client.fileno()] = self
         served.unvalidated[self] = time.monotonic()
 
@@ -245,13 +246,13 @@ class StoreConnection:
         self._backlog.clear()
         self._served.unvalidated.pop(self, None)
         if self._served.connections.pop(self.socket.fileno(), None) is not None:
-            self._served.epoll.unregister(self.socket)
+            self._served.poller.unregister(self.socket)
             self.socket.close()
 
     def _watch(self, events: int) -> None:
         if events != self._watched:
             self._watched = events
-            self._served.epoll.modify(self.socket, events)
+            self._served.poller.modify(self.socket, events)
 
 
 def _merge_replies(replies: Sequence[Reply[StoreConnection]]) -> list[Reply[StoreConnection]]:

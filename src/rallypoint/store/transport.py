@@ -12,6 +12,7 @@ import socket
 from collections.abc import Sequence
 from typing import Protocol
 
+from rallypoint.base.kernel import PORTABLE
 from rallypoint.base.log import get_logger
 from rallypoint.store.transport_context import TransportContext
 
@@ -24,7 +25,7 @@ class StoreTransport(Protocol):
     """A store and the connections to it. One thread uses it."""
 
     def serve(self) -> None:
-        """Serve until somebody writes to the eventfd."""
+        """Serve until somebody writes to the wake-up descriptor."""
 
     def run_once(self) -> bool:
         """Do some of what there is to do, without waiting; whether there was anything."""
@@ -46,7 +47,9 @@ def open_transport(context: TransportContext) -> StoreTransport:
     """A new store that serves what the context says."""
     name = "a shared port" if context.listener is None else f"port {context.listener.getsockname()[1]}"
     reason = f"{STORE_VARIABLE}=python"
-    if os.environ.get(STORE_VARIABLE) != "python":
+    if PORTABLE:
+        reason = "the one in C is for Linux"
+    elif os.environ.get(STORE_VARIABLE) != "python":
         try:
             from rallypoint.store.compiled import CompiledTransport
         except ImportError as error:

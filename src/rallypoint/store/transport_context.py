@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from rallypoint.base.descriptors import allow_descriptors, for_connections, limits
 from rallypoint.base.endpoint import Endpoint
+from rallypoint.base.kernel import TCP_KEEPIDLE
 from rallypoint.base.log import RateLimitedLog
 from rallypoint.store.guard import StoreGuard
 
@@ -23,7 +24,7 @@ class TransportContext(NamedTuple):
     listener: socket.socket | None
     """It listens; who has connected meanwhile is served first. None: connections come by `add_connection` only."""
     wakeup_fd: int
-    """An eventfd, which has `StoreTransport.serve` return; it is then empty again."""
+    """That of a `base.kernel.Wakeup`, which has `StoreTransport.serve` return; it is then empty again."""
     log_lines: RateLimitedLog
     """For all that unauthenticated peers can cause to be logged."""
     guard: StoreGuard = StoreGuard()
@@ -39,7 +40,7 @@ def set_options(made: socket.socket, guard: StoreGuard) -> None:
         return
     idle, interval, count = guard.keepalive
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
+    made.setsockopt(socket.IPPROTO_TCP, TCP_KEEPIDLE, idle)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, count)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

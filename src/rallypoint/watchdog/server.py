@@ -12,6 +12,7 @@ import threading
 import time
 
 from rallypoint.base.clock import SYSTEM_CLOCK
+from rallypoint.base.kernel import Wakeup
 from rallypoint.base.log import get_logger
 from rallypoint.watchdog.watchdog import Report, Watchdog
 
@@ -43,7 +44,7 @@ class FileTimerServer:
         self._daemon = daemon
         self._log_event = log_event
         self._stepped_at = time.time()
-        self._running: tuple[Watchdog, threading.Thread, int] | None = None
+        self._running: tuple[Watchdog, threading.Thread, Wakeup] | None = None
 
     def start(self) -> None:
         """Make the pipe and start the thread. Idempotent.
@@ -55,7 +56,7 @@ class FileTimerServer:
             return
         own = os.getpid()
         watchdog = Watchdog(self._path, lambda pid: pid not in (1, own), run_id=self._run_id, report=self._log_event)
-        ending = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        ending = Wakeup()
         thread = threading.Thread(
             target=self._run, args=(watchdog, ending), name="rallypoint-watchdog", daemon=self._daemon
         )
@@ -68,9 +69,9 @@ class FileTimerServer:
             return
         watchdog, thread, ending = self._running
         self._running = None
-        os.eventfd_write(ending, 1)
+        ending.set()
         thread.join()
-        os.close(ending)
+        ending.close()
         watchdog.close()
 
     def get_last_progress_time(self) -> int:
@@ -78,14 +79,14 @@ class FileTimerServer:
         client_seen = self._running is not None and self._running[0].client_seen
         return int(self._stepped_at if client_seen else time.time())
 
-    def _run(self, watchdog: Watchdog, ending: int) -> None:
+    def _run(self, watchdog: Watchdog, ending: Wakeup) -> None:
         while True:
             poller = select.poll()
-            for fd in (ending, *watchdog.fds()):
+            for fd in (ending.fileno(), *watchdog.fds()):
                 poller.register(fd, select.POLLIN)
             seconds = min(self._max_interval, watchdog.wake_at() - SYSTEM_CLOCK.monotonic())
             ready = poller.poll(math.ceil(max(0.0, seconds) * 1000))
-            if any(fd == ending for fd, _ in ready):
+            if any(fd == ending.fileno() for fd, _ in ready):
                 return
             try:
                 watchdog.step()

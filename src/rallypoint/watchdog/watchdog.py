@@ -12,7 +12,6 @@ Laws:
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import os
 import time
@@ -22,6 +21,7 @@ from typing import NamedTuple
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.errors import user_error
+from rallypoint.base.kernel import set_pipe_size
 from rallypoint.base.log import get_logger
 from rallypoint.base.procfs import catches
 from rallypoint.base.signals import signal_name
@@ -214,9 +214,7 @@ class _NamedPipe:
             raise user_error(
                 f"the pipe {path!r} of the watchdog cannot be made: {why}; name another place", error
             ) from None
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
-        self._size = fcntl.fcntl(self.fd, fcntl.F_GETPIPE_SZ)
+        self._size = set_pipe_size(self.fd, _PIPE_SIZE)
         made = os.fstat(self.fd)
         self._identity = made.st_dev, made.st_ino
 

@@ -32,7 +32,7 @@ def request_fork(
         ReaperLost: the reaper has ended.
     """
     try:
-        waiting, go = os.pipe2(os.O_CLOEXEC)
+        waiting, go = os.pipe()
     except OSError as error:
         raise ForkFailed(error.errno, f"no copy could be requested: {error.strerror}") from None
     try:

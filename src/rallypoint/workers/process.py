@@ -17,7 +17,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from rallypoint.base.errors import RallypointError, ResourceError
-from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, StartedWorker, readable
+from rallypoint.base.kernel import send_signal
+from rallypoint.base.poll import readable
+from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, StartedWorker
 
 UNKNOWN_EXIT = 255
 """What stands for an exit code that nobody can tell any more. It is no success."""
@@ -119,7 +121,7 @@ class ChildProcess(ABC):
         """Send the worker a signal that means something to it. Nothing happens once it has ended."""
         if self._pidfd >= 0 and self._exitcode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                signal.pidfd_send_signal(self._pidfd, number)
+                send_signal(self._pidfd, self.pid, number)
 
     def release(self) -> None:
         """Release it. Idempotent."""

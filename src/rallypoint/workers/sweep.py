@@ -12,11 +12,12 @@ import signal
 import time
 from collections.abc import Collection, Iterable, Sequence
 
+from rallypoint.base.kernel import PORTABLE
 from rallypoint.base.log import get_logger
-from rallypoint.base.poll import until_readable
+from rallypoint.base.poll import readable, until_readable
 from rallypoint.base.process_table import ProcessStat, process_table, signal_process
 from rallypoint.workers.process import ChildProcess
-from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, readable
+from rallypoint.workers.reaper.client import ReaperClient, ReaperLost
 
 log = get_logger(__name__)
 
@@ -106,6 +107,9 @@ def kill_trees(processes: Iterable[ChildProcess], unreaped: Collection[int] = ()
         unreaped: pids of workers that have ended and that nobody has reaped, so that their sessions are still ours.
         seconds: between SIGTERM and SIGKILL, waited out here as far as anything needs them; 0 for SIGKILL at once.
     """
+    if PORTABLE:
+        _kill_groups(processes, unreaped, seconds)
+        return
     running = [each for each in processes if each.poll() is None]
     known = {stat.pid: stat for stat in _descendants({*(each.pid for each in running), *unreaped}) if not stat.ended}
     if seconds:
@@ -122,9 +126,23 @@ def kill_trees(processes: Iterable[ChildProcess], unreaped: Collection[int] = ()
         os.sched_yield()
 
 
+def _kill_groups(processes: Iterable[ChildProcess], unreaped: Collection[int], seconds: float) -> None:
+    """The same where nothing shows who is below whom: the process groups that the workers lead."""
+    from rallypoint.base.portable import POLL_INTERVAL, kill_group
+
+    led = [each.pid for each in processes if each.poll() is None or each.orphaned or each.pid in unreaped]
+    asked = [each for each in led if seconds and kill_group(each, signal.SIGTERM)]
+    if asked:
+        until = time.monotonic() + seconds
+        while any(kill_group(each, 0) for each in asked) and (left := until - time.monotonic()) > 0:
+            until_readable((), min(left, POLL_INTERVAL))
+    for each in led:
+        kill_group(each)
+
+
 def _descendants(roots: set[int]) -> list[ProcessStat]:
     """What is below these processes or in a session that one of them leads; the roots as well."""
-    stats = process_table().values()
+    stats = () if PORTABLE else process_table().values()
     found = set(roots)
     while new := {
         each.pid for each in stats if each.pid not in found and (each.parent in found or each.session in found)

@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rallypoint.base.poll import readable
 from rallypoint.workers.process import WorkerProcess
 from rallypoint.workers.reaper import client
-from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, readable
+from rallypoint.workers.reaper.client import ReaperClient, ReaperLost
 from rallypoint.workers.reaper.process_setup import remove
 from rallypoint.workers.reaper.process_tree import descendants
 from rallypoint.workers.reaper.protocol import frame, parse

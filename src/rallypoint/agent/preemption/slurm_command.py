@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from rallypoint.base.kernel import pidfd_open
+
 _KILLED = 1.0
 """Seconds that a command has to be gone after SIGKILL, which one that hangs in the kernel is not."""
 _SENT_TO_STEP = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCONT}
@@ -45,7 +47,7 @@ class SlurmCommand:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         try:
-            self._pidfd = os.pidfd_open(self._process.pid)
+            self._pidfd = pidfd_open(self._process.pid)
         except OSError:
             self._end()
             raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import Clock, Deadline
 from rallypoint.base.endpoint import Endpoint
+from rallypoint.base.kernel import Wakeup
 from rallypoint.base.log import printable
 from rallypoint.preflight.mesh import (
     Finding,
@@ -69,7 +69,7 @@ class MeshAttempt:
         self._record = record
         self._others = others
         self._open_store = open_store
-        self._ended = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._ended = Wakeup()
         self._over = False
         self._lock = threading.Lock()
         self._close_store: Callable[[], None] = lambda: None
@@ -82,16 +82,15 @@ class MeshAttempt:
             self.trouble = self.sentence(printable(f"{error}" or type(error).__name__, _MAX_SENTENCE))
         finally:
             with self._lock:
-                fd, self._ended = self._ended, -1
-            os.close(fd)
+                self._ended.close()
         return self
 
     def end(self) -> None:
         """Nobody wants the result any more. Idempotent."""
         with self._lock:
             self._over = True
-            if self._ended >= 0:
-                os.eventfd_write(self._ended, 1)
+            if self._ended.fileno() >= 0:
+                self._ended.set()
             close, self._close_store = self._close_store, lambda: None
         close()
 
@@ -117,7 +116,7 @@ class MeshAttempt:
             for each in self._others
             if MESH in each.ports
         ]
-        failures = dial_all(targets, self._own, self._ended)
+        failures = dial_all(targets, self._own, self._ended.fileno())
         where = str(Endpoint(self._record.address, self._record.ports[MESH][0]))
         own = encode_finding(Finding(self._own.node, where, failures))
         opened.store.set(opened.key(f"mesh/{self.rank}"), own)

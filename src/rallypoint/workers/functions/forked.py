@@ -3,7 +3,8 @@
 The agent is the parent, so the reaper cannot find what such a worker leaves. Instead:
 
 - the kernel ends the worker when the agent's thread that started it ends (PR_SET_PDEATHSIG), where that is the main
-  thread, which lives as long as the agent; elsewhere a thread of the worker waits for the agent's end;
+  thread, which lives as long as the agent; elsewhere (and where the kernel has no such call) a thread of the worker
+  waits for the agent's end;
 - a stop ends what is below the workers and in their sessions. What has left its session and lost its parents is not
   found, and when the agent gets SIGKILL, nor is what the workers have spawned.
 
@@ -28,6 +29,8 @@ from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from typing import Any, TextIO
 
+from rallypoint.base.kernel import PORTABLE, exit_of_child, own_descriptor, pidfd_open
+from rallypoint.base.poll import always_readable
 from rallypoint.failures.record import record
 from rallypoint.workers.escalation import NoSweep
 from rallypoint.workers.functions.worker import apply_environment, call
@@ -60,12 +63,12 @@ class ForkedProcess(ChildProcess):
         Raises:
             RallypointError: this machine has no room for another process.
         """
-        mine = os.pidfd_open(os.getpid())
+        mine = own_descriptor()
         # No handler of ours may run in the copy.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             guard = partial(_die_with_agent, mine)
-            if threading.current_thread() is threading.main_thread():
+            if threading.current_thread() is threading.main_thread() and not PORTABLE:
                 guard = partial(_die_with_main_thread, os.getpid())
 
             def run() -> None:
@@ -87,13 +90,13 @@ class ForkedProcess(ChildProcess):
 
     def _collect_exit(self) -> None:
         try:
-            found = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            code = exit_of_child(self._pidfd, self.pid)
         except OSError:  # multiprocessing has reaped it on some other occasion, and knows
             self._end(self._process.exitcode)
         else:
-            self.held_by_debugger = found is None
-            if found is not None:
-                self._end(found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
+            self.held_by_debugger = code is None
+            if code is not None:
+                self._end(code)
 
     def release(self) -> None:
         """Release it. Idempotent."""
@@ -121,9 +124,9 @@ def _pid(process: BaseProcess) -> int:
 
 def _pidfd(process: BaseProcess) -> int:
     try:
-        return os.pidfd_open(_pid(process))
+        return pidfd_open(_pid(process))
     except ProcessLookupError:  # somebody has reaped it already
-        return os.eventfd(1)
+        return always_readable()
     except OSError:
         process.kill()
         process.join()

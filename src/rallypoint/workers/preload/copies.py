@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from socket import socket
 from typing import Any, NamedTuple
 
-from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, StartedWorker, readable
+from rallypoint.base.poll import readable
+from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, StartedWorker
 from rallypoint.workers.reaper.protocol import Connection
 
 _DESCRIPTORS = 2

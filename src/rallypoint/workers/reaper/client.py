@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import select
 import signal
 import sys
 import threading
@@ -23,12 +22,14 @@ from collections.abc import Collection, Mapping, Sequence
 from socket import socket, socketpair
 
 from rallypoint.base.errors import RallypointError, ResourceError
-from rallypoint.base.kernel import check_kernel, denied_error
+from rallypoint.base.kernel import FOLDER, PORTABLE, check_kernel, denied_error, own_descriptor, pidfd_open, send_signal
 from rallypoint.base.light_typing import Any, NamedTuple
 from rallypoint.base.log import get_logger
+from rallypoint.base.poll import always_readable, readable
 from rallypoint.base.signals import how_it_ended
 from rallypoint.workers.reaper import protocol
 from rallypoint.workers.reaper.encoding import (
+    above_standard,
     encoded_arguments,
     encoded_environment,
     executable_candidates,
@@ -97,20 +98,13 @@ class ReaperClient:
         self.lost_reason = ""
         """In words, once it is lost: how it ended."""
         check_kernel()
-        with contextlib.ExitStack() as stack:
-            try:
-                self.pid, link = _start()
-                stack.callback(link.close)
-                try:
-                    self._pidfd = _above_standard(os.pidfd_open(self.pid))
-                except ProcessLookupError:  # somebody has reaped it already
-                    self._pidfd = _above_standard(os.eventfd(1))
-            except OSError as error:
-                raise ResourceError(
-                    f"the reaper of the workers could not be started by {sys.executable!r}: {error.strerror or error}; "
-                    "look at the limits of processes and open files (`ulimit -a`)"
-                ) from None
-            stack.pop_all()
+        try:
+            self.pid, link, self._pidfd = _start()
+        except OSError as error:
+            raise ResourceError(
+                f"the reaper of the workers could not be started by {sys.executable!r}: {error.strerror or error}; "
+                "look at the limits of processes and open files (`ulimit -a`)"
+            ) from None
         link.settimeout(ANSWER_TIMEOUT)
         self._link = protocol.Connection(link)
 
@@ -151,7 +145,7 @@ class ReaperClient:
             ReaperLost: see the class.
         """
         program = executable_candidates(argv[0], env), encoded_arguments(argv), encoded_environment(env)
-        folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = os.open(".", FOLDER)
         try:
             standard, places = standard_descriptors(*stdio)
             settings = worker_settings(places, cpus, blocked, self.ignored)
@@ -214,7 +208,7 @@ class ReaperClient:
         Returns:
             A descriptor, which the caller closes: a byte when the sweep is over, only its end if the reaper is lost.
         """
-        reading, writing = os.pipe2(os.O_CLOEXEC)
+        reading, writing = os.pipe()
         try:
             self._exchange((protocol.SWEEP, seconds, list(spared)), [writing], answered=False)
         except BaseException:
@@ -268,7 +262,7 @@ class ReaperClient:
         self._link.close()
         if silence:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                send_signal(self._pidfd, self.pid, signal.SIGKILL)
         ended = readable(self._pidfd, _CLOSE_TIMEOUT)
         code = self._reap() if ended else None
         if code in protocol.DENIED:
@@ -284,38 +278,64 @@ class ReaperClient:
 
     def _reap(self) -> int | None:
         """Reap the process if it has ended; how it ended, if that can be known."""
+        # Its pipe is closed a moment before it can be reaped, a pidfd tells of nothing before that.
+        ending = PORTABLE and readable(self._pidfd)
         with contextlib.suppress(ChildProcessError):
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            pid, status = os.waitpid(self.pid, 0 if ending else os.WNOHANG)
             if pid:
                 return os.waitstatus_to_exitcode(status)
         return None
 
 
-def _start() -> tuple[int, socket]:
-    """Start the process, with a connection and a pidfd of ours, so that no other can be taken for us."""
+def _start() -> tuple[int, socket, int]:
+    """Start the process: its pid, the connection to it, and what is readable when it has ended."""
     ours, theirs = socketpair()
-    try:
+    with contextlib.ExitStack() as stack:
         if ours.fileno() <= 2:
-            ours = socket(fileno=_above_standard(ours.detach()))
+            ours = socket(fileno=above_standard(ours.detach()))
+        stack.callback(ours.close)
         with theirs:
-            return _spawn_supervisor(theirs.fileno()), ours
-    except BaseException:
-        ours.close()
-        raise
+            if PORTABLE:
+                pid, ended = _start_with_pipe(theirs.fileno())
+            else:
+                pid = _spawn_supervisor(theirs.fileno())
+                ended = _pidfd(pid)
+        stack.pop_all()
+    return pid, ours, ended
 
 
-def _spawn_supervisor(link: int) -> int:
-    me = os.pidfd_open(os.getpid())
+def _pidfd(pid: int) -> int:
     try:
-        # Above both, so that neither takes the other's place on the way.
-        numbers = max(link, me) + 1, max(link, me) + 2
+        return above_standard(pidfd_open(pid))
+    except ProcessLookupError:  # somebody has reaped it already
+        return above_standard(always_readable())
+
+
+def _start_with_pipe(link: int) -> tuple[int, int]:
+    """Start it with the one writing end of a pipe, which the system closes when it has ended."""
+    reading, writing = os.pipe()
+    try:
+        return _spawn_supervisor(link, writing), above_standard(reading)
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+
+
+def _spawn_supervisor(link: int, *held: int) -> int:
+    """Start it, with a descriptor of ours, so that no other process can be taken for us."""
+    me = own_descriptor()
+    try:
+        given = (link, me, *held)
+        numbers = [max(given) + place for place in range(1, len(given) + 1)]  # none takes another's place on the way
         quiet = ["-B"] if sys.dont_write_bytecode else []
         command = [sys.executable, "-I", "-S", *quiet, "-c", _BOOTSTRAP, _FOLDER, *map(str, numbers)]
         return os.posix_spawn(
             sys.executable,
             [*command, "rallypoint-reaper"],
             os.environ,
-            file_actions=[(os.POSIX_SPAWN_DUP2, link, numbers[0]), (os.POSIX_SPAWN_DUP2, me, numbers[1])],
+            file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for fd, number in zip(given, numbers, strict=True)],
             setsigmask=signal.valid_signals(),  # until it can see to itself, no ^C ends it
         )
     finally:
@@ -325,22 +345,3 @@ def _spawn_supervisor(link: int) -> int:
 def exit_words(exitcode: int | None) -> str:
     """How a process ended, for a message."""
     return "it has ended" if exitcode is None else f"it {how_it_ended(exitcode)}"
-
-
-def readable(fd: int, seconds: float = 0.0, events: int = select.POLLIN) -> bool:
-    """Whether a descriptor is readable, or becomes so within this time; no `events`: whether the other end is gone."""
-    poller = select.poll()
-    poller.register(fd, events)
-    return bool(poller.poll(seconds * 1000))
-
-
-def _above_standard(fd: int) -> int:
-    """This descriptor under a number above 2."""
-    if fd > 2:
-        return fd
-    import fcntl
-
-    try:
-        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
-    finally:
-        os.close(fd)

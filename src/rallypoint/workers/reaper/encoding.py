@@ -76,3 +76,15 @@ def executable_candidates(name: str, env: Mapping[str, str]) -> list[bytes]:
     """The files that a program's name can mean, in the order of the PATH of `env`."""
     found = [name] if os.path.dirname(name) else [os.path.join(folder, name) for folder in os.get_exec_path(env)]
     return [os.fsencode(each) for each in found]
+
+
+def above_standard(fd: int) -> int:
+    """This descriptor under a number above 2."""
+    if fd > 2:
+        return fd
+    import fcntl
+
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(fd)

@@ -19,8 +19,12 @@ import select
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from rallypoint.workers.reaper.protocol import Connection
 
+_posix: Any = posix
+"""For what only Linux has."""
 _EIO = 5
 
 
@@ -42,7 +46,7 @@ def fork_orphan(link: Connection) -> int:
         pid = posix.fork()
         if pid == 0:
             return between
-        send(link, "started", pid, descriptors=(posix.pidfd_open(pid),))
+        send(link, "started", pid, descriptors=(_posix.pidfd_open(pid),))
     except OSError as error:
         send(link, "failed", error.errno or _EIO)
     posix._exit(0)
@@ -65,7 +69,7 @@ def await_release(fd: int) -> None:
 def await_exit(parent: int) -> None:
     """In the worker: wait until the parent has ended, and the reaper is it instead."""
     try:
-        fd = posix.pidfd_open(parent)
+        fd = _posix.pidfd_open(parent)
     except OSError:
         return
     poller = select.poll()

@@ -2,7 +2,7 @@
 
 Laws:
 
-1. They adopt whatever is orphaned below them, and no signal but SIGKILL ends them.
+1. They adopt whatever is orphaned below them, where the kernel lets them, and no signal but SIGKILL ends them.
 2. They hold open nothing that is the agent's.
 3. Built-in modules only: `os`, `signal` and `socket` would double the time until the reaper is ready.
 """
@@ -15,13 +15,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-SIGKILL, SIGPIPE, SIGTERM, SIGCHLD, SIGCONT, SIGXFSZ = 9, 13, 15, 17, 18, 25
+_signal = __import__("_signal")
+SIGKILL, SIGPIPE, SIGTERM, SIGXFSZ = 9, 13, 15, 25
+SIGCHLD: int = _signal.SIGCHLD
+SIGCONT: int = _signal.SIGCONT
+"""Both have other numbers on macOS."""
 _SET_CHILD_SUBREAPER = 36
 
 
 def signals() -> Any:
     """What `signal` is made of; that makes enums of all its constants, for 4 ms and 1 MB."""
-    return __import__("_signal")
+    return _signal
 
 
 def become_subreaper() -> None:
@@ -43,17 +47,23 @@ def become_subreaper() -> None:
 def sigchld_fd() -> int:
     """Block all signals but SIGCHLD; returns a descriptor that is readable after each."""
     signal = signals()
-    reading, writing = posix.pipe2(posix.O_CLOEXEC | posix.O_NONBLOCK)
+    reading, writing = posix.pipe()
+    for fd in (reading, writing):
+        posix.set_blocking(fd, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     signal.signal(SIGCHLD, lambda _number, _frame: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, set(signal.valid_signals()) - {SIGCHLD})
-    return int(reading)
+    return reading
 
 
-def close_inherited(kept: set[int]) -> None:
+def close_inherited(kept: set[int], folder: str = "/proc/self/fd") -> None:
     """Close what the agent had inherited and is none of ours; 0 and 1 lead nowhere, 2 stays, for error messages."""
     # By name: where the kernel has no close_range(2), `closerange` tries every number there could be.
-    for fd in map(int, posix.listdir("/proc/self/fd")):
+    try:
+        numbers = [int(name) for name in posix.listdir(folder)]
+    except FileNotFoundError:
+        numbers = list(range(3, posix.sysconf("SC_OPEN_MAX")))
+    for fd in numbers:
         if fd > 2 and fd not in kept:
             try:  # noqa: SIM105 - contextlib is not built in
                 posix.close(fd)

@@ -22,6 +22,10 @@ from rallypoint.workers.reaper.process_setup import SIGCONT, SIGKILL, SIGTERM
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from typing import Any
+
+_posix: Any = posix
+"""For what only Linux has."""
 
 SWEEP_INTERVAL = 0.05
 """Seconds between two passes of a sweep, beside those at each end of a child."""
@@ -69,6 +73,11 @@ class ProcessTree:
         self._spared: set[int] = set()
         """Children that the sweep that was begun last spares."""
 
+    def open_descriptor(self, pid: int) -> int:
+        """What is readable when a process that was just started has ended, and was reaped. Raises OSError."""
+        fd: int = _posix.pidfd_open(pid)
+        return fd
+
     def exclude(self, pid: int) -> None:
         """Spare this child, and what is below it, in every sweep from now on."""
         self._excluded.add(pid)
@@ -107,6 +116,10 @@ class ProcessTree:
             if pid in self.started:
                 self.started.discard(pid)
                 self.exits[pid] = posix.waitstatus_to_exitcode(status)
+            self._forget(pid)
+
+    def _forget(self, pid: int) -> None:
+        """A child was reaped."""
 
     def begin_sweep(self, seconds: float, spared: Collection[int] = ()) -> None:
         """From now on `sweep` sends all that is below, but the spared, SIGTERM, and SIGKILL after so many seconds."""

@@ -22,6 +22,7 @@ from rallypoint.workers.reaper.process_tree import LAST_TIMEOUT, SWEEP_INTERVAL,
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 _AGENT_EXIT_WINDOW = 0.5
@@ -132,7 +133,7 @@ class Reaper:
             self._tree.started.add(pid)
             if excluded:
                 self._tree.exclude(pid)
-            pidfd = posix.pidfd_open(pid)
+            pidfd = self._tree.open_descriptor(pid)
             self._answer(pid, (pidfd,))
         except OSError as error:
             self._answer(-(error.errno or _EIO))
@@ -207,7 +208,7 @@ class Reaper:
         """
         pending = {int(number) for number in self._signal.sigpending()} - {SIGCHLD}
         for number in pending:
-            self._signal.sigtimedwait([number], 0)
+            self._signal.sigwait([number])  # at once
         return sorted(pending)
 
     def _ignored(self, number: int) -> bool:
@@ -265,19 +266,20 @@ def _start_on(cpus: list[int], *request: Any) -> int:
     """`_start`, with a process that may run on these processors alone; all that we may use, if none are named."""
     if not cpus:
         return _start(*request)
-    ours = posix.sched_getaffinity(0)
-    posix.sched_setaffinity(0, cpus)  # what is started inherits it
+    system: Any = posix  # only on Linux anything is bound
+    ours = system.sched_getaffinity(0)
+    system.sched_setaffinity(0, cpus)  # what is started inherits it
     try:
         return _start(*request)
     finally:
-        posix.sched_setaffinity(0, ours)
+        system.sched_setaffinity(0, ours)
 
 
-def run_reaper(link: int, agent: int) -> None:
-    """Be the reaper of the process whose connection and pidfd have these numbers."""
+def run_reaper(link: int, agent: int, tree_below: Callable[[int], ProcessTree]) -> None:
+    """Be the reaper of the process whose connection and pidfd have these numbers; `tree_below` is as `ProcessTree`."""
     for fd in (link, agent):
         posix.set_inheritable(fd, False)
-    tree = ProcessTree(process_setup.sigchld_fd())
+    tree = tree_below(process_setup.sigchld_fd())
     connection = protocol.Connection(socket(fileno=link))
     connection.socket.setblocking(False)
     Reaper(connection, agent, tree).run()

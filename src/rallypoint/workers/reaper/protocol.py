@@ -8,9 +8,11 @@ Laws:
 
 from __future__ import annotations
 
+import _socket
 import marshal
+import posix
 import sys
-from _socket import MSG_CMSG_CLOEXEC, SCM_RIGHTS, SOL_SOCKET
+from _socket import SCM_RIGHTS, SOL_SOCKET
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ CLOSED = -1
 
 MAX_DESCRIPTORS = 5
 _ANCILLARY_SIZE = 32 * MAX_DESCRIPTORS
+_CLOSE_ON_EXEC: int = getattr(_socket, "MSG_CMSG_CLOEXEC", 0)
+"""0 where the system has no such flag."""
 _HEAD = 4
 
 
@@ -91,7 +95,7 @@ class Connection:
 
     def receive(self) -> list[int]:
         """Read once into `buffer`. Returns the descriptors that came along; raises OSError, and EOFError at the end."""
-        data, ancillary, _, _ = self.socket.recvmsg(1 << 18, _ANCILLARY_SIZE, MSG_CMSG_CLOEXEC)
+        data, ancillary, _, _ = self.socket.recvmsg(1 << 18, _ANCILLARY_SIZE, _CLOSE_ON_EXEC)
         if not data:
             raise EOFError
         self.buffer += data
@@ -99,6 +103,9 @@ class Connection:
         for level, kind, packed in ancillary:
             if level == SOL_SOCKET and kind == SCM_RIGHTS:
                 found += [int.from_bytes(packed[at : at + 4], sys.byteorder) for at in range(0, len(packed) - 3, 4)]
+        if not _CLOSE_ON_EXEC:
+            for fd in found:
+                posix.set_inheritable(fd, False)
         return found
 
     def read(self) -> tuple[tuple[Any, ...], list[int]]:
