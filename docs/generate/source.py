@@ -70,7 +70,7 @@ def _shape(call: ast.Call) -> tuple[str, int]:
             return "WARNING", 1
         case ast.Attribute(value=place, attr="log") if "context" in ast.unparse(place) and call.args:
             level = _last_name(call.args[0])
-            return ("" if level == "DEBUG" else level.upper(), 1)
+            return {"DEBUG": "", "INFO": "INFO"}.get(level, "WARNING"), 1
         case ast.Attribute(value=place, attr=name) if name in _LEVELS and _LOGGER.search(ast.unparse(place)):
             return _LEVELS[name], 0
     return "", 0
