@@ -68,9 +68,12 @@ def _lines(rows: list[Mapping[str, Any]]) -> Iterator[str]:
     for what, label in LABELS.items():
         row = found.get(what)
         if row is not None and row["ours"] is not None:
-            ours = f"{number(row['ours']['median'])} {row['unit']}"
-            theirs = f"{number(row['base']['median'])} {row['unit']}" if row["base"] else row["never"] or "-"
-            yield f"| {label} | {ours} | {theirs} |"
+            theirs = _figure(row["base"]["median"], row["unit"]) if row["base"] else row["never"] or "-"
+            yield f"| {label} | {_figure(row['ours']['median'], row['unit'])} | {theirs} |"
+
+
+def _figure(value: float, unit: str) -> str:
+    return f"{value * 1000:.0f} ms" if unit == "s" and value < 1 else f"{number(value)} {unit}"
 
 
 def write(results: Mapping[str, Any], path: Path = README) -> Path:
