@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from docs.generate import REFERENCE
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "rallypoint"
@@ -41,7 +42,10 @@ def test_links_between_documents_lead_somewhere() -> None:
         if not re.match(r"[a-z]+:", link)
     ]
     assert len(links) > 50
-    assert [f"{page.relative_to(ROOT)}: {link}" for page, link in links if not (page.parent / link).exists()] == []
+    made = {ROOT / "docs" / "reference" / "generated" / f"{name}.md" for name in REFERENCE}
+    targets = {(page, link): (page.parent / link).resolve() for page, link in links}
+    missing = [each for each, target in targets.items() if not target.exists() and target not in made]
+    assert [f"{page.relative_to(ROOT)}: {link}" for page, link in missing] == []
 
 
 @pytest.mark.parametrize("page", NAMING)
