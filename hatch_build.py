@@ -36,7 +36,7 @@ class BuildNative(BuildHookInterface[Any]):
         if self.target_name != "wheel":
             return
         sys.path[:0] = [self.root, str(Path(self.root, "src"))]
-        if version != "editable":
+        if version != "editable" and sys.platform != "win32":  # where the commands refuse to be imported
             self._share(build_data)
         if wanted == "pure":
             return
