@@ -141,9 +141,9 @@ def page(name: str, text: str) -> Page:
         if isinstance(part, Block):
             steps.append(Block(part.line, part.language, part.lines, about))
             about = {}
-        elif about and part.strip() and not part.startswith("<!--"):
+        elif about and part.strip() and not part.lstrip().startswith("<!--"):
             raise PageError(f"{name}:{line}: the comment before this line stands before no block: {about}")
-        elif (match := _COMMENT.fullmatch(part)) is not None:
+        elif (match := _COMMENT.fullmatch(part.strip())) is not None:
             key, value = match["key"], match["value"] or ""
             if key == "run":
                 steps.append(Hidden(line, value))
@@ -203,7 +203,7 @@ def _parts(text: str) -> Iterator[tuple[int, Block | str]]:
             inside = tuple(each[indent:] if not each[:indent].strip() else each for each in lines[begin + 1 : at])
             yield begin + 1, Block(begin + 1, fence["language"].strip(), inside)
             at += 1
-        elif line.startswith("<!--"):
+        elif line.lstrip().startswith("<!--"):
             while "-->" not in lines[at - 1] and at < len(lines):
                 at += 1
             yield begin + 1, "\n".join(lines[begin:at])
