@@ -160,7 +160,8 @@ class PageRun:
         running = [name for name, shell in self._shells.items() if shell.running]
         name = block.says.get("terminal", running[0] if len(running) == 1 else "")
         if name not in running:
-            raise AssertionError(self._wrong(block.line, "(output)", f"of those that run: {running}, which?", [], []))
+            what = f"of those that run, which? {running}" if running else "no command is running that writes this"
+            raise AssertionError(self._wrong(block.line, "(output)", what, list(block.shown), []))
         command = Command(block.line, f"(what goes on in the terminal {name!r})", block.shown, name)
         code = 0 if block.commands else block.codes[0]
         self._compare(block, command, code, goes_on=not block.commands and self._stays(block, name))
