@@ -353,7 +353,7 @@ UNFIT = {
     "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()": "stays: Thread-1 (wait)",
     "import subprocess; subprocess.Popen(['sleep', '60'])": "it starts a process that goes on",
     "import socket; kept = socket.socket()": "copies would share (socket:",
-    "import multiprocessing; lock = multiprocessing.Lock()": "memory that copies would share (/dev/shm/",
+    "import multiprocessing.context as m; lock = m.ForkContext().Lock()": "memory that copies would share (/dev/shm/",
     "import sys; sys.path.insert(0, '/nowhere')": "before the script's folder on sys.path",
     "import os; os._exit(4)": "ended with exit code 4 during the imports",
     "import os, signal; os.kill(os.getpid(), 9)": "killed by SIGKILL",
