@@ -7,11 +7,13 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DEV    := $(VENV)/.ready-dev
 READY  := $(VENV)/.ready
 FRAMES := .venv-frameworks/.ready
+# Wheels are built of the source archive, as whoever has only that builds them.
+OF_SDIST = .venv-release/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --no-cache-dir
 
 # Where this says not to keep bytecode, each of the thousands of processes that tests start compiles the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: check record demo fuzz test conformance-preload sweep inprocess-kills sim lint docs man recording frameworks bench dist lock clean
+.PHONY: check record demo fuzz test conformance-preload sweep inprocess-kills sim lint docs man recording frameworks bench dist release-check lock clean
 
 check: $(DEV)  ## in a minute, without torch: lint, all tests that start no process, with fewer examples, and 200 simulated jobs
 	@$(MAKE) --no-print-directory lint
@@ -65,16 +67,21 @@ frameworks: $(FRAMES)  ## all examples of other people's frameworks, with worker
 bench: $(READY)  ## the budgets, as ratios to torchrun measured in turn in one run
 	@$(BIN)/python -m benchmarks $(ARGS)
 
+# The time in the archives: that of the commit, so that whoever builds it again gets the same bytes.
+dist: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1580601600)
 dist:  ## source archive, a wheel without the store in C for every system, and a manylinux wheel with it
 	@$(PYTHON) -m venv .venv-release
 	@.venv-release/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/release.txt
 	@rm -rf dist
 	@.venv-release/bin/python -m build --no-isolation --sdist
-	@RALLYPOINT_BUILD=pure .venv-release/bin/python -m build --no-isolation --wheel
-	@RALLYPOINT_BUILD=native .venv-release/bin/python -m build --no-isolation --wheel --outdir dist/unrepaired
+	@RALLYPOINT_BUILD=pure $(OF_SDIST) --wheel-dir dist dist/*.tar.gz
+	@RALLYPOINT_BUILD=native $(OF_SDIST) --wheel-dir dist/unrepaired dist/*.tar.gz
 	@PATH="$(CURDIR)/.venv-release/bin:$$PATH" auditwheel repair --strip --wheel-dir dist dist/unrepaired/*.whl
 	@rm -rf dist/unrepaired
 	@.venv-release/bin/python -m twine check --strict dist/*
+
+release-check: dist  ## what `make dist` has made, installed into each Python that is here and tried; ARGS="--help" says more
+	@.venv-release/bin/python -m tests.packaging $(ARGS)
 
 lock:  ## renew requirements/*.txt: what the verbs above install, with hashes (all but torch, whose builds differ)
 	@uv pip compile pyproject.toml requirements/build.in --extra test --python-version 3.11 --generate-hashes \

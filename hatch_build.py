@@ -1,7 +1,8 @@
 """What hatchling calls before it installs the package or makes a wheel.
 
-The store in C is built where it can be. Manual pages and completion scripts are written for the `share/` of a wheel; an
-editable install has none, for they would soon be older than the sources.
+The page of the package index is made of README.md. The store in C is built where it can be. Manual pages and completion
+scripts are written for the `share/` of a wheel; an editable install has none, for they would soon be older than the
+sources.
 
 The variable `RALLYPOINT_BUILD` decides otherwise: `pure` leaves the store in C out, so that the wheel fits every
 system; `native` fails where it cannot be built.
@@ -10,6 +11,7 @@ system; `native` fails where it cannot be built.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -18,8 +20,28 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 _WANTED = ("", "pure", "native")
+_COMMENT = re.compile(r"^<!--.*?-->\n", re.MULTILINE | re.DOTALL)
+_PICTURE = re.compile(r"^!\[[^\]]*\]\((?!https:)[^)]*\)\n+", re.MULTILINE)
+_LINK = re.compile(r"\[((?:[^\]\[]|\[[^\]]*\])*)\]\((?![a-z]+:)[^)\s]+\)")
+
+
+def long_description(readme: str) -> str:
+    """README.md for the package index, which has none of the files that its links and pictures name."""
+    return _LINK.sub(r"\1", _PICTURE.sub("", _COMMENT.sub("", readme)))
+
+
+class LongDescription(MetadataHookInterface):
+    """Gives the package its long description."""
+
+    PLUGIN_NAME = "custom"
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Set `readme`, which pyproject.toml leaves to this."""
+        text = long_description((Path(self.root) / "README.md").read_text(encoding="utf-8"))
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}
 
 
 class BuildNative(BuildHookInterface[Any]):

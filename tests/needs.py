@@ -26,6 +26,7 @@ BY_FOLDER = {
     "faults": ("process", "root"),
     "frameworks": ("process", "torch"),
     "jobs": ("process",),
+    "packaging": ("process",),
     "slurm": ("process", "root"),
 }
 BY_FIXTURE = {**dict.fromkeys(("etcd", "secured"), ("process", "etcd")), "reaper": ("process",)}

@@ -115,13 +115,6 @@ def test_the_table_of_packages_has_the_layers_that_are_held() -> None:
     assert len(rows) == len(held), "each package once"
 
 
-def test_the_source_archive_holds_the_papers() -> None:
-    text = (ROOT / "pyproject.toml").read_text()
-    included = text[text.index("[tool.hatch.build.targets.sdist]") :].partition("]\n")[2].partition("\n\n")[0]
-    papers = ["LICENSE", *(page.name for page in ROOT.glob("*.md"))]
-    assert [name for name in papers if f'"/{name}"' not in included] == []
-
-
 def _is_there(quoted: str) -> bool:
     """Whether what stands between backquotes is a file or a name of ours, or nothing that claims to be one."""
     if quoted in ELSEWHERE or re.search(r"[\s=<>:]|^[-/]", quoted):  # a command, a flag, an address

@@ -1,8 +1,8 @@
 /* `rallypoint.store._native`: the store in C as a Python type, with the interpreter's lock released while it works.
  *
- * Only the stable interface of Python 3.11 is used, so that one file serves every later version.
+ * Only the stable interface of Python 3.11 is used, so that one file serves every later version. That takes no formats
+ * with `#`: what the headers of 3.13 and later make of them fails under 3.12 and before.
  */
-#define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include "accepting.h"
@@ -39,16 +39,20 @@ static PyObject *call(PyObject *callback, PyObject *arguments)
     return result;
 }
 
+/* Bytes of Python's with the same content; NULL without memory. */
+static PyObject *copied(Text text)
+{
+    return PyBytes_FromStringAndSize((const char *)text.bytes, (Py_ssize_t)text.size);
+}
+
 static void on_refused(Store *store, int fd, const Refusal *refusal)
 {
     Sockets *self = owner(store);
     PyEval_RestoreThread(self->thread);
     PyObject *result = call(
         self->refused,
-        Py_BuildValue("(iiKy#y#)", fd, (int)refusal->reason, (unsigned long long)refusal->number,
-                      refusal->first.bytes ? (const char *)refusal->first.bytes : "", (Py_ssize_t)refusal->first.size,
-                      refusal->second.bytes ? (const char *)refusal->second.bytes : "",
-                      (Py_ssize_t)refusal->second.size));
+        Py_BuildValue("(iiKNN)", fd, (int)refusal->reason, (unsigned long long)refusal->number, copied(refusal->first),
+                      copied(refusal->second)));
     Py_XDECREF(result);
     self->thread = PyEval_SaveThread();
 }
@@ -202,9 +206,12 @@ static PyObject *failure(int error)
 static PyObject *sockets_add_connection(Sockets *self, PyObject *arguments)
 {
     int fd;
-    const char *bytes;
+    PyObject *given;
+    char *bytes;
     Py_ssize_t size;
-    if (!PyArg_ParseTuple(arguments, "iy#", &fd, &bytes, &size) || !usable(self))
+    if (!PyArg_ParseTuple(arguments, "iO", &fd, &given) || PyBytes_AsStringAndSize(given, &bytes, &size) < 0)
+        return NULL;
+    if (!usable(self))
         return NULL;
     begin_work(self);
     int error = conn_add(&self->store, fd, (Text){(const uint8_t *)bytes, (size_t)size});
@@ -216,14 +223,12 @@ static PyObject *sockets_add_connection(Sockets *self, PyObject *arguments)
 
 static PyObject *sockets_set_peers(Sockets *self, PyObject *networks)
 {
-    const char *bytes;
-    Py_ssize_t size;
+    char *bytes = "";
+    Py_ssize_t size = 0;
     if (!usable(self))
         return NULL;
     bool guarded = networks != Py_None;
-    if (!guarded)
-        bytes = "", size = 0;
-    else if (!PyArg_Parse(networks, "y#", &bytes, &size))
+    if (guarded && PyBytes_AsStringAndSize(networks, &bytes, &size) < 0)
         return NULL;
     size_t count = (size_t)size / sizeof(Network);
     Network *peers = get_block(NULL, (size_t)size);

@@ -1,0 +1,85 @@
+"""What is in the artefacts of `make dist`, against what should be: sentences about what is wrong."""
+
+from __future__ import annotations
+
+import re
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path, PurePosixPath
+
+from tests.packaging.interpreters import supported
+
+_RELATIVE = re.compile(r"\]\((?![a-z]+:|#)[^)]*\)|<!--")
+WANTED = ("rallypoint/__init__.py", "rallypoint/py.typed", "rallypoint/observe/page.html", "rallypoint/base/version.py")
+
+
+def metadata(artefact: Path) -> Message:
+    """The metadata of a wheel or of a source archive."""
+    if artefact.suffix == ".whl":
+        with zipfile.ZipFile(artefact) as wheel:
+            (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+            text = wheel.read(name).decode()
+    else:
+        with tarfile.open(artefact) as archive:
+            file = archive.extractfile(f"{artefact.name.removesuffix('.tar.gz')}/PKG-INFO")
+            assert file is not None
+            text = file.read().decode()
+    return Parser().parsestr(text)
+
+
+def names(artefact: Path) -> list[str]:
+    """The files of an artefact; those of a source archive from its folder on."""
+    if artefact.suffix == ".whl":
+        with zipfile.ZipFile(artefact) as wheel:
+            return [name for name in wheel.namelist() if not name.endswith("/")]
+    with tarfile.open(artefact) as archive:
+        return [str(PurePosixPath(*PurePosixPath(each.name).parts[1:])) for each in archive if each.isfile()]
+
+
+def faults(artefact: Path, version: str, tracked: frozenset[str] | None) -> Iterator[str]:
+    """What is wrong with an artefact.
+
+    Args:
+        artefact: the file.
+        version: that it should have.
+        tracked: the files of the commit, which make the source archive; None if they are not known.
+    """
+    about = metadata(artefact)
+    if about["Version"] != version:
+        yield f"its version is {about['Version']}, and the code's {version}"
+    if about.get_all("License-File") != ["LICENSE"]:
+        yield f"its licence files are {about.get_all('License-File')}"
+    classified = about.get_all("Classifier") or []
+    yield from (f"it is not classified for {each}" for each in supported() if not _is_for(each, classified))
+    text = about.get_payload()
+    if _RELATIVE.search(str(text)):
+        yield "its long description has links or comments that a package index cannot show"
+    found = names(artefact)
+    if artefact.suffix == ".whl":
+        yield from _faults_of_wheel(artefact, found)
+    elif tracked is not None:
+        yield from (f"it has {each}, which is not in git" for each in sorted({*found} - tracked - {"PKG-INFO"}))
+        yield from (f"it lacks {each}" for each in sorted(tracked - {*found}))
+
+
+def _faults_of_wheel(wheel: Path, found: list[str]) -> Iterator[str]:
+    info = f"{'-'.join(wheel.name.split('-')[:2])}.dist-info"
+    yield from (f"it lacks {each}" for each in (*WANTED, f"{info}/licenses/LICENSE") if each not in found)
+    ours = ("rallypoint/", f"{info}/", f"{info.removesuffix('.dist-info')}.data/data/share/")
+    strange = [each for each in found if not each.startswith(ours)]
+    yield from (f"it has {each} beside the package" for each in strange)
+    yield from (f"it has {each}" for each in found if each.endswith((".c", ".h", ".pyc")))
+    built = [each for each in found if each.endswith(".so")]
+    if "-none-any" in wheel.name:
+        yield from (f"it has {each}, and says that it fits every system" for each in built)
+    elif built != ["rallypoint/store/_native.abi3.so"]:
+        yield f"its compiled modules are {built}"
+    elif "manylinux" not in wheel.name:
+        yield "it has no manylinux tag"
+
+
+def _is_for(minor: str, classified: list[str]) -> bool:
+    return f"Programming Language :: Python :: {minor}" in classified
