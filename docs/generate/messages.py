@@ -80,5 +80,5 @@ def _says_something(text: str) -> bool:
 
 
 def _entry(text: str, kind: str, meaning: str, remedy: str = "") -> str:
-    todo = f"\n  *What to do:* {remedy}" if remedy else ""
+    todo = f"\\\n  *What to do:* {remedy}" if remedy else ""
     return f"- {literal(text)} ({kind})\n\n  {meaning}{todo}\n"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +25,7 @@ _LEVELS = {
     "exception": "ERROR",
     "critical": "CRITICAL",
 }
-_LOGGER = re.compile(r"log|lines\b", re.IGNORECASE)
+_LOGGER = re.compile(r"log|lines\b|context", re.IGNORECASE)
 _PLACEHOLDER = re.compile(r"%[-+ #0]*[0-9.*]*[sdrgfx]")
 
 
@@ -49,8 +49,8 @@ def trees() -> dict[str, ast.Module]:
 
 def logged() -> Iterator[Said]:
     """Each call that logs at INFO or above, or prints to standard error; `kind` is the level, or `printed`."""
-    for file, tree in trees().items():
-        for node, scope in _calls(tree):
+    for file in trees():
+        for node, scope in _calls(file):
             level, at = _shape(node)
             if level and len(node.args) > at:
                 for text in texts(node.args[at], scope):
@@ -68,7 +68,7 @@ def _shape(call: ast.Call) -> tuple[str, int]:
             return ("WARNING" if any(each.arg == "warning" for each in call.keywords) else "INFO"), 0
         case ast.Attribute(value=place, attr="warn") if "context" in ast.unparse(place):
             return "WARNING", 1
-        case ast.Attribute(value=place, attr="log") if "context" in ast.unparse(place) and call.args:
+        case ast.Attribute(value=place, attr="log") if _LOGGER.search(ast.unparse(place)) and len(call.args) > 1:
             level = _last_name(call.args[0])
             return {"DEBUG": "", "INFO": "INFO"}.get(level, "WARNING"), 1
         case ast.Attribute(value=place, attr=name) if name in _LEVELS and _LOGGER.search(ast.unparse(place)):
@@ -78,8 +78,8 @@ def _shape(call: ast.Call) -> tuple[str, int]:
 
 def errors(kinds: frozenset[str]) -> Iterator[Said]:
     """Each call that makes an error of one of these kinds with a text, `kind` being its class."""
-    for file, tree in trees().items():
-        for node, scope in _calls(tree):
+    for file in trees():
+        for node, scope in _calls(file):
             name = _last_name(node.func)
             if name in kinds and node.args:
                 for text in texts(node.args[0], scope):
@@ -90,34 +90,27 @@ Scope = dict[str, list[ast.expr]]
 """Names to what is assigned to them, and `name()` to what such a function of the file returns."""
 
 
-def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, Scope]]:
+@cache
+def _calls(file: str) -> list[tuple[ast.Call, Scope]]:
     """The calls of a file, each with the assignments of its function and of the file."""
-    whole = _assigned(tree.body) | _returned(tree)
-    inner = {id(node): each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) for node in ast.walk(each)}
-    scopes: dict[int, Scope] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            function = inner.get(id(node))
-            if function is not None and id(function) not in scopes:
-                scopes[id(function)] = whole | _assigned(list(ast.walk(function)))
-            yield node, whole if function is None else scopes[id(function)]
-
-
-def _assigned(nodes: Sequence[ast.AST]) -> Scope:
-    found: Scope = {}
-    for node in nodes:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            found.setdefault(node.targets[0].id, []).append(node.value)
-    return found
-
-
-def _returned(tree: ast.Module) -> Scope:
-    found: Scope = {}
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef):
-            returns = [each.value for each in ast.walk(function) if isinstance(each, ast.Return) and each.value]
-            found.setdefault(f"{function.name}()", []).extend(returns)
-    return found
+    own: dict[ast.AST, Scope] = {}
+    returned: Scope = {}
+    calls: list[tuple[ast.Call, ast.AST]] = []
+    left: list[tuple[ast.AST, ast.AST]] = [(trees()[file], trees()[file])]
+    while left:
+        node, function = left.pop()
+        match node:
+            case ast.Call():
+                calls.append((node, function))
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                own.setdefault(function, {}).setdefault(name, []).append(value)
+            case ast.Return(value=ast.expr() as value) if isinstance(function, ast.FunctionDef):
+                returned.setdefault(f"{function.name}()", []).append(value)
+        inner = node if isinstance(node, ast.FunctionDef) else function
+        left += [(child, inner) for child in ast.iter_child_nodes(node)]
+    whole = own.get(trees()[file], {}) | returned
+    scopes = {function: whole | assigned for function, assigned in own.items()}
+    return [(call, scopes.get(function, whole)) for call, function in calls]
 
 
 def error_tree() -> frozenset[str]:
@@ -174,7 +167,7 @@ def _last_name(node: ast.expr) -> str:
     return ""
 
 
-_VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
+_VARIABLE = re.compile(r"(?!(?:AF|MSG|SC|TCP)_)[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")  # and no constants of the kernel
 _ENVIRONMENT = re.compile(r"\b(environ\w*|envs?\b|variables)")
 
 
