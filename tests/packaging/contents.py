@@ -10,6 +10,8 @@ from email.message import Message
 from email.parser import Parser
 from pathlib import Path, PurePosixPath
 
+from man.share import shared_files
+
 from tests.packaging.interpreters import supported
 
 _RELATIVE = re.compile(r"\]\((?![a-z]+:|#)[^)]*\)|<!--")
@@ -67,8 +69,10 @@ def faults(artefact: Path, version: str, tracked: frozenset[str] | None) -> Iter
 
 def _faults_of_wheel(wheel: Path, found: list[str]) -> Iterator[str]:
     info = f"{'-'.join(wheel.name.split('-')[:2])}.dist-info"
-    yield from (f"it lacks {each}" for each in (*WANTED, f"{info}/licenses/LICENSE") if each not in found)
-    ours = ("rallypoint/", f"{info}/", f"{info.removesuffix('.dist-info')}.data/data/share/")
+    data = f"{info.removesuffix('.dist-info')}.data/data/"
+    wanted = (*WANTED, f"{info}/licenses/LICENSE", *(f"{data}{each}" for each in shared_files()))
+    yield from (f"it lacks {each}" for each in wanted if each not in found)
+    ours = ("rallypoint/", f"{info}/", f"{data}share/")
     strange = [each for each in found if not each.startswith(ours)]
     yield from (f"it has {each} beside the package" for each in strange)
     yield from (f"it has {each}" for each in found if each.endswith((".c", ".h", ".pyc")))
