@@ -66,7 +66,7 @@ def test_the_demo_trains_a_program_of_torch() -> None:
         env=os.environ | without_compiler.ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=115,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

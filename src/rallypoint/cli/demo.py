@@ -9,7 +9,7 @@ from rallypoint.base.errors import UsageError
 from rallypoint.cli.parse import Verb
 
 _STEPS, _LEAST_STEPS = 120, 40
-_DEADLINE = 60.0
+_DEADLINE = 90.0
 
 
 def add_demo(verb: Verb) -> None:

@@ -99,7 +99,7 @@ class Run:
         """The next event that `wanted` accepts.
 
         Raises:
-            DemoError: a launcher failed, all ended, or it did not come within `timeout` seconds.
+            DemoError: a launcher failed, all ended, or nothing came for `timeout` seconds; after a kill, no step did.
         """
         for event in self._events(timeout):
             if wanted(event):
@@ -184,7 +184,11 @@ class Run:
         return self._log.read_text(errors="replace")
 
     def _events(self, timeout: float) -> Iterator[Event]:
-        """Events as they come, until all launchers have ended well and the pipe is empty."""
+        """Events as they come, until all launchers have ended well and the pipe is empty.
+
+        Raises:
+            DemoError: a launcher failed, or nothing came for `timeout` seconds; after a kill no step did.
+        """
         deadline = time.monotonic() + timeout
         while True:
             while b"\n" in self._pending:
@@ -192,6 +196,8 @@ class Run:
                 event: Event = json.loads(line)
                 self.show(tracks.told(self.track, event, self.seconds()))
                 yield event
+                if self.track.phase is not tracks.Phase.BROKEN:
+                    deadline = time.monotonic() + timeout
             ready, _, _ = select.select([self._pipe], [], [], _TICK)
             if ready:
                 self._pending += os.read(self._pipe, 65536)
@@ -201,11 +207,12 @@ class Run:
             if all(agent.poll() == 0 for agent in self._running()):
                 return
             if time.monotonic() > deadline:
-                raise DemoError(f"{self._missing()} within {timeout:.0f} s")
+                raise DemoError(self._missing(timeout))
 
-    def _missing(self) -> str:
-        broken = self.track.phase is tracks.Phase.BROKEN
-        return "has not gone on with the training" if broken else "has not come further"
+    def _missing(self, timeout: float) -> str:
+        if self.track.phase is tracks.Phase.BROKEN:
+            return f"has finished no step for {self.seconds() - (self.track.killed or 0.0):.0f} s after the kill"
+        return f"has not come further within {timeout:.0f} s"
 
     def _running(self) -> list[subprocess.Popen[bytes]]:
         return [agent for number, agent in enumerate(self.agents) if number not in self._lost]

@@ -23,7 +23,7 @@ VICTIM = 1
 TOLERANCE = 1e-6
 OURS, THEIRS = "rallyrun", "torchrun"
 _TIMEOUT = 60.0
-"""Seconds within which whatever is waited for has to come."""
+"""Seconds after which a run that says nothing more is given up."""
 
 
 class Plan(NamedTuple):
