@@ -23,4 +23,4 @@ LINES = Catalogue(Path(__file__).with_suffix(".toml"), logged())
 
 def page() -> str:
     """The page, in Markdown."""
-    return HEAD + LINES.sections()
+    return f"{HEAD}\n" + LINES.sections()

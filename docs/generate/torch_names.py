@@ -29,4 +29,4 @@ def modules() -> dict[str, tuple[str, ...]]:
 def page() -> str:
     """The page, in Markdown."""
     rows = [(literal(name), ", ".join(map(literal, public))) for name, public in modules().items()]
-    return HEAD + table(("module", "names"), rows)
+    return f"{HEAD}\n" + table(("module", "names"), rows)
