@@ -76,7 +76,7 @@ dist:  ## source archive, a wheel without the store in C for every system, and a
 	@.venv-release/bin/python -m build --no-isolation --sdist
 	@RALLYPOINT_BUILD=pure $(OF_SDIST) --wheel-dir dist dist/*.tar.gz
 	@RALLYPOINT_BUILD=native $(OF_SDIST) --wheel-dir dist/unrepaired dist/*.tar.gz
-	@PATH="$(CURDIR)/.venv-release/bin:$$PATH" auditwheel repair --strip --wheel-dir dist dist/unrepaired/*.whl
+	@umask 022; PATH="$(CURDIR)/.venv-release/bin:$$PATH" auditwheel repair --strip --wheel-dir dist dist/unrepaired/*.whl
 	@rm -rf dist/unrepaired
 	@.venv-release/bin/python -m twine check --strict dist/*
 

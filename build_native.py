@@ -62,8 +62,8 @@ def build(target: Path = BUILT, *flags: str) -> Path:
     Raises:
         NotBuiltError: there is no compiler, or it failed; what was at `target` is then removed.
     """
-    new = target.with_suffix(f".{os.getpid()}.new")
-    sources = [str(path) for path in sorted(SOURCES.glob("*.c"))]
+    new = target.absolute().with_suffix(f".{os.getpid()}.new")
+    sources = sorted(path.name for path in SOURCES.glob("*.c"))
     # The folder of the build is not in the result, so that two builds of the same sources are the same bytes.
     flags = (f"-ffile-prefix-map={SOURCES}=.", *flags)
     try:
@@ -78,7 +78,7 @@ def build(target: Path = BUILT, *flags: str) -> Path:
 
 def _run(command: list[str]) -> None:
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True)
+        subprocess.run(command, cwd=SOURCES, check=True, capture_output=True, text=True)
     except OSError as error:
         raise NotBuiltError(f"the compiler {command[0]!r} cannot be run: {error.strerror}") from None
     except subprocess.CalledProcessError as error:
