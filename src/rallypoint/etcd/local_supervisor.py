@@ -1,4 +1,4 @@
-"""Supervises a temporary etcd; run as a program, with nothing but the standard library.
+"""Supervises a temporary etcd; run as a program, with nothing but the standard library and the kernel's calls.
 
     local_supervisor.py PID FOLDER COMMAND...
 
@@ -15,6 +15,9 @@ import shutil
 import signal
 import subprocess
 import sys
+
+if __name__ == "__main__":  # run without site-packages, it finds the package by its own place
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from rallypoint.base.kernel import pidfd_open
 
