@@ -13,18 +13,6 @@ _MADE = {"_build", "generated", "project"}
 
 NOT_YET = frozenset(
     {
-        "docs/how-to/flight-recorder.md",
-        "docs/how-to/hangs.md",
-        "docs/how-to/in-process.md",
-        "docs/how-to/jax.md",
-        "docs/how-to/kubernetes.md",
-        "docs/how-to/mpi.md",
-        "docs/how-to/preflight.md",
-        "docs/how-to/preloading.md",
-        "docs/how-to/security.md",
-        "docs/how-to/slurm.md",
-        "docs/how-to/ssh.md",
-        "docs/how-to/systemd.md",
     }
 )
 """Pages whose commands do not follow the rules yet."""
