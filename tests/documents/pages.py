@@ -11,12 +11,6 @@ ROOT = Path(__file__).parents[2]
 _MADE = {"_build", "generated", "project"}
 """Folders below docs/ that are made from something else, and that git ignores."""
 
-NOT_YET = frozenset(
-    {
-    }
-)
-"""Pages whose commands do not follow the rules yet."""
-
 
 @cache
 def pages() -> tuple[Page, ...]:

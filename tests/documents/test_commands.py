@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.documents.blocks import Page
-from tests.documents.pages import NOT_YET, pages
+from tests.documents.pages import pages
 from tests.documents.running import PageRun
 from tests.documents.settings import SETTINGS, surroundings
 from tests.jobs.launching import launching
@@ -19,7 +19,7 @@ def _cases() -> list[object]:
             each, marks=[getattr(pytest.mark, name) for key in each.settings for name in SETTINGS[key].markers]
         )
         for each in pages()
-        if each.runs and each.name not in NOT_YET
+        if each.runs
     ]
 
 
