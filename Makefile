@@ -114,6 +114,9 @@ $(FRAMES): requirements/frameworks.txt | $(READY)
 		echo "import site; site.addsitedir('$$($(BIN)/python -c "$$packages")')" \
 		>"$$(.venv-frameworks/bin/python -c "$$packages")/rallypoint-tests.pth"
 	@.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/frameworks.txt
+	@DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR=$(CURDIR)/.venv-frameworks/torch-extensions MAX_JOBS=2 .venv-frameworks/bin/python -c \
+		"from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder; ShareMemCommBuilder().load(verbose=False)" >/dev/null 2>&1 || \
+		echo "without DeepSpeed, whose operators could not be compiled"
 	@touch $@
 
 $(DEV): pyproject.toml requirements/test.txt src/rallypoint/base/version.py hatch_build.py build_native.py $(wildcard src/rallypoint/store/native/*.[ch])

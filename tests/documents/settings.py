@@ -19,6 +19,7 @@ from tests.documents.blocks import Page
 from tests.etcd_cluster import EtcdCluster
 from tests.faults import network, ssh_hosts
 from tests.faults.network import Host
+from tests.frameworks import programs
 from tests.slurm import cluster
 
 SSH_HOSTS = ("node1", "node2", "node3")
@@ -68,6 +69,13 @@ def _install(page: Page, folder: Path, request: pytest.FixtureRequest) -> Iterat
 @contextmanager
 def _nothing(page: Page, folder: Path, request: pytest.FixtureRequest) -> Iterator[Surroundings]:
     yield Surroundings()
+
+
+@contextmanager
+def _framework(page: Page, folder: Path, request: pytest.FixtureRequest) -> Iterator[Surroundings]:
+    """Workers run in the environment of frameworks."""
+    python = str(programs.ENVIRONMENT / "bin" / "python")
+    yield Surroundings(env={**programs.VARIABLES, "PYTHON_EXEC": python})
 
 
 @contextmanager
@@ -122,7 +130,12 @@ def _etcd(page: Page, folder: Path, request: pytest.FixtureRequest) -> Iterator[
 SETTINGS = {
     "torch": Setting(("torch",), _installed("torch"), _torch),
     "install": Setting((), _installed("hatchling"), _install),
+    "torch compiler": Setting(("torch",), _installed("torch"), _nothing),
     "jax": Setting((), _installed("jax"), _nothing),
+    "accelerate": Setting(("torch",), lambda: programs.why_not("accelerate"), _framework),
+    "transformers": Setting(("torch",), lambda: programs.why_not("huggingface_trainer"), _framework),
+    "lightning": Setting(("torch",), lambda: programs.why_not("lightning"), _framework),
+    "deepspeed": Setting(("torch",), lambda: programs.why_not("deepspeed"), _framework),
     "hosts": Setting(("root",), network.why_not, _hosts),
     "ssh": Setting(("root",), ssh_hosts.why_not, _ssh),
     "slurm": Setting(("root",), cluster.why_not, _slurm),

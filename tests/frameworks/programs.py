@@ -11,6 +11,10 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "frameworks"
 ENVIRONMENT = ROOT / ".venv-frameworks"
 """What `make test` and `make frameworks` set up; torch is that of `.venv`."""
+COMPILED = ENVIRONMENT / "torch-extensions"
+"""Where torch finds what DeepSpeed has compiled."""
+VARIABLES = {"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(COMPILED), "HF_HUB_OFFLINE": "1"}
+"""What the packages of that environment are told."""
 
 
 class Program(NamedTuple):
@@ -23,6 +27,8 @@ class Program(NamedTuple):
     """What `make frameworks` has imported ahead."""
     flags: tuple[str, ...] = ()
     saves_before_stop: bool = True
+    compiled: str = ""
+    """A file that `make` has had compiled into the environment of frameworks, without which it cannot run."""
     node_killed: bool = False
     """Whether `make test` kills a whole node of it; `make frameworks` does of all."""
 
@@ -33,6 +39,8 @@ class Program(NamedTuple):
 
     def python(self) -> str | None:
         """The interpreter that has the package: our own, or that of the environment of frameworks."""
+        if self.compiled and not any(COMPILED.glob(f"**/{self.compiled}")):
+            return None
         if importlib.util.find_spec(self.package) is not None:
             return sys.executable
         if any(ENVIRONMENT.glob(f"lib/python*/site-packages/{self.package}/__init__.py")):
@@ -42,7 +50,7 @@ class Program(NamedTuple):
 
 PROGRAMS = (
     Program("accelerate", "accelerate"),
-    Program("deepspeed", "deepspeed"),
+    Program("deepspeed", "deepspeed", compiled="deepspeed_shm_comm.so"),
     Program("huggingface_trainer", "transformers", node_killed=True),
     Program("ignite", "ignite", saves_before_stop=False),
     Program("jax", "jax", "jax", ("--worker-env=jax",), node_killed=True),
@@ -51,3 +59,10 @@ PROGRAMS = (
     Program("pytorch_ddp", "torch", node_killed=True),
     Program("pytorch_fsdp", "torch"),
 )
+
+
+def why_not(name: str) -> str | None:
+    """Why a program cannot run here."""
+    (program,) = (each for each in PROGRAMS if each.name == name)
+    needs = f"examples/frameworks/{name}/requirements.txt"
+    return f"{program.package} is not installed ({needs})" if program.python() is None else None

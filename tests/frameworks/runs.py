@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rallypoint.notices import NOTICE_FILE
-from tests.frameworks.programs import ENVIRONMENT, Program
+from tests.frameworks.programs import VARIABLES, Program
 from tests.ports import free_port
 from tests.processes import command_line
 
@@ -83,8 +83,7 @@ class Launch:
         python = self._program.python()
         assert python is not None
         own = {_MARK: self._mark, "TMPDIR": str(self._temporary), "OMP_NUM_THREADS": "1", "PYTHON_EXEC": python}
-        # DeepSpeed compiles at its first start; without its preemption service, JAX leaves SIGTERM alone.
-        compiled = {"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(ENVIRONMENT / "torch-extensions")}
+        # Without its preemption service, JAX leaves SIGTERM alone.
         jax = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_PREEMPTION_SERVICE": "false"}
         options = (f"--steps={STEPS}", f"--every={EVERY}", f"--checkpoint-dir={self._saved}")
         command = [str(Path(sys.executable).with_name("rallyrun")), "--max-restarts=3", *self._program.flags, *flags]
@@ -93,7 +92,7 @@ class Launch:
                 [*command, str(self._program.script), *options],
                 stdout=self._written,
                 stderr=errors,
-                env={**kept, **own, **compiled, **jax, "HF_HUB_OFFLINE": "1"},
+                env={**kept, **own, **VARIABLES, **jax},
                 cwd=self._folder,
             )
         self._agents.append(agent)

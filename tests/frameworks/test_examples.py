@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.programs import PROGRAMS, Program
+from tests.frameworks.programs import PROGRAMS, Program, why_not
 from tests.frameworks.runs import EVERY, KILLED_AT, STEPS, STOPPED_AT, Outcome, Runs
 
 LAST_SAVED = KILLED_AT // EVERY * EVERY
@@ -22,8 +22,8 @@ def ended_well(outcome: Outcome) -> float:
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_the_loss_is_that_of_an_undisturbed_launch(program: Program, tmp_path: Path) -> None:
-    if program.python() is None:
-        pytest.skip(f"{program.package} is not installed (examples/frameworks/{program.name}/requirements.txt)")
+    if (reason := why_not(program.name)) is not None:
+        pytest.skip(reason)
     runs = Runs(program, tmp_path)
     undisturbed = runs.undisturbed()
     expected = pytest.approx(ended_well(undisturbed), rel=1e-6)
