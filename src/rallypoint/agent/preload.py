@@ -48,7 +48,9 @@ def preload_manager(
         log.warning("Workers start without preloading: they are functions, and --preload forks scripts only")
         return None
     if PORTABLE:
-        log.warning("Workers start without preloading: this system gives nobody else's child processes to the agent")
+        log.warning(
+            "Workers start without preloading: this system has no subreapers, to which processes of others fall"
+        )
         return None
     from rallypoint.workers.preload.manager import PreloadManager
 
