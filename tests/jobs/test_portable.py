@@ -86,6 +86,13 @@ def test_a_new_round_after_a_death_and_the_report_at_the_end(rallyrun: Launcher,
     assert "ValueError: boom" in report
 
 
+def test_a_check_of_the_node_says_it_too(rallyrun: Launcher, without: list[str]) -> None:
+    job = rallyrun.command([*without, *RALLYCTL, "check"], PORTABLE)
+    job.ends()
+    assert job.out[0].startswith("WARN system: ")
+    assert "Traceback" not in job.err
+
+
 GRANDCHILDREN = """
 import os, subprocess, sys, time
 subprocess.Popen(["sh", "-c", "sleep 600 & exec sleep 600"])
