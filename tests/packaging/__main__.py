@@ -127,4 +127,5 @@ def _not_tried(wanted: list[str]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT / "src"))  # nothing is installed where releases are built
     sys.exit(main())

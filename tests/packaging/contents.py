@@ -10,8 +10,6 @@ from email.message import Message
 from email.parser import Parser
 from pathlib import Path, PurePosixPath
 
-from man.share import shared_files
-
 from tests.packaging.interpreters import supported
 
 _RELATIVE = re.compile(r"\]\((?![a-z]+:|#)[^)]*\)|<!--")
@@ -68,6 +66,8 @@ def faults(artefact: Path, version: str, tracked: frozenset[str] | None) -> Iter
 
 
 def _faults_of_wheel(wheel: Path, found: list[str]) -> Iterator[str]:
+    from man.share import shared_files  # reads our command lines: whoever runs this has the sources on their path
+
     info = f"{'-'.join(wheel.name.split('-')[:2])}.dist-info"
     data = f"{info.removesuffix('.dist-info')}.data/data/"
     wanted = (*WANTED, f"{info}/licenses/LICENSE", *(f"{data}{each}" for each in shared_files()))
