@@ -51,7 +51,7 @@ class Program(NamedTuple):
 PROGRAMS = (
     Program("accelerate", "accelerate"),
     Program("deepspeed", "deepspeed", compiled="deepspeed_shm_comm.so"),
-    Program("huggingface_trainer", "transformers", node_killed=True),
+    Program("huggingface_trainer", "transformers"),
     Program("ignite", "ignite", saves_before_stop=False),
     Program("jax", "jax", "jax", ("--worker-env=jax",), node_killed=True),
     Program("lightning", "lightning"),
