@@ -8,6 +8,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from docs.file_names import with_file_names
 from docs.generate import write_pages
 from docs.repository_links import adapted
 from sphinx.util.nodes import make_refnode
@@ -42,7 +43,7 @@ html_show_sourcelink = False
 
 
 def _read(app: Any, name: str, content: list[str]) -> None:
-    content[0] = adapted(content[0], Path(app.env.doc2path(name)).resolve())
+    content[0] = with_file_names(adapted(content[0], Path(app.env.doc2path(name)).resolve()))
 
 
 def _named(app: Any, env: Any, node: Any, shown: Any) -> Any:
