@@ -24,6 +24,7 @@ _OURS = "both ends are ours, over a pair of sockets or a memory file that nobody
 TRUSTED: Mapping[str, str] = {
     "base/inotify.py": _KERNEL,
     "base/interfaces.py": _KERNEL,
+    "base/kernel.py": _KERNEL,
     "base/kernel_log.py": _KERNEL,
     "base/nvml.py": "the driver's library fills what is read",
     "cluster/pmix.py": "PMIx's library fills what is read; who asked checks it, in `cluster/ask.py`",
