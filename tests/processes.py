@@ -5,8 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from rallypoint.base.process_table import process_table
-from rallypoint.workers.reaper.process_tree import descendants
+from rallypoint.base.process_table import descendants, process_table
 
 
 def below(pid: int) -> list[int]:

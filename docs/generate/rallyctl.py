@@ -6,6 +6,7 @@ import argparse
 
 from docs.generate.markdown import literal
 
+from rallypoint.cli.command_table import find_verbs
 from rallypoint.cli.rallyctl import build_parser
 
 HEAD = """\
@@ -23,8 +24,7 @@ def page() -> str:
 
 def verbs() -> dict[str, argparse.ArgumentParser]:
     """Each verb's parser, by its name."""
-    action = next(each for each in build_parser()._actions if isinstance(each, argparse._SubParsersAction))
-    return dict(action.choices)
+    return dict(find_verbs(build_parser()).choices)
 
 
 def _verb(name: str, parser: argparse.ArgumentParser) -> str:

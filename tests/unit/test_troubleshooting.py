@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+from docs.generate.source import VALUE, texts_of, trees
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "troubleshooting.md"
 
-_VALUE = re.compile(r"%(?:\.\d+)?[a-z%]|\{\w*\}|\0")
-"""What stands for a value in a text of the source: a conversion of `%`, or a field of a format or an f-string."""
 _LEAST = 6
 """Characters of a text of the source below which it says nothing by itself."""
 
@@ -27,22 +24,8 @@ def _quoted() -> list[str]:
 @cache
 def _texts() -> tuple[str, ...]:
     """The pieces of all texts of the source between their values, long ones first."""
-    found = {
-        piece.strip()
-        for path in (ROOT / "src").rglob("*.py")
-        for text in _strings(ast.parse(path.read_text()))
-        for piece in _VALUE.split(text)
-        if len(piece.strip()) >= _LEAST
-    }
-    return tuple(sorted(found, key=len, reverse=True))
-
-
-def _strings(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
-        elif isinstance(node, ast.JoinedStr):
-            yield "".join(str(each.value) if isinstance(each, ast.Constant) else "\0" for each in node.values)
+    pieces = {piece.strip() for file in trees() for text in texts_of(file) for piece in text.split(VALUE)}
+    return tuple(sorted((piece for piece in pieces if len(piece) >= _LEAST), key=len, reverse=True))
 
 
 def _known(line: str) -> float:

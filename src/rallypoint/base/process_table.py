@@ -1,4 +1,4 @@
-"""What /proc/<pid>/stat says of processes: the one reader of it.
+"""What /proc/<pid>/stat says of processes: the one reader of it, and who descends from whom.
 
 Law: built-in modules only, since the reaper reads it too and must be ready fast (`workers.reaper.supervisor`).
 """
@@ -9,6 +9,7 @@ import posix
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from typing import Any
 
 _posix: Any = posix
@@ -89,3 +90,23 @@ def process_table() -> dict[int, ProcessStat]:
     """
     pids = [int(name) for name in posix.listdir("/proc") if name.isdigit()]
     return {pid: stat for pid in pids if (stat := read_stat(pid)) is not None}
+
+
+def descendants(root: int, parents: dict[int, int], but: Collection[int] = ()) -> set[int]:
+    """The descendants of a process. Pure.
+
+    Args:
+        root: its pid.
+        parents: pid to parent's pid, of all processes.
+        but: those that are left out, with their own descendants.
+    """
+    children: dict[int, list[int]] = {}
+    for pid, parent in parents.items():
+        children.setdefault(parent, []).append(pid)
+    found: set[int] = set()
+    frontier = [root]
+    while frontier:
+        new = [pid for parent in frontier for pid in children.get(parent, ()) if pid not in found and pid not in but]
+        found.update(new)
+        frontier = new
+    return found - {root}

@@ -77,9 +77,15 @@ def read_command(parser: argparse.ArgumentParser, name: str, summary: str = "") 
 
 def read_verbs(parser: argparse.ArgumentParser, name: str) -> tuple[Command, ...]:
     """What each verb of a parser takes, in the order of its help page."""
-    (verbs,) = (each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
+    verbs = find_verbs(parser)
     summaries = {each.dest: each.help or "" for each in verbs._choices_actions}
     return tuple(read_command(page, f"{name} {verb}", summaries[verb]) for verb, page in verbs.choices.items())
+
+
+def find_verbs(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[argparse.ArgumentParser]:
+    """The action that holds the parser of each verb, in its `choices`."""
+    (found,) = (each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
+    return found
 
 
 def _group(group: argparse._ArgumentGroup, name: str) -> OptionGroup:

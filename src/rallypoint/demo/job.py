@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rallypoint.base.errors import RallypointError
-from rallypoint.base.process_table import process_table
+from rallypoint.base.process_table import descendants, process_table
 from rallypoint.demo import track as tracks
 from rallypoint.demo.account import Account
 from rallypoint.demo.track import Event, Track
@@ -123,7 +123,8 @@ class Run:
         """SIGKILL to one launcher and all that is below it, as if its machine had gone. Returns how many processes."""
         agent = self.agents[number]
         self._lost.add(number)
-        all_of_it = [agent.pid, *_descendants(agent.pid)]
+        parents = {pid: stat.parent for pid, stat in process_table().items()}
+        all_of_it = [agent.pid, *sorted(descendants(agent.pid, parents))]
         for pid in all_of_it:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -228,16 +229,6 @@ def launcher_command(name: str) -> list[str]:
     beside = Path(sys.executable).with_name(name)
     module = {"rallyrun": "rallypoint.run", "torchrun": "torch.distributed.run"}[name]
     return [str(beside)] if beside.exists() else [sys.executable, "-m", module]
-
-
-def _descendants(pid: int) -> list[int]:
-    """The processes below one, children and theirs."""
-    table = process_table()
-    found, frontier = list[int](), {pid}
-    while frontier:
-        frontier = {each.pid for each in table.values() if each.parent in frontier}
-        found += frontier
-    return found
 
 
 def _marked(mark: str) -> Iterator[int]:

@@ -9,11 +9,10 @@ import sys
 
 import pytest
 
-from rallypoint.base.process_table import process_table
+from rallypoint.base.process_table import descendants, process_table
 from rallypoint.workers.forwarding import BURST, SETTLE_TIME, SignalForwarding
 from rallypoint.workers.process import WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
-from rallypoint.workers.reaper.process_tree import descendants
 from tests.unit.workers.test_process import ends
 
 TERM, USR1 = signal.SIGTERM, signal.SIGUSR1

@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.clock import SYSTEM_CLOCK
+from rallypoint.base.process_table import descendants
 from rallypoint.workers.preload import manager, zygote_client
 from rallypoint.workers.preload.manager import PreloadManager
 from rallypoint.workers.process import AdoptedProcess, WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
-from rallypoint.workers.reaper.process_tree import descendants
 from rallypoint.workers.sweep import Sweep
 from tests.unit.workers.test_process import TIMEOUT, ends, parent_of
 

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.poll import readable
+from rallypoint.base.process_table import descendants
 from rallypoint.workers.process import WorkerProcess
 from rallypoint.workers.reaper import client
 from rallypoint.workers.reaper.client import ReaperClient, ReaperLost
 from rallypoint.workers.reaper.process_setup import remove
-from rallypoint.workers.reaper.process_tree import descendants
 from rallypoint.workers.reaper.protocol import frame, parse
 from tests.interrupts import interrupt_everywhere
 from tests.unit.workers.test_process import TIMEOUT, ends, parent_of

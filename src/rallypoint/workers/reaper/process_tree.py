@@ -16,7 +16,7 @@ import posix
 import select
 import time
 
-from rallypoint.base.process_table import ProcessStat, process_table, read_stat, signal_process
+from rallypoint.base.process_table import ProcessStat, descendants, process_table, read_stat, signal_process
 from rallypoint.workers.reaper.process_setup import SIGCONT, SIGKILL, SIGTERM
 
 TYPE_CHECKING = False
@@ -31,26 +31,6 @@ SWEEP_INTERVAL = 0.05
 """Seconds between two passes of a sweep, beside those at each end of a child."""
 LAST_TIMEOUT = 10.0
 """Seconds that reaper and supervisor stay, before they end, for what does not even end on SIGKILL."""
-
-
-def descendants(root: int, parents: dict[int, int], but: Collection[int] = ()) -> set[int]:
-    """The descendants of a process. Pure.
-
-    Args:
-        root: its pid.
-        parents: pid to parent's pid, of all processes.
-        but: those that are left out, with their own descendants.
-    """
-    children: dict[int, list[int]] = {}
-    for pid, parent in parents.items():
-        children.setdefault(parent, []).append(pid)
-    found: set[int] = set()
-    frontier = [root]
-    while frontier:
-        new = [pid for parent in frontier for pid in children.get(parent, ()) if pid not in found and pid not in but]
-        found.update(new)
-        frontier = new
-    return found - {root}
 
 
 class ProcessTree:
