@@ -71,10 +71,16 @@ def test_a_job_succeeds_and_says_what_it_lacks(rallyrun: Launcher, without: list
 
 
 def test_a_new_round_after_a_death_and_the_report_at_the_end(rallyrun: Launcher, without: list[str]) -> None:
-    body = (
-        'if (os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]) == ("1", "1"):\n    raise ValueError("boom")'
-    )
-    script = rallyrun.script(UNTIL_KILLED.format(body='rank = os.environ["RANK"]\n' + body))
+    body = """
+rank, again = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"
+if again and rank == "0":
+    open("rank-0-is-up-again", "w").close()
+while again and rank == "1":  # its failure ends the others, also one that has not written its line yet
+    if os.path.exists("rank-0-is-up-again"):
+        raise ValueError("boom")
+    time.sleep(0.02)
+"""
+    script = rallyrun.script(UNTIL_KILLED.format(body=body))
     job = one_node(rallyrun, without, "--nproc-per-node=2", "--max-restarts=1", script)
     first = ups(job.until(lambda lines: len(ups(lines)) == 2, "two workers are up"))
     os.kill(max(first)[2], signal.SIGKILL)
