@@ -1,4 +1,4 @@
-"""Tells a worker of a stop before it comes: the job is about to change, so save and acknowledge::
+"""Notifies a worker before it is stopped: the job is about to change, so save and acknowledge::
 
     from rallypoint import notices
 
@@ -46,15 +46,15 @@ NOTICE_FILE = "notice.json"
 ACK_PREFIX = "ack."
 PROGRESS_PREFIX = "progress."
 FIFO_PREFIX, LEFT_PREFIX, ROUND_PREFIX = "inprocess.", "left.", "round."
-"""Of the files by which a worker goes on in the next round (`rallypoint.inprocess`)."""
+"""Prefixes of the files by which a worker goes on in the next round (`rallypoint.inprocess`)."""
 PROGRESS_SIZE = 32
-"""Bytes of a worker's progress file; who writes 16 leaves out where it began."""
+"""Bytes of a worker's progress file; a writer of 16 leaves out where it began."""
 
 SAVING = "rallypoint-saving"
 """The name of the memory file that a worker has open while it saves."""
 
 SCALE, PREEMPTION = "scale", "preemption"
-"""The reasons: nodes will be added, or one will be taken away, or all are."""
+"""The reasons: nodes will be added, or one node will be taken away, or all nodes will be."""
 
 
 class Notice(NamedTuple):
@@ -107,9 +107,9 @@ def acknowledge() -> None:
 
 
 def progress(step: int) -> None:
-    """Say how far this worker is: the step (iteration, batch, sample) that it has finished, from 0 on.
+    """Report the progress of this worker: the step (iteration, batch, sample) that it has finished, from 0 on.
 
-    Free enough for every step: it writes to shared memory, and opens a file the first time only.
+    Cheap enough for every step: it writes to shared memory, and opens a file the first time only.
     """
     global _progress_place, _progress
     folder = os.environ.get(VARIABLE)
@@ -122,13 +122,13 @@ def progress(step: int) -> None:
             if _progress[2] < 0:
                 _progress[3] = now
                 _progress[2] = int(step)
-    except (TypeError, ValueError):  # no number
+    except (TypeError, ValueError):  # not a number
         return
 
 
 _MAX_STEP = 2**63 - 1
 _progress_place: str | None = None
-"""The folder in which `_progress` is a file; None as long as nobody has called."""
+"""The folder that has the file of `_progress`; None until the first call."""
 _progress: memoryview[int] | None = None
 
 
@@ -145,7 +145,7 @@ def _map_progress(folder: str | None) -> memoryview[int] | None:
         # Opened to append, as logs are, it is not taken for a checkpoint whose writing a stop has to wait for.
         file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            # Room on the disk before the memory is written to, where a lack of it would be a signal. No step yet: -1.
+            # Allocate disk space before writing to the memory: a full disk would raise a signal there. No step yet: -1.
             if os.fstat(file).st_size < PROGRESS_SIZE:
                 none = (-1).to_bytes(8, "little", signed=True) + bytes(8)
                 os.write(file, none + none)
@@ -160,14 +160,14 @@ def _map_progress(folder: str | None) -> memoryview[int] | None:
 def saving() -> Iterator[None]:
     """Defer a stop of this worker until the block has ended: SIGTERM waits, and so does the agent.
 
-    They wait for `--shutdown-timeout` (or `failure_grace`, if that is longer) at most, then comes SIGKILL. On the main
-    thread, if the program has no handler of its own for SIGTERM, the block is never interrupted; elsewhere the agent
-    finds the mark when it checks for it, just before it sends the signal. The end of a round waits too, in a worker
-    that outlives it (`rallypoint.inprocess`).
+    They wait for `--shutdown-timeout` (or `failure_grace`, if that is longer) at most; then SIGKILL follows. On the
+    main thread, if the program has no handler of its own for SIGTERM, the block is never interrupted; elsewhere the
+    agent finds the mark when it checks for it, just before it sends the signal. The end of a round waits too, in a
+    worker that outlives it (`rallypoint.inprocess`).
     """
     with uninterrupted():
         mark = -1
-        with suppress(KeyError, OSError):  # no such call here, or no descriptor is free
+        with suppress(KeyError, OSError):  # the call does not exist here, or no descriptor is free
             mark = vars(os)["memfd_create"](SAVING)
         try:
             with _sigterm_deferred():
@@ -178,14 +178,14 @@ def saving() -> Iterator[None]:
 
 
 open_blocks = 0
-"""In how many blocks of `uninterrupted` the main thread is."""
+"""The number of nested `uninterrupted` blocks that the main thread is in."""
 interrupt: Callable[[], None] | None = None
-"""Called when the last of them ends: raises the interruption that came meanwhile (set by `rallypoint.inprocess`)."""
+"""Called when the last of them ends: raises an interruption that arrived meanwhile (set by `rallypoint.inprocess`)."""
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Defer the interruption of a round's end to the end of the block; for users, in `rallypoint.inprocess`."""
+    """Defer the interruption at a round's end until the block ends; exported to users by `rallypoint.inprocess`."""
     import threading
 
     global open_blocks
@@ -203,7 +203,7 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def _sigterm_deferred() -> Iterator[None]:
-    """SIGTERM is delivered at the end of the block, if it would end this process at once."""
+    """Deliver SIGTERM at the end of the block, if it would otherwise end this process at once."""
     import signal
     import threading
 
@@ -219,7 +219,7 @@ def _sigterm_deferred() -> Iterator[None]:
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGTERM) is defer:  # else the program has made another meanwhile, which stays
+        if signal.getsignal(signal.SIGTERM) is defer:  # otherwise the program has set another meanwhile, which stays
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if came:
             os.kill(os.getpid(), signal.SIGTERM)

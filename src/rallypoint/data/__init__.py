@@ -1,1 +1,1 @@
-"""Which samples a worker of an elastic job processes, and in what order. For workers, without torch."""
+"""The samples that a worker of an elastic job processes, and their order. For use in workers; torch is not imported."""

@@ -1,4 +1,4 @@
-"""An iterator over some data, once for each epoch."""
+"""An iterator that goes over a data set once per epoch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class CyclingIterator(Generic[T], Iterator[T]):
     Args:
         n: the number of epochs; the last one is `n - 1`.
         generator_fn: returns an epoch's items; called when the epoch begins, for the first one at once.
-        start_epoch: the first one, for a job that continues.
+        start_epoch: the first epoch, for a job that continues.
     """
 
     def __init__(self, n: int, generator_fn: Callable[[int], Iterable[T]], start_epoch: int = 0) -> None:

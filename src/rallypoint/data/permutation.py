@@ -1,4 +1,4 @@
-"""Shuffled numbers, the same as of `torch.randperm` with a generator of the same seed on a CPU.
+"""Random permutations, identical to those of `torch.randperm` on a CPU with a generator of the same seed.
 
 So workers with torch's sampler and workers with ours can share an epoch.
 """
@@ -15,8 +15,8 @@ def permutation(n: int, seed: int) -> list[int]:
     """The numbers from 0 to `n - 1`, shuffled.
 
     Args:
-        n: how many; fewer than 2**32 / 20, from where torch shuffles differently.
-        seed: its lowest 32 bits count, as in torch.
+        n: how many; fewer than 2**32 / 20, because torch shuffles larger ranges differently.
+        seed: only the lowest 32 bits are used, as in torch.
     """
     shuffled = list(range(n))
     draw = _generator(seed).getrandbits

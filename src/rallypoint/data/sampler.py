@@ -15,18 +15,19 @@ from rallypoint.data.permutation import permutation
 class ElasticDistributedSampler:
     """Gives each worker its share of the indices of a dataset from `start_index` on, shuffled anew in each epoch.
 
-    Every worker gets equally many: if they do not divide evenly, some are given twice. The order is that of torch's
-    sampler of the same name. A `DataLoader` accepts it as its `sampler`. If torch's samplers are imported when one is
-    made, it is a `torch.utils.data.DistributedSampler` too: trainers check that before they set the epoch.
+    Every worker gets the same number: if they do not divide evenly, some are given twice. The order is that of torch's
+    sampler of the same name. A `DataLoader` accepts it as its `sampler`. If torch's samplers have been imported when
+    the sampler is created, it is also a `torch.utils.data.DistributedSampler`: trainers check that before they set the
+    epoch.
 
     Args:
         dataset: an object with a length.
-        num_replicas: how many workers share it; None for `WORLD_SIZE`.
-        rank: which of them this is; None for `RANK`.
+        num_replicas: how many workers share the dataset; None for `WORLD_SIZE`.
+        rank: the rank of this worker among them; None for `RANK`.
         start_index: the first index to process, for an epoch that continues.
 
     Raises:
-        UserError: a number out of its bounds, or one that neither the caller nor the environment gives.
+        UserError: a number is out of range, or is given neither by the caller nor by the environment.
     """
 
     def __new__(cls, *_arguments: object, **_named: object) -> Self:
@@ -69,7 +70,7 @@ class ElasticDistributedSampler:
         return islice(cycle(order), self.rank, self.total_size, self.num_replicas)
 
     def __len__(self) -> int:
-        """Indices of this worker in an epoch."""
+        """The number of indices of this worker in an epoch."""
         return self.num_samples
 
 

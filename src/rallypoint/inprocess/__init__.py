@@ -1,4 +1,4 @@
-"""Keeps a worker's process, and what it has in memory, when a round ends: only workers that died are started anew::
+"""Keeps a worker's process and its memory when a round ends: only workers that died are restarted::
 
     from rallypoint import inprocess
 
@@ -10,16 +10,18 @@
 
     train()
 
-When a round ends, because a worker died or a node joins, the function is interrupted in each worker that lives: what
-torch waits for is aborted, and `RoundEnded` is raised in the main thread. When the function has come out, process
-groups are destroyed; when the next round is there, its variables are set in `os.environ` and the function is called
-again. `round.survived` says so, and `round.memory` is a dict that outlives rounds. Workers may have other ranks then.
+When a round ends, because a worker died or a node joins, the function is interrupted in each worker that is still
+alive: whatever torch waits for is aborted, and `RoundEnded` is raised in the main thread. Once the function has
+returned or raised, process groups are destroyed; when the next round begins, its variables are set in `os.environ` and
+the function is called again. `round.survived` is then true, and `round.memory` is a dict that outlives rounds. Ranks
+may have changed.
 
 A part that must be done as a whole or not at all, such as an optimizer's step, goes into `uninterrupted`. Let
-`RoundEnded` pass: it is no `Exception`, so that `except Exception` does. Its clean-up (`finally`, `with`) is not cut.
+`RoundEnded` pass: it is not an `Exception`, so `except Exception` does not catch it. Clean-up code (`finally`, `with`)
+is not interrupted.
 
-Whoever does not come out in time (`--inprocess-timeout`) is killed and started anew. Outside of Rallypoint the function
-is called once. Nothing here imports torch; `docs/how-to/in-process.md` says what survives, and what does not.
+A worker whose function does not end in time (`--inprocess-timeout`) is killed and restarted. Outside of Rallypoint the
+function is called once. Nothing here imports torch; `docs/how-to/in-process.md` says what survives, and what does not.
 """
 
 from rallypoint.inprocess.aborting import on_round_end

@@ -1,4 +1,4 @@
-"""What makes calls that wait for other workers return when the round has ended: hooks, among them those for torch."""
+"""Hooks that make calls which wait for other workers return when the round has ended, those for torch among them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _hooks: list[Callable[[], None]] = []
 
 
 def on_round_end(abort: Callable[[], None]) -> Callable[[], None]:
-    """Have `abort` called when a round ends, to break off what waits for other workers; torch's groups are known.
+    """Call `abort` when a round ends, to abort whatever waits for other workers; torch's groups need no hook.
 
-    It is called on another thread while the function still runs, again from time to time until that has come out, and
-    once more then. So it must do no harm if nothing waits. What it raises is logged. Can be used as a decorator.
+    It is called on another thread while the function still runs, repeatedly until the function has ended, and once more
+    after that. So it must do no harm if nothing waits. What it raises is logged. Can be used as a decorator.
     """
     _hooks.append(abort)
     return abort
@@ -27,19 +27,19 @@ class Aborting:
         self._thread: Thread | None = None
 
     def start(self) -> None:
-        """Begin, unless a run is under way."""
+        """Begin a run, unless one is in progress."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = Thread(target=run_hooks, name="rallypoint-abort", daemon=True)
             self._thread.start()
 
     def wait(self) -> None:
-        """Until no hook runs."""
+        """Wait until no hook runs."""
         if self._thread is not None:
             self._thread.join()
 
 
 def run_hooks() -> None:
-    """Break off whatever waits for other workers."""
+    """Abort whatever waits for other workers."""
     for hook in (torch_groups.abort, *_hooks):
         try:
             hook()

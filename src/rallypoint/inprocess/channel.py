@@ -1,13 +1,13 @@
-"""How a worker that can go on in the next round, and its agent, reach each other: files in the folder for notices.
+"""The channel between an agent and a worker that can go on in the next round: files in the notice directory.
 
 Laws:
 
-1. `inprocess.<LOCAL_RANK>` is a FIFO; that it is read says that this process can go on, and it appears only then.
-   It stays when the function has come out for good, without a reader: so the agent learns of workers that have failed
-   or succeeded, too, that others in their place can go on.
+1. `inprocess.<LOCAL_RANK>` is a FIFO; if it has a reader, this process can go on. It is created only then.
+   It stays, without a reader, when the function has ended for good: so the agent knows that a process that replaces a
+   failed or succeeded worker can go on, too.
 2. The agent writes lines into it: `leave <ROUND>`, that round has ended; `enter <ROUND>`, a new one has begun, and its
    variables are in `round.<LOCAL_RANK>.json`.
-3. An empty file `left.<LOCAL_RANK>.<ROUND>` answers `leave`.
+3. The worker answers `leave` with an empty file `left.<LOCAL_RANK>.<ROUND>`.
 4. One process speaks for a local rank: a FIFO that another process reads is left alone.
 """
 
@@ -24,22 +24,22 @@ LEAVE, ENTER = "leave", "enter"
 
 
 class Order(NamedTuple):
-    """What the agent says: `verb` is LEAVE or ENTER."""
+    """An order from the agent: `verb` is LEAVE or ENTER."""
 
     verb: str
     round: int
 
 
 class Channel:
-    """This process's end."""
+    """This process's end of the channel."""
 
     def __init__(self, folder: str, rank: str) -> None:
-        """Make the FIFO and open it; nobody sees it before `announce`.
+        """Make the FIFO and open it; the agent does not see it before `announce`.
 
         Args: `folder`: for notices; `rank`: local rank.
 
         Raises:
-            OSError: there is no room, no FIFO can be had, or another process reads that of this local rank.
+            OSError: there is no space, a FIFO cannot be made, or another process reads that of this local rank.
         """
         self._folder, self._rank = folder, rank
         self._path = os.path.join(folder, FIFO_PREFIX + rank)
@@ -52,27 +52,28 @@ class Channel:
             os.unlink(self._draft)
         os.mkfifo(self._draft, 0o600)
         try:
-            # Opened to write too, it never comes to an end; to append, it is not taken for a checkpoint in the making.
+            # Opened for writing too, so that it never reaches its end; for appending, so that it is not taken for a
+            # checkpoint being written.
             self.fd = os.open(self._draft, os.O_RDWR | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             os.unlink(self._draft)
             raise
 
     def announce(self) -> None:
-        """From here on the agent knows that this process can go on."""
+        """Let the agent know that this process can go on."""
         os.rename(self._draft, self._path)
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         os.close(self.fd)
 
     def wake(self) -> None:
-        """Have `fd` be readable, from another thread."""
+        """Make `fd` readable, from another thread."""
         with suppress(OSError):
             os.write(self.fd, b"\n")
 
     def orders(self) -> list[Order]:
-        """What has come by now, when `fd` is readable."""
+        """The orders that have arrived, when `fd` is readable."""
         try:
             lines = (self._rest + os.read(self.fd, 4096)).split(b"\n")
         except BlockingIOError:
@@ -81,19 +82,19 @@ class Channel:
         return [order for line in lines if (order := parse(line)) is not None]
 
     def tell_left(self, round_: int) -> None:
-        """This process is out of that round, and waits for the next.
+        """Tell the agent that this process has left that round, and waits for the next.
 
         Raises:
-            OSError: it cannot be told.
+            OSError: the agent cannot be told.
         """
         path = os.path.join(self._folder, f"{LEFT_PREFIX}{self._rank}.{round_}")
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
 
     def environment(self, round_: int) -> dict[str, str | None]:
-        """The variables of that round; None for those that are to go.
+        """The variables of that round; None for those to remove.
 
         Raises:
-            OSError, ValueError, KeyError, TypeError: the file is not there, or not as it should be.
+            OSError, ValueError, KeyError, TypeError: the file is missing or invalid.
         """
         path = os.path.join(self._folder, f"{ROUND_PREFIX}{self._rank}.json")
         with open(path, encoding="utf-8") as file:
@@ -107,7 +108,7 @@ class Channel:
 
 
 def parse(line: bytes) -> Order | None:
-    """One line from the agent; None if it is none that is known."""
+    """Parse one line from the agent; None if it is not a known order."""
     verb, _, number = line.decode("ascii", "replace").partition(" ")
     if verb in (LEAVE, ENTER) and number.isdecimal() and number.isascii():
         return Order(verb, int(number))
@@ -118,6 +119,6 @@ def _refuse_if_read(path: str) -> None:
     """Raises: FileExistsError: another process reads the FIFO."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-    except OSError:  # not there, or nobody reads it: what a dead process has left
+    except OSError:  # missing, or without a reader: left behind by a dead process
         return
     raise FileExistsError(f"another process of this local rank is resumable already: {path} has a reader")

@@ -1,12 +1,12 @@
-"""Ends connections on which torch waits in C++, where neither a signal nor an abort reaches it.
+"""Closes connections on which torch waits in C++, where neither a signal nor an abort reaches it.
 
-Gloo cannot abort what waits for a worker that lives: its groups' `abort` and `shutdown` do nothing. A client of the
+Gloo cannot abort a call that waits for a live worker: its groups' `abort` and `shutdown` do nothing. A client of the
 store waits until the store answers. Both give up when the connection ends. The thread in which gloo waits for its
-connections has a name, the kernel says on which epoll instance it waits, and which sockets that has.
+connections has a name, and the kernel shows on which epoll instance it waits, and which sockets that has.
 
-While a group is made, gloo also waits for connections that others are to make to it, without end if these have gone.
-It takes the number that comes first in a connection for the other's, so one of our own with that number is taken for
-it, and its end for the other's.
+While a group is made, gloo also waits for other workers to connect to it, and waits forever if these are gone. It
+identifies the peer by the number that comes first in a connection, so it takes a connection of ours with that number
+for the peer's, and its end for the end of the peer's.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _EPOLL = "anon_inode:[eventpoll]"
 _INODES = re.compile(r"^tfd:.*\sino:([0-9a-f]+)", re.MULTILINE)
 _NUMBER = struct.Struct("=q")
 _MOST = 1024
-"""Of connections that are made in the place of others."""
+"""The most connections that are made in the place of other workers."""
 _TRIES, _MOMENT = 20, 0.001
-"""A thread that computes does not say where it waits; this one waits nearly all the time. Seconds between tries."""
+"""Seconds between tries: a thread that is computing does not show where it waits; this one nearly always waits."""
 
 
 def end_connections(store_port: int, workers: int) -> None:
-    """End all of gloo's connections, and those to a store; nothing where there is no `/proc`.
+    """Close all of gloo's connections, and those to a store; does nothing where there is no `/proc`.
 
-    Args: `store_port`: the store's; `workers`: who may not have made their connections, 0 where no group is made.
+    Args: `store_port`: the store's; `workers`: how many may not have connected yet, 0 where no group is being made.
     """
     with suppress(OSError):
         gloo = set(_gloo_inodes())
@@ -44,7 +44,7 @@ def end_connections(store_port: int, workers: int) -> None:
 
 def _end(number: int, gloo: set[int], store_port: int, workers: int) -> None:
     with socket.socket(fileno=os.dup(number)) as found:  # which cannot become another file meanwhile
-        # The inode tells it from whatever may have become of the descriptor since it was listed.
+        # The inode shows whether the descriptor still is what it was when it was listed.
         is_gloo = os.fstat(found.fileno()).st_ino in gloo
         if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             if is_gloo or _port(found) == store_port:
@@ -57,12 +57,12 @@ def _end(number: int, gloo: set[int], store_port: int, workers: int) -> None:
 
 
 def _port(connection: socket.socket) -> int:
-    """At the other end; -1 if that has none."""
+    """The port at the other end; -1 if that has none."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return -1
     try:
         return int(connection.getpeername()[1])
-    except OSError:  # it listens, or has ended
+    except OSError:  # a listening or closed socket
         return -1
 
 
@@ -75,7 +75,7 @@ def _gloo_inodes() -> Iterator[int]:
 
 
 def _epoll_instance(thread: str) -> int:
-    """The descriptor on which it waits.
+    """The descriptor on which a thread waits.
 
     Raises:
         OSError, ValueError: the thread has ended, or the kernel does not say.

@@ -1,12 +1,12 @@
-"""Interrupts the function in the main thread, from another thread, so that system calls return too.
+"""Interrupts the function in the main thread from another thread, so that blocking system calls return too.
 
 Laws:
 
-1. `RoundEnded` is raised in the main thread only, only while the function is inside, and only if its round has ended.
+1. `RoundEnded` is raised in the main thread only, only while the function runs, and only if its round has ended.
 2. Nothing is raised within `uninterrupted` (or `notices.saving`), but at the end of the block.
-3. Nothing is raised while an earlier `RoundEnded` is being handled: a clean-up is not cut.
+3. Nothing is raised while an earlier `RoundEnded` is being handled: a clean-up is not interrupted.
 4. Nothing is raised while a module is imported, which would leave half of it: many cannot be imported twice.
-5. A process that is forked off is never interrupted.
+5. A forked process is never interrupted.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from rallypoint import notices
 
 _IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
 _used = 0
-"""The signal of the functions before; there are few."""
+"""The signal that earlier functions used; few signals are free."""
 _CALLER = os.path.join(os.path.dirname(__file__), "survivor.py")
 """The file whose frame calls the function."""
 
 
 class RoundEnded(BaseException):
-    """The round has ended: let this pass. No `Exception`, so that handlers of errors do not take it for one."""
+    """The round has ended: let this pass. It is not an `Exception`, so that error handlers do not catch it."""
 
 
 class Interruption:
-    """The one owner of the signal and its handler."""
+    """The only owner of the signal and its handler."""
 
     def __init__(self, due: Callable[[], bool]) -> None:
         """Args: `due`: whether the round in which the function runs has ended; asked within a signal's handler.
@@ -46,7 +46,7 @@ class Interruption:
         self._pid = os.getpid()
         self._main = threading.main_thread().ident
         self.inside = False
-        """Whether the function runs."""
+        """Whether the function is running."""
         self.raised = False
         """Whether it was interrupted."""
         global _used
@@ -56,7 +56,7 @@ class Interruption:
         notices.interrupt = self.check
 
     def check(self) -> None:
-        """Raise `RoundEnded`, if it is due and the main thread may be interrupted where it is."""
+        """Raise `RoundEnded` if it is due and the main thread may be interrupted at this point."""
         if not self.inside or os.getpid() != self._pid or not self._due():
             return
         if notices.open_blocks or threading.get_ident() != self._main or _being_handled() or _importing():
@@ -65,13 +65,13 @@ class Interruption:
         raise RoundEnded
 
     def send(self) -> None:
-        """Have the main thread check, from another one."""
+        """Make the main thread call `check`, from another thread."""
         if self._main is not None:
             signal.pthread_kill(self._main, self._signal)
 
 
 def _being_handled() -> bool:
-    """Whether this thread is within a clean-up after `RoundEnded`."""
+    """Whether this thread is cleaning up after `RoundEnded`."""
     error = sys.exc_info()[1]
     while error is not None:
         if isinstance(error, RoundEnded):

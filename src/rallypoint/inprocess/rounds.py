@@ -1,4 +1,4 @@
-"""`resumable`, and what the function is called with."""
+"""`resumable`, and the `Round` that the function is called with."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ R = TypeVar("R")
 
 
 _MAKES_AN_OBJECT = 0x20 | 0x80 | 0x200
-"""Flags of the code of generators and coroutines, as in `inspect`, which would be half of this package's cost."""
+"""Code flags of generators and coroutines, as in `inspect`, whose import would be half of this package's cost."""
 
 
 class Round(NamedTuple):
-    """What the function is called with.
+    """The round in which the function runs; its first argument.
 
     `survived`: this process ran in an earlier round. `memory`: a dict that outlives rounds, empty in a new process.
     `restart_count`: restarts that the job has used, as in `TORCHELASTIC_RESTART_COUNT`.
@@ -34,21 +34,21 @@ class Round(NamedTuple):
 
 _memory: dict[str, Any] = {}
 _survivor: Survivor | None = None
-"""While a function is called for each round."""
+"""Set while a function is called for each round."""
 _survived = False
 
 
 def resumable(function: Callable[Concatenate[Round, P], R]) -> Callable[P, R]:
-    """Have `function` called for each round, in this process, until it returns. A decorator.
+    """Call `function` for each round, in this process, until it returns. A decorator.
 
     Args: `function`: takes the `Round`, and then the arguments of the call, which are the same in each round.
 
     Returns:
-        A function without the first argument. It returns what the last call returned, and raises what came out of
-        that. Another such function called from within is called once, for the same round.
+        A function without the first argument. It returns what the last call returned, or raises what the last call
+        raised. Another such function called from within is called once, for the same round.
 
     Raises:
-        TypeError: it is a generator or a coroutine, of which a call only makes an object.
+        TypeError: it is a generator or a coroutine, where a call only makes an object.
     """
     if getattr(getattr(function, "__code__", None), "co_flags", 0) & _MAKES_AN_OBJECT:
         raise TypeError(f"{function!r} cannot be resumable; wrap the plain function that runs it")
@@ -79,7 +79,7 @@ def _round() -> Round:
 
 
 def _announced() -> Survivor | None:
-    """This process as one that can go on; None if nobody would know, or if it cannot."""
+    """Announce this process as one that can go on; None if there is no agent to tell, or if it cannot go on."""
     folder, rank = os.environ.get(notices.VARIABLE), os.environ.get("LOCAL_RANK")
     on_main_thread = threading.current_thread() is threading.main_thread()
     if not folder or not rank or (_survivor is not None and on_main_thread):
@@ -96,7 +96,7 @@ def _announced() -> Survivor | None:
 
 
 def _after_fork() -> None:
-    """In a copy, such as a data loader's worker."""
+    """Runs in a forked process, such as a data loader's worker."""
     global _survivor
     survivor, _survivor = _survivor, None
     if survivor is not None:

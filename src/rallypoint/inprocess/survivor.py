@@ -1,16 +1,16 @@
-"""A process that goes on in the next round: what the agent says, what the function does, and which comes first.
+"""A process that goes on in the next round: orders of the agent, ends of the function, and which comes first.
 
 Laws:
 
-1. The function is called once for each round that this process is told of, one after the other; the first is the one
-   in which the process was started.
-2. Whatever comes out of it after its round has ended counts as having come out, but for SystemExit and
-   KeyboardInterrupt, which end the process. So does a return, if it was interrupted; any other return is the end.
-3. What comes out without that may be the echo of another worker's death, of which the agent has not told yet: it waits
-   for that for `ECHO_SECONDS`, and is raised then.
-4. `left` is written when no process group of the old round is left. What fails on the way there ends the process, and
+1. The function is called once for each round that the agent announces to this process, one after the other; the first
+   is the one in which the process was started.
+2. Whatever it raises after its round has ended counts as leaving the round, except SystemExit and KeyboardInterrupt,
+   which end the process. So does a return, if it was interrupted; any other return is the end.
+3. An exception before that may be the effect of another worker's death that the agent has not announced yet: it is held
+   back for `ECHO_SECONDS`, and then raised.
+4. `left` is written when no process group of the old round is left. A failure on the way there ends the process, and
    the agent starts another.
-5. A process that is forked off has no part in this.
+5. A forked process takes no part in this.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ R = TypeVar("R")
 
 ECHO_SECONDS = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
-"""Seconds from one interruption to the next, of a function that does not come out; each is twice the one before."""
+"""Seconds from one interruption to the next, if the function does not end; each is twice the one before."""
 
 
 class Survivor:
-    """Owner of the channel, and of what is known of rounds."""
+    """Owns the channel and what is known about rounds."""
 
     def __init__(self, folder: str, rank: str) -> None:
         """Announce this process as resumable.
@@ -43,12 +43,12 @@ class Survivor:
         Args: `folder`: for notices; `rank`: local rank.
 
         Raises:
-            OSError, ValueError: it cannot be; the text says why.
+            OSError, ValueError: this is not possible; the text says why.
         """
         self.survived = False
         """Whether this process has ever entered another round than its first."""
         self._ended = self._entered = self._current = self._left = -1
-        """Rounds: the last one told to have ended, to be entered; in which the function is, out of which it came."""
+        """Rounds: the last that was announced to end, to begin; the one that the function is in, that it has left."""
         self._changed = Condition()
         self._interruption = Interruption(self._has_ended)
         self._aborting = Aborting()
@@ -60,10 +60,10 @@ class Survivor:
         self._channel.announce()
 
     def run(self, call: Callable[[], R]) -> R:
-        """Call for each round, until it returns.
+        """Call the function for each round, until it returns.
 
         Raises:
-            BaseException: whatever came out of it while its round went on.
+            BaseException: whatever it raised while its round went on.
         """
         while not (returned := self._call(call)):
             self._leave()
@@ -71,25 +71,25 @@ class Survivor:
         return returned[0]
 
     def stop(self) -> None:
-        """Have no further part."""
+        """Take no further part."""
         if self.is_here():
             self._stopped = True
             self._channel.wake()
             self._listener.join()  # so that the FIFO has no reader when the next function wants one
 
     def is_here(self) -> bool:
-        """Whether this is the process that was announced, and no fork of it."""
+        """Whether this is the process that was announced, and not a fork of it."""
         return os.getpid() == self._pid
 
     def after_fork(self) -> None:
-        """This is a copy now: give back what it has of the original's."""
+        """Release, in a forked process, what belongs to the original."""
         self._interruption.inside = False
         self._channel.close()
 
     # On the main thread
 
     def _call(self, call: Callable[[], R]) -> list[R]:
-        """What the function has returned; nothing if it came out because its round has ended."""
+        """Call the function once, and return its result; nothing if it ended because its round has ended."""
         interruption = self._interruption
         interruption.raised = False
         try:
@@ -103,7 +103,7 @@ class Survivor:
             interruption.inside = False
             raise
         except BaseException as error:
-            interruption.inside = False  # an interruption may have come just before that above
+            interruption.inside = False  # an interruption may have arrived just before the line above
             if not self.is_here() or not self._ends_soon():
                 raise
             _drop_variables(error)
@@ -115,8 +115,8 @@ class Survivor:
             return self._changed.wait_for(self._has_ended, ECHO_SECONDS)
 
     def _leave(self) -> None:
-        """Say that nothing of the old round is left."""
-        with self._changed:  # so that no other run begins
+        """Report that nothing of the old round is left."""
+        with self._changed:  # so that no further run begins
             self._aborting.wait()
         run_hooks()  # again, for groups that were made meanwhile
         torch_groups.destroy()
@@ -171,7 +171,7 @@ class Survivor:
 
 
 def _drop_variables(error: BaseException) -> None:
-    """Let go of what the functions that have ended hold: models, groups, loaders."""
+    """Drop references that functions which have ended hold: models, groups, loaders."""
     seen: set[int] = set()
     following: BaseException | None = error
     while following is not None and id(following) not in seen:

@@ -1,4 +1,4 @@
-"""torch's process groups at the end of a round. torch is looked up, and never imported."""
+"""Aborts and destroys torch's process groups at the end of a round. torch is looked up, and never imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rallypoint.inprocess.connections import end_connections
 
 _C10D = "torch.distributed.distributed_c10d"
 _MAKES_A_GROUP = "_new_process_group_helper"
-"""torch's function that does."""
+"""The function of torch that makes a process group."""
 
 
 def abort() -> None:
@@ -42,7 +42,7 @@ def destroy() -> None:
 
 
 def _makes_a_group() -> bool:
-    """Whether the main thread does, and so may wait for others to connect."""
+    """Whether the main thread is making a group, and so may wait for others to connect."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and frame.f_code.co_name != _MAKES_A_GROUP:
         frame = frame.f_back
@@ -55,7 +55,7 @@ def _number(variable: str) -> int:
 
 
 def _c10d() -> Any:
-    """torch's module of groups; None where it is not imported, or not to the end yet."""
+    """torch's module of groups; None if it has not been imported, or not completely yet."""
     found = sys.modules.get(_C10D)
     return found if hasattr(found, "init_process_group") and hasattr(found, "_world") else None
 

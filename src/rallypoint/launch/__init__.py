@@ -1,4 +1,4 @@
-"""The one place where the parts are put together: a `LaunchConfig` in, a running job out."""
+"""The one place where all parts are put together: a `LaunchConfig` in, a running job out."""
 
 import sys
 

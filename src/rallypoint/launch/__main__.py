@@ -1,4 +1,4 @@
-"""`python -m rallypoint.launch`, as `python -m torch.distributed.launch`: the command is in a higher layer."""
+"""`python -m rallypoint.launch`, like `python -m torch.distributed.launch`: the command is in a higher layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one place where the parts are put together: config to rendezvous, spec and agent (contract section 8)."""
+"""Makes the rendezvous, the spec and the agent of a job from its config, and runs it (contract section 8)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ log = get_logger(__name__)
 class elastic_launch:
     """Launches an entry point under a config: `elastic_launch(config, entrypoint)(*args)`.
 
-    Calling it runs this node's agent to the job's end and returns the return value of each worker of this node, by
+    Calling it runs this node's agent until the job ends and returns the return value of each worker of this node, by
     global rank (None for programs).
     """
 
@@ -59,10 +59,10 @@ def launch_agent(
     args: list[Any],
     health_check_server: HealthCheckServer | None = None,
 ) -> dict[int, Any]:
-    """Run this node's agent to the job's end.
+    """Run this node's agent until the job ends.
 
     Args:
-        config: what to launch under.
+        config: the configuration of the launch.
         entrypoint: a program to run (the path of an interpreter, say), or a function to call.
         args: its arguments; for a function, what can be pickled, unless the start method is fork.
         health_check_server: see `agent.health_check`.
@@ -74,7 +74,7 @@ def launch_agent(
         UserError: something in the config cannot work.
         ChildFailedError: workers failed; it carries the first failure of the job.
         PreflightError: this node has failed a check that was required.
-        RendezvousError: the nodes did not come together.
+        RendezvousError: the nodes did not form a round.
         JobPreempted: the whole job was preempted.
         SignalException: a signal ended this agent; a `NodeLeftInOrder` if the job goes on without this node.
     """
@@ -118,7 +118,7 @@ def _warn_of_shared_host(parameters: RendezvousParameters) -> AbstractContextMan
 
 
 def _run(agent: Agent, role: str, name: str) -> dict[int, Any]:
-    """Run the agent, and record how it ended: a failed job is no success of its agent."""
+    """Run the agent, and record how it ended: if the job fails, its agent has not succeeded."""
     events = agent.workers.events
     try:
         result = agent.run(role)
@@ -220,7 +220,7 @@ def _agent(
 
 
 def _add_what_is_asked_for(workers: ProcessController, config: LaunchConfig, parameters: RendezvousParameters) -> None:
-    """What only some runs have, and only those import."""
+    """Add the parts that only some runs have, and that only those import."""
     if config.incident_dir:
         from rallypoint.agent.incident import record_incidents
 

@@ -1,4 +1,4 @@
-"""What a job is launched with: the fields and defaults of torch's launcher (contract section 8), then ours."""
+"""The configuration of a launch: the fields and defaults of torch's launcher (contract section 8), then ours."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from rallypoint.logs.specs import LogsSpecs
 
 DEFAULT_SHUTDOWN_TIMEOUT = 30
-"""Seconds that workers have between the forwarded signal and SIGKILL, where nothing says otherwise."""
+"""Seconds that workers have between the forwarded signal and SIGKILL, by default."""
 
 DEFAULT_RDZV_TIMEOUT = 900
-"""Seconds in `rdzv_configs["timeout"]`, where nothing says otherwise."""
+"""Seconds in `rdzv_configs["timeout"]`, by default."""
 
 _SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
 
 @dataclass
 class LaunchConfig:
-    """How many workers run where, under which rendezvous, and what becomes of their output and failures.
+    """How many workers run where, which rendezvous they use, and how their output and failures are handled.
 
     Args:
-        min_nodes: a round needs at least so many nodes.
-        max_nodes: a round takes at most so many nodes.
+        min_nodes: the number of nodes that a round needs at least.
+        max_nodes: the number of nodes that a round takes at most.
         nproc_per_node: workers on this node.
         logs_specs: where output goes; None is `DefaultLogsSpecs()`.
         run_id: the job's id; empty lets the launcher make one up.
@@ -42,42 +42,42 @@ class LaunchConfig:
         start_method: how workers that are functions are started: `spawn`, `fork` or `forkserver`.
         log_line_prefix_template: what stands before each teed line (contract section 6.5).
         metrics_cfg: accepted for torch's callers; unused, as there.
-        local_addr: the address of this node that others shall use, None to find it out.
-        event_log_handler: the name of where events go.
-        numa_options: which processors a worker is bound to; None for any.
-        signals_to_handle: names of signals, with commas between, that the agent passes on to its workers.
-        duplicate_stdout_filters: texts; lines of teed standard output that hold one are also written to one file.
+        local_addr: the address under which other nodes reach this one; None to detect it.
+        event_log_handler: the name of the handler that events go to.
+        numa_options: how workers are bound to processors; None for no binding.
+        signals_to_handle: comma-separated names of the signals that the agent passes on to its workers.
+        duplicate_stdout_filters: texts; lines of teed standard output that contain one are also written to one file.
         duplicate_stderr_filters: the same for standard error.
         virtual_local_rank: every worker sees local rank 0 and one GPU.
-        shutdown_timeout: seconds between the signal to stop and SIGKILL; None is what `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`
-            says, or 30.
-        preempt_signals: names of signals, with commas between; after one of them to one node, all workers of a job are
+        shutdown_timeout: seconds between the signal to stop and SIGKILL; None for the value of
+            `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`, or 30.
+        preempt_signals: comma-separated names of signals; after one node has got one of them, all workers of a job are
             asked to save, and the job ends with `JobPreempted`. Beyond torch.
         stop_before_end: seconds before the end of the Slurm job at which the same is done; 0 for never. Beyond torch.
-        requeue: how often Slurm may be asked to start the job again after that. Beyond torch.
-        preload: modules that are imported once; workers that are Python scripts are forked from there if possible.
+        requeue: how many times Slurm may be asked to start the job again after that. Beyond torch.
+        preload: modules to import once; workers that are Python scripts are forked from that process if possible.
             `auto` among these stands for what the script imports, for workers that are started again.
             Beyond torch.
-        progress_file: a file that the workers write when they have come further, with an integer, or anything; empty
+        progress_file: a file that the workers write when they have made progress, an integer or anything else; empty
             for none. Beyond torch.
-        incident_dir: a folder where each node keeps what it knows of a failure; empty for none. Beyond torch.
-        worker_env: frameworks whose variables workers get beside torch's: `jax`, `tf`, `ompi`. Beyond torch.
-        socket_ifname: the network interface of gloo and NCCL: `auto`, or names with commas between; empty for their own
+        incident_dir: a folder in which each node keeps what it knows about a failure; empty for none. Beyond torch.
+        worker_env: frameworks whose variables workers get in addition to torch's: `jax`, `tf`, `ompi`. Beyond torch.
+        socket_ifname: the network interface of gloo and NCCL: `auto`, or comma-separated names; empty for their own
             choice. Beyond torch.
         tee_collapse: seconds within which equal teed lines of several ranks are shown once; 0 for never. Beyond torch.
         preflight: `warn` or `require`: this node is checked before it joins, and stays out of the job after a FAIL if
             that is required; empty for no checks. Beyond torch.
         node_check: a command for the shell that must succeed before this node joins, and before it joins again after a
             failure of its own workers; empty for none. Beyond torch.
-        node_check_timeout: seconds in which it must. Beyond torch.
-        hang_timeout: seconds without a sign of life of any rank of any node after which the job is taken to hang; 0 for
+        node_check_timeout: seconds within which it must succeed. Beyond torch.
+        hang_timeout: seconds without a sign of life from any rank of any node after which the job counts as hung; 0 for
             never. Beyond torch.
-        on_hang: what is done then: `report`, `restart` or `fail`. Beyond torch.
+        on_hang: the reaction to a hang: `report`, `restart` or `fail`. Beyond torch.
         flight_recorder: whether the flight recorders of torch's process groups are switched on for the workers, and
             asked for a dump when the job hangs. Beyond torch.
-        inprocess_timeout: seconds that a worker of `rallypoint.inprocess` has to come out of its function when a round
-            has ended; then it is killed and started anew. Beyond torch.
-        endpoint_flag: what the user gave the endpoint by, for messages. Beyond torch.
+        inprocess_timeout: seconds within which the function of a worker with `rallypoint.inprocess` has to end after a
+            round has ended; then the worker is killed and restarted. Beyond torch.
+        endpoint_flag: the flag or variable by which the user gave the endpoint, for messages. Beyond torch.
         endpoint_given: whether the user gave the endpoint, or it is the default. Beyond torch.
         node_rank: the group rank that this node would like where the rendezvous assigns ranks. Beyond torch.
 
@@ -129,7 +129,7 @@ class LaunchConfig:
     inprocess_timeout: float = 10.0
 
     shutdown_timeout_given: bool = field(init=False, default=True)
-    """Whether somebody has chosen `shutdown_timeout`."""
+    """Whether `shutdown_timeout` was chosen by the user."""
 
     def __post_init__(self) -> None:
         self.shutdown_timeout_given = self.shutdown_timeout is not None or _SHUTDOWN_VARIABLE in os.environ
@@ -170,11 +170,11 @@ def _shutdown_timeout(given: int | None) -> int:
 
 
 def describe(config: LaunchConfig, entrypoint: str) -> str:
-    """The block that `LOGLEVEL=INFO` shows when a job is launched (contract section 5.8): aligned `name : value` lines.
+    """The text that `LOGLEVEL=INFO` shows when a job is launched (contract section 5.8): aligned `name : value` lines.
 
     Args:
         config: what is launched.
-        entrypoint: the name of what runs, as a person would call it.
+        entrypoint: a readable name of the program or function.
     """
     log_dir = config.logs_specs.root_log_dir if config.logs_specs else None
     options = {name: "..." if name == "password" else value for name, value in config.rdzv_configs.items()}

@@ -1,4 +1,4 @@
-"""`--preflight`: the checks of this node, before it joins. Imported only where they are asked for."""
+"""`--preflight`: the checks of this node, before it joins. Imported only if they are requested."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _log = get_logger(__name__)
 
 
 def check_node(config: LaunchConfig, parameters: RendezvousParameters) -> None:
-    """Run all checks, and log what they have found.
+    """Run all checks, and log the results.
 
     Raises:
-        PreflightError: something has failed, and `config.preflight` requires that nothing does.
-        UserError: `config.preflight` is no way to check.
+        PreflightError: a check has failed, and `config.preflight` requires all to pass.
+        UserError: `config.preflight` is not a known mode.
     """
     if config.preflight not in (WARN, REQUIRE):
         raise UserError(f"preflight={config.preflight!r} is neither {WARN} nor {REQUIRE}; give one of them, or nothing")
@@ -44,7 +44,7 @@ def check_node(config: LaunchConfig, parameters: RendezvousParameters) -> None:
 
 
 def await_log_dir(log_dir: str, mode: str) -> None:
-    """See whether the folder answers, before anybody asks it for something that does not end.
+    """Check that the folder answers, before a call that would block forever is made on it.
 
     Raises:
         PreflightError: it does not, and `mode` requires that it does.
@@ -55,12 +55,12 @@ def await_log_dir(log_dir: str, mode: str) -> None:
 
 
 def inputs_of(parameters: RendezvousParameters, log_dir: str) -> CheckInputs:
-    """What is to be checked for this rendezvous; `log_dir` is empty where logs go to the temporary folder.
+    """The inputs of the checks for this rendezvous; `log_dir` is empty if logs go to the temporary folder.
 
     Raises:
         UserError: the endpoint, or an option of the backend, cannot work.
     """
-    places = [each for each in _endpoints(parameters) if each.port]  # without one, nobody else comes
+    places = [each for each in _endpoints(parameters) if each.port]  # without one, no other node joins
     ask = partial(coordinators, parameters) if places and parameters.backend in _WITH_COORDINATOR else None
     return CheckInputs(log_dir, tuple(places), parameters.backend, parameters.run_id, coordinators=ask)
 

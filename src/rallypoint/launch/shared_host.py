@@ -1,8 +1,8 @@
 """Whether several agents of one job share this machine's processors, which `OMP_NUM_THREADS` should then divide.
 
 Each agent holds an abstract socket while it runs: the first the one of place 0, the second that of place 1, all others
-none. So just one of them finds itself the second, and warns for all. The socket's name has the job, the port where
-its nodes meet, and the processors that the agent may use: agents that a scheduler has bound apart do not meet.
+none. So exactly one of them finds that it is the second, and warns for all. The socket's name has the job, the port
+where its nodes meet, and the processors that the agent may use: agents that a scheduler has bound apart do not meet.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ log = get_logger(__name__)
 
 @contextmanager
 def register_on_host(parameters: RendezvousParameters, environ: Mapping[str, str]) -> Iterator[None]:
-    """Be known to other agents of the job on this machine, and warn if this is the second and threads are not limited.
+    """Register with other agents of the job on this machine; warn if this is the second and threads are not limited.
 
     Args:
         parameters: of the rendezvous.
-        environ: what the workers find in their environment.
+        environ: the environment of the workers.
     """
     cpus = sorted(sched_getaffinity(0))
     where = parameters.endpoint.rpartition(":")[2]
@@ -49,7 +49,7 @@ def _is_second(place: socket.socket, name: str) -> bool:
         try:
             place.bind(f"\0{name}-{number}")
         except OSError as error:
-            if error.errno != errno.EADDRINUSE:  # such sockets are not to be had here
+            if error.errno != errno.EADDRINUSE:  # abstract sockets do not exist here
                 return False
         else:
             return number == 1
