@@ -6,6 +6,8 @@ the end of a test finds what should not be there.
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import select
 import signal
@@ -18,6 +20,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from tests.stopped import until_stopped
 
@@ -30,68 +33,98 @@ variable."""
 RALLYRUN = [sys.executable, "-m", "rallypoint.run"]
 
 
+class _Lines:
+    """The lines of a pipe that is read as it fills; whoever holds the lock of its job may look and read."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._pipe = pipe
+        # Workers may write any bytes; `os.fsencode` gives them back.
+        utf_8 = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+        self._decoder = io.IncrementalNewlineDecoder(utf_8, translate=True)
+        self._begun: list[str] = []
+        self.lines: list[str] = []
+        self.over = False
+
+    def wait(self) -> None:
+        """Wait until there is something to read, or the end."""
+        select.select([self._pipe], [], [])
+
+    def read(self) -> None:
+        """Read what was written so far, without waiting."""
+        if self.over or not select.select([self._pipe], [], [], 0)[0]:
+            return
+        data = os.read(self._pipe.fileno(), 1 << 20)  # more than a pipe holds
+        self.over = not data
+        *whole, rest = self._decoder.decode(data, final=self.over).split("\n")
+        for end in whole:
+            self.lines.append("".join([*self._begun, end]))
+            self._begun.clear()
+        self._begun.append(rest)
+        if self.over and (last := "".join(self._begun)):
+            self.lines.append(last)
+
+
 class Job:
-    """One running command, and all that it has printed."""
+    """One running command, and all that it has printed.
+
+    What was written before somebody looks is seen by the look, on whichever stream: a test may wait for a line on one
+    of them and then go by what was written before it on the other.
+    """
 
     def __init__(self, command: list[str], env: dict[str, str], cwd: Path) -> None:
         self._process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            errors="surrogateescape",  # workers may write any bytes; `os.fsencode` gives them back
-            env=env,
-            cwd=cwd,
-            start_new_session=True,
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, cwd=cwd, start_new_session=True
         )
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
         self.pid = self._process.pid
-        self._lines: dict[str, list[str]] = {"out": [], "err": []}
-        self._over: set[str] = set()
+        self._out, self._err = _Lines(self._process.stdout), _Lines(self._process.stderr)
         self._changed = threading.Condition()
         self._readers = [
-            threading.Thread(target=self._read, args=(name, stream), daemon=True)
-            for name, stream in (("out", self._process.stdout), ("err", self._process.stderr))
+            threading.Thread(target=self._read, args=(stream,), daemon=True) for stream in (self._out, self._err)
         ]
         for reader in self._readers:
             reader.start()
 
-    def _read(self, name: str, stream: Iterator[str]) -> None:
-        for line in stream:
-            with self._changed:
-                self._lines[name].append(line.rstrip("\n"))
-                self._changed.notify_all()
+    def _read(self, stream: _Lines) -> None:
+        while not stream.over:
+            stream.wait()
+            self._look(stream)
+
+    def _look(self, stream: _Lines) -> list[str]:
         with self._changed:
-            self._over.add(name)
+            stream.read()
             self._changed.notify_all()
+            return list(stream.lines)
 
     @property
     def out(self) -> list[str]:
         """Lines of standard output so far."""
-        return list(self._lines["out"])
+        return self._look(self._out)
 
     @property
     def err(self) -> str:
         """Standard error so far."""
-        return "\n".join(self._lines["err"])
+        return "\n".join(self._look(self._err))
 
     def until(self, holds: Callable[[list[str]], bool], what: str) -> list[str]:
         """Wait until something holds of the lines of standard output."""
         with self._changed:
-            if not self._changed.wait_for(lambda: holds(self._lines["out"]), TIMEOUT):
+            if not self._changed.wait_for(lambda: holds(self._out.lines), TIMEOUT):
                 raise AssertionError(f"after {TIMEOUT:.0f} s still not: {what}\n{self.out}\n{self.err}")
-            return self.out
+            return list(self._out.lines)
 
     def until_err(self, text: str, times: int = 1) -> None:
         """Wait until so many lines of standard error hold a text."""
         with self._changed:
-            if not self._changed.wait_for(lambda: sum(text in line for line in self._lines["err"]) >= times, TIMEOUT):
+            if not self._changed.wait_for(lambda: sum(text in line for line in self._err.lines) >= times, TIMEOUT):
                 raise AssertionError(f"after {TIMEOUT:.0f} s standard error is still without {text!r}:\n{self.err}")
 
     def until_err_or_end(self, text: str) -> None:
         """Wait until standard error holds a text, or ends."""
         with self._changed:
             if not self._changed.wait_for(
-                lambda: any(text in line for line in self._lines["err"]) or "err" in self._over, TIMEOUT
+                lambda: any(text in line for line in self._err.lines) or self._err.over, TIMEOUT
             ):
                 raise AssertionError(f"after {TIMEOUT:.0f} s standard error is still without {text!r}:\n{self.err}")
 

@@ -77,8 +77,8 @@ STUCK = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 job = os.environ["TORCHELASTIC_RUN_ID"]
-open(f"up-{os.environ['RANK']}-{job}", "w").close()
 def training():
+    open(f"up-{os.environ['RANK']}-{job}", "w").close()
     while True:
         time.sleep(1)
 if os.environ["RANK"] == "2":
@@ -168,7 +168,6 @@ def until(name):
         time.sleep(0.01)
 @record
 def main():
-    pathlib.Path("up-" + rank).touch()
     if rank == "0":
         until("up-1"), until("up-2"), until("up-3")
         raise ValueError("the first")
@@ -178,6 +177,7 @@ def main():
         def complain(*_):
             raise KeyError("only because it was stopped")
         signal.signal(signal.SIGTERM, complain)
+    pathlib.Path("up-" + rank).touch()
     time.sleep(600)
 main()
 """

@@ -58,12 +58,14 @@ def test_an_agent_alone_is_never_woken_and_agents_of_two_by_heartbeats_alone(ral
     for job in jobs:
         up(job)
     leases = SECONDS / LEASE
+    # Without heartbeats, nothing else would have been seen either: what was starved meanwhile is no quiet agent.
+    least = [0, 1, 1]
     most = [0, math.ceil(leases * (HEARTBEATS + CHECKS)) + 1, math.ceil(leases * 2 * HEARTBEATS) + 2]
     found, quiet = [], [False] * len(jobs)
     for counts in looks(jobs):
         found.append(counts)
-        assert min(counts[1:]) > 0, "the heartbeats were not seen, so nothing else would have been"
-        quiet = [before or count <= bound for before, count, bound in zip(quiet, counts, most, strict=True)]
+        bounds = zip(least, counts, most, strict=True)
+        quiet = [before or low <= count <= high for before, (low, count, high) in zip(quiet, bounds, strict=True)]
         if all(quiet):
             return
     raise AssertionError(f"wake-ups in {SECONDS:g} s each of one alone, host and guest: {found}; explained are {most}")

@@ -373,6 +373,7 @@ def test_a_secret_lets_in_only_who_knows_it(rallyrun: Launcher) -> None:
         assert intruder.ups == []
         assert "RALLYPOINT_SECRET" in intruder.job.err
         assert "Traceback" not in intruder.job.err
+    a.job.until_err("refused: it was told", 2)
     host = socket.gethostname()
     told = re.findall(rf"from 127.0.0.1:\d+ \({host}\) refused: it was told: .*RALLYPOINT_SECRET", a.job.err)
     assert len(told) == 2, a.job.err

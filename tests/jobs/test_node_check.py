@@ -83,9 +83,8 @@ def test_a_check_that_hangs_is_ended_in_time(at_once: AtOnce) -> None:
 
 @pytest.mark.parametrize("numbers", [(signal.SIGTERM,), (signal.SIGINT,), (signal.SIGINT, signal.SIGINT)])
 def test_a_signal_ends_the_check_and_the_agent(rallyrun: Launcher, numbers: tuple[signal.Signals, ...]) -> None:
-    deaf = "trap 'echo deaf' TERM INT; while true; do sleep 1000; done"
-    check = deaf if len(numbers) > 1 else SLEEPS
-    flags = ["--standalone", f"--node-check=echo waits; {check}"]
+    deaf = "trap 'echo deaf' TERM INT; echo waits; while true; do sleep 1000; done"
+    flags = ["--standalone", f"--node-check={deaf if len(numbers) > 1 else SLEEPS}"]
     job = rallyrun(*flags, rallyrun.script(UP), env={"LOGLEVEL": "INFO"})
     job.until_err("[node check] waits")
     for number in numbers:

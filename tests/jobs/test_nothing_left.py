@@ -192,9 +192,10 @@ STUBBORN = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 def stubborn():
+    os.write(1, b"up\\n")
     while True: signal.pause()
-os.write(1, b"up\\n")
 if os.environ["RANK"] == "1":
+    os.write(1, b"up\\n")
     while not os.path.exists("now"): time.sleep(0.01)
     sys.exit(3)
 stubborn()
@@ -227,7 +228,7 @@ def the_grace_is_kept(rallyrun: Launcher, *, who: str, grace: str) -> None:
 
 def test_the_signal_goes_to_the_worker_alone(rallyrun: Launcher) -> None:
     script = rallyrun.script(
-        "import os, signal, subprocess, sys\n"
+        "import os, signal, subprocess, sys, time\n"
         # Its own child may be ended first.
         "text = 'trap \"echo heard; exit\" TERM; echo up; while :; do sleep 600 & wait; done'\n"
         "child = subprocess.Popen(['sh', '-c', text])\n"
@@ -235,7 +236,8 @@ def test_the_signal_goes_to_the_worker_alone(rallyrun: Launcher) -> None:
         "    try:\n        child.wait(0.5)\n"
         "    except subprocess.TimeoutExpired:\n        os.write(1, b'saved\\n')\n"
         "    sys.exit()\n"
-        "signal.signal(15, end)\nos.write(1, b'up\\n')\nsignal.pause()\n"
+        "signal.signal(15, end)\nos.write(1, b'up\\n')\n"
+        "while True: time.sleep(0.02)\n"  # a signal right before a pause would not end it
     )
     job = rallyrun("--standalone", script)
     job.until(lambda lines: lines.count("up") == 2, "worker and child are up")

@@ -171,11 +171,9 @@ def a_job_with_a_secret_is_shown_to_those_who_have_it(rallyrun: Launcher) -> Non
 STACKS = """
 import os, sys, time
 def load_batch():
-    os.write(1, b"up\\n")
-    time.sleep(600)
+    os.write(1, b"up\\n"), time.sleep(600)  # on one line, so that it is the one that is shown
 def all_reduce():
-    os.write(1, b"up\\n")
-    time.sleep(600)
+    os.write(1, b"up\\n"), time.sleep(600)
 load_batch() if os.environ["RANK"] == "2" else all_reduce()
 """
 
@@ -186,15 +184,15 @@ def stacks_of_running_workers_are_grouped(rallyrun: Launcher) -> None:
     ask = Operator(rallyrun, f"--rdzv-id={listed_job(rallyrun, Node('A', job))}")
     code, text = ask("stacks")
     assert code == 0, text
-    alike, odd = "2 ranks (0-1): all_reduce, stuck.py:8", "1 rank (2): load_batch, stuck.py:5  <- differs"
+    alike, odd = "2 ranks (0-1): all_reduce, stuck.py:6", "1 rank (2): load_batch, stuck.py:4  <- differs"
     assert text.splitlines()[:4] == [alike, odd, "", alike]
     alike, odd = text.split(f"\n\n{odd}\n")
-    assert "all_reduce (stuck.py:8)" in alike
-    assert "load_batch (stuck.py:5)" in odd
+    assert "all_reduce (stuck.py:6)" in alike
+    assert "load_batch (stuck.py:4)" in odd
     assert "all_reduce" not in odd
     code, text = ask("stacks", "--rank=1")
     assert code == 0
-    assert text.startswith("1 rank (1): all_reduce, stuck.py:8\n")
+    assert text.startswith("1 rank (1): all_reduce, stuck.py:6\n")
     code, text = ask("stacks", "--rank=7")
     assert code == 1
     assert "the job has no rank 7" in text

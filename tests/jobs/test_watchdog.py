@@ -21,9 +21,10 @@ for _ in range(20):
     with timer.expires(after=60):
         pass
 if os.environ["RANK"] == "{late}" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    def hangs_here(): signal.pause()
-    with timer.expires(after=0.3, scope="the step"):
-        hangs_here()
+    def hangs_here():
+        with timer.expires(after=0.3, scope="the step"):
+            signal.pause()
+    hangs_here()
 os.write(1, f"done {{os.environ['RANK']}} {{path}}\\n".encode())  # at once: another worker writes to the same pipe
 """
 
