@@ -24,7 +24,7 @@
     ├── PreflightError                     a check that was required has failed, so this node stays out of the job
     ├── ResourceError                      (also an OSError) processes, memory or descriptors have run out
     ├── SignalException                    agent and workers: a signal asked the agent to end
-    │   └── NodeLeftInOrder                it has, and the job goes on without it
+    │   └── NodeLeftInOrder                the agent has ended, and the job goes on without this node
     ├── JobPreempted                       the whole job was preempted; it has ended after its workers had saved
     └── ChildFailedError                   failures/       workers failed; has who, where, how and why
 
@@ -79,7 +79,7 @@ class JobPreempted(RallypointError):
 
 
 NOT_ON_WINDOWS = "Rallypoint runs on Linux, and on macOS for development, but not on Windows: use WSL 2, which is Linux"
-"""What whoever tries is told."""
+"""The message for those who try."""
 
 
 def user_error(text: str, like: type[BaseException] | BaseException) -> UserError:
@@ -108,5 +108,5 @@ _made_kinds: dict[type, Any] = {}
 
 
 def _reduce(error: UserError) -> tuple[object, ...]:
-    """For pickle: the class is made anew where it is loaded."""
+    """For pickle: the class is recreated where the error is loaded."""
     return user_error, (str(error), type(error).__bases__[1])

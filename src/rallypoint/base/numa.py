@@ -1,7 +1,6 @@
 """Which processors each worker is bound to, so that it runs near its GPU (contract section 1.9). Pure.
 
-Laws:
-- worker i uses GPU i;
+Laws: - worker i uses GPU i;
 - a worker is bound only to processors that the agent itself may use, and to one at least.
 """
 
@@ -19,7 +18,7 @@ Cpus = frozenset[int]
 
 
 class AffinityMode(str, Enum):  # noqa: UP042 - its `str` is torch's: with the name of the class
-    """What a worker shares with its GPU."""
+    """The processors that a worker shares with its GPU."""
 
     NODE = "node"
     """All processors of the GPU's NUMA node."""
@@ -134,7 +133,7 @@ _BY_MODE: dict[AffinityMode, Callable[[Topology, Cpus, int], Cpus]] = {
 
 
 def _gpu_position(topology: Topology, gpu: int) -> tuple[int, int]:
-    """Which of its node's GPUs it is, and their number."""
+    """The position of a GPU among those of its NUMA node, and their number."""
     node = topology.gpu_nodes[gpu]
     on_node = [number for number, each in enumerate(topology.gpu_nodes) if each == node]
     return on_node.index(gpu), len(on_node)

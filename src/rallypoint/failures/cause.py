@@ -18,7 +18,7 @@ MAX_PATH = 4 * 1024
 _STDERR_COPY = "the worker's standard error, which -t 2 keeps in a file as well"
 
 NO_LIMIT = 1 << 30
-"""Restarts that stand for any number."""
+"""A number of restarts that stands for any number."""
 
 
 class Restarts(NamedTuple):
@@ -35,7 +35,7 @@ NO_RESTARTS = Restarts()
 
 
 class Ending(StrEnum):
-    """Why a job, or an agent, has not succeeded, as schedulers are told (`--exit-codes=classified`)."""
+    """Why a job, or an agent, has not succeeded, as schedulers see it (`--exit-codes=classified`)."""
 
     PROGRAM = "the program failed"
     CONFIGURATION = "a value cannot work"
@@ -51,8 +51,8 @@ class Cause(NamedTuple):
 
     `exitcode` is 0 to 255, or -N for death by signal N; `timestamp` is in epoch seconds on `host`'s clock, for people
     and not to be compared; `error_file` is a path on `host`, empty if the worker left none. `traceback` is the
-    exception's traceback, else the end of the worker's standard error, else empty. A `rank` below 0: no worker has
-    failed, but what its node needs to start any. `ending` is why the job fails if it fails by this.
+    exception's traceback, else the end of the worker's standard error, else empty. A `rank` below 0: not a worker has
+    failed, but something that its node needs to start workers. `ending` is why the job fails if this is its cause.
     """
 
     rank: int
@@ -123,7 +123,7 @@ class Cause(NamedTuple):
 
 
 def exit_text(exitcode: int) -> str:
-    """The message of an exit of which only the code is known."""
+    """The message for an exit if only its code is known."""
     return f"it exited with code {exitcode}"
 
 

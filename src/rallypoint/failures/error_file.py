@@ -30,7 +30,7 @@ _logger = get_logger(__name__)
 
 
 class ErrorFile(NamedTuple):
-    """What a worker left: `data` is the parsed file, `message` its `message` member (a text in newer files).
+    """The contents of an error file: `data` is the parsed file, `message` its `message` member (a text in newer files).
 
     `text` and `callstack` are that message and the formatted traceback as texts. `timestamp` is in whole epoch seconds,
     `exact` the same with a fraction if the file's own time has it, else None.
@@ -57,7 +57,7 @@ def read_error_file(path: str) -> ErrorFile | UnreadableErrorFile | None:
     if not path or path == os.devnull:
         return None
     try:
-        # O_NONBLOCK: a named pipe that nobody writes to would block the agent for ever.
+        # O_NONBLOCK: a named pipe without a writer would block the agent forever.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError:
         return None

@@ -1,4 +1,4 @@
-"""One failed worker, with all that its own node knows (contract section 6.2)."""
+"""One failed worker, with all that its node knows about it (contract section 6.2)."""
 
 from __future__ import annotations
 

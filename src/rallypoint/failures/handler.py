@@ -1,4 +1,4 @@
-"""What `record` does with an exception: it writes an error file (contract sections 7.3 and 7.4)."""
+"""The error handler of `record`: writes an exception to an error file (contract sections 7.3 and 7.4)."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class ErrorHandler:
             import faulthandler
 
             faulthandler.enable(all_threads=True)
-        except Exception as error:  # standard error may be closed, or be no file
+        except Exception as error:  # standard error may be closed, or not be a file
             _logger.warning("a crash of this process will show no Python stack: %s", error)
 
     def record_exception(self, e: BaseException) -> None:
         """Write `e` and its traceback, if there is a path for it."""
         path = self._get_error_file_path()
         if path:
-            # The time first: to format the text may take long.
+            # The time first: formatting the text may take long.
             from time import time
             from traceback import format_exception
 

@@ -32,7 +32,7 @@ class OomKills:
     """Kills by the out-of-memory killer in this process's control group, from now on; `proc` and `mounted` are mount
     points.
 
-    To make one, two small files are read.
+    Creating one reads two small files.
     """
 
     def __init__(self, proc: str = "/proc", mounted: str = "/sys/fs/cgroup") -> None:
@@ -41,7 +41,7 @@ class OomKills:
         self._before = self._count()
 
     def reason(self, pid: int, killed: int) -> str:
-        """Why a worker that had SIGKILL was killed; empty if this killer is no likely cause.
+        """Why a worker that died of SIGKILL was killed; empty if this killer is not a likely cause.
 
         Args:
             pid: the worker's.
@@ -143,7 +143,7 @@ def _number(path: str, key: bytes) -> int | None:
 
 
 def _read(path: str) -> bytes:
-    """A file of the kernel's; empty if it cannot be read."""
+    """The contents of a file of the kernel; empty if it cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -157,7 +157,7 @@ def _read(path: str) -> bytes:
 
 
 def killed_for_memory(log: str = "/dev/kmsg", namespace: str = "/proc/self/ns/pid") -> dict[int, int] | None:
-    """Pid to the bytes that it had, of all in the log; None if it cannot be read, or has other pids."""
+    """The killed processes in the log: pid to bytes used; None if the log cannot be read, or has other pids."""
     try:
         if os.stat(namespace).st_ino != _FIRST_NAMESPACE:
             return None

@@ -1,7 +1,7 @@
 """`record`: a decorator of a program's main function, which reports its last exception to the launcher (contract
 section 7.2).
 
-It serves under any launcher that sets `TORCHELASTIC_ERROR_FILE`, and does nothing without one.
+It works under any launcher that sets `TORCHELASTIC_ERROR_FILE`, and does nothing without one.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from rallypoint.failures.stderr_tail import is_traceback
 
 _MAX_BAR_WIDTH = 60
 _OF_NO_WORKER = (Ending.INFRASTRUCTURE, Ending.HANG)
-"""Why a job ends by the failure of no worker."""
+"""The endings of a job in which no worker has failed."""
 
 
 class ChildFailedError(RallypointError):
@@ -86,11 +86,11 @@ class ChildFailedError(RallypointError):
     def __str__(self) -> str:
         try:
             return self._line() if self.reported_elsewhere or self._has_no_worker() else self._report()
-        except Exception as error:  # a failure may be anybody's object, and no report would be worse
+        except Exception as error:  # a failure may be an object of any class, and no report would be worse
             return self._fallback_report(error)
 
     def _line(self) -> str:
-        """The cause, and where the report is, if one is given: of a failure of no worker that is all there is."""
+        """The cause, and where the report is, if one is given: if no worker has failed, there is nothing more."""
         root = self.root_cause()
         if self._has_no_worker():
             return f"{self.name} FAILED: {root.headline}"
@@ -112,7 +112,7 @@ class ChildFailedError(RallypointError):
         return _assemble(f"{self.name} FAILED", others, self._context_lines(own_root), first)
 
     def _fallback_report(self, error: Exception) -> str:
-        """For a failure or a cause of which no report can be made."""
+        """The text for a failure or a cause of which no report can be made."""
         lines = [f"{self.name} FAILED; the report cannot be made ({type(error).__name__}: {error}), but this is known:"]
         for index, (rank, failure) in enumerate(self.failures.items()):
             try:
@@ -128,7 +128,7 @@ class ChildFailedError(RallypointError):
         return [*context, f"Restarts used: {self.restarts}"] if self.restarts.allowed else context
 
     def _has_no_worker(self) -> bool:
-        """Whether the job has failed by no worker's failure, for what all nodes are told in one sentence."""
+        """Whether the job has failed without a failed worker, for a reason that all nodes are told in one sentence."""
         root = self.cause
         return not self.failures and root is not None and root.rank < 0 and root.ending in _OF_NO_WORKER
 

@@ -1,4 +1,4 @@
-"""What the end of a worker's standard error says of its death. Pure.
+"""Finds in the end of a worker's standard error why it died. Pure.
 
 Laws:
 - a traceback is what Python prints for an exception that ended the program: from the first `Traceback` of its chain to
@@ -57,13 +57,13 @@ def clean_lines(last_bytes: bytes) -> list[str]:
 
 
 def last_lines(lines: list[str], path: str = "") -> str:
-    """The last `LINES` lines; before them, if there were more, the path of the file with all."""
+    """The last `LINES` lines; before them, if there were more, the path of the file that has all."""
     more = [f"{TRUNCATION_MARK} all of it is in {path}"] if path and len(lines) > LINES else []
     return "\n".join([*more, *lines[-LINES:]])
 
 
 def last_stacks(lines: list[str]) -> str:
-    """What the interpreter printed when a signal ended it, the stack of the thread that died first.
+    """The stacks that the interpreter printed when a signal ended it, that of the thread that died first.
 
     Empty if it printed nothing, or if that is among the last `LINES` lines anyway.
     """
@@ -132,7 +132,7 @@ def exception_line(traceback: str) -> str:
 
 
 def _from_launcher_report(lines: list[str]) -> str:
-    """What failed, with rank and exit code, from the report of a launcher; empty if this is not one."""
+    """A summary of a launcher's report: what failed, with rank and exit code; empty if this is not one."""
     title = next((line for line in lines if line.endswith(" FAILED")), "")
     values: dict[str, str] = {}
     for line in lines:  # the root cause comes last

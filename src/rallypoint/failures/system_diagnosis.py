@@ -1,4 +1,4 @@
-"""What the machine knows of why a worker failed, beyond its exit code or signal."""
+"""Asks the machine why a worker failed, beyond its exit code or signal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def explain_signal(failure: ProcessFailure, kills: OomKills | None = None, kille
 
 
 def bus_error(shared: str) -> str:
-    """What may have caused a SIGBUS; `shared` is the folder of shared memory."""
+    """The likely cause of a SIGBUS; `shared` is the folder of shared memory."""
     meaning = "it accessed mapped memory with nothing behind it, as of a mapped file that was truncated"
     try:
         disk = os.statvfs(shared)

@@ -1,4 +1,4 @@
-"""Cuts texts of any size so that they can be shown and sent, with a note on where all of it is. Pure.
+"""Cuts texts of any size so that they can be shown and sent, with a note on where the full text is. Pure.
 
 Laws:
 - the beginning and the end of a text stay, and so do those of each line: a traceback keeps its heading, its outermost
@@ -21,7 +21,7 @@ def truncate(text: str, limit: int, source: str = "") -> str:
     Args:
         text: what UTF-8 cannot encode (half a surrogate pair from a worker's JSON) becomes a question mark.
         limit: in bytes.
-        source: where all of it can be read; empty for no note.
+        source: where the full text can be read; empty for no note.
     """
     known = f"; all of it is in {truncate_end(source, _MAX_PATH)}" if source else ""
     lines: list[str] = []

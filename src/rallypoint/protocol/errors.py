@@ -1,5 +1,5 @@
-"""What can go wrong in a rendezvous: the branch of `base.errors` that the contract's section 7.7 names, and which of
-these a notification means.
+"""The errors of a rendezvous: the branch of `base.errors` that the contract's section 7.7 names, and the error that
+each notification stands for.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from rallypoint.protocol.messages import JobEnded, JoinRefused, LinkLost, Notifi
 
 
 class RendezvousError(RallypointError):
-    """A rendezvous came to nothing."""
+    """A rendezvous failed."""
 
 
 class RendezvousClosedError(RendezvousError):
-    """The job is over; nobody may join any more. `ending` is why, where it has not succeeded and that is known."""
+    """The job has ended; no node can join any more. `ending` is why, if it has not succeeded and this is known."""
 
     def __init__(self, *text: object, ending: Ending | None = None) -> None:
         super().__init__(*text)
@@ -23,7 +23,7 @@ class RendezvousClosedError(RendezvousError):
 
 
 class RendezvousTimeoutError(RendezvousError):
-    """Not enough nodes came before the join deadline."""
+    """Not enough nodes joined before the join deadline."""
 
 
 class RendezvousConnectionError(RendezvousError):
@@ -57,7 +57,7 @@ _ERRORS: dict[Refusal, tuple[type[RallypointError], str]] = {
 
 
 def error_of(notification: Notification) -> BaseException | None:
-    """The exception that a notification means to somebody who waits for a round; None if it means none."""
+    """The exception that a notification stands for, for a caller that waits for a round; None if there is none."""
     match notification:
         case JoinRefused(detail=sentence, progress=Progress()):
             return RendezvousTimeoutError(sentence)

@@ -1,7 +1,7 @@
-"""The interface between an agent and any rendezvous (contract section 4.1), and ours, which also tells without asking.
+"""The interface between an agent and any rendezvous (contract section 4.1), and ours, which also notifies the agent.
 
-`RendezvousHandler` is what a third party implements: it is asked. `ElasticHandler` (in `elastic`) adds what an agent of
-ours needs to hear of things at once.
+`RendezvousHandler` is what a third party implements: it is polled. `ElasticHandler` (in `elastic`) adds what our agent
+needs to be notified at once.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class RendezvousStoreInfo:
         """Agree on the address over a store, for handlers whose rounds do not carry it (contract section 4.1).
 
         Args:
-            rank: this node's group rank; rank 0 says where, all others wait for it.
+            rank: this node's group rank; rank 0 sets the address, all others wait for it.
             store: the round's own store.
             local_addr: this node's address as others reach it; its full host name if not given.
-            server_port: where rank 0 already listens; a port found free otherwise.
+            server_port: the port on which rank 0 already listens; else a free port is chosen.
         """
         import socket
 
@@ -50,7 +50,7 @@ class RendezvousStoreInfo:
 
 
 class RendezvousInfo:
-    """The result of a rendezvous. The store is made when it is first asked for: a round of ours does not need it."""
+    """The result of a rendezvous. The store is created on first use: a round of ours does not need it."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class RendezvousInfo:
 
 
 class RendezvousHandler(ABC):
-    """How an agent meets the others."""
+    """Takes part in a rendezvous for an agent."""
 
     @abstractmethod
     def get_backend(self) -> str:
@@ -92,20 +92,20 @@ class RendezvousHandler(ABC):
         """Block until a round is complete with this node in it.
 
         Raises:
-            RendezvousClosedError: the job is over.
+            RendezvousClosedError: the job has ended.
             RendezvousTimeoutError: the join deadline has passed.
-            RendezvousConnectionError: the control plane is out of reach.
+            RendezvousConnectionError: the control plane cannot be reached.
             RendezvousStateError: the shared state is damaged.
-            RendezvousGracefulExitError: a spare is not needed any more.
+            RendezvousGracefulExitError: this node was a spare, and the job has ended.
         """
 
     @abstractmethod
     def is_closed(self) -> bool:
-        """Whether the job is known to be over."""
+        """Whether the job is known to have ended."""
 
     @abstractmethod
     def set_closed(self) -> None:
-        """End the job for all."""
+        """End the job on all nodes."""
 
     @abstractmethod
     def num_nodes_waiting(self) -> int:

@@ -1,4 +1,4 @@
-"""What a rendezvous is asked for: the parameters of a backend and the `--rdzv-conf` text (contract section 4.2)."""
+"""The parameters of a rendezvous backend, and the `--rdzv-conf` text (contract section 4.2)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rallypoint.base.errors import UsageError, UserError
 from rallypoint.base.light_typing import Any
 
 C10D_PORT = 29400
-"""Where a control plane is if its endpoint names no port."""
+"""The port of the control plane if its endpoint names none."""
 
 _DAY = 86400
 
@@ -15,19 +15,19 @@ _FALSE = frozenset({"0", "false", "f", "no", "n"})
 
 
 class RendezvousParameters:
-    """Everything a backend is told when it is made.
+    """All parameters that a backend is created with.
 
     Args:
         backend: the backend's name.
         endpoint: where its control plane is, in the backend's own form.
         run_id: the job's id.
-        min_nodes: a round needs at least so many nodes.
-        max_nodes: a round takes at most so many nodes.
-        local_addr: the address of this node that others shall use, None to find it out.
+        min_nodes: the number of nodes that a round needs at least.
+        max_nodes: the number of nodes that a round takes at most.
+        local_addr: the address under which other nodes reach this one; None to detect it.
         kwargs: the backend's own options, kept in `config`; times are in seconds.
 
     Raises:
-        UserError: no backend, or numbers of nodes that no round can have.
+        UserError: the backend is missing, or no round can have these numbers of nodes.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RendezvousParameters:
         self.max_nodes = max_nodes
         self.local_addr = local_addr
         self.endpoint_flag = "--rdzv-endpoint"
-        """What the user gave the endpoint by, for messages."""
+        """The flag or variable by which the user gave the endpoint, for messages."""
         self.endpoint_given = True
         """Whether the user gave it, or it is the default."""
         self.config: dict[str, Any] = kwargs
@@ -85,7 +85,7 @@ class RendezvousParameters:
         """The option `key`, which torchrun does not have, as a time in seconds, or `default` where it was not given.
 
         Raises:
-            UsageError: it is no number, is less than `least`, or more than a day.
+            UsageError: it is not a number, is less than `least`, or more than a day.
         """
         value = self.get(key, default)
         try:
@@ -102,7 +102,7 @@ class RendezvousParameters:
     def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
         """The option `key` as yes or no, or `default` where it was not given.
 
-        Accepted are bools, 0 and 1, and in any case of letters: 1, true, t, yes, y; 0, false, f, no, n.
+        Accepted are bools, 0 and 1, and the texts 1, true, t, yes, y; 0, false, f, no, n, in upper or lower case.
 
         Raises:
             UserError: it is none of these.
@@ -125,7 +125,7 @@ def parse_rdzv_conf(text: str) -> dict[str, str]:
     A value may contain `=` but no comma. An empty text holds no keys.
 
     Raises:
-        UserError: a part without a key or without a value.
+        UserError: a part has no key or no value.
     """
     options: dict[str, str] = {}
     for part in text.split(",") if text.strip() else []:

@@ -1,7 +1,7 @@
-"""Names of rendezvous backends, and where each is found. A name costs nothing until it is used.
+"""The names of rendezvous backends, and where each is found. A name costs nothing until it is used.
 
 Ours are strings of the form `module:factory`; other packages add theirs by `register` or by an entry point of the group
-`torchrun.handlers` (contract section 1.11), looked up only for a name that is not known otherwise.
+`torchrun.handlers` (contract section 1.11), looked up only for names that are not registered.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RendezvousHandlerRegistry:
         self._creators[backend] = creator
 
     def find(self, backend: str) -> RendezvousHandlerCreator | str:
-        """What makes the handlers of a backend; an installed package's is asked for once.
+        """The creator of a backend's handlers; that of an installed package is loaded once.
 
         Raises:
             UserError: there is no such backend.
@@ -64,7 +64,7 @@ class RendezvousHandlerRegistry:
 
         Raises:
             UserError: there is no such backend, or its parameters cannot work.
-            RuntimeError: the handler goes by another name than it was asked for.
+            RuntimeError: the handler reports another name than the requested one.
         """
         creator = self.find(params.backend)
         if isinstance(creator, str):
@@ -78,7 +78,7 @@ class RendezvousHandlerRegistry:
 
 
 def _plugin(backend: str) -> RendezvousHandlerCreator | None:
-    """What an installed package offers under this name; a broken plug-in is a warning, not the job's end."""
+    """The creator that an installed package offers under this name; a broken plug-in causes only a warning."""
     try:
         offer = entry_point(ENTRY_POINT_GROUP, backend)
         creator: RendezvousHandlerCreator | None = None if offer is None else offer()

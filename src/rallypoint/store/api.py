@@ -1,4 +1,4 @@
-"""What all stores have in common (contract section 9.5).
+"""The interface and the common parts of all stores (contract section 9.5).
 
 Keys are text and values bytes; a value given as text is stored as UTF-8. Timeouts are seconds, or timedeltas as torch's
 callers give them. A store may be used by several threads; where one of them waits, the others of a `TCPStore` wait too.
@@ -25,9 +25,9 @@ S = TypeVar("S", bound="Store")
 class Store(ABC):
     """A key-value store with waiting, counting, queues and barriers.
 
-    Every method raises StoreConnectionError if the store is lost, StoreTimeoutError if it does not answer, or what is
-    waited for does not come, within the store's timeout or the one given, and StoreProtocolError if a key or a value is
-    beyond its bounds. Methods of queues raise NotImplementedError where the store has none.
+    Every method raises StoreConnectionError if the store is lost, StoreTimeoutError if it does not answer, or a wait
+    does not end, within the store's timeout or the one given, and StoreProtocolError if a key or a value is beyond its
+    bounds. Methods of queues raise NotImplementedError where the store has none.
     """
 
     def __init__(self, timeout: timedelta | float = DEFAULT_TIMEOUT) -> None:
@@ -41,7 +41,7 @@ class Store(ABC):
         return timedelta(seconds=self._timeout)
 
     def set_timeout(self, timeout: timedelta | float) -> None:
-        """Set `timeout`. Raises UserError if it is negative, or no number."""
+        """Set `timeout`. Raises UserError if it is negative or not a number."""
         self._timeout = seconds(timeout)
 
     def _seconds(self, timeout: timedelta | float | None) -> float:
@@ -69,8 +69,8 @@ class Store(ABC):
         """Add to a number (a missing key counts as 0) and return the sum. The value is kept as decimal text.
 
         Raises:
-            UserError: there is a value that is no number. With a server, StoreConnectionError, for it then closes the
-                connection, as torch's does.
+            UserError: the present value is not a number. With a server, StoreConnectionError, because it then closes
+                the connection, as torch's does.
         """
 
     @abstractmethod
@@ -83,7 +83,7 @@ class Store(ABC):
 
     @abstractmethod
     def append(self, key: str, value: str | bytes) -> None:
-        """Lengthen a value by another; a missing key counts as empty."""
+        """Append to a value; a missing key counts as empty."""
 
     @abstractmethod
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
@@ -96,7 +96,7 @@ class Store(ABC):
 
     @abstractmethod
     def delete_key(self, key: str) -> bool:
-        """Remove a value. Whether it was there."""
+        """Remove a key. Returns whether it existed."""
 
     def num_keys(self) -> int:
         """The number of keys, those of the store's own bookkeeping included where it keeps any in the store."""
@@ -114,7 +114,8 @@ class Store(ABC):
         """Take the oldest value out of a queue; unless `block` is false, waits for one.
 
         Raises:
-            QueueEmptyError: there was none, and `block` is false. (Torch's raises it also where another was first.)
+            QueueEmptyError: the queue was empty, and `block` is false. (Torch's raises it also if another caller was
+                first.)
         """
         raise NotImplementedError(_NO_QUEUES.format(self._where()))
 
@@ -123,8 +124,9 @@ class Store(ABC):
         raise NotImplementedError(_NO_QUEUES.format(self._where()))
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
-        """Wait until `world_size` callers have come to this barrier. One that has opened stays open; after a timeout,
-        the caller stays counted."""
+        """Wait until `world_size` callers have reached this barrier. A barrier that has opened stays open; after a
+        timeout, the caller stays counted.
+        """
         # A server has barriers of its own; elsewhere members are counted, by torch's names for the keys.
         limit = self._seconds(timeout)
         opened = f"{key}/last_member"
@@ -140,7 +142,7 @@ class Store(ABC):
         """Another store with the same content, for another thread."""
 
     def has_extended_api(self) -> bool:
-        """Whether all of append, multi_get, multi_set and the queues are there and done by the store itself."""
+        """Whether append, multi_get, multi_set and the queues all exist and are implemented by the store itself."""
         return True
 
     def to_torch(self) -> Any:
@@ -157,7 +159,7 @@ class Store(ABC):
         return forwarding_store(self)
 
     def close(self) -> None:  # noqa: B027 - most stores hold nothing
-        """Give back what the store holds, such as a connection. It cannot be used any more. Idempotent."""
+        """Release what the store holds, such as a connection. It cannot be used any more. Idempotent."""
 
     def __enter__(self: S) -> S:
         return self
@@ -187,14 +189,14 @@ class Store(ABC):
 
 
 class ReplacingStore(Store):
-    """A store whose values are changed by putting in their place what a function makes of them."""
+    """A store whose values are changed by replacing them with the result of a function."""
 
     @abstractmethod
     def _change(self, key: str, choose: Callable[[bytes | None], bytes | None]) -> bytes | None:
-        """Replace a value (None: it is missing) by what `choose` makes of it, or leave it for None.
+        """Replace a value (None: it is missing) by the result of `choose`; None leaves it unchanged.
 
         Returns:
-            What is there afterwards. `choose` may be called several times, where others change the value too.
+            The value afterwards. `choose` may be called several times, if others change the value too.
         """
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
@@ -213,7 +215,7 @@ _NO_QUEUES = "{} has no queues; use a TCPStore or a HashStore"
 
 
 def seconds(timeout: timedelta | float) -> float:
-    """A timeout in seconds. Raises UserError if it is negative, or no number."""
+    """A timeout in seconds. Raises UserError if it is negative or not a number."""
     value = float(timeout) if isinstance(timeout, int | float) else timeout.total_seconds()
     if not value >= 0:
         raise UserError(f"a store's timeout cannot be {value:g} s; give 0 or more seconds")
@@ -243,7 +245,7 @@ def pairs(keys: Sequence[str], values: Sequence[str | bytes]) -> Iterator[tuple[
 
 
 def increased(key: str, present: bytes | None, amount: int) -> bytes:
-    """A decimal number plus `amount`; None counts as 0. Raises UserError if it is no number."""
+    """A decimal number plus `amount`; None counts as 0. Raises UserError if it is not a number."""
     try:
         return b"%d" % (int(present or b"0") + amount)
     except ValueError:

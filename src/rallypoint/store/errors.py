@@ -1,4 +1,4 @@
-"""What can go wrong with a store. The whole tree is drawn in `rallypoint.base.errors`."""
+"""The errors of a store. The whole tree is drawn in `rallypoint.base.errors`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class StoreError(RallypointError, RuntimeError):
 
 
 class StoreTimeoutError(StoreError):
-    """What was waited for did not come in time. The store itself is fine and can be used on."""
+    """A wait has timed out. The store itself is fine and can still be used."""
 
 
 class StoreConnectionError(StoreError):
-    """The server cannot be reached, or has gone. A store that raises it once raises it for ever."""
+    """The server cannot be reached, or is gone. A store that has raised this once always raises it."""
 
 
 class StoreProtocolError(StoreError):

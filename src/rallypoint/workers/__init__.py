@@ -1,1 +1,1 @@
-"""Processes: starting them, knowing when and how they end, and ending them."""
+"""Worker processes: starting them, watching how they end, and ending them."""

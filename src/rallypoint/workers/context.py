@@ -1,4 +1,4 @@
-"""All worker processes of one start on one node, as one thing (contract sections 6.1 and 6.2).
+"""All worker processes of one start on one node, as one object (contract sections 6.1 and 6.2).
 
 Law: a context is closed when all its processes, and whatever they have spawned, are gone, not before: a `close` that an
 exception cuts short (a ^C) has sent SIGKILL to all of them at least, and the next `close` finishes.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class RunProcsResult:
     """How the processes ended, by local rank.
 
-    `failures` holds those that failed by themselves; `stdouts` and `stderrs` are paths, empty where there is no file.
+    `failures` holds those that failed on their own; `stdouts` and `stderrs` are paths, empty where there is no file.
     """
 
     return_values: dict[int, Any] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class RunProcsResult:
 
 
 class ProcessOptions(NamedTuple):
-    """What a job may want of its processes beyond what all have.
+    """Options of a job's processes.
 
     `numa_options` says which processors each is bound to, None for any. Teed lines that hold one of the filters' texts
     also go to a file of their own. `start_method` is how functions are started. Programs are forked from what `preload`
@@ -63,7 +63,7 @@ class ProcessOptions(NamedTuple):
     """Whether standard output that no file takes passes through this process too, so that `output_marks` shows it."""
 
     def cpus(self, workers: int) -> Sequence[Collection[int]]:
-        """The processors of each worker, none named for all. Raises UserError if there are none for one."""
+        """The processors of each worker, empty for all processors. Raises UserError if there are none for one."""
         found = None
         if self.numa_options is not None:
             from rallypoint.base.topology import worker_cpus
@@ -76,7 +76,7 @@ class PContext(ABC):
     """Processes that start, are watched and end together. Used once: start, watch, close."""
 
     handover: Handover | None = None
-    """What ends the round and has the workers that go on, once it has begun."""
+    """Ends the round and holds the workers that go on, once that has begun."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class PContext(ABC):
         _check_ranks("envs", envs, self.nprocs)
         self.name = name
         self.without_stacks: set[int] = set()
-        """Local ranks that hang and whose stacks nobody has seen: they write them when they are ended."""
+        """Local ranks that hang and whose stacks have not been collected: they write them when they are ended."""
         self.entrypoint = entrypoint
         self.args = {rank: tuple(each) for rank, each in args.items()}
         self.envs = {rank: dict(each) for rank, each in envs.items()}
@@ -117,7 +117,7 @@ class PContext(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Start all. If one cannot be started, those that were are ended, and the error goes on."""
+        """Start all. If one cannot be started, those already started are ended, and the error is raised."""
 
     @abstractmethod
     def pids(self) -> dict[int, int]:
@@ -133,9 +133,9 @@ class PContext(ABC):
 
     @abstractmethod
     def poll(self) -> RunProcsResult | None:
-        """Without waiting: None while all is well, else how it ended. Stops nothing.
+        """Check without waiting: None while all is well, else the result. Stops nothing.
 
-        After `close` it returns what was known before; `return_values` holds those that had succeeded or did so still.
+        After `close` it returns what was known before; `return_values` holds those that succeeded before or during it.
         """
 
     @property
@@ -149,7 +149,7 @@ class PContext(ABC):
         return () if self.handover is None else self.handover.survivors
 
     def keep_nobody(self, death_sig: signal.Signals, timeout: float) -> None:
-        """Nobody goes on after the stop that is under way: who was to is stopped by this signal, in so many seconds."""
+        """Let no worker go on after the stop in progress: all are stopped by this signal, within `timeout` seconds."""
         if self.handover is not None:
             self.handover.keep_nobody(death_sig, timeout)
 
@@ -170,11 +170,11 @@ class PContext(ABC):
 
     @property
     def must_be_polled(self) -> bool:
-        """Whether the end of a process can come that no descriptor tells of (see `ChildProcess.held_by_debugger`)."""
+        """Whether a process can end without a descriptor that shows it (see `ChildProcess.held_by_debugger`)."""
         return False
 
     def forward_signal(self, number: int) -> None:
-        """Send each process that runs a signal that means something to it; nothing where that cannot be done."""
+        """Forward a signal to each running process; does nothing where that is not possible."""
         return
 
     def announce_stacks(self, pid: int) -> None:
@@ -182,11 +182,11 @@ class PContext(ABC):
         return
 
     def output_ages(self) -> tuple[float, ...]:
-        """How many seconds ago each process has written something; none for contexts that do not tell."""
+        """Seconds since each process has written something; empty for contexts that do not know."""
         return ()
 
     def output_marks(self) -> object:
-        """What differs from the last time if a process has written anything meanwhile; None if that cannot be told.
+        """A value that changes when a process has written anything; None if that cannot be known.
 
         It asks the file system. Any thread may call it.
         """
@@ -201,24 +201,24 @@ class PContext(ABC):
         *,
         sent: bool = False,
     ) -> StopInProgress:
-        """Begin to do what `close` does, and return what drives it to its end. If it has begun, the same again.
+        """Begin to close, and return the object that drives it to its end; the same object if it has begun already.
 
         Args:
             death_sig, timeout, sent: see `close`.
-            limit: seconds for which one that writes a file is spared, if that is more than `timeout`.
+            limit: seconds for which a process that is writing a file is spared, if that is more than `timeout`.
         """
 
     def shorten_close(self, until: float) -> None:
-        """If stopping has begun: from this moment on, on the monotonic clock, no process has time left."""
+        """If stopping has begun: end the time that processes have at this moment, on the monotonic clock."""
         return
 
     def close(self, death_sig: signal.Signals | None = None, timeout: float = 30, *, sent: bool = False) -> None:
-        """Stop what still runs, write all output to its end, and release everything. Idempotent.
+        """Stop what still runs, write all remaining output, and release everything. Idempotent.
 
         Args:
             death_sig: the first signal; SIGTERM if not given. SIGKILL also hurries a stop that has begun.
             timeout: seconds between it and SIGKILL.
-            sent: whether somebody else sends the processes the signal.
+            sent: whether the signal is sent to the processes from elsewhere.
         """
         from rallypoint.workers.escalation import run_to_end
 
@@ -235,7 +235,7 @@ class PContext(ABC):
         """Wait until all have succeeded or one has failed, and stop the others then.
 
         Args:
-            timeout: seconds; 0 polls once, negative waits for ever.
+            timeout: seconds; 0 polls once, negative waits forever.
             period: seconds between polls where a debugger holds a process; else exits wake us.
 
         Returns:
@@ -250,7 +250,7 @@ class PContext(ABC):
         return result
 
     def _sleep(self, seconds: float) -> None:
-        """Wait so long for something that `poll` may tell."""
+        """Wait this long for something that `poll` may report."""
         until_readable(self.exit_fds(), seconds)
 
 

@@ -4,7 +4,7 @@
                too takes away what its trainer needs to save. For the grace period
     STACKS     who did not end and catches SIGABRT (Python's faulthandler does) has been sent it, so that the stacks of
                all its threads are in its standard error. `STACKS_TIMEOUT` seconds
-    KILLED     SIGKILL has gone to the workers that were left. `KILL_TIMEOUT` seconds
+    KILLED SIGKILL has been sent to the workers that were left. `KILL_TIMEOUT` seconds
     SWEEPING   no worker is left: whatever they have spawned, in whatever session, is sent SIGTERM, and after
                `SWEEP_GRACE_PERIOD` seconds SIGKILL
     DONE       nothing is left, or what is left does not end even on SIGKILL
@@ -13,10 +13,11 @@ Laws:
 
 1. Nothing here blocks: a loop waits on `fds` until `wake_at` and calls `step`.
 2. SWEEPING is never left out. It begins with SIGTERM, unless there is no time, and takes none where nothing is left.
-3. Whatever becomes of the sweep, the workers are sent SIGKILL.
+3. Whatever happens to the sweep, the workers are sent SIGKILL.
 4. What was given up once costs no later stop its grace period, and no sweep goes on that was given up.
-5. A worker that is found to write a file is not cut off: the signal that would end it at once waits until it is done,
-   and so does SIGKILL after another; but for `limit` seconds at most. The others are signalled without delay.
+5. A worker that is found to be writing a file is not interrupted: a signal that would end it at once waits until it is
+   done, and so does SIGKILL after another signal; but for `limit` seconds at most. The others are signalled without
+   delay.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ STACKS_TIMEOUT = 1.0
 KILL_TIMEOUT = 1.0
 """Seconds in which a worker that was sent SIGKILL ends, before the sweep begins without waiting for it."""
 SWEEP_GRACE_PERIOD = 1.0
-"""Seconds that what a worker has left gets between SIGTERM and SIGKILL."""
+"""Seconds between SIGTERM and SIGKILL for the processes that a worker has left."""
 _POLL_INTERVAL = 0.05
-"""Seconds between checks of a worker that may be writing, or that a debugger holds: nothing wakes us then."""
+"""Seconds between checks of a worker that may be writing, or that a debugger holds: nothing wakes us for these."""
 _WARN_AFTER = 2.0
 """Seconds until the workers are logged that have not ended yet; each interval is twice the one before."""
 
 
 class StopInProgress(Protocol):
-    """A stop that was begun, driven to its end by whoever waits for other things too. Nothing here blocks."""
+    """A stop in progress, driven to its end by a loop that waits for other things too. Nothing here blocks."""
 
     def fds(self) -> list[int]:
         """Descriptors that become readable when there is something to do."""
@@ -67,11 +68,11 @@ class StopInProgress(Protocol):
 
 
 class StoppableProcess(Protocol):
-    """What the escalation needs of a worker."""
+    """The part of a worker that the escalation needs."""
 
     pid: int
     held_by_debugger: bool
-    """Whether it has ended and a debugger holds it still: its descriptor is readable, and it counts as running."""
+    """Whether it has ended but a debugger still holds it: its descriptor is readable, and it counts as running."""
     signalled: bool
     """Whether it was sent a signal to end while it ran."""
 
@@ -86,14 +87,14 @@ class StoppableProcess(Protocol):
 
 
 class SweepInProgress(Protocol):
-    """What ends all that workers are and have left."""
+    """Ends all workers and all that they have left."""
 
     @property
     def cannot_find_all(self) -> bool:
         """Whether it can no longer find all, so that there is no time to lose."""
 
     def begin(self, seconds: float) -> None:
-        """Begin to end all, in the place of what was begun before: SIGTERM, and SIGKILL after so many seconds."""
+        """Begin to end all, in place of any sweep before: SIGTERM, and SIGKILL after this many seconds."""
 
     def fds(self) -> list[int]:
         """Readable when `cannot_find_all` or `done` may have changed; none if it is done."""
@@ -102,11 +103,11 @@ class SweepInProgress(Protocol):
         """Whether nothing is left of what could be found."""
 
     def give_up(self) -> list[int]:
-        """Wait no longer for what is left, now or in a later sweep. Returns its pids, for a message."""
+        """Stop waiting for what is left, now and in later sweeps. Returns its pids, for a message."""
 
 
 class NoSweep:
-    """Ends nothing: nothing was started, or somebody else ends it."""
+    """Ends nothing: nothing was started, or it is ended elsewhere."""
 
     cannot_find_all = False
 
@@ -138,13 +139,13 @@ class Escalation:
 
     Args:
         processes: some of which may have ended already.
-        sweep: what ends all that they have left.
+        sweep: ends all that they have left.
         death_sig: the first signal.
         grace: seconds between it and the next stage.
-        limit: seconds for which one that writes a file is spared, at least `grace`; also, but one at least, between
-            SIGKILL and giving up.
+        limit: seconds for which a worker that is writing a file is spared, at least `grace`; also, but one at least,
+            between SIGKILL and giving up.
         clock: of `wake_at`.
-        sent: whether somebody else sends the processes the signal.
+        sent: whether the signal is sent to the processes from elsewhere.
         finish: called once nothing is left.
     """
 
@@ -173,7 +174,7 @@ class Escalation:
         self._deferred_until = began + self._limit
         self._writing: dict[StoppableProcess, WriteDetector] = {}
         self._deferred: list[StoppableProcess] = []
-        """Those that were not sent the signal yet, since they write."""
+        """Those that have not been sent the signal yet, because they are writing."""
         self._logged: list[StoppableProcess] = []
         """Those that were logged as writing."""
         self._warn_at, self._warn_every = began + _WARN_AFTER, _WARN_AFTER
@@ -275,7 +276,7 @@ class Escalation:
             self._log_remaining(now)
 
     def _is_deferred(self, process: StoppableProcess, now: float) -> bool:
-        """Whether this one is not to be cut off yet; logged once, when it is certain."""
+        """Whether this one must not be interrupted yet; logged once, when it is certain."""
         left = self._deferred_until - now
         if left <= 0 or not self._is_writing(process):
             return False
@@ -316,14 +317,14 @@ class Escalation:
             each.signal(SIGABRT)
 
     def _kill_workers(self) -> None:
-        """SIGKILL to those that did not end. What they have started is swept when they are gone."""
+        """Send SIGKILL to those that did not end. What they have started is swept when they are gone."""
         self._until = self._clock.monotonic() + KILL_TIMEOUT
         for each in self._running:
             each.signal(SIGKILL)
         self._stage = _Stage.KILLED
 
     def _kill(self) -> None:
-        """SIGKILL to all at once: the workers after the rest, since what a dead worker has left is harder to find."""
+        """Send SIGKILL to all at once: to workers last, since what a dead worker has left is harder to find."""
         try:
             self._start_sweep(0.0)
         finally:
@@ -344,6 +345,6 @@ class Escalation:
 
 
 def run_to_end(stopping: StopInProgress, clock: Clock = SYSTEM_CLOCK) -> None:
-    """See a stop through to its end, where there is nothing else to wait for."""
+    """Drive a stop to its end, where there is nothing else to wait for."""
     while not stopping.step():
         until_readable(stopping.fds(), stopping.wake_at() - clock.monotonic())

@@ -21,9 +21,9 @@ def request_fork(
     """Have a process make a worker of itself, and the reaper adopt it.
 
     Args:
-        link: the connection to the process; what is raised but ForkFailed leaves it unusable.
+        link: the connection to the process; any exception except ForkFailed leaves it unusable.
         reaper: below which the process is.
-        message: what the worker shall be.
+        message: the description of the worker.
         descriptors: what it gets.
 
     Raises:

@@ -1,15 +1,16 @@
-"""Signals that the agent was sent, on their way to workers that were not sent them too.
+"""Forwards signals that were sent to the agent to workers that have not been sent them too.
 
 A scheduler signals the agent alone, or every process of a job on this node; which of the two depends on the
-scheduler, on its settings (Slurm: `ProctrackType`) and on the command. The reaper distinguishes them: it is below
-the agent in a session of its own, as each worker is, and keeps what it is sent. That the workers were sent too.
+scheduler, on its settings (Slurm: `ProctrackType`) and on the command. The reaper distinguishes them: it is below the
+agent in a session of its own, as each worker is, and records the signals it is sent. Those were sent to the workers
+too.
 
 Laws:
 
 1. A worker gets a signal from the sender or from us, never from both.
-2. Where a scheduler is known, the sender may still be at it: what has not reached the reaper is sent on after
-   `SETTLE_TIME` seconds. Elsewhere it is sent on at once.
-3. Workers are sent nothing that came before they were started.
+2. Under a known scheduler, the sender may not have finished: what has not reached the reaper is forwarded after
+   `SETTLE_TIME` seconds. Elsewhere it is forwarded at once.
+3. Workers are sent nothing that arrived before they were started.
 4. The same signal within `BURST` seconds after it has reached all counts as the same: schedulers repeat signals.
 
 A signal to the reaper alone would be misread; nothing of ours sends one.
@@ -35,7 +36,7 @@ _SENT_TO_ALL_MESSAGE = "%s was sent to all processes of this job on this node; t
 
 
 class SignalForwarding:
-    """What has become of the signals of one agent. Nothing here waits.
+    """The signals of one agent, and whether they have reached the workers. Nothing here waits.
 
     Args:
         received: gives the signals that the reaper was sent since the last call.
@@ -56,21 +57,21 @@ class SignalForwarding:
         self._scheduled = scheduled
         self._clock = clock
         self._shared: dict[int, float] = {}
-        """When the reaper was found to have been sent a signal."""
+        """Signal to the time at which the reaper was found to have been sent it."""
         self._due: dict[int, float] = {}
-        """When a signal is to be sent on, unless it reaches the reaper until then."""
+        """Signal to the time at which it is forwarded, unless it has reached the reaper by then."""
 
     def shared_signals(self) -> frozenset[int]:
-        """The signals that all processes below this agent have been sent a moment ago."""
+        """The signals that all processes below this agent were sent a moment ago."""
         now = self._clock.monotonic()
         self._shared.update(dict.fromkeys(self._reaper_signals(), now))
         return frozenset(number for number, at in self._shared.items() if now - at <= BURST)
 
     def forward(self, number: int) -> bool:
-        """A signal has come that the workers are to have.
+        """Handle a signal that the workers should get.
 
         Returns:
-            Whether that is seen to: they have it already, or `step` will send it. If not, send it now.
+            Whether it is handled: they have it already, or `step` will send it. If not, send it now.
         """
         if number in self.shared_signals():
             log.info(_SENT_TO_ALL_MESSAGE, signal_name(number))
@@ -94,11 +95,11 @@ class SignalForwarding:
         return []
 
     def wake_at(self) -> float:
-        """When something is to be sent on, in seconds on the clock; infinite for never."""
+        """The time of the next forwarding, in seconds on the clock; infinite for never."""
         return min(self._due.values(), default=math.inf)
 
     def step(self) -> None:
-        """Send on what is due."""
+        """Forward what is due."""
         now = self._clock.monotonic()
         due = [number for number, at in self._due.items() if at <= now]
         if not due:

@@ -1,10 +1,10 @@
-"""How workers that go on in their processes come from the context of one round to that of the next.
+"""Hands workers that go on in their processes from the context of one round to that of the next.
 
 Laws:
 
-1. Who has not left the round when its stop is done has ended, and nothing that it has left goes on.
-2. A worker that has ended while it waited is no survivor; nothing that it has left goes on either.
-3. `hand_over` is called once for a worker, which is nobody's here then.
+1. A worker that has not left the round when its stop is done has ended, and nothing that it has left goes on.
+2. A worker that has ended while it waited is not a survivor; nothing that it has left goes on either.
+3. `hand_over` is called once for a worker, which no longer belongs to this context then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ log = get_logger(__name__)
 
 class Survivor(NamedTuple):
     """A worker that goes on in its process. `outputs` are those of the start that it is from, `environment` is what the
-    agent has set for it last."""
+    agent has last set for it.
+    """
 
     process: ChildProcess
     outputs: Outputs
@@ -37,7 +38,7 @@ class Survivor(NamedTuple):
 
 
 class Handover:
-    """That of one context.
+    """The handover from one context.
 
     Args:
         reaper: of its workers.
@@ -58,27 +59,27 @@ class Handover:
         self._release: Release | None = None
         self._waiting: tuple[int, ...] = ()
         self.over = False
-        """Whether nobody is in the round any more."""
+        """Whether no worker is in the round any more."""
         self.waited: tuple[int, ...] = ()
-        """Who waited when somebody else was to end all workers."""
+        """The workers that waited when all workers were to be ended from elsewhere."""
 
     def begin(self, leaving: LeavingWorkers, others: StopInProgress, timeout: float, limit: float) -> StopInProgress:
-        """Begin to end all workers but those that leave their round in time; for the arguments see `Release`."""
+        """Begin to end all workers except those that leave their round in time; for the arguments see `Release`."""
         self._release = Release(leaving, self._processes, others, self._sweep, timeout, limit, self._done)
         return self._release
 
     def shorten(self, until: float) -> None:
-        """Nobody has longer than until this moment on the clock to leave, or to end."""
+        """Give no worker longer than until this moment on the clock to leave, or to end."""
         if self._release is not None:
             self._release.shorten(until)
 
     def keep_nobody(self, number: int, grace: float) -> None:
-        """Nobody goes on after the stop that is under way: see `Release`."""
+        """Let no worker go on after the stop in progress: see `Release`."""
         if self._release is not None:
             self._release.keep_nobody(number, grace)
 
     def give_up(self) -> None:
-        """Somebody else ends all workers: none is a survivor any more."""
+        """All workers are ended from elsewhere: none is a survivor any more."""
         self._waiting, self.waited = (), self.survivors
         if self._release is not None:
             self._release.close()
@@ -89,11 +90,11 @@ class Handover:
         return tuple(rank for rank in self._waiting if self._processes[rank].poll() is None)
 
     def fds(self) -> list[int]:
-        """Descriptors that become readable when one of those who wait has ended."""
+        """Descriptors that become readable when a waiting worker has ended."""
         return [each.fileno() for rank in self._waiting if not (each := self._processes[rank]).held_by_debugger]
 
     def end_remains(self) -> StopInProgress | None:
-        """Begin to end what those have left who have ended while they waited; None if none has."""
+        """Begin to end what is left of workers that have ended while they waited; None if none has."""
         left = self.survivors
         ended = set(self._waiting).difference(left)
         if not ended:
@@ -105,7 +106,7 @@ class Handover:
         return Escalation([], self._sweep(left), SIGTERM, 0.0)
 
     def hand_over(self, rank: int) -> Survivor:
-        """Let the context of the next round have the worker of a local rank."""
+        """Hand the worker of a local rank to the context of the next round."""
         self._waiting = tuple(each for each in self._waiting if each != rank)
         return Survivor(self._processes.pop(rank), self._outputs.pop(rank), self._environments[rank])
 
@@ -119,7 +120,7 @@ class Handover:
         self._keep(survivors)
 
     def _keep(self, survivors: Sequence[int]) -> None:
-        """These go on: release all others, and write their output to its end. Idempotent."""
+        """Keep these, which go on: release all others, and write their remaining output. Idempotent."""
         self._waiting = tuple(survivors)
         for rank, process in self._processes.items():
             if rank not in survivors:

@@ -1,8 +1,8 @@
-"""Contexts of ours: processes that a reaper, or something below it, starts on this node.
+"""Contexts of processes that a reaper, or a process below it, starts on this node.
 
 Laws:
 
-1. From the moment that stopping begins, nobody is found to have failed: those that end then were stopped.
+1. From the moment that stopping begins, no worker is found to have failed: those that end then were stopped.
 2. If the reaper is lost, the workers that were not known to have ended have failed; they are killed with all that can
    be found, as far as the reaper's supervisor has not done that already.
 3. A worker that goes on in its process is handed from the context of one round to that of the next, with its outputs:
@@ -39,11 +39,11 @@ log = get_logger(__name__)
 
 
 class LocalProcessesContext(PContext):
-    """What all contexts of ours share, however they start each of their workers.
+    """Base of our contexts, however they start each of their workers.
 
     Args:
-        reaper: what starts the workers; None for one of this context's own, which ends with it.
-        options: what else is wanted of them.
+        reaper: starts the workers; None for one of this context's own, which ends with it.
+        options: further options of the workers.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class LocalProcessesContext(PContext):
         """Start the worker of a local rank with these descriptors, None for ours, on these processors."""
 
     def _prepare(self) -> None:
-        """Make ready what `_start_one` needs."""
+        """Prepare what `_start_one` needs."""
         self._reaper = self._reaper or ReaperClient()
         self._reaper.ignored = self._options.ignored_signals
 
     def _sweep(self) -> SweepInProgress:
-        """What ends all that the workers are and have left."""
+        """The sweep that ends all workers and all that they have left."""
         if self._reaper is None:  # nothing was ever started
             from rallypoint.workers.escalation import NoSweep
 
@@ -89,11 +89,11 @@ class LocalProcessesContext(PContext):
         return Sweep(self._reaper, list(self._processes.values()))
 
     def _failure_reason(self, rank: int, exitcode: int) -> str:
-        """Why a worker has failed, where its exit code does not say; empty if it does, and for one that has not."""
+        """Why a worker has failed, if its exit code does not show it; else, and if it has not failed, empty."""
         return ""
 
     def _value(self, rank: int) -> Any:
-        """What a worker that has succeeded has returned."""
+        """The return value of a worker that has succeeded."""
         return None
 
     def start(self) -> None:
@@ -131,7 +131,7 @@ class LocalProcessesContext(PContext):
         self._processes = dict(sorted(self._processes.items()))
 
     def adopt(self, rank: int, survivor: Survivor) -> None:
-        """Take over the worker of a local rank, which goes on in its process, in the place of starting one."""
+        """Take over the worker of a local rank, which goes on in its process, instead of starting one."""
         self._processes[rank], self._outputs[rank] = survivor.process, survivor.outputs
         survivor.outputs.relabel(rank, self.prefixes.get(rank, ""), int(self.envs[rank].get("RANK", rank)))
         streams = (self.stdouts, self.dest.tee_stdouts), (self.stderrs, self.dest.tee_stderrs)
@@ -142,7 +142,7 @@ class LocalProcessesContext(PContext):
             shown.update({rank: path} if rank in shown else {})
 
     def _collapse(self) -> Collapse | None:
-        """How equal lines of several workers are shown once, if they are to be."""
+        """The options for showing equal lines of several workers once, if that is wanted."""
         if not self._options.tee_collapse:
             return None
         from rallypoint.logs.collapse import Collapse
@@ -163,12 +163,12 @@ class LocalProcessesContext(PContext):
             else [each for each in self._processes.values() if not each.seen_ended]
         )
         running = [each.fileno() for each in waited if not each.held_by_debugger]
-        if waited and self._reaper is not None:  # also one that is lost: `poll` shall come at once
+        if waited and self._reaper is not None:  # also one that is lost: `poll` must follow at once
             running.append(self._reaper.fileno())
         return running
 
     def poll(self) -> RunProcsResult | None:
-        # Each is polled once: who ended between two polls would be neither a failure nor a success.
+        # Each is polled once: one that ended between two polls would be neither a failure nor a success.
         exitcodes = {rank: process.poll() for rank, process in self._processes.items()}
         if self._closing is None and self.handover is None:
             self._record_failures(exitcodes)
@@ -221,7 +221,7 @@ class LocalProcessesContext(PContext):
         self._outputs[rank].label(rank, f"[{name}] ")
 
     def _record_failures(self, exitcodes: Mapping[int, int | None]) -> None:
-        """Record who has failed by itself. Those that are being stopped are never looked at here."""
+        """Record workers that have failed on their own. Those that are being stopped are never looked at here."""
         orphans = self._orphans()
         for rank, process in self._processes.items():
             exitcode = -signal.SIGKILL if rank in orphans else exitcodes[rank]
@@ -235,7 +235,7 @@ class LocalProcessesContext(PContext):
                 self._failures[rank].set_reason(fault)
 
     def _orphans(self) -> list[int]:
-        """Local ranks of those who ran when the reaper was lost; they have been killed."""
+        """Local ranks of the workers that ran when the reaper was lost; they have been killed."""
         if self._reaper is None or not self._reaper.lost:
             return []
         orphans = [rank for rank, each in self._processes.items() if each.poll() is None or each.orphaned]
@@ -302,11 +302,11 @@ class LocalProcessesContext(PContext):
         *,
         sent: bool,
     ) -> StopInProgress:
-        """Begin to end all workers but those that leave their round in time: `handover` has them then.
+        """Begin to end all workers except those that leave their round in time: `handover` holds these then.
 
         Args:
-            leaving: who was told to.
-            timeout: seconds that they have.
+            leaving: the workers that were told to leave.
+            timeout: seconds within which they have to.
             death_sig, grace, limit, sent: how the others are stopped; see `begin_close`.
         """
         from rallypoint.workers.escalation import Escalation, NoSweep
@@ -319,7 +319,7 @@ class LocalProcessesContext(PContext):
         return self.handover.begin(leaving, stop, timeout, limit)
 
     def _finish(self) -> None:
-        """Write all output to its end, and release everything."""
+        """Write all remaining output, and release everything."""
         for outputs in {id(each): each for each in self._outputs.values()}.values():
             outputs.close()
         for process in self._processes.values():

@@ -1,4 +1,4 @@
-"""Whether a process is in the middle of writing a file, as far as /proc shows, so that no signal of ours cuts it off.
+"""Whether a process is in the middle of writing a file, as far as /proc shows, so that no signal of ours interrupts it.
 
 Laws:
 
@@ -35,7 +35,7 @@ _DELETED = " (deleted)"
 
 
 class WriteProgress(NamedTuple):
-    """How far a process is: `positions` in the files that it holds open, by descriptor and path, and what it wrote.
+    """The progress of a process's writes: `positions` in its open files, by descriptor and path, and bytes written.
 
     `announced` is whether it announces that it is saving, `locks` whether all of the files look like lock files.
     """
@@ -70,9 +70,9 @@ class WriteDetector:
         self._last_progress: WriteProgress | None = None
         self._until = 0.0
         self.certain = False
-        """Whether it has been found to write, and not just to hold a file open."""
+        """Whether it has been found to write, and not only to hold a file open."""
         self.what = "a checkpoint"
-        """What it writes, for a message."""
+        """The name of what it writes, for a message."""
 
     def check(self) -> bool:
         """Whether it is writing, or may be."""
@@ -91,7 +91,7 @@ class WriteDetector:
 
 
 def write_progress(pid: int) -> WriteProgress:
-    """How far a process is now; nothing where it has ended or cannot be read."""
+    """The present progress of a process's writes; empty if it has ended or cannot be read."""
     targets = _open_files(pid)
     output = {targets.get(1), targets.get(2)}
     found = {
@@ -105,7 +105,7 @@ def write_progress(pid: int) -> WriteProgress:
 
 
 def _open_files(pid: int) -> dict[int, str]:
-    """Descriptor to what it is. There may be hundreds, of each of several workers, while a restart waits."""
+    """Descriptor to what it refers to. There may be hundreds, for each of several workers, while a restart waits."""
     found: dict[int, str] = {}
     try:
         folder = os.open(f"/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -134,7 +134,7 @@ class _FilePosition(NamedTuple):
 
 
 def _file_position(pid: int, fd: int) -> _FilePosition | None:
-    """Where a descriptor stands in its file, and whether it holds a lock; None if it cannot be written, or appends."""
+    """The position of a descriptor in its file, and whether it holds a lock; None if it is not writable, or appends."""
     try:
         if not os.lstat(f"/proc/{pid}/fd/{fd}").st_mode & 0o200:
             return None
@@ -146,7 +146,7 @@ def _file_position(pid: int, fd: int) -> _FilePosition | None:
 
 
 def _written(pid: int) -> int:
-    """Bytes for which the process has made pages dirty: what a single long `write` is at shows nowhere else."""
+    """Bytes for which the process has made pages dirty: the progress of a single long `write` shows nowhere else."""
     try:
         with open(f"/proc/{pid}/io", "rb") as file:
             fields = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)

@@ -2,7 +2,7 @@
 
 Laws:
 
-1. A worker is signalled through its pidfd, which can mean no other process; its pid is for people.
+1. A worker is signalled through its pidfd, which cannot refer to another process; its pid is for people.
 2. A signal goes to the worker alone. What it has spawned is the reaper's business (`sweep`).
 3. A constructor that raises leaves no process.
 """
@@ -22,7 +22,7 @@ from rallypoint.base.poll import readable
 from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, StartedWorker
 
 UNKNOWN_EXIT = 255
-"""What stands for an exit code that nobody can tell any more. It is no success."""
+"""The exit code of a process whose real one is lost. It does not count as success."""
 
 _PROGRAM_ERRORS = {
     errno.ENOENT: "is not found; give a path, or a name on PATH",
@@ -33,7 +33,7 @@ _PROGRAM_ERRORS = {
         "cannot be run: {reason}; give a path, or a name on PATH",
     ),
 }
-"""The errors of a start that are about the program, and what to say then. All others are about this machine."""
+"""The errors of a start that are about the program, and their messages. All others are about this machine."""
 
 _WHERE_TO_LOOK = {
     errno.EAGAIN: "the limit of processes (`ulimit -u`, and `pids.max` of the control group)",
@@ -45,7 +45,7 @@ _WHERE_TO_LOOK = {
 
 
 class ChildProcess(ABC):
-    """A process that somebody has started for us, and how it ended.
+    """A process that was started for us, and how it ended.
 
     Args:
         pid: for people.
@@ -56,16 +56,17 @@ class ChildProcess(ABC):
         self.pid = pid
         self._pidfd = pidfd
         self.held_by_debugger = False
-        """Whether it has ended and a debugger holds it still, so that its descriptor tells nothing more."""
+        """Whether it has ended but a debugger still holds it, so that its descriptor shows nothing more."""
         self.orphaned = False
-        """Whether it ended when its reaper was lost, who alone could have told how."""
+        """Whether it ended when its reaper was lost, which alone knew its exit status."""
         self.signalled = False
         """Whether it was asked to end while, as far as was known, it still ran."""
         self.on_stacks: Callable[[], None] = lambda: None
-        """Called before it is sent SIGABRT, which has it write its stacks."""
+        """Called before it is sent SIGABRT, which makes it write its stacks."""
         self.stacks_wanted: Callable[[], bool] = lambda: False
-        """Whether nobody has seen what it hangs in: then SIGABRT takes the place of a signal that would end it at once,
-        where it writes its stacks by that."""
+        """Whether it hangs and its stacks have not been collected: then SIGABRT replaces a signal that would end it at
+        once, if it writes its stacks on SIGABRT.
+        """
         self._killed = False
         self._exitcode: int | None = None
 
@@ -81,7 +82,7 @@ class ChildProcess(ABC):
     def poll(self) -> int | None:
         """The exit code, -N for death by signal N; None while it runs.
 
-        It is `UNKNOWN_EXIT` if it is `orphaned`, and we have not killed it.
+        It is `UNKNOWN_EXIT` if it is `orphaned` and was not killed by us.
         """
         if self._exitcode is None and self._pidfd >= 0 and readable(self._pidfd):
             self._collect_exit()
@@ -89,19 +90,19 @@ class ChildProcess(ABC):
 
     @abstractmethod
     def _collect_exit(self) -> None:
-        """It has ended, as its descriptor tells: `_end` with how, or say that it is `held`."""
+        """Handle the end that its descriptor shows: call `_end` with the status, or record that a debugger holds it."""
 
     def _end(self, code: int | None) -> None:
         self.held_by_debugger = False
         self._exitcode = UNKNOWN_EXIT if code is None else code
 
     def _end_as_orphan(self) -> None:
-        """Nobody is left who could tell how it ended."""
+        """Record an end whose status cannot be known any more."""
         self.orphaned = not self._killed
         self._end(-signal.SIGKILL if self._killed else None)
 
     def signal(self, number: int) -> None:
-        """Send the worker a signal that shall end it. Nothing happens once it has ended."""
+        """Send the worker a signal to end it. Does nothing once it has ended."""
         if self._exitcode is None:
             self.signalled = True
             if self.stacks_wanted() and self._would_write_stacks(number):
@@ -112,13 +113,13 @@ class ChildProcess(ABC):
             self.forward_signal(number)
 
     def _would_write_stacks(self, number: int) -> bool:
-        """Whether SIGABRT shows what the process is in, which a signal that ends it would not."""
+        """Whether SIGABRT shows where the process hangs, which a signal that ends it would not."""
         from rallypoint.base.procfs import catches, is_ended_by
 
         return is_ended_by(self.pid, number) and catches(self.pid, signal.SIGABRT)
 
     def forward_signal(self, number: int) -> None:
-        """Send the worker a signal that means something to it. Nothing happens once it has ended."""
+        """Forward a signal to the worker. Does nothing once it has ended."""
         if self._pidfd >= 0 and self._exitcode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 send_signal(self._pidfd, self.pid, number)
@@ -131,7 +132,7 @@ class ChildProcess(ABC):
 
 
 class AdoptedProcess(ChildProcess):
-    """A process that is the reaper's child, and that something below the reaper has started."""
+    """A child of the reaper that a process below the reaper has started."""
 
     def __init__(self, reaper: ReaperClient, started: StartedWorker) -> None:
         super().__init__(*started)
@@ -187,6 +188,6 @@ def _start_error(program: str, error: OSError) -> RallypointError:
 
 
 def process_start_error(what: str, error: OSError) -> ResourceError:
-    """The error for a process that this machine does not let be started; `what` says which."""
+    """The error for a process that this machine cannot start; `what` names it."""
     where = _WHERE_TO_LOOK.get(error.errno or 0, "the limits of this process (`ulimit -a`) and of its control group")
     return ResourceError(f"no process could be started {what}: {error.strerror or error}; look at {where}")

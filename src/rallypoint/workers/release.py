@@ -1,17 +1,17 @@
 """The stop of a round after which some workers go on in their processes.
 
-    RELEASING  who can go on was told to leave the round, and has `timeout` seconds to come out of its function; all
-               others end meanwhile, by an `Escalation` of their own. Who has not come out in time is ended too: stacks,
-               SIGKILL
-    SWEEPING   nobody is in the old round any more: what the ended ones have left is ended, as by any other stop
-    DONE
+    RELEASING workers that can go on were told to leave the round, and have `timeout` seconds to leave their function;
+    all others are ended meanwhile, by an `Escalation` of their own. Those that have not left in time are ended too:
+    stacks, SIGKILL SWEEPING no worker is in the old round any more: what the ended ones have left is ended, as by any
+    other stop DONE
 
 Laws:
 
 1. Nothing here blocks: see `StopInProgress`.
-2. It waits for those who were told no longer than `timeout`, and for their stacks; for one that writes a file as long
-   as any stop does, `limit` seconds. It waits for nobody once `kill_now` was called, after which nobody goes on.
-3. Who goes on is spared, with all that it has started: see `reaper.process_tree`.
+2. It waits for those that were told to leave no longer than `timeout`, and for their stacks; for one that is writing a
+   file as long as any stop does, `limit` seconds. It does not wait once `kill_now` was called, after which no worker
+   goes on.
+3. Workers that go on are spared, with all that they have started: see `reaper.process_tree`.
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ log = get_logger(__name__)
 
 
 class Release:
-    """One such stop; the workers were told before.
+    """One such stop; the workers have been told already.
 
     Args:
-        leaving: who was told to leave.
+        leaving: the workers that were told to leave.
         processes: of all workers, by local rank; some may have ended already.
-        others: ends those of them that were not told, and sweeps nothing.
-        sweep: makes what ends all that workers have left, but those whose local ranks it is given, who go on.
-        timeout: seconds that who was told has to leave.
-        limit: seconds for which one that writes a file is spared, if that is more than `timeout`; also, but one at
-            least, between SIGKILL and giving up.
-        finish: called once with the local ranks of those who go on.
+        others: ends those that were not told, and sweeps nothing.
+        sweep: makes the sweep that ends all that workers have left, except those with the given local ranks, which go
+            on.
+        timeout: seconds within which those that were told have to leave.
+        limit: seconds for which a worker that is writing a file is spared, if that is more than `timeout`; also, but at
+            least one, between SIGKILL and giving up.
+        finish: called once with the local ranks of those that go on.
         clock: of `wake_at`.
     """
 
@@ -68,7 +69,7 @@ class Release:
     ) -> None:
         self._leaving = leaving
         self._waiting = {rank: processes[rank] for rank in sorted(leaving.told)}
-        """Who was told, and has neither left nor ended."""
+        """Workers that were told to leave, and have neither left nor ended."""
         self._left: dict[int, StoppableProcess] = {}
         self._stops: list[StopInProgress] = [others]
         self._make_sweep = sweep
@@ -78,9 +79,9 @@ class Release:
         self._until = clock.monotonic() + timeout
         self._deferred_until = clock.monotonic() + limit
         self._writing: dict[int, WriteDetector] = {}
-        """What watches those who are late, since they may be writing."""
+        """Detectors for late workers, which may be writing."""
         self._late: Escalation | None = None
-        """Ends those who have not left in time, and write their stacks."""
+        """Ends those that have not left in time, after they have written their stacks."""
         self._kill_late_at = math.inf
         self._finish = finish
         self._finished = False
@@ -109,7 +110,7 @@ class Release:
         return min(times, default=0.0) if self._stops or self._waiting else 0.0
 
     def step(self) -> bool:
-        """Do what is due. Returns whether nobody is in the old round any more, nor what ended ones left."""
+        """Do what is due. Returns whether neither a worker nor anything it has left is in the old round any more."""
         if self._finished:
             return True
         if self._waiting:
@@ -131,24 +132,24 @@ class Release:
         return self._finished
 
     def shorten(self, until: float) -> None:
-        """Who was told has no longer than until this moment on the clock to leave, nor have others to end."""
+        """Give workers no longer than until this moment on the clock to leave, and others to end."""
         self._until, self._deferred_until = min(self._until, until), min(self._deferred_until, until)
         for each in self._stops:
             if isinstance(each, Escalation):
                 each.shorten(until)
 
     def keep_nobody(self, number: int, grace: float) -> None:
-        """Nobody goes on: who was told to leave is stopped as all others, and has so many seconds after this signal."""
+        """Let no worker go on: all are stopped by this signal, with so many seconds after it."""
         if self._finished:
             return
         told = [*self._waiting.values(), *self._left.values()]
         self._waiting, self._left = {}, {}
         self._leaving.close()
         self._stops.append(Escalation(told, NoSweep(), number, grace, self._limit, self._clock))
-        self._sweep = None  # what they leave has to be ended too
+        self._sweep = None  # what they leave must be ended too
 
     def kill_now(self) -> None:
-        """Give no more time, and let nobody go on: SIGKILL to all that is left."""
+        """Give no more time, and let no worker go on: SIGKILL to all that is left."""
         if self._finished:
             return
         for each in (*self._waiting.values(), *self._left.values()):
@@ -162,7 +163,7 @@ class Release:
         self._sweep = Escalation(killed, self._make_sweep(()), SIGKILL, 0.0, self._limit, self._clock)
 
     def close(self) -> None:
-        """Somebody else ends all."""
+        """Give up the stop: all are ended from elsewhere."""
         self._leaving.close()
 
     def _look(self) -> None:
@@ -185,7 +186,7 @@ class Release:
         return writes
 
     def _end_late(self, now: float) -> None:
-        """End those who have not left in time, and do not write a file."""
+        """End those that have not left in time, and are not writing a file."""
         late, self._waiting = self._waiting, {}
         if now < self._deferred_until:
             self._waiting = {rank: each for rank, each in late.items() if self._is_writing(rank, each.pid)}

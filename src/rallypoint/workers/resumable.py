@@ -1,15 +1,15 @@
 """The agent's end of the channel to workers that go on in their processes from round to round (`rallypoint.inprocess`).
 
-It is a folder, the one of the notices, with these files for the worker of each local rank:
+It is the notice directory, with these files for the worker of each local rank:
 
     inprocess.<rank>       a FIFO, made and read by the worker: it can go on. Lines `leave <round>` and `enter <round>`
-    left.<rank>.<round>    made by the worker: its function has come out, and it waits for `enter`
-    round.<rank>.json      the environment of the round that it is to enter
+    left.<rank>.<round> made by the worker: its function has ended, and it waits for `enter`
+    round.<rank>.json the environment of the round that it will enter
 
 Laws:
 
-1. What is found is never more than a hint: a worker counts as ready to go on only while its process runs, and one that
-   does not answer is ended by whoever waits.
+1. The files are only hints: a worker counts as ready to go on only while its process runs, and one that does not answer
+   is ended by the stop that waits for it.
 2. Nothing here waits, for a worker or for a full pipe.
 """
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 POLL = 0.05
-"""Seconds between looks at the folder where inotify cannot be had."""
+"""Seconds between looks at the folder if inotify is not available."""
 
 
 class WorkerChannel:
-    """The folder.
+    """The channel of all workers of one node.
 
     Args:
         folder: its path; empty for none.
@@ -44,24 +44,24 @@ class WorkerChannel:
         self.folder = folder
 
     def announced(self) -> set[int]:
-        """Local ranks whose worker, the present one or one before, has said that it can go on."""
+        """Local ranks whose worker, the present one or an earlier one, has announced that it can go on."""
         return {rank for rank, rest in self._entries(FIFO_PREFIX) if not rest}
 
     def left(self, round_: int) -> set[int]:
-        """Local ranks of the workers that have come out of this round."""
+        """Local ranks of the workers that have left this round."""
         return {rank for rank, rest in self._entries(LEFT_PREFIX) if rest == str(round_)}
 
     def leave(self, rank: int, round_: int) -> bool:
-        """Tell a worker that this round has ended; returns whether one reads that."""
+        """Tell a worker that this round has ended; returns whether there is a reader."""
         return self._send(rank, f"leave {round_}\n")
 
     def enter(self, rank: int, round_: int, environment: Mapping[str, str | None]) -> bool:
-        """Tell a worker that a round begins; returns whether one reads that.
+        """Tell a worker that a round begins; returns whether there is a reader.
 
         Args:
             rank: its local rank.
             round_: the round.
-            environment: the variables that the agent sets; None for one that it had set, and does not any more.
+            environment: the variables that the agent sets; None for one that it had set and no longer sets.
         """
         if not self.folder:
             return False
@@ -78,7 +78,7 @@ class WorkerChannel:
         return self._send(rank, f"enter {round_}\n")
 
     def remove(self, ranks: Collection[int]) -> None:
-        """Remove all that workers of these local ranks have left here, and what was left for them."""
+        """Remove all files that workers of these local ranks have made here, and those made for them."""
         for prefix in (FIFO_PREFIX, LEFT_PREFIX, ROUND_PREFIX, PROGRESS_PREFIX, ACK_PREFIX):
             for name in self._names(prefix, ranks):
                 with contextlib.suppress(OSError):
@@ -90,7 +90,7 @@ class WorkerChannel:
         path = os.path.join(self.folder, f"{FIFO_PREFIX}{rank}")
         try:
             fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:  # nobody reads it: the process has ended, or cannot go on any more
+        except OSError:  # no reader: the process has ended, or cannot go on any more
             return False
         try:
             return stat.S_ISFIFO(os.fstat(fd).st_mode) and os.write(fd, line.encode()) == len(line)
@@ -100,7 +100,7 @@ class WorkerChannel:
             os.close(fd)
 
     def _entries(self, prefix: str) -> Iterator[tuple[int, str]]:
-        """Local rank, and what follows it, of each name that begins so."""
+        """Local rank, and the rest of the name, of each file with this prefix."""
         for name in self._listing():
             rank, _, rest = name.removeprefix(prefix).partition(".")
             if name.startswith(prefix) and rank.isascii() and rank.isdecimal():
@@ -119,12 +119,12 @@ class WorkerChannel:
 
 
 class LeavingWorkers:
-    """Workers that are told to leave a round, from here on, and who of them has.
+    """Workers that are told to leave a round, from now on, and which of them have left.
 
     Args:
         channel: to them.
-        ranks: whom to tell, by local rank.
-        round_: that has ended.
+        ranks: the local ranks to tell.
+        round_: the round that has ended.
     """
 
     def __init__(self, channel: WorkerChannel, ranks: Iterable[int], round_: int) -> None:
@@ -134,22 +134,22 @@ class LeavingWorkers:
         self.told = frozenset(rank for rank in ranks if channel.leave(rank, round_))
 
     def fds(self) -> list[int]:
-        """Readable when somebody may have left."""
+        """Readable when a worker may have left."""
         return [] if self._news is None else [self._news.fileno()]
 
     @property
     def must_be_polled(self) -> bool:
-        """Whether nothing tells when somebody has left."""
+        """Whether no descriptor shows when a worker has left."""
         return self._news is None
 
     def left(self) -> set[int]:
-        """Who of the told has left the round."""
+        """Those of the told workers that have left the round."""
         if self._news is not None:
             self._news.changed()
         return self._channel.left(self._round) & self.told
 
     def close(self) -> None:
-        """Nobody waits for them any more. Idempotent."""
+        """Stop waiting for them. Idempotent."""
         news, self._news = self._news, None
         if news is not None:
             news.close()

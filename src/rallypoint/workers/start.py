@@ -1,4 +1,4 @@
-"""The one place that knows which context runs what: programs, or functions by each start method."""
+"""The one place that chooses the context: for programs, or for functions by each start method."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ def make_context(
     options: ProcessOptions | None = None,
     reaper: ReaperClient | None = None,
 ) -> PContext:
-    """One process for each local rank (contract section 6.1). The folders are made; `start` starts the processes.
+    """Make the context of one process for each local rank (contract section 6.1). Makes the folders; `start` starts the
+    processes.
 
     Args:
         name, args, envs, logs_specs, log_line_prefixes: see `PContext`; a program's arguments are made strings.
         entrypoint: a program to run, or a function to call.
-        options: what else is wanted of the processes.
-        reaper: the process that starts them; None for one that ends with the context.
+        options: further options of the processes.
+        reaper: the reaper that starts them; None for one that ends with the context.
 
     Raises:
         UserError: the ranks of `args` or `envs` are not 0 to n-1, or there is no such start method.

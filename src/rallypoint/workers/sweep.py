@@ -1,7 +1,7 @@
-"""Ending all that workers are and have left: by their reaper, or, where that is lost, as far as /proc shows it.
+"""Ends workers and all that they have left: by their reaper, or, if that is lost, as far as /proc shows it.
 
-Law: only what is known to be ours is killed. The reaper's descendants are; without it, those of workers that still
-run, and the sessions that these lead. What had left both before is not found then.
+Law: only processes that are known to be ours are killed. The reaper's descendants are; without it, those of workers
+    that still run, and the sessions that these lead. A process that had left both before is not found then.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Sweep:
     """One sweep below one reaper; see `escalation.SweepInProgress`.
 
     Args:
-        reaper: below which all are.
-        processes: the workers that have ended, or are to end.
+        reaper: the reaper that all are below.
+        processes: the workers that have ended, or must end.
         spared: pids of the workers that go on.
     """
 
@@ -48,7 +48,7 @@ class Sweep:
         return self._reaper.lost
 
     def begin(self, seconds: float = 0.0) -> None:
-        """Begin to end it; where the reaper is lost, all that can be found has been killed on return.
+        """Begin the sweep; if the reaper is lost, all that can be found has been killed on return.
 
         Args:
             seconds: between SIGTERM and SIGKILL; 0 for SIGKILL at once.
@@ -74,7 +74,7 @@ class Sweep:
         return self._over
 
     def give_up(self) -> list[int]:
-        """Wait no longer. Returns the pids below the reaper that have not ended."""
+        """Stop waiting. Returns the pids below the reaper that have not ended."""
         if self._over:
             return []
         self._over = True
@@ -100,12 +100,12 @@ class Sweep:
 
 
 def kill_trees(processes: Iterable[ChildProcess], unreaped: Collection[int] = (), seconds: float = 0.0) -> None:
-    """SIGKILL to the workers that still run, to what is below them, and to the sessions that any of these lead.
+    """Kill the workers that still run, their descendants, and the sessions that any of these lead.
 
     Args:
         processes: the workers.
-        unreaped: pids of workers that have ended and that nobody has reaped, so that their sessions are still ours.
-        seconds: between SIGTERM and SIGKILL, waited out here as far as anything needs them; 0 for SIGKILL at once.
+        unreaped: pids of workers that have ended and have not been reaped, so that their sessions are still ours.
+        seconds: between SIGTERM and SIGKILL; waits as long as needed. 0 for SIGKILL at once.
     """
     if PORTABLE:
         _kill_groups(processes, unreaped, seconds)
@@ -127,7 +127,7 @@ def kill_trees(processes: Iterable[ChildProcess], unreaped: Collection[int] = ()
 
 
 def _kill_groups(processes: Iterable[ChildProcess], unreaped: Collection[int], seconds: float) -> None:
-    """The same where nothing shows who is below whom: the process groups that the workers lead."""
+    """The same if descendants cannot be found: kill the process groups that the workers lead."""
     from rallypoint.base.portable import POLL_INTERVAL, kill_group
 
     led = [each.pid for each in processes if each.poll() is None or each.orphaned or each.pid in unreaped]
@@ -141,7 +141,7 @@ def _kill_groups(processes: Iterable[ChildProcess], unreaped: Collection[int], s
 
 
 def _descendants(roots: set[int]) -> list[ProcessStat]:
-    """What is below these processes or in a session that one of them leads; the roots as well."""
+    """The descendants of these processes and members of sessions that one of them leads; the roots as well."""
     stats = () if PORTABLE else process_table().values()
     found = set(roots)
     while new := {
@@ -152,7 +152,7 @@ def _descendants(roots: set[int]) -> list[ProcessStat]:
 
 
 def _terminate(stats: Iterable[ProcessStat], seconds: float) -> None:
-    """SIGTERM, and the time to act on it; SIGCONT for those that were stopped."""
+    """Send SIGTERM, and give time to act on it; send SIGCONT to those that were stopped."""
     deadline = time.monotonic() + seconds
     with contextlib.ExitStack() as stack:
         fds = [fd for each in stats if (fd := signal_process(each, signal.SIGTERM, signal.SIGCONT)) is not None]

@@ -1,9 +1,9 @@
-"""Workers that are functions, as one thing (contract section 6.1).
+"""All workers of one start that are functions, as one object (contract section 6.1).
 
 Laws:
 
-1. What cannot be handed to a worker is found before any is started.
-2. A worker has succeeded when it has ended with exit code 0 and its value is here.
+1. Anything that cannot be passed to a worker is found before any worker is started.
+2. A worker has succeeded when it has ended with exit code 0 and its return value is here.
 """
 
 from __future__ import annotations

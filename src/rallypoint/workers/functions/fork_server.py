@@ -1,4 +1,4 @@
-"""Start method forkserver: the process whose copies the workers are.
+"""Start method forkserver: the process that the workers are forked from.
 
 The reaper starts it. It imports the user's main module, once for all workers, and then serves on the connection that
 was its standard input, by frames of `reaper.protocol`. First comes a payload that names the main module; each request
@@ -6,7 +6,7 @@ is `reaper.orphan`'s, with the descriptors (pipe, channel, standard output, stan
 
 Laws:
 
-1. No function of the user's is called in here, so that it always answers. It ends with the connection.
+1. No function of the user is called in here, so that it always answers. It ends with the connection.
 2. It starts with the signals blocked that a scheduler may send to all processes; its copies do not.
 """
 
@@ -26,7 +26,7 @@ from rallypoint.workers.reaper.protocol import Connection
 
 
 def main(mask: Collection[int]) -> None:
-    """Be the server, and in each of its copies a worker, which blocks the signals of `mask`."""
+    """Run the server, and in each of its copies a worker, which blocks the signals of `mask`."""
     link = Connection(channel_at_stdin())
     for fd in (1, 2):  # so that no descriptor that comes takes their place
         with contextlib.suppress(OSError):
@@ -42,7 +42,7 @@ def main(mask: Collection[int]) -> None:
 
 
 def _serve(link: Connection) -> list[int] | None:
-    """Serve to the connection's end; then None. In a worker: the parent that is about to end, and the descriptors."""
+    """Serve until the connection ends; then None. In a worker: the parent that is about to end, and the descriptors."""
     with contextlib.suppress(OSError, EOFError):
         _import_main(*link.read()[1])
         while True:
@@ -56,7 +56,7 @@ def _serve(link: Connection) -> list[int] | None:
 
 
 def _import_main(payload: int) -> None:
-    # What goes wrong here goes wrong in each worker again, who can report it.
+    # An error here occurs again in each worker, which can report it.
     with contextlib.suppress(Exception), os.fdopen(payload, "rb") as file:
         file.seek(0)
         prepare_main_module(dict(JobSpec(*pickle.load(file)).main_module))

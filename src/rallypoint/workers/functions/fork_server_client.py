@@ -14,16 +14,16 @@ from rallypoint.workers.reaper.client import SENT_TO_ALL, ReaperClient, StartedW
 from rallypoint.workers.reaper.protocol import Connection
 
 _IMPORT_TIMEOUT = 300.0
-"""Seconds for the server to start a worker; before the first it imports the main module, as large as that may be."""
+"""Seconds for the server to start a worker; before the first one it imports the main module, which may be large."""
 
 
 class ForkServerClient:
     """The server of one start of workers.
 
     Args:
-        reaper: what starts it.
+        reaper: starts it.
         command: its command.
-        payload: a descriptor of a payload, for what is in it about the main module.
+        payload: a descriptor of a payload, for the description of the main module in it.
 
     Raises:
         RallypointError: it could not be started.
@@ -62,6 +62,6 @@ class ForkServerClient:
             ) from None
 
     def close(self) -> None:
-        """Release it; it ends then. Workers run on. Idempotent."""
+        """Release it; it ends then. Workers keep running. Idempotent."""
         self._link.close()
         self._process.release()

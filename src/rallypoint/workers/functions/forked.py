@@ -9,8 +9,8 @@ The agent is the parent, so the reaper cannot find what such a worker leaves. In
   found, and when the agent gets SIGKILL, nor is what the workers have spawned.
 
 The agent has threads (it pumps output, it may serve a store). In the copy these are gone, and a lock that one of them
-held at that moment is never released: a function that needs what the agent's process had open in other threads must use
-another start method. The copy holds the agent's descriptors until it ends.
+held at that moment is never released: a function that needs anything that other threads of the agent's process had open
+must use another start method. The copy holds the agent's descriptors until it ends.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class ForkedProcess(ChildProcess):
         cpus: Collection[int],
         ignored: Collection[int] = (),
     ) -> None:
-        """Start it, to put what `function(*args)` returns into the payload; the rest as in `ReaperClient.spawn`.
+        """Start it, to put the result of `function(*args)` into the payload; the rest as in `ReaperClient.spawn`.
 
-        It ignores the signals `ignored` at first.
+        It starts with the signals `ignored` ignored.
 
         Raises:
             RallypointError: this machine has no room for another process.
         """
         mine = own_descriptor()
-        # No handler of ours may run in the copy.
+        # None of our handlers may run in the copy.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             guard = partial(_die_with_agent, mine)
@@ -107,13 +107,13 @@ class ForkedProcess(ChildProcess):
 
 
 class ForkedSweep(NoSweep):
-    """Ends what forked workers are and have left, as far as /proc shows it; nothing is left to wait for then."""
+    """Ends forked workers and what they have left, as far as /proc shows it; then there is nothing left to wait for."""
 
     def __init__(self, processes: Sequence[ChildProcess]) -> None:
         self._processes = processes
 
     def begin(self, seconds: float = 0.0) -> None:
-        """End it, with so many seconds between SIGTERM and SIGKILL; all that can be found is gone on return."""
+        """End it, with this many seconds between SIGTERM and SIGKILL; all that can be found is gone on return."""
         kill_trees(self._processes, [each.pid for each in self._processes if each.fileno() >= 0], seconds)
 
 
@@ -125,7 +125,7 @@ def _pid(process: BaseProcess) -> int:
 def _pidfd(process: BaseProcess) -> int:
     try:
         return pidfd_open(_pid(process))
-    except ProcessLookupError:  # somebody has reaped it already
+    except ProcessLookupError:  # it has been reaped already
         return always_readable()
     except OSError:
         process.kill()
@@ -134,7 +134,7 @@ def _pidfd(process: BaseProcess) -> int:
 
 
 def _become_worker(guard: Callable[[], None], mask: Sequence[int], stdout: int | None, stderr: int | None) -> None:
-    """What a copy does first; `guard` has it killed when the agent is gone."""
+    """Initialize a copy; `guard` has it killed when the agent is gone."""
     os.setsid()
     guard()
     signal.set_wakeup_fd(-1)
@@ -149,7 +149,7 @@ def _become_worker(guard: Callable[[], None], mask: Sequence[int], stdout: int |
 
 
 def _redirect(target: int, fd: int | None, stream: TextIO) -> TextIO:
-    """Put a descriptor in the place of a standard one, if one is given. Returns the stream that writes to it at once.
+    """Replace a standard descriptor, if one is given. Returns the unbuffered stream that writes to it.
 
     Whatever the agent's process had put in the place of its stream (a notebook, a test) is not the worker's.
     """

@@ -1,10 +1,10 @@
-"""What a function's worker is handed, and what it gives back.
+"""The payload of a worker that is a function: the call that it receives, and the value that it returns.
 
-A payload is a file in memory, which the worker has too. The agent writes into it what is to be called; the worker takes
-that, and in its place writes the return value and then a footer. So a value of any size is there when the worker
-ends, nobody waits for anybody, and there is no file to remove.
+A payload is a file in memory, which the worker has too. The agent writes the call into it; the worker reads that, and
+replaces it with the return value and then a footer. So a value of any size is there when the worker ends, neither side
+waits for the other, and there is no file to remove.
 
-Law: what has no footer was not returned.
+Law: a value without a footer was not returned.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_DESCRIPTORS = 200
 """Descriptors in one message; the kernel takes 253."""
 
 _NAMES = {"spawn": "SpawnProcess", "forkserver": "ForkServerProcess"}
-"""What multiprocessing calls its processes."""
+"""The names that multiprocessing gives its processes."""
 
 
 class NothingReturned(RallypointError):
@@ -35,14 +35,14 @@ class NothingReturned(RallypointError):
 
 
 class JobSpec(NamedTuple):
-    """What is in the first part of a payload: how the worker is to be before it can unpack the function."""
+    """The first part of a payload: the state that the worker must have before it can unpack the function."""
 
     main_module: Mapping[str, Any]
     """multiprocessing's own: `sys.path`, `sys.argv`, the main module."""
     environ: Mapping[str, str] | None
     """The whole environment; None if it is there already."""
     cpus: Sequence[int]
-    """The processors to run on; none for all."""
+    """The processors to run on; empty for all."""
 
 
 class Payload:
@@ -61,10 +61,10 @@ class Payload:
         self._opened = False
 
     def pack(self, spec: JobSpec, function: Callable[..., Any], args: Sequence[Any]) -> None:
-        """Write what is to be called.
+        """Write the call.
 
         Raises:
-            UserError: something of it cannot be pickled.
+            UserError: a part of it cannot be pickled.
         """
         body = io.BytesIO()
         gathering = _DescriptorCollector()
@@ -88,7 +88,7 @@ class Payload:
         write_all(self.fd, body.getvalue())
 
     def worker_channel(self) -> socket:
-        """The worker's end of a connection that has all descriptors in it which the worker needs."""
+        """The worker's end of a connection that carries all descriptors which the worker needs."""
         ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
         with ours:
             sent = [self.fd, *self._descriptors]
@@ -132,26 +132,26 @@ def job_spec(
     environ: Mapping[str, str] | None = None,
     cpus: Iterable[int] = (),
 ) -> JobSpec:
-    """What a worker needs to know before it can unpack a function.
+    """The job spec of a worker: what it needs to know before it can unpack a function.
 
     Args:
         function: that function.
-        method: the start method, of the worker, and of what it starts itself where it does not say.
+        method: the start method of the worker, and the default for processes that it starts itself.
         local_rank: which worker.
-        environ: its whole environment, where it does not start in it.
-        cpus: the processors that it may run on, where it does not start on them; none for all.
+        environ: its whole environment, if it does not start in it.
+        cpus: the processors that it may run on, if it does not start on them; empty for all.
     """
     name = f"{_NAMES[method]}-{local_rank + 1}"
     preparation = {**spawn.get_preparation_data(name), "start_method": method}
     if str(getattr(function, "__module__", "")).startswith("rallypoint."):
-        # Our own main module has nothing that our own function needs.
+        # Our own main module contains nothing that our own function needs.
         preparation.pop("init_main_from_name", None)
         preparation.pop("init_main_from_path", None)
     return JobSpec(preparation, environ, sorted(cpus))
 
 
 def write_all(fd: int, *pieces: bytes) -> None:
-    """Put this in the place of what the file holds."""
+    """Replace the contents of the file."""
     with open(fd, "wb", closefd=False) as file:
         file.seek(0)
         file.truncate()
@@ -165,18 +165,18 @@ def _read_all(fd: int) -> bytes:
 
 
 class ReceivedDescriptor(popen_spawn_posix._DupFd):
-    """In a payload, a descriptor: its place among those that came beside the payload."""
+    """A descriptor in a payload: its position among those that were sent with the payload."""
 
     available: tuple[int, ...] = ()
-    """In a worker: those that have come."""
+    """In a worker: the received descriptors."""
 
     def detach(self) -> int:
-        """The descriptor, which is the caller's then."""
+        """The descriptor, which the caller then owns."""
         return os.dup(self.available[self.fd])
 
 
 class _DescriptorCollector(popen_spawn_posix.Popen):
-    """Stands where multiprocessing looks for the process that is being started; takes the descriptors it shall have."""
+    """Takes the place of the process that multiprocessing is starting, and collects the descriptors for it."""
 
     DupFd = ReceivedDescriptor
 

@@ -1,4 +1,4 @@
-"""What runs in the process of a worker that is a function.
+"""Runs in the process of a worker that is a function.
 
 Law: by the time the function is called, this is a process like that of a program: a session, an environment, outputs
 and processors of its own, no standard input, and `record` around it.
@@ -21,12 +21,12 @@ from rallypoint.workers.reaper.process_setup import open_null
 
 
 def main() -> None:
-    """Be a worker of the start method spawn, to whom the channel is its standard input."""
+    """Run a worker of the start method spawn, whose standard input is the channel."""
     run_job(channel_at_stdin())
 
 
 def channel_at_stdin() -> socket:
-    """Take the connection away from descriptor 0, which nothing comes from then."""
+    """Move the connection away from descriptor 0, which then delivers nothing."""
     channel = socket(fileno=fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3))
     null = open_null()
     os.dup2(null, 0)
@@ -35,26 +35,26 @@ def channel_at_stdin() -> socket:
 
 
 def run_job(channel: socket) -> None:
-    """Take the payload, call what is in it, and return what that returns. An exception ends the process."""
+    """Read the payload, make the call that is in it, and return the result. An exception ends the process."""
     payload, *descriptors = _received(channel)
     ReceivedDescriptor.available = tuple(descriptors)
     record(_unpack_and_call)(payload)
 
 
 def call(function: Callable[..., Any], args: Sequence[Any], payload: int) -> None:
-    """Call the function, and put what it returns into the payload. `sys.exit(0)` returns None."""
+    """Call the function, and put its result into the payload. `sys.exit(0)` returns None."""
     try:
         value = function(*args)
     except SystemExit as leave:
         if leave.code not in (0, None):
             raise
         value = None
-    # A plain pickle: what multiprocessing's own hands over by reference would be gone with this process.
+    # A plain pickle: objects that multiprocessing's own pickler passes by reference would be gone with this process.
     write_all(payload, pickle.dumps(value, pickle.HIGHEST_PROTOCOL), FOOTER)
 
 
 def apply_environment(environ: dict[str, str] | None, cpus: Sequence[int]) -> None:
-    """Take on an environment, if one is given, and processors, if any are named."""
+    """Apply an environment, if one is given, and a processor affinity, if any processors are named."""
     if environ is not None:
         for name in os.environ.keys() - environ.keys():
             del os.environ[name]
@@ -66,8 +66,8 @@ def apply_environment(environ: dict[str, str] | None, cpus: Sequence[int]) -> No
 
 
 def prepare_main_module(preparation: dict[str, Any]) -> None:
-    """Have the main module and paths of whoever launched us, as multiprocessing does it."""
-    # Whoever starts processes at the top of the main module is refused by multiprocessing while this is set.
+    """Set up the main module and the paths of the launching process, as multiprocessing does it."""
+    # While this is set, multiprocessing refuses to start processes at the top level of the main module.
     me: Any = process.current_process()
     me._inheriting = True
     try:

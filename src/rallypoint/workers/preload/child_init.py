@@ -1,4 +1,4 @@
-"""What a copy of the zygote does to be what a fresh interpreter would be at this point.
+"""Initializes a copy of the zygote, so that it is like a fresh interpreter at this point.
 
 Law: each thing that a new process gets and a fork does not is named here once, in the order in which it is done.
 """
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 _posix: Any = posix
-"""For what only Linux has."""
+"""For functions that only Linux has."""
 _SIGINT, _SIGPIPE, _SIGXFSZ = 2, 13, 25
 _NAMES = ("stdin", "stdout", "stderr")
 
 
 class ForkRequest:
-    """What the agent wants of one worker; the fields of the request (see `zygote`)."""
+    """The agent's request for one worker; the fields of the message (see `zygote`)."""
 
     def __init__(self, arguments: Sequence[Any], descriptors: list[int]) -> None:
         self.argv, self.length, self.environ, settings = arguments
@@ -34,7 +34,7 @@ class ForkRequest:
 
 
 class CapturedOutput:
-    """What the imports wrote to standard output and standard error: each worker writes it, as if it had imported."""
+    """Output of the imports on standard output and standard error: each worker writes it, as if it had imported."""
 
     def __init__(self) -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -53,11 +53,11 @@ def become_worker(
     """Become the worker.
 
     Args:
-        request: what it shall be.
-        captured: what the imports wrote.
-        changed: what they changed in the environment.
+        request: the description of the worker.
+        captured: the output of the imports.
+        changed: the changes of the imports to the environment.
         born_ignoring: the signals that the zygote ignored when it was started.
-        name: what the kernel called this process at first.
+        name: the original name of this process in the kernel.
     """
     _forget_signals()
     posix.setsid()
@@ -82,7 +82,7 @@ def become_worker(
 
 
 def set_process_name(name: bytes) -> None:
-    """Have the kernel call this process so, in `ps` and the like."""
+    """Set the name of this process in the kernel, for `ps` and the like."""
     fd = posix.open("/proc/self/comm", posix.O_WRONLY | posix.O_CLOEXEC)
     try:
         posix.write(fd, name)
@@ -91,14 +91,14 @@ def set_process_name(name: bytes) -> None:
 
 
 def _forget_signals() -> None:
-    """Take what this process was sent while it waited: it is blocked, and was not meant for the worker."""
+    """Discard signals that arrived while this process waited: they are blocked, and were not meant for the worker."""
     signal = __import__("_signal")
     for number in signal.sigpending():
         signal.sigtimedwait([number], 0)
 
 
 def _set_standard_streams(request: ForkRequest) -> None:
-    # What was sent has numbers above 2.
+    # The descriptors that were sent have numbers above 2.
     for target, place in enumerate(request.places):
         if place == CLOSED:
             posix.close(target)
@@ -107,7 +107,7 @@ def _set_standard_streams(request: ForkRequest) -> None:
 
 
 def _reopen_stream(fd: int, name: str) -> None:
-    """Make a standard stream anew in its place, since it remembers what its descriptor was: a file, a terminal."""
+    """Recreate a standard stream in place, since it remembers what its descriptor was: a file, a terminal."""
     stream = getattr(sys, f"__{name}__")
     try:
         posix.fstat(fd)
@@ -134,7 +134,7 @@ def _reopen_stream(fd: int, name: str) -> None:
 
 
 def _reseed() -> None:
-    """Draw anew what each process draws for itself; `random` does so at every fork."""
+    """Reseed the random state that each process draws for itself; `random` does so at every fork."""
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
         numpy.seed()
@@ -161,5 +161,5 @@ def _write(fd: int, text: bytes) -> None:
     while text:
         try:
             text = text[posix.write(fd, text) :]
-        except OSError:  # it is closed, or nobody reads it
+        except OSError:  # it is closed, or has no reader
             return

@@ -1,4 +1,4 @@
-"""Which worker commands can be forked from a zygote. Pure, but for a look at the program and the script.
+"""Which worker commands can be forked from a zygote. Pure, except for a look at the program and the script.
 
 python [flags] script [arguments]
 python [flags] -m module [arguments]
@@ -23,11 +23,11 @@ _REFUSED = {
 
 
 class NotForkable(Exception):
-    """Why workers start without preloading, in words.
+    """The reason why workers start without preloading, as text.
 
     Args:
-        text: the words.
-        about: what it is about, where it is logged once although the text may differ the next time.
+        text: the reason.
+        about: its subject, if it is logged only once although the text may differ the next time.
     """
 
     def __init__(self, text: str, about: str = "") -> None:
@@ -36,21 +36,21 @@ class NotForkable(Exception):
 
 
 class NeverForkable(NotForkable):
-    """Why a worker is not forked that differs from what the zygote was made for; nor is the next one like it."""
+    """The reason why a worker that the zygote was not made for is not forked, nor the next one like it."""
 
 
 class PreloadCommand(NamedTuple):
-    """What the commands of all workers have in common: the interpreter with its flags, and `-m` or a script."""
+    """The common part of the commands of all workers: the interpreter with its flags, and `-m` or a script."""
 
     interpreter: tuple[str, ...]
     is_module: bool
     target: str
     length: int
-    """How many words it takes; the rest are the script's own."""
+    """The number of its words; the rest are the script's own."""
 
     @property
     def path0(self) -> str:
-        """What the interpreter puts first on `sys.path` for it."""
+        """The entry that the interpreter puts first on `sys.path` for it."""
         if self.is_module:
             return os.getcwd()
         if os.path.isdir(self.target) or self.target.endswith((".zip", ".pyz")):
@@ -59,12 +59,12 @@ class PreloadCommand(NamedTuple):
 
     @property
     def main_file(self) -> str | None:
-        """What `__main__.__file__` will be, if that is known before it runs."""
+        """The future value of `__main__.__file__`, if that is known before it runs."""
         return None if self.is_module or os.path.isdir(self.target) else os.path.join(os.getcwd(), self.target)
 
 
 def parse_command(argv: Sequence[str]) -> PreloadCommand:
-    """Take a command apart.
+    """Split a command into its parts.
 
     Raises:
         NotForkable: its workers cannot be forked.
@@ -104,7 +104,7 @@ def _checked(command: PreloadCommand) -> PreloadCommand:
 
 
 def _is_interpreter(program: str) -> bool:
-    """Whether this is an interpreter's own file: what wraps one may change the environment that a zygote needs."""
+    """Whether this is an interpreter's own file: a wrapper may change the environment that a zygote needs."""
     folders = [""] if os.path.dirname(program) else os.get_exec_path()
     path = next((each for each in (os.path.join(folder, program) for folder in folders) if os.path.isfile(each)), "")
     try:

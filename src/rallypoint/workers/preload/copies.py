@@ -1,4 +1,4 @@
-"""Copies of a zygote, made before they are needed: each waits for the request that says which worker it is to be.
+"""Copies of a zygote, made before they are needed: each waits for the request that says which worker it becomes.
 
 Laws:
 
@@ -22,7 +22,7 @@ from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, StartedWo
 from rallypoint.workers.reaper.protocol import Connection
 
 _DESCRIPTORS = 2
-"""What comes with a copy: its pidfd, and the connection to it."""
+"""The descriptors that come with a copy: its pidfd, and the connection to it."""
 
 
 class _Copy(NamedTuple):
@@ -31,16 +31,16 @@ class _Copy(NamedTuple):
 
 
 class WaitingCopies:
-    """The copies of one zygote that wait.
+    """The waiting copies of one zygote.
 
     Args:
-        reaper: below which they are.
-        timeout: seconds for a request to be sent.
+        reaper: the reaper that they are below.
+        timeout: seconds within which a request must be sent.
     """
 
     def __init__(self, reaper: ReaperClient, timeout: float) -> None:
         self.expected = 0
-        """How many have been asked for and have not come."""
+        """The number of copies that were requested and have not arrived."""
         self._reaper = reaper
         self._timeout = timeout
         self._copies: deque[_Copy] = deque()
@@ -50,11 +50,11 @@ class WaitingCopies:
         return len(self._copies)
 
     def received(self, descriptors: Sequence[int]) -> None:
-        """Descriptors have come, with a message that is here or about to be read."""
+        """Take descriptors that came with a message which has been read or is about to be."""
         self._descriptors += descriptors
 
     def add(self, pid: int) -> None:
-        """The zygote has made one. Raises OSError if its descriptors did not come along."""
+        """Add one that the zygote has made. Raises OSError if its descriptors did not come with it."""
         self.expected -= 1
         mine, self._descriptors = self._descriptors[:_DESCRIPTORS], self._descriptors[_DESCRIPTORS:]
         if len(mine) < _DESCRIPTORS:  # the kernel drops those for which we have no room
@@ -68,7 +68,7 @@ class WaitingCopies:
             self._reaper.adopt(pid, excluded=True)
 
     def use(self, message: tuple[Any, ...], descriptors: Sequence[int]) -> StartedWorker | None:
-        """Make one the worker that this request describes; None if those that wait have ended.
+        """Turn one into the worker that this request describes; None if all waiting ones have ended.
 
         Raises:
             ReaperLost: the reaper has ended.
@@ -87,11 +87,11 @@ class WaitingCopies:
         return None
 
     def _adopt(self, started: StartedWorker) -> bool:
-        # Looked at after it was adopted: by then its pid can be nobody else's.
+        # Checked after it was adopted: by then no other process can have its pid.
         return self._reaper.adopt(started.pid) and not readable(started.pidfd)
 
     def close(self) -> None:
-        """Drop all: they end. Idempotent."""
+        """Drop all copies: they end. Idempotent."""
         while self._copies:
             copy = self._copies.popleft()
             copy.link.close()

@@ -1,7 +1,7 @@
-"""What the imports read of the environment, and what they changed in it.
+"""Records what imports read from the environment, and what they change in it.
 
-Law: what every worker has of its own must not be read. Whoever reads it is named at once, since nothing that is
-imported afterwards would help.
+Law: variables that every worker has of its own must not be read. A reader is reported at once, since nothing that is
+    imported afterwards would help.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 class EnvironRecorder:
-    """While it is entered, each variable that Python code reads from `os.environ` is recorded.
+    """Records, while it is entered, each variable that Python code reads from `os.environ`.
 
-    `read` holds names, there or not, and `beginnings` how the names begin that a loop over all variables has kept; each
-    with the file and line of who read it first. `changed` is what the imports have set (None: taken away), known at
-    the end. What C code reads is not seen.
+    `read` holds names, whether set or not, and `beginnings` the prefixes of the names that a loop over all variables
+    has kept; each with the file and line of its first reader. `changed` is what the imports have set (None: removed),
+    known at the end. Reads by C code are not seen.
 
     Args:
         own: names of variables that each worker has of its own.
-        refuse: called with file and line and what was read there, in words, when that is among these.
+        refuse: called when one of these is read, with file and line and a text that says what was read.
     """
 
     def __init__(self, own: Collection[str], refuse: Callable[[str, str], None]) -> None:
@@ -47,7 +47,7 @@ class EnvironRecorder:
         read, loop = self.read, pairs.__code__
 
         def noted(environ: Any, name: Any) -> Any:
-            # What a loop over `items()` is given, and what it keeps of that, has been judged where it began.
+            # What a loop over `items()` keeps was decided when it began.
             if isinstance(name, (str, bytes)) and sys._getframe(1).f_code is not loop:
                 text = os.fsdecode(name)
                 if text not in read:
@@ -87,7 +87,7 @@ class EnvironRecorder:
                 self._refuse(where, f"reads all environment variables that begin with {beginning!r}, as {own[0]} does")
 
     def _reader(self) -> FrameType:
-        """Who reads: the first frame that is neither here nor in the modules that `os.environ` is made of."""
+        """The reader: the first frame that is neither here nor in the modules that implement `os.environ`."""
         frame = sys._getframe(2)
         while frame.f_back is not None and frame.f_code.co_filename in (*self._theirs, __file__):
             frame = frame.f_back
@@ -95,7 +95,7 @@ class EnvironRecorder:
 
 
 def frame_location(frame: FrameType) -> str:
-    """File and line of what a frame executes; the file as seen from the folder of `sys.path` that it is in."""
+    """File and line that a frame executes; the file relative to the folder of `sys.path` that it is in."""
     path = frame.f_code.co_filename
     roots = [each for each in sys.path if each and path.startswith(f"{each.rstrip('/')}/")]
     root = max(roots, key=len, default="").rstrip("/")
@@ -103,7 +103,7 @@ def frame_location(frame: FrameType) -> str:
 
 
 def replace(environ: Iterable[tuple[bytes, bytes]], changed: dict[bytes, bytes | None]) -> None:
-    """Make these the variables of this process, with what the imports changed on top."""
+    """Replace the variables of this process by these, with the changes of the imports on top."""
     os.environ.clear()
     for name, value in environ:
         os.environb[name] = value

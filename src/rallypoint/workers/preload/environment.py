@@ -1,10 +1,10 @@
-"""Which variables a worker must find as the zygote found them. Pure.
+"""Which variables must be the same for a worker as for the zygote. Pure.
 
 Two kinds matter, and all others do not:
 
-- what the imports have read through `os.environ`, which the zygote records: by name, there or not, and by how names
-  begin (`loop_filters`);
-- what the interpreter, the loader and C libraries read by themselves, which nobody can record: the table below.
+- those that the imports have read through `os.environ`, which the zygote records: by name, set or not, and by prefixes
+  of names (`loop_filters`);
+- those that the interpreter, the loader and C libraries read themselves, which cannot be recorded: the table below.
 
 `RANK`, `LOCAL_RANK` and the like differ from worker to worker and matter only if an import has read them.
 """
@@ -55,7 +55,7 @@ UNTRACKED_READS = {
     "JAX_": "JAX",
     "TF_": "TensorFlow",
 }
-"""Beginnings of names, and who reads such variables without being seen."""
+"""Prefixes of names, and which library reads such variables without being seen."""
 
 _READ_LATER = frozenset(
     (
@@ -64,9 +64,10 @@ _READ_LATER = frozenset(
         *("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_WORKER_SERVER_SOCKET"),
     )
 )
-"""Names among these that no import reads: where a process is among others is asked when it meets them, by jax and
-TensorFlow through `os.environ` besides, and by NCCL when the first communicator is made. Where its flight recorders
-dump, and by what they are asked to, torch reads with a process group, a dump or its worker server."""
+"""Names among these that no import reads: the position of a process among others is read when it connects to them, by
+jax and TensorFlow through `os.environ` as well, and by NCCL when the first communicator is made. The settings of its
+flight recorders' dumps torch reads with a process group, a dump or its worker server.
+"""
 
 
 class VariableDifference(NamedTuple):
@@ -74,7 +75,7 @@ class VariableDifference(NamedTuple):
 
     name: str
     text: str
-    """In words, with its values."""
+    """A description, with its values."""
 
 
 def first_difference(
@@ -84,9 +85,9 @@ def first_difference(
 
     Args:
         zygote: the environment that the imports saw.
-        worker: what the worker is to find.
+        worker: the environment of the worker.
         read: names that the imports have read, there or not, with the file and line that did.
-        beginnings: how names begin of which the imports have read all that there were, likewise.
+        beginnings: prefixes of names, all of which the imports have read, likewise.
     """
     for name in sorted({*zygote, *worker}):
         if zygote.get(name) == worker.get(name):
@@ -103,17 +104,17 @@ def first_difference(
 
 
 def untracked_read(names: Iterable[str]) -> str | None:
-    """The first of these variables that something reads without being seen, in words; None if there is none."""
+    """A text about the first of these variables that something reads without being seen; None if there is none."""
     return next((f"{who} reads {name}" for name in sorted(names) if (who := _untracked_reader(name))), None)
 
 
 def affinity_conflict(zygote: Collection[int], worker: Collection[int], environ: Mapping[str, str]) -> str | None:
-    """Why a worker that has processors of its own cannot do with what imports have made of all, in words; None if it
-    can. OpenMP and BLAS count them when they are loaded, if nothing else says how many threads there shall be.
+    """Why a worker bound to some processors cannot use what imports have set up for all, as text; None if it can.
+    OpenMP and BLAS count processors when they are loaded, if nothing else sets the number of threads.
 
     Args:
         zygote: the processors that the imports saw.
-        worker: those of the worker; none named means all.
+        worker: those of the worker; empty for all.
         environ: the worker's environment.
     """
     if not worker or set(worker) == set(zygote):

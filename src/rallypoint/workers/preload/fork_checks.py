@@ -1,11 +1,11 @@
-"""Whether this process may be forked after the imports, as far as anybody can tell.
+"""Whether this process may be forked after the imports, as far as that can be detected.
 
-A fork copies memory and one thread. It copies no other thread (a lock that one held stays held for ever), no
+A fork copies memory and one thread. It copies no other thread (a lock that one held stays held forever), no
 accelerator's context, and no child; and sockets, pipes, event loops and shared memory (so the locks and queues of
 `multiprocessing`) would be one for all copies.
 
-Law: threads that their own library ends before each fork (OpenBLAS does, by pthread_atfork) are no hindrance, and are
-known by one fork tried out: they are gone after it.
+Law: threads that their own library ends before each fork (OpenBLAS does, by pthread_atfork) are no obstacle, and are
+    recognised by a trial fork: they are gone after it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _posix: Any = posix
-"""For what only Linux has."""
+"""For functions that only Linux has."""
 _SIGKILL = 9
 _FORK_TEST_TIMEOUT = 5.0
 """Seconds for a copy that ends at once."""
@@ -35,14 +35,14 @@ _SHARED = (
     *("anon_inode:[eventfd]", "anon_inode:[timerfd]", "anon_inode:[signalfd]"),
 )
 _STANDARD = (0, 1, 2)
-"""Each copy gets its own in their place."""
+"""The standard descriptors, which are replaced in each copy."""
 _OPENMP_REGISTRATION = "/dev/shm/__KMP_REGISTERED_LIB_"
-"""By this LLVM's and Intel's OpenMP find a second one in a process; they make it anew in each copy."""
+"""The file by which LLVM's and Intel's OpenMP detect a second one in a process; they recreate it in each copy."""
 _INITIALIZED = (("torch", "cuda"), ("torch", "xpu"), ("torch", "npu"), ("torch", "hpu"))
 
 
 def fork_obstacle(ours: Collection[int] = ()) -> str | None:
-    """What the imports did that copies cannot live with, in words; None if nothing is known of. Does not fork.
+    """What the imports did that prevents a fork, as text; None if nothing is known. Does not fork.
 
     Args:
         ours: descriptors that the imports have not opened.
@@ -93,9 +93,9 @@ def _memory() -> str | None:
 
 
 def thread_obstacle() -> str | None:
-    """Whether there are threads that stay when this process is forked, or keep it from that; in words as above.
+    """Whether there are threads that stay when this process is forked, or prevent that; a text as above.
 
-    Whatever runs at a fork may write something: what the imports have written should have been taken before.
+    Hooks that run at a fork may write something: the output of the imports should have been read before.
     """
     if len(threads()) == 1:
         return None
@@ -125,6 +125,6 @@ def _open() -> dict[int, str]:
     for name in posix.listdir("/proc/self/fd"):
         try:
             found[int(name)] = posix.readlink(f"/proc/self/fd/{name}")
-        except OSError:  # the one by which they were listed
+        except OSError:  # the descriptor by which they were listed
             continue
     return found

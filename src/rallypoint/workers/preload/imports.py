@@ -1,10 +1,10 @@
-"""Imports what is to be preloaded, and reports at once which module keeps this process from being forked, and why.
+"""Imports the modules to preload, and reports at once which module prevents this process from being forked, and why.
 
 Laws:
 
-1. The process is checked after each module, so that what makes it unforkable is known by the module's name.
-2. What is switched off for the imports alone is seen by no worker.
-3. What was read from the script is imported as the script does; where that raises, it does there too.
+1. The process is checked after each module, so that the module which makes it unforkable is known by name.
+2. No worker sees what is switched off for the imports alone.
+3. What was read from the script is imported as the script does it; an import that raises here raises there too.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ ALSO_IMPORTED = {
     # The first `torch.save` and `torch.load` import the other.
     "torch": ("torch._dynamo", "torch.utils.serialization"),
 }
-"""Packages, and what these import when they are first used: that is preloaded wherever the package has been."""
+"""Packages, and what these import on first use: that is preloaded if the package has been."""
 
 THREAD_SWITCHES = {
     # Arrow's own jemalloc has a thread that gives memory back, in pyarrow and so in pandas, datasets, scikit-learn. A
     # copy has none in any case; without it, the threads that free memory give it back.
     b"JE_ARROW_MALLOC_CONF": (b"background_thread", b"background_thread:false"),
 }
-"""Variables that keep C libraries from starting threads: which option of theirs that is, and how it is switched off."""
+"""Variables that keep C libraries from starting threads: the option of the library, and its value for off."""
 
 
 class Unforkable(Exception):
-    """What keeps this process from being forked.
+    """The reason why this process must not be forked.
 
     Args:
-        module: which of the modules did it.
-        why: what it did, in words.
+        module: the module that caused it.
+        why: what it did, as text.
     """
 
     def __init__(self, module: str, why: str) -> None:
@@ -53,12 +53,13 @@ class Imports:
     """The imports of one process.
 
     Args:
-        modules: what `--preload` names.
-        left_out: what is not imported ahead, for it has been found unforkable before.
-        path0: what the interpreter will put first on `sys.path`.
-        main_file: what `__main__.__file__` will be, if that is known.
-        ours: descriptors that are none of the imports'.
-        script: what is run, and whether that is a module, if what it imports is to be imported too; else None.
+        modules: the modules that `--preload` names.
+        left_out: modules that are not imported ahead, because they were found unforkable before.
+        path0: the entry that the interpreter will put first on `sys.path`.
+        main_file: the future value of `__main__.__file__`, if that is known.
+        ours: descriptors that the imports have not opened.
+        script: the script or module that is run, and whether it is a module, if its imports are to be imported too;
+            else None.
     """
 
     def __init__(
@@ -73,15 +74,15 @@ class Imports:
         self._named = modules
         self._script = script
         self._read: dict[str, list[str]] = {}
-        """What was read from the script: modules, and what is imported from each by name."""
+        """The imports of the script: modules, and the names that are imported from each."""
         self.failures: list[tuple[str, str]] = []
-        """Which of these could not be imported, and what they raised."""
+        """Those of these that could not be imported, and what they raised."""
         self._left_out = left_out
         self._path0 = path0
         self._main_file = main_file
         self._ours = ours
         self._threads: dict[str, str] = {}
-        """Which module each thread was there after for the first time."""
+        """For each thread, the module after whose import it was first seen."""
         self.importing = ""
         """The module that is being imported."""
 
@@ -92,7 +93,7 @@ class Imports:
 
         Args:
             own: variables that each worker has of its own.
-            refused: called where one of them is read, which no import that follows can mend.
+            refused: called when one of them is read, which no later import can undo.
             imported: called after each module.
 
         Raises:
@@ -126,7 +127,7 @@ class Imports:
         return recording
 
     def check_threads(self) -> None:
-        """Check what a fork would lose: call this when what the imports have written has been taken.
+        """Check what a fork would lose: call this when the output of the imports has been read.
 
         Raises:
             Unforkable: this process must not be forked.
@@ -138,11 +139,11 @@ class Imports:
             raise Unforkable(modules[-1] if modules else self.importing, why)
 
     def packages(self) -> list[str]:
-        """What was imported without being named, of which it is known that preloading it is worth while."""
+        """Imported modules that were not named, and that are known to be worth preloading."""
         return [name for name in ALSO_IMPORTED if name in sys.modules and name not in self._named]
 
     def shown(self) -> list[str]:
-        """What was imported, for people: packages that are not of the standard library, and what they import later."""
+        """The imports in a readable form: packages that are not of the standard library, and what they import later."""
         found = [name.partition(".")[0] for name in self._read]
         also = [each for more in ALSO_IMPORTED.values() for each in more]
         names = [each for each in (*found, *also) if each in sys.modules and each not in sys.stdlib_module_names]
@@ -155,7 +156,7 @@ class Imports:
             raise Unforkable("", f"what {target} imports cannot be read ({error})") from None
         for module, names in found:
             if not self._is_left_out(module):
-                self._read.setdefault(module.partition(".")[0], [])  # so that what is wrong with a package is its own
+                self._read.setdefault(module.partition(".")[0], [])  # so that errors of a package are its own
                 self._read.setdefault(module, []).extend(names)
 
     def _is_left_out(self, module: str) -> bool:
@@ -192,7 +193,7 @@ def _reading(where: str, what: str) -> str:
 
 
 def _without_threads() -> list[bytes]:
-    """Switch off what `THREAD_SWITCHES` names, unless the user has decided; which variables that has changed."""
+    """Switch off what `THREAD_SWITCHES` names, unless the user has decided. Returns the changed variables."""
     changed = []
     for name, (option, switched_off) in THREAD_SWITCHES.items():
         given = os.environb.get(name, b"")
@@ -203,7 +204,7 @@ def _without_threads() -> list[bytes]:
 
 
 def _put_c_variable(name: bytes, value: bytes | None) -> None:
-    """Set a variable for C code alone, which Python code does not see in `os.environ`."""
+    """Set a variable for C code only, which Python code does not see in `os.environ`."""
     if value is None:
         posix.unsetenv(name)
     else:

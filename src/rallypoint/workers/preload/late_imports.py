@@ -1,6 +1,6 @@
-"""What workers still import after the fork, so that one can see what else to preload. Only at LOGLEVEL=DEBUG.
+"""Logs what workers still import after the fork, which shows what else to preload. Only at LOGLEVEL=DEBUG.
 
-A worker writes a line for each module that it loads into a file of the agent's, opened anew each time: nothing of it
+A worker writes a line for each module that it loads into a file of the agent, opened again each time: nothing of it
 stays in the worker but an audit hook, which no script can see.
 """
 
@@ -21,10 +21,10 @@ _MACHINERY = "<frozen importlib."
 
 
 def report(path: str) -> None:
-    """Have this process write down from now on what it imports.
+    """Make this process record from now on what it imports.
 
     Args:
-        path: of a file that is there.
+        path: of an existing file.
     """
     pid = posix.getpid()
 
@@ -45,7 +45,7 @@ def report(path: str) -> None:
 
 
 def _importer(name: str, frame: FrameType | None) -> tuple[str, str]:
-    """The outermost module that is being imported, and who imports it."""
+    """The outermost module that is being imported, and the code that imports it."""
     where = ""
     while frame is not None:
         file = frame.f_code.co_filename
@@ -59,10 +59,10 @@ def _importer(name: str, frame: FrameType | None) -> tuple[str, str]:
 
 
 def summary(text: str) -> str:
-    """What workers have written down, in one sentence; empty if that is nothing.
+    """A sentence about what workers have recorded; empty if that is nothing.
 
     Args:
-        text: all that they have written into the file.
+        text: the contents of the file.
     """
     counts: dict[tuple[str, str], int] = {}
     places: dict[str, str] = {}

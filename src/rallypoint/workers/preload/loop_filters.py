@@ -1,16 +1,16 @@
-"""What a loop over all variables keeps of them: those whose names begin in a certain way, or all.
+"""Which variables a loop over all of them keeps: those whose names have certain prefixes, or all.
 
-Whoever iterates over `os.environ` has been given every variable, but most keep few:
+Code that iterates over `os.environ` is given every variable, but most of it keeps few:
 
     {k[5:]: v for k, v in os.environ.items() if k.startswith("TQDM_")}
 
-Whether a loop is such a filter is read from its source; what it filters by, from the frame that runs it.
+Whether a loop is such a filter is read from its source; its prefixes, from the frame that runs it.
 
 Laws:
 
 1. A loop counts as a filter only if its source shows that nothing of a variable whose name begins otherwise is used
    after the test: the test comes first, it is `startswith` alone, and what the loop leaves bound is not read again.
-2. What is not understood keeps all: no source, another form, a beginning that cannot be computed without a call.
+2. A loop that is not understood keeps all: no source, another form, a prefix that cannot be computed without a call.
 3. `KNOWN` is for readers that keep few and whose source does not show it in one loop.
 """
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 KNOWN: dict[tuple[str, str], tuple[str, ...]] = {
     # It copies all into a dictionary of its own, which it drops after a loop with this test.
     ("fsspec.config", "set_conf_env"): ("FSSPEC",),
-    # They hand all on to a program that they run, as it would inherit them.
+    # They pass all on to a program that they run, which would inherit them anyway.
     ("subprocess", "_execute_child"): (),
     ("ctypes.util", "_findLib_gcc"): (),
     ("uuid", "_get_command_stdout"): (),
-    # It keeps what ends with `_proxy`, as nothing does that workers have of their own.
+    # It keeps names that end with `_proxy`, as no variable does that workers have of their own.
     ("urllib.request", "getproxies_environment"): (),
 }
-"""Module and function of a reader, and how the names begin of which alone it keeps something."""
+"""Module and function of a reader, and the prefixes of the names that it keeps."""
 
 _ONLY_AST = 0x400
 _COPYING = ("list", "tuple", "set", "sorted", "iter", "dict")
@@ -48,13 +48,13 @@ _SEES_LOCALS = ("locals", "vars", "eval", "exec", "dir")
 
 
 def kept_prefixes(frame: FrameType) -> tuple[str, ...] | None:
-    """How the names begin of which alone a frame keeps something that now starts to iterate over the variables.
+    """The prefixes of the names that a frame keeps which now starts to iterate over the variables.
 
     Args:
         frame: the frame that holds the loop.
 
     Returns:
-        the beginnings; None if it may keep any variable.
+        The prefixes; None if it may keep any variable.
     """
     known = KNOWN.get((frame.f_globals.get("__name__", ""), frame.f_code.co_name))
     return _loop_prefixes(frame) if known is None else known
@@ -74,7 +74,7 @@ def _loop_prefixes(frame: FrameType) -> tuple[str, ...] | None:
 
 
 def _source_position(frame: FrameType) -> Range | None:
-    """Lines and columns of what the frame is executing: line, last line, column, last column."""
+    """The position in the source that the frame is executing: line, last line, column, last column."""
     positions = getattr(frame.f_code, "co_positions", None)
     if positions is None:  # Python 3.10
         return None
@@ -87,7 +87,7 @@ def _range(node: _ast.expr | _ast.stmt) -> Range:
 
 
 def _ranges(loop: Loop) -> Iterator[Range]:
-    """Where an instruction of this loop itself stands that begins to iterate. Python 3.13 knows it best."""
+    """The positions of the loop's own instructions that begin to iterate. Python 3.13 reports them best."""
     iterated = loop.iter if isinstance(loop, _ast.For) else loop.generators[0].iter
     yield _range(loop)
     for node in _all(iterated):
@@ -96,7 +96,7 @@ def _ranges(loop: Loop) -> Iterator[Range]:
 
 
 def _loops(tree: _ast.AST, place: Range) -> Iterator[tuple[Loop, list[_ast.AST]]]:
-    """The loops around a place, each with the nodes that it is in, the outermost first."""
+    """The loops around a position, each with the nodes that it is in, the outermost first."""
     line = place[0] or 0
     waiting: list[tuple[_ast.AST, list[_ast.AST]]] = [(tree, [])]
     while waiting:
@@ -131,7 +131,7 @@ def _prefixes_of(loop: Loop, above: list[_ast.AST], frame: FrameType) -> tuple[s
 
 
 def _test_of(loop: _ast.For) -> _ast.expr | None:
-    """The test that comes before all else in the loop's body: a lone `if`, or `if not ...: continue`."""
+    """The test that comes first in the loop's body: a lone `if`, or `if not ...: continue`."""
     first = loop.body[0]
     if not isinstance(first, _ast.If):
         return None
@@ -161,7 +161,7 @@ def _test_in_any(loop: Loop, above: list[_ast.AST], frame: FrameType) -> _ast.ex
 
 
 def _kind(node: _ast.expr, frame: FrameType) -> str:
-    """What iterating over this gives if it is made of `os.environ` and leaves nothing: "names", "pairs", or ""."""
+    """What iterating over this yields if it comes from `os.environ` and is not stored: "names", "pairs", or ""."""
     if isinstance(node, _ast.Name) or (isinstance(node, _ast.Attribute) and _kind(node.value, frame)):
         return "names"
     if not isinstance(node, _ast.Call) or node.keywords:
@@ -176,7 +176,7 @@ def _kind(node: _ast.expr, frame: FrameType) -> str:
 
 
 def _is_built_in(name: str, frame: FrameType) -> bool:
-    """Whether a name means in a frame, and in the one around it, what it means everywhere."""
+    """Whether a name has its built-in meaning in a frame, and in the one around it."""
     for each in (frame, frame.f_back or frame):
         code = each.f_code
         if name in each.f_globals or name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
@@ -185,7 +185,7 @@ def _is_built_in(name: str, frame: FrameType) -> bool:
 
 
 def _tested_prefixes(test: _ast.expr, name: str, frame: FrameType, stored: set[str]) -> list[str] | None:
-    """How a name must begin to pass a test; None if that is not all that is tested first."""
+    """The prefixes that a name must have to pass a test; None if something else is tested first."""
     if isinstance(test, _ast.BoolOp):
         if isinstance(test.op, _ast.And):
             return _tested_prefixes(test.values[0], name, frame, stored)
@@ -205,7 +205,7 @@ def _tested_prefixes(test: _ast.expr, name: str, frame: FrameType, stored: set[s
 
 
 def _literal_prefixes(node: _ast.expr, frame: FrameType, stored: set[str]) -> list[str] | None:
-    """What an argument of `startswith` is, in this frame; None if only a call could tell, or the loop changes it."""
+    """The value of an argument of `startswith` in this frame; None if that takes a call, or the loop changes it."""
     for each in _all(node):
         if not isinstance(each, _COMPUTED) or (isinstance(each, _ast.Name) and each.id in stored):
             return None
@@ -220,12 +220,12 @@ def _literal_prefixes(node: _ast.expr, frame: FrameType, stored: set[str]) -> li
 
 
 def _is_read_after(loop: _ast.For, above: list[_ast.AST], names: set[str]) -> bool:
-    """Whether what the loop leaves bound can be read behind it, or before it the next time round."""
+    """Whether names that the loop leaves bound can be read after it, or before it in the next iteration."""
     function = next(
         (each for each in reversed(above) if isinstance(each, (_ast.FunctionDef, _ast.AsyncFunctionDef))), None
     )
     if function is None or any(isinstance(each, _ast.ClassDef) for each in above[above.index(function) :]):
-        return True  # it stays in a module or a class, for all to see
+        return True  # it stays visible in a module or a class
     for each in _all(function):
         if isinstance(each, (_ast.Global, _ast.Nonlocal)) and names & {*each.names}:
             return True
@@ -255,7 +255,7 @@ def _bound(loop: _ast.For) -> set[str]:
 
 
 def _stored(loop: Loop) -> set[str]:
-    """Names that the loop sets or takes away."""
+    """Names that the loop sets or deletes."""
     return {each.id for each in _all(loop) if isinstance(each, _ast.Name) and not isinstance(each.ctx, _ast.Load)}
 
 

@@ -1,16 +1,16 @@
-"""Preloading for one agent: one zygote at a time, and whether a worker is forked from it.
+"""Preloading for one agent: keeps one zygote at a time, and decides whether a worker is forked from it.
 
-When the first workers are to start and the first zygote still imports, they wait for it (`importing`), at most
+If the first zygote is still importing when the first workers are due to start, they wait for it (`importing`), at most
 `IMPORT_TIMEOUT` for each module: it imports what they would and has begun before them, and it imports once and not once
-for each worker. Workers that are to start while a later zygote imports are not forked. One that reads from the script
-what it imports (`AUTO`) is for workers that are started again: it begins when the first ones make progress, or
-`AUTO_DELAY` after they were started, and nobody waits for it.
+for each worker. Workers that start while a later zygote imports are not forked. A zygote that takes its imports from
+the script (`AUTO`) is for restarted workers: it begins when the first workers make progress, or `AUTO_DELAY` after they
+were started, and no worker waits for it.
 
 Laws:
 
-1. Nothing here blocks, but for the milliseconds that a copy takes where none waits.
-2. Whatever goes wrong with a zygote, workers start without preloading, and one log line says why.
-3. A zygote that has ended is followed by another in the background, unless several in a row were of no use.
+1. Nothing here blocks, except for the milliseconds that a copy takes if none is waiting.
+2. If anything fails in a zygote, workers start without preloading, and one log line says why.
+3. A zygote that has ended is replaced by another in the background, unless several in a row were never used.
 4. One that can never be used is closed at once; another follows it if that has something left to import.
 5. As many copies wait as workers start at a time: they are made when the imports are done, and again `REFILL_DELAY`
    after workers were started, so that no start waits for the kernel to copy a zygote's page tables.
@@ -35,32 +35,33 @@ from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, StartedWo
 log = get_logger(__name__)
 
 AUTO = "auto"
-"""In the place of a module: those that the script imports."""
+"""In place of a module: the modules that the script imports."""
 AUTO_DELAY = 10.0
-"""Seconds from the start of workers that tell of no progress to the import of what their script imports: by then they
-have most likely done with it, so that it takes no processor from them while they start."""
+"""Seconds from the start of workers that report no progress to the import of what their script imports: by then they
+have most likely finished their own imports, so that it takes no processor from them while they start.
+"""
 _MAX_LEFT_OUT = 5
-"""So many of the modules that a script imports may turn out unforkable, one zygote after the other."""
+"""The number of a script's modules that may turn out unforkable, one zygote after the other."""
 _MAX_SHOWN = 8
 IMPORT_TIMEOUT = 20.0
 """Seconds that the first start of workers waits for the import of a module."""
 REFILL_DELAY = 2.0
-"""Seconds from a start of workers until those copies are made from which the next ones are."""
+"""Seconds from a start of workers until the copies for the next workers are made."""
 _MAX_DEATHS = 3
-"""So many zygotes in a row may end without a worker forked from them."""
+"""The number of zygotes in a row that may end without a worker forked from them."""
 
 
 class PreloadManager:
     """The zygotes of one agent.
 
     Args:
-        modules: what they import; `AUTO` among these is what the script imports.
+        modules: what they import; `AUTO` among these stands for the imports of the script.
         argv: the command of a worker.
         environ: the environment that all workers have in common.
         own: names of the variables that each worker has of its own.
         workers: how many start at a time.
         clock: of `wake_at`.
-        progress: whether the workers that run now have made progress.
+        progress: whether the present workers have made progress.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class PreloadManager:
         self._progress = progress
         self._begin_at = math.inf
         self._reaper: ReaperClient | None = None
-        """Below which the next zygote begins at that time."""
+        """The reaper below which the next zygote begins at that time."""
         self._argv = list(argv)
         self._environ = dict(environ)
         self._workers = workers
@@ -100,7 +101,7 @@ class PreloadManager:
         return None if self._zygote is None else self._zygote.pid
 
     def ensure_zygote(self, reaper: ReaperClient) -> None:
-        """Have a zygote below this reaper, if there can be one, before workers start. Does not wait for it."""
+        """Start a zygote below this reaper, if possible, before workers start. Does not wait for it."""
         if self._zygote is not None and self._zygote.reaper is not reaper:
             self.close()
         if self._zygote is None and not self._given_up:
@@ -113,7 +114,7 @@ class PreloadManager:
 
     @property
     def importing(self) -> bool:
-        """Whether workers that are to start now shall wait."""
+        """Whether workers that are about to start must wait."""
         waits = self._first_imports
         if waits and self._clock.monotonic() >= self._progress_at + IMPORT_TIMEOUT:
             self._first = waits = False
@@ -136,7 +137,7 @@ class PreloadManager:
         return self._progress_at + IMPORT_TIMEOUT if self._first_imports else min(self._refill_at, self._begin_at)
 
     def step(self) -> None:
-        """Begin with the zygote if that is due, and handle what has happened to it."""
+        """Start the zygote if that is due, and handle its events."""
         reaper = self._reaper
         if reaper is not None and (self._clock.monotonic() >= self._begin_at or self._progress()):
             self._reaper, self._begin_at = None, math.inf
@@ -173,7 +174,7 @@ class PreloadManager:
         stderr: int | None,
         cpus: Collection[int] = (),
     ) -> StartedWorker | None:
-        """Fork a worker, if it can be as a fresh interpreter would be; None if it is to start without preloading.
+        """Fork a worker, if it can be like a fresh interpreter; None if it must start without preloading.
 
         Raises:
             UserError: as `ReaperClient.spawn` raises it.
@@ -210,7 +211,7 @@ class PreloadManager:
     # Inside
 
     def _begin_later(self, reaper: ReaperClient) -> None:
-        """Begin when workers that are to start now have done so, if they can be forked at all."""
+        """Begin when the workers that are about to start have started, if they can be forked at all."""
         try:
             parse_command(self._argv)
         except NotForkable as reason:
@@ -219,7 +220,7 @@ class PreloadManager:
         self._reaper, self._begin_at = reaper, self._clock.monotonic() + AUTO_DELAY
 
     def _tell_found(self, zygote: ZygoteClient) -> None:
-        """Log what was read from the script and imported, and what of it could not be."""
+        """Log which imports were read from the script, and which of these failed."""
         names = ", ".join(zygote.found[:_MAX_SHOWN]) or "nothing but modules of the standard library"
         more = len(zygote.found) - _MAX_SHOWN
         failed = "".join(f"; not {module}, for {why}" for module, why in zygote.failures[:_MAX_SHOWN])
@@ -280,7 +281,7 @@ class PreloadManager:
         self._begin(zygote.reaper)
 
     def _on_not_forkable(self, reason: NotForkable) -> None:
-        """A worker starts without preloading; if that is so for all that start at a time, it is so each time."""
+        """Handle a worker that cannot be forked; if this affects all that start at a time, it does so each time."""
         self._warn_not_forked(str(reason), reason.about)
         self._never_forkable_count += isinstance(reason, NeverForkable)
         if self._never_forkable_count >= self._workers:
@@ -314,7 +315,7 @@ class _LateImportsFile:
         os.close(self._fd)
 
     def log(self) -> None:
-        """Log what there is, and forget it."""
+        """Log its contents, and clear it."""
         from rallypoint.workers.preload.late_imports import summary
 
         words = summary(os.pread(self._fd, os.fstat(self._fd).st_size, 0).decode(errors="replace"))

@@ -1,14 +1,14 @@
-"""What a script imports, read from its source, of which no line is executed: for `--preload=auto`.
+"""Finds the imports of a script in its source, without executing any of it: for `--preload=auto`.
 
-Read are the script and the modules of the user's own that it imports, with what these import, at the top level, in what
-is executed there (`if`, `try`, classes, ...), and in functions whose names are used by anything that is read. What is
-found is of two kinds: modules of the standard library and of installed distributions, which may be imported ahead, and
-the user's own, which never are: they may do anything when they are imported, and change from start to start.
+It reads the script and the user's own modules that it imports, recursively: the top level, with everything that is
+executed there (`if`, `try`, classes, ...), and functions whose names are used by anything that is read. It finds two
+kinds of modules: those of the standard library and of installed distributions, which may be imported ahead, and the
+user's own, which never are: they may do anything when they are imported, and change from start to start.
 
 Laws:
 
-1. What stands under `if TYPE_CHECKING`, or in a function that nothing names, is not imported ahead.
-2. Nothing that is read raises: a file that is no Python has no imports.
+1. Imports under `if TYPE_CHECKING`, or in a function that nothing names, are not imported ahead.
+2. Reading never raises: a file that is not Python has no imports.
 3. At most `MAX_FILES` files are read, each of at most `MAX_SIZE` bytes.
 4. Modules that are not built in are imported where they are used: the zygote imports this file and must not have them.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec as _Spec
 
     Found = list[tuple[str, list[str]]]
-    """Modules, and what is imported from each by name: it may be a module too."""
+    """Modules, and the names that are imported from each: a name may be a module too."""
 
 MAX_FILES = 200
 MAX_SIZE = 1 << 20
@@ -36,23 +36,23 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 class Reader:
-    """What is imported by the sources that it is given; each node of these is looked at once."""
+    """Finds the imports of the sources that it is given; looks at each node of these once."""
 
     def __init__(self) -> None:
         self._used: set[str] = set()
         """Names that are used in anything that is executed."""
         self._waiting: dict[str, list[tuple[list[ast.stmt], str]]] = {}
-        """Functions that nothing has named yet, each with the package that it is in."""
+        """Functions that nothing has named yet, each with its package."""
 
     def read(self, text: bytes, package: str = "") -> list[tuple[str, list[str]]]:
         """The modules that are imported now, in order, each with the names that are imported from it.
 
         Args:
-            text: what is in a file.
+            text: the contents of a file.
             package: the package that its relative imports start from; empty for a script.
 
         Raises:
-            SyntaxError, ValueError: it is no Python.
+            SyntaxError, ValueError: it is not Python.
         """
         import ast
 
@@ -77,7 +77,7 @@ class Reader:
         return self._waiting.pop(name, [])
 
     def _executed(self, node: ast.AST, package: str, owner: str) -> list[ast.AST]:
-        """What of a node is executed, as far as anybody can tell; `owner` is the class whose body it stands in."""
+        """The parts of a node that are executed, as far as that is known; `owner` is the class whose body it is in."""
         import ast
 
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -96,7 +96,7 @@ class Reader:
 
 
 def _absolute(module: str, level: int, package: str) -> str:
-    """The name of what is imported; empty if that is relative to nothing."""
+    """The absolute name of an import; empty if it is relative to nothing."""
     if level == 0:
         return module
     parts = package.split(".") if package else []
@@ -110,7 +110,7 @@ def _is_type_checking(test: ast.expr) -> bool:
 
 
 def installed_imports(target: str, is_module: bool, known: Iterable[str] = ()) -> Found:
-    """What a script imports of what is installed, in order; modules are looked for on `sys.path`.
+    """The installed modules that a script imports, in order; modules are looked up on `sys.path`.
 
     Args:
         target: the path of a script or of a folder with a `__main__.py`, or the name of a module.
@@ -118,7 +118,7 @@ def installed_imports(target: str, is_module: bool, known: Iterable[str] = ()) -
         known: packages that count as installed wherever they are.
 
     Raises:
-        OSError, SyntaxError, ValueError: it cannot be read; a script's imports are then not known.
+        OSError, SyntaxError, ValueError: it cannot be read, so its imports are unknown.
     """
     files = _Files(frozenset(known))
     files.add_main(target, is_module)
@@ -131,13 +131,13 @@ def installed_imports(target: str, is_module: bool, known: Iterable[str] = ()) -
 
 
 class _Files:
-    """The files that are read, and the way to them."""
+    """The files that are read, and how they are found."""
 
     def __init__(self, known: frozenset[str]) -> None:
         from collections import deque
 
         self.imports: deque[tuple[str, list[str]]] = deque()
-        """What has been read and not followed."""
+        """Imports that were read and have not been followed."""
         self._reader = Reader()
         self._read: set[str] = set()
         self._known = known
@@ -145,7 +145,7 @@ class _Files:
         self._stdlib = os.path.dirname(os.__file__)
 
     def add_main(self, target: str, is_module: bool) -> None:
-        """Read what is run itself. Raises as `installed_imports` does."""
+        """Read the main file. Raises as `installed_imports` does."""
         path, package = target, ""
         if is_module:
             path, package = self._main_module(target)
@@ -169,7 +169,7 @@ class _Files:
 
         Args:
             module: its name.
-            names: what is imported from it; what of this are modules is read too.
+            names: what is imported from it; those that are modules are read too.
         """
         installed = self._follow_one(module)
         if installed is False:
@@ -212,7 +212,7 @@ class _Files:
 
 
 def _find(name: str) -> list[_Spec]:
-    """Where a module and the packages that it is in are, the outermost first; empty if there is none."""
+    """The specs of the packages that a module is in, the outermost first, and its own; empty if there is none."""
     found: list[_Spec] = []
     path: list[str] | None = None
     there: list[str] = []
@@ -224,7 +224,7 @@ def _find(name: str) -> list[_Spec]:
             found.append(spec)
             path = spec.submodule_search_locations
             if path is not None and not spec.has_location and spec.name not in sys.modules:
-                # A namespace package: one that is in it is looked for by what the outer one is among the imported.
+                # A namespace package: its members are looked up by the outer package, which must be in `sys.modules`.
                 path = list(getattr(path, "_path", ()))
                 sys.modules[spec.name] = module = type(sys)(spec.name)
                 setattr(module, "__path__", path)  # noqa: B010
@@ -239,7 +239,7 @@ def _find_one(name: str, path: list[str] | None) -> _Spec | None:
     for finder in sys.meta_path:
         try:
             spec: _Spec | None = finder.find_spec(name, path)
-        except Exception:  # whatever somebody's finder does
+        except Exception:  # whatever a foreign finder does
             continue
         if spec is not None:
             return spec
@@ -255,10 +255,10 @@ def _text(path: str) -> bytes:
 
 
 def in_a_copy(work: Callable[[], Found]) -> Found:
-    """What a function returns that a copy of this process calls, so that nothing of it is left here.
+    """Call a function in a copy of this process, so that it leaves nothing here, and return its result.
 
     Raises:
-        ValueError: it has raised something, with that in words; or it has ended the copy.
+        ValueError: it has raised an exception, whose text this has; or it has ended the copy.
     """
     import marshal
 

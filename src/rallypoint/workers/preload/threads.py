@@ -1,4 +1,4 @@
-"""The threads that the imports have left, for people: whose each is, and what switches it off.
+"""Describes the threads that imports have left: the owner of each, and what switches it off.
 
 Law: nothing here can fail or wait; what the kernel does not show is left out.
 """
@@ -21,7 +21,7 @@ _REMEDIES = {
     "libiomp": "set OMP_NUM_THREADS=1",
     "libomp": "set OMP_NUM_THREADS=1",
 }
-"""What a library's file or a thread's name begins with, and what keeps it from starting threads when it is loaded."""
+"""Prefixes of a library's file or a thread's name, and what keeps the library from starting threads when loaded."""
 _SYSTEM_LIBRARIES = (
     "libc.so",
     "libc-",
@@ -34,14 +34,14 @@ _SYSTEM_LIBRARIES = (
     "python",
     "[",
 )
-"""Files whose code runs in every thread, whoever has started it."""
+"""Files whose code runs in every thread, whichever library has started it."""
 _MAX_THREADS = 3
 _MAX_STACK = 1 << 16
-"""Bytes of a stack that are looked through."""
+"""Bytes of a stack that are searched."""
 
 
 def describe_threads() -> str:
-    """The threads beside the main one: their names, the library or the Python line that each runs in, and remedies."""
+    """All threads except the main one: their names, the library or the Python line that each runs in, and remedies."""
     main = posix.getpid()
     found = [int(each) for each in posix.listdir("/proc/self/task") if int(each) != main]
     words = [_describe(each) for each in found[:_MAX_THREADS]]
@@ -75,7 +75,7 @@ def _python_thread(thread: int) -> str:
 
 
 def _library(thread: int) -> str:
-    """The library whose function a thread was started with: whose code is the outermost on its stack."""
+    """The library that a thread belongs to: the one whose code is the outermost on its stack."""
     words = _text(f"/proc/self/task/{thread}/syscall").split()
     if len(words) < 2 or not words[-2].startswith("0x"):  # it runs, or the kernel does not say
         return ""

@@ -10,19 +10,19 @@ input is the connection to the agent, its standard output and standard error are
     answers    ("imported",) after each module
                ("ready", names read of the environment, beginnings of names read, each with file and line, what has
                been imported, what of the script's imports could not be, each with the reason), or
-               ("unforkable", module, why, packages that could be preloaded instead); after the latter it ends
+               ("unforkable", module, why, packages that could be preloaded instead); then it ends
     a request  (how many copies)
     answers    ("copy", pid) for each, with its pidfd and a connection to it; ("failed", errno) for all that are missing
 
-What a copy is sent on its connection: (command line, how much of it the interpreter takes, environment, settings) with
-the descriptors (folder, those for 0, 1 and 2); settings as in `reaper.protocol`.
+A copy is sent on its connection: (command line, number of its words that the interpreter takes, environment, settings)
+with the descriptors (folder, those for 0, 1 and 2); settings as in `reaper.protocol`.
 
 Laws:
 
 1. It forks with one thread, checked each time.
-2. It ends when the agent closes the connection; so does a copy that is no worker yet.
-3. Copies are made side by side: a process between makes them all and ends, so that their parent is the reaper, which
-   adopts orphans (see `reaper.orphan`). What each does for itself, it does itself.
+2. It ends when the agent closes the connection; so does a copy that is not yet a worker.
+3. Copies are made concurrently: an intermediate process makes them all and ends, so that their parent is the reaper,
+   which adopts orphans (see `reaper.orphan`). Each copy initializes itself.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 _posix: Any = posix
-"""For what only Linux has."""
+"""For functions that only Linux has."""
 _NAME = b"rally-zygote"
 _EIO, _EAGAIN = 5, 11
 
 
 def serve() -> None:
-    """Be the zygote. Returns in its copies only, and in each of them as a worker."""
+    """Run the zygote. Returns in its copies only, in each of them as a worker."""
     link = _take_connection()
     name = _own_name()
     (modules, left_out, own, path0, main_file, python_path, ignored, noted_in, script), _ = _read(link)
@@ -94,7 +94,7 @@ def _fork_copies(link: Connection, count: int) -> Connection | None:
     if between:
         try:  # noqa: SIM105 - contextlib may not have been imported
             posix.waitpid(between, 0)
-        except OSError:  # a handler that the imports have set was faster; the answer is that one's in any case
+        except OSError:  # reaped by a handler that the imports have set; the answer comes from that process in any case
             pass
         return None
     between = posix.getpid()
@@ -117,7 +117,7 @@ def _fork_copies(link: Connection, count: int) -> Connection | None:
 
 
 def _take_connection() -> Connection:
-    """The connection under another number, and nothing to read in its place."""
+    """Move the connection to another number, and put /dev/null in its place."""
     fd = posix.dup(0)
     null = posix.open("/dev/null", posix.O_RDONLY)
     posix.dup2(null, 0)
@@ -134,7 +134,7 @@ def _own_name() -> bytes:
 
 
 def _remove_hook(python_path: bytes | None) -> None:
-    """Take the hook out of the environment, of this process and so of what the imports may start."""
+    """Remove the hook from the environment of this process, and so of any process that the imports may start."""
     environ = {name: value for name, value in posix.environ.items() if name != b"PYTHONPATH"}
     if python_path is not None:
         environ[b"PYTHONPATH"] = python_path

@@ -2,8 +2,8 @@
 
 Laws:
 
-1. Making one does not wait for it. `poll` reads its messages, which does not wait either.
-2. A copy that does not come in time breaks the connection: the zygote ends, and so do those that wait.
+1. Creating one does not wait for it. `poll` reads its messages, which does not wait either.
+2. A copy that does not arrive in time breaks the connection: the zygote ends, and so do the waiting copies.
 3. It lives below one reaper, and is spared by that reaper's sweeps.
 """
 
@@ -39,13 +39,13 @@ from rallypoint.workers.reaper.encoding import (
 from rallypoint.workers.reaper.protocol import Connection, parse
 
 FORK_TIMEOUT = 5.0
-"""Seconds for a copy to be made. It takes some milliseconds unless the machine is in deep trouble."""
+"""Seconds for a copy to be made. It takes some milliseconds unless the machine is overloaded."""
 _HOOK = os.path.join(os.path.dirname(__file__), "hook")
 _MAX_STATUS_TEXT = 200
 
 
 class ZygotePhase(Enum):
-    """What a zygote is at."""
+    """The phase of a zygote."""
 
     IMPORTING = "importing"
     READY = "ready"
@@ -56,26 +56,26 @@ class ZygotePhase(Enum):
 
 
 class PreloadSpec(NamedTuple):
-    """What a zygote imports."""
+    """The imports of a zygote."""
 
     modules: tuple[str, ...]
     left_out: tuple[str, ...] = ()
-    """What it leaves out of that which it would import of itself."""
+    """Modules that it would import automatically and leaves out."""
     per_worker_variables: tuple[str, ...] = ()
-    """Names of variables that each worker has of its own: a zygote whose imports read one is of no use."""
+    """Names of variables that each worker has of its own: a zygote whose imports read one cannot be used."""
     reads_script: bool = False
-    """Whether it also imports what it finds that the script imports."""
+    """Whether it also imports the modules that it finds in the script's source."""
     noted_in: str | None = None
-    """The path of a file in which workers note what they import after the fork; None if they need not."""
+    """The path of a file in which workers record what they import after the fork; None if they need not."""
 
 
 class ZygoteClient:
     """One zygote.
 
     Args:
-        reaper: what starts it, and ends it with all else.
+        reaper: starts it, and ends it with everything else.
         argv: the command of a worker.
-        environ: what the imports are to find: the environment that all workers will have in common.
+        environ: the environment of the imports: what all workers will have in common.
         request: what it imports, and how.
 
     Raises:
@@ -90,17 +90,17 @@ class ZygoteClient:
         self.phase = ZygotePhase.IMPORTING
         self.reason = ""
         self.imported = 0
-        """How many modules it has imported."""
+        """The number of modules that it has imported."""
         self.found: tuple[str, ...] = ()
-        """Once it is ready: what it has imported, as far as people want to know."""
+        """Once it is ready: what it has imported, for messages."""
         self.failures: tuple[tuple[str, str], ...] = ()
-        """What of the script's imports could not be imported, and why."""
+        """Imports of the script that failed, and why."""
         self.module = ""
         """The module that makes it unforkable."""
         self.packages: tuple[str, ...] = ()
-        """If it is unforkable: what it could have imported instead."""
+        """If it is unforkable: packages that it could have imported instead."""
         self.is_permanent = False
-        """Whether it is lost because it ended by itself during the imports, as another would."""
+        """Whether it is lost because it ended during the imports, as another would."""
         self.reaper = reaper
         self._copies = WaitingCopies(reaper, FORK_TIMEOUT)
         self._copies_error = 0
@@ -136,7 +136,7 @@ class ZygoteClient:
         environ = {**self._environ, "PYTHONPATH": _HOOK + (os.pathsep + path if path else "")}
         output = memory_file("rallypoint-zygote-stdout")
         try:
-            # What a scheduler sends to all processes must not end it; its copies have the mask of their own order.
+            # A scheduler's signals to all processes must not end it; its copies get the mask of their own request.
             stdio = link, output, self._status_text
             started = self.reaper.spawn(argv, environ, stdio, excluded=True, blocked=SENT_TO_ALL)
         finally:
@@ -178,7 +178,7 @@ class ZygoteClient:
             self.close()
 
     def request_copies(self, count: int) -> None:
-        """Have it make copies, if fewer than these wait or are on their way. Does not wait for them."""
+        """Request copies, if fewer than this number wait or are on their way. Does not wait for them."""
         missing = count - len(self._copies) - self._copies.expected
         if missing <= 0 or self.phase is not ZygotePhase.READY:
             return
@@ -195,11 +195,11 @@ class ZygoteClient:
         stdio: tuple[int | None, int | None, int | None],
         cpus: Collection[int] = (),
     ) -> StartedWorker:
-        """Have it make a worker; the arguments are those of `ReaperClient.spawn`.
+        """Fork a worker from it; the arguments are those of `ReaperClient.spawn`.
 
         Raises:
-            NotForkable: this worker would not be what a fresh interpreter is, or none could be made; in the latter
-                case the zygote may be lost.
+            NotForkable: this worker would differ from a fresh interpreter, or none could be made; in the latter case
+                the zygote may be lost.
             UserError: as `ReaperClient.spawn` raises it.
             ReaperLost: the reaper has ended.
         """
@@ -213,7 +213,7 @@ class ZygoteClient:
         except OSError as error:
             raise NotForkable(f"no copy could be requested: {error.strerror}") from None
         try:
-            for _ in range(2):  # what has waited for long may have been ended by somebody
+            for _ in range(2):  # a copy that has waited for long may have been killed
                 self._await_copy()
                 started = self._copies.use(message, [folder, *standard])
                 if started is not None:
@@ -223,7 +223,7 @@ class ZygoteClient:
             os.close(folder)
 
     def _await_copy(self) -> None:
-        """Return when there is one that waits. Raises NotForkable."""
+        """Wait until there is a waiting copy. Raises NotForkable."""
         self._copies_error = 0
         self.request_copies(1)
         while not len(self._copies) and self.phase is ZygotePhase.READY and not self._copies_error:
@@ -259,7 +259,7 @@ class ZygoteClient:
                 os.close(fd)
 
     def _disconnect(self, silent: bool = False) -> None:
-        """It has ended or does not answer: break the connection, and record why."""
+        """Break the connection to a zygote that has ended or does not answer, and record why."""
         if self.phase is ZygotePhase.LOST:
             return
         importing = self.phase is ZygotePhase.IMPORTING

@@ -3,11 +3,11 @@
 Laws:
 
 1. `ReaperClient()` does not wait for the process to be ready; the first call does.
-2. A call that does not come to its end (an exception of a signal handler, a lost answer) breaks the connection, and the
-   reaper then kills all that is below it: so no half-started worker is left, and an answer is that to the last request.
-3. One object stands for one reaper and its supervisor. When either is gone, what they started is killed, calls raise
+2. A call that is interrupted (an exception in a signal handler, a lost answer) breaks the connection, and the reaper
+   then kills all that is below it: so no half-started worker is left, and each answer belongs to the last request.
+3. One object represents one reaper and its supervisor. When either is gone, what they started is killed, calls raise
    `ReaperLost`, and a new object is needed.
-4. No descriptor in here is 0, 1 or 2, whichever of these this process was started without.
+4. No descriptor in here is 0, 1 or 2, even if this process was started without them.
 """
 
 from __future__ import annotations
@@ -45,18 +45,19 @@ for name in ("rallypoint", "rallypoint.base", "rallypoint.workers", "rallypoint.
     package = sys.modules[name] = type(sys)(name)
     package.__path__ = [sys.argv[1] + name[10:].replace(".", "/")]
 from rallypoint.workers.reaper.supervisor import main; main(sys.argv[2:])"""
-"""Imported and not run as a script, so that it comes from its byte code; and from our own folders, whatever else is
-called `rallypoint` there. The packages are empty (see `supervisor`)."""
+"""Imports the program instead of running it as a script, so that its byte code is used; and from our own folders,
+whatever else is called `rallypoint` there. The packages are empty (see `supervisor`).
+"""
 _FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 
 ANSWER_TIMEOUT = 30.0
-"""Seconds for an answer. It comes in under a millisecond unless the machine is in deep trouble."""
+"""Seconds for an answer. It takes less than a millisecond unless the machine is overloaded."""
 _CLOSE_TIMEOUT = 1.0
 """Seconds that `close` waits for the process to end."""
 SENT_TO_ALL = frozenset(
     {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGXCPU}
 )
-"""Signals that a scheduler may send to every process of a job, and that end one which does not expect them."""
+"""Signals that a scheduler may send to every process of a job, and that end a process by default."""
 
 
 class ReaperLost(RallypointError, RuntimeError):
@@ -64,17 +65,16 @@ class ReaperLost(RallypointError, RuntimeError):
 
 
 class StartedWorker(NamedTuple):
-    """A worker: its pid, for people, and its pidfd, which whoever gets it closes."""
+    """A worker: its pid, for people, and its pidfd, which the receiver closes."""
 
     pid: int
     pidfd: int
 
 
 class ExitStatus(NamedTuple):
-    """How a worker has ended.
-
-    `final` is False where the reaper, its parent, does not know yet: it runs, or whoever traces it (a debugger) has
-    been notified first, and holds it still. `code` is the exit code, -N for death by signal N; None if it is not known.
+    """The exit status of a worker. `final` is False if the reaper, its parent, does not know it yet: the worker runs,
+    or its tracer (a debugger) has been notified first and still holds it. `code` is the exit code, -N for death by
+    signal N; None if it is not known.
     """
 
     final: bool
@@ -93,10 +93,10 @@ class ReaperClient:
         self.excluded: set[int] = set()
         """Workers that no sweep touches."""
         self.ignored: Collection[int] = ()
-        """Signals that workers ignore at first, beside those that we ignore."""
+        """Signals that workers ignore initially, in addition to those that we ignore."""
         self._closed = False
         self.lost_reason = ""
-        """In words, once it is lost: how it ended."""
+        """Once it is lost: how it ended, as text."""
         check_kernel()
         try:
             self.pid, link, self._pidfd = _start()
@@ -114,7 +114,7 @@ class ReaperClient:
 
     @property
     def lost(self) -> bool:
-        """Whether it, or its supervisor, has gone without having been closed."""
+        """Whether it, or its supervisor, has ended without having been closed."""
         known = self._closed or self.lost_reason
         if not known and (readable(self._pidfd) or readable(self._link.fileno(), events=0)):
             self._disconnect("")
@@ -134,14 +134,14 @@ class ReaperClient:
         Args:
             argv: the program and its arguments; the program is looked up on the PATH of `env`.
             env: its whole environment.
-            stdio: its descriptors 0, 1 and 2; None to hand on ours, as it is (if any child of ours inherits it).
-            cpus: the processors that it may run on; none named means those of the reaper, which had ours.
-            excluded: whether every sweep spares it, and what is below it, until it has ended.
-            blocked: signals that it blocks at first, beside those that we block.
+            stdio: its descriptors 0, 1 and 2; None to pass on ours unchanged (if our children inherit it).
+            cpus: the processors that it may run on; empty for those of the reaper, which had ours.
+            excluded: whether every sweep spares it, and its descendants, until it has ended.
+            blocked: signals that it blocks initially, in addition to those that we block.
 
         Raises:
             OSError: it cannot be started.
-            UserError: a NUL byte in an argument, or a variable's name that none can have.
+            UserError: an argument has a NUL byte, or the name of a variable is invalid.
             ReaperLost: see the class.
         """
         program = executable_candidates(argv[0], env), encoded_arguments(argv), encoded_environment(env)
@@ -162,18 +162,19 @@ class ReaperClient:
         return StartedWorker(pid, descriptors[0])
 
     def status(self, pid: int) -> ExitStatus:
-        """How a worker has ended. A code is given once; afterwards it is not known. Raises ReaperLost."""
+        """The exit status of a worker. A code is returned once; afterwards it is not known. Raises ReaperLost."""
         answer, _ = self._request(protocol.STATUS, pid)
         return ExitStatus(False, None) if answer == protocol.NOT_YET else ExitStatus(True, answer)
 
     def adopt(self, pid: int, excluded: bool = False) -> bool:
-        """Count a process as a worker that is below another one, and whose parent is about to end.
+        """Adopt as a worker a process that is below another one, and whose parent is about to end.
 
         Args:
-            pid, excluded: which; whether it is no worker yet: every sweep spares it until it is adopted as one.
+            pid, excluded: the process; whether it is not yet a worker: every sweep spares it until it is adopted as
+            one.
 
         Returns:
-            Whether it is there; if not, it has ended, and nobody knows how.
+            Whether it exists; if not, it has ended with an unknown status.
 
         Raises:
             ReaperLost: see the class.
@@ -187,11 +188,11 @@ class ReaperClient:
         return numbers
 
     def set_cleanup(self, empty: Sequence[str] = (), whole: Sequence[str] = ()) -> None:
-        """What to remove should this process end without closing us, in the place of what was set before.
+        """Set what to remove if this process ends without closing the reaper; replaces earlier settings.
 
         Args:
-            empty: folders that go, with those below them, as far as they are empty.
-            whole: folders that go with all that is in them.
+            empty: folders to remove, with those below them, as far as they are empty.
+            whole: folders to remove with all that is in them.
 
         Raises:
             ReaperLost: see the class.
@@ -199,14 +200,15 @@ class ReaperClient:
         self._request(protocol.CLEANUP, [os.fsencode(each) for each in empty], [os.fsencode(each) for each in whole])
 
     def begin_sweep(self, seconds: float = 0.0, spared: Collection[int] = ()) -> int:
-        """Have all ended that the workers are and have left, in the place of a sweep that runs. Raises ReaperLost.
+        """Begin to end all workers and all that they have left; replaces a running sweep. Raises ReaperLost.
 
         Args:
             seconds: between SIGTERM and SIGKILL; 0 for SIGKILL at once.
-            spared: pids of workers that go on, with what is below them or in their sessions.
+            spared: pids of workers that go on, with their descendants and their sessions.
 
         Returns:
-            A descriptor, which the caller closes: a byte when the sweep is over, only its end if the reaper is lost.
+            A descriptor, which the caller closes: it delivers a byte when the sweep is over, only end of file if the
+            reaper is lost.
         """
         reading, writing = os.pipe()
         try:
@@ -219,12 +221,12 @@ class ReaperClient:
         return reading
 
     def give_up_sweep(self) -> None:
-        """End the sweep that was begun last, and never wait again for what is left now."""
+        """Give up the last sweep, and never wait again for what is left now."""
         with contextlib.suppress(ReaperLost):
             self._exchange((protocol.GIVE_UP,), answered=False)
 
     def close(self) -> None:
-        """End it, and with it whatever is left below it. Waits a moment for that. Idempotent."""
+        """End it and everything left below it. Waits a moment for that. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -307,12 +309,12 @@ def _start() -> tuple[int, socket, int]:
 def _pidfd(pid: int) -> int:
     try:
         return above_standard(pidfd_open(pid))
-    except ProcessLookupError:  # somebody has reaped it already
+    except ProcessLookupError:  # it has been reaped already
         return above_standard(always_readable())
 
 
 def _start_with_pipe(link: int) -> tuple[int, int]:
-    """Start it with the one writing end of a pipe, which the system closes when it has ended."""
+    """Start it with the only writing end of a pipe, which the system closes when it has ended."""
     reading, writing = os.pipe()
     try:
         return _spawn_supervisor(link, writing), above_standard(reading)
@@ -324,7 +326,7 @@ def _start_with_pipe(link: int) -> tuple[int, int]:
 
 
 def _spawn_supervisor(link: int, *held: int) -> int:
-    """Start it, with a descriptor of ours, so that no other process can be taken for us."""
+    """Start it with a pidfd of this process, so that no other process can be mistaken for this one."""
     me = own_descriptor()
     try:
         given = (link, me, *held)
@@ -336,12 +338,12 @@ def _spawn_supervisor(link: int, *held: int) -> int:
             [*command, "rallypoint-reaper"],
             os.environ,
             file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for fd, number in zip(given, numbers, strict=True)],
-            setsigmask=signal.valid_signals(),  # until it can see to itself, no ^C ends it
+            setsigmask=signal.valid_signals(),  # until it sets its own signals, ^C must not end it
         )
     finally:
         os.close(me)
 
 
 def exit_words(exitcode: int | None) -> str:
-    """How a process ended, for a message."""
+    """A text for how a process ended, for a message."""
     return "it has ended" if exitcode is None else f"it {how_it_ended(exitcode)}"

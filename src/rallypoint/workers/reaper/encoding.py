@@ -1,4 +1,4 @@
-"""What a worker starts with, as requests to the reaper and to forking processes carry it."""
+"""Encodes the settings that a worker starts with, for requests to the reaper and to forking processes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Settings = tuple[list[int], list[int], list[int], int, list[int]]
 def worker_settings(
     places: list[int], cpus: Collection[int], blocked: Collection[int] = (), ignored: Collection[int] = ()
 ) -> Settings:
-    """What a worker takes over from this process at this moment, and what it is given beside.
+    """The settings that a worker inherits from this process at this moment, and those set explicitly.
 
     Args:
         places: see `standard_descriptors`.
-        cpus: the processors that it may run on; none named means all that we may use.
-        blocked: signals that it blocks at first, beside those that we block.
-        ignored: signals that it ignores at first, beside those that we ignore.
+        cpus: the processors that it may run on; empty for all that we may use.
+        blocked: signals that it blocks initially, in addition to those that we block.
+        ignored: signals that it ignores initially, in addition to those that we ignore.
     """
     ours = inherited_settings()
     mask = sorted({*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())), *map(int, blocked)})
@@ -31,10 +31,10 @@ def worker_settings(
 
 
 def standard_descriptors(*given: int | None) -> tuple[list[int], list[int]]:
-    """What to send for 0, 1 and 2 of a worker: the descriptors, and for each of the three its place among them.
+    """Descriptors to send for 0, 1 and 2 of a worker, and for each of the three its position among them.
 
     Args:
-        given: the descriptors; None for ours, as far as any child of ours would inherit it.
+        given: the descriptors; None for ours, if a child of ours would inherit it.
     """
     sent: list[int] = []
     places = []
@@ -46,7 +46,7 @@ def standard_descriptors(*given: int | None) -> tuple[list[int], list[int]]:
 
 
 def _is_inherited(fd: int) -> bool:
-    """Whether every child of ours gets this descriptor. What we have opened in the place of a closed one is not."""
+    """Whether all our children inherit this descriptor. One that we have opened in place of a closed one is not."""
     try:
         return os.get_inheritable(fd)
     except OSError:
@@ -59,7 +59,7 @@ def encoded_arguments(argv: Sequence[str]) -> list[bytes]:
 
 
 def encoded_environment(env: Mapping[str, str]) -> dict[bytes, bytes]:
-    """Variables as the kernel takes them. Raises UserError for a NUL byte, or a name that none can have."""
+    """Variables as the kernel takes them. Raises UserError for a NUL byte, or an invalid name."""
     for name in env:
         if "=" in name:
             raise UserError(f"{name!r} holds a '=', which no variable name can; take it out")
@@ -79,7 +79,7 @@ def executable_candidates(name: str, env: Mapping[str, str]) -> list[bytes]:
 
 
 def above_standard(fd: int) -> int:
-    """This descriptor under a number above 2."""
+    """Move this descriptor to a number above 2."""
     if fd > 2:
         return fd
     import fcntl

@@ -1,14 +1,14 @@
-"""Copies of a process that fall to the reaper: how the zygote and the fork server make workers.
+"""Forks processes that the reaper adopts: how the zygote and the fork server make workers.
 
 The agent's request comes with the reading end of a pipe as its first descriptor; the answer is ("started", pid) with a
 pidfd, or ("failed", errno). The agent's side is `workers.fork_request`.
 
 Laws:
 
-1. A copy of a copy is made, and the one between ends at once: so a worker's parent is the reaper, which adopts orphans,
-   and its exit code is found where those of other workers are.
-2. A worker goes no further than the byte in the pipe, which the agent writes when the reaper knows the worker. So none
-   can end before its end is waited for, and none is left where the agent was cut short.
+1. A process is forked twice, and the intermediate one ends at once: so a worker's parent is the reaper, which adopts
+   orphans, and its exit code is found where those of other workers are.
+2. A worker waits for the byte in the pipe, which the agent writes when the reaper knows the worker. So none can end
+   before its end is waited for, and none is left if the agent was interrupted.
 3. Built-in modules only: the zygote uses this.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rallypoint.workers.reaper.protocol import Connection
 
 _posix: Any = posix
-"""For what only Linux has."""
+"""For functions that only Linux has."""
 _EIO = 5
 
 
@@ -38,7 +38,7 @@ def fork_orphan(link: Connection) -> int:
     if between:
         try:  # noqa: SIM105 - contextlib may not have been imported
             posix.waitpid(between, 0)
-        except OSError:  # a handler that the imports have set was faster; the answer is that one's in any case
+        except OSError:  # reaped by a handler that the imports have set; the answer comes from that process in any case
             pass
         return 0
     try:
@@ -53,7 +53,7 @@ def fork_orphan(link: Connection) -> int:
 
 
 def send(link: Connection, *message: object, descriptors: tuple[int, ...] = ()) -> None:
-    """Send the agent a message; nothing happens if nobody is there."""
+    """Send the agent a message; does nothing if the agent is gone."""
     try:  # noqa: SIM105 - contextlib may not have been imported
         link.send(message, descriptors)
     except OSError:
@@ -61,13 +61,13 @@ def send(link: Connection, *message: object, descriptors: tuple[int, ...] = ()) 
 
 
 def await_release(fd: int) -> None:
-    """In the worker: wait for the byte in the pipe; ends the process where the agent is gone, or has given up."""
+    """In the worker: wait for the byte in the pipe; ends the process if the agent is gone, or has given up."""
     if not posix.read(fd, 1):
         posix._exit(127)
 
 
 def await_exit(parent: int) -> None:
-    """In the worker: wait until the parent has ended, and the reaper is it instead."""
+    """In the worker: wait until the parent has ended and the reaper has become the parent."""
     try:
         fd = _posix.pidfd_open(parent)
     except OSError:

@@ -1,6 +1,6 @@
 """A reaper that is started ahead of the agent that will use it, so that it gets ready beside the imports.
 
-One is kept here at most; whoever takes it owns it. If nobody does, it ends with this process.
+At most one is kept here; the caller of `take_prestarted` owns it. If there is none, it ends with this process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def prestart() -> None:
 
 
 def take_prestarted() -> ReaperClient:
-    """The one that was started ahead, else a new one. Raises as `ReaperClient` does."""
+    """Return the reaper that was started ahead, else a new one. Raises as `ReaperClient` does."""
     global _prestarted
     taken, _prestarted = _prestarted, None
     if taken is not None and taken.lost:
@@ -34,7 +34,7 @@ def take_prestarted() -> ReaperClient:
 
 
 def _reset_after_fork() -> None:
-    """It is the original's, not that of a copy of the process."""
+    """Forget the reaper in a forked process: it belongs to the original."""
     global _prestarted
     _prestarted = None
 

@@ -1,11 +1,11 @@
-"""All that is below the reaper, on a system without subreapers, pidfds and /proc: the process group of each worker.
+"""Processes below the reaper, on a system without subreapers, pidfds and /proc: the process group of each worker.
 
 A worker leads its process group, as it leads its session; what it spawns is in that group until it leaves it. Laws:
 
-1. A child that has ended is reaped at once, and then the one writing end of its pipe is closed, whose other end the
-   agent has in the place of a pidfd.
-2. What has left its worker's group (a daemon does) is not found: nobody here knows whose it was.
-3. A group is forgotten when it was found empty, since its number may be another's from then on.
+1. A child that has ended is reaped at once, and then the only writing end of its pipe is closed, whose other end the
+   agent has instead of a pidfd.
+2. A process that has left its worker's group (a daemon does) is not found: nothing shows which worker started it.
+3. A group is forgotten when it was found empty, since its number may be reused from then on.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ FDS = "/dev/fd"
 
 
 class ProcessGroups(ProcessTree):
-    """See `ProcessTree`, in whose place it stands."""
+    """Replaces `ProcessTree` on such systems; see there."""
 
     def __init__(self, wake: int) -> None:
         super().__init__(wake)
         self._pipes: dict[int, int] = {}
         """The writing end of each worker's pipe, until that is reaped."""
         self._groups: set[int] = set()
-        """What is or may be there."""
+        """Groups that exist or may exist."""
         self._asked: set[int] = set()
-        """Groups that the sweep has sent SIGTERM."""
+        """Groups to which the sweep has sent SIGTERM."""
         self._stuck_groups: set[int] = set()
 
     def open_descriptor(self, pid: int) -> int:
@@ -43,7 +43,7 @@ class ProcessGroups(ProcessTree):
         return reading
 
     def watch_orphan(self, pid: int, excluded: bool) -> bool:
-        """No process can fall to us."""
+        """Return False: no process can be adopted here."""
         return False
 
     def _forget(self, pid: int) -> None:
@@ -69,7 +69,7 @@ class ProcessGroups(ProcessTree):
         self._stuck_groups = set(self._groups)
 
     def _send(self, group: int, kills: bool) -> bool:
-        """Send a group what it is to be sent now; whether it is there."""
+        """Send a group the signal that is due; returns whether the group exists."""
         if kills:
             return _signal_group(group, SIGKILL)
         if group in self._asked:

@@ -1,13 +1,13 @@
-"""All that is below one process: finding it, killing it, reaping it.
+"""The processes below one process: finding, killing and reaping them.
 
 Laws:
 
 1. A child that has ended is reaped at once.
-2. A process is killed by its pidfd, once it is known that this still names the one that was found.
-3. A sweep kills nothing that is started after it was begun, and what has once outlived SIGKILL is not waited for again.
-   It may begin with one SIGTERM to each process.
-4. What is excluded, with all below it, is spared by every sweep, but not by the end.
-5. What one sweep spares it spares with all that is below it or in the session that it leads.
+2. A process is killed by its pidfd, once it is known that this still refers to the one that was found.
+3. A sweep kills nothing that is started after it was begun, and a process that has survived SIGKILL once is not waited
+   for again. It may begin with one SIGTERM to each process.
+4. An excluded process, with all below it, is spared by every sweep, but not by `end`.
+5. A process that one sweep spares is spared with all that is below it or in the session that it leads.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from typing import Any
 
 _posix: Any = posix
-"""For what only Linux has."""
+"""For functions that only Linux has."""
 
 SWEEP_INTERVAL = 0.05
-"""Seconds between two passes of a sweep, beside those at each end of a child."""
+"""Seconds between two passes of a sweep, in addition to those at each end of a child."""
 LAST_TIMEOUT = 10.0
-"""Seconds that reaper and supervisor stay, before they end, for what does not even end on SIGKILL."""
+"""Seconds that reaper and supervisor wait, before they end, for processes that do not even end on SIGKILL."""
 
 
 class ProcessTree:
-    """All that is below this process.
+    """The processes below this process.
 
     Args:
         wake: the reading end of the pipe that is readable when children have ended.
@@ -43,9 +43,9 @@ class ProcessTree:
     def __init__(self, wake: int) -> None:
         self.wake = wake
         self.started: set[int] = set()
-        """Children whose ends matter, as long as they are not reaped."""
+        """Children whose exit codes matter, until they are reaped."""
         self.exits: dict[int, int] = {}
-        """Exit codes of those that were, -N for a signal."""
+        """Exit codes of those that were reaped, -N for a signal."""
         self._kill_at = 0.0
         self._terminated: set[tuple[int, int]] = set()
         self._stuck: set[tuple[int, int]] = set()
@@ -54,7 +54,7 @@ class ProcessTree:
         """Children that the sweep that was begun last spares."""
 
     def open_descriptor(self, pid: int) -> int:
-        """What is readable when a process that was just started has ended, and was reaped. Raises OSError."""
+        """A descriptor that is readable when a just started process has ended and was reaped. Raises OSError."""
         fd: int = _posix.pidfd_open(pid)
         return fd
 
@@ -63,11 +63,11 @@ class ProcessTree:
         self._excluded.add(pid)
 
     def watch_orphan(self, pid: int, excluded: bool) -> bool:
-        """Take over a process that is below us, and will be a child of ours. Returns whether it is there.
+        """Adopt a process that is below us, and will be a child of ours. Returns whether it exists.
 
         Args:
             pid: its pid.
-            excluded: whether sweeps spare it, and its end does not matter; if not, the latter does from now on.
+            excluded: whether sweeps spare it, and its exit code does not matter; if not, that matters from now on.
         """
         if read_stat(pid) is None:
             return False
@@ -102,13 +102,13 @@ class ProcessTree:
         """A child was reaped."""
 
     def begin_sweep(self, seconds: float, spared: Collection[int] = ()) -> None:
-        """From now on `sweep` sends all that is below, but the spared, SIGTERM, and SIGKILL after so many seconds."""
+        """Let `sweep` send SIGTERM to all that is below, except the spared, and SIGKILL after this many seconds."""
         self._kill_at = time.monotonic() + seconds
         self._spared = self.started.intersection(spared)
         self._terminated.clear()
 
     def sweep(self) -> bool:
-        """One pass: the signal to all that is below. Returns whether there was anything, but the stuck."""
+        """Make one pass: signal all that is below. Returns whether anything was found, apart from the stuck."""
         if not self.reap() or self._only_excluded():  # without other children nothing is below us
             return False
         try:
@@ -127,14 +127,14 @@ class ProcessTree:
             return True
 
     def give_up(self) -> None:
-        """Do not wait again for what is left now."""
+        """Never wait again for what is left now."""
         try:
             self._stuck = {each.key for each in self._own_descendants(process_table())}
         except OSError:
             return
 
     def end(self, seconds: float) -> None:
-        """Kill all, and stay so long for what does not end at once."""
+        """Kill all, and wait this long for what does not end at once."""
         until = time.monotonic() + seconds
         self._excluded.clear()
         self.begin_sweep(0.0)
@@ -144,7 +144,7 @@ class ProcessTree:
             poller.poll(SWEEP_INTERVAL * 1000)
 
     def _own_descendants(self, found: dict[int, ProcessStat]) -> list[ProcessStat]:
-        """What is below us and not excluded. What was adopted may still be below what is excluded, for a moment."""
+        """Our descendants that are not excluded. An adopted process may be below an excluded one for a moment."""
         me = posix.getpid()
         parents = {pid: me if pid in self.started else each.parent for pid, each in found.items()}
         spared = self._excluded | self._spared
@@ -153,7 +153,7 @@ class ProcessTree:
         return [found[pid] for pid in descendants(me, parents, spared)]
 
     def _has_other_children(self) -> bool:
-        """Whether there is a child that is neither stuck nor excluded, where it is known that there is one."""
+        """Whether there is a child that is neither stuck nor excluded, given that there is a child."""
         spared = self._excluded | self._spared
         if not self._stuck and not spared:
             return True

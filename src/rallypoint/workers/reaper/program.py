@@ -1,13 +1,14 @@
-"""What the reaper does for its agent: starts workers, answers how they ended, kills what they leave. See `supervisor`.
+"""The work of the reaper for its agent: starting workers, reporting how they ended, killing what they leave. See
+`supervisor`.
 
 Laws:
 
-1. When the agent is gone, by whatever, all that is below the reaper is killed, then what the agent had asked to be
-   removed is removed, then the reaper ends. It ends alike, without the removing, when the agent closes it.
+1. When the agent is gone, for whatever reason, all that is below the reaper is killed, then what the agent has asked it
+   to remove is removed, then the reaper ends. When the agent closes it, it ends in the same way, but removes nothing.
 2. The agent never uses a pid: it gets a pidfd with each worker.
-3. A worker starts with what the agent has at that moment: folder, umask, signal mask, ignored signals, descriptors.
-4. The reaper keeps what signals it is sent: as each worker it is below the agent in a session of its own, so whoever
-   signals all processes of a job has sent them to the workers too (`workers/forwarding`).
+3. A worker inherits what the agent has at that moment: folder, umask, signal mask, ignored signals, descriptors.
+4. The reaper records which signals it is sent: like each worker it is below the agent in a session of its own, so a
+   sender that signals all processes of a job has sent them to the workers too (`workers/forwarding`).
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class Reaper:
         self._signal = process_setup.signals()
         self._inherited = {number for number in self._signal.valid_signals() if self._ignored(number)}
         self._received: list[int] = []
-        """Descriptors that have come and that no request has taken yet."""
+        """Received descriptors that no request has taken yet."""
         self._sweep_pipe = -1
-        """Where the end of the sweep that runs is written; -1 if none runs."""
+        """The pipe into which the end of the running sweep is written; -1 if none runs."""
         self._cleanup: tuple[list[bytes], list[bytes]] = ([], [])
         self._closed = False
 
@@ -68,7 +69,7 @@ class Reaper:
         self._end()
 
     def _end(self) -> None:
-        """Kill all; if the agent is gone too, remove what it wanted removed."""
+        """Kill all; if the agent is gone too, remove what it has asked to be removed."""
         self._tree.end(LAST_TIMEOUT)
         if self._closed:
             return
@@ -82,7 +83,7 @@ class Reaper:
     # Requests
 
     def _receive(self) -> bool:
-        """Read what has come and do what is whole; False at the end of the connection."""
+        """Read what has arrived and handle complete requests; False at the end of the connection."""
         try:
             self._received += self._link.receive()
         except BlockingIOError:
@@ -167,7 +168,7 @@ class Reaper:
 
     def _begin_sweep(self, seconds: float, spared: list[int]) -> None:
         self._end_sweep()
-        # Without room for the pipe, the agent finds it closed, and the sweep goes on all the same.
+        # If no descriptor is free for the pipe, the agent finds it closed, and the sweep goes on anyway.
         self._sweep_pipe = next(iter(self._take(1)), -1)
         self._tree.begin_sweep(seconds, spared)
 
@@ -176,7 +177,7 @@ class Reaper:
         if pipe >= 0:
             try:  # noqa: SIM105 - contextlib is not built in
                 posix.write(pipe, b"\0")
-            except OSError:  # nobody waits for it any more
+            except OSError:  # the agent has stopped waiting for it
                 pass
             posix.close(pipe)
 
@@ -202,9 +203,10 @@ class Reaper:
     # Signals
 
     def _take_signals(self) -> list[int]:
-        """What this process was sent since this was last called: the kernel keeps it, as all but SIGCHLD is blocked.
+        """Signals that this process was sent since the last call: the kernel keeps them, as all but SIGCHLD are
+        blocked.
 
-        A worker that is started has not been sent what came before, which is forgotten then.
+        A worker that is started has not been sent earlier signals, so these are dropped then.
         """
         pending = {int(number) for number in self._signal.sigpending()} - {SIGCHLD}
         for number in pending:
@@ -215,7 +217,7 @@ class Reaper:
         return bool(self._signal.getsignal(number) == self._signal.SIG_IGN) and number not in (SIGPIPE, SIGXFSZ)
 
     def _set_ignored(self, wanted: set[int]) -> None:
-        """Ignore just these, so that a worker does too. They are blocked here anyway."""
+        """Ignore exactly these, so that a worker does too. They are blocked here anyway."""
         wanted &= self._signal.valid_signals()  # those of the C library cannot be set, and stay as they are
         wanted -= {SIGCHLD, SIGPIPE, SIGXFSZ}
         for number in wanted ^ self._inherited:
@@ -224,7 +226,7 @@ class Reaper:
 
 
 def _actions(places: list[int], sent: list[int]) -> list[tuple[int, ...]]:
-    """What `posix_spawn` does for descriptors 0, 1 and 2. Those that were sent have higher numbers."""
+    """The file actions of `posix_spawn` for descriptors 0, 1 and 2. Those that were sent have higher numbers."""
     return [
         (posix.POSIX_SPAWN_CLOSE, target) if place < 0 else (posix.POSIX_SPAWN_DUP2, sent[place + 1], target)
         for target, place in enumerate(places)
@@ -241,7 +243,7 @@ def _start(
     """The pid of the first of `programs` that can be executed.
 
     Raises:
-        OSError: none can; with the first reason that is more than that there is no such file.
+        OSError: none can; with the first reason other than a missing file.
     """
     reason: OSError | None = None
     for program in programs:
@@ -253,7 +255,7 @@ def _start(
                 file_actions=actions,
                 setsid=True,
                 setsigmask=mask,
-                setsigdef=[SIGPIPE, SIGXFSZ],  # Python ignores them, as every program that expects it should not
+                setsigdef=[SIGPIPE, SIGXFSZ],  # Python ignores them, which other programs do not expect
             )
         except OSError as error:
             if reason is None or isinstance(reason, (FileNotFoundError, NotADirectoryError)):
@@ -263,10 +265,10 @@ def _start(
 
 
 def _start_on(cpus: list[int], *request: Any) -> int:
-    """`_start`, with a process that may run on these processors alone; all that we may use, if none are named."""
+    """`_start`, with a process that may run on these processors only; on all that we may use, if it is empty."""
     if not cpus:
         return _start(*request)
-    system: Any = posix  # only on Linux anything is bound
+    system: Any = posix  # processes are bound on Linux only
     ours = system.sched_getaffinity(0)
     system.sched_setaffinity(0, cpus)  # what is started inherits it
     try:
@@ -276,7 +278,7 @@ def _start_on(cpus: list[int], *request: Any) -> int:
 
 
 def run_reaper(link: int, agent: int, tree_below: Callable[[int], ProcessTree]) -> None:
-    """Be the reaper of the process whose connection and pidfd have these numbers; `tree_below` is as `ProcessTree`."""
+    """Run the reaper of the process whose connection and pidfd have these numbers; `tree_below` is as `ProcessTree`."""
     for fd in (link, agent):
         posix.set_inheritable(fd, False)
     tree = tree_below(process_setup.sigchld_fd())

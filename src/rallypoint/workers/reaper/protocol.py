@@ -1,9 +1,9 @@
-"""What an agent and its reaper send each other: requests, frames, and descriptors beside them.
+"""The protocol between an agent and its reaper: requests, frames, and descriptors sent with them.
 
 Laws:
 
 1. Both ends import this, and the reaper must be ready fast: built-in modules only.
-2. Frames are `marshal` behind a length: both ends are ours, on one host, under one interpreter.
+2. Frames are `marshal` data after a length: both ends are ours, on one host, under one interpreter.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SPAWN   programs, arguments, environment, settings, excluded -> pid and a pidfd,
             excluded one or what is below it until it has ended
 STATUS  pid -> exit code (-N for a signal), and forgets it; NOT_YET while it is not reaped, None if it is not known
 KILL    pid -> nothing; SIGKILL to one worker
-ADOPT   pid, excluded -> whether it is there, which will fall to the reaper as an orphan. It counts as a worker from now
-            on; excluded: it may become one, and until it is adopted as such no sweep touches it
+ADOPT pid, excluded -> whether it exists; it will become a child of the reaper as an orphan. It counts as a worker from
+            now on; excluded: it may become one, and until it is adopted as such no sweep touches it
 SIGNALS -> numbers of the signals that the reaper was sent since it was last asked, or last started a worker
 CLEANUP folders to remove where they are empty, folders to remove whole -> nothing
 SWEEP   seconds, pids, with the writing end of a pipe: SIGTERM to all that is below, after so many seconds SIGKILL,
@@ -38,16 +38,16 @@ SWEEP   seconds, pids, with the writing end of a pipe: SIGTERM to all that is be
             what is below them or in their sessions. It replaces a sweep before it. When it is over, or given up, a
             byte goes into the pipe
 GIVE_UP the sweep is given up
-CLOSE   the agent needs the reaper no more
+CLOSE the agent no longer needs the reaper
 """
 
 NOT_YET = "not yet"
 
 DENIED = {101: "setsid", 102: "prctl (PR_SET_CHILD_SUBREAPER)"}
-"""Exit codes of a supervisor that is denied a system call, which it cannot do without."""
+"""Exit codes of a supervisor that is denied a system call which it needs."""
 
 CLOSED = -1
-"""As the place of 0, 1 or 2: the worker starts without it."""
+"""In place of the position of 0, 1 or 2: the worker starts without it."""
 
 MAX_DESCRIPTORS = 5
 _ANCILLARY_SIZE = 32 * MAX_DESCRIPTORS
@@ -63,7 +63,7 @@ def frame(message: tuple[Any, ...]) -> bytes:
 
 
 def parse(buffer: bytearray) -> tuple[Any, ...] | None:
-    """Take the first message off the buffer; None if it is not whole yet."""
+    """Take the first message off the buffer; None if it is not complete yet."""
     if len(buffer) < _HEAD:
         return None
     end = _HEAD + int.from_bytes(buffer[:_HEAD], "little")
@@ -86,7 +86,7 @@ class Connection:
         return self.socket.fileno()
 
     def send(self, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:
-        """Send a message, with descriptors beside it. Raises OSError."""
+        """Send a message, with descriptors. Raises OSError."""
         data = frame(message)
         packed = b"".join(fd.to_bytes(4, sys.byteorder) for fd in descriptors)
         sent = self.socket.sendmsg([data], [(SOL_SOCKET, SCM_RIGHTS, packed)] if descriptors else [])
@@ -94,7 +94,7 @@ class Connection:
             self.socket.sendall(memoryview(data)[sent:])
 
     def receive(self) -> list[int]:
-        """Read once into `buffer`. Returns the descriptors that came along; raises OSError, and EOFError at the end."""
+        """Read once into `buffer`. Returns the received descriptors; raises OSError, and EOFError at the end."""
         data, ancillary, _, _ = self.socket.recvmsg(1 << 18, _ANCILLARY_SIZE, _CLOSE_ON_EXEC)
         if not data:
             raise EOFError
@@ -109,7 +109,7 @@ class Connection:
         return found
 
     def read(self) -> tuple[tuple[Any, ...], list[int]]:
-        """The next message, waiting for it, and the descriptors that came along. Raises as `receive` does."""
+        """Wait for the next message; returns it and the descriptors that came with it. Raises as `receive` does."""
         descriptors: list[int] = []
         while (message := parse(self.buffer)) is None:
             descriptors += self.receive()

@@ -1,25 +1,25 @@
-"""The reaper and its supervisor: the program that the agent starts, and what the two are for each other.
+"""The reaper and its supervisor: the program that the agent starts, and how the two watch each other.
 
 agent -> supervisor -> reaper -> workers (each in a session of its own). The agent starts the supervisor, which forks
-the reaper and does nothing but wait for its end. Both are subreapers in one session of their own: whatever a worker
+the reaper and only waits for it to end. Both are subreapers in one session of their own: whatever a worker
 spawns stays below the reaper, however it leaves (a session of its own, two forks, an empty environment), and what a
 reaper that is killed leaves falls to the supervisor.
 
     program        what the reaper does for the agent
-    protocol       what the two send each other
-    process_tree   all that is below a process: finding, killing, reaping it
-    process_setup  what reaper and supervisor do to themselves: orphans, signals, descriptors
+    protocol the messages between agent and reaper
+    process_tree the processes below a process: finding, killing, reaping them
+    process_setup set-up of reaper and supervisor: orphans, signals, descriptors
     process_groups the same as process_tree, where there are no subreapers: what a worker spawns is its process group
 
 Laws:
 
 1. When the reaper is gone, all that it left is killed, then the supervisor ends as the reaper did. When the supervisor
-   is gone, the agent closes the connection. So there is no one process whose SIGKILL leaves anything.
-2. Reaper and supervisor wake for a cause only: a request, the end of a child, the agent's end; while they kill, also by
-   a timer.
+   is gone, the agent closes the connection. So there is no single process whose SIGKILL leaves anything behind.
+2. Reaper and supervisor wake only for a reason: a request, the end of a child, the agent's end; while they kill, also
+   by a timer.
 3. Nothing is imported but built-in modules, the files of this folder and `base.process_table`. The packages above are
-   empty here (see `client`): to load them would take longer than all of these together. What only the reaper needs is
-   imported above the fork too: below it, each page that this touches would first have to be copied.
+   empty here (see `client`): loading them would take longer than all of these together. Modules that only the reaper
+   needs are imported before the fork too: after it, each page that the import touches would first have to be copied.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> None:
-    """Be the supervisor, and by a fork the reaper, of the process whose connection and pidfd have these numbers.
+    """Run the supervisor, and by a fork the reaper, of the process whose connection and pidfd have these numbers.
 
     A third number is that of a pipe of which the supervisor holds the only writing end: it is there on systems that
     have neither pidfds nor subreapers (`process_groups`).
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _exit_if_denied(code: int, call: Callable[[], None]) -> None:
-    """Do what may be denied; the agent finds words for the code (`protocol.DENIED`)."""
+    """Call what may be denied, and exit with a code if it is; the agent turns that into a text (`protocol.DENIED`)."""
     try:
         call()
     except OSError:
@@ -75,7 +75,7 @@ def _exit_if_denied(code: int, call: Callable[[], None]) -> None:
 
 
 def _supervise(reaper: int, tree_below: Callable[[int], ProcessTree]) -> None:
-    """Be the supervisor: wait for the reaper's end, leave nothing of what it left, and end as it did."""
+    """Supervise the reaper: wait until it ends, kill everything it has left, and end with the same status."""
     tree = tree_below(process_setup.sigchld_fd())
     tree.started.add(reaper)
     poller = select.poll()
@@ -85,7 +85,7 @@ def _supervise(reaper: int, tree_below: Callable[[int], ProcessTree]) -> None:
         poller.poll()
         tree.reap()
     code = tree.exits[reaper]
-    tree.end(LAST_TIMEOUT if code else 0.0)  # one that ended well has waited itself
+    tree.end(LAST_TIMEOUT if code else 0.0)  # a reaper that ended normally has waited itself
     if code == -SIGKILL:
         posix.kill(posix.getpid(), SIGKILL)
     posix._exit(code if code >= 0 else 128 - code)

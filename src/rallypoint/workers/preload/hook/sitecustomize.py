@@ -1,8 +1,8 @@
-"""What an interpreter that is to become a zygote imports in its `site` phase, from a folder first on PYTHONPATH.
+"""The module that an interpreter which becomes a zygote imports in its `site` phase, from a folder first on PYTHONPATH.
 
-Whatever goes wrong in here ends the process: to go on would run the user's script in no round. In a copy that has
+Any error in here ends the process: going on would run the user's script outside of a round. In a copy that has
 become a worker the call returns, the real `sitecustomize` (if there is one) takes this module's place, and the
-interpreter goes on to the script as it always does. Written so that every Python there is understands it.
+interpreter goes on to the script as it always does. Written so that every version of Python understands it.
 """
 
 import os
@@ -18,7 +18,7 @@ def _serve():
     finders = dict(sys.path_importer_cache)
     del finders[hook]
     there = _take_ours()
-    # The packages are empty here: to load them takes long, and nothing of them may be seen by the worker.
+    # The packages are empty here: loading them takes long, and the worker must not see anything of them.
     for name in packages:
         package = type(sys)(name)
         package.__path__ = [os.path.join(top, *name.split(".")[1:])]
