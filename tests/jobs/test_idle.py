@@ -58,7 +58,7 @@ def test_an_agent_alone_is_never_woken_and_agents_of_two_by_heartbeats_alone(ral
     for job in jobs:
         up(job)
     leases = SECONDS / LEASE
-    # Without heartbeats, nothing else would have been seen either: what was starved meanwhile is no quiet agent.
+    # Without heartbeats, nothing else would have been seen either: an agent without processor time is not quiet.
     least = [0, 1, 1]
     most = [0, math.ceil(leases * (HEARTBEATS + CHECKS)) + 1, math.ceil(leases * 2 * HEARTBEATS) + 2]
     found, quiet = [], [False] * len(jobs)
