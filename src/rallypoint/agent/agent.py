@@ -1,6 +1,6 @@
-"""The agent of one node, put together: its loop, its workers, its rendezvous client.
+"""The agent of one node: puts together its loop, its workers and its rendezvous client.
 
-Agents that are written for torch, as subclasses, are the matter of `compat.elastic.agent.server`, which drives the same
+Agents that are written for torch, as subclasses, are handled by `compat.elastic.agent.server`, which drives the same
 parts.
 """
 
@@ -35,8 +35,8 @@ class Agent:
     """One node's part of the job.
 
     Args:
-        workers: of this node; they know its rendezvous client.
-        health: entered for the time of the run; gives the progress probe, if there is a health check.
+        workers: the workers of this node; they know its rendezvous client.
+        health: a context manager that is entered for the run; yields the progress probe, if there is a health check.
     """
 
     def __init__(
@@ -47,18 +47,18 @@ class Agent:
 
     @profiled("SimpleElasticAgent.run")
     def run(self, role: str = DEFAULT_ROLE, loop: Callable[[str], RunResult] | None = None) -> RunResult | None:
-        """Run the workers to the job's end, in as many rounds as it takes.
+        """Run the workers until the job ends, in as many rounds as it takes.
 
         Args:
-            role: what the log calls the workers.
-            loop: what to run in the place of `run_loop`.
+            role: the name of the workers in the log.
+            loop: runs in place of `run_loop`.
 
         Returns:
-            How the group ended; None for a spare that was never needed.
+            The result of the worker group; None for a spare that was never needed.
 
         Raises:
-            RendezvousError: no round could be agreed on.
-            Exception: what a third party's rendezvous has raised, as it is.
+            RendezvousError: the nodes could not agree on a round.
+            Exception: what a third party's rendezvous has raised, unchanged.
             SignalException: a signal has ended this agent; its workers are gone.
         """
         with ignore_signals_at_exit():
@@ -76,7 +76,7 @@ class Agent:
                     self.workers.close()
 
     def run_loop(self, role: str) -> RunResult:
-        """The run itself; when it returns or raises, no worker is left."""
+        """Run the loop; when it returns or raises, no worker is left."""
         workers = self.workers
         workers.prepare()
         with self.health as probe:
@@ -91,11 +91,11 @@ def health_check(
     """Serve the health check.
 
     Args:
-        server: None for one on the port that `TORCHELASTIC_HEALTH_CHECK_PORT` names, if it does.
-        pages: makes what that one answers beside the health.
+        server: None for one on the port that `TORCHELASTIC_HEALTH_CHECK_PORT` names, if it is set.
+        pages: makes the further pages of that server.
 
     Yields:
-        What our own server shows; None where there is none.
+        The progress probe that our own server shows; None if there is no such server.
     """
     probe = None
     if server is None and TORCHELASTIC_HEALTH_CHECK_PORT in os.environ:

@@ -1,4 +1,4 @@
-"""What an agent tells of its part in the job as typed events, where a handler takes such (`telemetry.agent_events`)."""
+"""Records an agent's part in the job as typed events, if a handler takes these (`telemetry.agent_events`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AgentEventLog:
     """The typed events of one agent.
 
     Args:
-        group: its workers.
+        group: the agent's workers.
         destination: the name of the handler; empty for none.
         began: when the agent began, on `time.monotonic`.
     """
@@ -35,16 +35,16 @@ class AgentEventLog:
         self._destination = destination
         self._began = began
         self.observers: list[Callable[[events.AgentEvent], None]] = []
-        """Who is handed each event beside the handler."""
+        """Further receivers of each event, besides the handler."""
         self._clock: PhaseClock | None = None
         self._round = -1
         self._rejoins = False
-        """Whether another round has been asked for."""
+        """Whether another round has been requested."""
         self._held_until = 0.0
         """Until when the next round is held back, on `time.monotonic`."""
 
     def joins(self) -> None:
-        """A place in the next round is asked for; the workers of the one before may still have to be stopped."""
+        """A place in the next round is requested; the workers of the previous one may still have to be stopped."""
         self._rejoins = True
         if self._clock is None:
             spec = self._group.spec
@@ -60,7 +60,7 @@ class AgentEventLog:
             self._tell(events.PhaseBegan, phase=NodePhase.RENDEZVOUS)
 
     def starts(self) -> None:
-        """The workers are being started, in a round that the node has been given a place in."""
+        """The workers are being started, in a round in which the node has a place."""
         self._rejoins = False
         self._enter(NodePhase.STARTING)
 
@@ -87,13 +87,13 @@ class AgentEventLog:
         self._enter(NodePhase.STOPPING)
 
     def progress(self, reached: Reached, from_file: bool) -> None:
-        """The workers have come further."""
+        """The workers have made progress."""
         age = max(0.0, time.monotonic() - reached.at)
         source = "file" if from_file else "call"
         self._tell(events.ProgressMade, step=reached.step, age=age, source=source, first_step=reached.first)
 
     def heard(self, event: Event) -> None:
-        """Something has come to the agent's loop."""
+        """The agent's loop has received something."""
         match event:
             case Placed(placement=placed):
                 self._round = placed.round

@@ -1,4 +1,4 @@
-"""What a node tells of its workers because somebody asks: off the agent's loop, in threads of their own."""
+"""Collects what a node reports about its workers on request: off the agent's loop, in threads of their own."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _COLLECTORS: Mapping[CollectKind, Callable[[CollectRequested, WorkerController],
     CollectKind.BUNDLE: _bundle,
     CollectKind.HANG: _hang,
 }
-"""What looks at the workers on the loop's thread, and gives what is then done off it."""
+"""Functions that look at the workers on the loop's thread, and return the function that is then run off it."""
 
 
 def _collect(request: CollectRequested, gather: Callable[[], bytes], send: Callable[[CollectedPart], None]) -> None:
@@ -78,13 +78,13 @@ def _collect(request: CollectRequested, gather: Callable[[], bytes], send: Calla
 
 
 class StatusReporter:
-    """Answers those who watch the workers of one node, or look into a hang. Nothing here waits.
+    """Answers watchers of the workers of one node, and requests to investigate a hang. Nothing here waits.
 
-    Reports are completed with what only log files show, which may be on a disk that hangs.
+    Reports are completed with information that only log files have, which may be on a disk that hangs.
 
     Args:
         workers: of this node.
-        send: takes reports and the parts of what was collected, from any thread.
+        send: takes reports and the collected parts, from any thread.
     """
 
     def __init__(self, workers: WorkerController, send: Callable[[NodeAnswer], None]) -> None:
@@ -94,7 +94,7 @@ class StatusReporter:
         self._hang: HangReporter | None = None
 
     def carry_out(self, step: ReportStatus | Collect | AddToReport, round_: int) -> None:
-        """Begin what the step says, which counts in this round."""
+        """Begin what the step says, which belongs to this round."""
         if isinstance(step, AddToReport):
             if self._hang is None:
                 from rallypoint.agent.hang_report import HangReporter
@@ -110,7 +110,7 @@ class StatusReporter:
             self._report(self._workers.report(round_))
 
     def _report(self, report: NodeReport) -> None:
-        """Send a report; without the ages of outputs while the last look at those has not come back."""
+        """Send a report; without the ages of outputs while the last query of those has not returned."""
         if self._thread is not None and self._thread.is_alive():
             self._send(report)
             return

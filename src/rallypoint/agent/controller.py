@@ -1,12 +1,12 @@
 """The workers of one node, as the agent's loop sees them.
 
-What a stop goes through; each layer knows only the next one:
+The layers that a stop goes through; each knows only the next one:
 
     agent/policy      StopWorkers               one at a time; `WorkersStopped` follows
-    agent/executor    WorkerController.stop     waits on the stop's `fds` until its `wake_at`, beside all else
+    agent/executor    WorkerController.stop     waits on the stop's `fds` until its `wake_at`, beside everything else
     agent/processes   PContext.begin_close
     workers/local     Escalation                signal, grace period, stacks, SIGKILL, sweep; then all output is written
-      WriteDetector   who is spared, since it writes a file
+      WriteDetector which workers are spared, since they write a file
       ChildProcess    a signal to the worker alone, through its pidfd
       workers/sweep   all that workers have left: by the reaper, or, where that is lost, as /proc shows it
     workers/reaper    SIGTERM, then SIGKILL to all below it, until nothing is left; its supervisor kills what it leaves
@@ -49,9 +49,9 @@ class WorkerController(ABC):
     """Starts, watches and stops the workers of one node. No call waits for other nodes.
 
     Args:
-        spec: what they are.
-        rendezvous: by which this node meets the others.
-        grace: how long they have to end.
+        spec: the spec of the workers.
+        rendezvous: this node's client of the rendezvous.
+        grace: how long workers have to end.
     """
 
     def __init__(self, spec: WorkerSpec, rendezvous: RendezvousClient, grace: GracePeriods) -> None:
@@ -60,24 +60,24 @@ class WorkerController(ABC):
         self.rendezvous = rendezvous
         self.grace = grace
         self.progress: ProgressTracker | None = None
-        """What knows how far the workers are; None before the first have been started."""
+        """Tracks the progress of the workers; None before the first have been started."""
         self.hang_watch: WorkerWatch | None = None
-        """What tells since when the workers have given no sign of life, where that is asked for."""
+        """Tells since when the workers have given no sign of life, if that is requested."""
         self.pcontext: PContext | None = None
-        """The processes of the present workers; None before the first, and where they are no processes of ours."""
+        """The processes of the present workers; None before the first, and if they are not our processes."""
         self.incidents: EventObserver | None = None
-        """What keeps failures for later, where a folder for that was named."""
+        """Keeps failures for later, if a folder for that was given."""
         self.preparations: list[Preparation] = []
-        """What each round has to wait for before its workers start, in this order."""
+        """The preparations that each round waits for before its workers start, in this order."""
         self.begin_check: Callable[[], NodeCheck] | None = None
-        """Begins the user's check of this node, where there is one."""
+        """Begins the user's check of this node, if there is one."""
         self.round_entered_at = 0.0
-        """When this node has entered the present round, on the monotonic clock."""
+        """When this node entered the present round, on the monotonic clock."""
         self.started_at = 0.0
         """When the present workers were started, in seconds since 1970."""
 
     def begin_round(self, placement: Placement) -> None:
-        """Begin a round; `start` follows as soon as nothing is in preparation any more."""
+        """Begin a round; `start` follows as soon as no preparation is left."""
         self.enter_round(placement)
         for each in self.preparations:
             each.begin(self.group)
@@ -88,18 +88,18 @@ class WorkerController(ABC):
 
     @abstractmethod
     def poll(self) -> RunResult:
-        """How the workers are: state, return values and failures by global rank. Does not wait."""
+        """The result so far of the workers: state, return values and failures by global rank. Does not wait."""
 
     @abstractmethod
     def begin_stop(self, death_sig: Signals, timeout: float) -> StopInProgress | None:
-        """Begin to end the workers; the loop drives the stop and handles everything else meanwhile.
+        """Begin to end the workers; the loop drives the stop while it handles everything else.
 
         Args:
             death_sig: the first signal.
             timeout: seconds between it and SIGKILL.
 
         Returns:
-            The stop that is under way; None if the workers are gone.
+            The stop in progress; None if the workers are gone.
         """
 
     @abstractmethod
@@ -107,10 +107,10 @@ class WorkerController(ABC):
         """Stop the workers for good by this signal, until they are gone. Always called at the end; idempotent."""
 
     def prepare(self) -> None:  # noqa: B027 - most have nothing to do
-        """The run begins: make ready what can be while the nodes come together."""
+        """The run begins: prepare what can be prepared while the nodes find each other."""
 
     def close(self) -> None:
-        """The run is over, for the other nodes too: what has stood by until here can go."""
+        """The run is over, for the other nodes too: release what was kept until now."""
         for each in (self.progress, self.incidents, self.hang_watch, *self.preparations):
             if each is not None:
                 each.close()
@@ -125,7 +125,7 @@ class WorkerController(ABC):
         return self.begin_stop(Signals(step.signal), self.grace.of(step.failed))
 
     def keep_nobody(self, step: KeepNobody) -> None:
-        """Nobody goes on in its process after the stop that is under way, whatever it was begun for."""
+        """Let no worker go on in its process after the stop in progress, whatever its reason."""
         if self.pcontext is not None:
             self.pcontext.keep_nobody(Signals(step.signal), self.grace.of(step.failed))
 
@@ -137,10 +137,10 @@ class WorkerController(ABC):
         return self.grace.notice
 
     def shorten_stop(self, until: float) -> None:  # noqa: B027 - most have nothing to do
-        """A stop that is under way, if one is, is to leave the workers no more time than until then."""
+        """Shorten the stop in progress, if there is one, so that it leaves the workers no time after this moment."""
 
     def forward(self, number: int) -> None:  # noqa: B027 - most have nothing to do
-        """Hand a signal that this agent was sent to each worker that runs and was not sent it too."""
+        """Forward a signal that this agent was sent to each running worker that was not sent it too."""
 
     def on_succeeded(self) -> None:
         """All workers have succeeded: announce it."""
@@ -152,11 +152,11 @@ class WorkerController(ABC):
         return None
 
     def monitors(self) -> Sequence[Monitor]:
-        """What else the loop is to wait for and to step."""
+        """Further objects that the loop waits for and steps."""
         return [*(each for each in (self.progress, self.hang_watch) if each is not None), *self.preparations]
 
     def preparing(self) -> bool:
-        """Whether workers that are to start have to wait."""
+        """Whether workers that are due to start have to wait."""
         return any(each.preparing() for each in self.preparations)
 
     def preparation_failure(self) -> Cause | None:
@@ -192,7 +192,7 @@ class WorkerController(ABC):
         return ()
 
     def look_ahead(self) -> None:  # noqa: B027 - most have nothing to do
-        """Workers say something in their folder: make ready what its reading at the end of the round needs."""
+        """Workers have written something into their folder: import what reading it at the end of the round needs."""
 
     def survivors(self) -> Collection[int]:
         """Local ranks of the workers that have left their round and wait in their processes for the next one."""
@@ -203,16 +203,16 @@ class WorkerController(ABC):
         return bool(self.group.workers)
 
     def restart_limit(self) -> int:
-        """How many failures the job may survive as far as this node is concerned."""
+        """The number of failures that the job may survive, as far as this node knows."""
         ends = any(each.failure and each.ends_job for each in self.preparations)
         return 0 if ends else self.group.spec.max_restarts
 
     def remaining(self) -> int:
-        """How many failures the job would survive yet."""
+        """The number of further failures that the job would survive."""
         return max(0, self.restart_limit() - self.group.restarts)
 
     def report(self, round_: int) -> NodeReport:
-        """What the coordinator tells those who watch of the workers of this round."""
+        """The report about the workers of this round, which the coordinator sends to watchers."""
         pids = tuple(each.id if isinstance(each.id, int) else 0 for each in self.group.workers)
         step, age = -1, -1.0
         steps: tuple[int, ...] = ()
@@ -224,23 +224,23 @@ class WorkerController(ABC):
         return NodeReport(round_, pids, progress=step, progress_age=age, steps=steps)
 
     def output_ages(self) -> tuple[float, ...]:
-        """How many seconds ago each worker, by local rank, has written something; -1 where that is not known.
+        """Seconds since each worker, by local rank, has written something; -1 if that is not known.
 
-        It looks at log files, which may be on a disk that hangs: not for the loop's thread.
+        Looks at log files, which may be on a disk that hangs: do not call this on the loop's thread.
         """
         return () if self.pcontext is None else self.pcontext.output_ages()
 
     def has_progress(self) -> bool:
-        """Whether the workers of this round have made progress, as far as anybody says."""
+        """Whether the workers of this round have reported progress."""
         return self.progress is not None and self.progress.made()
 
     def report_progress(self) -> None:
-        """The round ends: report to the coordinator how far its workers have come."""
+        """Report to the coordinator, at the end of a round, the progress of its workers."""
         if self.progress is not None:
             self.progress.end_round()
 
     def _watch_progress(self) -> None:
-        """The workers of a round have been started. What watches them is imported now: it keeps no worker waiting."""
+        """Watch the workers that have just been started. The code for that is imported now: no worker waits for it."""
         if self.progress is None:
             from rallypoint.agent.progress import ProgressTracker
 
@@ -255,7 +255,7 @@ class WorkerController(ABC):
             self.hang_watch.begin_round(placement.round)
 
     def status(self) -> Mapping[str, object]:
-        """What the health check shows of this agent."""
+        """The status of this agent for the health check."""
         group = self.group
         return {
             "run_id": group.spec.rdzv_handler.get_run_id(),
@@ -278,7 +278,7 @@ class WorkerController(ABC):
         """Begin a round: address of the store, group rank, worker ranks."""
         group, spec = self.group, self.group.spec
         if not self.survivors():
-            self.pcontext = None  # those of the round before, which are gone
+            self.pcontext = None  # those of the previous round, which are gone
         self.round_entered_at = SYSTEM_CLOCK.monotonic()
         group.placement, group.restarts = placement, placement.restarts
         self.rendezvous.begin_round(placement)
@@ -302,7 +302,7 @@ class WorkerController(ABC):
         return workers_of(placement.ranks, self.group.spec)
 
     def started(self, ids: Mapping[int, object]) -> None:
-        """The workers have been started; by local rank, these are their ids."""
+        """Note that the workers have been started, with these ids by local rank."""
         for local_rank, worker_id in ids.items():
             self.group.workers[local_rank].id = worker_id
         self.started_at = time.time()
@@ -312,7 +312,7 @@ class WorkerController(ABC):
 
 
 def workers_of(ranks: NodeRanks, spec: WorkerSpec) -> list[Worker]:
-    """The workers of a node that was given these ranks."""
+    """The workers of a node with these ranks."""
     return [
         Worker(
             local_rank=local_rank,

@@ -1,4 +1,4 @@
-"""Where the coordinator of a job is, for those who watch it and take no part."""
+"""Finds the coordinator of a job, for watchers, which take no part in it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def coordinators(params: RendezvousParameters) -> list[DialTarget]:
 
     Raises:
         UserError: the endpoint or an option cannot work.
-        RallypointError: nobody is coordinator at the moment, or that cannot be found out.
+        RallypointError: there is no coordinator at the moment, or that cannot be determined.
     """
     if params.backend == "etcd":
         return _elected(params)

@@ -1,4 +1,4 @@
-"""How a run ends that does not end in success: imported at the end, when no worker waits for it."""
+"""The ends of a run other than success: imported at the end, when no worker waits for it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def result_of(verdict: Verdict, last: RunResult, workers: WorkerController, *, r
 
 
 def ending_error(step: EndWithError | EndUnfit | EndBySignal) -> BaseException:
-    """What an agent ends with that has no result."""
+    """The exception with which an agent ends that has no result."""
     match step:
         case EndWithError(notification):
             error = error_of(notification)

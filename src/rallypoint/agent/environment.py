@@ -1,4 +1,4 @@
-"""What a worker finds in its environment (contract section 2). Pure."""
+"""The environment variables of a worker (contract section 2). Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def worker_environment(
     Args:
         group: the group, with its place in the round.
         worker: the worker, with its ranks.
-        restarts: how many restarts the job has used.
+        restarts: the number of restarts that the job has used.
         agent_environment: the agent's own environment.
     """
     spec = group.spec
@@ -50,7 +50,7 @@ def constant_environment(spec: WorkerSpec, agent_environment: Mapping[str, str])
     """The variables among these that are the same for all workers of this node in all rounds.
 
     Args:
-        spec: what the workers are.
+        spec: the spec of the workers.
         agent_environment: the agent's own environment.
     """
     constants: dict[str, object] = {

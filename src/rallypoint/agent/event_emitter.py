@@ -1,4 +1,4 @@
-"""The events and metrics of an agent's run; nothing is made, or even imported, unless somebody wants it."""
+"""The events and metrics of an agent's run; nothing is created, or even imported, unless a receiver is configured."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class EventEmitter:
         self._stop_began: float | None = None
         self._restart_began: float | None = None
         self._running = False
-        """Whether the start of workers was recorded and not yet their end."""
+        """Whether the start of workers was recorded, and their end was not."""
         self.log: AgentEventLog | None = None
-        """What takes the typed events, if the handler wants such."""
+        """Takes the typed events, if the handler wants them."""
         if self._wanted:
             from rallypoint.telemetry.handlers import takes_agent_events
 
@@ -41,7 +41,7 @@ class EventEmitter:
                 self.log = AgentEventLog(group, group.spec.event_log_handler, self.began)
 
     def observe(self, take: Callable[[AgentEvent], None]) -> None:
-        """Have the typed events handed to `take` too, from here on; on the agent's thread."""
+        """Pass the typed events to `take` too, from now on; on the agent's thread."""
         if self.log is None:
             from rallypoint.agent.agent_event_log import AgentEventLog
 
@@ -49,18 +49,18 @@ class EventEmitter:
         self.log.observers.append(take)
 
     def succeeded(self) -> Event:
-        """The event that this agent's run has returned."""
+        """Record that this agent's run has returned."""
         return self._event_factory().agent_event("SUCCEEDED", self._group, self._group.restarts)
 
     def failed(self) -> Event:
-        """The event that the exception which is being handled has ended this agent's run."""
+        """Record that the exception which is being handled has ended this agent's run."""
         import traceback
 
         error = traceback.format_exc()
         return self._event_factory().agent_event("FAILED", self._group, self._group.restarts, raw_error=error)
 
     def progress(self, reached: Reached, from_file: bool) -> None:
-        """The workers have come further."""
+        """The workers have made progress."""
         if self.log is not None:
             self.log.progress(reached, from_file)
 
@@ -79,13 +79,13 @@ class EventEmitter:
             self._event_factory().record(make())
 
     def step_done(self, state: str, began: float) -> None:
-        """The step that `state` names is done; it began at this `time.monotonic`."""
+        """Record that the step which `state` names is done; it began at this `time.monotonic`."""
         if self._wanted:
             self._event_factory().step_done(state, self._group, self._group.restarts, time.monotonic() - began)
 
     @contextmanager
     def duration(self, state: str) -> Iterator[None]:
-        """Record the event of a state with the time that the inside of the `with` takes."""
+        """Record the event of a state with the duration of the `with` block."""
         began = time.monotonic()
         try:
             yield
@@ -104,7 +104,7 @@ class EventEmitter:
             self._stop_began = time.monotonic()
 
     def workers_restarting(self) -> None:
-        """The workers are being stopped, to be started again."""
+        """The workers are being stopped, in order to be restarted."""
         if metrics_wanted():
             self._restart_began = time.monotonic()
 
@@ -122,7 +122,7 @@ class EventEmitter:
         """The workers of a round are gone. Idempotent.
 
         Args:
-            result: how they were found; None if they ran until the agent stopped them.
+            result: the result that was found; None if they ran until the agent stopped them.
             succeeded: global ranks that had succeeded, in a group that has not.
         """
         began, self._stop_began = self._stop_began, None
@@ -133,20 +133,20 @@ class EventEmitter:
             self._event_factory().workers_ended(state, self._group, self._group.restarts, failures, succeeded)
 
     def watched(self, name: str, timer: FileTimerRequest | None) -> None:
-        """The watchdog has done what `name` says, to the worker of this timer if there is one."""
+        """Record what the watchdog has done, as `name` says, to the worker of this timer if there is one."""
         if self._wanted:
             factory = self._event_factory()
             factory.record(factory.watchdog_event(name, self._group, self._group.restarts, timer))
 
     def workers_polled(self, result: RunResult, remaining_restarts: int) -> None:
-        """The workers have been polled, and the job would survive so many failures yet."""
+        """The workers have been polled, and the job would survive this many further failures."""
         if metrics_wanted():
             from rallypoint.telemetry.run_metrics import put_worker_state
 
             put_worker_state(self._group.spec.role, result.state, remaining_restarts)
 
     def run_ended(self, result: RunResult, remaining_restarts: int) -> None:
-        """The run is over, and the job would have survived so many failures more."""
+        """The run is over, and the job would have survived this many further failures."""
         spec = self._group.spec
         if metrics_wanted():
             from rallypoint.telemetry.run_metrics import put_run_result

@@ -1,9 +1,9 @@
-"""Carries out the policy's steps: what each of them means for the workers of this node and for its rendezvous client.
+"""Carries out the policy's steps on the workers of this node and its rendezvous client.
 
 Laws:
 
-1. Nothing here waits. What takes time is begun, and the loop drives it: `fds`, `wake_at` and `stop_events`.
-2. The policy alone knows in which phase the agent is; here is only what was begun and is not yet done.
+1. Nothing here waits. Whatever takes time is begun here, and driven by the loop: `fds`, `wake_at` and `stop_events`.
+2. Only the policy knows which phase the agent is in; this has only what was begun and is not yet done.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _SIGNAL_COMES = 1.0
-"""Seconds that a signal to all processes may take to reach this one, when it has reached others. It takes microseconds,
-unless the machine is in trouble."""
+"""Seconds that a signal to all processes may take to reach this one, after it has reached others. It takes
+microseconds, unless the machine is overloaded.
+"""
 
 
 class StepExecutor:
     """Carries out steps for one agent's loop.
 
     Args:
-        workers: of this node.
-        rendezvous: by which this node meets the others.
+        workers: the workers of this node.
+        rendezvous: this node's client of the rendezvous.
         clock: of the loop.
-        post: takes an event that comes of a step at once.
+        post: takes an event that a step causes at once.
     """
 
     def __init__(
@@ -62,14 +63,14 @@ class StepExecutor:
         self._round = -1
         self._stopping: Stopping | None = None
         self.starting: steps.StartWorkers | None = None
-        """What is to start as soon as all is ready that it has to wait for."""
+        """The start that is due as soon as its preparations are done."""
         self.waiting = WaitingForOthers(rendezvous, clock)
         self.result: RunResult | None = None
-        """How the run ends, once it does."""
+        """The result of the run, once it ends."""
         self.last: RunResult | None = None
-        """How the workers of the round have ended, as they were found."""
+        """The result of the round's workers, as it was found."""
         self._held: RunResult | None = None
-        """How the workers were found, while it is not settled whether they failed."""
+        """The result that was found, while it is not decided whether the workers failed."""
         self._signal_by = math.inf
         self._reporter: StatusReporter | None = None
         self._announced: Cause | None = None
@@ -78,7 +79,7 @@ class StepExecutor:
         self._preempted: PreemptedJob | None = None
 
     def carry_out(self, step: steps.Step, round_: int) -> None:
-        """Carry out a step of the policy, which counts in this round."""
+        """Carry out a step of the policy, which belongs to this round."""
         self._round = round_
         self._HOW[type(step)](self, step)
 
@@ -89,23 +90,23 @@ class StepExecutor:
         return [*self._notices.fds(), *(() if self._stopping is None else self._stopping.fds())]
 
     def wake_at(self) -> float:
-        """When there is something to do by itself, on the clock; infinite for never."""
+        """The time of the next thing to do, on the clock; infinite for never."""
         start_at = math.inf if self.starting is None or self._workers.preparing() else -math.inf
         begun = (each.wake_at() for each in (self._stopping, self._preempted) if each is not None)
         return min(self._notices.wake_at(), self._signal_by, start_at, *begun)
 
     @property
     def stops(self) -> bool:
-        """Whether a stop of the workers is under way."""
+        """Whether a stop of the workers is in progress."""
         return self._stopping is not None and self._stopping.stop is not None
 
     def stop_events(self) -> Iterator[steps.Event]:
-        """Go on with the stop that is under way, and with the check of this node that runs."""
+        """Continue the stop in progress, and the running check of this node."""
         if self._stopping is not None:
             yield from self._stopping.events()
 
     def start_events(self) -> Iterator[steps.Event]:
-        """Start the workers, if they are to start and need not wait for anything; or tell why they cannot."""
+        """Start the workers, if that is due and no preparation is left; or report why they cannot start."""
         if self.starting is None or self._workers.preparing():
             return
         step, self.starting = self.starting, None
@@ -116,7 +117,7 @@ class StepExecutor:
             yield steps.WorkersFailed(cause, max_restarts=self._workers.restart_limit())
 
     def notice_events(self) -> Iterator[steps.Event]:
-        """The signal or verdict that did not come, and acknowledgements of the notice to the workers."""
+        """Events for a signal or verdict that did not arrive, and for acknowledgements of the notice to the workers."""
         if self._preempted is not None:
             yield from self._preempted.events()
         if self._clock.monotonic() >= self._signal_by:
@@ -171,7 +172,7 @@ class StepExecutor:
         if self._events is not None:
             self._events.starts()
         self._workers.begin_round(step.placement)
-        if self._workers.preparation_failure() is None:  # else it is told where the loop asks for events
+        if self._workers.preparation_failure() is None:  # otherwise it is reported when the loop asks for events
             list(self.start_events())
 
     def _do_await_signal(self, _step: steps.AwaitSignal) -> None:

@@ -1,4 +1,4 @@
-"""Why workers have failed, where more is known than their exit codes say. Imported with the first failure."""
+"""Reasons of failures beyond what exit codes say. Imported with the first failure."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def add_reasons(
     """Add to each failure what the watchdog did, or that a signal was not meant to end the worker.
 
     Args:
-        failures: as the exit codes have it.
-        watchdog: of these workers, if they have one.
+        failures: the failures according to exit codes.
+        watchdog: the watchdog of these workers, if they have one.
         only_forwarded: whether a signal was meant to inform the workers.
     """
     for failure in failures:
@@ -37,7 +37,7 @@ def stuck_failures(
     """The failures of workers that are stuck in the kernel, by global rank.
 
     Args:
-        stuck: by process id, what the watchdog has found.
+        stuck: the watchdog's findings, by process id.
         pids: process ids by local rank.
         by_rank: global ranks by local rank.
     """

@@ -2,9 +2,9 @@
 
 Laws:
 
-1. Whatever the user has set stays, under its old name too.
-2. Dumps go into the folder of this start of the workers. What workers are asked by, pipes and sockets, is in the folder
-   of their notices: on a local disk, and removed with it.
+1. Whatever the user has set stays, also under its old name.
+2. Dumps go into the folder of this start of the workers. The pipes and sockets by which workers are asked for dumps are
+   in the notice directory: on a local disk, and removed with it.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _MAX_SOCKET = 100
 
 
 def constant_variables(given: Mapping[str, str]) -> dict[str, str]:
-    """What is the same for all workers in all rounds, so that workers can be forked from a process that has imported
-    torch: torch reads it then.
+    """The variables that are the same for all workers in all rounds, so that workers can be forked from a process that
+    has imported torch: torch reads them on import.
 
     Args:
-        given: what the user has set.
+        given: the variables that the user has set.
     """
     return _unless_given({BUFFER: str(ENTRIES), DUMP_ON_TIMEOUT: "1"}, given)
 
 
 def switch_on(context: PContext, notices: str, previous: PContext | None) -> None:
-    """Add to the environment of workers that are to start where they dump, and by what they are asked to.
+    """Add to the environment of workers about to start where they dump, and the pipe or socket that asks them to.
 
     Args:
-        context: the workers; their log folders are there.
-        notices: the folder where they find notices; empty if there is none.
-        previous: the workers of the round before, of which some may go on in their processes: torch dumps where it was
-            told first.
+        context: the workers; their log folders exist.
+        notices: the notice directory; empty if there is none.
+        previous: the workers of the previous round, some of which may go on in their processes: torch dumps where it
+            was told first.
     """
     folder = dump_folder(attempt_folder(context))
     variables: dict[str, str] = {}

@@ -1,15 +1,15 @@
-"""How long the workers have to end, also when a scheduler ends their node.
+"""The grace periods of workers, also when a scheduler ends their node.
 
-It gives a grace period of its own, then SIGKILL to all. Between SIGTERM and SIGKILL the workers may be given time to
-save (`notice_timeout`), then they are stopped; the last `MARGIN` seconds belong to their stacks, to the sweep and to
-the report. Where the value comes from:
+The scheduler has a grace period of its own, then sends SIGKILL to all. Between SIGTERM and SIGKILL the workers may be
+given time to save (`notice_timeout`), then they are stopped; the last `MARGIN` seconds belong to their stacks, to the
+sweep and to the report. Where the value comes from:
 
-    RALLYPOINT_TERMINATION_GRACE   seconds; it bounds notice and stop, whatever else was chosen
-    Slurm                          KillWait of its slurm.conf, where that can be read, else 30, its default
+    RALLYPOINT_TERMINATION_GRACE seconds; limits notice and stop, whatever else was chosen
+    Slurm KillWait of its slurm.conf, if that can be read, else 30, its default
     Kubernetes                     30, the default of terminationGracePeriodSeconds, which no pod can look up
 
-What is only known or assumed of a scheduler shortens a `--shutdown-timeout` that nobody has chosen, and nothing else: a
-signal may have been ordered long before the end (`sbatch --signal=TERM@300`), and who did that has chosen a time too.
+A value that is only known or assumed of a scheduler shortens a default `--shutdown-timeout`, and nothing else: a signal
+may have been requested long before the end (`sbatch --signal=TERM@300`), and a user who did that has chosen a time too.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ FAILURE_GRACE = 5.0
 """Seconds between SIGTERM and SIGKILL after a failure, by default (decision 26)."""
 
 _DEFAULT = 30.0
-"""Slurm's KillWait and Kubernetes' terminationGracePeriodSeconds, where nobody has set them."""
+"""The defaults of Slurm's KillWait and Kubernetes' terminationGracePeriodSeconds."""
 _SLURM_CONFS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
-"""Where slurm.conf lies if `SLURM_CONF` does not say: the usual place, and that of a node without one of its own."""
+"""Paths of slurm.conf if `SLURM_CONF` is not set: the usual one, and that of a node without its own file."""
 
 
 class TerminationGrace(NamedTuple):
@@ -43,21 +43,21 @@ class TerminationGrace(NamedTuple):
 
     @property
     def notice(self) -> float:
-        """How long the workers may save, so that there is time to stop them."""
+        """Seconds that the workers may take to save, so that there is time left to stop them."""
         return self.total - min(self.stop, self.total / 2)
 
     def left(self, elapsed: float) -> float:
-        """How long a stop may take that begins, or goes on, so many seconds after SIGTERM."""
+        """Seconds that a stop may take which begins, or continues, this many seconds after SIGTERM."""
         return max(0.0, min(self.stop, self.total - elapsed))
 
 
 class GracePeriods:
-    """How long the workers of one agent have to end.
+    """The grace periods of one agent's workers.
 
     Args:
         stop: seconds between the signal that stops workers and SIGKILL.
-        failure: the same where the round has ended by a failure; None for 5, or `stop` if that is less.
-        chosen: whether somebody has chosen `stop`; if not, what is known of the scheduler's may shorten it.
+        failure: the same if the round has ended by a failure; None for 5, or `stop` if that is less.
+        chosen: whether the user has chosen `stop`; if not, the scheduler's grace period may shorten it.
     """
 
     def __init__(self, stop: float = 30, failure: float | None = None, chosen: bool = True) -> None:
@@ -65,14 +65,14 @@ class GracePeriods:
         self._failure = failure
         self._chosen = chosen
         self._times: TerminationGrace | None = None
-        """What SIGTERM to this agent leaves of time, once it has come, at this moment of `time.monotonic`:"""
+        """The time left after SIGTERM to this agent, once it has arrived, at this moment of `time.monotonic`:"""
         self._terminated_at = 0.0
 
     def terminated(self) -> float | None:
-        """This agent was sent SIGTERM: what the scheduler's grace period leaves counts from the first one on.
+        """This agent was sent SIGTERM: the scheduler's grace period counts from the first one on.
 
         Returns:
-            The first time, until when a stop that is under way may take, on the monotonic clock.
+            The first time, the moment by which a stop in progress must be done, on the monotonic clock.
         """
         if self._times is not None:
             return None
@@ -92,19 +92,19 @@ class GracePeriods:
         return self.within(min(FAILURE_GRACE, self.stop) if self._failure is None else self._failure)
 
     def within(self, seconds: float) -> float:
-        """So many seconds, or what is left where this agent was sent SIGTERM."""
+        """This many seconds, or what is left of them if this agent was sent SIGTERM."""
         if self._times is None:
             return seconds
         return min(seconds, self._times.left(time.monotonic() - self._terminated_at))
 
 
 def termination_grace(shutdown_timeout: float, *, chosen: bool, environ: Mapping[str, str]) -> TerminationGrace:
-    """What follows from what is known.
+    """The grace period that follows from the known values.
 
     Args:
-        shutdown_timeout: seconds that a stop takes otherwise.
-        chosen: whether somebody has chosen these.
-        environ: of the agent.
+        shutdown_timeout: seconds that a stop may take otherwise.
+        chosen: whether the user has chosen these.
+        environ: the agent's environment.
 
     Raises:
         UsageError: see `stated_grace_period`.
@@ -120,10 +120,10 @@ def termination_grace(shutdown_timeout: float, *, chosen: bool, environ: Mapping
 
 
 def stated_grace_period(environ: Mapping[str, str]) -> float | None:
-    """What the user states; None if nothing.
+    """The grace period that the user states; None if there is none.
 
     Raises:
-        UsageError: it is no number of seconds above 0.
+        UsageError: it is not a number of seconds above 0.
     """
     text = environ.get(VARIABLE, "")
     if not text:
@@ -138,7 +138,7 @@ def stated_grace_period(environ: Mapping[str, str]) -> float | None:
 
 
 def scheduler_grace_period(environ: Mapping[str, str]) -> float | None:
-    """What is known or assumed of the scheduler that has started this process; None without one."""
+    """The known or assumed grace period of the scheduler that has started this process; None without one."""
     if environ.get("SLURM_JOB_ID"):
         return _slurm_kill_wait(environ)
     return _DEFAULT if environ.get("KUBERNETES_SERVICE_HOST") else None
@@ -155,7 +155,7 @@ def _slurm_kill_wait(environ: Mapping[str, str]) -> float:
 
 
 def kill_wait(lines: Iterable[str]) -> float:
-    """`KillWait` of the lines of a slurm.conf, in seconds; Slurm's default if there is none."""
+    """The value of `KillWait` in the lines of a slurm.conf, in seconds; Slurm's default if there is none."""
     for line in lines:
         name, _, value = line.partition("#")[0].partition("=")
         if name.strip().lower() == "killwait" and value.strip().isdecimal():

@@ -1,4 +1,4 @@
-"""What the collection of a hang's evidence goes by: the workers of this node, as its agent's loop knows them."""
+"""Collects the evidence of a hang from the workers of this node, as its agent's loop knows them."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ def examined_node(controller: WorkerController) -> ExaminedNode:
 
 
 def collect(node: ExaminedNode, context: PContext | None, local_ranks: Mapping[int, int]) -> bytes:
-    """The evidence of this node, encoded. Whose stacks cannot be read writes them when it is ended, if all will be.
+    """The evidence of this node, encoded. A worker whose stacks cannot be read writes them when it is ended, if all
+    will be.
 
     Args:
-        node: as `examined_node` has found it.
-        context: its workers.
+        node: the result of `examined_node`.
+        context: the node's workers.
         local_ranks: by global rank.
     """
     evidence = collect_evidence(node)
@@ -53,7 +54,7 @@ def collect(node: ExaminedNode, context: PContext | None, local_ranks: Mapping[i
 
 
 def _exit_codes(context: PContext) -> dict[int, int]:
-    """By local rank, of the workers that have ended."""
+    """The exit codes of workers that have ended, by local rank."""
     result = context.poll()
     failed = {} if result is None else {rank: each.exitcode for rank, each in result.failures.items()}
     return {**dict.fromkeys(context.succeeded, 0), **failed}

@@ -1,4 +1,4 @@
-"""The report of a hang, on the node that makes it: what all nodes have told of their workers, put into words."""
+"""Makes the report of a hang, on one node, from what all nodes have reported about their workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rallypoint.protocol.operator_messages import CollectedPart, CollectionEnded
 log = get_logger(__name__)
 
 _MAX_TOTAL = 64 * 1024 * 1024
-"""Bytes of what nodes tell that are kept."""
+"""Bytes of the nodes' reports that are kept."""
 
 
 class HangReporter:
@@ -25,12 +25,12 @@ class HangReporter:
         self._send = send
         self._number = -1
         self._told: dict[str, list[bytes]] = {}
-        """By node, in the order in which they came."""
+        """The received parts by node, in order of arrival."""
         self._complete: set[str] = set()
         self._size = 0
 
     def add(self, message: CollectedPart | CollectionEnded) -> None:
-        """Take in what a node has told, or that nothing more comes; then the report is made and sent."""
+        """Add what a node has reported, or note that nothing more will arrive; then the report is made and sent."""
         if message.number != self._number:
             self._number, self._told, self._complete, self._size = message.number, {}, set(), 0
         if isinstance(message, CollectionEnded):
@@ -57,10 +57,10 @@ class HangReporter:
 
 
 def render_report(told: Mapping[str, bytes], silent: Sequence[str]) -> str:
-    """The report as people read it.
+    """The report as text.
 
     Args:
-        told: what each node has told, as `CollectedPart`s carry it.
+        told: the data of each node, as `CollectedPart`s carry it.
         silent: the nodes that have not answered.
     """
     from rallypoint.hangs.messages import decode_evidence
@@ -70,6 +70,6 @@ def render_report(told: Mapping[str, bytes], silent: Sequence[str]) -> str:
     for node, data in sorted(told.items()):
         try:
             found.append(decode_evidence(data))
-        except ValueError:  # nothing could be collected there, or these bytes are something else
+        except ValueError:  # nothing could be collected there, or these bytes are invalid
             missing.append(node)
     return "\n".join(["what the workers are at:", *report_lines(found, missing)])

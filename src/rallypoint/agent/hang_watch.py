@@ -1,17 +1,17 @@
-"""Since when the workers of this node have given no sign of life, told to the coordinator (`--hang-timeout`).
+"""Tracks since when the workers of this node have given no sign of life, and tells the coordinator (`--hang-timeout`).
 
 A sign is whatever a worker writes to its standard output or error, a call of `notices.progress` (with the same step
-too), a change of the progress file, and the end of a worker. What a processor or a GPU is at says nothing: a worker
+too), a change of the progress file, and the end of a worker. The load of a processor or a GPU proves nothing: a worker
 that waits for a collective may well spin.
 
 Laws:
 
-1. Log files and the progress file may be on a disk that hangs: a thread looks at them, the loop takes what it found.
+1. Log files and the progress file may be on a disk that hangs: a thread looks at them, and the loop takes its results.
 2. No sign may be missed: a node is quiet only after a look that was made when its time was over. A look that has not
-   come back for as long as the timeout has found nothing.
-3. Until its workers have told of progress, a round has three times the timeout from its start: first steps are slow.
-4. Time in which nobody looked (a machine that was suspended) is held against no worker.
-5. Where nothing can be seen of the workers' output and no progress is told, this node is never quiet.
+   returned for as long as the timeout counts as having found nothing.
+3. Until its workers have reported progress, a round has three times the timeout from its start: first steps are slow.
+4. Time without looks (a machine that was suspended) does not count.
+5. If the workers' output cannot be seen and they report no progress, this node is never quiet.
 6. The coordinator is told of changes only: quiet, and not quiet any more.
 """
 
@@ -33,21 +33,21 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 GRACE = 3
-"""How many timeouts a round has until its workers tell of progress."""
+"""The number of timeouts that a round has until its workers report progress."""
 _LOOKS = 8
-"""Looks in the time of one timeout."""
+"""Looks within one timeout."""
 _SHORTEST, _LONGEST = 0.05, 15.0
 """Seconds between two looks: at least, and at most."""
 
 
 class Seen(NamedTuple):
-    """What there is to be seen of the workers; what differs from one look to the next is a sign of life."""
+    """The visible traces of the workers; any difference between two looks is a sign of life."""
 
     output: object
-    """None where nothing can be seen of it."""
+    """None if it cannot be seen."""
     calls: tuple[Reached | None, ...]
     file: object
-    """None where there is no progress file, or where it has not been looked at yet."""
+    """None if there is no progress file, or it has not been looked at yet."""
 
 
 class RoundSigns:
@@ -80,7 +80,7 @@ class RoundSigns:
         self._sign_at = now
 
     def skip(self, seconds: float, now: float) -> None:
-        """For so long nobody has looked, unless the thread has found a sign meanwhile."""
+        """Skip this many seconds without looks, unless the thread has found a sign meanwhile."""
         self._started_at = min(self._started_at + seconds, now)
         self._sign_at = min(self._sign_at + seconds, now)
 
@@ -99,11 +99,11 @@ class RoundSigns:
 
 
 class HangWatch:
-    """What the loop of one agent steps, beside what else it steps. Nothing here waits.
+    """The hang watch of one agent, stepped by its loop. Nothing here waits.
 
     Args:
         timeout: seconds without a sign of life after which this node is quiet.
-        workers: those of this node.
+        workers: the workers of this node.
         clock: CLOCK_MONOTONIC, except in tests.
     """
 
@@ -132,18 +132,18 @@ class HangWatch:
             self._thread.start()
 
     def end_round(self) -> None:
-        """The workers are about to be stopped: nothing is expected of them any more. Idempotent."""
+        """The workers are about to be stopped: no signs are expected any more. Idempotent."""
         self._signs, self._step_at = None, math.inf
 
     def close(self) -> None:
-        """The run is over. Idempotent; nobody waits for a disk that may hang."""
+        """The run is over. Idempotent; does not wait for a disk that may hang."""
         self.end_round()
         self._ending.set()
 
     # For the loop
 
     def fds(self) -> list[int]:
-        """Nothing wakes us."""
+        """None: no descriptor wakes us."""
         return []
 
     def wake_at(self) -> float:
@@ -151,7 +151,7 @@ class HangWatch:
         return self._step_at
 
     def step(self) -> None:
-        """Tell the coordinator if the workers have become quiet, or are not any more."""
+        """Tell the coordinator if the workers have become quiet, or are no longer."""
         now = self._clock.monotonic()
         signs = self._signs
         if signs is None or now < self._step_at:
@@ -172,7 +172,7 @@ class HangWatch:
     # Inside
 
     def _looker(self) -> Callable[[], Seen]:
-        """What looks at the workers of this round, on the thread."""
+        """The function that looks at the workers of this round, on the thread."""
         workers, group = self._workers, self._workers.group
         context, tracker, folder, ranks = workers.pcontext, workers.progress, group.notices, len(group.workers)
         if context is None or context.output_marks() is None:

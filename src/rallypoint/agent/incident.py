@@ -1,11 +1,11 @@
-"""Keeps what this node knows of a failure, in a folder that is looked into later (`--incident-dir`, `rallyctl bundle`).
+"""Keeps what this node knows about a failure, in a folder for later inspection (`--incident-dir`, `rallyctl bundle`).
 
 Laws:
 
-1. Nothing here runs, and nothing is imported, unless a folder was named or an operator asks.
-2. The agent's loop waits for none of it: each incident has a thread of its own, and the end of the run waits for
+1. Nothing here runs, and nothing is imported, unless a folder was given or an operator asks.
+2. The agent's loop never waits for it: each incident has a thread of its own, and the end of the run waits for
    them for `_FINISH` seconds at most.
-3. Stacks are taken at once, of workers that have not ended by SIGTERM yet; output is read when they have ended.
+3. Stacks are collected at once, before workers end on SIGTERM; output is read when they have ended.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _ENDED = 12.0
-"""Seconds that workers have to end before their output is read as it is."""
+"""Seconds to wait for the end of workers before their output is read anyway."""
 _FINISH = 20.0
-"""Seconds that the end of a run waits for what is being kept."""
+"""Seconds that the end of a run waits for incidents that are being written."""
 MAX_KEPT = 20
-"""Bundles that one agent leaves: the first ones, since later failures are mostly the same again."""
+"""Bundles that one agent keeps: the first ones, since later failures are mostly repetitions."""
 
 
 _STARTED = frozenset({Phase.RUNNING, Phase.BROKEN, Phase.FINISHED})
 
 
 def incident_of(event: Event, state: PolicyState) -> Incident | None:
-    """The failure that an event of the agent's loop is, seen from where the agent stands before it; None for others."""
+    """The failure that an event of the agent's loop stands for, in the state before it; None for other events."""
     rule = _RULES.get(type(event))
     return None if rule is None else rule(event, state)
 
@@ -101,9 +101,9 @@ class IncidentRecorder:
     """Keeps the incidents of one agent's run.
 
     Args:
-        folder: where; made if it is missing.
-        facts: gives what is known of this node and its workers at this moment; called on the loop's thread.
-        snapshot: gives how the job stands, where the coordinator is in this process; else None.
+        folder: the folder to write to; made if it is missing.
+        facts: returns what is known about this node and its workers at this moment; called on the loop's thread.
+        snapshot: returns the state of the job, if the coordinator is in this process; else None.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class IncidentRecorder:
         self._count = 0
 
     def look_at(self, event: Event, state: PolicyState) -> None:
-        """Something has happened: begin to keep what is known, if it is a failure. Returns at once."""
+        """Handle an event: begin to write what is known, if it is a failure. Returns at once."""
         incident = incident_of(event, state)
         if incident is None:
             return
@@ -132,7 +132,7 @@ class IncidentRecorder:
         thread.start()
 
     def close(self) -> None:
-        """Wait for what is being kept."""
+        """Wait for incidents that are being written."""
         deadline = Deadline.after(_FINISH)
         for thread in self._threads:
             thread.join(max(0.0, deadline.remaining()))
@@ -143,7 +143,7 @@ class IncidentRecorder:
         try:
             parent = os.path.join(self._folder, safe_name(facts.job), f"round-{max(incident.round, 0)}")
             stacks = stack_pieces(facts)
-            if seen is not None:  # the coordinator is here: how the job stands, over all nodes
+            if seen is not None:  # the coordinator is here: the state of the job, over all nodes
                 write_index(parent, index_fields(seen, incident.why, incident.headline, facts.host))
             _until_ended(facts)
             pieces = bundle(summary_of(incident, facts), [*stacks, *pieces_of(facts, incident)], LIMIT)
@@ -157,12 +157,12 @@ class IncidentRecorder:
 
 
 def record_incidents(workers: WorkerController, folder: str) -> None:
-    """Have the incidents of an agent's run kept in a folder."""
+    """Make an agent keep the incidents of its run in a folder."""
     workers.incidents = IncidentRecorder(folder, partial(node_facts, workers), workers.rendezvous.snapshot)
 
 
 def _until_ended(facts: NodeFacts) -> None:
-    """Wait until the workers have ended, for so long as they are given."""
+    """Wait until the workers have ended, but at most for the time that they have."""
     until = time.monotonic() + _ENDED
     for worker in facts.workers:
         with suppress(OSError):  # it has ended already
@@ -176,6 +176,6 @@ def _until_ended(facts: NodeFacts) -> None:
 
 
 def demand(facts: NodeFacts) -> tuple[Piece, ...]:
-    """What an operator has asked for: the same of a node whose workers run, in less room."""
+    """The bundle that an operator has requested: the same for a node whose workers run, in less space."""
     asked = Incident(facts.round, "an operator asked", "", False)
     return bundle(summary_of(asked, facts), [*stack_pieces(facts), *pieces_of(facts, asked)], ON_DEMAND_LIMIT)

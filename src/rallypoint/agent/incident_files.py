@@ -1,4 +1,4 @@
-"""What a node knows of itself and its workers, as the files of an incident bundle. Off the agent's loop."""
+"""Makes the files of an incident bundle from what a node knows about itself and its workers. Off the agent's loop."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _LARGEST_RECORD = 8 * 1024 * 1024
 
 _PACKAGES = ("rallypoint", "torch", "numpy", "msgspec", "uvloop", "triton", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 _FLIGHT_RECORDER = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-"""Variables that name the beginning of the paths that workers dump their flight recorders to; the rank follows."""
+"""Variables with the prefix of the paths that workers dump their flight recorders to; the rank follows."""
 _FLIGHT_RECORDER_DEFAULTS = ("torch/comm_lib_trace_rank_", "/tmp/nccl_trace_rank_")
-"""Where torch dumps otherwise, from the user's cache on; and where it did before."""
+"""Where torch dumps by default, relative to the user's cache; and where older versions did."""
 _KERNEL = re.compile(
     r"out of memory|oom-kill|oom_reaper|killed process|segfault|NVRM|\bXid\b|hung_task|blocked for more"
 )
 
 
 class Incident(NamedTuple):
-    """A failure of the job, as this node was told. `ends_job`: there is no restart."""
+    """A failure of the job, as reported to this node. `ends_job`: there is no restart."""
 
     round: int
     why: str
@@ -58,8 +58,9 @@ class Incident(NamedTuple):
 
 
 class WorkerFacts(NamedTuple):
-    """One worker: `added` is what its environment has beyond the agent's, `last_lines` gives what its standard error
-    had last where that goes to no file."""
+    """One worker: `added` is what its environment has beyond the agent's, `last_lines` returns the end of its standard
+    error if that goes to no file.
+    """
 
     rank: int
     local_rank: int
@@ -89,7 +90,7 @@ class NodeFacts(NamedTuple):
 
 
 def node_facts(controller: WorkerController) -> NodeFacts:
-    """What is known of this node and its workers at this moment. On the loop's thread."""
+    """What is known about this node and its workers at this moment. On the loop's thread."""
     group, spec, context = controller.group, controller.group.spec, controller.pcontext
     return NodeFacts(
         job=spec.rdzv_handler.get_run_id(),
@@ -197,7 +198,7 @@ def _outputs(worker: WorkerFacts) -> Iterator[Piece]:
 
 
 def last_lines(data: bytes, count: int = LINES) -> bytes:
-    """The last so many lines."""
+    """The last lines of a text, at most this many."""
     ended = data.endswith(b"\n")
     lines = (data[:-1] if ended else data).split(b"\n")
     return b"\n".join(lines[-count:]) + (b"\n" if ended else b"") if data else b""
@@ -211,7 +212,7 @@ def _environment(facts: NodeFacts) -> str:
     return "\n".join(["# of the agent, secrets masked:", *shown, ""])
 
 
-# The machine's words
+# The kernel's log
 
 
 def _system(facts: NodeFacts) -> str:
@@ -232,13 +233,13 @@ def _system(facts: NodeFacts) -> str:
 
 
 def kernel_words(lines: Sequence[str], pids: set[int]) -> list[str]:
-    """Those lines of the kernel's log that name one of these processes, or what kills processes."""
+    """The lines of the kernel's log that name one of these processes, or something that kills processes."""
     named = re.compile(rf"(?<!\d)(?:{'|'.join(map(str, sorted(pids)))})(?!\d)") if pids else None
     return [each for each in lines if _KERNEL.search(each) or (named is not None and named.search(each))][-200:]
 
 
 def _kernel_log() -> list[str]:
-    """The kernel's log, without priorities; none where that may not be read."""
+    """The kernel's log, without priorities; empty if that may not be read."""
     from rallypoint.base.kernel_log import log_entries, raw_entries
 
     try:
@@ -265,14 +266,14 @@ def _flight_records(facts: NodeFacts) -> Iterator[Piece]:
             with suppress(OSError):
                 seen = os.stat(path)
                 if seen.st_mtime < facts.since or seen.st_uid != os.getuid():
-                    continue  # of another run, or somebody else's
+                    continue  # of another run, or another user's
                 if seen.st_size <= _LARGEST_RECORD and (data := _read(path, _LARGEST_RECORD)):
                     yield Piece(f"flight_recorder/rank_{worker.rank}", data, is_whole=True)
                 break
 
 
 def flight_recorder_paths(environ: Mapping[str, str]) -> list[str]:
-    """How the paths of dumps begin, by a worker's environment."""
+    """The prefixes of the paths of dumps, according to a worker's environment."""
     cache = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", "/"), ".cache")
     defaults = (os.path.join(cache, each) for each in _FLIGHT_RECORDER_DEFAULTS)
     return [*(environ[each] for each in _FLIGHT_RECORDER if environ.get(each)), *defaults]
@@ -282,7 +283,7 @@ def flight_recorder_paths(environ: Mapping[str, str]) -> list[str]:
 
 
 def index_fields(seen: Snapshot, why: str, headline: str, by: str) -> dict[str, Any]:
-    """How the job stands over all nodes, as the coordinator's node knows it."""
+    """The state of the job over all nodes, as the coordinator's node knows it."""
     from rallypoint.observe.bundle import safe_name
     from rallypoint.observe.status_json import status_fields
 

@@ -2,8 +2,8 @@
 
 Laws:
 
-1. Who else writes there erases it first (`base.log.OutputLock`), so that no line of theirs is mixed with it.
-2. A terminal that takes nothing at the moment is not waited for: the line is left out.
+1. Other writers erase it first (`base.log.OutputLock`), so that no line of theirs is mixed with it.
+2. It does not wait for a terminal that accepts nothing at the moment: the line is left out.
 3. A background job of the shell draws nothing.
 """
 
@@ -17,7 +17,7 @@ from rallypoint.base.log import ERASE_LINE, STDERR_LOCK, terminal_rewrites_lines
 
 _STDERR = 2
 _LOCK_TIMEOUT = 0.1
-"""Seconds that it waits for others who write; else it is left out this time."""
+"""Seconds to wait for other writers; after that the line is left out this time."""
 _LEAST_WIDTH = 20
 
 
@@ -27,7 +27,7 @@ def shows_live_line() -> bool:
 
 
 def live_line(since: float) -> LiveLine | None:
-    """A line that counts from a moment on; None where no terminal shows it."""
+    """A line that counts the time since a moment; None if no terminal shows it."""
     return LiveLine(since) if shows_live_line() else None
 
 
@@ -38,30 +38,30 @@ class LiveLine:
         """Nothing is shown yet.
 
         Args:
-            since: from when the time that passes is counted, on the clock of `now` of the others.
+            since: the moment from which time is counted, on the clock of the other methods' `now`.
         """
         self._since = since
         self._words = ("", "")
 
     def show(self, words: tuple[str, str], now: float) -> None:
-        """Show what comes before the time that passes, and what comes after it."""
+        """Show the elapsed time, between these two texts."""
         self._words = words
         self.redraw(now)
 
     def redraw(self, now: float) -> None:
-        """Show the same with the time that has passed until now."""
+        """Show the same texts with the time that has passed until now."""
         if self._words[0]:
             _write(composed(self._words, now - self._since, _width()))
 
     def end(self) -> None:
-        """Take the line away. Idempotent."""
+        """Erase the line. Idempotent."""
         self._words = ("", "")
         if STDERR_LOCK.shows_live_line:
             _write("")
 
 
 def composed(words: tuple[str, str], seconds: float, width: int) -> str:
-    """The line in at most so many columns."""
+    """The line in at most this many columns."""
     before, after = words
     text = f"{before}, {_elapsed(seconds)}{f', {after}' if after else ''}"
     most = max(_LEAST_WIDTH, width - 1)  # a terminal wraps behind its last column
@@ -88,7 +88,7 @@ def _in_foreground() -> bool:
 
 
 def _write(text: str) -> None:
-    """Put this in the place of the line, or, if it is empty, nothing."""
+    """Replace the line by this text, or erase it if that is empty."""
     if not _in_foreground():
         return
     writable = select.poll()

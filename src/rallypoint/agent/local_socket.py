@@ -1,12 +1,13 @@
-"""How commands on this machine find the agents that run here: each has a socket that names its job.
+"""Lets commands on this machine find the agents that run here: each has a socket that names its job.
 
-The socket is an abstract one (unix(7)), so that it goes with the process, however that ends, and leaves no file. Where
-there are none, it is a file in a folder that only its user can open, and whoever finds it left behind removes it. Laws:
+The socket is an abstract one (unix(7)), so that it disappears with the process, however that ends, and leaves no file.
+On systems without them, it is a file in a folder that only its user can open; a left-over one is removed by the next
+command or agent that finds it. Laws:
 
-1. It answers the agent's own user and root, and nobody else.
-2. It says where the job's coordinator can be reached, and the job's token where there is a secret: whoever asks then
-   speaks to that. (Its user can read the secret itself in /proc, and root can.)
-3. The token is in no log line and in no list of jobs.
+1. It answers only the agent's own user and root.
+2. It tells where the job's coordinator can be reached, and the job's token if there is a secret: the command then
+   connects to the coordinator. (The secret itself is readable in /proc for the user and for root.)
+3. The token never appears in log lines or in lists of jobs.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _TIMEOUT = 1.0
 
 
 class LocalSocket:
-    """The socket of this agent. Without a network namespace of its own, or names left, there is none."""
+    """The socket of this agent. Without a network namespace of its own, or if no name is free, there is none."""
 
     def __init__(self, answer: Callable[[], LocalJob | None]) -> None:
         """Nothing is opened before `open`.
 
         Args:
-            answer: says where the job is; None while that is not known.
+            answer: returns where the job is; None while that is not known.
         """
         self._answer = answer
         self._socket: socket.socket | None = None
@@ -48,12 +49,12 @@ class LocalSocket:
             self._listens = True
 
     def fds(self) -> list[int]:
-        """A descriptor that becomes readable when somebody asks."""
-        # One that does not listen would be readable all the time.
+        """A descriptor that becomes readable when a command connects."""
+        # A socket that does not listen would be readable all the time.
         return [self._socket.fileno()] if self._socket is not None and self._listens else []
 
     def step(self) -> None:
-        """Answer those who have asked. Does not wait."""
+        """Answer pending requests. Does not wait."""
         while self._socket is not None and self._listens:
             try:
                 asking, _ = self._socket.accept()
@@ -65,7 +66,7 @@ class LocalSocket:
                     asking.send("\0".join([*map(str, job), _token_of(job.job)]).encode())
 
     def close(self) -> None:
-        """Listen no more. Idempotent."""
+        """Stop listening. Idempotent."""
         if self._socket is not None:
             remove_socket(self._socket.getsockname())
             self._socket.close()
@@ -78,7 +79,7 @@ def local_jobs() -> Iterator[LocalJob]:
 
 
 def local_token(wanted: LocalJob) -> str:
-    """The token of one of `local_jobs`, as its agent tells it; empty if it has none. Another job may have its id."""
+    """The token of one of `local_jobs`, from its agent; empty if it has none. Another job may have the same id."""
     return next((token for job, token in _answers() if job == wanted), "")
 
 

@@ -1,7 +1,7 @@
 """The agent's loop: everything that happens becomes one event, and the policy decides what to do about it.
 
 One thread waits for mail (notifications of the rendezvous, signals), exits of workers, their acknowledgements and a
-stop that is under way, and does nothing else between events. What the steps mean is up to the `StepExecutor`.
+stop in progress, and does nothing else between events. The `StepExecutor` carries out the steps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rallypoint.health.progress_probe import ProgressProbe
 
 _SAFETY_CHECK = 60.0
-"""Seconds between polls of workers whose ends wake us, in case one did not; longer if the monitor interval is."""
+"""Seconds between polls of workers whose exits wake us, in case one did not; longer if the monitor interval is."""
 
 
 class AgentLoop:
@@ -78,17 +78,17 @@ class AgentLoop:
                 clock,
             )
         self._local_socket: LocalSocket | None = None
-        """Opened after the first look at events: no worker waits for it."""
+        """Opened after the first look at events, so that no worker waits for it."""
 
     def run(self, signals: Iterable[int]) -> RunResult:
-        """Run until the job ends. Whatever happens, no worker is left.
+        """Run until the job ends. No worker is left, whatever happens.
 
         Args:
-            signals: the numbers of the signals that this agent handles, beside those that preempt the job.
+            signals: the numbers of the signals that this agent handles, in addition to those that preempt the job.
 
         Raises:
-            RendezvousError: no round could be agreed on.
-            SignalException: one of `signals` came that ends this agent.
+            RendezvousError: the nodes could not agree on a round.
+            SignalException: one of `signals` arrived that ends this agent.
         """
         try:
             signals = signals if self._preemption is None else {*signals, *self._preemption.signals}
@@ -133,7 +133,7 @@ class AgentLoop:
             self._executor.carry_out(step, self._state.round)
 
     def _events(self) -> Iterator[Event]:
-        """Wait until something has happened, and give it out one by one."""
+        """Wait until something has happened, and yield the events one by one."""
         self._wait()
         self._raise_interrupt()
         yield from self._drain_mailbox()
@@ -194,7 +194,7 @@ class AgentLoop:
 
     @property
     def _watches(self) -> bool:
-        """Whether the ends of workers are news."""
+        """Whether exits of workers matter now."""
         return (
             self._state.phase is Phase.RUNNING and self._state.held_failure is None and self._executor.starting is None
         )
@@ -209,7 +209,7 @@ class AgentLoop:
                 yield event
 
     def _preempted_by(self, numbers: Collection[int]) -> PreemptionRequested | None:
-        """What signals mean that preempt the job, if one of these does."""
+        """The event for signals that preempt the job, if one of these does."""
         if self._preemption is None:
             return None
         number = next((each for each in numbers if each in self._preemption.signals), None)
@@ -231,12 +231,12 @@ class AgentLoop:
             case WorkerState.FAILED | WorkerState.UNHEALTHY:
                 cause = result.first_cause()
                 reached = frozenset[int]() if cause.exitcode == -SIGKILL else self._workers.shared_signals()
-                # A signal that came since the mail was read is older than what it has done to the workers.
+                # A signal that has arrived since the mail was read is older than its effects on the workers.
                 round_ = self._state.round
                 yield from self._drain_mailbox()
                 if self._watches and self._state.round == round_:
                     self._executor.last = result
-                    # What was sent to all has reached the workers, and will have reached us in a moment.
+                    # A signal to all has reached the workers, and will reach us in a moment.
                     if (preempted := self._preempted_by(reached)) is not None:
                         yield preempted
                     yield WorkersFailed(cause, reached, self._workers.restart_limit())

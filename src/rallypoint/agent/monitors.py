@@ -1,4 +1,4 @@
-"""What the agent's loop waits for, and tells, beside its workers' exits: interfaces, which cost nothing at start."""
+"""Interfaces to what the agent's loop waits for and notifies, besides its workers' exits. Cheap to import."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ if TYPE_CHECKING:
 
 
 class Monitor(Protocol):
-    """What watches or prepares workers beside their exits: the watchdog, the preload, signals. Nothing here blocks."""
+    """Watches or prepares workers, apart from their exits: the watchdog, the preload, signals. Nothing here blocks."""
 
     def fds(self) -> list[int]:
         """Descriptors that become readable when there is something to do."""
 
     def wake_at(self) -> float:
-        """When there is something to do by itself, in seconds on the monotonic clock; infinite for never."""
+        """The time of the next thing to do, in seconds on the monotonic clock; infinite for never."""
 
     def step(self) -> None:
-        """Do what is due; `poll` returns what came of it."""
+        """Do what is due; `poll` returns the result."""
 
 
 class Preparation(Monitor, Protocol):
-    """What has to be done in a round, with other nodes maybe, before its workers can start. Nothing here blocks."""
+    """Work that a round requires, possibly with other nodes, before its workers can start. Nothing here blocks."""
 
     failure: str
-    """Why the workers cannot start, in a sentence; empty if nothing has failed."""
+    """A sentence on why the workers cannot start; empty if nothing has failed."""
     failed_node: str
-    """The name of the node that it is about; empty for this one."""
+    """The name of the node that has failed; empty for this one."""
     ends_job: bool
-    """Whether the job ends by it, whatever restarts are left."""
+    """Whether the failure ends the job, whatever restarts are left."""
 
     def begin(self, group: WorkerGroup) -> None:
-        """The node has entered a round, in which the group has its place now. What was under way is forgotten."""
+        """The node has entered a round, in which the group now has its place. Work in progress is dropped."""
 
     def preparing(self) -> bool:
-        """Whether it is under way."""
+        """Whether it is in progress."""
 
     def cancel(self) -> None:
-        """The round has ended before its workers have started: forget what is under way. Idempotent."""
+        """The round has ended before its workers have started: drop work in progress. Idempotent."""
 
     def close(self) -> None:
         """The run is over. Idempotent."""
 
 
 class WorkerWatch(Monitor, Protocol):
-    """What watches the workers of each round for as long as they are to run. Nothing here blocks."""
+    """Watches the workers of each round while they are meant to run. Nothing here blocks."""
 
     def begin_round(self, round_: int) -> None:
         """The workers of a round have been started."""
@@ -60,10 +60,10 @@ class WorkerWatch(Monitor, Protocol):
 
 
 class EventObserver(Protocol):
-    """What is told of the events of the agent's loop. It decides nothing, and nothing here blocks."""
+    """Is notified of the events of the agent's loop. It decides nothing, and nothing here blocks."""
 
     def look_at(self, event: Event, state: PolicyState) -> None:
-        """Something has happened; the agent stood there before it."""
+        """An event has occurred; `state` is the agent's state before it."""
 
     def close(self) -> None:
-        """The run is over: finish what is under way."""
+        """The run is over: finish work in progress."""

@@ -1,10 +1,10 @@
-"""The user's own check of this node (`--node-check`): a command that runs before the node asks for a place.
+"""The user's own check of this node (`--node-check`): a command that runs before the node requests a place.
 
 Laws:
 
 1. Nothing here waits: the loop sleeps on `fds` until `wake_at` and calls `step`, as for a stop.
-2. When it is over nothing is left of it: what the command has started is ended, as what workers leave is.
-3. What it writes is read as it comes and goes to the log; only the end of it is kept.
+2. Nothing is left of it afterwards: processes that the command has started are ended, like those that workers leave.
+3. Its output is read as it arrives and goes to the log; only the end of it is kept.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _GRACE = 5.0
 _WARN_AFTER = 10.0
 """Seconds until it is logged that the check still runs; each interval is twice the one before."""
 _READ, _READS = 64 * 1024, 4
-"""Bytes of a read, and reads at once: a command that writes without end must not keep the loop from all else."""
+"""Bytes of a read, and reads at once: a command that writes endlessly must not keep the loop from everything else."""
 _KEPT = 8 * 1024
 """Bytes of its output that are kept, and the longest line that is logged whole."""
 _SHOWN_LINES, _SHOWN_WIDTH, _SHOWN_COMMAND = 3, 200, 200
 
 
 class NodeCheck:
-    """One run of the check, which begins when this is made.
+    """One run of the check, which begins when this is created.
 
     Args:
-        command: for the shell.
+        command: a command for the shell.
         timeout: seconds after which it has failed.
         reaper: starts it.
         clock: of `wake_at`.
@@ -61,7 +61,7 @@ class NodeCheck:
         self._reaper = reaper
         self._tail = self._line = b""
         self._why = ""
-        """Why it has not passed, once that is known."""
+        """The reason why it has not passed, once that is known."""
         self._stopped = False
         self._process: WorkerProcess | None = None
         self._ending: Escalation | None = None
@@ -100,13 +100,13 @@ class NodeCheck:
         return more if self._output < 0 else [self._output, *more]
 
     def wake_at(self) -> float:
-        """When there is something to do by itself, in seconds on the clock."""
+        """The time of the next thing to do, in seconds on the clock."""
         if self._ending is not None:
             return self._ending.wake_at()
         return 0.0 if self._process is None else min(self._deadline, self._warn_at)
 
     def step(self) -> bool:
-        """Do what is due. Returns whether the check is over, and nothing of it left."""
+        """Do what is due. Returns whether the check is over, with nothing left of it."""
         self._read(_READS)
         if self._process is None:
             self._close_output()
@@ -115,14 +115,14 @@ class NodeCheck:
             return False
         if self._ending is None or not self._ending.step():
             return False
-        self._read(_READS)  # all who could write are gone: what the pipe holds
+        self._read(_READS)  # all writers are gone: read what the pipe holds
         self._log_lines(b"\n" if self._line else b"")
         self._close_output()
         self._process.release()
         return True
 
     def begin_stop(self, number: int) -> None:
-        """End it, as this signal asks: how it ends says nothing of the node."""
+        """End it by this signal: its exit code then says nothing about the node."""
         self._stopped = True
         self._begin_end(number if number == SIGKILL else SIGTERM)  # a shell that waits for a command may ignore others
 
@@ -132,13 +132,13 @@ class NodeCheck:
             self._ending.kill_now()
 
     def end(self, number: int) -> None:
-        """End it, as this signal asks, and return when it is gone."""
+        """End it by this signal, and return when it is gone."""
         self.begin_stop(number)
         while not self.step():
             until_readable(self.fds(), self.wake_at() - self._clock.monotonic())
 
     def outcome(self) -> NodeChecked | WorkersStopped:
-        """What came of it, once it is over."""
+        """Its result, once it is over."""
         if self._stopped:
             return WorkersStopped(ended_in_order=True)
         if not self._why:
@@ -149,7 +149,7 @@ class NodeCheck:
     # Inside
 
     def _look(self, process: WorkerProcess) -> bool:
-        """See how far it is; returns whether its end has begun."""
+        """Check its progress; returns whether its end has begun."""
         now = self._clock.monotonic()
         code = process.poll()
         if code is not None:
@@ -203,12 +203,12 @@ class NodeCheck:
 
 
 def failure_sentence(command: str, why: str, output: bytes) -> str:
-    """What to say of a check that has not passed.
+    """The sentence about a check that has not passed.
 
     Args:
-        command: as shown.
-        why: what has become of it.
-        output: the end of what it has written.
+        command: the command as shown.
+        why: the reason.
+        output: the end of its output.
     """
     lines = [line for line in clean_lines(output) if line.strip()][-_SHOWN_LINES:]
     shown = " / ".join(truncate_line(printable(line.strip(), len(line)), _SHOWN_WIDTH) for line in lines)

@@ -1,15 +1,16 @@
-"""Where notices for the workers of one node are posted, and their acknowledgements are found (`rallypoint.notices`).
+"""The folder in which notices for the workers of one node, and their acknowledgements, are stored
+(`rallypoint.notices`).
 
 Laws:
 
-1. The folder has a name of its own for each start of workers, which nobody can guess, and is made when there is
-   something to post, or by a worker that tells of its progress, or that it can go on in its process when a round ends:
-   a job without these touches no disk.
+1. The folder has a different, unguessable name for each start of workers, and is made when there is something to post,
+   or by a worker that reports progress, or that it can go on in its process when a round ends: a job without these
+   touches no disk.
 2. `WorkersReady` and `NoticeExpired` come once for each notice that is waited for.
-3. When the workers are gone, so is the folder. It stays while some of them go on in their processes, and those that are
-   started beside them find it too; what the others have left in it is removed before (`workers/resumable.py`).
-4. Each notice has a number, which its acknowledgements bear. One that comes after its notice was withdrawn answers
-   nothing; one for a notice that another took the place of answers that too.
+3. When the workers are gone, so is the folder. It stays while some of them go on in their processes, and newly started
+   workers find it too; files that the others have left in it are removed first (`workers/resumable.py`).
+4. Each notice has a number, which its acknowledgements carry. One that arrives after its notice was withdrawn has no
+   effect; one for a notice that was replaced by another counts for that too.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _POLL = 1.0
-"""Seconds between polls where inotify cannot be had."""
+"""Seconds between polls if inotify is not available."""
 
 
 class NoticeDirectory:
-    """The one owner of the folder. Nothing here waits."""
+    """The only owner of the folder. Nothing here waits."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         """Args: `clock`: the workers' own CLOCK_MONOTONIC, except in tests."""
@@ -58,10 +59,10 @@ class NoticeDirectory:
         """Begin with new workers.
 
         Args:
-            keep: whether some go on that know the folder.
+            keep: whether some workers go on that know the folder.
 
         Returns:
-            The folder where they find notices; empty if there is no room for one.
+            The folder for their notices; empty if there is no space for one.
         """
         self.clear(keep=keep)
         if keep:
@@ -74,13 +75,13 @@ class NoticeDirectory:
         return self._folder
 
     def post(self, reason: str, node: str, round_: int, seconds: float, *, waits: bool) -> None:
-        """Post a notice in the place of any other. Acknowledgements that were given count for it too.
+        """Post a notice, which replaces any other. Earlier acknowledgements count for it too.
 
         Args:
             reason: `SCALE` or `PREEMPTION`.
-            node: which will be taken away; empty for this one.
-            round_: that is to end.
-            seconds: that the workers have. Among notices for the same reason the one that ends first holds.
+            node: the node that will be taken away; empty for this one.
+            round_: the round that will end.
+            seconds: the time that the workers have. Among notices for the same reason, the earliest deadline counts.
             waits: whether `poll` returns acknowledgements and the end of the time.
         """
         over_at = self._clock.monotonic() + seconds
@@ -99,7 +100,7 @@ class NoticeDirectory:
         self._poll_at = self._clock.monotonic() if waits else math.inf  # they may have acknowledged another one before
 
     def withdraw(self) -> None:
-        """Remove the notice, and what was acknowledged with it."""
+        """Remove the notice and its acknowledgements."""
         self._awaits_acknowledgements, self._reason = False, ""
         self._first = self._number + 1
         self._expires_at = self._poll_at = math.inf
@@ -108,7 +109,7 @@ class NoticeDirectory:
                 os.unlink(os.path.join(self._folder, NOTICE_FILE))
 
     def clear(self, *, keep: bool = False) -> None:
-        """The workers are gone: remove all, but if some go on (`keep`) the notice only. Idempotent."""
+        """The workers are gone: remove everything; if some go on (`keep`), the notice only. Idempotent."""
         self.withdraw()
         if keep:
             return
@@ -136,10 +137,10 @@ class NoticeDirectory:
         return min(self._expires_at, self._poll_at)
 
     def poll(self, running: Callable[[], Collection[int]]) -> Iterator[WorkersReady | NoticeExpired]:
-        """What has come of the notice since the last poll.
+        """The events of the notice since the last poll.
 
         Args:
-            running: gives the local ranks of the workers that have not ended: only they need to acknowledge.
+            running: returns the local ranks of the workers that have not ended: only they need to acknowledge.
         """
         now = self._clock.monotonic()
         over = now >= self._expires_at
@@ -164,7 +165,7 @@ class NoticeDirectory:
         if not self._folder:
             raise OSError("there is no folder for it")
         if not self._created:
-            with contextlib.suppress(FileExistsError):  # by a worker that tells of its progress
+            with contextlib.suppress(FileExistsError):  # made by a worker that reports progress
                 os.mkdir(self._folder, 0o700)
             self._created = True
             self._inotify = self._watch()

@@ -1,10 +1,10 @@
-"""What an agent serves beside its health: the job's page, the stream, metrics (`observe.site`).
+"""The pages that an agent serves besides its health: the job's page, the stream, metrics (`observe.site`).
 
 Laws:
 
-1. The agent's loop only hands over events, which are counted there; all else happens on the thread that serves, or in
-   threads of its own, and is imported only when somebody asks.
-2. The job as a whole is asked of its coordinator, by a session that is never a node.
+1. The agent's loop only passes on events, which are counted there; everything else happens on the serving thread, or in
+   threads of its own, and is imported on the first request.
+2. The state of the whole job is requested from its coordinator, by a session that is never a node.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class AgentPages:
     """The pages of one agent.
 
     Args:
-        workers: of its node.
-        options: of the rendezvous, which say how its coordinator is reached.
+        workers: the workers of its node.
+        options: the options of the rendezvous, which say how its coordinator is reached.
     """
 
     def __init__(self, workers: WorkerController, options: Mapping[str, Any]) -> None:
@@ -46,7 +46,7 @@ class AgentPages:
         self._options = options
         self._account = AgentAccount()
         self._lock = threading.Lock()
-        """Of the account, which the agent's thread writes and others read."""
+        """Protects the account, which the agent's thread writes and others read."""
         self._site: Site | None = None
         self._source: RemoteJob
         self._token = ""
@@ -123,7 +123,7 @@ class AgentPages:
         )
 
     async def _job_metrics(self) -> Sequence[Family]:
-        """Those of the whole job, from the agent whose process has the coordinator: they are told once."""
+        """The metrics of the whole job, served once: by the agent whose process has the coordinator."""
         from rallypoint.base.errors import RallypointError
         from rallypoint.observe.job_metrics import job_families
         from rallypoint.protocol.observation import Snapshot
@@ -132,6 +132,6 @@ class AgentPages:
             return []
         try:
             seen = await self._source.look("")
-        except RallypointError:  # it is elsewhere meanwhile
+        except RallypointError:  # it has moved meanwhile
             return []
         return job_families([seen]) if isinstance(seen, Snapshot) else []

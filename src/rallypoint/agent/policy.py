@@ -1,35 +1,35 @@
-"""What an agent does about what happens. Pure: where it stands and an event in, steps and where it stands next out.
+"""Decides what an agent does about an event. Pure: state and event in, next state and steps out.
 
-    CHECKING  the user's check of this node runs, or will when the workers of the round before are gone
-    FORMING   waits for a placement; the workers of the round before may still be stopping
+    CHECKING the user's check of this node runs, or will when the workers of the previous round are gone
+    FORMING waits for a placement; the workers of the previous round may still be stopping
     RUNNING   its workers run
-    BROKEN    its workers have failed, which was announced; waits for the end of the round or the job
+    BROKEN its workers have failed, which was announced; waits for the end of the round or the job
     FINISHED  its workers have all succeeded; waits for the others (the exit barrier)
-    ENDING    how it ends is settled; its workers are being stopped
+    ENDING its end is decided; its workers are being stopped
     LEAVING   a signal ends it, and its workers have ended in order; queries whether the job goes on without it
     ENDED     nothing more happens
 
 Laws:
 
-1. A failure is announced before anything is stopped, so that all nodes stop side by side.
+1. A failure is announced before anything is stopped, so that all nodes stop at the same time.
 2. The next round is requested before the workers of the last one are stopped: it forms while they stop.
-3. Workers are started only for a placement, and only after those of the round before are gone, or have come out of it
-   and wait: a placement that comes while they stop is kept until then, and forgotten if its round ends first.
-4. Only a verdict, a signal or the loss of the rendezvous ends the agent. That others leave never does.
-5. Notifications of rounds that are over change nothing; a round of ours that was missed is followed by another join.
-6. One stop at a time: whatever comes while workers stop adds a leave request or a signal to it, never another stop.
-   Where they stop for a restart, the end has it that nobody goes on in its process: who was to is stopped at once.
-7. The last step is taken when no worker is left, one that waits for a next round included, which has a grace period as
-   any other. What that step will be is settled once, by whatever came first.
-8. A signal that ends this agent makes it leave at any moment, announced at once; only where workers are given notice,
-   SIGTERM gives them its time before that. A second interrupt kills.
-9. After a failure, or the loss of a node, workers have the short grace period, unless a notice told them to save.
-10. Workers are given notice while all of them run; the round is drained with their consent or when their time is over.
-11. Who ends by a signal that this agent was sent too was stopped and has not failed, whichever is seen first.
-12. To leave by SIGTERM a job that goes on elsewhere, with workers that end in order, is a success. That the job goes on
-    must hold for a moment, for all its nodes may be ending.
-13. Where the user has a check of the node, no place is requested before it has passed: at first, and after a round that
-    a failure of this node's own workers has ended, once these are gone: none goes on in its process, since the check
+3. Workers are started only for a placement, and only after those of the previous round are gone, or have left it and
+   wait: a placement that arrives while they stop is kept until then, and dropped if its round ends first.
+4. Only a verdict, a signal or the loss of the rendezvous ends the agent; other nodes leaving never does.
+5. Notifications of past rounds change nothing; after a missed round of ours, the agent joins again.
+6. One stop at a time: an event while workers stop adds a leave request or a signal to it, never another stop. If the
+   agent ends while they stop for a restart, no worker goes on in its process: those that would are stopped at once.
+7. The last step is taken when no worker is left, including those that wait for a next round, which have a grace period
+   like any other. That step is decided once, by the first event that ends the agent.
+8. A signal that ends this agent makes it leave at any moment, announced at once; only if workers are given notice,
+   SIGTERM first gives them its time. A second interrupt kills.
+9. After a failure, or the loss of a node, workers have the short grace period, unless a notice has asked them to save.
+10. Workers are given notice while all of them run; the round is drained when they consent or their time is over.
+11. A worker that ends by a signal that this agent was sent too was stopped and has not failed, whichever is seen first.
+12. To leave by SIGTERM a job that goes on elsewhere, with workers that end in order, is a success. The job must be seen
+    to go on for a moment, because all its nodes may be ending.
+13. If the user has a check of the node, no place is requested before it has passed: at first, and after a round that
+    was ended by a failure of this node's own workers, once these are gone: none goes on in its process, since the check
     may need its devices. If it does not pass, the node leaves.
 """
 
@@ -62,14 +62,14 @@ from rallypoint.protocol.messages import LeaveRequest
 
 
 def begin(status: PolicyState) -> Decision:
-    """Where an agent stands at first, and its first step."""
+    """The initial state of an agent, and its first step."""
     if status.checks_node:
         return status._replace(phase=Phase.CHECKING), (steps.CheckNode(),)
     return status, (steps.RequestJoin(),)
 
 
 def decide(status: PolicyState, event: steps.Event) -> Decision:
-    """What follows from `event` for an agent that stands at `status`: where it stands then, and the steps to take."""
+    """Decide what follows from `event` in the state `status`: the next state, and the steps to take."""
     if status.phase is Phase.ENDED:
         return status, ()
     rules = _RULES
@@ -118,7 +118,7 @@ def _on_round_ended(status: PolicyState, event: messages.RoundEnded) -> Decision
     if status.phase is Phase.CHECKING:
         return status._replace(round=max(over, status.round)), ()
     if status.phase is Phase.FORMING:
-        # Our own round came and went before we knew our place in it, or could take it: join the next.
+        # Our own round ended before we knew our place in it, or could take it: join the next.
         missed = over > status.round if status.pending_placement is None else over >= status.pending_placement.round
         return (status._replace(round=over, pending_placement=None), (steps.RequestJoin(),)) if missed else (status, ())
     if over != status.round:
@@ -127,7 +127,7 @@ def _on_round_ended(status: PolicyState, event: messages.RoundEnded) -> Decision
         ending, then = leave_job(status, status.leave_signal, saved=event.end.reason is Reason.DRAINED)
         return ending, (warning(_log_round_end(event, "this node leaves")), *then)
     failed = event.end.reason in (Reason.FAILURE, Reason.LOST) and status.posted_notice is None
-    # Where a signal makes one node leave, it may have been sent to all.
+    # A signal that makes one node leave may have been sent to all.
     shared = event.end.reason is Reason.DEPARTED
     stop = steps.StopWorkers(SIGTERM, restarts=True, failed=failed, shared=shared)
     if status.checks_node and event.end.cause is not None and event.end.cause.is_of(status.failure):
@@ -161,7 +161,7 @@ _REASONS: dict[Reason, Callable[[RoundEnd], str]] = {
     Reason.DRAINED: lambda end: end.detail or end.reason.value,
     Reason.FORGOTTEN: lambda end: end.reason.value,
 }
-"""Why a round ended, where no worker failed."""
+"""Texts for why a round ended if no worker failed."""
 
 # The workers
 
@@ -169,7 +169,7 @@ _REASONS: dict[Reason, Callable[[RoundEnd], str]] = {
 def _on_workers_succeeded(status: PolicyState, _event: steps.WorkersSucceeded) -> Decision:
     if status.phase is not Phase.RUNNING:
         return status, ()
-    # Workers that are done need no asking.
+    # Workers that are done need no notice.
     consent = (drain(status),) if status.posted_notice is not None and not status.posted_notice.ready else ()
     return status._replace(phase=Phase.FINISHED, posted_notice=None), (Succeed(status.round), *consent)
 
@@ -219,7 +219,7 @@ def _on_link_lost(status: PolicyState, event: messages.LinkLost) -> Decision:
     failure = status.failure or (status.held_failure and status.held_failure.cause)
     if failure is not None:  # the failure of the line must not hide that of the workers
         line = warning(f"{event.detail}; the job ends here with the failure of this node's workers")
-        verdict = Verdict(Outcome.FAILED, failure, ending=Ending.INFRASTRUCTURE)  # as on the nodes that run on
+        verdict = Verdict(Outcome.FAILED, failure, ending=Ending.INFRASTRUCTURE)  # as on the nodes that keep running
         return end(status, steps.EndWithVerdict(messages.JobEnded(verdict)), line, failed=True)
     return end(status, steps.EndWithError(event))
 
@@ -251,7 +251,7 @@ def _on_preemption_requested(status: PolicyState, event: steps.PreemptionRequest
     return on_requested(status, event)
 
 
-# The link to the others
+# The link to the other nodes
 
 
 def _on_link_down(status: PolicyState, event: messages.LinkDown) -> Decision:
@@ -272,7 +272,7 @@ def _on_link_up(status: PolicyState, event: messages.LinkUp) -> Decision:
 
 
 def _on_progress_text(status: PolicyState, event: messages.ProgressText) -> Decision:
-    if status.phase is not Phase.FORMING or status.stopping:  # what this node waits for then is its own workers
+    if status.phase is not Phase.FORMING or status.stopping:  # then this node waits for its own workers
         return status, ()
     return status, (steps.LogLine(event.text, warning=event.warning, live=event.live),)
 
@@ -327,4 +327,4 @@ _RULES: dict[type, Callable[..., Decision]] = {
     operator_messages.CollectRequested: _on_collect_requested,
     **dict.fromkeys(get_args(operator_messages.HangNotification), _on_hang),
 }
-"""Events that are not named here change nothing."""
+"""Events that are not listed here change nothing."""

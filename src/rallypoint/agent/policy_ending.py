@@ -1,4 +1,4 @@
-"""What an agent does about events once its end is settled. Pure; see `policy`."""
+"""Decides what an agent does about events once its end is decided. Pure; see `policy`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rallypoint.protocol.messages import LeaveReply, LinkDown, LinkLost
 
 def _on_final_stop(status: PolicyState, event: steps.WorkersStopped) -> Decision:
     assert status.final_step is not None, "an agent that ends knows how"
-    if event.waiting:  # the stop was done when the end was settled
+    if event.waiting:  # the stop was done when the end was decided
         number = status.final_step.signal if isinstance(status.final_step, steps.EndBySignal) else SIGTERM
         return status._replace(stopping=number), (steps.StopWorkers(number, failed=True),)
     return take_final_step(status, status.final_step, in_order=event.ended_in_order)
@@ -35,7 +35,7 @@ def _on_leave_timed_out(status: PolicyState, _event: steps.LeaveTimedOut) -> Dec
 
 
 def _leave_without_answer(status: PolicyState, _event: steps.Event) -> Decision:
-    """How the job stands cannot be known any more, or nobody waits for it."""
+    """Leave without knowing the state of the job: it cannot be known any more, or is not waited for."""
     assert isinstance(status.final_step, steps.EndBySignal), "only who leaves queries that"
     return status._replace(phase=Phase.ENDED), (status.final_step._replace(standing=""),)
 
@@ -69,6 +69,6 @@ _RULES_WHEN_LEAVING: dict[type, Callable[..., Decision]] = {
     LinkDown: _leave_without_answer,
     LinkLost: _leave_without_answer,
 }
-"""When nothing is left but the question how the job stands."""
+"""When only the query for the state of the job is left."""
 
 RULES_BY_PHASE = {Phase.ENDING: _RULES_WHEN_ENDING, Phase.LEAVING: _RULES_WHEN_LEAVING}

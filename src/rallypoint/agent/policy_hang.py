@@ -1,11 +1,11 @@
-"""What an agent does about a job that hangs. Pure; see `policy`.
+"""Decides what an agent does about a job that hangs. Pure; see `policy`.
 
 Laws:
 
-1. First all that can be told of the workers is collected and shown, then something is done: nobody is ended before.
-2. What is done is what this node was started with, and a hang costs a restart as a failure does. Whichever node is
-   first to say so decides for all.
-3. What concerns another round than the one that runs here changes nothing.
+1. First all evidence about the workers is collected and shown, then the agent acts: no worker is ended before.
+2. The action is the one that this node was started with, and a hang costs a restart as a failure does. The first node
+   to request it decides for all.
+3. Events of any other round than the one that runs here change nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rallypoint.protocol.operator_messages import CollectedPart, CollectionEnded
 
 
 class OnHang(StrEnum):
-    """What is done about a hang once it has been reported."""
+    """The action after a hang has been reported."""
 
     REPORT = "report"
     RESTART = "restart"
@@ -35,7 +35,7 @@ _NEXT = {
 
 
 def on_hang(status: PolicyState, event: HangFound | CollectedPart | CollectionEnded | HangReport) -> Decision:
-    """What follows from what the coordinator tells of a hang."""
+    """Decide what follows from the coordinator's notification of a hang."""
     if isinstance(event, CollectedPart | CollectionEnded):
         return status, (steps.AddToReport(event),)
     if event.round != status.round or status.phase not in (Phase.RUNNING, Phase.FINISHED):

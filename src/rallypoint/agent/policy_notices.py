@@ -1,4 +1,4 @@
-"""What an agent does where its workers are given notice before a stop. Pure; the laws are in `policy`."""
+"""Decides what an agent does if its workers are given notice before a stop. Pure; the laws are in `policy`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rallypoint.protocol import messages, operator_messages
 
 
 def on_waiting(status: PolicyState, event: messages.NodesWaiting) -> Decision:
-    """Nodes wait to be taken in: the workers are asked to save, if they are given notice, and the round is drained."""
+    """Nodes wait to join: the workers are asked to save, if they are given notice, and the round is drained."""
     if status.phase not in STARTED or event.round != status.round:
         return status, ()
     if not event.waiting:
@@ -51,7 +51,7 @@ def _log_new_nodes(event: messages.NodesWaiting, group_rank: int) -> str:
 
 
 def drain(status: PolicyState) -> Drain:
-    """End the round in order; where workers are given notice, this is the node's consent."""
+    """End the round in order; if workers are given notice, this is the node's consent."""
     return Drain(status.round, needs_consent=status.notice_timeout > 0 or bool(status.preemption))
 
 
@@ -71,10 +71,10 @@ def on_preempted(status: PolicyState, event: messages.Preempted) -> Decision:
 
 
 def on_workers_ready(status: PolicyState, event: steps.WorkersReady) -> Decision:
-    """All workers of this node have saved, or had their time: that is its consent."""
+    """All workers of this node have saved, or their time is over: the node consents."""
     if status.phase is not Phase.RUNNING or status.posted_notice is None or status.posted_notice.ready:
         return status, ()
-    if status.leave_signal and event.is_late:  # it leaves now, and the others shall not take it for saved
+    if status.leave_signal and event.is_late:  # it leaves now, and the others must not count it as saved
         return status, ()
     return status._replace(posted_notice=status.posted_notice._replace(ready=True)), (drain(status),)
 

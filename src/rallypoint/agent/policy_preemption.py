@@ -1,15 +1,16 @@
-"""What an agent does about a job that is preempted as a whole: its workers save, then all ends. Pure; see `policy`.
+"""Decides what an agent does about a job that is preempted as a whole: workers save, then it ends. Pure; see `policy`.
 
 Laws:
 
-1. Who is told so tells the coordinator, and asks its own workers at once; the others are told by the coordinator.
-2. From then on nothing but the verdict ends the job: not a change of membership, and no failure restarts it.
-3. Whoever knows of it ends so, whatever becomes of the control plane. A verdict that has not come a while after the
-   time of the workers never will.
-4. Workers that have acknowledged have saved and not finished, whatever they end with; those that end with success and
-   have not are done.
+1. A node that is notified tells the coordinator, and notifies its own workers at once; the coordinator tells the
+   others.
+2. From then on only the verdict ends the job: changes of membership do not, and no failure restarts it.
+3. A node that knows of it ends so, whatever happens to the control plane. If no verdict has arrived some time after the
+   workers' time is over, none will.
+4. Workers that have acknowledged have saved and not finished, whatever their exit code; those that end with success
+   without acknowledging are done.
 5. No workers are started any more: a node with a place that has not begun consents at once.
-6. SIGTERM means that the time is over. The node ends then, and requeues nothing: a person may have cancelled the job.
+6. SIGTERM means that the time is over. The node then ends, and requeues nothing: the user may have cancelled the job.
 """
 
 from __future__ import annotations
@@ -151,4 +152,4 @@ RULES: dict[type, Callable[..., Decision]] = {
     messages.Placed: _ignore,
     operator_messages.DrainRequested: _ignore,
 }
-"""What a preempted job does in another way than others; for all else the rules of `policy` hold."""
+"""Rules that differ for a preempted job; for all other events the rules of `policy` apply."""

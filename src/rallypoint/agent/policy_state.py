@@ -1,4 +1,4 @@
-"""Where an agent stands, and the transitions that several of the policy's rules take. Pure; see `policy`."""
+"""The state of an agent, and the transitions that several of the policy's rules share. Pure; see `policy`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rallypoint.notices import PREEMPTION
 from rallypoint.protocol.messages import LeaveRequest, Placement
 
 INTERRUPTS = frozenset({SIGINT, SIGQUIT})
-"""What a person types; typed again, it means now."""
+"""Signals that a person sends from the keyboard; the second one means at once."""
 
 
 class Phase(Enum):
-    """Where an agent stands."""
+    """The phase of an agent."""
 
     CHECKING = auto()
     FORMING = auto()
@@ -33,11 +33,11 @@ class Phase(Enum):
 STARTED = frozenset({Phase.RUNNING, Phase.BROKEN, Phase.FINISHED})
 """The workers of a round have been started."""
 LEAVES = frozenset({Phase.ENDING, Phase.LEAVING, Phase.ENDED})
-"""How this agent ends is settled."""
+"""The phases in which this agent's end is decided."""
 
 
 class PostedNotice(NamedTuple):
-    """A notice is out. `ready`: the workers have acknowledged, or had their time (`is_late`); the consent is given."""
+    """A posted notice. `ready`: the workers have acknowledged, or their time is over (`is_late`); consent is given."""
 
     reason: str
     ready: bool = False
@@ -45,11 +45,11 @@ class PostedNotice(NamedTuple):
 
 
 class PolicyState(NamedTuple):
-    """All that the agent knows of itself.
+    """The whole state of an agent.
 
-    `round` is the one it holds a place in, `group_rank` its rank there; -1 before the first. `notice_timeout` is how
-    many seconds workers are given before the round is drained; 0 drains at once. `checks_node` is whether the user has
-    a check of this node. Both are the same for the whole run.
+    `round` is the one in which it has a place, `group_rank` its rank there; -1 before the first. `notice_timeout` is
+    the number of seconds that workers are given before the round is drained; 0 drains at once. `checks_node` is whether
+    the user has a check of this node. Both are the same for the whole run.
     """
 
     phase: Phase = Phase.FORMING
@@ -58,13 +58,13 @@ class PolicyState(NamedTuple):
     notice_timeout: float = 0.0
     checks_node: bool = False
     on_hang: str = ""
-    """What is done about a hang beside reporting it (`policy_hang.OnHang`); the same for the whole run."""
+    """The action after a hang, besides reporting it (`policy_hang.OnHang`); the same for the whole run."""
     stopping: int = 0
-    """The signal that the workers were sent to stop, while they do; else 0."""
+    """The signal by which the workers are being stopped; 0 if they are not."""
     waiting: bool = False
-    """Whether some of the workers of the round before wait in their processes for the next one."""
+    """Whether some workers of the previous round wait in their processes for the next one."""
     pending_placement: Placement | None = None
-    """The placement that waits for the workers of the round before to be gone."""
+    """The placement that waits until the workers of the previous round are gone."""
     final_step: steps.FinalStep | None = None
     """The step to end with, in ENDING."""
     failure: Cause | None = None
@@ -73,16 +73,16 @@ class PolicyState(NamedTuple):
     """The same in RUNNING, while the signal that may have ended them is awaited."""
     posted_notice: PostedNotice | None = None
     leave_signal: int = 0
-    """The signal after which this node departs when the round ends or the time of the notice is over; else 0."""
+    """The signal because of which this node leaves when the round ends or the time of the notice is over; else 0."""
     interrupted: bool = False
-    """Whether an interrupt has come."""
+    """Whether an interrupt has arrived."""
     link_down: bool = False
-    """Whether the control plane is out of reach."""
+    """Whether the control plane cannot be reached."""
     preemption: str = ""
-    """Who was told that the whole job will be taken away, and how; empty as long as this is not known of anybody."""
+    """Which node was told that the whole job will be taken away, and how; empty if none is known to have been."""
 
     def anew(self, phase: Phase, round_: int, group_rank: int = -1) -> PolicyState:
-        """Where an agent stands that enters a phase, and has forgotten what was before."""
+        """The state of an agent that enters a phase, with what was before reset."""
         return PolicyState(
             phase,
             round_,
@@ -117,7 +117,7 @@ def start_workers(status: PolicyState, placement: Placement) -> Decision:
 def end(
     status: PolicyState, last: steps.FinalStep, *before: steps.Step, by: int = SIGTERM, failed: bool = False
 ) -> Decision:
-    """Settle the end: first the workers are stopped, with the signal `by` unless they are stopping already."""
+    """Decide the end: first the workers are stopped, with the signal `by` unless they are stopping already."""
     if status.stopping:
         ending = status._replace(phase=Phase.ENDING, final_step=last, pending_placement=None)
         return ending, (*before, steps.KeepNobody(by, failed))
@@ -128,14 +128,14 @@ def end(
 
 
 def take_final_step(status: PolicyState, last: steps.FinalStep, *before: steps.Step, in_order: bool) -> Decision:
-    """No worker is left."""
+    """Take the last step: no worker is left."""
     if isinstance(last, steps.EndBySignal) and last.signal == SIGTERM and in_order and not status.link_down:
         return status._replace(phase=Phase.LEAVING, stopping=0, final_step=last), (*before, steps.QueryStanding())
     return status._replace(phase=Phase.ENDED, stopping=0), (*before, last)
 
 
 def notify_before_leaving(status: PolicyState, why: str, notice: float) -> Decision:
-    """Give the workers time to save before this node leaves: at most so many seconds of notice."""
+    """Give the workers time to save before this node leaves: at most this many seconds of notice."""
     seconds = min(status.notice_timeout, notice)
     line = warning(f"{why}; the workers have {seconds:g} s to save and acknowledge")
     then = (line, Preempt(status.round, seconds), steps.PostNotice(PREEMPTION, "", seconds))
@@ -143,7 +143,7 @@ def notify_before_leaving(status: PolicyState, why: str, notice: float) -> Decis
 
 
 def leave_job(status: PolicyState, number: int, why: str = "", *, saved: bool = False) -> Decision:
-    """Leave the job to the others, because this signal came, or why else the workers are ended by it.
+    """Leave the job to the others, because this signal arrived, or for another reason to end the workers by it.
 
     `saved`: all workers of the round have acknowledged the notice.
     """

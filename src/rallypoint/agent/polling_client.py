@@ -1,11 +1,11 @@
-"""Handlers of third parties, which cannot notify, made into a `RendezvousClient` that does.
+"""Makes handlers of third parties, which cannot notify, into a `RendezvousClient` that does.
 
-One thread polls, so that the loop never waits. What such a handler cannot do is done here as torch does it: ranks are
-exchanged over the round's store, each agent has a restart budget of its own, new nodes are found by polling every
-monitor interval, and the end is a barrier on the store (contract sections 3.2, 5.2, 5.3, 5.5).
+One thread polls, so that the loop never waits. Anything that such a handler cannot do is done here as torch does it:
+ranks are exchanged over the round's store, each agent has a restart budget of its own, new nodes are found by polling
+every monitor interval, and the end is a barrier on the store (contract sections 3.2, 5.2, 5.3, 5.5).
 
 Unlike torch's, the restart count that workers see is the round's: the same on all nodes, and greater than in every
-round before, so that workers who scope their keys by it share none, whatever store those rounds have in common.
+earlier round, so that workers that scope their keys by it never share keys, even if the rounds have a store in common.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _SHUTDOWN_TIMEOUT = 5.0
-"""Seconds that a handler has to finish what it is at before it is left alone at the end."""
+"""Seconds that a handler has at the end to finish its current call before it is abandoned."""
 
 
 class PollingRendezvousClient:
@@ -55,24 +55,25 @@ class PollingRendezvousClient:
         self._restarts = 0
         self._info: RendezvousInfo | None = None
         self._preempted = ""
-        """How this node was told that the job is preempted, once it was."""
+        """How this node was told that the job is preempted; empty if it was not."""
         self.polls_waiting_nodes = True
-        """Whether to poll for waiting nodes. An agent with a loop of its own does so on its own thread; as it waits for
-        all else that is done here, the two never meet."""
+        """Whether to poll for waiting nodes. An agent with a loop of its own does so on its own thread; it waits for
+        everything else that is done here, so the two never run at the same time.
+        """
 
     def listen(self, deliver: messages.Deliver | None) -> None:
-        """Hand every notification to `deliver`; None ends that."""
+        """Pass every notification to `deliver`; None ends that."""
         self._deliver = deliver
 
     def join(self, member: NodeInfo) -> None:
-        """Take part in the next round. Such a handler cannot carry more of the node than that it does."""
+        """Take part in the next round. Such a handler cannot transmit anything else about the node."""
         self._execute(lambda: self._next_rendezvous(member.role, member.local_world_size))
 
     keeps_workers = False
-    """No node hears whether the workers of others can go on in their processes, so none do."""
+    """Nodes do not learn whether the workers of others can go on in their processes, so none do."""
 
     def begin_round(self, placement: messages.Placement) -> None:
-        """This round's workers begin."""
+        """The workers of this round begin."""
 
     def info(self, placement: messages.Placement) -> RendezvousInfo:
         """What the handler itself gave."""

@@ -49,9 +49,9 @@ class ProcessController(WorkerController):
         spec, rendezvous, grace: see `WorkerController`.
         logs_specs: where their output goes.
         start_method: how workers that are functions are started.
-        log_line_prefix_template: what stands before each teed line (contract section 6.5).
-        stuck_after: seconds that a worker may be stuck in the kernel; what the environment says if not given; 0: for
-            ever.
+        log_line_prefix_template: the prefix of each teed line (contract section 6.5).
+        stuck_after: seconds that a worker may be stuck in the kernel; by default taken from the environment; 0:
+            forever.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ProcessController(WorkerController):
         self.start_method = start_method
         self.log_line_prefix_template = log_line_prefix_template
         self.beyond_help = False
-        """Whether a worker is stuck in the kernel: it keeps its devices, so that starting again here cannot help."""
+        """Whether a worker is stuck in the kernel: it keeps its devices, so a restart here cannot help."""
         self._uninterruptible_timeout = stuck_after
         self._reaper: ReaperClient | None = None
         self._preload: PreloadManager | None = None
@@ -78,8 +78,8 @@ class ProcessController(WorkerController):
         self._forwarding: SignalForwarding | None = None
         self._forwarded: set[int] = set()
         self._survivors: Survivors | None = None
-        """What has workers go on in their processes, once one has announced that it can."""
-        self._releases = False  # whether the workers that are being stopped are to be started again
+        """Lets workers go on in their processes, once one has announced that it can."""
+        self._releases = False  # whether the workers that are being stopped will be restarted
 
     # The start
 
@@ -135,7 +135,7 @@ class ProcessController(WorkerController):
         return dict(pids)
 
     def _register_cleanup(self, reaper: ReaperClient) -> None:
-        """Have removed what this run creates, should this process end without doing so."""
+        """Have the reaper remove what this run creates, if this process ends without doing so."""
         temporary = self.logs_specs.temporary
         pipes = [] if self._watchdog is None else self._watchdog.files
         whole = [*([self.group.notices] if self.group.notices else []), *pipes]
@@ -150,7 +150,7 @@ class ProcessController(WorkerController):
         return self._reaper
 
     def close(self) -> None:
-        # Until here the reaper would remove what we leave behind if we were killed.
+        # Until this point the reaper would remove what we leave behind if we were killed.
         if self._preload is not None:
             self._preload.close()
         super().close()
@@ -164,7 +164,7 @@ class ProcessController(WorkerController):
     # The watchdog
 
     def _make_watchdog(self) -> WorkerMonitor | None:
-        """What watches the workers that are to start, if anything shall."""
+        """The watchdog for the workers about to start, if there is one."""
         variables = (TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT)
         if not self._uninterruptible_timeout and not any(os.environ.get(name) for name in variables):
             return None
@@ -181,7 +181,7 @@ class ProcessController(WorkerController):
         )
 
     def _watched(self, name: str, timer: FileTimerRequest | None) -> None:
-        """The watchdog has done what `name` says; whoever ends by its timer writes its stacks before."""
+        """The watchdog has done what `name` says; a worker that its timer ends writes its stacks first."""
         if timer is not None and timer.signal > 0 and self.pcontext is not None:
             self.pcontext.announce_stacks(timer.worker_pid)
         self.events.watched(name, timer)
@@ -267,7 +267,7 @@ class ProcessController(WorkerController):
         return number in FORWARDED_SIGNALS and (number in self._forwarded or number in self.shared_signals())
 
     def _signals(self) -> SignalForwarding:
-        """What knows which signals the workers have been sent, made when there is one."""
+        """Tracks which signals the workers have been sent; created with the first signal."""
         if self._forwarding is None:
             from rallypoint.workers.forwarding import SignalForwarding
 
@@ -324,7 +324,7 @@ class ProcessController(WorkerController):
         self._close_watchdog()
 
     def _workers_have_signal(self, number: int) -> bool:
-        """Whether the processes that run have been sent the signal by whoever sent it to us, or soon will be by us."""
+        """Whether the running processes have been sent the signal by its sender, or soon will be by us."""
         runs = self.pcontext is not None and bool(self.pcontext.running)
         return runs and number != signal.SIGKILL and self._signals().is_handled(number)
 
@@ -341,7 +341,7 @@ class ProcessController(WorkerController):
         return () if self.pcontext is None else self.pcontext.survivors
 
     def _going_on(self) -> Survivors | None:
-        """What has workers go on, if they can of each local rank of this node, as far as they have announced that."""
+        """Lets workers go on, if those of all local ranks of this node have announced that they can."""
         if self._survivors is None and self.group.notices and os.path.isdir(self.group.notices):
             from rallypoint.agent.survivors import find_survivors
 

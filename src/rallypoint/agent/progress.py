@@ -1,15 +1,16 @@
-"""How far the workers of one node are, as far as anybody says: they themselves, or a file that they write.
+"""Tracks the progress of the workers of one node, as reported by themselves, or by a file that they write.
 
 Workers call `notices.progress(step)`, which leaves the step in their notice directory; or `--progress-file` names one
 that has an integer (such as Megatron's `latest_checkpointed_iteration.txt`), or one of which only the time of its last
-change counts. Where a file is named, it alone says what survives a failure; what workers say is shown beside it.
+change counts. If a file is named, it alone shows what survives a failure; the steps that workers report are shown
+beside it.
 
 Laws:
 
-1. What nobody uses costs a look at a folder that is not there, at times that double up to a minute.
+1. If it is not used, it costs a look at a missing folder, at intervals that double up to a minute.
 2. The loop reads what lies on this machine only. The file may be on a network disk that hangs: a thread reads it.
-3. What was there when the workers were started is no progress of theirs.
-4. A round's progress is said once, when it goes beyond what the job had come to before; then once more at its end.
+3. A value from before the workers were started is not their progress.
+4. A round's progress is reported once, when it exceeds what the job had reached before; then once more at its end.
 """
 
 from __future__ import annotations
@@ -29,24 +30,25 @@ from rallypoint.notices import PROGRESS_PREFIX, PROGRESS_SIZE
 from rallypoint.protocol.messages import Request
 
 _FIRST_LOOK, _MAX_IDLE, _EVERY = 1.0, 60.0, 5.0
-"""Seconds until the first look at the workers of a round, and between looks: at most where they say nothing; where they
-do."""
+"""Seconds until the first look at the workers of a round, and between looks: at most if they report nothing; if they
+do.
+"""
 _FILE_EVERY = 1.0
 """Seconds between two looks at the file."""
 _MAX_TEXT = 64
 """Bytes of the file that may hold an integer."""
 _MAX_STEP = 2**63 - 1
 _MAX_TOLD = 1024
-"""Workers of one node whose steps are told one by one."""
+"""Workers of one node whose steps are reported individually."""
 
 _LAYOUT = struct.Struct("=qq")
 
 
 class Reached(NamedTuple):
-    """How far workers are: the step, -1 for none that is known, and when it was reached, on the monotonic clock.
+    """The progress of workers: the step, -1 if unknown, and when it was reached, on the monotonic clock.
 
-    `first` is the step that was told first in the round, -1 if that is not known, `mark` what changes with a file
-    whatever is in it.
+    `first` is the first step reported in the round, -1 if that is not known, `mark` a value that changes with the file,
+    whatever its contents.
     """
 
     step: int
@@ -56,13 +58,13 @@ class Reached(NamedTuple):
 
 
 class ProgressTracker:
-    """What the loop of one agent steps, beside what else it steps. Nothing here waits.
+    """The progress tracker of one agent, stepped by its loop. Nothing here waits.
 
     Args:
         clock: CLOCK_MONOTONIC, except in tests.
         path: the progress file; empty for none.
         send: takes requests to the coordinator.
-        seen: is told of each new value, and whether it comes from the file.
+        seen: called with each new value, and whether it comes from the file.
     """
 
     def __init__(
@@ -83,15 +85,15 @@ class ProgressTracker:
         """Called at each look that finds that workers have made the folder."""
         self._since = -math.inf
         self._best = -1
-        """The highest step that the job had come to before this round."""
+        """The highest step that the job had reached before this round."""
         self._look_at = math.inf
         self._idle = _FIRST_LOOK
         self._used = False
-        """Whether workers of this node have ever told of progress."""
+        """Whether workers of this node have ever reported progress."""
         self._of_workers: Reached | None = None
         self._of_file: Reached | None = None
         self._base: Reached | None = None
-        """What the file was when the workers were started; None if it has not been read yet."""
+        """The state of the file when the workers were started; None if it has not been read yet."""
         self._reported = False
         self._reported_step = -1
 
@@ -100,10 +102,10 @@ class ProgressTracker:
 
         Args:
             round_: its number.
-            folder: where they find notices.
-            ranks: how many there are on this node.
-            best: the highest step that the job had come to before, -1 for none.
-            since: what workers have told before that, on the clock, is of a round in which some were before.
+            folder: their notice directory.
+            ranks: the number of workers on this node.
+            best: the highest step that the job had reached before, -1 for none.
+            since: reports of workers from before this time, on the clock, belong to an earlier round.
         """
         self._round, self._folder, self._ranks, self._best = round_, folder, ranks, best
         self._since = since
@@ -116,7 +118,7 @@ class ProgressTracker:
             self._take_base(self._file.reading)
 
     def end_round(self) -> None:
-        """The round is over, or is about to be: tell how far its workers have come. Idempotent."""
+        """The round is over, or is about to be: report the progress of its workers. Idempotent."""
         self.look()
         self._look_at = math.inf
         latest = self._of_workers if self._file is None else self._of_file
@@ -125,11 +127,11 @@ class ProgressTracker:
             self._send(RecordProgress(self._round, latest.step))
 
     def latest(self) -> Reached | None:
-        """How far the workers are: what they say themselves, else what the file says."""
+        """The progress of the workers: as reported by themselves, else by the file."""
         return self._of_workers or self._of_file or self._base
 
     def steps(self) -> tuple[int, ...]:
-        """The last step of each worker of the round, by local rank, -1 for none; empty where none has told any."""
+        """The last step of each worker of the round, by local rank, -1 for none; empty if none has reported any."""
         told = steps_of_workers(self._folder, self._ranks if self._ranks <= _MAX_TOLD else 0, self._since)
         return tuple(-1 if each is None else each.step for each in told) if any(told) else ()
 
@@ -139,7 +141,7 @@ class ProgressTracker:
         return None if reading is None else reading.mark
 
     def made(self) -> bool:
-        """Whether the workers of this round have told of progress, or the file has changed since they were started."""
+        """Whether the workers of this round have reported progress, or the file has changed since they were started."""
         return self._of_workers is not None or self._of_file is not None
 
     def close(self) -> None:
@@ -151,11 +153,11 @@ class ProgressTracker:
     # For the loop
 
     def fds(self) -> list[int]:
-        """Nothing wakes us."""
+        """None: no descriptor wakes us."""
         return []
 
     def wake_at(self) -> float:
-        """When to look again, on the clock; infinite for never."""
+        """The time of the next look, on the clock; infinite for never."""
         return self._look_at
 
     def step(self) -> None:
@@ -171,7 +173,7 @@ class ProgressTracker:
         self._idle = min(2 * self._idle, _MAX_IDLE)
 
     def look(self) -> None:
-        """Take in what there is to be seen now."""
+        """Read the present progress."""
         if self._round < 0:
             return
         self._take_in(_newest(steps_of_workers(self._folder, self._ranks, self._since)))
@@ -204,7 +206,7 @@ class ProgressTracker:
         self._tell_once(found.step)
 
     def _take_base(self, found: Reached) -> None:
-        """What was there before: it says that this node tells of progress, and how far the job had come."""
+        """Take the value from before: it shows that this node reports progress, and how far the job had come."""
         self._base = found
         self._best = self._reported_step = max(self._best, found.step)
         self._send(RecordProgress(self._round, found.step, made=False))
@@ -216,7 +218,7 @@ class ProgressTracker:
 
 
 def steps_of_workers(folder: str, ranks: int, since: float = -math.inf) -> tuple[Reached | None, ...]:
-    """How far each worker of a node has said that it is since then, by local rank; none if none says anything."""
+    """The progress that each worker of a node has reported since then, by local rank; empty if none has."""
     if not folder or not os.path.isdir(folder):
         return ()
     return tuple(_read_worker(os.path.join(folder, f"{PROGRESS_PREFIX}{rank}"), since) for rank in range(ranks))
@@ -253,12 +255,12 @@ class _FileReader:
     def __init__(self, path: str) -> None:
         self._path = path
         self.reading: Reached | None = None
-        """The last that was found, None before the first look; a mark of zeros where there was no file."""
+        """The last result, None before the first look; a mark of zeros if there was no file."""
         self._ending = threading.Event()
         threading.Thread(target=self._run, name="rallypoint-progress", daemon=True).start()
 
     def close(self) -> None:
-        self._ending.set()  # nobody waits for a disk that may hang
+        self._ending.set()  # do not wait for a disk that may hang
 
     def _run(self) -> None:
         while not self._ending.is_set():
@@ -272,7 +274,7 @@ class _FileReader:
             mark = (seen.st_ino, seen.st_mtime_ns, seen.st_size)
             if last is None or last.mark != mark:
                 age = max(0.0, time.time() - seen.st_mtime)
-                if last is not None:  # the time of day may be another host's: not longer ago than the look before
+                if last is not None:  # the time of day may be another host's: not earlier than the previous look
                     age = min(age, 2 * _FILE_EVERY)
                 self.reading = Reached(_integer(self._path), time.monotonic() - age, mark=mark)
         except OSError:
@@ -281,7 +283,7 @@ class _FileReader:
 
 
 def _integer(path: str) -> int:
-    """The integer that is all that a file holds, -1 if it holds anything else."""
+    """The integer that is the whole contents of a file, -1 if it has anything else."""
     with open(path, "rb") as file:
         text = file.read(_MAX_TEXT + 1)
     with contextlib.suppress(ValueError):

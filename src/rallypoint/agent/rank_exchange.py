@@ -1,7 +1,8 @@
-"""What agents exchange over a round's store, where the rendezvous itself does not carry it.
+"""Exchanges data between agents over a round's store, if the rendezvous itself does not carry it.
 
-Only for handlers of third parties, which give a store, a rank and a size. Keys and values are those of the contract's
-sections 3.2 and 5.5, so that agents of both kinds can share such a round. What is ours goes into keys of our own.
+Only for handlers of third parties, which provide a store, a rank and a size. Keys and values are those of the
+contract's sections 3.2 and 5.5, so that agents of both kinds can share such a round. Our own data goes into keys of our
+own.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ def exchange(
 ) -> tuple[NodeRanks, int]:
     """This node's ranks, and the round's number of restarts, which is the largest that any node proposes.
 
-    The number goes along with the ranks in keys of our own: a proposal is there before the ranks are asked for, and the
-    answer before they are given out. Where an agent of torch's shares the round it does without, and so it is where
-    nothing is exchanged at all; what the node itself proposes stands then.
+    The number is exchanged with the ranks in keys of our own: a proposal is written before the ranks are requested, and
+    the answer before they are given out. If an agent of torch's shares the round, or nothing is exchanged at all, there
+    is no answer; then the node's own proposal holds.
 
     Args:
         store: the round's own store.
-        group_rank: this node's.
-        group_world_size: how many nodes take part.
-        role: of this node's workers.
-        local_world_size: how many they are.
-        restarts: this node's proposal: more than in any round that it knows of.
+        group_rank: this node's group rank.
+        group_world_size: the number of nodes that take part.
+        role: the role of this node's workers.
+        local_world_size: the number of these workers.
+        restarts: this node's proposal: more than in any round that it knows.
 
     Raises:
         StoreTimeoutError: a node is missing after the store's timeout.
@@ -100,14 +101,14 @@ def exchange_ranks(
 
 
 def exit_barrier(store: Store, group_world_size: int, timeout: float) -> None:
-    """Wait until all nodes have come here, or raise StoreTimeoutError after so many seconds."""
+    """Wait until all nodes have arrived here, or raise StoreTimeoutError after this many seconds."""
     if store.add(f"{_TERMINAL}/num_members", 1) == group_world_size:
         store.set(f"{_TERMINAL}/last_member", "<val_ignored>")
     store.wait([f"{_TERMINAL}/last_member"], timedelta(seconds=timeout))
 
 
 def wait_at_exit_barrier(store: Store | None, group_world_size: int | None, timeout: float) -> None:
-    """`exit_barrier` where all have succeeded: a barrier that fails does not turn that into failure; it is logged."""
+    """`exit_barrier` after success: a barrier that fails does not turn that into failure; it is logged."""
     if store is None or group_world_size is None:
         return
     try:

@@ -1,6 +1,6 @@
-"""What an agent needs of a rendezvous: to send requests without waiting, and to be notified.
+"""The interface that an agent needs of a rendezvous: sending requests without waiting, and being notified.
 
-`ElasticHandler` offers it by itself. For any other handler `agent.polling_client` makes it.
+`ElasticHandler` implements it. For any other handler `agent.polling_client` does.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ class RendezvousClient(Protocol):
     """See `rendezvous.elastic.ElasticHandler`. No method waits for other nodes."""
 
     def listen(self, deliver: Deliver | None) -> None:
-        """Hand every notification to `deliver`; None ends that."""
+        """Pass every notification to `deliver`; None ends that."""
 
     def join(self, member: NodeInfo) -> None:
-        """Request a place in the next round for this node, of which `joining` says what is known here."""
+        """Request a place in the next round for this node, which `joining` describes."""
 
     def begin_round(self, placement: Placement) -> None:
-        """The workers of the round before are gone; this round's begin."""
+        """The workers of the previous round are gone; those of this round begin."""
 
     def info(self, placement: Placement) -> RendezvousInfo:
-        """A placement as torch's users know it."""
+        """A placement in the form that torch's users know."""
 
     def send(self, request: Request) -> None:
         """Send the coordinator a request other than a join."""
 
     @property
     def notice_timeout(self) -> float:
-        """Seconds that workers are given to acknowledge a notice before the round is drained; 0: they get none."""
+        """Seconds that workers are given to acknowledge a notice before the round is drained; 0: they get no notice."""
 
     @property
     def keeps_workers(self) -> bool:
-        """Whether nodes hear of each other whether their workers can go on in their processes when a round ends."""
+        """Whether nodes learn from each other whether their workers can go on in their processes when a round ends."""
 
     @property
     def hosts_coordinator(self) -> bool:
         """Whether the coordinator of the job is in this agent at the moment."""
 
     def snapshot(self) -> Snapshot | None:
-        """How the job stands, where its coordinator is in this agent; None elsewhere."""
+        """The state of the job, if its coordinator is in this agent; else None."""
 
     def local_job(self) -> LocalJob | None:
-        """Where commands on this machine find the job's coordinator; None if they cannot."""
+        """The address at which commands on this machine find the job's coordinator; None if they cannot."""
 
     def shutdown(self) -> bool:
         """Release everything; the job goes on without this node. Returns whether that went well."""
 
 
 def joining(spec: WorkerSpec, *, restarts_workers: bool) -> NodeInfo:
-    """What a node that joins says of itself; where it listens, and its rank, is up to its rendezvous."""
+    """The description that a joining node sends; its rendezvous adds where it listens, and its rank."""
     program = spec.get_program_name()
     return NodeInfo(
         *(spec.role, spec.local_world_size, "", 0),
@@ -69,10 +69,10 @@ def joining(spec: WorkerSpec, *, restarts_workers: bool) -> NodeInfo:
 
 
 def rendezvous_of(spec: WorkerSpec, exit_barrier_timeout: float = 300) -> RendezvousClient:
-    """The client of a node that meets the others by the handler of its spec.
+    """The rendezvous client of a node, from the handler of its spec.
 
     Args:
-        spec: what the node runs.
+        spec: the spec of the node's workers.
         exit_barrier_timeout: seconds that a handler that cannot notify waits for other nodes at the end. With ours
             the wait ends with the verdict, however long that takes.
     """

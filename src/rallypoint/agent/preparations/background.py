@@ -1,4 +1,4 @@
-"""Work on a thread of its own, for whose result the agent's loop is woken."""
+"""Work on a separate thread, whose result wakes the agent's loop."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 class Background(Generic[T]):
-    """One piece of work at a time; what comes of any but the last is forgotten. All calls are the loop's thread's.
+    """One piece of work at a time; only the result of the last one counts. All calls are made on the loop's thread.
 
     Args:
-        name: of the thread.
+        name: the name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -25,11 +25,11 @@ class Background(Generic[T]):
 
     @property
     def busy(self) -> bool:
-        """Whether a result is still to come."""
+        """Whether a result is pending."""
         return self._work is not None
 
     def start(self, work: Callable[[], T]) -> None:
-        """Begin a piece of work, which must not raise; the one before is forgotten."""
+        """Begin a piece of work, which must not raise; the previous one is dropped."""
         self._work = work
         threading.Thread(target=lambda: self._mailbox.post((work, work())), name=self._name, daemon=True).start()
 
@@ -38,7 +38,7 @@ class Background(Generic[T]):
         return [self._mailbox.fileno()]
 
     def take(self) -> T | None:
-        """The result, once, when it is there."""
+        """Return the result, once it is available; only once."""
         found = None
         for work, result in self._mailbox.drain():
             if work is self._work:
@@ -46,7 +46,7 @@ class Background(Generic[T]):
         return found
 
     def forget(self) -> None:
-        """Nobody wants the result any more. Idempotent."""
+        """Drop the result. Idempotent."""
         self._work = None
 
     def close(self) -> None:

@@ -2,12 +2,12 @@
 
 Laws:
 
-1. It is done in the job's first round only, which all nodes know by its number: who comes later would dial nodes that
-   have done it. If that round ends before, it is not done.
-2. Every node listens before another can know where, and does so until all have dialled, or its round is over.
-3. All nodes are told the same (`preflight.mesh`), over the round's worker store. Where it is required that all are
+1. It is done in the job's first round only, which all nodes know by its number: a later node would dial nodes that have
+   done it. If that round ends early, it is not done.
+2. Every node listens before another can know its address, and does so until all have dialled, or its round is over.
+3. All nodes get the same result (`preflight.mesh`), over the round's worker store. If it is required that all are
    reached, group rank 0 announces the failure, and the others wait for the verdict.
-4. The loop never waits: it answers who dials, and a thread of its own dials and uses the store.
+4. The loop never waits: it answers nodes that dial, and a separate thread dials and uses the store.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _VERDICT = 30.0
-"""Seconds that it waits for the job's verdict, before it announces the failure itself."""
+"""Seconds that a node waits for the job's verdict before it announces the failure itself."""
 
 
 def add_mesh(workers: WorkerController, mode: str, nodes: int) -> None:
-    """Have an agent that has not run yet dial the others before its first workers start.
+    """Make an agent that has not run yet dial the others before its first workers start.
 
     Args:
         workers: of the agent.
         mode: `WARN` or `REQUIRE`.
-        nodes: how many the job may have.
+        nodes: the maximal number of nodes of the job.
 
     Raises:
         UserError: it is required, and the rounds have no store before their workers run.
@@ -70,11 +70,11 @@ class Mesh:
     ends_job = True
 
     def __init__(self, mode: str, users: list[PeerUser], clock: Clock = SYSTEM_CLOCK) -> None:
-        """It is one of the `users` of an exchange in a round in which it needs that.
+        """In a round in which it needs the exchange, it is one of its `users`.
 
         Args:
             mode: `WARN` or `REQUIRE`.
-            users: what needs the records of other nodes.
+            users: the users of other nodes' records.
             clock: of `wake_at`.
         """
         self._users = users
@@ -86,9 +86,9 @@ class Mesh:
         self._attempt: MeshAttempt | None = None
         self._work: Background[MeshAttempt] = Background("rallypoint-mesh")
         self._verdict_by = math.inf
-        """Until when the verdict is awaited, which another node has asked for; infinite if none is."""
+        """The time until which a verdict that another node requests is awaited; infinite if none is."""
         self._sentence = self._node = ""
-        """What it will say."""
+        """The text and the node of the failure that it will announce."""
 
     # What needs the records of other nodes
 
@@ -102,11 +102,11 @@ class Mesh:
         return (self._listener.port,)
 
     def wanted(self, placement: Placement) -> Collection[int]:
-        """Those that this node dials."""
+        """The nodes that this node dials."""
         return dialled_ranks(placement.group_rank, placement.group_world_size)
 
     def take(self, records: Mapping[int, PeerRecord]) -> None:
-        """Dial them."""
+        """Dial the nodes of these records."""
         group, listener = self._group, self._listener
         assert group is not None
         assert group.placement is not None
@@ -120,7 +120,7 @@ class Mesh:
         self._work.start(self._attempt.run)
 
     def missed(self, why: str) -> bool:
-        """The records do not come. If it is required that the other nodes are reached, that is what has failed."""
+        """The records do not arrive. If it is required that the other nodes are reached, this is a failure."""
         self._end_attempt()
         self._leave_exchange()
         if self._required:
@@ -132,7 +132,7 @@ class Mesh:
     # What each round has to wait for
 
     def begin(self, group: WorkerGroup) -> None:
-        """The exchange begins after this, and asks for what is needed."""
+        """Begin; the exchange begins after this, and asks `wanted` for the nodes."""
         place = group.placement
         assert place is not None
         self._leave_exchange()
@@ -144,15 +144,15 @@ class Mesh:
         return self._attempt is not None or self._verdict_by < math.inf
 
     def fds(self) -> list[int]:
-        """Readable when somebody dials, or the thread is done."""
+        """Readable when a node dials, or the thread is done."""
         return [*self._work.fds(), *([] if self._listener is None else self._listener.fds())]
 
     def wake_at(self) -> float:
-        """When the thread counts as stuck, or the verdict as missing."""
+        """The time at which the thread counts as stuck, or the verdict as missing."""
         return min(self._verdict_by, math.inf if self._attempt is None else self._attempt.give_up_at)
 
     def step(self) -> None:
-        """Answer who dials, and take what the thread has found."""
+        """Answer nodes that dial, and take the results of the thread."""
         if self._listener is not None:
             self._listener.step()
         if (done := self._work.take()) is not None:
@@ -165,7 +165,7 @@ class Mesh:
             self._verdict_by, self.failure, self.failed_node = math.inf, self._sentence, self._node
 
     def cancel(self) -> None:
-        """Forget what is under way. Idempotent."""
+        """Drop work in progress. Idempotent."""
         self.failure = self.failed_node = ""
         self._verdict_by = math.inf
         self._end_attempt()
@@ -220,7 +220,7 @@ class Mesh:
 
 
 def _own_address(group: WorkerGroup, placement: Placement) -> str:
-    """Where this node is known to the others, as its record says too; empty where only a name server could tell."""
+    """The address of this node for the others, as in its record; empty if that would need a name server."""
     store = placement.store_address
     given = group.spec.local_addr or (store if placement.group_rank == 0 else "")
     is_numeric = ":" in store or store.replace(".", "").isdigit()
@@ -228,5 +228,5 @@ def _own_address(group: WorkerGroup, placement: Placement) -> str:
 
 
 def _scope(group: WorkerGroup, placement: Placement) -> str:
-    """What the nodes of this round, and no others, have in common."""
+    """A text that the nodes of this round, and no others, have in common."""
     return f"{group.spec.rdzv_handler.get_run_id()}/{placement.origin}/{round_scope(group, placement)}"

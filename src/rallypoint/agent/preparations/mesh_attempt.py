@@ -1,4 +1,4 @@
-"""One round's mesh: a thread dials the other nodes, and tells over the worker store what it has found."""
+"""One round's mesh: a thread dials the other nodes, and shares its findings over the worker store."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ MESH = "mesh"
 """The name of its ports."""
 
 _FINDINGS, _LINES = 10.0, 20.0
-"""Seconds that group rank 0 waits for what the others have found, beyond the time in which all have dialled; and that
-these wait for what it makes of that."""
+"""Seconds that group rank 0 waits for the findings of the others, beyond the time in which all have dialled; and that
+these wait for its summary.
+"""
 _MAX_SENTENCE = 1000
 
 
@@ -55,9 +56,9 @@ class MeshAttempt:
         self.count = len(others)
         self.lines: list[MeshLine] = []
         self.total = 0
-        """How many lines there are, of which `lines` may be the first."""
+        """The number of all lines, of which `lines` may be only the first."""
         self.trouble = ""
-        """Why it is not known whom the nodes reach, in a sentence."""
+        """A sentence on why it is not known which nodes are reached."""
         self.took = 0.0
         """Seconds from the dialing to the lines."""
         self._clock = clock
@@ -75,10 +76,10 @@ class MeshAttempt:
         self._close_store: Callable[[], None] = lambda: None
 
     def run(self) -> MeshAttempt:
-        """Dial, and exchange what was found. Returns this, which has the result."""
+        """Dial, and exchange the findings. Returns this object, which has the result."""
         try:
             self._work()
-        except Exception as error:  # a store may be anybody's, and raise anything
+        except Exception as error:  # a store may be a third party's, and raise anything
             self.trouble = self.sentence(printable(f"{error}" or type(error).__name__, _MAX_SENTENCE))
         finally:
             with self._lock:
@@ -86,7 +87,7 @@ class MeshAttempt:
         return self
 
     def end(self) -> None:
-        """Nobody wants the result any more. Idempotent."""
+        """Drop the result. Idempotent."""
         with self._lock:
             self._over = True
             if self._ended.fileno() >= 0:
@@ -95,7 +96,7 @@ class MeshAttempt:
         close()
 
     def sentence(self, why: str) -> str:
-        """Why it is not known whom the nodes reach."""
+        """A sentence on why it is not known which nodes are reached."""
         where = Endpoint(self._placement.store_address, self._placement.store_port)
         return f"{self._own.node} cannot exchange what it has found over the worker store at {where}: {why}"
 
@@ -132,10 +133,10 @@ class MeshAttempt:
         self.took = self._clock.monotonic() - self._began
 
     def _findings(self, store: Store, key: Callable[[object], str], absent: Collection[int]) -> Mapping[int, Finding]:
-        """What the nodes but those that are absent have found, as far as they tell it in time."""
+        """The findings of all nodes except absent ones, as far as they arrive in time."""
         count = self._placement.group_world_size
         keys = {rank: key(f"mesh/{rank}") for rank in range(count) if rank not in absent}
-        with suppress(Exception):  # what does not come is seen below
+        with suppress(Exception):  # missing ones are seen below
             self._wait(store, list(keys.values()))
         there = [rank for rank in keys if store.check([keys[rank]])]
         values = store.multi_get([keys[rank] for rank in there])

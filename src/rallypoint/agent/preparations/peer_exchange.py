@@ -1,16 +1,17 @@
-"""What the agents of a round tell each other before its workers start, over the round's worker store.
+"""Exchanges records between the agents of a round before its workers start, over the round's worker store.
 
-A placement holds a node's own place only. Who needs to know of other nodes (a framework's variables that name every
-worker, a check that they reach each other) asks here: each agent writes one small record, and reads the ones it wants.
+A placement holds a node's own place only. Parts that need to know about other nodes (a framework's variables that name
+every worker, a check that nodes reach each other) use this: each agent writes one small record, and reads the ones it
+needs.
 
 Laws:
 
-1. Nothing happens where nobody asks: no connection, no thread, no import of this file.
+1. Without users, nothing happens: no connection, no thread, no import of this file.
 2. The agent's loop never waits: a thread of its own connects, writes and waits, and the loop is woken when it is done.
-3. A round that ends meanwhile is forgotten with its thread's connection. A node that dies meanwhile is the matter of
-   its lease. A store that cannot be reached, or a record that does not come, is a failure of this node.
+3. A round that ends meanwhile is dropped with its thread's connection. A node that dies meanwhile is handled by its
+   lease. A store that cannot be reached, or a record that does not arrive, is a failure of this node.
 4. What comes from the store is checked once, in `peer_record.decode_record`.
-5. Only the records that are wanted are read: reading all on each of n nodes costs n times n reads.
+5. Only the required records are read: reading all on each of n nodes costs n times n reads.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 TIMEOUT = 60.0
-"""Seconds in which the store must be reached and the records of the other nodes be there."""
+"""Seconds within which the store must be reached and the records of the other nodes be written."""
 
 _MAX_SENTENCE = 1000
 _LATE = 5.0
-"""Seconds after the deadline for which its thread may be busy yet: with a name server, say."""
+"""Seconds after the deadline for which its thread may still be busy: with a name server, say."""
 _WARN_AFTER = 10.0
 """Seconds until it is logged that the workers have to wait."""
 _FEW = 8
-"""How many of the missing nodes are named."""
+"""The number of missing nodes that are named."""
 
 
 class PeerUser(Protocol):
-    """What needs the records of other nodes. All is called on the loop's thread, and nothing there blocks."""
+    """A user of other nodes' records. All methods are called on the loop's thread, and none blocks."""
 
     use: str
     """The name of its ports: lower-case letters, digits and hyphens."""
@@ -60,7 +61,7 @@ class PeerUser(Protocol):
         """Reserve ports of this node for the round that the group has entered, and release those of the last one.
 
         Raises:
-            OSError: there are none.
+            OSError: no ports are free.
         """
 
     def wanted(self, placement: Placement) -> Collection[int]:
@@ -70,23 +71,22 @@ class PeerUser(Protocol):
         """The records of all nodes that any user wants, by group rank; this node's own is always among them.
 
         Raises:
-            ValueError: they are not what it needs; in a sentence.
+            ValueError: they do not fit; the text is a sentence.
         """
 
     def missed(self, why: str) -> bool:
-        """The records do not come. Returns whether, as far as it is concerned, the workers can start without them."""
+        """The records do not arrive. Returns whether this user allows the workers to start without them."""
 
     def close(self) -> None:
         """The run is over: release the ports. Idempotent."""
 
 
 def exchange_of(workers: WorkerController, nodes: int, why: str) -> PeerExchange:
-    """The exchange of an agent that has not run yet, to whose `users` can be added; made when first asked for.
+    """The exchange of an agent that has not run yet, whose `users` can be extended; created on the first call.
 
     Args:
         workers: of the agent.
-        nodes: how many the job may have.
-        why: what needs it, for messages.
+        nodes: the maximal number of nodes of the job. why: what needs it, for messages.
 
     Raises:
         UserError: the rounds have no store before their workers run.
@@ -109,8 +109,8 @@ class PeerExchange:
     """The exchange of one agent, round by round: a `monitors.Preparation`.
 
     Args:
-        users: what needs the records; may grow until the first round.
-        clock: on which the deadline counts.
+        users: the users of the records; may grow until the first round.
+        clock: the clock of the deadline.
         timeout: seconds for the exchange of one round.
     """
 
@@ -124,7 +124,7 @@ class PeerExchange:
         self._attempt: _Attempt | None = None
         self._warn_at = self._give_up_at = math.inf
         self.failure = self.failed_node = ""
-        """Why the workers of this round cannot start, in a sentence; empty if nothing has failed."""
+        """A sentence on why the workers of this round cannot start; empty if nothing has failed."""
 
     def begin(self, group: WorkerGroup) -> None:
         """Begin the exchange of the round that the group has entered."""
@@ -169,7 +169,7 @@ class PeerExchange:
         return min(self._warn_at, self._give_up_at) if self._attempt is not None else math.inf
 
     def step(self) -> None:
-        """Take what the thread has found."""
+        """Take the results of the thread."""
         done = self._work.take()
         if done is not None:
             self._end_attempt()
@@ -187,7 +187,7 @@ class PeerExchange:
             self._fail(why)
 
     def cancel(self) -> None:
-        """Forget what is under way. Idempotent."""
+        """Drop work in progress. Idempotent."""
         self.failure = ""
         self._end_attempt()
 
@@ -217,7 +217,7 @@ class PeerExchange:
 
 
 class _Attempt:
-    """The exchange of one round, on a thread of its own."""
+    """The exchange of one round, on a separate thread."""
 
     def __init__(
         self,
@@ -239,15 +239,15 @@ class _Attempt:
         self.failure = ""
 
     def run(self) -> _Attempt:
-        """Write and read; `records` or `failure` of what is returned says what came of it."""
+        """Write and read; the returned object has the result in `records` or `failure`."""
         try:
             self._exchange()
-        except Exception as error:  # a store may be anybody's, and raise anything
+        except Exception as error:  # a store may be a third party's, and raise anything
             self.failure = self.sentence(printable(f"{error}" or type(error).__name__, _MAX_SENTENCE))
         return self
 
     def end(self) -> None:
-        """Nobody wants the result any more: end the connection, under the thread too. Idempotent."""
+        """Drop the result: end the connection, also while the thread uses it. Idempotent."""
         with self._lock:
             self._ended = True
             opened, self._opened = self._opened, None
@@ -256,7 +256,7 @@ class _Attempt:
             close()
 
     def sentence(self, why: str) -> str:
-        """Why the exchange has failed, for people."""
+        """A sentence on why the exchange has failed."""
         where = Endpoint(self._placement.store_address, self._placement.store_port)
         return (
             f"{self._own.node} cannot learn of the other nodes of round {self._placement.round} "
@@ -295,12 +295,12 @@ class _Attempt:
 
 
 FIRST_ROUNDS = ("0", "restart0")
-"""What `round_scope` calls the first round of a job."""
+"""The names that `round_scope` gives the first round of a job."""
 
 
 def round_scope(group: WorkerGroup, placement: Placement) -> str:
-    """A name of the round, the same for all its agents. Those of a third party's handler do not count rounds alike:
-    what they have in common is the number of restarts, larger in each round.
+    """A name of the round, the same for all its agents. Agents with a third party's handler may number rounds
+    differently: what they have in common is the number of restarts, larger in each round.
     """
     if isinstance(group.spec.rdzv_handler, ElasticHandler):
         return str(placement.round)
@@ -308,14 +308,14 @@ def round_scope(group: WorkerGroup, placement: Placement) -> str:
 
 
 class OpenedStore(NamedTuple):
-    """A round's store; `is_own` says whether nobody else uses this connection."""
+    """A round's store; `is_own` says whether this connection is not shared."""
 
     store: Store
     scope: str
     is_own: bool
 
     def key(self, name: object) -> str:
-        """A key of this round's own; that of a node's record has its group rank as the name."""
+        """A key of this round; that of a node's record has the group rank as its name."""
         return f"rallypoint/peers/{self.scope}/{name}"
 
 
@@ -324,7 +324,7 @@ OpenStore = Callable[[float], OpenedStore]
 
 
 def store_opener(group: WorkerGroup, placement: Placement) -> OpenStore:
-    """A store of ours is new in each round. One that a third party's handler gives may be that of all rounds."""
+    """A store of ours is new in each round. One from a third party's handler may serve all rounds."""
     scope = round_scope(group, placement)
 
     def own(timeout: float) -> OpenedStore:
@@ -336,7 +336,7 @@ def store_opener(group: WorkerGroup, placement: Placement) -> OpenStore:
     def given(_timeout: float) -> OpenedStore:
         store = group.store
         assert store is not None
-        clone = getattr(store, "clone", None)  # who waits in a connection keeps all others waiting that use it
+        clone = getattr(store, "clone", None)  # a wait in a connection blocks all other users of it
         return OpenedStore(store if clone is None else clone(), scope, clone is not None)
 
     return own if isinstance(group.spec.rdzv_handler, ElasticHandler) else given

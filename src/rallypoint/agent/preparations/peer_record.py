@@ -1,4 +1,4 @@
-"""What a node tells the other nodes of a round, and how it is written. Pure."""
+"""The record that a node shares with the other nodes of a round, and its encoding. Pure."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _USE = re.compile(r"[a-z][a-z0-9-]{0,31}")
 
 
 class PeerRecord(NamedTuple):
-    """What a node tells the others.
+    """The record that a node shares with the others.
 
-    `address` is where others reach it, `ports` are those that it has reserved there for this round, by use. `base_rank`
-    and `local_world_size` say which global ranks are there.
+    `address` is the address at which others reach it, `ports` are those that it has reserved there for this round, by
+    use. `base_rank` and `local_world_size` say which global ranks are there.
     """
 
     group_rank: int
@@ -34,20 +34,20 @@ class PeerRecord(NamedTuple):
 
 
 def encode_record(record: PeerRecord) -> bytes:
-    """A record as it is stored."""
+    """The stored form of a record."""
     return json.dumps([*record[:-1], dict(record.ports)]).encode()
 
 
 def decode_record(data: bytes, group_rank: int, world_size: int) -> PeerRecord:
-    """What another node has written.
+    """The record that another node has written.
 
     Args:
         data: the value.
-        group_rank: of the node under whose key it was.
-        world_size: how many workers the round has.
+        group_rank: the group rank of the node under whose key it was.
+        world_size: the number of workers of the round.
 
     Raises:
-        ValueError: it is no record, or holds what cannot be; in a sentence.
+        ValueError: it is not a record, or has invalid values; the text is a sentence.
     """
     try:
         if len(data) > _MAX_RECORD:

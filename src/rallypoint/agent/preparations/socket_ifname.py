@@ -1,8 +1,8 @@
-"""Which network interface gloo and NCCL are to use (`--socket-ifname`).
+"""Chooses the network interface for gloo and NCCL (`--socket-ifname`).
 
-Both choose one by themselves otherwise: gloo the one that the host's name resolves to, which may be the loopback or a
-management network. `auto` is the one by which this node reaches that of the worker store, found anew in each round:
-its address there is the one that the control plane has shown, on the network of the rendezvous endpoint.
+Otherwise both choose one themselves: gloo the one that the host's name resolves to, which may be the loopback or a
+management network. `auto` is the one by which this node reaches the node of the worker store, looked up in each round:
+that node's address is the one known from the control plane, on the network of the rendezvous endpoint.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 
 
 def checked(text: str) -> str:
-    """The value of the flag: `auto`, names of interfaces with commas between, or nothing.
+    """The value of the flag: `auto`, comma-separated names of interfaces, or nothing.
 
     Raises:
         UserError: an interface is not there.
@@ -48,7 +48,7 @@ def checked(text: str) -> str:
 
 
 def add_socket_ifname(workers: WorkerController, asked: str) -> None:
-    """Have the workers of each round told which interface to use.
+    """Tell the workers of each round which interface to use.
 
     Args:
         workers: of an agent that has not run yet.
@@ -66,7 +66,7 @@ def add_socket_ifname(workers: WorkerController, asked: str) -> None:
 class Choice(NamedTuple):
     """The interface of a round and this node's address there, or the sentence that says why there is none.
 
-    `others` are the interfaces that are up besides, with one address each.
+    `others` are the other interfaces that are up, with one address each.
     """
 
     name: str = ""
@@ -95,7 +95,7 @@ class InterfaceChoice:
 
     def variables(self, worker: Worker, environment: Mapping[str, str]) -> Mapping[str, str]:
         """See `VariableSource`. What the user has set stands."""
-        wanted = {GLOO: self._chosen, NCCL: f"={self._chosen}"}  # NCCL takes names for beginnings, unless it is said so
+        wanted = {GLOO: self._chosen, NCCL: f"={self._chosen}"}  # NCCL takes names as prefixes, unless "=" is given
         return {name: value for name, value in wanted.items() if not os.environ.get(name)}
 
     def begin(self, group: WorkerGroup) -> None:
@@ -105,7 +105,7 @@ class InterfaceChoice:
         self._search.start(partial(_find, group.placement.store_address, group.placement.group_world_size))
 
     def preparing(self) -> bool:
-        """Whether it is not found yet."""
+        """Whether it has not been found yet."""
         return self._search.busy
 
     def fds(self) -> list[int]:
@@ -113,11 +113,11 @@ class InterfaceChoice:
         return self._search.fds()
 
     def wake_at(self) -> float:
-        """Never by itself."""
+        """Never: nothing is timed here."""
         return math.inf
 
     def step(self) -> None:
-        """Take what was found."""
+        """Take the result."""
         found = self._search.take()
         if found is None:
             return
@@ -137,10 +137,10 @@ class InterfaceChoice:
 
 
 def _find(host: str, nodes: int) -> Choice:
-    """The interface towards the node of the worker store. On a thread: the name may take its time to be resolved."""
+    """The interface towards the node of the worker store. On a thread: resolving the name may take long."""
     try:
         source = source_address(Endpoint(host, 1))
-        # Where this is that node itself, its own name may stand for the loopback, which no other node can reach.
+        # If this is that node itself, its own name may resolve to the loopback, which no other node can reach.
         if is_loopback(source) and not is_loopback(host) and host != "localhost" and nodes > 1:
             source = outward_address()
         return choose(interfaces(), source)
@@ -166,7 +166,7 @@ def choose(there: Sequence[Interface], source: str) -> Choice:
 
 
 def sentence(found: Choice) -> str:
-    """What was chosen, among what, for people."""
+    """A sentence about the choice and the alternatives."""
     text = f"--socket-ifname={AUTO}: {found.name} ({found.address}) leads to the other nodes"
     if not found.others:
         return text

@@ -1,4 +1,4 @@
-"""The variables of other frameworks in the workers of an agent."""
+"""Gives the workers of an agent the variables of other frameworks."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 def add_worker_env(workers: WorkerController, names: Sequence[str], nodes: int) -> None:
-    """Have these kinds of variables given to the workers of each round.
+    """Give these kinds of variables to the workers of each round.
 
     Args:
         workers: of an agent that has not run yet.
         names: of the kinds (`kinds.KINDS`), or `torch`.
-        nodes: how many the job may have.
+        nodes: the maximal number of nodes of the job.
 
     Raises:
-        UserError: there is no such kind, or the nodes cannot tell each other what it needs.
+        UserError: there is no such kind, or the nodes cannot exchange what it needs.
     """
     kinds = [FrameworkVariables(name, KINDS[name], workers.group) for name in checked(names)]
     for each in kinds:

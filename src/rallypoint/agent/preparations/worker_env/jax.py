@@ -1,12 +1,12 @@
-"""What `jax.distributed.initialize()` finds without arguments. Pure.
+"""The variables that `jax.distributed.initialize()` reads without arguments. Pure.
 
-Of these variables jax itself reads the coordinator's address and the local devices only. Number and rank of processes
-it takes from the first cluster that it detects; the first it looks for is that of Open MPI's mpirun, by the variable
-`OMPI_MCA_orte_hnp_uri`. So a worker gets that and the three numbers which jax then reads. `JAX_NUM_PROCESSES` and
-`JAX_PROCESS_ID` are for programs that pass them on themselves (Kubeflow Trainer sets the same).
+Of these variables jax itself reads the coordinator's address and the local devices only. It takes number and rank of
+processes from the first cluster that it detects; the first one it looks for is that of Open MPI's mpirun, by the
+variable `OMPI_MCA_orte_hnp_uri`. So a worker gets that and the three numbers which jax then reads. `JAX_NUM_PROCESSES`
+and `JAX_PROCESS_ID` are for programs that pass them on themselves (Kubeflow Trainer sets the same).
 
-Where the agent runs under Slurm, its task's own numbers are replaced by the worker's: another version of jax may look
-there first, and others read them too.
+Under Slurm, the numbers of the agent's task are replaced by the worker's: another version of jax may look there first,
+and other programs read them too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of kinds, and the reading of their names. Pure."""
+"""The table of kinds, and the parsing of their names. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rallypoint.base.errors import UserError
 TORCH = "torch"
 
 KINDS: Mapping[str, Kind] = {jax.USE: jax.KIND, tensorflow.USE: tensorflow.KIND, "ompi": ompi.KIND}
-"""What there is beside torch's variables, which every worker gets."""
+"""The kinds besides torch's variables, which every worker gets."""
 
 
 def checked(names: Sequence[str]) -> tuple[str, ...]:
-    """The kinds that these names mean beside torch's, in the order of the table and each once.
+    """The kinds with these names, without torch's, in the order of the table and each once.
 
     Raises:
         UserError: there is no such kind.

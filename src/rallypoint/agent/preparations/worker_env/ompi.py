@@ -1,4 +1,4 @@
-"""What Open MPI's mpirun tells its processes, for programs that read ranks there and start no MPI. Pure."""
+"""The variables that Open MPI's mpirun sets, for programs that read ranks there and do not start MPI. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the variables of a framework are made of, and what a kind of them is. Pure."""
+"""The data that a framework's variables are made from, and the definition of a kind. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rallypoint.agent.preparations.peer_record import PeerRecord
 class WorkerPlace(NamedTuple):
     """One worker in its round.
 
-    `local_rank` is the one that the worker is told, 0 for each where local ranks are virtual; then `gpus` is 1.
+    `local_rank` is the one that the worker sees, 0 for each if local ranks are virtual; then `gpus` is 1.
 
     Args:
         rank: among all workers of the round.
-        world_size: how many those are.
-        local_rank: on its node.
-        local_world_size: how many there are.
-        records: of the nodes that its kinds want, by group rank.
+        world_size: the number of these.
+        local_rank: the rank on its node.
+        local_world_size: the number of workers on its node.
+        records: the records of the nodes that its kinds require, by group rank.
         inherited: the environment of the agent.
-        gpus: how many this worker could see, with the others of its node; 0 if that is not known.
-        shares_gpus: whether the workers of the node share those among them.
+        gpus: the number of GPUs visible to the workers of the node; 0 if that is not known.
+        shares_gpus: whether the workers of the node divide those among themselves.
     """
 
     rank: int
@@ -38,10 +38,10 @@ class Kind(NamedTuple):
     """The variables of one framework.
 
     Args:
-        names: of all that it may set.
-        variables: of one worker.
-        ports: how many ports a node reserves, by its group rank and its number of workers.
-        wanted: of which nodes it needs the records, by the number of nodes.
+        names: the names of all variables that it may set.
+        variables: makes the variables of one worker.
+        ports: the number of ports that a node reserves, by its group rank and its number of workers.
+        wanted: the nodes whose records it needs, by the number of nodes.
     """
 
     names: frozenset[str]

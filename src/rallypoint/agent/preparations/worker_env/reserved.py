@@ -1,8 +1,8 @@
 """Ports that are kept for the workers of a round: chosen by the kernel, bound here, and never listened on here.
 
-A worker can bind them all the same: gRPC, which jax and TensorFlow listen with, allows others of the same user at its
-port (SO_REUSEPORT, SO_REUSEADDR), and so do these sockets. Nobody else gets the port meanwhile: the kernel gives it to
-no outgoing connection, and refuses it to whoever does not allow that.
+A worker can bind them nevertheless: gRPC, which jax and TensorFlow listen with, allows others of the same user at its
+port (SO_REUSEPORT, SO_REUSEADDR), and so do these sockets. No other process gets the port meanwhile: the kernel does
+not use it for outgoing connections, and refuses it to sockets that do not allow sharing.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class ReservedPorts:
         self._sockets: list[socket.socket] = []
 
     def reserve(self, count: int) -> tuple[int, ...]:
-        """Keep so many new ports, and give up those of the round before.
+        """Reserve this many new ports, and release those of the previous round.
 
         Raises:
-            OSError: there are not so many.
+            OSError: there are not enough.
         """
         previous, self._sockets = self._sockets, []
         try:
@@ -33,12 +33,12 @@ class ReservedPorts:
         return tuple(int(each.getsockname()[1]) for each in self._sockets)
 
     def close(self) -> None:
-        """Give up all. Idempotent."""
+        """Release all. Idempotent."""
         self.reserve(0)
 
 
 def _bound() -> socket.socket:
-    """A socket at a port of all addresses, over IPv6 and IPv4, or, where there is no IPv6, over IPv4."""
+    """A socket bound to a port of all addresses, over IPv6 and IPv4, or, if there is no IPv6, over IPv4."""
     try:
         return _bind(socket.AF_INET6, "::")
     except OSError as error:

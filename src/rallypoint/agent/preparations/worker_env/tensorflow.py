@@ -1,6 +1,6 @@
-"""`TF_CONFIG`, which TensorFlow's `TFConfigClusterResolver` and the strategies over several workers read. Pure.
+"""`TF_CONFIG`, which TensorFlow's `TFConfigClusterResolver` and the multi-worker strategies read. Pure.
 
-It names every worker, so that each node needs the record of each other one: n times n reads in a round of n nodes.
+It names every worker, so each node needs the record of every other one: n times n reads in a round of n nodes.
 """
 
 from __future__ import annotations
