@@ -12,8 +12,8 @@ from rallypoint.cli.flags import FLAGS
 HEAD = """\
 # Environment variables
 
-The command line takes precedence over a variable. A variable that begins with `PET_` and belongs to no flag, or that
-is almost one of Rallypoint's own, such as `RALLYPOINT_SECRETS`, is named in a warning.
+The command line takes precedence over a variable. A variable that begins with `PET_` but belongs to no flag, or whose
+name is close to one of Rallypoint's own, such as `RALLYPOINT_SECRETS`, causes a warning.
 """
 
 GROUPS: dict[str, dict[str, dict[str, str]]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())

@@ -11,16 +11,16 @@ from docs.generate.source import errors as errors_of
 HEAD = """\
 # Errors
 
-What ends a command, behind the name of the program: `rallyrun: error: ...`. Each is one sentence that says what was
-wrong, with the value (here `…`), and most say behind a semicolon what to do; where that is missing, it stands here.
+The messages that end a command, after the name of the program: `rallyrun: error: ...`. Each is one sentence that says
+what was wrong, with the value (here `…`). Most say after a semicolon what to do; if a message does not, this page does.
 
-The class is in brackets, for those who call Rallypoint from Python; most are below
-`rallypoint.base.errors.RallypointError` ([the tree](../python/launching.md#errors)). A `UsageError`, and what is
-wrong with a flag (`ArgumentTypeError`), ends a command with exit code 2, the others with 1, or as
+The class is in brackets, for those who call Rallypoint from Python; most are subclasses of
+`rallypoint.base.errors.RallypointError` ([the hierarchy](../python/launching.md#errors)). A `UsageError`, and an
+invalid flag (`ArgumentTypeError`), ends a command with exit code 2, the others with 1, or as
 [`--exit-codes=classified`](../exit-codes.md) says. `Refusal`, `Nothing`, `CommandRefused`, `HandshakeError`,
-`HostError` and the like are parts of the sentences of others.
+`HostError` and the like appear as parts of other messages.
 
-`ChildFailedError` has no sentence but a report: what workers have failed, where, how and why.
+`ChildFailedError` has no message but a report: which workers failed, where, how and why.
 """
 
 KINDS = (error_tree() - {"ChildFailedError"}) | {

@@ -17,11 +17,11 @@ HEAD = """\
 rallyrun [FLAGS] SCRIPT [ARGUMENTS]
 ```
 
-Each flag can be written with dashes or underscores (`--nproc-per-node`, `--nproc_per_node`), and its value behind `=`
-or a space. Where a variable is named, it gives the flag's value if the command line does not; of a flag without a
-value, 1 switches it on and 0 off. Flags that torchrun does not have say so.
+Each flag can be written with dashes or underscores (`--nproc-per-node`, `--nproc_per_node`), and its value after `=` or
+a space. If a variable is named, it sets the flag's value unless the command line does; for a flag without a value,
+1 switches it on and 0 off. Flags that torchrun does not have are marked.
 
-`--help` and `--version` print and exit. What follows the script belongs to the script.
+`--help` and `--version` print and exit. Everything after the script is passed to the script.
 """
 
 DETAILS: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
@@ -63,14 +63,14 @@ KINDS = {
     "whole_number": "a whole number",
     "number": "a number",
     "seconds": "seconds from 0 to 3600",
-    "duration": "seconds above 0, a day at most",
+    "duration": "seconds above 0, at most a day",
     "timeout": "seconds from 0 to a day",
     "shell_command": "a command for the shell",
-    "module_names": "names of modules with commas between",
-    "split_filters": "texts with commas between",
-    "worker_env": "kinds with commas between",
-    "socket_ifname": "`auto`, or names with commas between",
-    "store_peers": "`members`, `any`, or networks with commas between",
+    "module_names": "module names, separated by commas",
+    "split_filters": "texts, separated by commas",
+    "worker_env": "kinds, separated by commas",
+    "socket_ifname": "`auto`, or names, separated by commas",
+    "store_peers": "`members`, `any`, or networks, separated by commas",
 }
 """The readers of values to what they read."""
 

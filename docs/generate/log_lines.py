@@ -10,12 +10,12 @@ from docs.generate.source import logged
 HEAD = """\
 # Log lines
 
-What agents, coordinators and `rallyctl` write to standard error, by subject. `…` stands for a value. A line begins
-with its level (`E`, `W`, `I`), date, time, process and source line; `LOGLEVEL` says from which level on lines are
-written (default `WARNING`, `INFO` for each step). Lines that are called printed have no such beginning.
+The lines that agents, coordinators and `rallyctl` write to standard error, by subject. `…` stands for a value. A line
+begins with its level (`E`, `W`, `I`), date, time, process and source line; `LOGLEVEL` sets the lowest level that is
+written (default `WARNING`, `INFO` for each step). Lines marked as printed have no such prefix.
 
-Where nothing is said of what to do, nothing has to be done, or the line says it itself. Lines at `DEBUG` are for
-those who work on Rallypoint. Sentences that end a command are [errors](errors.md).
+If this page does not say what to do, nothing needs to be done, or the line says it itself. Lines at `DEBUG` are for
+developers of Rallypoint. Messages that end a command are [errors](errors.md).
 """
 
 LINES = Catalogue(Path(__file__).with_suffix(".toml"), logged())

@@ -12,8 +12,8 @@ from rallypoint.cli.rallyctl import build_parser
 HEAD = """\
 # Verbs and flags of `rallyctl`
 
-What runs beside jobs, and not in one: it looks at jobs, commands them, and runs services for them. `rallyctl VERB
---help` shows the same. `--version` prints the version.
+`rallyctl` runs outside jobs: it inspects and controls them, and runs services for them. `rallyctl VERB --help` shows
+the same text. `--version` prints the version.
 """
 
 

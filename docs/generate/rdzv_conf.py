@@ -10,11 +10,11 @@ HEAD = """\
 # Keys of `--rdzv-conf`
 
 `--rdzv-conf=key=value,key=value`, or `PET_RDZV_CONF`: options of the rendezvous. Blanks around keys and values are
-dropped, a value may contain `=` but no comma. A key that the backend does not know is named in a warning and has no
-effect. Times are in seconds; yes and no are 1, true, t, yes, y and 0, false, f, no, n. All nodes give the same, but
-for `is_host` and `listen`.
+ignored; a value may contain `=` but no comma. A key that the backend does not know causes a warning and has no
+effect. Times are in seconds; yes is 1, true, t, yes or y, and no is 0, false, f, no or n. All nodes must set the same
+values, except for `is_host` and `listen`.
 
-Where `--standalone` or the default makes a job of one node, the keys of `c10d` apply.
+For a job of one node, started with `--standalone` or by default, the keys of `c10d` apply.
 """
 
 

@@ -12,9 +12,9 @@ HEAD = """\
 
 `rallypoint.compat` has the public names of `torch.distributed.launcher`, `torch.distributed.elastic` and of the
 modules beside them, under the same paths: change `torch.distributed` to `rallypoint.compat` in the import line
-([how](../../how-to/torch-api.md)). None of it imports torch. What they do is described at torch; what differs, in
-[decision 9](../../decisions/0009-differences-from-torchrun.md). Names that torch's modules have only because they
-import them are there too, and not listed.
+([how](../../how-to/torch-api.md)). None of it imports torch. PyTorch's documentation describes what they do,
+[decision 9](../../decisions/0009-differences-from-torchrun.md) what differs. Names that torch's modules have only
+because they import them exist too, but are not listed.
 """
 
 
