@@ -369,7 +369,7 @@ def test_a_grandchild_that_writes_for_ever_does_not_hold_us(tmp_path: Path, out:
     files = _files(tmp_path, 2)
     dest = LogsDest(stderrs={1: files[1]}, tee_stderrs={1: files[1]})
     outputs = Outputs(dest, range(2), {1: "[1]:"}, None, out.fd, err.fd)
-    code = "import os, sys\nif os.fork() == 0:\n  while os.write(2, b'again\\n'): pass\nos.write(2, b'worker\\n')\n"
+    code = "import os\nos.write(2, b'worker\\n')\nif os.fork() == 0:\n  while os.write(2, b'again\\n'): pass\n"
     workers = [_start(outputs, rank, f"import os; os.setsid()\n{code}") for rank in (0, 1)]
     for worker in workers:
         worker.wait(DEADLINE)
