@@ -70,7 +70,7 @@ def a_failure_while_the_server_is_away_is_counted_once_when_it_is_back(rallyrun:
 def a_server_outside_tells_how_far_the_rendezvous_is_and_one_of_the_nodes(rallyrun: Launcher) -> None:
     port = free_port()
     server = serve(rallyrun, port)
-    job = outside(rallyrun, port, "3", conf=",join_timeout=5")
+    job = outside(rallyrun, port, "3", conf=",join_timeout=12")  # A is told of after 2 s, and B may be slow to come
     a = job.start("A")
     server.until_err("1 of 3 nodes are in")
     b = job.start("B")
@@ -86,7 +86,7 @@ def a_server_outside_tells_how_far_the_rendezvous_is_and_one_of_the_nodes(rallyr
 def a_server_that_stays_away_ends_the_job_when_it_is_needed(rallyrun: Launcher) -> None:
     port = free_port()
     server = serve(rallyrun, port)
-    job = outside(rallyrun, port, "2", "--max-restarts=1", conf=",join_timeout=3")
+    job = outside(rallyrun, port, "2", "--max-restarts=1", conf=",join_timeout=8")
     nodes = [job.start("A"), job.start("B")]
     for node in nodes:
         node.comes_up(1, world_size=2)
@@ -95,7 +95,7 @@ def a_server_that_stays_away_ends_the_job_when_it_is_needed(rallyrun: Launcher) 
         node.job.until_err("was lost")
     job.say("fail-A-0")
     assert nodes[0].job.ends() == 1
-    assert "has not come back within 3 s" in nodes[0].job.err
+    assert "has not come back within 8 s" in nodes[0].job.err
     assert nodes[1].job.until(lambda lines: len(lines) == 1, "B runs on") is not None
     job.say("finish")
     assert nodes[1].job.ends() == 0
@@ -171,6 +171,7 @@ def a_node_that_was_cut_off_when_its_job_ended_does_not_run_it_again(rallyrun: L
     for node in nodes:
         node.comes_up(1, world_size=2)
     nodes[1].job.signal(signal.SIGSTOP)
+    starts = len(nodes[1].ups)  # more than one if it was once silent for longer than its lease
     nodes[0].comes_up(1, starts=2, world_size=1)
     job.say("finish-A")
     assert nodes[0].job.ends() == 0
@@ -178,7 +179,7 @@ def a_node_that_was_cut_off_when_its_job_ended_does_not_run_it_again(rallyrun: L
     again.comes_up(1, world_size=1)
     nodes[1].job.signal(signal.SIGCONT)
     assert nodes[1].job.ends() == 0, nodes[1].job.err
-    assert len(nodes[1].ups) == 1, "its workers were not started again"
+    assert len(nodes[1].ups) == starts, "its workers were not started again"
     job.say("finish")
     all_end([again], 0)
 

@@ -14,6 +14,7 @@ from rallypoint import notices
 rank = int(os.environ["RANK"])
 
 def asleep():
+    until_all_hang()
     time.sleep(1000)
 
 def in_c():
@@ -28,6 +29,7 @@ def in_the_kernel():  # in state D, for a child that cannot reach its own progra
     os.posix_spawn(sys.executable, ["python"], {}, file_actions=actions)
 
 def loads():
+    until_all_hang()  # the others make no sound
     batches, lock = queue.Queue(), threading.Lock()
     lock.acquire()
     threading.Thread(target=lock.acquire, daemon=True).start()
@@ -38,12 +40,23 @@ def waits():
     both[0].recv(1)
 
 KINDS = [asleep, in_c, stopped, in_the_kernel, loads, waits, sys.exit]
-pathlib.Path(f"at-{rank}").touch()
-if os.environ["LOCAL_RANK"] == "0":  # the others make no sound
-    while not all(os.path.exists(f"at-{each}") for each in range(len(KINDS))):
+STATES = ["RS", "S", "T", "D", "RS", "S", "Z"]  # as the kernel calls them; ranks 0 and 4 look
+
+def state(rank):
+    try:
+        return open(f"/proc/{os.readlink(f'at-{rank}')}/stat").read().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "Z" if os.path.islink(f"at-{rank}") else "none"
+    except ProcessLookupError:
+        return "Z"
+
+def until_all_hang():
+    while not all(state(rank) in states for rank, states in enumerate(STATES)):
         time.sleep(0.05)
         print("not yet all", flush=True)
     notices.progress(0)
+
+os.symlink(str(os.getpid()), f"at-{rank}")
 KINDS[rank]()
 """
 
@@ -124,8 +137,11 @@ def test_a_job_that_gives_signs_of_life_is_left_alone(rallyrun: Launcher) -> Non
 ONCE = """
 import os, time
 print("up", flush=True)
-last = int(os.environ["WORLD_SIZE"]) - 1
-time.sleep(1000 if int(os.environ["RANK"]) == last and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else 0)
+hangs, rank, first = "hangs", int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+if first and rank == int(os.environ["WORLD_SIZE"]) - 1:
+    open(hangs, "w").close(), time.sleep(1000)
+while not os.path.exists(hangs):
+    time.sleep(0.02)
 """
 
 
@@ -140,7 +156,7 @@ def test_a_hang_costs_a_restart_where_that_is_asked_for(rallyrun: Launcher) -> N
         assert job.out == ["up", "up"]
         text = "\n".join(report(job))
         assert "1 rank (0): ended with exit code 0" in text
-        assert "1 rank (1): <module>, script.py:5" in text
+        assert "1 rank (1): <module>, script.py:6" in text
 
 
 def test_without_a_coordinator_a_node_reports_of_its_own_workers(rallyrun: Launcher) -> None:

@@ -207,7 +207,7 @@ def a_node_whose_workers_wait_ends_at_once(rallyrun: Launcher, number: int) -> N
 
 
 def ranks_change_with_the_nodes(rallyrun: Launcher) -> None:
-    nodes = nodes_of(rallyrun, "1:3", "--tee=1", "--log-dir=logs", conf="last_call_timeout=1")
+    nodes = nodes_of(rallyrun, "1:3", "--tee=1", "--log-dir=logs", conf="last_call_timeout=5")
     a = nodes.host("A")
     first = ups(a.job, (0,), 1)[0]
     b = nodes.start("B")

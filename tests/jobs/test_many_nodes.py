@@ -199,14 +199,14 @@ def test_below_the_minimum_the_others_wait_for_a_replacement(rallyrun: Launcher)
 
 def all_who_wait_are_told_at_once_when_the_time_of_one_is_over(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "3")
-    a = job.start("A", "--rdzv-conf=join_timeout=4", env={"LOGLEVEL": "INFO"})
+    a = job.start("A", "--rdzv-conf=join_timeout=10", env={"LOGLEVEL": "INFO"})
     a.job.until_err("control plane listens on port")
     b = job.start("B")  # with the whole default of its own
     all_end([a, b], 1)
     host = socket.gethostname()
     names = f"{host} pid {a.job.pid}, {host} pid {b.job.pid}"
     for node in (a, b):
-        assert f"{host} pid {a.job.pid} has waited for 4 s, 2 of 3 nodes were in ({names}), 1 was" in node.job.err
+        assert f"{host} pid {a.job.pid} has waited for 10 s, 2 of 3 nodes were in ({names}), 1 was" in node.job.err
         assert "the control plane" not in node.job.err.partition("did not complete")[2]
         assert "was lost" not in node.job.err
     assert "giving up in" in a.job.err
@@ -214,7 +214,7 @@ def all_who_wait_are_told_at_once_when_the_time_of_one_is_over(rallyrun: Launche
 
 
 def a_loss_that_nobody_makes_good_is_told_with_its_time(rallyrun: Launcher) -> None:
-    job = c10d(rallyrun, "2", conf="join_timeout=4")
+    job = c10d(rallyrun, "2", conf="join_timeout=10")  # B may be slow to come
     a = job.host("A")
     b = job.start("B")
     for node in (a, b):
@@ -225,8 +225,8 @@ def a_loss_that_nobody_makes_good_is_told_with_its_time(rallyrun: Launcher) -> N
     assert re.search(
         r"round 0 is over: .* was lost \(.*\); the workers are stopped until 1 more node has come", a.job.err
     )
-    assert re.search(rf"waiting for .*: 1 of 2 nodes are in .*{lost}; giving up in \d s", a.job.err)
-    assert re.search(rf"error: .*{lost} within 4 s, 1 of 2 nodes were in .*--nnodes=1:2", a.job.err)
+    assert re.search(rf"waiting for .*: 1 of 2 nodes are in .*{lost}; giving up in \d+ s", a.job.err)
+    assert re.search(rf"error: .*{lost} within 10 s, 1 of 2 nodes were in .*--nnodes=1:2", a.job.err)
 
 
 def a_departure_before_the_round_is_complete_leaves_a_place_for_another(rallyrun: Launcher) -> None:

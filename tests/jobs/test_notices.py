@@ -95,7 +95,7 @@ def new_nodes_are_taken_in_only_after_all_have_acknowledged(rallyrun: Launcher) 
 
 
 def workers_that_never_acknowledge_are_stopped_at_the_deadline(rallyrun: Launcher) -> None:
-    job = Pair(rallyrun, "1:2", "last_call_timeout=1,notice_timeout=1")
+    job = Pair(rallyrun, "1:2", "last_call_timeout=1,notice_timeout=4")
     a = job.host()
     hears(a, "up 1")
     b = job.start("B")

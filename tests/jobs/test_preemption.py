@@ -100,7 +100,7 @@ def a_failure_after_the_notice_restarts_nothing(rallyrun: Launcher) -> None:
 
 
 def the_loss_of_the_node_that_was_told_changes_nothing(rallyrun: Launcher) -> None:
-    job = Pair(rallyrun, conf="notice_timeout=3")
+    job = Pair(rallyrun, conf="notice_timeout=6")
     job.b.signal(signal.SIGUSR2)
     job.a.until(lambda lines: len(lines) == 2, "the notice is there")
     job.b.signal(signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -26,6 +27,12 @@ def told(launcher: Launcher, *flags: str, env: dict[str, str] | None = None) -> 
     code = job.ends()
     assert job.err == ""
     return code, {line.split()[1].rstrip(":"): line for line in job.out}
+
+
+def clocks_agree(line: str) -> bool:
+    """Whether one clock was found to be itself: as exactly as the time that the answer took allows."""
+    found = re.match(r"PASS clock: the coordinator's clock is ([\d.]+) s .*, give or take ([\d.]+) s$", line)
+    return found is not None and float(found[1]) <= float(found[2]) + 0.01
 
 
 def test_a_node_that_has_failed_a_check_starts_no_worker(rallyrun: Launcher) -> None:
@@ -84,7 +91,7 @@ def a_control_plane_outside_answers_for_any_job(launcher: Launcher) -> None:
     for flags in ([], ["--rdzv-id=new"]):
         _, lines = told(launcher, endpoint, *flags, env=secret)
         assert lines["control-plane"].startswith("PASS control-plane: Rallypoint's control plane answers at 127.0.0.1:")
-        assert lines["clock"].startswith("PASS clock: the coordinator's clock is 0.0")
+        assert clocks_agree(lines["clock"])
         assert lines["port"].startswith("PASS port: somebody listens")
     assert "refused" not in server.err
     code, lines = told(launcher, endpoint, "--require=clock")
@@ -139,7 +146,7 @@ def test_a_job_on_etcd(rallyrun: Launcher, etcd: EtcdCluster) -> None:
     node.comes_up(1, world_size=1)
     _, lines = told(rallyrun, *flags, f"--rdzv-id={name}")
     assert lines["control-plane"].startswith("PASS control-plane: Rallypoint's control plane answers")
-    assert lines["clock"].startswith("PASS clock: the coordinator's clock is 0.")
+    assert clocks_agree(lines["clock"])
     away = f"--endpoint={etcd.endpoints[0]},127.0.0.1:{free_port()}"
     _, lines = told(rallyrun, away, "--rdzv-backend=etcd", f"--rdzv-id={name}")
     assert "nobody listens at the port" in lines["endpoint"]

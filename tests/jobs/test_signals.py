@@ -29,7 +29,7 @@ def hear(number, _):
     say("heard", os.environ["RANK"], signal.Signals(number).name)
 for name in DEAF:
     signal.signal(getattr(signal, name), hear)
-say("ready", os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"])
+say("ready", os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"], os.getpid())
 while not os.path.exists("finish"):
     if os.path.exists("fail-" + os.environ["RANK"]) and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         sys.exit(3)
@@ -168,12 +168,12 @@ def _user_signals_end_none(rallyrun: Launcher, *, method: str) -> None:
         job = rallyrun.command([sys.executable, rallyrun.script(FORKSERVER.format(body=body))], env=SLURM)
     else:
         job = rallyrun("--standalone", "--max-restarts=1", *flags, rallyrun.script(body), env=SLURM)
-    job.until(lambda lines: "ready 0 0" in lines, "the worker is up")
+    job.until(lambda lines: any(line.startswith("ready 0 0 ") for line in lines), "the worker is up")
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         to_all(rallyrun, number)
         job.until(partial(_has_heard, number), f"it has heard {number.name}")
     (rallyrun.folder / "fail-0").touch()
-    job.until(lambda lines: "ready 0 1" in lines, "it was started again")
+    job.until(lambda lines: any(line.startswith("ready 0 1 ") for line in lines), "it was started again")
     (rallyrun.folder / "finish").touch()
     ends_at_once(job, 0)
     assert "lost" not in job.err
@@ -192,7 +192,9 @@ def test_workers_that_a_scheduler_ends_have_not_failed(rallyrun: Launcher, conf:
 
 def test_a_worker_that_a_scheduler_ends_before_its_agent_has_not_failed(rallyrun: Launcher) -> None:
     job = start(rallyrun, [], env=SLURM)
-    *below, worker = [pid for pid in rallyrun.pids() if pid != job.pid]
+    (ready,) = [line for line in job.out if line.startswith("ready")]
+    worker = int(ready.split()[3])
+    below = [pid for pid in rallyrun.pids() if pid not in (job.pid, worker)]
     for pid in (worker, *below):
         os.kill(pid, signal.SIGTERM)
     rallyrun.until_gone(worker)
@@ -203,7 +205,8 @@ def test_a_worker_that_a_scheduler_ends_before_its_agent_has_not_failed(rallyrun
 
 def test_a_worker_that_somebody_ends_has_failed(rallyrun: Launcher) -> None:
     job = start(rallyrun, [], env=SLURM)
-    os.kill(rallyrun.pids()[-1], signal.SIGTERM)
+    (ready,) = [line for line in job.out if line.startswith("ready")]
+    os.kill(int(ready.split()[3]), signal.SIGTERM)
     ends_at_once(job)
     assert "(SIGTERM)" in job.err[job.err.index("Root Cause") :]
 
@@ -369,12 +372,17 @@ def test_departures_in_disorder_and_of_workers_that_end_by_themselves(at_once: A
 
 
 def test_a_job_that_ends_on_all_nodes_goes_on_nowhere(rallyrun: Launcher) -> None:
+    """No worker ends before all agents have heard: one that hears late is left alone with the job by the others."""
     job = c10d(rallyrun, "1:3", conf="last_call_timeout=30")
+    job.script = rallyrun.script(WORKER.format(deaf=["SIGTERM"]))
     nodes = [job.host("A"), job.start("B"), job.start("C")]
     for node in nodes:
-        node.comes_up(1, world_size=3)
+        node.job.until(lambda lines: any(line.startswith("ready") for line in lines), "its worker is up")
     for node in nodes:
         node.job.signal(signal.SIGTERM)
+    for node in nodes:
+        node.job.until_err("ending the workers and leaving the job")
+    job.say("finish")
     all_end(nodes, 1)
 
 
