@@ -136,7 +136,7 @@ class ProgressTracker:
         return tuple(-1 if each is None else each.step for each in told) if any(told) else ()
 
     def file_mark(self) -> tuple[int, int, int] | None:
-        """What changes with the progress file; None where there is none, or it has not been read yet. Any thread."""
+        """A value that changes with the progress file; None if there is none or it was not read yet. Any thread."""
         reading = None if self._file is None else self._file.reading
         return None if reading is None else reading.mark
 

@@ -1,4 +1,4 @@
-"""What an agent runs, and what it knows of it (contract section 5.1)."""
+"""The workers that an agent runs, and what it knows about them (contract section 5.1)."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ DEFAULT_ROLE = "default"
 
 
 class WorkerState(str, Enum):  # noqa: UP042 - its `str` is torch's: with the name of the class
-    """What a worker group is at."""
+    """The state of a worker group."""
 
     UNKNOWN = "UNKNOWN"
-    """The agent has lost track; nothing good can follow."""
+    """The agent has lost track of the workers, and cannot recover."""
     INIT = "INIT"
     HEALTHY = "HEALTHY"
     UNHEALTHY = "UNHEALTHY"
     """Running, but not well."""
     STOPPED = "STOPPED"
-    """Stopped by the agent, to be started again."""
+    """Stopped by the agent, in order to be restarted."""
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
 
@@ -48,37 +48,38 @@ class WorkerState(str, Enum):  # noqa: UP042 - its `str` is torch's: with the na
 
 @dataclass
 class WorkerSpec:
-    """What the workers of one node are.
+    """The specification of the workers of one node.
 
     Args:
-        role: what they do; workers of the same role are ranked among themselves too.
-        local_world_size: how many run on this node.
-        rdzv_handler: how the agent meets the others.
+        role: the role of the workers; workers of the same role are ranked among themselves too.
+        local_world_size: the number of workers on this node.
+        rdzv_handler: the handler through which the agent takes part in the rendezvous.
         fn: deprecated, replaces `entrypoint`.
         entrypoint: a program to run, or a function to call.
         args: its arguments; `${local_rank}` in them is replaced for each worker.
         max_restarts: how many failures the job survives.
-        monitor_interval: seconds between polls of workers that cannot wake the agent by themselves. The others are
+        monitor_interval: seconds between polls of workers whose exits cannot wake the agent. The others are
             polled once a minute to be safe, or every monitor interval if that is longer.
         master_port: overrides the workers' MASTER_PORT.
         master_addr: overrides the workers' MASTER_ADDR.
         local_addr: this node's address as others reach it.
-        event_log_handler: where events go.
-        numa_options: which processors each worker is bound to; None for any.
-        duplicate_stdout_filters: texts; teed lines of standard output that hold one also go to a file of their own.
+        event_log_handler: the name of the handler that events go to.
+        numa_options: how workers are bound to processors; None for no binding.
+        duplicate_stdout_filters: texts; teed lines of standard output that contain one also go to a file of their own.
         duplicate_stderr_filters: the same for standard error.
         virtual_local_rank: every worker sees local rank 0 and one GPU.
-        preload: modules that are imported once; workers that are Python scripts are forked from there if possible.
-            `auto` among these stands for what the script imports, for workers that are started again.
-        progress_file: a file that the workers write when they have come further; empty for none.
+        preload: modules to import once; workers that are Python scripts are forked from that process if possible.
+            `auto` among these stands for what the script imports, for restarted workers.
+        progress_file: a file that the workers write when they have made progress; empty for none.
         tee_collapse: seconds within which equal teed lines of several ranks are shown once; 0 for never.
-        preemption: what makes the whole job end after its workers have saved; None for nothing.
+        preemption: what causes the whole job to end after its workers have saved; None for nothing.
         flight_recorder: whether the flight recorders of torch's process groups are switched on for the workers.
-        on_hang: what is done about a hang that was found: `report`, `restart` or `fail`.
-        inprocess_timeout: seconds that a worker which can go on in its process has to leave a round that has ended.
+        on_hang: the reaction to a hang: `report`, `restart` or `fail`.
+        inprocess_timeout: seconds within which a worker that can go on in its process must leave a round that has
+            ended.
 
     Raises:
-        UserError: a number out of its bounds, or no entry point.
+        UserError: a number is out of range, or there is no entry point.
     """
 
     role: str
@@ -130,7 +131,7 @@ class WorkerSpec:
 
 
 def program_name(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -> str:
-    """What a person calls the entry point: the script or module of an interpreter, else the program or function."""
+    """A readable name of the entry point: the script or module of an interpreter, else the program or function."""
     if not isinstance(entrypoint, str):
         return str(getattr(entrypoint, "__qualname__", entrypoint))
     if not os.path.basename(entrypoint).startswith("python"):
@@ -146,7 +147,7 @@ def _unusable_in_text(text: str) -> UserError:
 
 @dataclass(eq=False, repr=False)
 class Worker:
-    """One worker; its ranks are -1 until a round gives it some."""
+    """One worker; its ranks are -1 until a round assigns them."""
 
     local_rank: int
     global_rank: int = -1
@@ -163,14 +164,14 @@ class Worker:
 
 
 class VariableSource(Protocol):
-    """Adds variables to what torch's workers find in their environment."""
+    """Adds variables to those that torch's workers get in their environment."""
 
     @property
     def names(self) -> Collection[str]:
-        """Of all that it may add."""
+        """The names of all variables that it may add."""
 
     def variables(self, worker: Worker, environment: Mapping[str, str]) -> Mapping[str, str]:
-        """What one worker of the present round gets besides `environment`, which has torch's variables."""
+        """The variables that one worker of the present round gets besides `environment`, which has torch's."""
 
 
 class WorkerGroup:
@@ -187,21 +188,21 @@ class WorkerGroup:
         self.placement: Placement | None = None
         """This node's place in the present round; None before the first one."""
         self.restarts = 0
-        """How often the job's workers had been started again when these were."""
+        """The number of restarts that the job had used when these workers were started."""
         self.notices = ""
-        """The folder where these workers find notices (`rallypoint.notices`); empty if there is none."""
+        """The notice directory of these workers (`rallypoint.notices`); empty if there is none."""
         self.survived: tuple[int, ...] = ()
-        """Local ranks of those of these workers that were in the round before, and go on in their processes."""
+        """Local ranks of the workers that were in the previous round, and go on in their processes."""
         self.join_requested_at = 0.0
         """When the present round was requested, on the clock of the agent's loop."""
         self.variable_sources: list[VariableSource] = []
-        """What adds to the environment of workers."""
+        """Sources of further variables of workers."""
         self.open_store: Callable[[], Store] | None = None
         self._store: Store | None = None
 
     @property
     def store(self) -> Store | None:
-        """The round's store, connected when first used; None before the first round."""
+        """The round's store, connected on first use; None before the first round."""
         if self._store is None and self.open_store is not None:
             self._store = self.open_store()
         return self._store
@@ -213,12 +214,12 @@ class WorkerGroup:
 
 @dataclass
 class RunResult:
-    """How a worker group ended.
+    """The result of a worker group.
 
     `return_values` and `failures` are by global rank and hold this node's workers only. `cause` is the first failure
     of the whole job, wherever it was, when the job failed. `stopped` names the global ranks that the agent stopped.
-    `restarts` are those that the job has used, `reported_elsewhere` whether other agents give the report of its
-    failure. `ending` is why it has ended, where it failed.
+    `restarts` are those that the job has used, `reported_elsewhere` whether other agents print the report of its
+    failure. `ending` is why it has ended, if it failed.
     """
 
     state: WorkerState
@@ -235,7 +236,7 @@ class RunResult:
         return self.state == WorkerState.FAILED
 
     def first_cause(self, exitcode: int = 0) -> Cause:
-        """The first of the failures; where none is known, that the group failed with this exit code."""
+        """The first failure; if none is known, a cause that says that the group failed with this exit code."""
         if not self.failures:
             return node_failure(f"worker group {self.state.value}", exitcode=exitcode)
         rank, failure = min(self.failures.items(), key=lambda entry: entry[1].moment)
@@ -243,6 +244,6 @@ class RunResult:
 
 
 def node_failure(text: str, ending: Ending = Ending.PROGRAM, exitcode: int = 0, host: str = "") -> Cause:
-    """The cause of a failure of this node, or of another one, of which no worker is known to be the reason."""
-    host = host or socket.gethostname()  # not getfqdn: a name server that is away must not hold up the news
+    """The cause of a failure of this node, or of another one, that was not caused by a known worker."""
+    host = host or socket.gethostname()  # not getfqdn: an unreachable name server must not delay the message
     return Cause(-1, -1, host, os.getpid(), exitcode, text, "", time.time(), "", ending)

@@ -24,7 +24,7 @@ class WorkersFailed(NamedTuple):
     """A worker of this node has failed; `cause` is the first of them.
 
     `shared_signals` are those that all processes of this node's part of the job were sent a moment before, and
-    `max_restarts` is how many failures the job may survive as far as this node is concerned.
+    `max_restarts` is the number of failures that the job may survive, as far as this node knows.
     """
 
     cause: Cause
@@ -35,8 +35,8 @@ class WorkersFailed(NamedTuple):
 class WorkersStopped(NamedTuple):
     """The stop that was begun is done: no worker of this node is left, nor anything that one has started.
 
-    `ended_in_order`: all workers have ended by themselves, with success or by the signal of the stop. `waiting`: some
-    are left, which have come out of their round and wait in their processes for the next one.
+    `ended_in_order`: all workers have ended without SIGKILL, with success or by the signal of the stop. `waiting`: some
+    are left, which have left their round and wait in their processes for the next one.
     """
 
     ended_in_order: bool = False
@@ -77,15 +77,15 @@ class PreemptionRequested(NamedTuple):
 
 
 class VerdictTimedOut(NamedTuple):
-    """The verdict of the preempted job has not come in the time that it was awaited."""
+    """The verdict of the preempted job has not arrived in time."""
 
 
 class SignalTimedOut(NamedTuple):
-    """The signal that was awaited has not come."""
+    """The awaited signal has not arrived."""
 
 
 class LeaveTimedOut(NamedTuple):
-    """A moment has passed since the standing was queried."""
+    """The time for querying the job's state is over."""
 
 
 Event = (
@@ -124,9 +124,9 @@ class CheckNode(NamedTuple):
 class StopWorkers(NamedTuple):
     """Begin to stop the workers, or the check that runs in their place; `WorkersStopped` follows.
 
-    `restarts`: they are to be started again. `failed`: their round has ended by a failure, so that there is nothing to
-    save beyond what they are at, and the grace period is the short one. `shared`: whoever made this agent stop them may
-    have sent the signal to them too. `ends_all`: they are to be started again, but none is to go on in its process.
+    `restarts`: they will be restarted. `failed`: their round has ended by a failure, so that there is nothing to save
+    beyond writes in progress, and the grace period is the short one. `shared`: the sender that made this agent stop
+    them may have sent the signal to them too. `ends_all`: they will be restarted, but none may go on in its process.
     """
 
     signal: int = SIGTERM
@@ -137,7 +137,7 @@ class StopWorkers(NamedTuple):
 
 
 class KeepNobody(NamedTuple):
-    """Have nobody go on in its process after the stop that is under way: who was to is stopped by this signal too.
+    """Let no worker go on in its process after the stop in progress: those that would are stopped by this signal too.
 
     `failed`: see `StopWorkers`.
     """
@@ -151,7 +151,7 @@ class KillWorkers(NamedTuple):
 
 
 class ForwardSignal(NamedTuple):
-    """Send a signal to the workers that run; nothing ends by that."""
+    """Send a signal to the running workers, which does not end them."""
 
     signal: int
 
@@ -172,7 +172,7 @@ class PostNotice(NamedTuple):
 
 
 class WithdrawNotice(NamedTuple):
-    """Take the notice back: there is no need any more."""
+    """Withdraw the notice: it is no longer needed."""
 
 
 class PostStopNotice(NamedTuple):
@@ -180,18 +180,18 @@ class PostStopNotice(NamedTuple):
 
 
 class AwaitVerdict(NamedTuple):
-    """Wait for the verdict of a preempted job, whose workers have so many seconds: `JobEnded` or `VerdictTimedOut`
+    """Wait for the verdict of a preempted job, whose workers have this many seconds: `JobEnded` or `VerdictTimedOut`
     follows."""
 
     seconds: float
 
 
 class RequeueJob(NamedTuple):
-    """Have the scheduler start the preempted job again, if that is asked for."""
+    """Ask the scheduler to start the preempted job again, if that is requested."""
 
 
 class LogLine(NamedTuple):
-    """Log a line. A terminal shows the `live` words, if any, in a line that it rewrites: see `ProgressText`."""
+    """Log a line. A terminal shows the `live` texts, if any, in a line that is rewritten: see `ProgressText`."""
 
     text: str
     warning: bool = False
@@ -199,24 +199,25 @@ class LogLine(NamedTuple):
 
 
 class ReportStatus(NamedTuple):
-    """Tell the coordinator how the workers of this node are, since somebody watches."""
+    """Report the state of this node's workers to the coordinator, because there are watchers."""
 
 
 class Collect(NamedTuple):
-    """Collect of the workers what an operator asks for, and send it."""
+    """Collect from the workers what an operator requests, and send it."""
 
     request: CollectRequested
 
 
 class AddToReport(NamedTuple):
-    """Take this into the report of a hang, which this node makes; with the last of it, make and send the report."""
+    """Add this to the report of a hang, which this node makes; after the last part, make and send the report."""
 
     message: CollectedPart | CollectionEnded
 
 
 class FailHung(NamedTuple):
-    """Announce that `round` has failed by a hang, of which `text` is said; with `ends_job`, whatever restarts are
-    left."""
+    """Announce that `round` has failed by a hang, which `text` describes; `ends_job` ends the job, whatever restarts
+    are left.
+    """
 
     round: int
     text: str
@@ -224,7 +225,7 @@ class FailHung(NamedTuple):
 
 
 class QueryStanding(NamedTuple):
-    """Query for a moment how the job stands without this node; `LeaveReply` and `LeaveTimedOut` follow."""
+    """Query for a moment the state of the job without this node; `LeaveReply` and `LeaveTimedOut` follow."""
 
 
 # Last steps: the workers are gone, and after one of these nothing more happens.
@@ -238,7 +239,7 @@ class EndWithVerdict(NamedTuple):
 
 
 class EndWithError(NamedTuple):
-    """End with the error that this notification means."""
+    """End with the error that this notification stands for."""
 
     notification: Notification
 
@@ -250,7 +251,7 @@ class EndUnfit(NamedTuple):
 
 
 class EndBySignal(NamedTuple):
-    """End as the signal asked. `standing` says in words how the job goes on without this node; empty if it does not.
+    """End because of the signal. `standing` is a text on how the job goes on without this node; empty if it does not.
 
     `saved`: the workers had acknowledged the notice before.
     """

@@ -1,4 +1,4 @@
-"""What comes to its end over time on this node: the user's check of it, and a stop of its workers.
+"""Drives what takes time to end on this node: the user's check of it, and a stop of its workers.
 
 Imported with the first of the two. Nothing here waits: the loop sleeps on `fds` until `wake_at` and asks for `events`.
 """
@@ -21,7 +21,7 @@ class Stopping:
     """The check and the stop of one agent.
 
     Args:
-        workers: of this node.
+        workers: the workers of this node.
         stopped: called when they are gone, for the event that says so.
     """
 
@@ -29,7 +29,7 @@ class Stopping:
         self._workers = workers
         self._stopped = stopped
         self.stop: StopInProgress | None = None
-        """The stop that is under way."""
+        """The stop in progress."""
         self.check: NodeCheck | None = None
         """The user's check of this node, while it runs."""
 
@@ -38,11 +38,11 @@ class Stopping:
         return [fd for each in self._begun() for fd in each.fds()]
 
     def wake_at(self) -> float:
-        """When there is something to do by itself, on the clock; infinite for never."""
+        """The time of the next thing to do, on the clock; infinite for never."""
         return min((each.wake_at() for each in self._begun()), default=math.inf)
 
     def events(self) -> Iterator[Event]:
-        """Go on with the stop that is under way, and with the check that runs."""
+        """Continue the stop in progress, and the running check."""
         if self.stop is not None and self.stop.step():
             self.stop = None
             yield self._stopped()

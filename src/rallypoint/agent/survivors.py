@@ -1,17 +1,17 @@
 """Workers of this node that go on in their processes when a round ends (`rallypoint.inprocess`).
 
-Imported when a worker may have announced that it can. Of each round
+Imported when a worker may have announced that it can. In each round
 
-    begin_release  the round is over: who can go on is told to leave it, the others end (`workers/release.py`)
-    (a Preparation) they wait; where not all workers of the job can go on, they are ended before the new ones start
-    enter          a context of the new round takes them over, and they are told of it
+    begin_release the round is over: workers that can go on are told to leave it, the others end (`workers/release.py`)
+    (a Preparation) they wait; if not all workers of the job can go on, they are ended before the new ones start
+    enter a context of the new round takes them over, and they are notified
 
 Laws:
 
-1. A worker goes on only if one of each local rank of its node has announced itself in this run: else all workers of the
-   job are started anew anyway, and none is asked to leave.
-2. Who dies while it waits is started anew, and has failed in no round.
-3. What such a one has left is ended before another one starts in its place.
+1. A worker goes on only if one of each local rank of its node has announced itself in this run: otherwise all workers
+   of the job are restarted anyway, and none is asked to leave.
+2. A worker that dies while it waits is restarted, and does not count as failed in any round.
+3. Processes that it has left are ended before another worker starts in its place.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = get_logger(__name__)
 
 
 def find_survivors(workers: WorkerController) -> Survivors | None:
-    """Have the workers go on that can; None as long as none has announced itself."""
+    """Let the workers go on that can; None as long as none has announced itself."""
     if not WorkerChannel(workers.group.notices).announced():
         return None
     spec, why = workers.group.spec, ""
@@ -51,11 +51,11 @@ def find_survivors(workers: WorkerController) -> Survivors | None:
 
 
 class Survivors:
-    """Those of one agent. A `Preparation` of each round.
+    """The workers of one agent that go on. A `Preparation` of each round.
 
     Args:
-        group: all its workers.
-        grace: how long they have to end.
+        group: all workers of the agent.
+        grace: how long workers have to end.
         possible: whether any of them can go on.
     """
 
@@ -68,13 +68,13 @@ class Survivors:
         self._possible = possible
         self._announced: set[int] = set()
         self._context: LocalProcessesContext | None = None
-        """That of the round before, while some of its workers wait."""
+        """The context of the previous round, while some of its workers wait."""
         self._ending: StopInProgress | None = None
 
     def all_announced(self) -> bool:
-        """Whether a worker of each local rank has announced itself in this run, and such can go on at all.
+        """Whether a worker of each local rank has announced itself in this run, and can go on.
 
-        To be asked before workers are stopped, since what the ended have left goes then.
+        Call this before workers are stopped, since the files of ended workers are then removed.
         """
         if not self._possible:
             return False
@@ -83,7 +83,7 @@ class Survivors:
 
     @staticmethod
     def make_ready() -> None:
-        """Import now what the end of a round takes, when nobody waits for it."""
+        """Import what the end of a round needs now, while nothing waits for it."""
         import rallypoint.agent.stopping
         import rallypoint.base.inotify
         import rallypoint.workers.handover
@@ -94,10 +94,10 @@ class Survivors:
     def begin_release(
         self, context: PContext, death_sig: Signals, grace: float, limit: float, *, sent: bool
     ) -> StopInProgress | None:
-        """Have those leave their round who can, and end the others; see `LocalProcessesContext.begin_release`.
+        """Let those workers leave their round that can, and end the others; see `LocalProcessesContext.begin_release`.
 
         Returns:
-            The stop that is under way; None if nobody is in a round: those who go on have left theirs before.
+            The stop in progress; None if no worker is in a round: those that go on have left theirs before.
         """
         assert isinstance(context, LocalProcessesContext), "only such workers are asked to leave"
         if context is self._context:  # the round is over before it has begun here
@@ -123,18 +123,18 @@ class Survivors:
         self._ending = context.begin_close(SIGTERM, self._grace.of(failed=True))
 
     def fds(self) -> list[int]:
-        """Readable when one that waits has ended, or the end of some goes on."""
+        """Readable when a waiting worker has ended, or when there is something to do for a stop in progress."""
         if self._ending is not None:
             return self._ending.fds()
         handover = None if self._context is None else self._context.handover
         return [] if handover is None else handover.fds()
 
     def wake_at(self) -> float:
-        """When the end of some goes on by itself; infinite for never."""
+        """The time of the next thing to do for a stop in progress; infinite for never."""
         return math.inf if self._ending is None else self._ending.wake_at()
 
     def step(self) -> None:
-        """Go on with what has begun; end what those have left who have ended while they waited."""
+        """Continue what has begun; end what is left of workers that have ended while they waited."""
         if self._ending is not None:
             if not self._ending.step():
                 return
@@ -143,12 +143,12 @@ class Survivors:
             self._ending = self._context.handover.end_remains()
 
     def preparing(self) -> bool:
-        """Whether something of the round before has to end first."""
+        """Whether something of the previous round has to end first."""
         self.step()
         return self._ending is not None
 
     def cancel(self) -> None:
-        """What has begun to end does so."""
+        """Do nothing: what has begun to end continues to."""
 
     def close(self) -> None:
         """The run is over; the workers are gone."""
@@ -157,7 +157,7 @@ class Survivors:
     # The next round
 
     def enter(self, context: PContext) -> tuple[int, ...]:
-        """Have those who wait enter the round of a context that is not started yet, which takes them over.
+        """Let the waiting workers enter the round of a context that is not started yet, which takes them over.
 
         Returns:
             Their local ranks.

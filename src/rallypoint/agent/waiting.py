@@ -1,6 +1,7 @@
-"""What the agent asks the coordinator while it waits: how far the others are, and how the job stands without this node.
+"""Requests of a waiting agent to the coordinator: the progress of other nodes, and the state of the job without this
+node.
 
-Nothing here waits by itself: the loop sleeps until `ask_at`.
+Nothing here waits: the loop sleeps until `ask_at`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
     from rallypoint.agent.live_line import LiveLine
 
 _LIVE_EVERY = 1.0
-"""Seconds between requests for progress where a terminal shows it."""
+"""Seconds between requests for progress if a terminal shows it."""
 
 _LEAVING, _LEAVING_EVERY = 1.0, 0.2
-"""Seconds for which a job must go on without this node, to be believed that it does, and between the questions. Who
-ends a whole job on many nodes may reach the last of them so much later."""
+"""Seconds for which a job must go on without this node before that counts as certain, and between queries. A command
+that ends a whole job on many nodes may reach the last of them that much later.
+"""
 
 
 class WaitingForOthers:
@@ -33,11 +35,11 @@ class WaitingForOthers:
         self._rendezvous = rendezvous
         self._clock = clock
         self.ask_at = 0.0
-        """When to ask next, on the clock, in the phases that do."""
+        """When to ask next, on the clock, in the phases that ask."""
         self._ask_every = FIRST_PROGRESS_REQUEST
         self._joined_at = 0.0
         self._live_line: LiveLine | None = None
-        """Where a terminal shows how far things are."""
+        """The line on a terminal that shows the progress."""
         self._leave_by = math.inf
 
     def begin(self) -> float:
@@ -48,7 +50,7 @@ class WaitingForOthers:
         return self._joined_at
 
     def ask_progress(self) -> None:
-        """Where this node waits for others: request the progress, if that is due."""
+        """If this node waits for others: request the progress, if that is due."""
         now = self._clock.monotonic()
         if now < self.ask_at:
             return
@@ -60,7 +62,7 @@ class WaitingForOthers:
         self._rendezvous.send(ProgressRequest())
 
     def shows_live(self, words: tuple[str, str]) -> bool:
-        """Show on the terminal how far things are; returns whether there is one."""
+        """Show the progress on the terminal; returns whether there is one."""
         if self._live_line is None:
             from rallypoint.agent.live_line import live_line
 
@@ -78,12 +80,12 @@ class WaitingForOthers:
             self._live_line = None
 
     def begin_leaving(self) -> None:
-        """This node leaves: from now on, query for a moment how the job stands without it."""
+        """This node leaves: from now on, query for a moment the state of the job without it."""
         self.ask_at = self._clock.monotonic()
         self._leave_by = self.ask_at + _LEAVING
 
     def leave_events(self) -> Iterator[steps.Event]:
-        """Where this node leaves: query again, until the time is over."""
+        """If this node leaves: query again, until the time is over."""
         if self._clock.monotonic() < self.ask_at:
             return
         if self.ask_at >= self._leave_by:

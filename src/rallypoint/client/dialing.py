@@ -1,7 +1,7 @@
-"""One attempt to open a session with a control server: look its name up, connect, greet, prove.
+"""One attempt to open a session with a control server: look up its name, connect, greet, prove the secret.
 
-What may get better by waiting is an OSError (nobody listens yet, the name does not resolve yet, an answer is late);
-what cannot (a foreign service, another job, a wrong secret) is a `HandshakeError` of one sentence.
+A problem that waiting may solve is an OSError (no server listens yet, the name does not resolve yet, an answer is
+late); one that it cannot solve (a foreign service, another job, a wrong secret) is a `HandshakeError` of one sentence.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from rallypoint.protocol.signing import Signers
 
 _LOOK_UP = 15.0
-"""Seconds for which one attempt waits until the name is looked up. The look-up goes on, and serves the next attempt."""
+"""Seconds that one attempt waits for the look-up of the name. The look-up continues, and serves the next attempt."""
 
 _NOT_TLS = {"WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"}
-"""How OpenSSL names bytes that are no TLS."""
+"""OpenSSL's reasons for bytes that are not TLS."""
 
 _SILENT_AFTER = 3.0
 """Seconds that a server has to answer a greeting before it is asked whether it is something else."""
@@ -40,13 +40,13 @@ _SILENT_AFTER = 3.0
 _PROBE_TIMEOUT, _NONCE = 2.0, 0x52414C4C
 
 RETRYABLE = (OSError, TimeoutError, asyncio.IncompleteReadError, codec.CodecError)
-"""What an attempt may raise that the next one need not."""
+"""Exceptions of an attempt after which the next one may succeed."""
 
 
 A = TypeVar("A", Challenge, Welcome)
 
 _Address = tuple[int, int, int, Any]
-"""Family, kind, protocol and address: one of the places that a name stands for."""
+"""Family, kind, protocol and address: one of the addresses of a name."""
 
 
 @dataclass(slots=True)
@@ -57,13 +57,13 @@ class ClientSession:
     writer: asyncio.StreamWriter
     welcome: Welcome
     signers: Signers | None = None
-    """What signs each frame; None where the job has no key."""
+    """Signs each frame; None if the job has no key."""
     frames: FrameReader = field(default_factory=FrameReader)
     unread_frames: deque[bytes] = field(default_factory=deque)
 
 
 class Dialer:
-    """Opens sessions of one node with whoever listens at an endpoint."""
+    """Opens sessions of one node with the server that listens at an endpoint."""
 
     def __init__(
         self,
@@ -85,23 +85,23 @@ class Dialer:
         self._silent_attempts = 0
         self._lookup_task: asyncio.Task[list[_Address] | Exception] | None = None
         self._silent: set[_Address] = set()
-        """Places that did not answer when they were last tried; others are tried before them."""
+        """Addresses that did not answer when they were last tried; others are tried before them."""
         self.unfinished = "nothing was tried yet"
-        """What the attempt waits for, or waited for last: what there is to say if its time is up."""
+        """What the attempt waits for, or waited for last: the message if its time is up."""
 
     async def dial(
         self, timeout: float, incarnation: str = "", resolved: Callable[[list[str]], None] | None = None
     ) -> ClientSession:
-        """Try once, at each address that the endpoint's name stands for.
+        """Try once, at each address of the endpoint's name.
 
         Args:
-            timeout: seconds for each TCP connection; the kernel's own grows to minutes.
+            timeout: seconds for each TCP connection; the kernel's own timeout grows to minutes.
             incarnation: the coordinator that this node was last in a session with; empty for a new node.
-            resolved: is told the numeric addresses of the endpoint before they are tried.
+            resolved: called with the numeric addresses of the endpoint before they are tried.
 
         Raises:
-            HandshakeError: what listens there is of no use to us, and says so.
-            OSError, TimeoutError, CodecError: it did not work this time (`RETRYABLE`).
+            HandshakeError: the service there is not the one we need; the text says why.
+            OSError, TimeoutError, CodecError: this attempt has failed (`RETRYABLE`).
         """
         places = await self._resolve()
         if resolved is not None:
@@ -115,7 +115,7 @@ class Dialer:
             raise
 
     async def _resolve(self) -> list[_Address]:
-        """The places that the name stands for, those first that may answer. One look-up at a time is under way."""
+        """The addresses of the name, those first that may answer. There is one look-up at a time."""
         self.unfinished = f"the look-up of the name {self._endpoint.host!r} is not answered"
         if self._lookup_task is None:
             self._lookup_task = asyncio.ensure_future(_resolved_addresses(self._endpoint))
@@ -132,7 +132,7 @@ class Dialer:
     async def _connect(
         self, places: list[_Address], timeout: float
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to the first place that answers."""
+        """A connection to the first address that answers."""
         failures: list[OSError] = []
         for place in places:
             self.unfinished = f"{place[3][0]} does not answer a TCP connection"
@@ -142,7 +142,7 @@ class Dialer:
                     connected = await self._connected(place)
             except TimeoutError:
                 failures.append(TimeoutError(self.unfinished))
-            except OSError as error:  # its words are asyncio's, and do not say what the number means
+            except OSError as error:  # its text is asyncio's, and does not say what the number means
                 failures.append(error if error.errno is None else OSError(error.errno, os.strerror(error.errno)))
             else:
                 self._silent.discard(place)
@@ -240,7 +240,7 @@ class Dialer:
         )
 
     async def _answer(self, reader: asyncio.StreamReader, frames: FrameReader, unread: deque[bytes]) -> bytes:
-        """The next frame. What comes with it is kept for the session."""
+        """The next frame. Further frames received with it are kept for the session."""
         while not unread:
             try:
                 async with asyncio.timeout(_SILENT_AFTER):
@@ -263,7 +263,7 @@ class Dialer:
     async def _identify_service(self) -> None:
         if not await _answers_as_torch_store(self._endpoint):
             return
-        # A static job's own port answers so too, and may only have been slow: once is no proof.
+        # A static job's own port answers like this too, and may only have been slow: once is not proof.
         self._silent_attempts += 1
         if self._silent_attempts > 1:
             raise self._foreign_service_error("it is a torch TCPStore, perhaps of a torchrun job")
@@ -276,7 +276,7 @@ class Dialer:
 
 
 def error_words(error: Exception) -> str:
-    """An error without its number."""
+    """The text of an error, without its number."""
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
@@ -289,7 +289,7 @@ def _transcript(handshake: ClientHandshake, hello: bytes, challenge: bytes) -> b
 
 
 async def _resolved_addresses(endpoint: Endpoint) -> list[_Address] | Exception:
-    """What the name stands for; an error is returned, since there may be nobody left to raise it to."""
+    """The addresses of the name; an error is returned, since there may be no caller left to raise it to."""
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)

@@ -1,4 +1,4 @@
-"""Where the control plane is: at an endpoint that its user has named, or wherever the coordinator was last elected."""
+"""Finds the control plane: at an endpoint that its user has named, or where the coordinator was last elected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class DialTarget(NamedTuple):
-    """Where a control server listens, the key that its nodes share with it, its TLS, and how its user has named it."""
+    """Where a control server listens, the key that its nodes share with it, its TLS, and its name for messages."""
 
     endpoint: Endpoint
     key: bytes | None = None
@@ -23,22 +23,22 @@ class DialTarget(NamedTuple):
 
 
 class EndpointResolver:
-    """What a link asks before each attempt. All of it is called on the loop's thread and must not block.
+    """Asked by a link before each attempt. All methods are called on the loop's thread and must not block.
 
-    As a string, it says where to look, for the sentences that a person reads.
+    As a string, it says where to look, for messages.
     """
 
     is_permanent = False
-    """Whether what listens there is there to stay: if not, another service at that port may be gone at the next
-    attempt."""
+    """Whether the service there is permanent: if not, a foreign service at that port may be gone at the next attempt.
+    """
 
     @property
     def advice(self) -> str:
-        """What to do if nobody is found, for the end of a sentence."""
+        """What to do if no server is found, for the end of a sentence."""
         raise NotImplementedError
 
     def resolve(self) -> DialTarget | None:
-        """Where the control server is now; None while nobody knows.
+        """Where the control server is now; None while that is not known.
 
         Raises:
             HandshakeError: it cannot be known, and waiting will not help.
@@ -46,25 +46,25 @@ class EndpointResolver:
         raise NotImplementedError
 
     def unresolved_reason(self) -> str:
-        """What there is to say while nobody knows."""
+        """The message while that is not known."""
         return ""
 
     def resolved(self, addresses: list[str]) -> None:
-        """The place's name stands for these numeric addresses now, and is about to be tried.
+        """The name resolves to these numeric addresses now, which are about to be tried.
 
-        Called only where its server may be one that lives inside an agent of the job: a new one may then be opened
-        there. That of a control plane outside the job is nobody's to replace.
+        Called only if the server may be one inside an agent of the job: a new one may then be opened there. An agent
+        never replaces a control plane outside the job.
         """
 
     def session_opened(self, node: NodeId, incarnation: str) -> None:
-        """A session is open, in which this node is called so, with the coordinator of that name."""
+        """A session is open, in which this node has this name, with the coordinator of that name."""
 
     def failed(self, place: DialTarget, error: Exception) -> None:
         """No session could be opened there."""
 
 
 class FixedEndpoint(EndpointResolver):
-    """One place, for good."""
+    """One fixed place."""
 
     is_permanent = True
 
@@ -86,12 +86,12 @@ class InferredHost(FixedEndpoint):
     """One place, whose host is the node that finds its own address behind the name, whenever it does."""
 
     def __init__(self, place: DialTarget, stand_in: Callable[[bool], None]) -> None:
-        """`stand_in` opens a server there if nobody has one; it is told whether there was one that has been lost."""
+        """`stand_in` opens a server there if there is none; its argument says whether an earlier one was lost."""
         super().__init__(place)
         self._host_here = stand_in
         self._session_seen = False
         self._seems_unhosted = False
-        """Whether the last attempt has shown that nobody hosts: refused, or the name stands for nothing."""
+        """Whether the last attempt has shown that there is no server: it was refused, or the name does not resolve."""
 
     @property
     def advice(self) -> str:
@@ -103,14 +103,14 @@ class InferredHost(FixedEndpoint):
         )
 
     def resolved(self, addresses: list[str]) -> None:
-        """Host, if one of them is ours."""
+        """Open the server, if one of the addresses is ours."""
         if any(map(is_local_address, addresses)):
             self._host_here(self._session_seen)
 
     def session_opened(self, node: NodeId, incarnation: str) -> None:
-        """Somebody hosts."""
+        """There is a server."""
         self._session_seen = True
 
     def failed(self, place: DialTarget, error: Exception) -> None:
-        """Nobody hosts yet, or something is between us and them."""
+        """There is no server yet, or it cannot be reached."""
         self._seems_unhosted = isinstance(error, ConnectionRefusedError | socket.gaierror)

@@ -1,4 +1,4 @@
-"""Opening a node's sessions, one after another: attempt after attempt, wherever the control plane is by then."""
+"""Opens a node's sessions, one after another: attempt after attempt, wherever the control plane is by then."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ log = get_logger(__name__)
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
 _CONNECT_FIRST, _CONNECT_AGAIN = 5.0, 1.5
-"""Seconds for one attempt at a TCP connection. A packet lost in it is sent again after a second, then after ever longer
-pauses: when a link comes back, a new attempt is quicker."""
+"""Seconds for one attempt at a TCP connection. A lost packet is sent again after a second, then after ever longer
+pauses: when a link comes back, a new attempt is faster.
+"""
 _REMIND_FIRST, _REMIND_AGAIN = 2.0, 10.0
-"""Seconds until a line says that the server is out of reach: one that nobody has met yet, one that was lost."""
+"""Seconds until a line says that the server cannot be reached: one that was never reached, one that was lost."""
 _REMIND_LEAST, _REMIND_MOST = 60.0, 300.0
 """Seconds between later lines, which become fewer."""
 
 
 class Redialer:
-    """Everything here happens on the loop's thread, but for the constructor."""
+    """Opens sessions again and again. Everything here happens on the loop's thread, except the constructor."""
 
     def __init__(self, resolver: EndpointResolver, settings: Settings, local_id: int) -> None:
         self.target: DialTarget | None = None
-        """Where the last attempt was made; the dialer is for there."""
+        """The target of the last attempt, which the dialer is for."""
         self.endpoint_moved = asyncio.Event()
-        """Set to have the next attempt made at once."""
+        """Set to make the next attempt at once."""
         self._resolver = resolver
         self._settings = settings
         self._local_id = local_id
         self._dialer: Dialer | None = None
         self._last_error = ""
-        """Why the last attempt came to nothing."""
+        """Why the last attempt failed."""
 
     async def open(
         self, incarnation: str, embedded: bool, remaining: Callable[[], float], failure: Callable[[str, float], str]
@@ -47,14 +48,14 @@ class Redialer:
         """Dial until a session is open.
 
         Args:
-            incarnation: the coordinator of the last session. Empty if there was none yet: then this gives up at once
-                where waiting will not help.
+            incarnation: the coordinator of the last session. Empty if there was none yet: then this gives up at once if
+                waiting will not help.
             embedded: whether the server may live inside an agent of the job.
             remaining: seconds that are left to try.
-            failure: makes the sentence for when they are over, of why and after how many seconds.
+            failure: makes the sentence for when they are over, from the reason and the number of seconds.
 
         Raises:
-            HandshakeError: there was no session yet, and what listens there is of no use.
+            HandshakeError: there was no session yet, and the service there is not the right one.
             TimeoutError: the time is over.
         """
         first = not incarnation
@@ -65,7 +66,7 @@ class Redialer:
             while True:
                 self.endpoint_moved.clear()
                 try:
-                    # Not wait_for: it may swallow a cancellation that comes in the very moment of success.
+                    # Not wait_for: it may swallow a cancellation that arrives at the very moment of success.
                     async with asyncio.timeout(max(0.1, min(remaining(), 60.0))):
                         return await self._dial(_CONNECT_FIRST if first else _CONNECT_AGAIN, incarnation, embedded)
                 except RETRYABLE as error:
@@ -88,7 +89,7 @@ class Redialer:
         return "" if self._dialer is None else self._dialer.unfinished
 
     async def _report_unreachable(self, remaining: Callable[[], float], first: bool) -> None:
-        """Say now and then that the server is out of reach, and why, also while an attempt lasts."""
+        """Log from time to time that the server cannot be reached, and why, also during an attempt."""
         pause = _REMIND_FIRST if first else _REMIND_AGAIN
         while True:
             await asyncio.sleep(pause)
@@ -100,7 +101,7 @@ class Redialer:
             log.warning("waiting for the control plane at %s (%s)%s; %s", self._resolver, why, advice, limit)
 
     async def _dial(self, timeout: float, incarnation: str, embedded: bool) -> ClientSession:
-        """One attempt, at where the control plane is now."""
+        """Make one attempt, at the present place of the control plane."""
         place = self._resolver.resolve()
         if place is None:
             raise OSError(self._resolver.unresolved_reason())

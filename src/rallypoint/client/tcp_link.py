@@ -2,15 +2,15 @@
 
 Laws:
 
-1. The loss of a session is no loss of the job: the running workers run on, and the node says again what it holds
-   (`resume_state`) to whoever answers at the endpoint next, the same server or a new one.
+1. The loss of a session does not end the job: running workers keep running, and the node sends what it holds
+   (`resume_state`) again to the server that answers at the endpoint next, the same or a new one.
 2. The link gives up only when the node can do nothing more without the control plane (it waits for a place, or for what
    follows from a failure or from success) and has been without it for the whole timeout.
-3. The first session is the exception: what will not get better by waiting (`HandshakeError`) ends the link at once.
-4. Where the control plane moves, the link follows: it looks for it anew before each attempt (`endpoint_resolver`),
-   and closes a session at the previous place when it is told to (`recheck_endpoint`).
-5. A connection that has only fallen silent is kept until the server has spoken in the next one: hanging up would be the
-   first thing that the server hears when the silence ends, and is the end of a node.
+3. The first session is the exception: an error that waiting does not solve (`HandshakeError`) ends the link at once.
+4. If the control plane moves, the link follows: it looks it up again before each attempt (`endpoint_resolver`), and
+   closes a session at the previous place when it is told to (`recheck_endpoint`).
+5. A connection that has only fallen silent is kept until the server has answered in the next one: closing it would be
+   the first thing that the server sees when the silence ends, and means the end of a node.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ from rallypoint.protocol.resume_state import (
 log = get_logger(__name__)
 
 _MAX_SILENT_LEASES = 1.5
-"""Leases of silence after which a server counts as lost; by then it has taken us out, if it is there."""
+"""Leases of silence after which a server counts as lost; by then it has removed us, if it still exists."""
 _CLOSE_TIMEOUT = 1.0
-"""Seconds that the last messages have to leave."""
+"""Seconds within which the last messages must be sent."""
 
 
 class TcpLink:
-    """One node's line over TCP. Everything after the constructor happens on the loop's thread."""
+    """One node's link over TCP. Everything after the constructor happens on the loop's thread."""
 
     def __init__(
         self,
@@ -75,11 +75,11 @@ class TcpLink:
         """Begin to connect; returns at once.
 
         Args:
-            resolver: knows where the control server listens, from moment to moment.
-            settings: of the job, which the server must share; `join_timeout` is the timeout of law 2.
-            local_id: which handler of this process this is.
-            deliver: is handed every notification, `LinkLost` last if the link ends by itself.
-            deadline: until when to try to open the first session.
+            resolver: knows where the control server listens at any moment.
+            settings: the job's settings, which the server must share; `join_timeout` is the timeout of law 2.
+            local_id: the number of this handler in this process.
+            deliver: called with every notification, last with `LinkLost` if the link ends on its own.
+            deadline: the time until which to try to open the first session.
         """
         self._resolver = resolver
         self._redialer = Redialer(resolver, settings, local_id)
@@ -97,17 +97,17 @@ class TcpLink:
         self._embedded = True
         """Whether the server lives inside an agent of the job, by the last session; before the first it may."""
         self._end_detail = ""
-        """Why the server has ended the session, in its own words."""
+        """The server's reason for ending the session."""
         self._rejoin_requested: asyncio.Event | None = None
-        """Set when a node asks again whose last join was refused; None while no such node waits for that."""
+        """Set when a node whose last join was refused asks again; None while none waits for that."""
         self._task = self._loop.submit(self._run())
 
     def send(self, request: Request) -> None:
-        """Say something, now or as soon as a session is open."""
+        """Send a request, now or as soon as a session is open."""
         self._loop.call(lambda: self._send(request))
 
     def recheck_endpoint(self) -> None:
-        """The control plane may be elsewhere by now: look at once."""
+        """The control plane may have moved: look it up at once."""
         self._loop.call(self._recheck_endpoint)
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class TcpLink:
     def _send(self, request: Request) -> None:
         try:
             payload = _payload(request)
-        except (FrameError, ValueError) as error:  # text that UTF-8 has no place for is a ValueError
+        except (FrameError, ValueError) as error:  # text that cannot be encoded in UTF-8 is a ValueError
             self._end(f"what this node had to tell the control plane cannot be sent ({error}): {str(request)[:200]}")
             return
         self._update_resume_state(after_request(self._resume_state, request, SYSTEM_CLOCK.monotonic()))
@@ -175,7 +175,7 @@ class TcpLink:
                 self._deliver(LinkUp(join_lost=before.join is not self._resume_state.join))
         except (HandshakeError, TimeoutError) as error:
             self._end(str(error))
-        except Exception as error:  # whatever it is, the agent must not wait for ever for what will not come
+        except Exception as error:  # in any case the agent must not wait forever for what will not arrive
             log.exception("the link to %s has come to an end that was not foreseen", self._resolver)
             self._end(f"no control plane could be reached at {self._resolver}: {type(error).__name__}: {error}")
 
@@ -214,7 +214,7 @@ class TcpLink:
         return SYSTEM_CLOCK.monotonic(), why
 
     async def _listen(self, session: ClientSession, timeout: float) -> str:
-        """Take what comes until the server disconnects; returns what there is to say of that."""
+        """Handle what arrives until the server disconnects; returns a text about that."""
         while True:
             while session.unread_frames:
                 payload = session.unread_frames.popleft()

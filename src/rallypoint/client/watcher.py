@@ -35,18 +35,18 @@ Observation = Snapshot | JobList | CommandReply | CollectedPart
 
 
 class UnreachableError(RallypointError):
-    """Nobody answers there, or the session was lost."""
+    """There is no answer, or the session was lost."""
 
 
 class WatcherSession:
-    """An open session. To be used as an async context manager."""
+    """An open session, used as an async context manager."""
 
     def __init__(self, where: DialTarget, job: str) -> None:
         """Nothing is opened yet.
 
         Args:
             where: the control plane, with key and TLS.
-            job: the job's id; empty for the one job that there is, or for the list of jobs.
+            job: the job's id; empty for the only job, or for the list of jobs.
         """
         self._where = where
         self._settings = Settings(job, 1, 1)
@@ -54,15 +54,15 @@ class WatcherSession:
         self._data = bytearray()
 
     async def __aenter__(self) -> WatcherSession:
-        """Open the session, unless it is."""
+        """Open the session, unless it is open."""
         return self if self._session is not None else await self.open()
 
     async def open(self) -> WatcherSession:
-        """Open the session; it is to be left as a context manager all the same.
+        """Open the session; it must still be left as a context manager.
 
         Raises:
-            UnreachableError: nobody answers.
-            HandshakeError: what answers is of no use, and says why.
+            UnreachableError: there is no answer. HandshakeError: the service that answers is not the right one; the
+                text says why.
         """
         dialer = Dialer(self._where, self._settings, 0, is_watcher=True)
         try:
@@ -83,13 +83,13 @@ class WatcherSession:
             self._session.writer.close()
 
     def send(self, request: WatcherRequest) -> None:
-        """Say something."""
+        """Send a message."""
         session = self._opened()
         payload = codec.encode(request)
         session.writer.write(frame(payload if session.signers is None else session.signers.outgoing.sign(payload)))
 
     async def receive(self) -> Observation:
-        """Wait for what is told next; parts of a snapshot are put together.
+        """Wait for the next message; parts of a snapshot are put together.
 
         Raises:
             UnreachableError: the session was lost.
@@ -133,21 +133,21 @@ class WatcherSession:
 
 
 def _keep_alive(connected: socket.socket) -> None:
-    """Who is only told things has to find out otherwise that nobody is there any more."""
+    """Switch on TCP keep-alive: a session that only receives would not notice that the server is gone."""
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in ((TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
         connected.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 async def open_session(targets: Sequence[DialTarget], job: str) -> WatcherSession:
-    """Open a session with the first coordinator that answers; it is to be left as a context manager.
+    """Open a session with the first coordinator that answers; it must be left as a context manager.
 
     Args:
-        targets: where the coordinator may be.
+        targets: the places where the coordinator may be.
         job: see `WatcherSession`.
 
     Raises:
-        UnreachableError: none answers; or one does and says why it is of no use, which tells more.
+        UnreachableError: none answers; or one answers and says why it cannot be used, which is more informative.
     """
     failure = refusal = None
     for target in targets:
@@ -161,7 +161,7 @@ async def open_session(targets: Sequence[DialTarget], job: str) -> WatcherSessio
 
 
 def operator_name() -> str:
-    """Who gives a command, for the log of every node: user@host."""
+    """The operator that gives a command, for the log of every node: user@host."""
     try:
         import pwd
 

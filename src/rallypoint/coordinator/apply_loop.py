@@ -1,6 +1,6 @@
-"""How an operation is taken through the core; the same for the coordinator and for a shared-state link.
+"""Runs an operation through the core; the same for the coordinator and for a shared-state link.
 
-Pure: reading, timing and writing the state are handed in.
+Pure: reading, timing and writing the state are passed in.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _REFUSALS = {
     ActionKind.ERROR_RANK_TAKEN: Refusal.RANK_TAKEN,
     ActionKind.GRACEFUL_EXIT: Refusal.SPARE_NOT_NEEDED,
 }
-"""How an operation that ends in an error is refused."""
+"""The refusals for operations that end in an error."""
 
 
 class OperationResult(NamedTuple):
-    """How far an operation came: the action that ended it, or None if it has to wait; the operation as it waits on."""
+    """The result of an operation: the action that ended it, or None if it has to wait; the operation as it waits"""
 
     final_action: ActionKind | None
     operation: Operation
@@ -43,12 +43,12 @@ def run_operation(
     """Step the operation until it ends or has to wait.
 
     Args:
-        operation: what `node` wants.
-        node: who wants it.
-        settings: of the job.
-        read: the state as known.
-        view: the observer's clock view at this moment.
-        write: offers a new state. Whatever is known afterwards is decided on next, be it ours or not.
+        operation: the operation that `node` requests.
+        node: the node that requests it.
+        settings: the settings of the job.
+        read: returns the known state.
+        view: returns the observer's clock view at this moment.
+        write: offers a new state. The next decision is based on the state known afterwards, ours or not.
     """
     while True:
         seen = view()
@@ -66,9 +66,9 @@ def run_operation(
 def join_refusal(
     ran: OperationResult, node: NodeId, before: State, after: State, settings: Settings, view: ClockView
 ) -> JoinRefused | JobEnded | None:
-    """What to tell a node whose join has ended; None if it has its place.
+    """The notification for a node whose join has ended; None if it has its place.
 
-    How far things were is told as of `before` the last steps, when the node still counted itself.
+    It reports the progress in `before`, the state before the last steps, when the node still counted itself.
     """
     kind = _REFUSALS.get(ran.final_action) if ran.final_action is not None else None
     if kind is None:

@@ -1,4 +1,4 @@
-"""What an operator's command means for a job: what is to be done, or why it cannot be. Pure.
+"""Plans an operator's command for a job: what must be done, or why it cannot be. Pure.
 
 A command that cannot be done changes nothing, and the refusal says why and what to do.
 """
@@ -18,10 +18,10 @@ _MOST_NAMED = 8
 
 
 class Plan(NamedTuple):
-    """What a command comes to.
+    """The effect of a command.
 
-    `text` is what has happened, for people. `operation` is to be run on behalf of the operator, `drained` is the node
-    that is to be asked to leave.
+    `text` says what has happened, for people. `operation` is run on behalf of the operator, `drained` is the node that
+    is asked to leave.
     """
 
     text: str
@@ -30,7 +30,7 @@ class Plan(NamedTuple):
 
     @property
     def size(self) -> NodeRange | None:
-        """How many nodes rounds have from now on, where that changes."""
+        """The number of nodes that rounds have from now on, if it changes."""
         return self.operation.size if isinstance(self.operation, Resize) else None
 
 
@@ -39,7 +39,7 @@ class CommandRefused(Exception):
 
 
 def plan_command(command: Command, state: State, settings: Settings, sessions: SessionRegistry) -> Plan:
-    """What a command means for the job as it stands.
+    """The plan of a command for the present state of the job.
 
     Raises:
         CommandRefused: it cannot be done.
@@ -98,7 +98,7 @@ def _resize(command: ResizeCommand, state: State, settings: Settings, sessions: 
 
 
 def find_node(wanted: str, state: State) -> NodeId:
-    """The node that goes by a name, host, address, pid@host or group rank.
+    """The node with a name, host, address, pid@host or group rank.
 
     Raises:
         CommandRefused: there is none, or more than one.
@@ -115,7 +115,7 @@ def find_node(wanted: str, state: State) -> NodeId:
 
 
 def nodes_with_rank(rank: int, state: State) -> list[NodeId]:
-    """The participants of the round that runs; with a `rank` that is not negative, the one whose worker has it.
+    """The participants of the running round; with a `rank` that is not negative, the one whose worker has it.
 
     Raises:
         CommandRefused: no round runs, or it has no such rank.

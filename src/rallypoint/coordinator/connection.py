@@ -1,4 +1,4 @@
-"""One control connection, seen from the server: greeting, handshake, session."""
+"""One control connection on the server's side: greeting, handshake, session."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _WRITE_BUFFER_LIMIT = 4 * 1024 * 1024
 """Bytes of notifications that a node may leave unread before it counts as gone."""
 
 _HEARTBEAT_FRAME = frame(HEARTBEAT)
-"""A heartbeat as it comes where nothing is signed: nearly all that is ever said in a large job, and the same bytes each
-time."""
+"""A heartbeat without signature: most of the traffic of a large job, and the same bytes each time."""
 
 _MANY_SESSIONS = 256
-"""Where a server has more connections, it wants fewer heartbeats, and answers every second one of each. That it lives
-can be told from these."""
+"""The number of connections above which a server requests fewer heartbeats, and answers every second one of each. These
+suffice to show that it is alive.
+"""
 
 _UNKNOWN = "an unknown address"
 
@@ -48,16 +48,16 @@ _TLS_ONLY = (
 
 
 class ControlConnection(asyncio.Protocol):
-    """An unauthenticated connection at first, a node's session after the handshake."""
+    """An unauthenticated connection first, a node's session after the handshake."""
 
     def __init__(self, context: ConnectionContext) -> None:
         self._context = context
         self._reader = FrameReader()
         self._session: ServerSession
-        """From `connection_made` on."""
+        """Set by `connection_made`."""
         self._channel: TlsChannel | None = None
         self._kind_known = False
-        """Whether the first byte has come."""
+        """Whether the first byte has arrived."""
         self._magic_sent = False
         self._takes_plain = False
         """Whether this is the session of a node, whose frames are not signed."""
@@ -66,7 +66,7 @@ class ControlConnection(asyncio.Protocol):
     # asyncio's side
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A connection has come in."""
+        """A connection has been made."""
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         peer = transport.get_extra_info("peername")
@@ -79,7 +79,7 @@ class ControlConnection(asyncio.Protocol):
         self._timeout = self._loop.call_later(HANDSHAKE_TIMEOUT, self._on_handshake_timeout)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come in."""
+        """Bytes have arrived."""
         if not self._kind_known and data:
             self._kind_known = True
             if not self._begin(data):
@@ -112,7 +112,7 @@ class ControlConnection(asyncio.Protocol):
     # The handshake, then the session
 
     def _begin(self, data: bytes) -> bool:
-        """Tell from the first byte what kind of connection this is; returns whether it is one of ours."""
+        """Detect from the first byte what kind of connection this is; returns whether it is one of ours."""
         first, tls = data[:1], self._context.tls
         if first == TLS_HANDSHAKE:
             if tls is not None:
@@ -160,7 +160,7 @@ class ControlConnection(asyncio.Protocol):
     def _refuse(self, sentence: str) -> None:
         self._close(self._session.refuse(sentence))
 
-    # What its session asks of it: see `SessionOutput`
+    # What its session requires of it: see `SessionOutput`
 
     def describe(self, hello: Hello) -> SessionRecord:
         """The handshake is done."""
@@ -185,7 +185,7 @@ class ControlConnection(asyncio.Protocol):
         return len(self._context.connections) <= _MANY_SESSIONS
 
     def post(self, notification: Notification | WatcherNotification) -> None:
-        """Have a notification sent; from any thread."""
+        """Send a notification; from any thread."""
         self._context.post(self, notification)
 
     def disconnect(self, why: str) -> None:
@@ -206,7 +206,7 @@ class ControlConnection(asyncio.Protocol):
         return f"{self._peer_address} ({name})" if name else self._peer_address
 
     def send(self, payload: bytes) -> None:
-        """Send a frame, signed where the session's are. On the loop's thread."""
+        """Send a frame, signed if the session's are. On the loop's thread."""
         signers = self._session.signers
         if signers is not None:
             payload = signers.outgoing.sign(payload)
@@ -214,7 +214,7 @@ class ControlConnection(asyncio.Protocol):
         self._magic_sent = True
 
     def write(self, data: bytes) -> None:
-        """Send bytes, unless it was said that nothing more comes. On the loop's thread."""
+        """Send bytes, unless the end was already sent. On the loop's thread."""
         if self._done or self._transport.is_closing():
             return
         if self._channel is not None:
@@ -226,7 +226,7 @@ class ControlConnection(asyncio.Protocol):
             self._transport.abort()
 
     def finish(self, why: str) -> None:
-        """Send what is left and why nothing more comes; take no more requests, which nobody would stand for."""
+        """Send what is left and the reason for the end; take no more requests, which would not be carried out."""
         if why and not self._done:
             self._session.end(why)
         self._done = True
@@ -260,6 +260,6 @@ class ControlConnection(asyncio.Protocol):
         self._close(f"it said nothing that opens a session within {HANDSHAKE_TIMEOUT:.0f} s")
 
     def evict(self) -> None:
-        """End a connection that has not become a session, for the sake of newer ones."""
+        """End a connection that has not become a session, to make room for newer ones."""
         self._close("too many connections are open that said nothing that opens a session; newer ones take its place")
         self.abort()

@@ -1,4 +1,4 @@
-"""What all control connections of a server share."""
+"""The state that all control connections of a server share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Connection(Protocol):
         ...
 
     def finish(self, why: str) -> None:
-        """Send what is left and why nothing more comes; take no more requests."""
+        """Send what is left and the reason for the end; take no more requests."""
         ...
 
     def abort(self) -> None:
@@ -38,12 +38,12 @@ class Connection(Protocol):
         ...
 
     def evict(self) -> None:
-        """End a connection that has not become a session, for the sake of newer ones."""
+        """End a connection that has not become a session, to make room for newer ones."""
         ...
 
 
 class ConnectionContext:
-    """Made and used on the loop's thread, but for `post`. For the arguments see `ControlServer`."""
+    """Created and used on the loop's thread, except `post`. For the arguments see `ControlServer`."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class ConnectionContext:
         self._outbox: deque[tuple[Connection, bytes]] = deque()
         self._posting = False
         self._last_encoded: tuple[Notification | WatcherNotification, bytes] | None = None
-        """The notification that was told last, and its bytes: often many are told the same."""
+        """The last notification, and its bytes: often many receive the same."""
 
     @staticmethod
     def nonce() -> bytes:
@@ -76,7 +76,7 @@ class ConnectionContext:
         return os.urandom(16)
 
     def opened(self, connection: Connection) -> None:
-        """A connection has come in."""
+        """A connection has been made."""
         self.connections.add(connection)
         self.emptied.clear()
         self.limiter.add(connection, connection.evict)
@@ -89,9 +89,9 @@ class ConnectionContext:
             self.emptied.set()
 
     def post(self, connection: Connection, notification: Notification | WatcherNotification) -> None:
-        """Have a notification written on the loop's thread, in the order of the calls; from any thread.
+        """Write a notification on the loop's thread, in the order of the calls; from any thread.
 
-        The loop is woken once for all that it has not got to yet.
+        The loop is woken once for all that it has not handled yet.
         """
         told = self._last_encoded
         if told is None or told[0] is not notification:
@@ -102,7 +102,7 @@ class ConnectionContext:
             self._loop.call(self._write_posted)
 
     def _write_posted(self) -> None:
-        self._posting = False  # first: who appends from now on has us called again
+        self._posting = False  # first: an append from now on causes another call
         while self._outbox:
             connection, payload = self._outbox.popleft()
             connection.send(payload)

@@ -1,4 +1,4 @@
-"""What a control server grants to connections that are no sessions yet: a number, a time, and some log lines."""
+"""Limits of connections to a control server that are not sessions yet: their number, time, and log lines."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rallypoint.base.log import RateLimitedLog, get_logger
 log = get_logger(__name__)
 
 _MAX_CONNECTIONS = 16384
-"""Connections that are no sessions yet, and of which none has to make room."""
+"""Connections that are not sessions yet, up to which none has to make room."""
 _MIN_AGE = 1.0
-"""Seconds that each of them has in any case: many nodes may come at once."""
+"""Seconds that each of them has in any case: many nodes may connect at once."""
 
 
 class ConnectionLimiter:
-    """All connections of a server that are no sessions yet, and what is said of those that never will be.
+    """All connections of a server that are not sessions yet, and the log lines about those that never will be.
 
     On the loop's thread.
     """
@@ -29,14 +29,15 @@ class ConnectionLimiter:
         self._limit = _MAX_CONNECTIONS if files == resource.RLIM_INFINITY else min(_MAX_CONNECTIONS, max(8, files // 4))
         self._clock = clock
         self._waiting: dict[object, tuple[float, Callable[[], None]]] = {}
-        """When each came, the oldest first, and what ends it."""
+        """When each was added, the oldest first, and the function that ends it."""
         self._clearing: asyncio.TimerHandle | None = None
         self._lines = RateLimitedLog(log, "control connections refused", clock)
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, connection: object, evict: Callable[[], None]) -> None:
-        """One more has come, which `evict` ends. The oldest are ended if there are too many: a node's becomes a session
-        soon."""
+        """Add one, which `evict` ends. The oldest are ended if there are too many: that of a node becomes a session
+        soon.
+        """
         self._waiting[connection] = self._clock.monotonic(), evict
         if len(self._waiting) > self._limit and self._clearing is None:
             self._evict_oldest()
@@ -46,13 +47,13 @@ class ConnectionLimiter:
         self._waiting.pop(connection, None)
 
     def log_refusal(self, line: str, *args: object) -> None:
-        """A log line about a connection that is of no use, if there were not too many just now."""
+        """Log a refused connection, unless there were too many such lines just now."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(RateLimitedLog.WINDOW, self._sum_up)
         self._lines.warning(line, *args)
 
     def close(self) -> None:
-        """Say what is left to say."""
+        """Log what has not been logged yet."""
         for timer in (self._timer, self._clearing):
             if timer is not None:
                 timer.cancel()

@@ -1,22 +1,23 @@
 """The coordinator: it decides for all nodes in one place.
 
-It runs the pure core over one state. A node sends its operation once over its session and is told when it is done; all
-joins that wait are looked at again when the state changes in a way that could matter to them. Nobody polls.
+It runs the pure core over one state. A node sends its operation once over its session and is notified when it is done;
+all waiting joins are checked again when the state changes in a way that could matter to them. Nothing polls.
 
-This module is itself without I/O: sessions are numbers, `now` is handed in, and what is to be sent comes back as a
-list. The shell around it (`dispatcher`) delivers.
+This module does no I/O: sessions are numbers, `now` is passed in, and messages to send are returned as a list. The
+shell around it (`dispatcher`) delivers.
 
 Laws:
 
-1. A session speaks for one node. Its end is the node's end, at once.
+1. A session belongs to one node. Its end is the node's end, at once.
 2. A session that is silent for the lease has ended (`liveness`).
 3. Every notification follows from comparing the state before and after; nothing is sent twice for one change.
-4. A session that names itself by an earlier one of ours takes that one's place, with all that its node holds. So no
-   name is given twice.
-5. Where it is we who are cut off, the sessions are released after a while. A round that runs then runs on: who comes
-   back has its place still, and the others are waited for like those who are yet to speak to a new coordinator.
-6. Who succeeds a coordinator with all that it knew (`restore`) goes by its name: to the nodes it is the same one, which
-   had lost all its sessions.
+4. A session that claims the name of an earlier one of ours replaces it, with all that its node holds. So no name is
+   given twice.
+5. If it is we who are cut off, the sessions are released after a while. A running round then continues: a node that
+   comes back still has its place, and the others are awaited like nodes that have not yet reported to a new
+   coordinator.
+6. A successor with the full state of a coordinator (`restore`) takes its name: to the nodes it is the same one, which
+   has lost all its sessions.
 """
 
 from __future__ import annotations
@@ -66,36 +67,36 @@ if TYPE_CHECKING:
 
 _SILENCE_DETAIL = "nothing was heard from it for {:g} s"
 _NOT_BACK_DETAIL = "it has not come back to the control plane"
-"""What there is to say of how a node was lost."""
+"""Texts for how a node was lost."""
 _CUT_OFF_DETAIL = "no node at all was heard for {:g} s, so the control plane was cut off"
 _REPLACED_DETAIL = "its node has opened another"
-"""What else there is to say of why a session was ended."""
+"""Further texts for why a session was ended."""
 
 
 class Coordinator(JobState):
-    """Decides for all nodes of one job; what it does is answered by what is to be sent."""
+    """Decides for all nodes of one job; its methods return the messages to send."""
 
     def __init__(self, settings: Settings, incarnation: str = "", *, learns_settings: bool = False) -> None:
         """Begin with an empty state.
 
         Args:
-            settings: of the job.
+            settings: the settings of the job.
             incarnation: a name that no other coordinator of the job has had.
-            learns_settings: whether `settings` are only those of the first node to come, so that one that held a place
-                in the job before us knows better.
+            learns_settings: whether `settings` are only those of the first node, so that those of a node which had a
+                place in the job before us take precedence.
         """
         super().__init__(settings, incarnation)
         self._learns_settings = learns_settings
         self._watchers: Watchers | None = None
-        """Once somebody has watched."""
+        """Set once there was a watcher."""
         self._all_released = False
         self._ticked_at = -math.inf
         self._ended: list[tuple[int, str]] = []
         self._restored = False
-        """Whether a node has said that it had a place."""
+        """Whether a node has reported that it had a place."""
 
     def restore(self, state: State, now: float) -> None:
-        """Go on where a coordinator of our incarnation, which is no more, had left the state."""
+        """Continue with the state that a previous coordinator of our incarnation has left."""
         self.state = state
         self._restored = bool(state.origin)
         self._completed_a_round = not self._restored and (state.complete or state.round > 0)
@@ -107,10 +108,10 @@ class Coordinator(JobState):
         if self._any_unreported():
             self._placeholders_until = now + recovery_timeout(self.settings)
 
-    # What happens to the coordinator; each returns what is to be sent.
+    # Events of the coordinator; each returns the messages to send.
 
     def open(self, number: int, session: SessionRecord, now: float) -> NodeId:
-        """A node has made itself known. Returns the name that it goes by: its own, unless that was given before."""
+        """A node has connected. Returns its name: the requested one, unless that was given before."""
         self.sessions.open(number, session, now)
         return session.node
 
@@ -124,7 +125,7 @@ class Coordinator(JobState):
         return self._pop_sends()
 
     def heartbeat(self, session: int, now: float) -> bool:
-        """A node lives. Returns whether the session is one; the answer is left to who asks."""
+        """A node is alive. Returns whether the session exists; the caller sends the answer."""
         if self.sessions.get(session) is None:
             return False
         self._node_heard(session, now)
@@ -140,14 +141,14 @@ class Coordinator(JobState):
         return self._pop_sends()
 
     def nodes_lost(self, nodes: Iterable[NodeId], now: float, detail: str = "") -> list[OutgoingNotification]:
-        """These nodes are no more, as others know; of those that have a session, the session is the better evidence."""
+        """These nodes are lost according to others; for nodes with a session, the session is the better evidence."""
         self._lose([each for each in nodes if each not in self.sessions], now, Reason.LOST, detail)
         self._check_all_reported()
         return self._pop_sends()
 
     @property
     def watchers(self) -> Watchers:
-        """The sessions that are no nodes."""
+        """The sessions that are not nodes."""
         if self._watchers is None:
             from rallypoint.coordinator.watchers import Watchers
 
@@ -158,12 +159,12 @@ class Coordinator(JobState):
     def receive_from_watcher(
         self, session: int, request: WatcherRequest, now: float, refusal: str = ""
     ) -> list[OutgoingNotification]:
-        """A watcher has said something. See `Watchers.receive`; what watchers are told is in `Watchers.sends`."""
+        """A watcher has sent a message. See `Watchers.receive`; messages to watchers are in `Watchers.sends`."""
         self.watchers.receive(session, request, now, refusal)
         return self._pop_sends()
 
     def pop_watcher_sends(self) -> list[tuple[int, WatcherNotification]]:
-        """What watchers are to be told."""
+        """Take the messages for watchers."""
         if self._watchers is None:
             return []
         sends, self._watchers.sends = self._watchers.sends, []
@@ -174,7 +175,7 @@ class Coordinator(JobState):
             each.answered(speaker.node, answer, now)
 
     def tick(self, now: float) -> list[OutgoingNotification]:
-        """Time has passed: end silent sessions, and look at the joins that wait for a moment."""
+        """Time has passed: end silent sessions, and check the joins that wait for a moment."""
         self._ticked_at = now
         silence = self.sessions.liveness.check(now)
         silent = _SILENCE_DETAIL.format(self.settings.lease)
@@ -195,11 +196,11 @@ class Coordinator(JobState):
         return self._pop_sends()
 
     def _occasional(self) -> list[Watchers | HangCollection]:
-        """What only some jobs have."""
+        """The parts that only some jobs have."""
         return [each for each in (self._watchers, self.hangs) if each is not None]
 
     def wake_at(self) -> float:
-        """When `tick` has something to do, in seconds on the clock of `now`; infinity for never."""
+        """The time at which `tick` has something to do, in seconds on the clock of `now`; infinity for never."""
         moments = [self.sessions.liveness.check_at(), self._pending.next_deadline()]
         moments += [each.wake_at() for each in self._occasional()]
         if self._placeholders_until is not None:
@@ -209,7 +210,7 @@ class Coordinator(JobState):
         return min(moments)
 
     def pop_ended_sessions(self) -> list[tuple[int, str]]:
-        """Sessions that were ended by us since this was last asked, and why: their connections are of no more use."""
+        """Sessions that were ended by us since the last call, and why: their connections must be closed."""
         ended, self._ended = self._ended, []
         return ended
 
@@ -245,7 +246,7 @@ class Coordinator(JobState):
         if not request.node_info.address:
             request = request._replace(node_info=request.node_info._replace(address=speaker.address))
         earlier = request.node if request.incarnation == self.incarnation else None
-        if earlier is None:  # it may have met another coordinator since, whose round never was
+        if earlier is None:  # it may have met another coordinator since, whose round was lost
             ours = self.state._replace(origin=self.state.origin or self.incarnation)
             earlier = earlier_identity(ours, speaker.node, request)
         if earlier is not None:
@@ -276,7 +277,7 @@ class Coordinator(JobState):
 
     def _restore_from_node(self, speaker: SessionRecord, request: ResumeRequest, now: float) -> None:
         if self._learns_settings and request.round >= 0 and not self._restored and speaker.settings is not None:
-            # Who comes back knows what the job was started with; whoever came first may know nothing of it.
+            # A node that comes back knows the settings of the job; the first node may not know them.
             self.settings = speaker.settings._replace(run_id=self.settings.run_id)
             self._started_with = self.settings
             liveness = self.sessions.liveness
@@ -333,7 +334,7 @@ class Coordinator(JobState):
         self._lose(gone, now, reason, detail)
 
     def _release_session(self, session: int, now: float) -> None:
-        """Law 5: a node of a round that runs may well run on. What others have asked for, they will ask again."""
+        """Law 5: a node of a running round may well continue. Requests of other nodes will be repeated by them."""
         speaker = self.sessions.get(session)
         if speaker is not None and self.state.complete and speaker.node in self.state.participants:
             self.sessions.close(session)

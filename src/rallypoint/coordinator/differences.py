@@ -1,7 +1,7 @@
-"""What a node was started with in another way than its job. Pure.
+"""Differences between the settings of a node and those of its job. Pure.
 
-Nodes may differ in how many workers they run, in their roles, and in how long they wait for others; and nodes of
-different roles in what they run.
+Nodes may differ in the number of workers, in their roles, and in how long they wait for others; and nodes of different
+roles in what they run.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ _OPTIONS = (
     ("restart_backoff", True),
     ("restart_backoff_max", True),
     ("same_failure_limit", True),
-    ("notice_timeout", False),  # each agent asks its own workers
+    ("notice_timeout", False),  # each agent notifies its own workers
 )
 """Fields of the settings that `--rdzv-conf` sets, and whether the control plane's own value holds."""
 
 
 def differences(node_info: NodeInfo, own: Settings | None, state: State, job: Settings) -> tuple[ConfigDifference, ...]:
-    """How a node that asks for a place differs from the nodes before it.
+    """How a node that requests a place differs from the nodes before it.
 
     Args:
-        member: what it brings along.
-        own: the settings that it was started with; None for a node that lives with the control plane.
-        state: of the job.
-        job: the settings that hold.
+        member: the node's description.
+        own: the settings that it was started with; None for a node in the process of the control plane.
+        state: the state of the job.
+        job: the settings in effect.
     """
     found: list[ConfigDifference] = []
     if own is not None and (own.min_nodes, own.max_nodes) != (job.min_nodes, job.max_nodes):

@@ -2,11 +2,12 @@
 
 Laws:
 
-1. The coordinator is only touched with the lock held; notifications are handed over only with it released.
-2. One thread delivers at a time, from one queue, so that a session hears of things in the order in which they happened.
-3. A session that cannot be told something is ended. Neither that nor a tick that goes wrong costs the others theirs.
-4. Where there is a `JournalSink`, nobody is told anything before the state from which it follows is kept there.
-   Heartbeats are answered all the same: that we live does not depend on it.
+1. The coordinator is only used with the lock held; notifications are delivered only with it released.
+2. One thread delivers at a time, from one queue, so that a session is notified in the order of events.
+3. A session to which a notification cannot be delivered is ended. Neither that nor a failed tick affects other
+   sessions.
+4. With a `JournalSink`, no notification is delivered before the state from which it follows is stored there. Heartbeats
+   are answered anyway: they only show that we are alive.
 """
 
 from __future__ import annotations
@@ -44,28 +45,28 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _PAUSE = 5.0
-"""Seconds until a tick that went wrong is tried again."""
+"""Seconds until a failed tick is tried again."""
 
 
 class JournalSink(Protocol):
-    """Where a coordinator's state is kept so that another may take over."""
+    """Stores a coordinator's state so that another may take over."""
 
     def append(self, number: int, state: State) -> None:
-        """Begin to keep the newest state; when that is done, `Dispatcher.journal_written` is called with its number.
+        """Begin to store the newest state; when that is done, `Dispatcher.journal_written` is called with its number.
 
-        Numbers grow by one. Who is asked again meanwhile need only keep the newest.
+        Numbers grow by one. If called again meanwhile, only the newest state need be stored.
         """
 
 
 class RestoredState(NamedTuple):
-    """What a coordinator before us has left: the name that it went by, and its state."""
+    """What a previous coordinator has left: its name and its state."""
 
     incarnation: str
     state: State
 
 
 class _PendingNotification(NamedTuple):
-    """A notification, and the state that has to be kept before it may be told."""
+    """A notification, and the state that must be stored before it may be delivered."""
 
     number: int
     session: int
@@ -88,13 +89,13 @@ class Dispatcher:
         """Begin a job.
 
         Args:
-            settings: what the job asks of its rendezvous.
-            clock: on which everything is timed.
-            restored: the coordinator that this one succeeds, if there was one; perhaps only to say how its job has
+            settings: the settings of the job's rendezvous.
+            clock: the clock of all times.
+            restored: the coordinator that this one succeeds, if there was one; perhaps only to report how its job has
                 ended.
-            journal: where to keep the state before anybody is told of it.
+            journal: stores the state before notifications about it are delivered.
             learns_settings: see `Coordinator`.
-            logs_progress: whether the log here tells what one of the waiting nodes tells of the rendezvous.
+            logs_progress: whether the progress of the rendezvous that one waiting node logs is also logged here.
         """
         incarnation = os.urandom(8).hex() if restored is None else restored.incarnation
         self._coordinator = Coordinator(settings, incarnation, learns_settings=learns_settings)
@@ -105,7 +106,7 @@ class Dispatcher:
         self._logs_progress = logs_progress
         self._log: JobLog | None = None
         self._number = 0
-        """Of the newest state; each has its own."""
+        """The number of the newest state; each state has its own."""
         self._numbered = self._coordinator.state
         self._appended = 0
         self._written: float = math.inf if journal is None else 0
@@ -118,9 +119,9 @@ class Dispatcher:
         self._sessions_after_end: set[int] = set()
         """Sessions that began after the end of the job."""
         self.remote_control = settings.remote_control
-        """Whether commands are taken from other machines where there is no secret."""
+        """Whether commands from other machines are accepted if there is no secret."""
         self.watchers: set[int] = set()
-        """Sessions that are no nodes."""
+        """Sessions that are not nodes."""
         self._tick_again_at = float("-inf")
         self._delivering = threading.Lock()
         self.on_change: Callable[[], None] = do_nothing
@@ -128,17 +129,17 @@ class Dispatcher:
 
     @property
     def settings(self) -> Settings:
-        """What the job asked of its rendezvous."""
+        """The settings of the job's rendezvous."""
         return self._coordinator.settings
 
     @property
     def incarnation(self) -> str:
-        """What tells this coordinator from one before or after it at the same place."""
+        """The name that distinguishes this coordinator from earlier or later ones at the same place."""
         return self._coordinator.incarnation
 
     @property
     def members(self) -> int:
-        """How many sessions are open, without those that began after the end of the job."""
+        """The number of open sessions, without those that began after the end of the job."""
         return len(self._deliver) - len(self._sessions_after_end) - len(self.watchers)
 
     @property
@@ -147,22 +148,22 @@ class Dispatcher:
         return self.settings.run_id
 
     def dispatcher_for(self, _hello: Hello, _peer: str) -> Dispatcher:
-        """Where the node that greets so belongs: here."""
+        """The dispatcher for a node with this greeting: this one."""
         return self
 
     def find(self, job: str) -> Dispatcher | None:
-        """This one, if it is of that job; an empty `job` is any."""
+        """This one, if it serves that job; an empty `job` means any."""
         return self if job in {"", self.settings.run_id} else None
 
     def summaries(self) -> tuple[JobSummary, ...]:
-        """The one job."""
+        """The summary of the one job."""
         from rallypoint.coordinator.snapshot import summary_of
 
         return (summary_of(self.state, self.settings),)
 
     @property
     def state(self) -> State:
-        """The state at this moment, for those who only look."""
+        """The state at this moment, for reading only."""
         return self._coordinator.state
 
     def now(self) -> float:
@@ -172,11 +173,11 @@ class Dispatcher:
     def attach(
         self, deliver: Deliver, session: SessionRecord, disconnect: Callable[[str], None] | None = None
     ) -> tuple[int, NodeId]:
-        """Open a session. Returns its number, and the name that the node goes by.
+        """Open a session. Returns its number, and the name of the node.
 
         Args:
-            deliver: is handed the session's notifications.
-            session: who speaks in it.
+            deliver: called with the session's notifications.
+            session: the description of the session.
             disconnect: called, from any thread, with the reason, when it was ended from here.
         """
         with self._lock:
@@ -191,7 +192,7 @@ class Dispatcher:
         return number, name
 
     def attach_watcher(self, deliver: Callable[[WatcherNotification], None], disconnect: Callable[[str], None]) -> int:
-        """Open a session of somebody who is no node; returns its number."""
+        """Open the session of a watcher, which is not a node; returns its number."""
         with self._lock:
             session = next(self._numbers)
             self._deliver[session] = deliver
@@ -201,7 +202,7 @@ class Dispatcher:
         return session
 
     def receive_from_watcher(self, session: int, request: WatcherRequest, refusal: str = "") -> None:
-        """A watcher has said something; `refusal` is why it may give no commands, if it may not."""
+        """A watcher has sent a message; `refusal` is why it may not give commands, if it may not."""
         with self._lock:
             now = self._clock.monotonic()
             self._enqueue(self._coordinator.receive_from_watcher(session, request, now, refusal))
@@ -210,13 +211,14 @@ class Dispatcher:
         self._flush(disconnects)
 
     def snapshot(self) -> Snapshot:
-        """How the job stands, as far as is known without asking the nodes."""
+        """The state of the job, as far as it is known without asking the nodes."""
         with self._lock:
             return self._coordinator.watchers.snapshot(self._clock.monotonic())
 
     def receive(self, session: int, request: Request) -> bool:
-        """A request has come from a session. Returns whether the session is still one: a node that was silent for
-        longer than its lease has been taken out, and must come back as a new node."""
+        """A session has sent a request. Returns whether the session still exists: a node that was silent for longer
+        than its lease has been removed, and must come back as a new node.
+        """
         with self._lock:
             known = self._coordinator.sessions.get(session) is not None
             self._enqueue(self._coordinator.receive(session, request, self._clock.monotonic()))
@@ -225,7 +227,7 @@ class Dispatcher:
         return known
 
     def heartbeat(self, session: int) -> bool:
-        """As `receive` of a heartbeat, for who answers it himself. Nobody is told anything; nothing is due sooner."""
+        """Like `receive` of a heartbeat, for a caller that answers it itself. Causes no notifications."""
         with self._lock:
             return self._coordinator.heartbeat(session, self._clock.monotonic())
 
@@ -240,13 +242,13 @@ class Dispatcher:
         self._flush()
 
     def nodes_lost(self, nodes: Iterable[NodeId], detail: str = "") -> None:
-        """These nodes are no more, as others know from what `detail` says. See `Coordinator.nodes_lost`."""
+        """These nodes are lost according to others, as `detail` says. See `Coordinator.nodes_lost`."""
         with self._lock:
             self._enqueue(self._coordinator.nodes_lost(nodes, self._clock.monotonic(), detail))
         self._flush()
 
     def journal_written(self, number: int) -> None:
-        """The journal holds the state of that number: what follows from it may be told."""
+        """The journal has stored the state of that number: notifications that follow from it may be delivered."""
         self._written = max(self._written, number)
         self._flush()
 
@@ -275,7 +277,7 @@ class Dispatcher:
         return [partial(self._disconnect.pop(session), why) for session, why in ended if session in self._disconnect]
 
     def _enqueue(self, sends: Iterable[OutgoingNotification]) -> None:
-        """What is to be told waits for the state that it follows from. With the lock held."""
+        """Queue notifications until the state that they follow from is stored. With the lock held."""
         if self._coordinator.state is not self._numbered:
             self._numbered = self._coordinator.state
             self._number += 1
@@ -309,7 +311,7 @@ class Dispatcher:
         self._journal.append(number, state)
 
     def _may_deliver(self) -> bool:
-        """Whether the next notification may be told."""
+        """Whether the next notification may be delivered."""
         return bool(self._outbox) and self._outbox[0].number <= self._written
 
     def _deliver_to(self, session: int, notification: Notification | WatcherNotification) -> None:
@@ -331,7 +333,7 @@ class Dispatcher:
         return self._log
 
     def _guarded_call(self, call: Callable[[], None]) -> bool:
-        """Call what belongs to one session; returns whether that went well."""
+        """Call a function of one session; returns whether it succeeded."""
         try:
             call()
         except Exception:
@@ -341,4 +343,4 @@ class Dispatcher:
 
 
 def do_nothing() -> None:
-    """What is called where nobody wants to know."""
+    """The default callback."""

@@ -1,11 +1,11 @@
-"""A job that hangs: what each node can tell of its workers goes to one of them, and its report to all. Pure.
+"""Handles a job that hangs: what each node can tell about its workers goes to one of them, and its report to all. Pure.
 
 Laws:
 
-1. Nobody is asked before the job hangs, and each hang is reported once: the next one begins after a sign of life.
-2. Nothing is kept here of what nodes tell: it is passed on to the node that reports as it comes.
-3. Whoever does not answer in its time is named in the report, and waited for no longer. Where the node that reports
-   says nothing, all are told that.
+1. No node is asked before the job hangs, and each hang is reported once: the next one begins after a sign of life.
+2. Answers of nodes are not kept here: they are passed on to the reporting node as they arrive.
+3. A node that does not answer in time is named in the report, and no longer awaited. If the reporting node sends no
+   report, all are notified of that.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from rallypoint.protocol.operator_messages import (
 )
 
 _COLLECT, _REPORT = 15.0, 15.0
-"""Seconds that nodes have to tell of their workers, and that the node that reports has after that."""
+"""Seconds that nodes have to answer, and that the reporting node has after that."""
 _MAX_OF_NODE = 4 * 1024 * 1024
-"""Bytes that are passed on of one node."""
+"""Bytes from one node that are passed on."""
 _NO_REPORT = "{} has told nothing of what the workers are at for {:g} s, so that there is no report of this hang"
 
 
 class HangCollection:
-    """The hang of a job that is being looked into, if there is one.
+    """The hang of a job that is being investigated, if there is one.
 
     Args:
-        tell: sends a notification to these nodes.
-        numbers: of what nodes are asked to collect; none is given twice.
-        name: what people call a node.
-        settles: seconds before which no report is passed on, where each node collects for itself: whoever has its
-            report may end the round, and the others are to have theirs by then.
+        tell: sends a notification to given nodes.
+        numbers: the numbers of requested collections; each is used once.
+        name: returns the readable name of a node.
+        settles: seconds before which no report is passed on, if each node collects for itself: a node that has its
+            report may end the round, and the others must have theirs by then.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class HangCollection:
         """The report, while it is too early for it."""
         self._number, self._round = 0, -1
         self._nodes: Sequence[NodeId] = ()
-        """Those who are asked and told; the first of them reports. None once that is done."""
+        """The nodes that are asked and notified; the first of them reports. Empty once that is done."""
         self._missing: set[NodeId] = set()
         self._sizes: dict[NodeId, int] = {}
         self._until = math.inf
 
     def look(self, before: State, after: State, in_reach: Callable[[NodeId], bool], now: float) -> bool:
-        """The state has changed: if the round hangs by that, begin to ask those who can be asked. Returns whether."""
+        """The state has changed: if the round now hangs, begin to ask the connected nodes. Returns whether it does."""
         if not hang_began(before, after):
             return False
         in_order = sorted(after.participants, key=lambda node: after.participants[node].rank)
@@ -82,7 +82,7 @@ class HangCollection:
         return True
 
     def answered(self, node: NodeId, answer: NodeAnswer, now: float) -> None:
-        """A node has told something."""
+        """A node has answered."""
         if isinstance(answer, NodeReport) or answer.number != self._number or not self._nodes:
             return
         if isinstance(answer, HangReport):
@@ -98,7 +98,7 @@ class HangCollection:
                 self._end_if_complete(now)
 
     def forget(self, node: NodeId, now: float) -> None:
-        """A node is no more."""
+        """A node is gone."""
         if self._nodes and node == self._nodes[0]:
             self._nodes, self._until = (), math.inf  # its round ends with it, if not the job
             self._missing = set()
@@ -118,7 +118,7 @@ class HangCollection:
             self._report(_NO_REPORT.format(self._name(self._nodes[0]), _REPORT), now)
 
     def wake_at(self) -> float:
-        """When `tick` has something to do."""
+        """The time at which `tick` has something to do."""
         return self._until
 
     def _end_if_complete(self, now: float) -> None:

@@ -1,7 +1,7 @@
-"""What has happened to a job: a bounded record of events and failures, for those who watch. Pure: `now` is handed in.
+"""The history of a job: a bounded record of events and failures, for watchers. Pure: `now` is passed in.
 
-What costs time for each change of the state is a comparison of a few fields, whatever the number of nodes. Nothing here
-is made into messages (`observation`) before somebody watches.
+Each change of the state costs only a comparison of a few fields, whatever the number of nodes. Messages (`observation`)
+are not made from it before there is a watcher.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from rallypoint.failures.cause import Cause
 from rallypoint.membership.state import Outcome, Reason, RoundEnd, State, Verdict, names_of
 
 MAX_EVENTS, MAX_FAILURES = 200, 20
-"""How many events and failures of the newest are kept."""
+"""The number of newest events and failures that are kept."""
 
 Event = tuple[float, int, str, int, str, str]
-"""When, its number, its kind (`observation.EventKind`), the round, a sentence, and the node that it concerns."""
+"""Time, number, kind (`observation.EventKind`), round, sentence, and the node that it concerns."""
 Failure = tuple[float, int, str, Cause | None, str]
-"""When, the round, the node, what has failed (None for the node itself), and how it was lost."""
+"""Time, round, node, cause (None for a failure of the node itself), and how it was lost."""
 
 
 class JobHistory:
-    """The newest events and failures of one job, and since when it stands as it does."""
+    """The newest events and failures of one job, and since when it is in its present phase."""
 
     def __init__(self) -> None:
         self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
@@ -45,7 +45,7 @@ class JobHistory:
         if after.is_preempted and not before.is_preempted and after.preempted is not None:
             text = f"{after.preempted.who} {after.preempted.why}: the job is preempted"
             self.add("job preempted", after.round, text, now, after.preempted.who)
-        goes_on = not after.complete or after.is_preempted  # else the end of the round says it
+        goes_on = not after.complete or after.is_preempted  # otherwise the end of the round tells it
         if goes_on and len(after.removed) > len(before.removed) and before.complete == after.complete:
             lost = after.removed[-1]
             self.add("node lost", after.round, f"{lost.name}: {lost.reason.value}", now, lost.name)
@@ -53,7 +53,7 @@ class JobHistory:
             self._record_verdict(after.verdict, after.round, now)
 
     def taken_over(self, before: State, state: State, now: float) -> None:
-        """A coordinator goes on with what one before it, or a node, has told: since when it is so is not known."""
+        """A coordinator continues from an earlier one, or from a node's report: how old that state is, is not known."""
         if (before.round, before.complete, before.closed) == (state.round, state.complete, state.closed):
             return
         self.phase_since = now
@@ -83,7 +83,7 @@ class JobHistory:
 
 
 def _round_start(state: State) -> str:
-    """How many nodes a round has started with, and who among them was not in the one before: a spare, say."""
+    """The sentence about a round's start: its number of nodes, and those that are new in it, such as a spare."""
     count = len(state.participants)
     came = [node for node, each in state.participants.items() if each.previous_rank is None] if state.round else []
     new = f", new: {', '.join(names_of(state, came))}" if came else ""
@@ -91,6 +91,6 @@ def _round_start(state: State) -> str:
 
 
 def verdict_sentence(verdict: Verdict) -> str:
-    """How the job has ended, for people."""
+    """The sentence on how the job has ended."""
     why = verdict.detail or ("" if verdict.cause is None else verdict.cause.headline)
     return f"the job has {verdict.outcome.value}{f': {why}' if why else ''}"

@@ -21,34 +21,33 @@ class JobDirectory(Protocol):
         ...
 
     def dispatcher_for(self, hello: Hello, peer: str) -> Dispatcher:
-        """The dispatcher of the job that a node, which has proved that it may, belongs to. HandshakeError if there is
-        none.
+        """The dispatcher of the job of an authenticated node. HandshakeError if there is none.
 
         `peer` is the address that its connection comes from.
         """
         ...
 
     def find(self, job: str) -> Dispatcher | None:
-        """The dispatcher of a job, for those who watch; with an empty `job`, of the only one that there is."""
+        """The dispatcher of a job, for watchers; with an empty `job`, of the only one."""
         ...
 
     def summaries(self) -> tuple[JobSummary, ...]:
-        """All jobs that there are, in a line each."""
+        """All jobs, one line each."""
         ...
 
 
 class ServedJobs(JobDirectory, Protocol):
-    """The jobs of a server, which also tells them the time."""
+    """The jobs of a server, which also calls their `tick`."""
 
     on_change: Callable[[], None]
     """Called after each event, from any thread: `wake_at` may have moved."""
 
     def now(self) -> float:
-        """The time on which `wake_at` is."""
+        """The present time on the clock of `wake_at`."""
         ...
 
     def wake_at(self) -> float:
-        """When `tick` should be called next; infinity for never."""
+        """The time at which `tick` should be called next; infinity for never."""
         ...
 
     def tick(self) -> None:

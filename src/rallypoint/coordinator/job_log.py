@@ -1,4 +1,4 @@
-"""What people beside the coordinator are told of a job: how far its rendezvous is, and how its nodes differ."""
+"""Logs about a job on the coordinator's side: the progress of its rendezvous, and how its nodes differ."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _MAX_NAMED = 4
-"""Of how many nodes that differ from the job in one thing people here are told, and in how many values of each."""
+"""The number of nodes that are named as different in one setting, and of values that are shown for each."""
 
 
 class JobLog:
-    """Of the job of that id."""
+    """The log of the job with that id."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
@@ -27,7 +27,7 @@ class JobLog:
         self._differing: Counter[ConfigDifference] = Counter()
 
     def log_differences(self, notification: ConfigDiffers) -> None:
-        """Tell that a node differs from the job; not of each that differs as others do."""
+        """Log that a node differs from the job; not for each that differs in the same way."""
         for each in notification.differences:
             if each not in self._differing and len(self._differing) >= _MAX_NAMED**2:
                 continue
@@ -37,7 +37,7 @@ class JobLog:
                 log.warning("job %r: %s; give all nodes of a job the same", self._run_id, sentence)
 
     def log_progress(self, notification: Progress | JoinRefused, now: float) -> None:
-        """Tell how far the rendezvous is, where it is this node's part to tell people; `now` is monotonic."""
+        """Log the progress of the rendezvous, if this node is the one to log it; `now` is monotonic."""
         how_far = notification if isinstance(notification, Progress) else notification.progress
         if how_far is None or not how_far.reports:
             return

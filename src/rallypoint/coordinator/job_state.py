@@ -1,6 +1,6 @@
-"""The state of one job at its coordinator: operations, joins that wait, and what follows from each change.
+"""The state of one job at its coordinator: operations, waiting joins, and the consequences of each change.
 
-Pure: `now` is handed in, and what is to be sent is collected.
+Pure: `now` is passed in, and messages to send are collected.
 """
 
 from __future__ import annotations
@@ -31,41 +31,41 @@ P = ParamSpec("P")
 OutgoingNotification = tuple[int, Notification]
 
 _MAX_DIFFERENCES = 32
-"""Of which one session is told."""
+"""The number of differences that one session is told."""
 
 
 class PendingJoins:
-    """The joins that wait, by node, and when their time is over."""
+    """The waiting joins, by node, and when their time is over."""
 
     def __init__(self) -> None:
         self._joins: dict[NodeId, Join] = {}
         self._deadlines: list[tuple[float, NodeId]] = []
-        """A heap. An entry whose join waits no more, or for longer, counts for nothing."""
+        """A heap. An entry whose join no longer waits, or waits for longer, is ignored."""
 
     def add(self, node: NodeId, join: Join) -> None:
-        """A node waits with this join, instead of any that it had waited with."""
+        """A node waits with this join, which replaces any earlier one."""
         self._joins[node] = join
         if join.deadline < math.inf:
             heapq.heappush(self._deadlines, (join.deadline, node))
 
     def get(self, node: NodeId) -> Join | None:
-        """What a node waits with."""
+        """The join of a waiting node."""
         return self._joins.get(node)
 
     def remove(self, node: NodeId) -> None:
-        """The node waits no more. Idempotent."""
+        """The node no longer waits. Idempotent."""
         self._joins.pop(node, None)
 
     def clear(self) -> None:
-        """Nobody waits any more."""
+        """Remove all."""
         self._joins.clear()
 
     def __iter__(self) -> Iterator[NodeId]:
-        """Those who wait at this moment."""
+        """The nodes that wait at this moment."""
         return iter(list(self._joins))
 
     def next_deadline(self) -> float:
-        """When the time of the first of them is over; infinity for never."""
+        """The earliest of the deadlines; infinity if there is none."""
         while self._deadlines and not self._is_current(*self._deadlines[0]):
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else math.inf
@@ -80,12 +80,12 @@ class PendingJoins:
 
 
 class JobState:
-    """The state, the sessions of its nodes, and the joins that wait."""
+    """The state, the sessions of its nodes, and the waiting joins."""
 
     def __init__(self, settings: Settings, incarnation: str) -> None:
         self.settings = settings
         self._started_with = settings
-        """Without what an operator has changed since."""
+        """The settings without later changes by an operator."""
         self.incarnation = incarnation
         self.state = State()
         self.sessions = SessionRegistry(Liveness(settings.lease, recovery_timeout(settings)))
@@ -94,20 +94,20 @@ class JobState:
         self._sends: list[OutgoingNotification] = []
         self.history = JobHistory()
         self.on_change: Callable[[float], None] | None = None
-        """Called after each change, where somebody watches, with the time."""
+        """Called with the time after each change, if there are watchers."""
         self.hangs: HangCollection | None = None
-        """Once the job has hung."""
+        """Set once the job has hung."""
         self.collections = count(1)
-        """The numbers of what nodes are asked to collect."""
+        """The numbers of requested collections."""
         self._completed_a_round = False
-        """Whether a round was completed here, and not only taken over from a coordinator before us."""
+        """Whether a round was completed here, and not only taken over from an earlier coordinator."""
         self._placeholders_until: float | None = None
-        """Until when nodes are awaited that we know of and that have no session yet."""
+        """The time until which known nodes without a session are awaited."""
 
     # Running operations
 
     def _retry_join(self, node: NodeId, now: float) -> None:
-        """Take a waiting join as far as it goes now."""
+        """Continue a waiting join as far as possible now."""
         join = self._pending.get(node)
         if join is None:
             return
@@ -137,7 +137,7 @@ class JobState:
         self._take_size(state)
 
     def _lose(self, nodes: Iterable[NodeId], now: float, reason: Reason, detail: str = "") -> None:
-        """These nodes are gone: all in one change, or a round might be completed with one whose turn is yet to come."""
+        """Remove these nodes: all in one change, or a round might be completed with one that is removed next."""
 
         def remove_all() -> None:
             for node in nodes:
@@ -148,7 +148,7 @@ class JobState:
     # From one state to the next.
 
     def _change(self, now: float, step: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Take a step, tell whom the change concerns, and look again at all joins while it could matter to them."""
+        """Take a step, notify the nodes concerned, and check all joins again while it could matter to them."""
         before = self.state
         step(*args, **kwargs)
         while before is not self.state:
@@ -175,7 +175,7 @@ class JobState:
                 self._sends.append((session, end_notification(after, each.node, after.verdict)))
             return
         for nodes, notification in notification_diff(before, after):
-            # Who leaves by this very change needs to know nothing of it.
+            # A node that leaves by this very change need not be notified of it.
             concerned = [each for each in nodes if after.knows(each) or each not in before.participants]
             if isinstance(notification, Placed):
                 for node in concerned:
@@ -192,7 +192,7 @@ class JobState:
             self.history.add("hang found", after.round, "no rank has given a sign of life for long", now)
 
     def send_to(self, nodes: Iterable[NodeId], notification: Notification) -> None:
-        """Who has no session at the moment asks when it is back."""
+        """Send to a node if it has a session; otherwise it asks when it is back."""
         sessions = (self.sessions.session_of(node) for node in nodes)
         self._sends += [(session, notification) for session in sessions if session is not None]
 
@@ -204,11 +204,12 @@ class JobState:
             self._send_placed(node, placed.placement)
 
     def _send_placed(self, node: NodeId, placement: Placement) -> None:
-        """Send a place, with what only sessions tell; to the host of the round's store, after who may connect there."""
+        """Send a placement, with data from sessions; to the host of the round's store, after its allowed peers."""
         if placement.group_rank == 0:
             self._notify_peers(node)
         if is_loopback(placement.store_address):
-            # A host in our own process may know itself by such an address only: then use what remote nodes call us.
+            # A host in our own process may know only such an address of itself: then use the one that remote nodes use
+            # for us.
             host = self.sessions.own_external_address or placement.store_address
             placement = placement._replace(store_address=host)
         places = self.state.participants
@@ -217,7 +218,7 @@ class JobState:
         self.send_to([node], Placed(placement._replace(origin=origin, control_rank=control_rank)))
 
     def _notify_peers(self, host: NodeId) -> None:
-        """Tell the host of the round's store from where workers come, where the nodes have said that."""
+        """Tell the host of the round's store the addresses of workers, if the nodes have reported them."""
         if any(each.addresses is not None for _, each in self.sessions):
             from rallypoint.coordinator.store_peers import peers_notification
 
@@ -225,19 +226,19 @@ class JobState:
                 self.send_to([host], notification)
 
     def _drop_repeated_join(self, node: NodeId) -> None:
-        """A node has its place by the join that it had said before; the one that it says again means no other."""
+        """Ignore a repeated join: the node has its place by the earlier one, and requests no other."""
         session = self.sessions.session_of(node)
         speaker = None if session is None else self.sessions.get(session)
         if speaker is not None and speaker.repeats_join:
             speaker.skips_join, speaker.repeats_join = True, False
 
-    # What one node is told
+    # Notifications for one node
 
     def _reply(self, speaker: SessionRecord, notification: Notification) -> None:
         self._sends.append((speaker.number, notification))
 
     def _report_differences(self, speaker: SessionRecord, node_info: NodeInfo) -> None:
-        """Tell a node once if it was started in another way than the job."""
+        """Notify a node once if it was started with other settings than the job."""
         own, job, state = speaker.settings, self._started_with, self.state
         if state.is_initial:
             state = State()
@@ -255,10 +256,10 @@ class JobState:
             speaker.differences_reported += found
             self._reply(speaker, ConfigDiffers(name_of(state, speaker.node), found))
 
-    # Nodes that we know of and have not heard yet
+    # Known nodes that have not reported yet
 
     def _unreported(self) -> Iterator[NodeId]:
-        """Those who take part and are yet to speak."""
+        """Participants that have not reported yet."""
         state = self.state
         known = chain(state.participants, state.wait_list, state.redundancy_list, state.survivors)
         return (node for node in known if node not in self.sessions)
@@ -271,23 +272,23 @@ class JobState:
             self._all_reported()
 
     def _all_reported(self) -> None:
-        """Nobody is awaited any more of those who were in the job when we were filled."""
+        """Stop awaiting nodes that were in the job when this coordinator was filled."""
         self._placeholders_until = None
         state = self.state
         if state.complete and state.wait_list:
             self.send_to(state.participants, nodes_waiting(state))
 
-    # What time does
+    # Effects of time
 
     def _waits_for_time(self) -> bool:
-        """Whether the round that forms may be complete by the passing of time alone."""
+        """Whether the forming round may become complete by the passing of time alone."""
         state = self.state
         if state.complete or not state.participants or state.closed:
             return False
         return bool(state.restart_delay) or (bool(state.last_call) and last_call_decides(state))
 
     def _completion_times(self) -> list[float]:
-        """The moments at which it may be, on our clock: the ends of the last call and of the restart delay."""
+        """The moments at which it may, on our clock: the ends of the last call and of the restart delay."""
         view = self._observer.clock_view(0.0)
         moments = [backoff_ends(self.state, view)] if self.state.restart_delay else []
         if view.last_call_at is not None and last_call_decides(self.state):
@@ -295,7 +296,7 @@ class JobState:
         return moments
 
     def _ends_at(self, node: NodeId) -> float:
-        """When the time of what a node waits for is over: its own, or, where all are needed, that of the first."""
+        """When the wait of a node is over: its own deadline, or, if all nodes are needed, the first of all."""
         own = self._pending.get(node)
         if own is None or node in self.state.redundancy_list:
             return math.inf
@@ -304,20 +305,20 @@ class JobState:
         return min(own.deadline, self._pending.next_deadline())
 
     def _reports_progress(self, node: NodeId) -> bool:
-        """Whether a node tells people how far things are: of those who wait alike, who lives here, or the first."""
+        """Whether a node logs the progress: among nodes that wait alike, the one in this process, or the first."""
         alike = nodes_waiting_alike(self.state, node)
         return node == next((each for each in self.sessions.nodes_in_this_process if each in alike), next(iter(alike)))
 
     def clock_view(self, now: float) -> ClockView:
-        """What is known of time at `now`."""
+        """The clock view at `now`."""
         return self._observer.clock_view(now)
 
     def operate(self, operation: Operation, by: str, now: float) -> None:
-        """Run an operation on behalf of an operator, who is called so."""
+        """Run an operation on behalf of the operator with this name."""
         self._change(now, self._run, NodeId("", 0, 0, by), operation, now)
 
     def _take_size(self, state: State) -> None:
-        """An operator may have changed how many nodes a round has."""
+        """Apply a change of the number of nodes by an operator."""
         if state.size is not None:
             self.settings = self.settings._replace(**state.size._asdict())
 
@@ -327,10 +328,10 @@ class JobState:
 
 
 def _may_unblock_joins(before: State, after: State, settings: Settings) -> bool:
-    """Whether a join that waited before could do something now.
+    """Whether a waiting join could continue now.
 
-    Another node's arrival in a round that forms matters to nobody who waits, except that it may start the last call or
-    be the one that was awaited. This keeps a rendezvous of n nodes at n looks instead of n squared.
+    Another node's arrival in a forming round does not matter to waiting nodes, except that it may start the last call
+    or be the one that was awaited. This keeps a rendezvous of n nodes at n checks instead of n squared.
     """
     if (before.round, before.complete, before.closed) != (after.round, after.complete, after.closed):
         return True

@@ -1,21 +1,19 @@
-"""A control plane for many jobs, outside of all of them (`rallyctl serve`): one dispatcher for each.
+"""A control plane for many jobs, outside of all of them (`rallyctl serve`): one dispatcher for each job.
 
 Laws:
 
-1. A job's dispatcher is made when a new node names a job that there is none of, with the settings that this node
-   brings. When the job has ended and the last of its nodes has gone, the id is free at once: the next new node begins a
-   new job.
-2. A node that comes back names the coordinator that it was known to. If that has ended its job, the node is told how,
-   in a dispatcher that holds nothing but the verdict. It never begins the job again, and never meets a new one of the
+1. A job's dispatcher is created when a new node names an unknown job, with the settings of this node. When the job has
+   ended and the last of its nodes has left, the id is free at once: the next new node begins a new job.
+2. A node that comes back names the coordinator that it had a session with. If that has ended its job, the node gets the
+   verdict, from a dispatcher that holds nothing else. It never begins the job again, and never joins a new one of the
    same id.
-3. A job without a verdict and without sessions is kept for a while, for nodes that are only out of reach. If it knows
-   of no node any more, the next new node takes its id, with new counts; nodes that come back later fill the new
-   dispatcher with what they hold, as they would fill one that was started anew.
-4. What happens in one job costs the others nothing: a dispatcher is looked at when something happens in it or is due in
-   it.
-5. Nobody fills the control plane with names: where there are too many jobs, in all or begun from one address, the one
-   that was without sessions for the longest time is forgotten as under law 3. Where all have sessions, a new node is
-   refused; the nodes of one address can so keep out others of that address only.
+3. A job without a verdict and without sessions is kept for a while, for nodes that are only unreachable. If it has no
+   node left, the next new node takes its id, with new counts; nodes that come back later fill the new dispatcher with
+   what they hold, as they would fill a restarted one.
+4. Events in one job cost the others nothing: a dispatcher is checked when something happens in it or is due in it.
+5. The control plane cannot be filled with names: if there are too many jobs, in total or begun from one address, the
+   one that was without sessions for the longest time is dropped as under law 3. If all have sessions, a new node is
+   refused; so the nodes of one address can only exclude others of that address.
 """
 
 from __future__ import annotations
@@ -41,15 +39,15 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 MAX_JOBS = 1024
-"""Jobs at a time, so that nobody can fill the memory with names."""
+"""Jobs at a time, so that the memory cannot be filled with names."""
 MAX_JOBS_OF_ONE = MAX_JOBS // 4
 """Jobs at a time that were begun from one address, or from one network of IPv6 (64 bits), where a machine has many."""
 _IDLE_JOB_KEPT = 60.0
 """Seconds for which a job without nodes and without a verdict is remembered."""
 _MOST_ENDED, _ENDED_KEPT = 4096, 86400.0
-"""Verdicts that are remembered for nodes that were out of reach when they fell, and for how many seconds."""
+"""Verdicts that are remembered for nodes that were unreachable at the time, and for how many seconds."""
 _MOST_NAMES, _LONGEST_NAME = 8, 64
-"""Coordinators that a job is remembered by, and characters that the name of one may have."""
+"""Coordinators by which a job is remembered, and characters in the name of one."""
 
 
 class _EndedJob(NamedTuple):
@@ -59,9 +57,8 @@ class _EndedJob(NamedTuple):
 
 
 class _Job:
-    """A dispatcher, and when it is to be looked at. `names` are the coordinators that its nodes know or knew it by.
-
-    `origin` is where the node came from that began it.
+    """A dispatcher, and when it must be checked. `names` are the coordinators that its nodes know or knew it by.
+    `origin` is the address of the node that began it.
     """
 
     def __init__(self, dispatcher: Dispatcher, origin: str = "") -> None:
@@ -73,7 +70,7 @@ class _Job:
 
 
 class ManyJobs:
-    """The dispatchers of all jobs whose nodes have come. A `JobDirectory`."""
+    """The dispatchers of all jobs whose nodes have connected. A `JobDirectory`."""
 
     job = None
 
@@ -84,23 +81,23 @@ class ManyJobs:
         self._jobs: dict[str, _Job] = {}
         self._ended: OrderedDict[tuple[str, str], _EndedJob] = OrderedDict()
         self._schedule: list[tuple[float, int, _Job]] = []
-        """A heap. What no longer agrees with the job's own `at` counts for nothing."""
+        """A heap. Entries that no longer agree with the job's own `at` are ignored."""
         self._numbers = itertools.count()
         self._last_wake_at = math.inf
-        """What was last answered by `wake_at`."""
+        """The last result of `wake_at`."""
         self._lock = threading.Lock()
         self.on_change: Callable[[], None] = do_nothing
 
     def dispatcher_for(self, hello: Hello, peer: str) -> Dispatcher:
-        """The dispatcher of the node's job, made if there is none.
+        """The dispatcher of the node's job, created if there is none.
 
         Args:
-            hello: how the node greets.
+            hello: the greeting of the node.
             peer: the address that its connection comes from.
 
         Raises:
-            HandshakeError: there are too many jobs, this one was begun under another kind of rendezvous, or what the
-                node asks for cannot be.
+            HandshakeError: there are too many jobs, this one was begun under another kind of rendezvous, or the node's
+                request is impossible.
         """
         _check(hello.settings)
         with self._lock:
@@ -115,7 +112,7 @@ class ManyJobs:
             return job.dispatcher
 
     def find(self, job: str) -> Dispatcher | None:
-        """The dispatcher of a job, if only of one that has ended; with an empty `job`, of the only one there is."""
+        """The dispatcher of a job, even of one that has ended; with an empty `job`, of the only one."""
         with self._lock:
             if not job and len(self._jobs) == 1:
                 return next(iter(self._jobs.values())).dispatcher
@@ -125,7 +122,7 @@ class ManyJobs:
             return self._verdict_dispatcher(*ended[-1]) if ended else None
 
     def summaries(self) -> tuple[JobSummary, ...]:
-        """All jobs that there are, in a line each."""
+        """All jobs, one line each."""
         from rallypoint.coordinator.snapshot import summary_of
 
         with self._lock:
@@ -134,16 +131,16 @@ class ManyJobs:
 
     @property
     def names(self) -> frozenset[str]:
-        """The ids of the jobs that it has, for those who only look."""
+        """The ids of its jobs, for reading only."""
         with self._lock:
             return frozenset(self._jobs)
 
     def now(self) -> float:
-        """The time on which `wake_at` is, in seconds."""
+        """The present time on the clock of `wake_at`, in seconds."""
         return self._clock.monotonic()
 
     def wake_at(self) -> float:
-        """When `tick` should be called next; infinity for never."""
+        """The time at which `tick` should be called next; infinity for never."""
         with self._lock:
             self._last_wake_at = self._next_due()
             return self._last_wake_at
@@ -160,10 +157,10 @@ class ManyJobs:
         for job in due:
             job.dispatcher.tick()
 
-    # One job. With the lock held, but for `_look`.
+    # One job. With the lock held, except `_look`.
 
     def _job_for(self, hello: Hello) -> _Job | None:
-        """The job that a node asks for, unless it is over for this one."""
+        """The job that a node requests, unless it has ended for this node."""
         job = self._jobs.get(hello.job)
         if job is None:
             return None
@@ -203,7 +200,7 @@ class ManyJobs:
         return job
 
     def _check_job(self, job: _Job) -> None:
-        """Something has happened in a job: forget it if it is over, and see when it is due."""
+        """Something has happened in a job: drop it if it is over, and schedule its next check."""
         with self._lock:
             name = job.dispatcher.settings.run_id
             if self._jobs.get(name) is job:
@@ -224,7 +221,7 @@ class ManyJobs:
             self._forget(name, job)
 
     def _forget(self, name: str, job: _Job) -> None:
-        """Free the id. The dispatcher goes on for the sessions that it may still have."""
+        """Free the id. The dispatcher keeps serving its remaining sessions."""
         del self._jobs[name]
         job.forgotten_at = math.inf
         verdict = job.dispatcher.state.verdict
@@ -246,7 +243,7 @@ class ManyJobs:
         return self._ended.get((hello.job, hello.incarnation))
 
     def _verdict_dispatcher(self, incarnation: str, ended: _EndedJob) -> Dispatcher:
-        """A dispatcher for one node that comes back after the end, and finds nothing but that."""
+        """A dispatcher for one node that comes back after the end; it holds only the verdict."""
         restored = RestoredState(incarnation, State(closed=True, verdict=ended.verdict))
         return self._on_change_of(Dispatcher(ended.settings, self._clock, restored=restored)).dispatcher
 
@@ -270,14 +267,14 @@ class ManyJobs:
 
 
 def _is_over(dispatcher: Dispatcher) -> bool:
-    """Whether a new node may have the job's id: nobody is in it, and it has ended or knows of nobody."""
+    """Whether a new node may use the job's id: it has no sessions, and has ended or has no nodes left."""
     state = dispatcher.state
     known = state.participants or state.wait_list or state.redundancy_list or state.survivors
     return not dispatcher.members and (state.verdict is not None or not known)
 
 
 def _origin(peer: str) -> str:
-    """What counts as one address."""
+    """The part of an address that identifies its origin."""
     if ":" not in peer:
         return peer
     from ipaddress import IPv6Address, IPv6Network

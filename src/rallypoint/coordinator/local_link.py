@@ -1,4 +1,4 @@
-"""What the node whose process hosts the dispatcher needs beside it: a link without a socket, and a timer."""
+"""A link without a socket, and a timer, for the node whose process hosts the dispatcher."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rallypoint.protocol.messages import Deliver, Request
 
 
 class TimerThread:
-    """Ticks a dispatcher that no server ticks, on a thread of its own while there is something to wait for."""
+    """Ticks a dispatcher that has no server, on a thread of its own while there is something to wait for."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
@@ -21,7 +21,7 @@ class TimerThread:
         dispatcher.on_change = self._arm
 
     def close(self) -> None:
-        """Tick no more. Idempotent."""
+        """Stop ticking. Idempotent."""
         with self._lock:
             self._closed = True
             self._cancel()
@@ -54,7 +54,7 @@ class LocalLink:
         )
 
     def send(self, request: Request) -> None:
-        """Say something to the dispatcher; notifications may be delivered before this returns."""
+        """Send a request to the dispatcher; notifications may be delivered before this returns."""
         self._dispatcher.receive(self._session, request)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What nodes are told: of a change of the state, and of a state when they ask. Pure."""
+"""Notifications to nodes: of a change of the state, and of the state when they ask. Pure."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from rallypoint.ranks.assign import assign_worker_ranks
 
 
 def notification_diff(before: State, after: State) -> list[tuple[Collection[NodeId], Notification]]:
-    """Which notifications a change of the state makes due, and for whom, but for the end of the job.
+    """The notifications that a change of the state makes due, for each node, except for the end of the job.
 
-    Rounds in between may have passed unseen.
+    Rounds in between may have been missed.
     """
     due: list[tuple[Collection[NodeId], Notification]] = []
     if after.round > before.round:
-        # Who had succeeded and was out of reach for a while has no place there any more, but waits for the rest.
+        # A node that had succeeded and was unreachable for a while has no place there any more, but waits for the rest.
         others = sorted(before.succeeded.difference(before.participants))
         due.append(([*before.participants, *others], RoundEnded(_round_end(before, after))))
     if newly_complete(before, after) and not after.is_preempted:
@@ -56,19 +56,19 @@ def notification_diff(before: State, after: State) -> list[tuple[Collection[Node
 
 
 def preempted(state: State) -> Preempted:
-    """What to tell those who run of a node, or of all nodes, that will be taken away."""
+    """The notification to running nodes that a node, or all nodes, will be taken away."""
     said = state.preempted
     assert said is not None, "somebody will be taken away"
     return Preempted(state.round, said.who or name_of(state, said.node), said.seconds, said.whole_job, said.why)
 
 
 def newly_complete(before: State, after: State) -> bool:
-    """Whether `after` is a complete round that `before` was not yet."""
+    """Whether the round of `after` is complete, and was not in `before`."""
     return after.complete and (not before.complete or after.round > before.round)
 
 
 def _round_end(before: State, after: State) -> RoundEnd:
-    """How the round of `before` ended, as far as `after` still tells."""
+    """How the round of `before` ended, as far as `after` still shows it."""
     ended = after.ended
     if ended is not None and ended.round == before.round:
         return ended
@@ -76,20 +76,21 @@ def _round_end(before: State, after: State) -> RoundEnd:
 
 
 def end_notification(state: State, node: NodeId, verdict: Verdict) -> Notification:
-    """What the end of the job means to a node; a spare that was never needed has no part in how it ended, unless the
-    job has not ended for good."""
+    """The notification to a node about the end of the job; a spare that was never needed is not affected by how it
+    ended, unless the job will be started again.
+    """
     if node in state.redundancy_list and verdict.ending is not Ending.PREEMPTED:
         return JoinRefused(Refusal.SPARE_NOT_NEEDED, f"the job has {verdict.outcome.value}")
     return JobEnded(verdict, is_delegate=node == verdict.delegate)
 
 
 def nodes_waiting(state: State) -> NodesWaiting:
-    """What to tell those who run of the nodes that wait to be taken in."""
+    """The notification to running nodes about nodes that wait to join."""
     return NodesWaiting(state.round, len(state.wait_list), names_of(state, state.wait_list))
 
 
 def placements(state: State) -> dict[NodeId, Placement]:
-    """The place of every participant of a complete round: the same for whoever hears of it late."""
+    """The placement of every participant of a complete round: the same for nodes that are notified late."""
     in_order = sorted((*state.participants.items(), *state.finished.items()), key=lambda entry: entry[1].rank)
     ranks = assign_worker_ranks([(each.node_info.role, each.node_info.local_world_size) for _, each in in_order])
     host = in_order[0][1].node_info
@@ -116,7 +117,7 @@ def placements(state: State) -> dict[NodeId, Placement]:
 def progress(
     state: State, node: NodeId, settings: Settings, view: ClockView, *, ends_in: float = -1.0, reports: bool = True
 ) -> Progress:
-    """How far the rendezvous is, seen by `node`. For `ends_in` and `reports` see `Progress`."""
+    """The progress of the rendezvous, seen by `node`. For `ends_in` and `reports` see `Progress`."""
     from rallypoint.membership.names import hosts_of, missing
 
     starts = settled(state, settings) and node in state.participants
@@ -138,7 +139,7 @@ def progress(
 
 
 def abandoned_progress(state: State, settings: Settings, view: ClockView, *, reports: bool = True) -> Progress:
-    """How far the rendezvous was that was abandoned last."""
+    """The progress of the rendezvous that was abandoned last."""
     last = state.abandoned
     return Progress(
         round=state.round,
@@ -162,7 +163,7 @@ def _missing_nodes(state: State, view: ClockView) -> tuple[MissingNode, ...]:
 
 
 def standing_without(state: State, node: NodeId, settings: Settings) -> LeaveReply:
-    """How the job stands without a node that has left it: a round runs, or those who are left are enough for one."""
+    """The state of the job without a node that has left it: a round runs, or enough nodes are left for one."""
     others = len({each for each in known_to(state) if each != node and not each.is_placeholder})
     goes_on = not state.closed and others > 0 and (state.complete or others >= settings.min_nodes)
     return LeaveReply(goes_on, others, None if state.verdict is None else state.verdict.outcome)

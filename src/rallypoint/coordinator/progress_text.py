@@ -1,6 +1,6 @@
-"""What a node tells people of a rendezvous that is not complete: facts from the control plane to one sentence. Pure.
+"""The text that a node logs about an incomplete rendezvous: facts from the control plane to one sentence. Pure.
 
-What the control plane says is cleaned here, where it becomes text. Seconds become a time of day on this host's clock.
+Data from the control plane is cleaned here, where it becomes text. Seconds become a time of day on this host's clock.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from rallypoint.protocol.messages import JoinRefused, MissingNode, Progress, Pro
 
 
 class RendezvousName(NamedTuple):
-    """Which rendezvous: the job's id, where its nodes meet, as in `at host:port` (empty if nobody else can come), and
-    what the user gave that by.
+    """The name of a rendezvous: the job's id, where its nodes meet, as in `at host:port` (empty if no other node can
+    join), and the flag or variable that gave that.
     """
 
     run_id: str
@@ -28,21 +28,21 @@ class RendezvousName(NamedTuple):
 
 
 ReportedProgress = dict[tuple[object, ...], float]
-"""What people were told of a rendezvous, and when."""
+"""What was logged about a rendezvous, and when."""
 
 _REPEAT = 59.0
-"""Seconds until somebody is told the same again: a minute, less what an answer may have come sooner than the last."""
+"""Seconds until the same is logged again: a minute, less the time that one answer may be faster than the last."""
 
 _REMOVAL_WORDS = {Reason.LOST: "was lost", Reason.DEPARTED: "left", Reason.GAVE_UP: "gave up"}
 
 
 def waiting_line(subject: RendezvousName, progress: Progress, wall: float) -> str:
-    """The line of a node that waits. `wall` is the time in seconds since 1970."""
+    """The log line of a waiting node. `wall` is the time in seconds since 1970."""
     return f"waiting for {subject}: {_joined_words(progress)}{_spare_words(progress, wall)}{_time_left_words(progress)}"
 
 
 def live_words(progress: Progress) -> tuple[str, str]:
-    """The same in short, for a line that is rewritten: what comes before the time that passes, and after it."""
+    """A short form, for a line that is rewritten: the text before the elapsed time, and the text after it."""
     joined, short = progress.joined, progress.min_nodes - progress.joined
     if progress.spare:
         return "waiting as a spare", f"all {progress.max_nodes} places of round {progress.round} are taken"
@@ -60,9 +60,9 @@ def live_words(progress: Progress) -> tuple[str, str]:
 
 
 def is_due(progress: Progress, said: ReportedProgress, now: float) -> bool:
-    """Whether the line is due: how things stand has changed, or was last told a minute ago. Notes that it is told.
+    """Whether the line is due: the state has changed, or was last logged a minute ago. Records that it is logged.
 
-    Nodes that come one after another are no such change: they may be many.
+    Nodes that join one after another do not count as a change: they may be many.
     """
     short, lost = progress.joined < progress.min_nodes, tuple(each.name for each in progress.removed)
     stands = progress.round, progress.complete, progress.spare, short, progress.starts_in >= 0, lost
@@ -77,13 +77,13 @@ def is_due(progress: Progress, said: ReportedProgress, now: float) -> bool:
 def in_words(
     notification: Progress | JoinRefused, subject: RendezvousName, said: ReportedProgress, now: float, wall: float
 ) -> ProgressText | JoinRefused:
-    """A notification of how far things are, or were when the time of a join was over, with words for people.
+    """A progress notification, or one that the time of a join is over, with a text added.
 
     Args:
-        notification: as the control plane has sent it.
-        subject: of which rendezvous.
+        notification: the notification from the control plane.
+        subject: the name of the rendezvous.
         said: see `is_due`.
-        now: on the clock of `said`.
+        now: the time on the clock of `said`.
         wall: the time in seconds since 1970.
     """
     if isinstance(notification, Progress):
@@ -95,7 +95,7 @@ def in_words(
 
 
 def timeout_sentence(subject: RendezvousName, progress: Progress, wall: float) -> str:
-    """Why a join came to nothing whose time was over. `wall` is the time in seconds since 1970."""
+    """The sentence on why a join timed out. `wall` is the time in seconds since 1970."""
     who, seconds = printable(progress.gave_up_by), f"{progress.waited:.0f} s"
     if progress.complete:
         running = f"round {progress.round} runs with {_nodes(progress.joined)}{_names(progress.members)}"
@@ -128,7 +128,7 @@ def _joined_words(progress: Progress, *, past: bool = False) -> str:
     bounds = bounds if short > 0 or fixed else f"up to {progress.max_nodes}"
     missing = f", {short} {one if short == 1 else many} missing" if short > 0 else ""
     awaited = join_names([printable(each) for each in progress.expected])
-    if awaited:  # all that are missing, if the number is fixed and nobody has gone for good
+    if awaited:  # all that are missing, if the number is fixed and no node has left for good
         awaited = f": {awaited}" if missing and fixed and not progress.removed else f", still to come: {awaited}"
     return f"{joined} of {bounds} nodes {many} in{names}{missing}{awaited}"
 
@@ -139,7 +139,7 @@ def _spare_words(progress: Progress, wall: float) -> str:
 
 
 def _missing_words(progress: Progress) -> Sequence[MissingNode]:
-    """Those without whom there are too few."""
+    """A text about the nodes without which there are too few."""
     return () if progress.complete or progress.joined >= progress.min_nodes else progress.removed
 
 

@@ -1,20 +1,20 @@
-"""How a new coordinator is filled by what the nodes of a running job hold. Pure: data in, data out.
+"""Fills a new coordinator with what the nodes of a running job hold. Pure: data in, data out.
 
-The control plane was lost and is back, with no state. Each node says what it holds (`ResumeRequest`): its place in the
-last round that it knows. From the first such word the size of the round is known; a placeholder stands for each node
-that is yet to speak. Placeholders hold places like anybody else; those who do not speak in time are taken out as lost.
+The control plane was lost and is back, without state. Each node sends what it holds (`ResumeRequest`): its place in the
+last round that it knows. The first such request gives the size of the round; a placeholder represents each node that
+has not reported yet. Placeholders hold places like any node; nodes that do not report in time are removed as lost.
 
 Laws:
 
-1. A round that was running runs on when all its nodes have spoken: nothing is told to anybody.
-2. The newest round that anybody holds is the job's; who holds an older one comes back as a new node.
-3. Who hosted the control plane inside its agent is gone with it: its round is over.
-4. Only a coordinator that has completed no round of its own is filled. Another passes over the numbers, of
-   rounds and of restarts, that were used before its time.
-5. Who waited for a place cannot know whether a round runs. Where only such nodes have spoken, no round is completed
-   until those who run one have had the time to say so.
-6. Who has met another coordinator since has given up the join that it had asked of us (`resume_state`, law 1). It keeps
-   its place, which waits for its next join: no round goes on with what the first one brought along.
+1. A running round continues when all its nodes have reported: no node is notified.
+2. The newest round that any node holds is the job's; a node that holds an older one comes back as a new node.
+3. A node that hosted the control plane inside its agent is gone with it: its round is over.
+4. Only a coordinator that has not completed a round of its own is filled. Any other skips the numbers, of rounds and of
+   restarts, that were used before its time.
+5. A node that waited for a place cannot know whether a round runs. If only such nodes have reported, no round is
+   completed until nodes of a running one have had the time to report.
+6. A node that has met another coordinator since has given up the join that it had sent us (`resume_state`, law 1). It
+   keeps its place, which waits for its next join: no round goes on with the data of the first one.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _GIVEN_UP_DETAIL = "it has asked another coordinator for a place since"
 
 
 def recovery_timeout(settings: Settings) -> float:
-    """Seconds for which a new coordinator waits for the nodes of a job that it was told of.
+    """Seconds for which a new coordinator waits for the nodes of a job that it has learned of.
 
-    So many leases, in which they find that the previous one is gone, and so many seconds, in which they find the new.
+    Some leases, in which they find that the previous one is gone, and some seconds, in which they find the new one.
     """
     return _LEASES * settings.lease + _CONNECT
 
 
 def recovered(state: State, node: NodeId, request: ResumeRequest, settings: Settings) -> State:
-    """The state once `node` has said what it holds. Unchanged if it tells nothing new."""
+    """The state after `node` has reported what it holds. Unchanged if that is nothing new."""
     if request.round < 0 and state.round == 0 and not state.complete:
         return state._replace(restart_delay=recovery_timeout(settings))
     possible = request.round >= 0 and 0 <= request.group_rank < request.group_world_size
@@ -61,12 +61,12 @@ def recovered(state: State, node: NodeId, request: ResumeRequest, settings: Sett
 
 
 def may_have_been(request: ResumeRequest, settings: Settings) -> bool:
-    """Whether the job can have had a round of that many nodes: an operator may have made it smaller since."""
+    """Whether the job can have had a round of that many nodes: an operator may have reduced it since."""
     return request.group_world_size <= settings.max_nodes or request.size is not None
 
 
 def with_size(state: State, node: NodeId, request: ResumeRequest, settings: Settings) -> State:
-    """The state with how many nodes rounds have, where only the nodes know that an operator has changed it."""
+    """The state with the number of nodes of a round, if only the nodes know that an operator has changed it."""
     size = request.size
     if size is None or state.size is not None or size.min_nodes > size.max_nodes:
         return state
@@ -74,10 +74,10 @@ def with_size(state: State, node: NodeId, request: ResumeRequest, settings: Sett
 
 
 def earlier_identity(state: State, node: NodeId, request: ResumeRequest) -> NodeId | None:
-    """Who `node` is in the state already, if what it says was heard in an earlier session of the same process."""
+    """The name that `node` has in the state, if an earlier session of the same process has reported the same."""
     placeholder = NodeId.placeholder(request.group_rank)
     if placeholder in state.participants or placeholder in state.survivors:
-        return None  # nobody has spoken for this place yet: found so, thousands of nodes come back in linear time
+        return None  # no node has reported for this place yet: so thousands of nodes come back in linear time
     places = state.participants.items()
     ranks = {each: place.rank if state.complete else place.previous_rank for each, place in places} | dict(
         state.survivors
@@ -89,8 +89,7 @@ def earlier_identity(state: State, node: NodeId, request: ResumeRequest) -> Node
 
 
 def with_later_rounds(state: State, request: ResumeRequest) -> State:
-    """The state of a coordinator with rounds of its own, once a node has said what it holds of rounds before its
-    time."""
+    """The state of a coordinator with rounds of its own, after a node has reported rounds from before its time."""
     return state._replace(
         next_round=max(state.next_round, request.round + 1, request.last_ended_round + 1),
         ledger=state.ledger._replace(failures=max(state.ledger.failures, request.failures)),
@@ -98,7 +97,7 @@ def with_later_rounds(state: State, request: ResumeRequest) -> State:
 
 
 def missed_notifications(state: State, node: NodeId, request: ResumeRequest) -> list[Notification]:
-    """What `node` has missed of a job that goes on, judged by what it holds."""
+    """The notifications that `node` has missed, judged by what it holds."""
     if node in state.participants and state.is_preempted:
         return [] if node in state.consents | state.succeeded else [preempted(state)]
     if node in state.participants and state.complete:
@@ -110,13 +109,13 @@ def missed_notifications(state: State, node: NodeId, request: ResumeRequest) -> 
     last = state.round - 1
     waits = node in state.participants or node in state.wait_list or node in state.redundancy_list
     if request.joining and last > max(request.round, request.last_ended_round) and not waits:
-        # A place that it was given is lost again, and the worker store that it brought may have been used there.
+        # A place that it was given is lost again, and its worker store may have been used there.
         return [RoundEnded(end_of(state, last))]
     return []
 
 
 def without_given_up_join(state: State, node: NodeId, request: ResumeRequest, settings: Settings) -> State:
-    """The state once `node`, which has claimed its name, has said what it waits with (law 6)."""
+    """The state after `node`, which has claimed its name, has reported which join it waits with (law 6)."""
     place = state.participants.get(node)
     if place is None or request.joining:
         return state
@@ -133,13 +132,13 @@ def without_given_up_join(state: State, node: NodeId, request: ResumeRequest, se
 
 
 def end_of(state: State, round_: int) -> RoundEnd:
-    """How a round ended that ran before the state was as it is, as far as that is known."""
+    """How a round that ran before this state ended, as far as that is known."""
     ended = state.ended
     return ended if ended is not None and ended.round == round_ else RoundEnd(round_, Reason.FORGOTTEN, "")
 
 
 def _adopt_round(state: State, node: NodeId, request: ResumeRequest, settings: Settings) -> State:
-    """The first to speak of its round: all places of that round are taken, those who came before wait."""
+    """Adopt the round of its first node to report: all places of that round are taken, earlier nodes wait."""
     ranks = range(request.group_world_size)
     held = {(node if rank == request.group_rank else NodeId.placeholder(rank)): rank for rank in ranks}
     forming = {} if state.complete else state.participants
@@ -173,7 +172,7 @@ def _adopt_round(state: State, node: NodeId, request: ResumeRequest, settings: S
 
 
 def _add_participant(state: State, node: NodeId, request: ResumeRequest) -> State:
-    """One more node of the round that runs."""
+    """Add one more node of the running round."""
     participants = dict(state.participants)
     if participants.pop(NodeId.placeholder(request.group_rank), None) is None:
         return state
@@ -183,7 +182,7 @@ def _add_participant(state: State, node: NodeId, request: ResumeRequest) -> Stat
 
 
 def _add_survivor(state: State, node: NodeId, request: ResumeRequest) -> State:
-    """One more node of the round that is over."""
+    """Add one more node of the round that is over."""
     survivors = dict(state.survivors)
     rank = survivors.pop(NodeId.placeholder(request.group_rank), None)
     return state if rank is None else state._replace(survivors={**survivors, node: rank})

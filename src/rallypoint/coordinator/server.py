@@ -1,7 +1,7 @@
 """The control server: sessions over TCP for one job (embedded in an agent) or for many (`jobs`).
 
-The bytes of an unauthenticated peer cost a log line, never the job: every connection must greet with the magic, say
-hello and prove the secret within a deadline, and each frame is bounded and typed. Of many unauthenticated connections
+Bytes from an unauthenticated peer cost a log line, never the job: every connection must greet with the magic, say hello
+and prove the secret within a deadline, and each frame is bounded and typed. Of many unauthenticated connections
 (`connection_limiter`) only some are logged, and the oldest make room. It runs on the process's loop thread.
 """
 
@@ -48,11 +48,11 @@ class ControlServer:
         """Serve `jobs` on `listener`, which this takes over.
 
         Args:
-            jobs: where requests go.
-            listener: a listening socket (`base.endpoint.listening_socket`), or some; `port` is that of the first.
-            keys: what nodes must prove to hold one of; None if the job has none.
-            tls: what every control connection must speak, if anything; a `fallback` is not asked to.
-            loop: where to run; the process's shared loop if not given.
+            jobs: the jobs that requests go to.
+            listener: a listening socket (`base.endpoint.listening_socket`), or several; `port` is that of the first.
+            keys: the keys of which nodes must prove to hold one; None if the job has none.
+            tls: the TLS that every control connection must use, if any; connections of a `fallback` need not.
+            loop: the loop to run on; the process's shared loop if not given.
             fallback: takes over connections that do not greet as ours do, with what has been read from them, if
                 something else is served on the same port (the worker store of a static rendezvous).
             home: whether a node that connects from this very process lives and dies with the server.
@@ -81,7 +81,7 @@ class ControlServer:
         self._loop.call(self._start)
 
     def _warn_if_open(self) -> None:
-        """Say that anybody may come, where others than this machine can."""
+        """Warn that anyone may connect, if other machines can."""
         places = [each.getsockname()[:2] for each in self._listeners]
         outside = [Endpoint("*" if host in {"::", "0.0.0.0"} else host, port) for host, port in places]
         outside = [each for each in outside if not is_loopback(each.host)]
@@ -93,11 +93,11 @@ class ControlServer:
             )
 
     def close(self, linger: float = 2.0, why: str = "") -> None:
-        """Take no more nodes, let the last notifications arrive, and end all sessions. Idempotent.
+        """Accept no more nodes, let the last notifications arrive, and end all sessions. Idempotent.
 
         Args:
             linger: seconds that nodes have to read what was sent and disconnect.
-            why: what to tell them, last of all.
+            why: the last message to them.
         """
         if self._closed is None:
             self._closed = self._loop.submit(self._close_all(linger, why))
@@ -146,13 +146,13 @@ class ControlServer:
                 log.info("%d control connections did not disconnect in %.1f s", len(self.connections), linger)
         for connection in list(self.connections):
             connection.abort()
-        await asyncio.sleep(0)  # let the aborted transports report that they are gone
+        await asyncio.sleep(0)  # let the aborted transports report that they are closed
         self._context.limiter.close()
         for listener in self._listeners:
             listener.close()
 
     def _arm_soon(self) -> None:
-        """See to the timer on the loop's thread; once for all that happens until then."""
+        """Set the timer on the loop's thread; once for all that happens until then."""
         if not self._arming:
             self._arming = True
             self._loop.call(self._arm)

@@ -1,6 +1,6 @@
-"""What a control connection says and does once its bytes are messages: the handshake, then the session of a node.
+"""The server's side of a control connection, on the level of messages: the handshake, then the session of a node.
 
-It knows no socket: its connection sends for it. The simulator drives the same class.
+It has no socket: its connection sends for it. The simulator drives the same class.
 """
 
 from __future__ import annotations
@@ -36,19 +36,20 @@ if TYPE_CHECKING:
 HEARTBEAT = codec.encode(Heartbeat())
 
 _MANY_HEARTBEATS_PER_LEASE = 2.1
-"""Where there are many sessions; elsewhere three. More than two, so that less than half a lease lies between them: the
-silence of all for so long would look like an outage of ours (`membership.liveness`)."""
+"""If there are many sessions; otherwise three. More than two, so that less than half a lease lies between them: silence
+of all nodes for that long would look like an outage of ours (`membership.liveness`).
+"""
 
 
 class SessionOutput(Protocol):
     """The connection of a session."""
 
     def send(self, payload: bytes) -> None:
-        """Send a message, signed where the session's are."""
+        """Send a message, signed if the session's are."""
         ...
 
     def post(self, notification: Notification | WatcherNotification) -> None:
-        """Have a notification sent; from any thread, in the order of the calls."""
+        """Send a notification; from any thread, in the order of the calls."""
         ...
 
     def disconnect(self, why: str) -> None:
@@ -56,7 +57,7 @@ class SessionOutput(Protocol):
         ...
 
     def describe(self, hello: Hello) -> SessionRecord:
-        """The handshake is done: what there is to know of the session of a node that greets so."""
+        """The handshake is done: return what is known about the session of a node with this greeting."""
         ...
 
     @property
@@ -72,8 +73,8 @@ class ServerSession:
         """Wait for the greeting.
 
         Args:
-            jobs: whose nodes may come.
-            keys: what nodes must prove to hold one of; None if there are none.
+            jobs: the jobs whose nodes may connect.
+            keys: the keys of which nodes must prove to hold one; None if there are none.
             nonce: bytes that no other handshake has had.
             output: the connection.
             peer: the address that it comes from.
@@ -85,14 +86,14 @@ class ServerSession:
         self._peer = peer
         self._dispatcher: Dispatcher | None = None
         self._command_refusal: str | None = None
-        """Of a watcher: why it may give no commands, empty if it may; None for a node."""
+        """For a watcher: why it may not give commands, empty if it may; None for a node."""
         self._told_all = False
-        """Whether the other side was told all that it came for, such as which jobs there are."""
+        """Whether the other side has received all that it asked for, such as the list of jobs."""
         self._leaving = False
         self._answered = False
-        """Whether the last heartbeat was."""
+        """Whether the last heartbeat was answered."""
         self.node_name = ""
-        """What the node calls its host, once it has greeted."""
+        """The node's name of its host, once it has greeted."""
         self.number = 0
         self.signers: Signers | None = None
         self.end_reason = "its session has ended"
@@ -103,11 +104,11 @@ class ServerSession:
         return self._dispatcher is not None
 
     def receive(self, payload: bytes) -> str | None:
-        """Deal with one message. Returns why the connection is to be closed; None if it goes on.
+        """Handle one message. Returns why the connection must be closed; None if it continues.
 
         Raises:
-            CodecError: it is no message, or has no place here.
-            SignatureError: it is not signed as it has to be.
+            CodecError: it is not a message, or is not allowed here.
+            SignatureError: its signature is missing or wrong.
         """
         if self._dispatcher is not None:
             if self.signers is not None:
@@ -131,23 +132,24 @@ class ServerSession:
         return None if refused is None else self._answer(refused)
 
     def refuse(self, sentence: str) -> str:
-        """Tell the other side why it is refused. Returns why the connection is to be closed."""
+        """Tell the other side why it is refused. Returns why the connection must be closed."""
         self._output.send(codec.encode(HandshakeRefused(sentence)))
         return f"it was told: {sentence}"
 
     def heartbeat(self) -> str | None:
-        """A heartbeat has come. Returns as `receive` does."""
+        """A heartbeat has arrived. Returns as `receive` does."""
         assert self._dispatcher is not None
         if not self._dispatcher.heartbeat(self.number):
             return self.end_reason
         self._answered = not self._answered or self._output.answers_all
         if self._answered:
-            # At once: an answer may overtake what else is told, and means only that we live and have heard all so far.
+            # At once: an answer may overtake notifications, and means only that we are alive and have received all so
+            # far.
             self._output.send(HEARTBEAT)
         return None
 
     def end(self, why: str) -> None:
-        """Say that the session ends, and why; nothing if there is none."""
+        """Send that the session ends, and why; does nothing if there is none."""
         if self._dispatcher is not None:
             self._output.send(codec.encode(SessionEnded(why)))
 
@@ -198,7 +200,7 @@ class ServerSession:
         self._output.send(codec.encode(welcome))
 
     def _answer_greeting(self, hello: Hello) -> None:
-        """There is no session: who only greets learns that it would be let in, and how late it is here."""
+        """Answer a greeting without opening a session: the peer learns that it would be accepted, and the time here."""
         self.signers = self._handshake.signers
         name = self._output.describe(hello).node
         lease = hello.settings.lease

@@ -1,11 +1,12 @@
-"""The sessions of one coordinator, and the names of the nodes that they speak for. Pure: `now` is handed in.
+"""The sessions of one coordinator, and the names of their nodes. Pure: `now` is passed in.
 
 Laws:
 
-1. A name is given once. A node that has lost its session can so claim its name in the next one, and is surely itself.
-   A name that was claimed is given to nobody else, also where we have not given it (a coordinator before us may have).
-2. A session speaks for one node, and a node has one session at most: who claims a name ends the session that had it.
-3. Who is silent is found by `liveness`, which hears of every session here.
+1. A name is given once. So a node that has lost its session can claim its name in the next one, and is certainly the
+   same. A name that was claimed is not given to another node, even if we have not given it (an earlier coordinator may
+   have).
+2. A session belongs to one node, and a node has one session at most: claiming a name ends the session that had it.
+3. Silent sessions are found by `liveness`, which is notified of every session here.
 """
 
 from __future__ import annotations
@@ -21,36 +22,36 @@ from rallypoint.protocol.messages import ConfigDifference
 
 @dataclass(slots=True)
 class SessionRecord:
-    """What is known of a session: how it was opened, and what its node has said since."""
+    """What is known about a session: how it was opened, and what its node has reported since."""
 
     node: NodeId
-    """The name that the node gives itself, and from `SessionRegistry.open` on the one that it goes by."""
+    """The name that the node requests, and from `SessionRegistry.open` on the one that it has."""
     address: str
-    """What the node itself sees as its address towards us."""
+    """The node's own address towards us, as it sees it."""
     server_address: str = ""
-    """What the node sees as ours; empty for the node of our own process."""
+    """Our address as the node sees it; empty for the node of our own process."""
     observed_address: str = ""
-    """The address from which we see it come; empty for the node of our own process."""
+    """The node's address as we see it; empty for the node of our own process."""
     settings: Settings | None = None
-    """What the node was started with; None for the node of our own process."""
+    """The settings that the node was started with; None for the node of our own process."""
     leased: bool = True
     """Whether the session ends when it is silent for the lease."""
     in_this_process: bool = False
-    """Whether the node's agent is our own process, if only for now."""
+    """Whether the node's agent is in our own process, even if only for now."""
     local: bool = False
     """Whether it is, and both end together."""
     number: int = 0
-    """Of the session, from `SessionRegistry.open` on."""
+    """The number of the session, from `SessionRegistry.open` on."""
     repeats_join: bool = False
-    """Whether the node has said at the beginning of the session that it waits for a place, and has not asked yet."""
+    """Whether the node has reported at the beginning that it waits for a place, and has not sent its join yet."""
     skips_join: bool = False
-    """Whether the join that it says next was overtaken by what it has just been told."""
+    """Whether the join that it sends next was overtaken by a notification that it was just sent."""
     claimed: bool = False
     """Whether it has claimed a name, which it does at its beginning and once."""
     differences_reported: tuple[ConfigDifference, ...] = ()
-    """How the node was started in another way than the job, as it has been told."""
+    """The differences from the job's settings that the node has been told."""
     addresses: tuple[str, ...] | None = None
-    """Those of the node's interfaces, as it has told when it last asked for a place."""
+    """The addresses of the node's interfaces, as sent with its last join."""
 
 
 class SessionRegistry:
@@ -61,17 +62,17 @@ class SessionRegistry:
         self._sessions: dict[int, SessionRecord] = {}
         self._by_node: dict[NodeId, int] = {}
         self._next_local_id: dict[tuple[str, int], int] = {}
-        """Address and process id to the lowest local id that was not given there yet."""
+        """Address and process id to the lowest local id that was not given to them yet."""
         self._claimed: dict[NodeId, NodeId] = {}
-        """What a session was called at first to the name that it has claimed."""
+        """The first name of a session to the name that it has claimed."""
         self._claims_by_node: dict[NodeId, list[NodeId]] = {}
-        """The same the other way round."""
+        """The reverse mapping."""
         self._in_this_process: list[int] = []
         self._external_addresses: dict[int, str] = {}
-        """What nodes of other machines call us."""
+        """The addresses that nodes on other machines use for us."""
 
     def open(self, number: int, session: SessionRecord, now: float) -> None:
-        """A session begins; its node gets the name that it would like, unless that was given before."""
+        """A session begins; its node gets the requested name, unless that was given before."""
         session.number, session.node = number, self._unique(session.node)
         self._sessions[number] = session
         self._by_node[session.node] = number
@@ -82,12 +83,12 @@ class SessionRegistry:
         self.liveness.opened(number, now, leased=session.leased, local=session.local)
 
     def reserve(self, name: NodeId) -> None:
-        """A name was given, perhaps by a coordinator before us: nobody else gets it."""
+        """A name was given, perhaps by an earlier coordinator: no other node gets it."""
         taken = max(name.local_id + 1, self._next_local_id.get((name.addr, name.pid), 0))
         self._next_local_id[name.addr, name.pid] = taken
 
     def resume(self, session: SessionRecord, name: NodeId) -> int | None:
-        """The node of a session shows that it was here before, by that name. Returns the session that this ends."""
+        """The node of a session was here before, with that name. Returns the session that this ends."""
         name = self._claimed.get(name, name)
         if session.node == name or session.claimed:
             return None
@@ -104,7 +105,7 @@ class SessionRegistry:
         return previous
 
     def close(self, number: int) -> SessionRecord | None:
-        """A session ends; its node may come back. Returns what it was, None if there is none of that number."""
+        """A session ends; its node may come back. Returns its record, None if there is none of that number."""
         session = self._sessions.pop(number, None)
         if session is not None:
             del self._by_node[session.node]
@@ -115,7 +116,7 @@ class SessionRegistry:
         return session
 
     def forget(self, node: NodeId) -> None:
-        """Nothing is held for a node any more: what it has claimed needs not be known."""
+        """Nothing is held for a node any more: forget its claims."""
         for called in self._claims_by_node.pop(node, ()):
             if self._claimed.get(called) == node:
                 del self._claimed[called]
@@ -132,11 +133,11 @@ class SessionRegistry:
         return node in self._by_node
 
     def __iter__(self) -> Iterator[tuple[int, SessionRecord]]:
-        """Numbers and sessions, in the order in which they came."""
+        """Numbers and sessions, in the order in which they were opened."""
         return iter(self._sessions.items())
 
     def silence(self, node: NodeId, now: float) -> float | None:
-        """For how many seconds a node was not heard; None if it has no session, or one without a lease."""
+        """Seconds since a node was last heard; None if it has no session, or one without a lease."""
         number = self._by_node.get(node)
         return None if number is None else self.liveness.silence(number, now)
 
@@ -147,17 +148,17 @@ class SessionRegistry:
 
     @property
     def own_external_address(self) -> str:
-        """What a node of another machine calls us; empty if there is none."""
+        """The address that a node on another machine uses for us; empty if there is none."""
         return next(iter(self._external_addresses.values()), "")
 
     @property
     def local_nodes(self) -> list[NodeId]:
-        """The nodes whose agent is our own process, where that and the coordinator end together."""
+        """The nodes whose agent is in our own process and ends together with the coordinator."""
         return [self._sessions[number].node for number in self.liveness.local_sessions]
 
     @property
     def nodes_in_this_process(self) -> list[NodeId]:
-        """The nodes whose agent is our own process: also that of an elected leader, which may outlive its term."""
+        """The nodes whose agent is in our own process: also that of an elected leader, which may outlive its term."""
         return [self._sessions[number].node for number in self._in_this_process]
 
     def _unique(self, node: NodeId) -> NodeId:

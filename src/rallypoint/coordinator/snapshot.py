@@ -1,4 +1,4 @@
-"""How a job stands, put together from the state, the sessions and what nodes have reported. Pure."""
+"""The snapshot of a job, made from the state, the sessions and the reports of nodes. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PHASE_OF_OUTCOME = {
 
 
 def phase_of(state: State, settings: Settings) -> Phase:
-    """How far the job is."""
+    """The phase of the job."""
     if state.verdict is not None:
         return _PHASE_OF_OUTCOME[state.verdict.outcome]
     if state.complete:
@@ -41,7 +41,7 @@ def phase_of(state: State, settings: Settings) -> Phase:
 
 
 def summary_of(state: State, settings: Settings) -> JobSummary:
-    """One line of a list of jobs."""
+    """One entry of a list of jobs."""
     nodes = len(state.participants)
     return JobSummary(settings.run_id, phase_of(state, settings), state.round, nodes, settings.max_nodes)
 
@@ -55,16 +55,16 @@ def snapshot_of(
     history: JobHistory,
     view: ClockView,
 ) -> Snapshot:
-    """How the job stands at `view.now`.
+    """The snapshot of the job at `view.now`.
 
     Args:
         state: of the job.
         settings: of the job.
         incarnation: of the coordinator.
-        sessions: which nodes are connected, and when they were heard.
-        reports: what nodes have reported last.
-        history: what has happened.
-        view: what is known of time.
+        sessions: the connected nodes, and when they were last heard.
+        reports: the last reports of nodes.
+        history: the events of the job.
+        view: the clock view.
     """
     now = view.now
     short = 0 if state.complete else max(0, settings.min_nodes - len(state.participants))
@@ -98,7 +98,7 @@ def _nodes(
         view = _node(state, sessions, node, NodeState.PARTICIPANT, each.node_info, now)
         if state.complete:
             view = _in_round(view, each.rank, own, node in state.succeeded, reports.get(node), state.round)
-        if place != each.rank:  # one before it has succeeded and gone, and nobody knows how many workers it had
+        if place != each.rank:  # an earlier one has succeeded and left, and its number of workers is not known
             view = view._replace(first_rank=-1)
         yield view
     for node, info in state.wait_list.items():

@@ -1,10 +1,10 @@
 """Who may connect to the worker store of a round: its members, as far as their addresses are known (decision 28). Pure.
 
-Every node tells the addresses of its interfaces when it joins; the coordinator sees from where its session comes. The
-host of the store is told all of them before it is told its place. Laws:
+Every node sends the addresses of its interfaces when it joins; the coordinator sees the source address of its session.
+The host of the store is sent all of them before its placement. Laws:
 
-1. Nobody is refused by a guess: where an address is not known for sure, and nobody has asked for more, all may connect,
-   and people are told why.
+1. No peer is refused by a guess: if an address is not known for sure, and no stricter policy was requested, all may
+   connect, and a log line says why.
 2. The host's own machine may always connect.
 """
 
@@ -30,8 +30,7 @@ _PART = 1000
 
 
 class PeerPolicy(NamedTuple):
-    """What `--store-peers` says: whether members may connect, which networks may, and whether it was given at all.
-
+    """The value of `--store-peers`: whether members may connect, which networks may, and whether it was given at all.
     Without either, all may.
     """
 
@@ -41,10 +40,10 @@ class PeerPolicy(NamedTuple):
 
 
 def parse_policy(text: str) -> PeerPolicy:
-    """Read `members`, `any`, or addresses and networks with commas between, `members` among them or not.
+    """Parse `members`, `any`, or comma-separated addresses and networks, which may include `members`.
 
     Args:
-        text: what the user gave; empty for the default.
+        text: the value from the user; empty for the default.
 
     Raises:
         UsageError: a part is none of these.
@@ -64,7 +63,7 @@ def parse_policy(text: str) -> PeerPolicy:
 
 
 def peers_notification(state: State, sessions: SessionRegistry) -> list[StorePeers]:
-    """What the host of the store of a complete round is told; nothing where no member has said anything."""
+    """The notification to the host of a complete round's store; empty if no member has sent addresses."""
     found: dict[str, None] = {}
     doubt, some = "", False
     for node, participant in state.participants.items():
@@ -85,7 +84,7 @@ def peers_notification(state: State, sessions: SessionRegistry) -> list[StorePee
 
 
 def _doubt(state: State, node: NodeId, session: SessionRecord | None, *, is_host: bool) -> str:
-    """Why the addresses of a member may be others than those that it has told; empty if they are not."""
+    """Why the addresses of a member may differ from those that it has sent; empty if they do not."""
     if session is None or (session.addresses is None and not is_host):
         return f"the addresses of {name_of(state, node)} are not known"
     seen, own = (each.partition("%")[0] for each in (session.observed_address, session.address))
@@ -105,20 +104,20 @@ def _is_network(text: str) -> bool:
 def peers_of(
     policy: PeerPolicy, told: Sequence[StorePeers], own: Sequence[str] | None, address: str
 ) -> tuple[list[str] | None, str]:
-    """Who may connect, None for all; and a warning, if people should hear of it.
+    """The allowed peers, None for all; and a warning, if there is something to log.
 
     Args:
-        policy: of this node, where the store is.
-        told: what the coordinator has told; nothing where it does not know.
-        own: addresses of this machine; None if they are not known.
-        address: by which the workers know the store.
+        policy: the policy of this node, where the store is.
+        told: the addresses from the coordinator; empty if it does not know them.
+        own: the addresses of this machine; None if they are not known.
+        address: the address that the workers use for the store.
     """
     if not policy.members and not policy.networks:
         return None, ""
     doubt = next((each.reason_unrestricted for each in told if each.reason_unrestricted), "")
     doubt = doubt or ("" if told else "this backend does not tell the members' addresses")
     doubt = doubt or ("" if own is not None else "this machine's own addresses cannot be listed")
-    in_vain = not told and not policy.networks  # with these alone, no other member's worker would be let in
+    in_vain = not told and not policy.networks  # with these alone, no other member's worker would be allowed
     if policy.members and doubt and (in_vain or not policy.explicit):
         if in_vain and not policy.explicit:
             return None, ""

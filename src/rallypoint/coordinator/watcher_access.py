@@ -1,4 +1,4 @@
-"""Which job a watcher sees, and whether it may give commands."""
+"""The access of watchers: which job they see, and whether they may give commands."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from rallypoint.coordinator.job_directory import JobDirectory
 
 MAX_WATCHERS = 64
-"""Sessions that may watch one job at a time: each is told all of it after each change."""
+"""Sessions that may watch one job at a time: each is sent the whole state after each change."""
 
 
 def watched_dispatcher(jobs: JobDirectory, hello: Hello) -> Dispatcher | None:
-    """The dispatcher of the job that a watcher names; None where it names none and there are several, or none.
+    """The dispatcher of the job that a watcher names; None if it names none and there are several, or none.
 
     Raises:
-        HandshakeError: there is no such job, or enough watch it.
+        HandshakeError: there is no such job, or it has too many watchers.
     """
     dispatcher = jobs.find(hello.job)
     if dispatcher is None and hello.job:
@@ -32,17 +32,17 @@ def watched_dispatcher(jobs: JobDirectory, hello: Hello) -> Dispatcher | None:
 
 
 def welcome_watcher(record: SessionRecord, dispatcher: Dispatcher | None) -> Welcome:
-    """The first message to a watcher that is in."""
+    """The first message to an accepted watcher."""
     lease = Settings("", 1, 1).lease if dispatcher is None else dispatcher.settings.lease
     return Welcome(record.node, lease, "" if dispatcher is None else dispatcher.incarnation)
 
 
 def command_refusal(record: SessionRecord, trusted: bool) -> str:
-    """Why a watcher may give no commands; empty if it may.
+    """Why a watcher may not give commands; empty if it may.
 
     Args:
-        record: of its session. Whoever comes from the address at which it came in is on this machine.
-        trusted: whether it has proved to hold the job's secret, or commands are taken from everywhere.
+        record: the record of its session. A watcher whose source address is the one it connected to is on this machine.
+        trusted: whether it has proved to hold the job's secret, or commands are accepted from everywhere.
     """
     peer = record.observed_address
     if trusted or is_loopback(peer) or peer == record.server_address:

@@ -1,11 +1,11 @@
-"""The sessions that watch a job and are no nodes: what they are told, and when. Pure: `now` is handed in.
+"""The sessions that watch a job and are not nodes: what they are sent, and when. Pure: `now` is passed in.
 
 Laws:
 
-1. Without watchers nothing here costs anything but the record of what has happened (`history`).
-2. A follower is told after a change, and not more often than every `_PAUSE` seconds; without a change, nothing.
-3. Nodes are asked for reports when somebody asks how the job stands, and then not more often than they can answer
-   without being noticed. Who does not answer in time is shown by what is known.
+1. Without watchers, the only cost is the record of events (`history`).
+2. A follower is sent a snapshot after a change, at most every `_PAUSE` seconds; without a change, nothing.
+3. Nodes are asked for reports when a watcher asks for the state of the job, and not more often than they can answer at
+   negligible cost. A node that does not answer in time is shown with what is known.
 """
 
 from __future__ import annotations
@@ -39,18 +39,19 @@ from rallypoint.protocol.operator_messages import (
 )
 
 _PAUSE = 0.2
-"""Seconds between what a follower is told."""
+"""Seconds between messages to a follower."""
 _ANSWER = 0.25
 """Seconds that nodes have to report before a watcher is answered without them."""
 _FRESH = 1.0
-"""Seconds for which a report is not asked for again."""
+"""Seconds for which a report is not requested again."""
 _REFRESH, _NODES_A_SECOND = 2.0, 100
-"""Seconds between the reports that are asked for while somebody follows; more where there are many nodes, so that those
-of thousands cost the coordinator no more than a few of their heartbeats."""
+"""Seconds between requests for reports while there is a follower; more if there are many nodes, so that the reports of
+thousands cost the coordinator no more than a few of their heartbeats.
+"""
 _STARTED = 0.5
-"""Seconds after the start of a round until its workers are asked for, if somebody follows."""
+"""Seconds after the start of a round until reports on its workers are requested, if there is a follower."""
 _COLLECT = 30.0
-"""Seconds that nodes have to collect what a command asks for."""
+"""Seconds that nodes have to collect what a command requests."""
 _MOST_NAMED = 8
 
 
@@ -58,18 +59,18 @@ _MOST_NAMED = 8
 class _Watcher:
     follows: bool = False
     wants: bool = False
-    """Whether it is to be told at the next opportunity."""
+    """Whether it must be sent a snapshot at the next opportunity."""
 
 
 @dataclass(slots=True)
 class _Collection:
-    """What a watcher has asked nodes for; `missing` are those that have not sent all of it."""
+    """A collection that a watcher has requested; `missing` are the nodes that have not sent all of it."""
 
     watcher: int
     missing: set[NodeId]
     until: float
     lost: list[NodeId] = field(default_factory=list)
-    """Those that were lost before they had sent all of it."""
+    """The nodes that were lost before they had sent all of it."""
 
 
 class Watchers:
@@ -77,14 +78,14 @@ class Watchers:
 
     def __init__(self, job: JobState) -> None:
         self.sends: list[tuple[int, WatcherNotification]] = []
-        """What watchers are to be told, by session; whoever delivers it takes it away."""
+        """Messages to watchers, by session; delivery removes them."""
         self._job = job
         self._reports: dict[NodeId, NodeReport] = {}
         self._watchers: dict[int, _Watcher] = {}
         self._awaited: set[NodeId] = set()
         """Nodes that were asked for a report and have not answered."""
         self._asked_at, self._asked_round = -math.inf, -1
-        """When nodes were last asked, and in which round: what they said of another one is of no use."""
+        """When nodes were last asked, and in which round: answers about another one are useless."""
         self._due_at = math.inf
         self._told_at = -math.inf
         self._collections: dict[int, _Collection] = {}
@@ -93,7 +94,7 @@ class Watchers:
         return session in self._watchers
 
     def open(self, session: int) -> None:
-        """A watcher has come."""
+        """A watcher has connected."""
         self._watchers[session] = _Watcher()
 
     def close(self, session: int) -> bool:
@@ -103,7 +104,7 @@ class Watchers:
         return self._watchers.pop(session, None) is not None
 
     def receive(self, session: int, request: WatcherRequest, now: float, refusal: str) -> None:
-        """A watcher has said something; `refusal` is why it may give no commands, if it may not."""
+        """A watcher has sent a message; `refusal` is why it may not give commands, if it may not."""
         if isinstance(request, WatchRequest):
             self._watch(session, request.follow, now)
             return
@@ -118,7 +119,7 @@ class Watchers:
             self.sends.append((session, CommandReply(done=False, detail=str(error))))
 
     def _carry_out(self, command: Command, now: float) -> str:
-        """Do what a command says. Returns what has happened, for people."""
+        """Carry out a command. Returns a text on what has happened."""
         job = self._job
         plan = plan_command(command, job.state, job.settings, job.sessions)
         job.history.add("command", job.state.round, plan.text, now)
@@ -130,7 +131,7 @@ class Watchers:
         return plan.text
 
     def changed(self, now: float) -> None:
-        """The state has changed: whoever follows is to be told."""
+        """The state has changed: followers must be sent a snapshot."""
         for each in self._watchers.values():
             if each.follows:
                 each.wants = True
@@ -145,14 +146,14 @@ class Watchers:
         self._due_at = min(self._due_at, now + _ANSWER if self._awaited else now)
 
     def answered(self, node: NodeId, answer: NodeAnswer, now: float) -> None:
-        """A node says what it was asked for, or what it was not."""
+        """A node has answered, perhaps without having been asked."""
         if isinstance(answer, NodeReport):
             self.report(node, answer, now)
         elif isinstance(answer, CollectedPart):
             self.collected(node, answer)
 
     def report(self, node: NodeId, report: NodeReport, now: float) -> None:
-        """A node reports. Who was not asked is not listened to."""
+        """A node has reported. Reports that were not requested are ignored."""
         if node not in self._awaited:
             return
         before = self._reports.get(node)
@@ -169,7 +170,7 @@ class Watchers:
             self._due_at = min(self._due_at, now)
 
     def forget(self, node: NodeId, _now: float = 0.0) -> None:
-        """A node is no more: nobody waits for what it was asked."""
+        """A node is gone: its answers are no longer awaited."""
         self._reports.pop(node, None)
         self._awaited.discard(node)
         for number, asked in list(self._collections.items()):
@@ -180,7 +181,7 @@ class Watchers:
                     self._collected(number)
 
     def tick(self, now: float) -> None:
-        """Tell who is to be told, and ask nodes if somebody follows."""
+        """Queue due messages, and ask nodes if there is a follower."""
         for number in [each for each, asked in self._collections.items() if asked.until <= now]:
             self._collected(number)
         if now >= self._due_at:
@@ -190,17 +191,17 @@ class Watchers:
             self._ask_nodes(now)
 
     def wake_at(self) -> float:
-        """When `tick` has something to do."""
+        """The time at which `tick` has something to do."""
         until = min((each.until for each in self._collections.values()), default=math.inf)
         return min(self._due_at, self._refresh_at(), until)
 
     def snapshot(self, now: float) -> Snapshot:
-        """How the job stands."""
+        """The snapshot of the job."""
         job = self._job
         view = job.clock_view(now)
         return snapshot_of(job.state, job.settings, job.incarnation, job.sessions, self._reports, job.history, view)
 
-    # What nodes are asked to collect
+    # Collections from nodes
 
     def _collect(self, session: int, command: CollectCommand, now: float) -> None:
         job = self._job
@@ -212,7 +213,7 @@ class Watchers:
             self._collected(number)
 
     def collected(self, node: NodeId, part: CollectedPart) -> None:
-        """A node has sent a part of what it was asked for."""
+        """A node has sent a part of a collection."""
         asked = self._collections.get(part.number)
         if asked is None or node not in asked.missing:
             return
@@ -235,7 +236,7 @@ class Watchers:
     # Inside
 
     def _refresh_at(self) -> float:
-        """When nodes are to be asked again; infinity while nobody follows, or no round runs."""
+        """When nodes must be asked again; infinity while there is no follower, or no round runs."""
         state = self._job.state
         if not state.complete or state.closed or not any(each.follows for each in self._watchers.values()):
             return math.inf

@@ -165,7 +165,7 @@ class PeerExchange:
         return self._work.fds()
 
     def wake_at(self) -> float:
-        """When it is told that it waits, or its thread counts as stuck, on the clock; infinite if none is under way."""
+        """The time at which the wait is logged, or the thread counts as stuck, on the clock; infinite if it is idle."""
         return min(self._warn_at, self._give_up_at) if self._attempt is not None else math.inf
 
     def step(self) -> None:
