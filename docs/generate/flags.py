@@ -45,7 +45,7 @@ def _entry(flag: Flag) -> str:
         *([f"Value: {_kind(flag)}"] if flag.read is not SWITCH else []),
         f"default: {_default(flag)}",
         f"variable: {literal(flag.variable)}" if flag.from_environment else "no variable",
-        "not in torchrun" if flag.dest in BEYOND_TORCHRUN else "as torchrun",
+        "not in torchrun" if flag.dest in BEYOND_TORCHRUN else "same as torchrun",
     ]
     more = f" {DETAILS[flag.name]}" if flag.name in DETAILS else ""
     return f"### `{flag.name}`\n\n{', '.join(names)}: {flag.help}.{more}\n\n{_capital('; '.join(facts))}.\n"
