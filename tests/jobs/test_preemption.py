@@ -9,6 +9,7 @@ import signal
 from tests.jobs.launching import AtOnce, Job, Launcher
 from tests.jobs.nodes import c10d
 from tests.ports import free_port
+from tests.processes import below
 
 WORKER = """
 import os, signal, sys, time
@@ -41,10 +42,12 @@ SENTENCE = r"rallyrun: the job was preempted, since [^\n]* received SIGUSR2; "
 class Pair:
     """Two agents of one job, one worker each."""
 
-    def __init__(self, rallyrun: Launcher, *does: str, flags: tuple[str, ...] = (), conf: str = "") -> None:
+    def __init__(
+        self, rallyrun: Launcher, *does: str, flags: tuple[str, ...] = (), conf: str = "", worker: str = WORKER
+    ) -> None:
         options = ",".join(filter(None, ("last_call_timeout=50", conf)))
         nodes = c10d(rallyrun, "2", *FLAGS, *flags, conf=options)
-        (rallyrun.folder / "script.py").write_text(WORKER)
+        (rallyrun.folder / "script.py").write_text(worker)
         self._nodes, self._does = nodes, " ".join(does)
         self.a, self.b = nodes.host("A", env={"DOES": self._does}).job, self._start("B")
         for each in (self.a, self.b):
@@ -129,22 +132,18 @@ def sigterm_itself_may_preempt_the_job(rallyrun: Launcher) -> None:
     assert job.out[-1] == "saved"
 
 
-def a_worker_that_the_signal_ends_before_the_agent_has_it_cuts_nobody_short(rallyrun: Launcher) -> None:
-    """A scheduler signals every process; one worker has a handler that exits, the other saves when it is asked."""
+def a_worker_that_the_signal_ends_before_its_agent_has_it_cuts_no_other_node_short(rallyrun: Launcher) -> None:
+    """A scheduler signals every process of a node, whose worker has a handler that exits; the other node's saves."""
     exits = WORKER.replace(
         "seen = False",
-        "seen = os.environ['RANK'] == '0' and bool(signal.signal(signal.SIGUSR2, lambda *_: os._exit(7)))",
+        "seen = os.environ['NODE'] == 'B' and bool(signal.signal(signal.SIGUSR2, lambda *_: os._exit(7)))",
     )
-    flags = ("--standalone", "--nproc-per-node=2", "--max-restarts=3", *FLAGS)
-    job = rallyrun(*flags, rallyrun.script(exits), env={"DOES": "save"})
-    job.until(lambda lines: len(lines) == 2, "both workers are up")
-    for pid in rallyrun.pids():
-        if pid != job.pid:
-            os.kill(pid, signal.SIGUSR2)
-    assert job.ends() == 143, job.err
-    assert "saved" in job.out
-    assert "failed (exitcode: 7)" in job.err
-    assert "Root Cause" not in job.err
+    job = Pair(rallyrun, "save", flags=("--max-restarts=3",), worker=exits)
+    for pid in below(job.b.pid):
+        os.kill(pid, signal.SIGUSR2)
+    _, err = job.ends()
+    assert "saved" in job.a.out
+    assert "failed (exitcode: 7)" in err
 
 
 def without_workers_it_ends_at_once(rallyrun: Launcher) -> None:
@@ -185,7 +184,7 @@ def test_a_signal_to_one_node_ends_the_job(at_once: AtOnce) -> None:
         the_loss_of_the_node_that_was_told_changes_nothing,
         sigterm_to_both_means_that_the_time_is_over,
         sigterm_itself_may_preempt_the_job,
-        a_worker_that_the_signal_ends_before_the_agent_has_it_cuts_nobody_short,
+        a_worker_that_the_signal_ends_before_its_agent_has_it_cuts_no_other_node_short,
         without_workers_it_ends_at_once,
     )
 
