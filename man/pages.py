@@ -80,32 +80,32 @@ def rallyctl(date: str, version: str) -> str:
 
 _RALLYRUN = (
     "On each node `rallyrun` starts the workers of the job, which run *SCRIPT*. When a worker fails, all nodes stop "
-    "their workers at once, regroup and start them again, `--max-restarts` times; then one report shows the first "
-    "cause. When a node is lost, the others go on without it, if `--nnodes` permits that.",
-    "What follows *SCRIPT* is the script's. Each flag can be written with dashes or underscores, and its value behind "
-    "`=` or a space. A variable gives the value of a flag that the command line does not give; of a flag without a "
-    "value, 1 switches it on and 0 off.",
+    "their workers at once, regroup and start them again, up to `--max-restarts` times; then one report shows the "
+    "first cause. When a node is lost, the others continue without it, if `--nnodes` permits that.",
+    "Everything after *SCRIPT* is passed to the script. Each flag can be written with dashes or underscores, and its "
+    "value after `=` or a space. A variable sets the value of a flag unless the command line does; for a flag without "
+    "a value, 1 switches it on and 0 off.",
 )
 _RALLYCTL_TEXTS = (
-    "Verbs that look at a job or steer it speak to its control plane, on every backend, and never count as a node. "
-    "With a secret (`RALLYPOINT_SECRET`), whoever has it may give commands; without one they are taken from the "
-    "control plane's own machine.",
+    "Verbs that inspect or control a job connect to its control plane, on every backend, and never count as a node. "
+    "With a secret (`RALLYPOINT_SECRET`), anyone who has it may give commands; without one, commands are accepted "
+    "only from the control plane's own machine.",
 )
 _RALLYCTL_FILES = (
     (
         f"{variable('FILE')} of {code('--hostfile')}",
-        "A host on each line: `node1 slots=8`; also `max_slots=N` and `port=N`.",
+        "One host per line: `node1 slots=8`; also `max_slots=N` and `port=N`.",
     ),
     (
         f"{code('@rallypoint/agent/')}{variable('PID')}",
-        "Sockets (abstract) of the agents of this machine, by which jobs are found without an endpoint.",
+        "Abstract sockets of the agents on this machine, through which jobs are found without an endpoint.",
     ),
 )
 _RALLYCTL_CODES = (
     (
         "0",
-        "Done. After `status`, the job runs; after `check`, all checks have passed; a service was ended by SIGTERM "
-        "or ^C.",
+        "Done. After `status`, the job is running; after `check`, all checks have passed; a service was ended by "
+        "SIGTERM or ^C.",
     ),
     ("1", "Something failed, or the job cannot be reached. After `check`, a WARN."),
     ("2", "The command line is wrong, or a value in it cannot work. After `check`, a FAIL."),
@@ -201,8 +201,8 @@ def _files() -> Iterator[str]:
 
 def _exit_codes() -> Iterator[str]:
     yield paragraph(
-        "0 if all workers succeeded, 1 for whatever went wrong, 2 for a wrong command line. With "
-        "`--exit-codes=classified` the code says what a scheduler is to do, the same on all nodes:"
+        "0 if all workers succeeded, 1 for any failure, 2 for a wrong command line. With "
+        "`--exit-codes=classified` the code tells a scheduler what to do, and is the same on all nodes:"
     )
     for number, ending, what, again in _rows("reference/exit-codes.md", "| code |"):
         texts = [sentence(what), f"Try again? {sentence(again)}" if again else ""]

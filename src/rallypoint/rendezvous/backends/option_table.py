@@ -33,12 +33,15 @@ OPTIONS = (
         "join_timeout",
         "600 s",
         _ELASTIC,
-        "Time to wait for other nodes. When it has passed for a node without which there are too few, all waiting "
-        "nodes end with one message.",
+        "Time to wait for other nodes. If it expires for a node that is needed to reach the minimum, all waiting nodes "
+        "exit with one message.",
     ),
-    OptionText("timeout", "900 s", (STATIC,), "The same for static ranks."),
+    OptionText("timeout", "900 s", (STATIC,), "The same, for static ranks."),
     OptionText(
-        "last_call_timeout", "30 s", _ELASTIC, "Time that a first round with enough nodes, but not all, waits for more."
+        "last_call_timeout",
+        "30 s",
+        _ELASTIC,
+        "Time that the first round, once it has enough nodes but not all, waits for more.",
     ),
     OptionText(
         "is_host",
@@ -51,11 +54,9 @@ OPTIONS = (
         "store_type",
         "`tcp`",
         (C10D,),
-        "`file`: the nodes meet in a shared file, whose path is `--rdzv-endpoint`, and not at a port.",
+        "`file`: the nodes use a shared file instead of a port; `--rdzv-endpoint` is its path.",
     ),
-    OptionText(
-        "rank", "none", _ELASTIC, "The group rank that this node would like to have. `--node-rank` takes precedence."
-    ),
+    OptionText("rank", "none", _ELASTIC, "The preferred group rank of this node. `--node-rank` takes precedence."),
     OptionText(
         "keep_alive_interval",
         "5 s",
@@ -66,51 +67,56 @@ OPTIONS = (
         "keep_alive_max_attempt",
         "3",
         _STORING,
-        "Number of heartbeats in a row that may be missing there before the node counts as gone.",
+        "Number of consecutive heartbeats that may be missed there before the node counts as lost.",
     ),
     OptionText(
         "heartbeat_timeout",
         "5 s",
         _STORING,
-        "With `etcd-v2`, a request may take the lesser of this and `read_timeout`.",
+        "With `etcd-v2`, a request may take at most this or `read_timeout`, whichever is less.",
     ),
-    OptionText("read_timeout", "60 s", _STORING, "See `heartbeat_timeout`. Checked, and of no effect, with `c10d`."),
-    OptionText("close_timeout", "30 s", _STORING, "Checked, and of no effect: closing a rendezvous waits for nobody."),
+    OptionText(
+        "read_timeout", "60 s", _STORING, "See `heartbeat_timeout`. With `c10d` it is validated but has no effect."
+    ),
+    OptionText("close_timeout", "30 s", _STORING, "Validated but has no effect: closing a rendezvous does not wait."),
     OptionText(
         "protocol", "`http`", _ON_ETCD, "How etcd is reached: `http` or `https`. A certificate implies `https`."
     ),
-    OptionText("cacert", "none", _ON_ETCD, "PEM file of the authorities that etcd's certificate is checked against."),
-    OptionText("cert", "none", _ON_ETCD, "PEM file of the certificate that this node shows to etcd."),
+    OptionText("cacert", "none", _ON_ETCD, "PEM file of the certificate authorities for etcd's certificate."),
+    OptionText("cert", "none", _ON_ETCD, "PEM file of the certificate that this node presents to etcd."),
     OptionText("key", "none", _ON_ETCD, "PEM file of the key of `cert`."),
-    OptionText("ca_cert", "none", _ON_ETCD, "Another name of `cacert`."),
-    OptionText("ssl_cert", "none", _ON_ETCD, "Another name of `cert`."),
-    OptionText("ssl_cert_key", "none", _ON_ETCD, "Another name of `key`."),
+    OptionText("ca_cert", "none", _ON_ETCD, "Another name for `cacert`."),
+    OptionText("ssl_cert", "none", _ON_ETCD, "Another name for `cert`."),
+    OptionText("ssl_cert_key", "none", _ON_ETCD, "Another name for `key`."),
     OptionText("user", "none", _ON_ETCD, "User of etcd.", beyond_torchrun=True),
     OptionText(
         "password",
         "none",
         _ON_ETCD,
-        "That user's password. All users of the machine can read a command line: give "
+        "That user's password. All users of the machine can read a command line: set "
         "`RALLYPOINT_ETCD_PASSWORD_FILE` instead.",
         beyond_torchrun=True,
     ),
     OptionText("prefix", "`/rallypoint`", (ETCD,), "Prefix of the keys of all jobs.", beyond_torchrun=True),
     OptionText(
-        "etcd_prefix", "`/torch/elastic/rendezvous`", (ETCD_V2,), "Prefix of the key in which the state of the job is."
+        "etcd_prefix",
+        "`/torch/elastic/rendezvous`",
+        (ETCD_V2,),
+        "Prefix of the key that contains the state of the job.",
     ),
     OptionText(
         "listen",
         "inferred",
         _HOSTING,
-        "Where this node listens if it hosts the control plane: an address or name of its own, or `any` for all "
-        "interfaces. If not given, at the address that the endpoint names.",
+        "Where this node listens if it hosts the control plane: one of its own addresses or names, or `any` for all "
+        "interfaces. If not given, it listens on the address that the endpoint names.",
         beyond_torchrun=True,
     ),
     OptionText(
         "remote_control",
         "`false`",
         _HOSTING,
-        "Whether commands (`rallyctl restart`, ...) are taken from other machines where there is no secret.",
+        "Whether commands (`rallyctl restart`, ...) are accepted from other machines if there is no secret.",
         beyond_torchrun=True,
     ),
     OptionText(
@@ -121,7 +127,9 @@ OPTIONS = (
         beyond_torchrun=True,
     ),
     OptionText("tls_key", "none", _HOSTING, "PEM file of its key, without a passphrase.", beyond_torchrun=True),
-    OptionText("tls_ca", "none", _HOSTING, "PEM file of the authorities of the other side.", beyond_torchrun=True),
+    OptionText(
+        "tls_ca", "none", _HOSTING, "PEM file of the certificate authorities of the other side.", beyond_torchrun=True
+    ),
     OptionText(
         "tls_peer",
         "the endpoint's host",
@@ -130,42 +138,42 @@ OPTIONS = (
         beyond_torchrun=True,
     ),
     OptionText(
-        "lease", "3 s", _ALL, "Time after which a silent node counts as gone, 0.1 s at least.", beyond_torchrun=True
+        "lease", "3 s", _ALL, "Time after which a silent node counts as lost, at least 0.1 s.", beyond_torchrun=True
     ),
     OptionText(
         "notice_timeout",
         "0 s",
         _ALL,
-        "Time that workers have to save before a change of membership restarts them, or a preemption ends them.",
+        "Time that workers have to save before a membership change restarts them, or a preemption ends them.",
         beyond_torchrun=True,
     ),
     OptionText(
         "failure_grace",
         "5 s",
         _ALL,
-        "Time from SIGTERM to SIGKILL after a failure, where `--shutdown-timeout` is not less.",
+        "Time from SIGTERM to SIGKILL after a failure, unless `--shutdown-timeout` is less.",
         beyond_torchrun=True,
     ),
     OptionText(
         "restart_backoff",
         "0 s",
         _ALL,
-        "Time by which a restart without progress is delayed, doubled each time.",
+        "Delay of a restart without progress; it doubles each time.",
         beyond_torchrun=True,
     ),
-    OptionText("restart_backoff_max", "300 s", _ALL, "The most that such a delay may grow to.", beyond_torchrun=True),
+    OptionText("restart_backoff_max", "300 s", _ALL, "Maximum of that delay.", beyond_torchrun=True),
     OptionText(
         "same_failure_limit",
         "0",
         _ALL,
-        "How often the same first failure may come back without progress before the job ends; 0 for any number.",
+        "How often the same first failure may recur without progress before the job ends; 0 means any number.",
         beyond_torchrun=True,
     ),
     OptionText(
         "min_healthy_time",
         "60 s",
         _ALL,
-        "Time that a round must run to count as progress for `restart_backoff` and `same_failure_limit`, where the job "
+        "Time that a round must run to count as progress for `restart_backoff` and `same_failure_limit`, if the job "
         "does not report progress.",
         beyond_torchrun=True,
     ),
