@@ -130,7 +130,7 @@ LOG_SPACE = Reading(
     (
         Check(
             "log-space",
-            "The same of `--log-dir`, or of the nearest folder above it that is there.",
+            "The same for `--log-dir`, or for the nearest folder above it that exists.",
             _SPACE,
             _NO_SPACE,
             "make room, or give another `--log-dir`",
@@ -147,8 +147,8 @@ DISKS = (
         (
             Check(
                 "shared-memory",
-                "What is free in /dev/shm, where NCCL and data loaders put their buffers. Where it is full, workers "
-                "die of a bus error. Docker gives a container 64 MiB.",
+                "Free space in /dev/shm, where NCCL and data loaders put their buffers. If it is full, workers die of "
+                "a bus error. Docker gives a container 64 MiB.",
                 f"below {ENOUGH_SHARED // GIBIBYTE} GiB",
                 f"{MIN_SHARED // MEBIBYTE} MiB or less, or nothing can be written",
                 "`--shm-size` of a container; in Kubernetes an `emptyDir` of `medium: Memory` at /dev/shm",
@@ -164,7 +164,7 @@ DISKS = (
             Check(
                 "temp-space",
                 "Space and inodes of the temporary folder (`TMPDIR`): sockets, error files, and logs without "
-                "`--log-dir`. A file is written there and taken away.",
+                "`--log-dir`. A file is written there and removed.",
                 _SPACE,
                 _NO_SPACE,
                 "make room, or set `TMPDIR`",

@@ -127,8 +127,8 @@ GPUS = (
         (
             Check(
                 "gpus",
-                "Whether NVIDIA's driver answers for each GPU (NVML), and knows all that the kernel lists; with "
-                "`--preflight`, whether each worker can have its own.",
+                "Whether NVIDIA's driver answers for each GPU (NVML), and knows all GPUs that the kernel lists; with "
+                "`--preflight`, whether each worker can have a GPU of its own.",
                 "there is no NVML, it does not answer in time, or workers share GPUs",
                 "NVML does not work, a GPU does not answer, or one is missing",
                 "`nvidia-smi`, a reset, a restart; in a container `NVIDIA_DRIVER_CAPABILITIES=compute,utility`",
@@ -136,11 +136,11 @@ GPUS = (
             ),
             Check(
                 "gpu-memory",
-                "Memory errors that ECC could not correct since the driver was loaded, and rows of memory that are to "
+                "Memory errors that ECC could not correct since the driver was loaded, and rows of memory that will "
                 "be replaced by spare ones.",
                 "a replacement waits for a reset",
                 "uncorrected errors, or a replacement that has failed",
-                "`nvidia-smi -r`; a GPU whose rows cannot be replaced has to be exchanged",
+                "`nvidia-smi -r`; a GPU whose rows cannot be replaced must itself be replaced",
                 judge_gpu_memory,
             ),
         ),
@@ -154,8 +154,8 @@ GPUS = (
         (
             Check(
                 "xid",
-                f"Errors of GPUs (Xid) in the kernel's log of the last {XID_HOURS} hours, where it may be read. Those "
-                f"that programs cause do not count: {', '.join(map(str, sorted(PROGRAM_XIDS)))}.",
+                f"GPU errors (Xid) in the kernel's log of the last {XID_HOURS} hours, if it may be read. Errors that "
+                f"programs cause do not count: {', '.join(map(str, sorted(PROGRAM_XIDS)))}.",
                 "there are any",
                 "",
                 "NVIDIA's catalogue of Xid errors says what each means",

@@ -55,8 +55,8 @@ HOST_NAME = Reading(
     (
         Check(
             "host-name",
-            "What the name of this machine stands for here. Gloo and many programs take that for its address and tell "
-            "others; Debian's installer writes 127.0.1.1.",
+            "The address to which this machine's name resolves here. Gloo and many other programs take it for the "
+            "machine's address and pass it on to others; Debian's installer writes 127.0.1.1.",
             f"it does not resolve, or not within {LOOK_UP:.0f} s, or only after {SLOW:.0f} s; it is a loopback "
             "address, or another machine's",
             "",

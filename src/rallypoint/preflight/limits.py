@@ -158,8 +158,8 @@ LIMITS = Reading(
     (
         Check(
             "open-files",
-            "Open files that a worker may have: each connection is one, and each tensor that a data loader hands over. "
-            "(An agent raises its own limit, and leaves that of its workers.)",
+            "Open files that a worker may have: each connection is one, and so is each tensor that a data loader "
+            "passes on. (An agent raises its own limit, but not that of its workers.)",
             f"below {ENOUGH_FILES}",
             f"below {MIN_FILES}",
             f"`ulimit -n {_PLENTY_OF_FILES}`, `LimitNOFILE=` of a service, `--ulimit nofile=` of a container",
@@ -168,7 +168,7 @@ LIMITS = Reading(
         Check(
             "locked-memory",
             "The limit of locked memory, where /sys/class/infiniband has devices: InfiniBand registers its buffers as "
-            "such, and NCCL fails without.",
+            "locked memory, and NCCL fails without it.",
             "not unlimited, and no CAP_IPC_LOCK",
             f"below {MIN_LOCKED // MEBIBYTE} MiB",
             "`ulimit -l unlimited`, `LimitMEMLOCK=infinity` of a service, `--ulimit memlock=-1` of a container",
@@ -176,8 +176,8 @@ LIMITS = Reading(
         ),
         Check(
             "processes",
-            "Processes and threads that this user may have (`ulimit -u`), and that are left in this control group and "
-            "those above it (`pids.max`). A worker with its libraries and data loaders has hundreds.",
+            "Processes and threads that this user may have (`ulimit -u`), and those that are left in this control "
+            "group and in the ones above it (`pids.max`). A worker with its libraries and data loaders has hundreds.",
             f"below {ENOUGH_PROCESSES}",
             f"below {MIN_PROCESSES}",
             "`ulimit -u`, `--pids-limit` of a container, `podPidsLimit` of Kubernetes, `TasksMax=` of a service",

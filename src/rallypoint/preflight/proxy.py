@@ -73,9 +73,9 @@ PROXY = Reading(
     (
         Check(
             "proxy",
-            "`http_proxy`, `https_proxy`, `all_proxy` and `grpc_proxy`, in small or capital letters, against "
-            "`no_proxy`. Rallypoint itself takes no proxy, but gRPC, requests and curl in workers do.",
-            "one is set, and `no_proxy` does not spare the endpoint's host",
+            "`http_proxy`, `https_proxy`, `all_proxy` and `grpc_proxy`, in lower or upper case, compared with "
+            "`no_proxy`. Rallypoint itself uses no proxy, but gRPC, requests and curl in workers do.",
+            "one is set, and `no_proxy` does not exclude the endpoint's host",
             "",
             "add the nodes to `no_proxy`",
             judge_proxy,

@@ -182,10 +182,10 @@ ENDPOINT = Reading(
     (
         Check(
             "endpoint",
-            "Whether the endpoint's name resolves and its host is reached by TCP, each address of it. That nobody "
-            "listens there yet is no fault, but on etcd.",
+            "Whether the endpoint's name resolves, and its host is reached by TCP at each of its addresses. An "
+            "endpoint where nothing listens yet is a problem only on etcd.",
             f"one of several addresses or endpoints is not reached, or the look-up took {SLOW:.0f} s; with "
-            "`--preflight` also what may come later: a name that does not resolve, no member of etcd that listens",
+            "`--preflight` also what may change later: a name that does not resolve, or no member of etcd that listens",
             f"it does not resolve, or not within {LOOK_UP:.0f} s, or no address of it is reached within "
             f"{CONNECT:.0f} s; no member of etcd listens",
             "DNS, /etc/hosts, routes, firewalls",
@@ -193,17 +193,17 @@ ENDPOINT = Reading(
         ),
         Check(
             "control-plane",
-            "Whether what listens at the endpoint, if anything does, is Rallypoint's control plane and takes this "
-            "node: job, secret, TLS, version. It is greeted, and no session is opened.",
+            "Whether the program that listens at the endpoint, if there is one, is Rallypoint's control plane and "
+            "accepts this node: job, secret, TLS, version. It is greeted, but no session is opened.",
             "",
-            "it is another program, another job's, or does not take this node's secret or certificate",
-            "what its sentence says",
+            "it is another program or belongs to another job, or does not accept this node's secret or certificate",
+            "what the line of the check says",
             judging.judge_control_plane,
         ),
         Check(
             "port",
-            "Where the endpoint is this machine: whether its port is free, and outside the range from which the kernel "
-            "takes ports for outgoing connections, one of which may have it when the job starts.",
+            "If the endpoint is this machine: whether its port is free, and outside the range from which the kernel "
+            "takes ports for outgoing connections, one of which may use it when the job starts.",
             "inside the range, and not reserved",
             "it cannot be bound",
             "another port, or `net.ipv4.ip_local_reserved_ports`",
@@ -211,8 +211,8 @@ ENDPOINT = Reading(
         ),
         Check(
             "clock",
-            "The clock of the coordinator against this one. Rallypoint compares no clocks; logs, certificates, tickets "
-            "and file times do.",
+            "The clock of the coordinator, compared with this one. Rallypoint does not depend on equal clocks, but "
+            "logs, certificates, tickets and file times do.",
             f"{judging.MAX_OFFSET:.0f} s or more, beyond the uncertainty",
             f"{judging.HOPELESS_OFFSET:.0f} s or more",
             "an NTP client such as chrony on both machines",
