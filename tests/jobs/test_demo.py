@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -11,6 +10,8 @@ from pathlib import Path
 
 import pyte
 from docs.recording.cast import record
+
+from rallypoint.base.process_table import process_table
 
 RALLYCTL = str(Path(sys.executable).with_name("rallyctl"))
 
@@ -49,4 +50,4 @@ def test_sigterm_ends_the_jobs_of_the_demo_too() -> None:
                 demo.send_signal(signal.SIGTERM)
     assert demo.returncode == 143
     assert len(pids) == 2
-    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+    assert not {each.pid for each in process_table().values() if not each.ended} & {*pids}

@@ -9,6 +9,7 @@ Laws:
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import select
 import signal
@@ -21,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rallypoint.base.errors import RallypointError
+from rallypoint.base.kernel import set_pipe_size
 from rallypoint.base.process_table import descendants, process_table
 from rallypoint.demo import track as tracks
 from rallypoint.demo.account import Account
@@ -58,6 +60,8 @@ class Run:
         os.mkfifo(pipe)
         # Open for both ways: the pipe never ends while workers come and go.
         self._pipe = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+        # A kill at a step must not come after the end of the training because this process was slow.
+        set_pipe_size(self._pipe, mmap.PAGESIZE)
         self._pending = b""
         self._mark = uuid.uuid4().hex
         self._log = folder / "log"
@@ -116,7 +120,10 @@ class Run:
 
     def kill_worker(self, pid: int) -> None:
         """SIGKILL to one process."""
-        os.kill(pid, signal.SIGKILL)
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            raise DemoError("had ended the worker before it was killed; give more --steps") from None
         self.show(tracks.killed(self.track, self.seconds()))
 
     def kill_node(self, number: int) -> int:

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import random
+import stat
 import sys
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from rallypoint.demo.peers import Peers, PeersError
 
 _HIDDEN = 16
 _RATE, _MOMENTUM = 0.05, 0.9
+_WIDTH = 1000
+"""Bytes of a line in a named pipe."""
 
 Weights = list[float]
 """For each hidden unit its weight, bias and weight in the output, then the output's bias."""
@@ -42,17 +45,22 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 class Progress:
-    """Lines of JSON for whoever watches the job; short enough for a pipe to keep the lines of all workers apart."""
+    """Lines of JSON for whoever watches the job; short enough for a pipe to keep the lines of all workers apart.
+
+    In a named pipe, spaces make each line so long that a pipe of one page (`demo.job`) holds only a few of them: the
+    training cannot get far ahead of who reads.
+    """
 
     def __init__(self, path: Path | None, rank: int) -> None:
         self._rank = rank
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644) if path else None
+        self._width = _WIDTH if self._file is not None and stat.S_ISFIFO(os.fstat(self._file).st_mode) else 0
 
     def tell(self, event: str, **details: float) -> None:
         """Write one line: what happened, in which worker, and details."""
         if self._file is not None:
             line = {"event": event, "rank": self._rank, "pid": os.getpid(), **details}
-            os.write(self._file, (json.dumps(line) + "\n").encode())
+            os.write(self._file, (json.dumps(line).ljust(self._width) + "\n").encode())
 
 
 def gradient(weights: Weights, samples: list[float]) -> Weights:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import mmap
+import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from rallypoint.demo.peers import Peers, PeersError
-from rallypoint.demo.worker import arguments, gradient, share
+from rallypoint.demo.worker import Progress, arguments, gradient, share
 from rallypoint.store.client import TCPStore
 
 
@@ -27,6 +31,21 @@ def test_the_gradient_is_that_of_the_squared_error() -> None:
     for place in (0, 1, 2, 30, 48):
         moved = [weight + step * (number == place) for number, weight in enumerate(weights)]
         assert (gradient(moved, samples)[-1] - squares) / step == pytest.approx(2 * slopes[place], abs=1e-3)
+
+
+def test_a_pipe_of_one_page_holds_a_few_steps_only(tmp_path: Path) -> None:
+    """So that a worker that is to be killed at a step is not done before that."""
+    path = tmp_path / "progress"
+    os.mkfifo(path)
+    pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        Progress(path, 0).tell("step", step=1)
+        line = os.read(pipe, mmap.PAGESIZE)
+    finally:
+        os.close(pipe)
+    assert json.loads(line)["step"] == 1
+    assert line.endswith(b"\n")
+    assert 900 < len(line) < 1200, "there is room for the first lines of all workers, and for some steps"
 
 
 def together(count: int, work: Callable[[Peers, int], None]) -> list[BaseException | None]:
