@@ -1,1 +1,1 @@
-"""What every package builds on. Nothing here knows what a job, a node or a worker is."""
+"""Common base of all packages. Nothing here knows about jobs, nodes or workers."""

@@ -12,7 +12,7 @@ from rallypoint.base.light_typing import NamedTuple, Protocol
 
 
 class Clock(Protocol):
-    """Where a shell reads the time; the module `time` is one."""
+    """The source of time for a shell; the module `time` is one."""
 
     def monotonic(self) -> float:
         """Seconds since some fixed moment of this host; never goes back."""
@@ -22,7 +22,7 @@ SYSTEM_CLOCK: Clock = time
 
 
 class Deadline(NamedTuple):
-    """A time `at`, in seconds on `clock`, by which something must have happened; infinity for no limit."""
+    """A time `at`, in seconds on `clock`, before which something must happen; infinity for no limit."""
 
     at: float
     clock: Clock

@@ -27,7 +27,7 @@ def allow_descriptors(wanted: float = float("inf"), what: str = "") -> int:
 
     Args:
         wanted: connections.
-        what: whose they are, for a warning if the hard limit is too low.
+        what: the owner of the connections, for a warning if the hard limit is too low.
     """
     soft, hard = limits()
     if what and hard not in _warned and hard != resource.RLIM_INFINITY and hard < wanted + RESERVED:
@@ -63,5 +63,5 @@ def limits() -> tuple[int, int]:
 
 
 def for_connections(limit: int) -> int:
-    """The first descriptor that is reserved for what is not a connection, with this limit."""
+    """The first descriptor that is reserved for other uses than connections, with this limit."""
     return limit - min(RESERVED, limit // 4)

@@ -1,4 +1,4 @@
-"""How many processors, GPUs and XPUs this process may use, from the kernel and the driver alone.
+"""Counts the processors, GPUs and XPUs that this process may use, by the kernel and the driver alone.
 
 No GPU framework is loaded: the driver's files under /proc, /dev and /sys list the devices, and CUDA_VISIBLE_DEVICES or
 ZE_AFFINITY_MASK selects those that a program would see. The rules of the first are in the CUDA C++ Programming Guide,
@@ -68,7 +68,7 @@ def xpu_count(environ: Mapping[str, str], root: Path = Path("/"), *, integrated:
 
 
 def one_gpu_per_worker(environ: Mapping[str, str], workers: int) -> list[str]:
-    """CUDA_VISIBLE_DEVICES of each of `workers` workers if each shall see one GPU (contract section 1.8).
+    """CUDA_VISIBLE_DEVICES of each of `workers` workers if each should see one GPU (contract section 1.8).
 
     Raises:
         UserError: CUDA_VISIBLE_DEVICES of `environ` is set and names fewer devices than there are workers.
@@ -91,7 +91,7 @@ def _gpus(root: Path) -> list[Gpu]:
     found = {file.parent.name: dict(_INFORMATION.findall(file.read_text(errors="replace"))) for file in folders}
     nodes = {path.name for path in (root / "dev").glob("nvidia[0-9]*")}
     if found:
-        # A container may see the whole machine's /proc and still have the nodes of a few GPUs only.
+        # A container may see the whole machine's /proc but have the device nodes of a few GPUs only.
         return [
             Gpu(address, facts.get("GPU UUID", ""))
             for address, facts in found.items()

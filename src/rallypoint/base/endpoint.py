@@ -77,7 +77,7 @@ def resolve(host: str, port: int = 0) -> list[str]:
 def _look_up(host: str, port: int, kind: int, flags: int = 0) -> list[tuple[int, int, int, tuple[Any, ...]]]:
     """Family, kind, protocol and address of each result for `host`; OSError whatever is wrong with it."""
     try:
-        # As bytes, where that is the same: for text, Python imports its codec for names in other scripts.
+        # As bytes, if that is the same: for text, Python imports its codec for names in other scripts.
         name = host.encode() if _is_plain(host) else host
         found = socket.getaddrinfo(name, port, type=kind, flags=flags)
     except UnicodeError as error:  # from the codec for names
@@ -176,7 +176,7 @@ def source_address(endpoint: Endpoint) -> str:
 
 
 def own_address(endpoint: Endpoint) -> str:
-    """As `source_address`, but the loopback if there is no route to `endpoint`: then nobody else has one either."""
+    """Like `source_address`, but the loopback if there is no route to `endpoint`: then no other node has one either."""
     try:
         return source_address(endpoint)
     except OSError:
@@ -184,7 +184,7 @@ def own_address(endpoint: Endpoint) -> str:
 
 
 def outward_address() -> str:
-    """The address by which other machines are likely to reach this one, if no endpoint shows it. Sends nothing.
+    """The address at which other machines are likely to reach this one, if no endpoint shows it. Sends nothing.
 
     That is the one of the default route, IPv4 first; without one, that of its own name; else the loopback.
     """
@@ -202,8 +202,8 @@ _ANYWHERE = ("192.0.2.1", "2001:db8::1")
 def listening_addresses(host: str, *, only_here: bool) -> list[str]:
     """Where to listen so that others reach this machine at `host`: addresses of it, or none for all interfaces.
 
-    None if its own may not do: `host` is not (only) this machine, as behind a translated or virtual address, or cannot
-    be resolved, or is the loopback here while others may connect from elsewhere (not `only_here`).
+    None if its own may not be enough: `host` is not (only) this machine, as behind a translated or virtual address, or
+    cannot be resolved, or is the loopback here while others may connect from elsewhere (not `only_here`).
     """
     try:
         addresses = resolve(host)
@@ -218,13 +218,13 @@ _ALL = ("0.0.0.0", "::")
 
 
 def listening_address(host: str, *, only_here: bool) -> str:
-    """As `listening_addresses`, for one address; empty for all interfaces."""
+    """Like `listening_addresses`, for one address; empty for all interfaces."""
     found = listening_addresses(host, only_here=only_here)
     return found[0] if len(found) == 1 or (found and all(map(is_loopback, found))) else ""
 
 
 def listening_sockets(addresses: Sequence[str], port: int) -> list[socket.socket]:
-    """Sockets as of `listening_socket` at those of the addresses that this machine has, all on one port.
+    """Sockets like those of `listening_socket`, at the addresses that belong to this machine, all on one port.
 
     Args:
         addresses: where to listen; none for all interfaces.
@@ -238,7 +238,7 @@ def listening_sockets(addresses: Sequence[str], port: int) -> list[socket.socket
             return _listening_sockets(addresses, port)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise  # else the port that the kernel chose at the first of them is taken at another
+                raise  # otherwise the port that the kernel chose for the first is taken at another
     return _listening_sockets(addresses, port)
 
 
@@ -314,8 +314,8 @@ _TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44
 
 
 def shorten_retransmission(sock: socket.socket) -> None:
-    """Have lost packets of a connection with little traffic sent again at short intervals, not exponentially longer
-    ones.
+    """Make the kernel resend lost packets of a connection with little traffic at short intervals, not exponentially
+    longer ones.
 
     A link that was down for a second must be in use again within the next. Does nothing if the kernel cannot.
     """

@@ -22,18 +22,18 @@ _MAX_FIELDS = 8
 
 
 class Request(NamedTuple):
-    """A request for something that may be read."""
+    """A request to read something."""
 
     path: str
     query: Mapping[str, str]
     headers: Mapping[str, str]
-    """By name in lower case; of several of one name, the last."""
+    """Headers by name in lower case; the last one of several with the same name."""
     bodiless: bool
-    """Whether only the head of the reply is asked for."""
+    """Whether only the head of the reply is requested."""
 
 
 class RequestError(ValueError):
-    """A request that is refused, and how."""
+    """A refused request, and its reply."""
 
     def __init__(self, status: HTTPStatus) -> None:
         super().__init__(status.phrase)
@@ -49,14 +49,14 @@ class Stream(NamedTuple):
 
 Answer = bytes | Stream
 Handler = Callable[[bytes, str], Awaitable[Answer]]
-"""Answers a request, of which it is given all up to the blank line, and the address that it comes from."""
+"""Answers a request, given its head up to the blank line, and the address that it comes from."""
 
 
 def parse(head: bytes) -> Request:
-    """What a request's head asks for.
+    """Parse a request's head.
 
     Raises:
-        RequestError: it is no request, or for something else than to read.
+        RequestError: it is not a request, or not one for reading.
     """
     line, _, rest = head.partition(b"\r\n")
     found = _LINE.fullmatch(line)

@@ -2,9 +2,9 @@
 
 Laws:
 
-- what connections may use is bounded: bytes, time and number; a new one replaces the oldest, so that no number of
-  connections keeps a probe out. Streams are counted apart from the rest, and end when their reader is too slow;
-- the handler is called on the loop's thread, and what may take long it does elsewhere;
+- the resources of connections are bounded: bytes, time and number; a new one replaces the oldest, so that no number of
+  connections keeps a probe out. Streams are counted separately, and end when their reader is too slow;
+- the handler is called on the loop's thread, and does anything that may take long elsewhere;
 - nothing that happens here ends the job.
 """
 
@@ -24,9 +24,9 @@ log = get_logger(__name__)
 _MAX_CONNECTIONS = 64
 _MAX_STREAMS = 32
 _REQUEST_TIMEOUT = 5.0
-"""Seconds from a connection's beginning to its end, for what is no stream."""
+"""Seconds from a connection's beginning to its end, except for streams."""
 _READ_TIMEOUT = 10.0
-"""Seconds that the reader of a stream has to take in what it was sent."""
+"""Seconds within which the reader of a stream must take what it was sent."""
 _MAX_DISCARDED = 64 * 1024
 """Bytes that are read and discarded after a reply, which could be lost if they were left unread."""
 
@@ -81,7 +81,7 @@ class HttpConnections:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Stream | None:
-        """Answer a request. Returns what is to be streamed, if that is the answer."""
+        """Answer a request. Returns the stream, if that is the answer."""
         try:
             answer = await self._answer(await reader.readuntil(b"\r\n\r\n"), writer)
         except asyncio.IncompleteReadError:

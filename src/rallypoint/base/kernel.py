@@ -1,8 +1,8 @@
-"""What an agent needs of the kernel: which calls it makes here, and whether it may, checked before anything is started.
+"""The kernel's calls that an agent needs, and a check before anything is started that it may use them.
 
-This is the one place that knows on which system we are. Where that is not Linux, or `RALLYPOINT_PLATFORM=portable` says
-so, `base/portable` has what stands in for the calls that only Linux has (docs/how-to/macos.md says what that lacks);
-on Linux each name is the kernel's own call, and that file is not imported.
+This is the only place that knows which system we are on. On other systems than Linux, or with
+`RALLYPOINT_PLATFORM=portable`, `base/portable` has replacements for the calls that only Linux has (docs/how-to/macos.md
+says what they lack); on Linux each name is the kernel's own call, and that file is not imported.
 
 A sandbox (the seccomp profile of a container) may deny system calls, and a root folder may lack /proc. One sentence
 then names all that is missing; later, each would look like something else: a limit, a lost process, or one that cannot
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from rallypoint.base.portable import Poller
 
 PLATFORM_VARIABLE = "RALLYPOINT_PLATFORM"
-"""`portable` has Linux taken for a system that has none of Linux's own calls."""
+"""`portable` makes Linux count as a system without any of Linux's own calls."""
 
 PORTABLE = sys.platform != "linux" or os.environ.get(PLATFORM_VARIABLE) == "portable"
-"""Whether the calls that only Linux has are done without."""
+"""Whether replacements are used for the calls that only Linux has."""
 
 _DENIALS = {errno.EPERM, errno.EACCES, errno.ENOSYS}
 
@@ -40,10 +40,10 @@ _checked = False
 
 
 def check_kernel() -> None:
-    """Check that this process may do what an agent needs. Asks the kernel once.
+    """Check that this process may use the calls that an agent needs. Asks the kernel once.
 
     Raises:
-        ResourceError: it may not; names what, and what to do.
+        ResourceError: it may not; the text names the calls, and what to do.
     """
     global _checked
     if not _checked and not PORTABLE:
@@ -83,7 +83,7 @@ def memory_file(name: str) -> int:
 
 
 def is_denial(error: OSError) -> bool:
-    """Whether a system call without a path was denied, as opposed to failing for want of something."""
+    """Whether a system call without a path was denied, as opposed to failing for lack of a resource."""
     return error.errno in _DENIALS and error.filename is None
 
 
@@ -107,45 +107,45 @@ if sys.platform == "linux" and not PORTABLE:
     from os import pidfd_open, sched_getaffinity, sched_setaffinity
 
     FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-    """How a folder is opened to go there."""
+    """The flags for opening a folder in order to change to it."""
 
     def send_signal(descriptor: int, _pid: int, number: int, /) -> None:
         """Send a signal to the process of a descriptor; `_pid` is its pid. Raises OSError."""
         signal.pidfd_send_signal(descriptor, number)
 
     def exit_of_child(descriptor: int, _pid: int, /) -> int | None:
-        """How a child has ended, -N for a signal; None while a debugger holds it. It stays unreaped. Raises OSError."""
+        """Return a child's exit status, -N for a signal; None while a debugger holds it. Does not reap; OSError."""
         found = os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is None:
             return None
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
     def own_descriptor() -> int:
-        """What is readable when this process has ended, to be given to another one."""
+        """A descriptor that is readable when this process has ended, for use by another one."""
         return pidfd_open(os.getpid())
 
     def set_pipe_size(fd: int, size: int, /) -> int:
-        """Have a pipe hold so many bytes, if it may; returns how many it holds."""
+        """Set the capacity of a pipe in bytes, if that is allowed; returns the actual capacity."""
         try:
             return fcntl(fd, F_SETPIPE_SZ, size)
         except OSError:  # more than this user may have
             return fcntl(fd, F_GETPIPE_SZ)
 
     def wait_for_signal(numbers: Collection[int], seconds: float, /) -> int | None:
-        """The next of these blocked signals, which is then handled; None if there is none for so long."""
+        """Take the next of these blocked signals; None if none arrives within this time."""
         received = signal.sigtimedwait(numbers, seconds)
         return None if received is None else received.si_signo
 
     def new_poller() -> Poller:
-        """What waits for many descriptors. Raises OSError."""
+        """An object that waits for many descriptors. Raises OSError."""
         return select.epoll()
 
     def socket_address(name: str, /) -> str:
-        """The address of a unix socket of this machine, which is gone when nobody has it open. Raises OSError."""
+        """The address of a unix socket of this machine, which disappears when no process has it open; OSError."""
         return f"\0{name}"
 
     def remove_socket(_address: str | bytes, /) -> None:
-        """Remove what is left of a socket that nobody has open any more."""
+        """Remove what is left of a socket that no process has open any more."""
 
     def socket_names() -> list[str]:
         """The names of all such sockets, in order. Raises OSError."""
@@ -154,17 +154,17 @@ if sys.platform == "linux" and not PORTABLE:
         return sorted(each[1:] for each in found if each.startswith("@"))
 
     def uid_of_peer(connected: socket, /) -> int:
-        """Who is at the other end of such a socket. Raises OSError."""
+        """The user id of the peer of such a socket. Raises OSError."""
         credentials = connected.getsockopt(SOL_SOCKET, SO_PEERCRED, 12)
         return int.from_bytes(credentials[4:8], sys.byteorder)
 
     def wakeup_pair() -> tuple[int, int]:
-        """What is read and what is written of a `Wakeup`; they may be one. Raises OSError."""
+        """The descriptors of a `Wakeup` for reading and for writing, which may be the same. Raises OSError."""
         fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         return fd, fd
 
     def new_memory_file(name: str, /) -> int:
-        """As `memory_file`. Raises OSError."""
+        """Like `memory_file`. Raises OSError."""
         return os.memfd_create(name, os.MFD_CLOEXEC)
 
     CALLS: dict[str, Callable[[], object]] = {
@@ -173,7 +173,7 @@ if sys.platform == "linux" and not PORTABLE:
         "pipe2": lambda: _close(*os.pipe2(os.O_CLOEXEC)),
         "socketpair": lambda: _close(*(end.detach() for end in _socket.socketpair())),
     }
-    """What an event loop needs too."""
+    """The calls that an event loop needs too."""
 
     CALLS_ON_PROCESSES: dict[str, Callable[[], object]] = {
         "pidfd_open": lambda: os.close(os.pidfd_open(os.getpid())),
@@ -221,11 +221,11 @@ __all__ = [
     "uid_of_peer",
     "wait_for_signal",
 ]
-"""What stands here under the name of a call, beside what this file defines."""
+"""The calls that this module exports, besides its own definitions."""
 
 
 class Wakeup:
-    """How any thread, or a signal handler, ends the sleep of one that waits until `fileno` is readable.
+    """Lets any thread, or a signal handler, wake a thread that waits until `fileno` is readable.
 
     Raises:
         OSError: there are no descriptors left.
@@ -241,12 +241,12 @@ class Wakeup:
         return self._fd
 
     def set(self) -> None:
-        """Be readable."""
+        """Make it readable."""
         with contextlib.suppress(BlockingIOError):  # it is
             os.write(self._writing, _ONE)
 
     def clear(self) -> None:
-        """Be unreadable until the next `set`."""
+        """Make it unreadable until the next `set`."""
         with contextlib.suppress(BlockingIOError):  # it is
             os.read(self._fd, 4096)
 
@@ -258,7 +258,7 @@ class Wakeup:
 
 
 _ONE = (1).to_bytes(8, sys.byteorder)
-"""What an eventfd takes."""
+"""The value that is written to an eventfd."""
 
 
 def _check_proc() -> None:

@@ -1,4 +1,4 @@
-"""The kernel's log (/dev/kmsg), where it may be read. Imported only when needed."""
+"""Reads the kernel's log (/dev/kmsg), if that is allowed. Imported only when needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PATH = "/dev/kmsg"
 
 
 class LogEntry(NamedTuple):
-    """One entry: when, in seconds on the monotonic clock of this machine, and what."""
+    """One entry: its time, in seconds on the monotonic clock of this machine, and its text."""
 
     moment: float
     text: str

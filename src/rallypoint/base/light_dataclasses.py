@@ -1,10 +1,11 @@
-"""`dataclass` and `field` for what is imported on the way to the first worker, without importing `dataclasses`.
+"""`dataclass` and `field` for modules that are imported before the first worker starts, without importing
+`dataclasses`.
 
-Type checkers see `dataclasses`, and whoever asks a class for its fields (`dataclasses.fields`, `replace`, `asdict`, a
-dataclass below it) gets them: the module is imported then. What that imports, to read the text of functions, takes
-longer than all of our classes.
+Type checkers see `dataclasses`, and code that asks a class for its fields (`dataclasses.fields`, `replace`, `asdict`, a
+dataclass derived from it) gets them: the module is imported then. The modules that it imports in turn, to read the text
+of functions, take longer than all of our classes.
 
-Law: a class behaves as `dataclasses` would have made it, for the arguments of decorator and fields that there are here.
+Law: a class behaves as if `dataclasses` had made it, for the arguments of decorator and fields that are supported here.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ else:
         return type(instance)(**made | changes)
 
     class _Fields:
-        """`__dataclass_fields__` and `__dataclass_params__`, made by `dataclasses` when somebody asks for them."""
+        """`__dataclass_fields__` and `__dataclass_params__`, made by `dataclasses` on first use."""
 
         def __init__(self, name, fields, options):
             self._name, self._fields, self._options = name, fields, options

@@ -1,4 +1,4 @@
-"""The names of `typing` for what is imported on the way to the first worker, without importing `typing`.
+"""The names of `typing` for modules that are imported before the first worker starts, without importing `typing`.
 
 Type checkers see `typing` itself. At run time the names are stand-ins that do nothing, except for `NamedTuple`, whose
 classes behave as those of `typing` do and are made in an eighth of the time: a start makes more than a hundred.
@@ -63,7 +63,7 @@ else:
     Any = NoReturn = TypeAlias = TypeGuard = object
 
     class _Record(tuple):
-        """What all named tuples share."""
+        """Base of all named tuples."""
 
         __slots__ = ()
         _fields = ()
@@ -101,7 +101,7 @@ else:
         return FunctionType(code, {"_new": tuple.__new__}, "__new__", defaults)
 
     class _Declaration(type):
-        """Makes of `class Name(NamedTuple)` a class that is a tuple, and no more of this kind."""
+        """Turns `class Name(NamedTuple)` into a plain tuple class."""
 
         def __new__(cls, name, bases, namespace):
             types = namespace.get("__annotations__", {})

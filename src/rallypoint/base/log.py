@@ -20,7 +20,7 @@ from rallypoint.base.errors import UserError
 _ROOT = "rallypoint"
 
 _LOCK_TIMEOUT = 5.0
-"""Seconds that a line of ours waits for others' output to standard error; a console may block for ever."""
+"""Seconds that a line of ours waits for others' output to standard error; a console may block forever."""
 
 
 def printable(text: str, most: int = 255) -> str:
@@ -40,11 +40,11 @@ def ranges(numbers: Iterable[int]) -> list[str]:
 
 
 ERASE_LINE = "\r\x1b[K"
-"""What a terminal takes the line away by that the cursor stands in."""
+"""The sequence by which a terminal erases the line of the cursor."""
 
 
 def terminal_rewrites_lines() -> bool:
-    """Whether the terminal that `TERM` names can show something else in the place of what it shows."""
+    """Whether the terminal that `TERM` names can rewrite a line."""
     return os.environ.get("TERM", "dumb") not in {"", "dumb", "unknown"}
 
 
@@ -55,26 +55,26 @@ class OutputLock:
         self.line_unfinished = False
         """Whether the last output has not ended its line."""
         self.shows_live_line = False
-        """Whether the last output is a line that is rewritten in place: whoever writes erases it first."""
+        """Whether the last output is a line that is rewritten in place: the next writer erases it first."""
         self.reset_after_fork()
 
     def take_live_line(self) -> str:
-        """What erases the live line, if one is shown; whose it is draws it again. With the lock held."""
+        """The sequence that erases the live line, if one is shown; its owner draws it again. With the lock held."""
         shown, self.shows_live_line = self.shows_live_line, False
         return ERASE_LINE if shown else ""
 
     def reset_after_fork(self) -> None:
         """Unlock, in a forked child, where the other threads do not exist."""
-        # Held while waiting, so that who writes on and on does not overtake those who wait.
+        # Held while waiting, so that a continuous writer does not overtake those that wait.
         self._queue_lock = threading.RLock()
         self._write_lock = threading.RLock()
 
     @contextmanager
     def hold(self, timeout: float = -1) -> Iterator[None]:
-        """Hold the lock inside the `with`; after `timeout` seconds go on without it, if that is not negative.
+        """Hold the lock inside the `with`; after `timeout` seconds continue without it, if that is not negative.
 
-        The thread that has it gets it again at once, and not behind those who wait for this very thread: a signal's
-        handler may write in the midst of a line, or have cut short one that held the lock.
+        The thread that has it gets it again at once, ahead of those that wait for this very thread: a signal handler
+        may write in the middle of a line, or interrupt code that holds the lock.
         """
         owned = self._write_lock._is_owned()  # type: ignore[attr-defined]
         locked = self._write_lock.acquire() if owned else self._acquire_in_turn(timeout)
@@ -96,7 +96,7 @@ class OutputLock:
 
 
 STDERR_LOCK = OutputLock()
-"""For descriptor 2: who writes a line in several pieces holds it until the line has ended."""
+"""For descriptor 2: a writer of a line in several pieces holds it until the line has ended."""
 
 os.register_at_fork(after_in_child=STDERR_LOCK.reset_after_fork)
 
@@ -144,10 +144,10 @@ class _Stderr(logging.Handler):
 
 
 class RateLimitedLog:
-    """Warnings of which there may be any number: `LINES` in each `WINDOW` of seconds are written, the others counted.
+    """Rate-limited warnings: `LINES` in each `WINDOW` of seconds are written, the others counted.
 
     Args:
-        logger: where they go.
+        logger: the logger that they go to.
         what: the name of those that are only counted, in "and 5 more ...".
     """
 

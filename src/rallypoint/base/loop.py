@@ -31,8 +31,8 @@ class LoopError(RallypointError, RuntimeError):
 class LoopThread:
     """A running loop. One owner starts and stops it; others only submit to it. Its thread starts at the first use.
 
-    If the loop cannot be made, nobody waits for it: queued calls never run (`withdraw` says so), and later calls raise
-    LoopError. So do calls in a forked child, since threads are not copied.
+    If the loop cannot be made, no caller waits for it: queued calls never run (`withdraw` says so), and later calls
+    raise LoopError. So do calls in a forked child, since threads are not copied.
     """
 
     def __init__(self, name: str = "rallypoint-loop") -> None:
@@ -65,7 +65,7 @@ class LoopThread:
         return os.getpid() != self._process
 
     def call(self, function: Callable[[], None]) -> None:
-        """Run `function` on the loop's thread, soon; never waits. After `stop` the function is dropped.
+        """Run `function` on the loop's thread as soon as possible; never waits. After `stop` the function is dropped.
 
         Raises:
             LoopError: it is known that there will never be a loop.
@@ -87,7 +87,7 @@ class LoopThread:
                 raise
 
     def withdraw(self, function: Callable[[], None]) -> bool:
-        """Take back what `call` was given, if there is no loop yet; returns whether it will not run."""
+        """Withdraw a function from `call`, if there is no loop yet; returns whether it will not run."""
         if self.is_forked:
             return True
         with self._lock:

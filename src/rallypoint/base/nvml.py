@@ -9,7 +9,7 @@ LIBRARY = "libnvidia-ml.so.1"
 
 _MAX_UUID = 96
 _UNCORRECTED, _SINCE_LOADED = 1, 0
-"""Of `nvmlMemoryErrorType_t` and `nvmlEccCounterType_t`."""
+"""Values of `nvmlMemoryErrorType_t` and `nvmlEccCounterType_t`."""
 
 
 class _PciInfo(ctypes.Structure):
@@ -63,10 +63,10 @@ def _device(nvml: ctypes.CDLL, number: int) -> tuple[str, str]:
 
 
 class GpuHealth(NamedTuple):
-    """How one GPU is: its PCI address and name, and if the driver does not answer for it, why.
+    """The health of one GPU: its PCI address and name, and if the driver does not answer for it, why.
 
-    `errors` are memory errors that ECC could not correct, since the driver was loaded; -1 where there is no ECC, or it
-    is off. Of rows of memory that are to be replaced by spare ones: whether that waits for a reset, and whether it has
+    `errors` are memory errors that ECC could not correct, since the driver was loaded; -1 if there is no ECC, or it is
+    off. For rows of memory that must be replaced by spare ones: whether that waits for a reset, and whether it has
     failed.
     """
 
@@ -79,7 +79,7 @@ class GpuHealth(NamedTuple):
 
 
 class NvmlHealth(NamedTuple):
-    """What the library says: why it cannot be used, if so; the driver's version; all GPUs."""
+    """The answer of the library: why it cannot be used, if so; the driver's version; all GPUs."""
 
     trouble: str = ""
     driver: str = ""
@@ -87,7 +87,7 @@ class NvmlHealth(NamedTuple):
 
 
 def nvml_health(library: str = LIBRARY) -> NvmlHealth | None:
-    """How all GPUs are, in the order of the PCI bus; None without the library (its name or path).
+    """The health of all GPUs, in the order of the PCI bus; None without the library (its name or path).
 
     May hang for as long as the driver does.
     """

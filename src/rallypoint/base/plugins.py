@@ -41,15 +41,15 @@ def entry_point_names(group: str) -> list[str]:
 
 
 def plugin(group: str, name: str, what: str, known: Iterable[str], make: Callable[[Any], Any]) -> Any:
-    """What `make` makes of the entry point `name`; `what` and the `known` names of ours are for messages.
+    """The result of `make` for the entry point `name`; `what` and our `known` names are for messages.
 
     Raises:
-        UserError: no package offers the name (also a KeyError), or what it offers fails.
+        UserError: no package offers the name (also a KeyError), or its entry point fails.
     """
     try:
         offer = entry_point(group, name)
         made = None if offer is None else make(offer)
-    except Exception as error:  # somebody else's code, which may fail in any way
+    except Exception as error:  # foreign code, which may fail in any way
         _log.info("the %s %r failed", what, name, exc_info=True)
         raise UserError(
             f"the {what} {name!r} cannot be made ({type(error).__name__}: {error}); look at the package that offers it "

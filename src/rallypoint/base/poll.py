@@ -1,4 +1,4 @@
-"""Sleeping until something happens: the one call in which every loop of this program waits."""
+"""Sleeps until something happens: the one call in which every loop of this program waits."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def readable(fd: int, seconds: float = 0.0, events: int = select.POLLIN) -> bool
 
 
 def always_readable() -> int:
-    """A descriptor that is readable as that of a process that has ended. Raises OSError."""
+    """A descriptor that is always readable, like that of a process that has ended. Raises OSError."""
     reading, writing = os.pipe()
     os.close(writing)
     return reading
 
 
 def until_readable(fds: Iterable[int], seconds: float) -> None:
-    """Sleep until one of the descriptors is readable, or for so many seconds, a day at most.
+    """Sleep until one of the descriptors is readable, or for this many seconds, a day at most.
 
-    Milliseconds are rounded up, so that what was due within a day is due when this returns.
+    Milliseconds are rounded up, so that whatever was due within that time is due when this returns.
     """
     poller = select.poll()
     for fd in fds:

@@ -1,12 +1,12 @@
-"""What stands in for the calls that only Linux has, on systems without them; `base/kernel` chooses.
+"""Replacements for the system calls that only Linux has, on systems without them; `base/kernel` chooses.
 
-Imported there only, or with `RALLYPOINT_PLATFORM=portable`, by which tests have all of this run on Linux too. The one
-exception is `_kqueue`, which no Linux can run: it is kept to what kqueue(2) shows as its example.
+Imported there only, or with `RALLYPOINT_PLATFORM=portable`, with which tests run all of this on Linux too. The one
+exception is `_kqueue`, which Linux cannot run: it is kept close to the example of kqueue(2).
 
 Laws:
 
-1. Each function does what its namesake does, as far as anybody here needs it, and raises what that raises.
-2. What this lacks is said in `LACKS`.
+1. Each function does what its namesake does, as far as it is needed here, and raises what that raises.
+2. `LACKS` says what is missing.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ LACKS = (
     "killed at once; --preload and in-process recovery have no effect; and nothing is known of memory, open files and "
     "the kernel's view of workers"
 )
-"""What a job on such a system does without. Its long form is in docs/how-to/macos.md."""
+"""The features that a job on such a system lacks. The long form is in docs/how-to/macos.md."""
 
 
 def lacks() -> str:
-    """One line for whoever runs a job here."""
+    """One line for users who run a job here."""
     return f"this is {system_name()}, where Rallypoint is for development: {LACKS} (docs/how-to/macos.md)"
 
 
 def system_name() -> str:
-    """What this is, for people."""
+    """The readable name of this system."""
     return {"darwin": "macOS", "linux": "Linux without its own system calls"}.get(sys.platform, sys.platform)
 
 
 POLL_INTERVAL = 0.05
-"""Seconds between two looks at a process that is not ours to wait for, where there is no kqueue."""
+"""Seconds between two looks at a process that is not our child, if there is no kqueue."""
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 TCP_KEEPIDLE = int(getattr(socket, "TCP_KEEPALIVE", 0) or getattr(socket, "TCP_KEEPIDLE", 4))
-"""macOS calls it by the first name."""
+"""On macOS it has the first name."""
 AF_NETLINK = 255
-"""No family: a socket of it is refused."""
+"""Not a valid family: a socket of it is refused."""
 CALLS: dict[str, Callable[[], object]] = {}
 CALLS_ON_PROCESSES: dict[str, Callable[[], object]] = {}
-"""Nothing is called that could be denied."""
+"""Empty: no call here can be denied."""
 _PIPE_SIZE = 64 * 1024
 
 
 class Poller(Protocol):
-    """What is used of an epoll object; events are those of poll(2), whose numbers epoll shares."""
+    """The used part of an epoll object; events are those of poll(2), whose numbers epoll shares."""
 
     def register(self, fd: Any, eventmask: int = ..., /) -> None: ...
 
@@ -72,7 +72,7 @@ class Poller(Protocol):
 
 
 class _PollPoller:
-    """An epoll object made of poll(2), whose costs grow with the descriptors. Used by one thread."""
+    """An epoll object based on poll(2), whose cost grows with the descriptors. Used by one thread."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
@@ -81,21 +81,21 @@ class _PollPoller:
         self.modify = self._poll.modify
 
     def poll(self, timeout: float | None = None, maxevents: int = -1) -> list[tuple[int, int]]:
-        """As epoll's: `timeout` is in seconds."""
+        """Like epoll's: `timeout` is in seconds."""
         found = self._poll.poll(None if timeout is None or timeout < 0 else timeout * 1000)
         return found[:maxevents] if maxevents > 0 else found
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: it holds no resources."""
 
 
 def new_poller() -> Poller:
-    """For `select.epoll`."""
+    """Replaces `select.epoll`."""
     return _PollPoller()
 
 
 def wakeup_pair() -> tuple[int, int]:
-    """For an eventfd: what is read, and what is written."""
+    """Replaces an eventfd: the descriptors for reading and for writing."""
     ends = os.pipe()
     for fd in ends:
         os.set_blocking(fd, False)
@@ -103,24 +103,24 @@ def wakeup_pair() -> tuple[int, int]:
 
 
 def new_memory_file(_name: str, /) -> int:
-    """For `os.memfd_create`: a file without a name."""
+    """Replaces `os.memfd_create`: a file without a name."""
     fd, path = tempfile.mkstemp()
     os.unlink(path)
     return fd
 
 
 def set_pipe_size(_fd: int, _size: int, /) -> int:
-    """A pipe is as large as the system makes it."""
+    """Do nothing: a pipe has the system's size."""
     return _PIPE_SIZE
 
 
 def sched_getaffinity(_pid: int, /) -> set[int]:
-    """All processors: nobody is bound."""
+    """All processors: processes are never bound."""
     return set(range(os.cpu_count() or 1))
 
 
 def sched_setaffinity(_pid: int, _cpus: Iterable[int], /) -> None:
-    """Raises OSError: nobody can be bound."""
+    """Raise OSError: processes cannot be bound."""
     raise OSError(errno.ENOTSUP, "processes cannot be bound to processors on this system")
 
 
@@ -128,16 +128,16 @@ def sched_setaffinity(_pid: int, _cpus: Iterable[int], /) -> None:
 
 
 SOCKETS = "/tmp/rallypoint-"
-"""What the folder's name begins with. The address of a socket has no room for macOS' folders of temporary files."""
+"""The prefix of the folder's name. macOS' folders of temporary files are too long for the address of a socket."""
 
 
 def socket_address(name: str, /) -> str:
-    """A path in a folder of this user's; it is made. Raises OSError, PermissionError if it is somebody else's."""
+    """A path in a folder of this user, which is made. Raises OSError, PermissionError if it belongs to another user."""
     return os.path.join(_socket_folder(), name.replace("/", ":"))
 
 
 def socket_names() -> list[str]:
-    """See `base.kernel`; those of this user."""
+    """See `base.kernel`; only those of this user."""
     try:
         return sorted(name.replace(":", "/") for name in os.listdir(f"{SOCKETS}{os.getuid()}"))
     except FileNotFoundError:
@@ -152,7 +152,7 @@ def remove_socket(address: str | bytes, /) -> None:
 
 
 def uid_of_peer(_connected: socket.socket, /) -> int:
-    """Nobody else comes into the folder."""
+    """This user: no other has access to the folder."""
     return os.getuid()
 
 
@@ -188,7 +188,7 @@ os.register_at_fork(after_in_child=_release_held)
 
 
 def pidfd_open(pid: int, flags: int = 0) -> int:
-    """Readable when a process has ended, though not in the moment of that. Raises ProcessLookupError, or OSError."""
+    """Readable when a process has ended, with some delay. Raises ProcessLookupError, or OSError."""
     if _has_ended(pid):
         raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
     return _exit_descriptor(pid)
@@ -197,7 +197,7 @@ def pidfd_open(pid: int, flags: int = 0) -> int:
 if sys.platform == "darwin":
 
     def _exit_descriptor(pid: int) -> int:
-        """The descriptor of a kqueue that notes the end of a process; it can be polled, as any other."""
+        """The descriptor of a kqueue that reports the end of a process; it can be polled like any other."""
         queue = select.kqueue()
         try:
             end = select.kevent(pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT)
@@ -210,7 +210,7 @@ if sys.platform == "darwin":
         return False  # the kqueue tells
 
     def exit_of_child(_descriptor: int, _pid: int, /) -> int | None:
-        """Nobody can ask without reaping. Raises ChildProcessError."""
+        """Raise ChildProcessError: the status cannot be read without reaping."""
         raise ChildProcessError(errno.ECHILD, os.strerror(errno.ECHILD))
 else:
 
@@ -221,13 +221,13 @@ else:
         return reading
 
     def _is_ended_child(pid: int) -> bool:
-        try:  # one that nobody has waited for still takes signals
+        try:  # a process that has not been reaped still takes signals
             return exit_of_child(-1, pid) is not None
         except ChildProcessError:
             return False
 
     def exit_of_child(_descriptor: int, pid: int, /) -> int | None:
-        """How a child has ended, which stays unreaped. Raises ChildProcessError."""
+        """Return the exit status of a child, which stays unreaped. Raises ChildProcessError."""
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is None:
             return None
@@ -235,7 +235,7 @@ else:
 
 
 def _poll_process(pid: int, writing: int) -> None:
-    """Close the pipe when the process has ended, or when nobody reads the pipe any more."""
+    """Close the pipe when the process has ended, or when the pipe has no reader any more."""
     poller = select.poll()
     poller.register(writing, 0)
     while not _has_ended(pid) and not poller.poll(POLL_INTERVAL * 1000):
@@ -250,13 +250,13 @@ def _has_ended(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except OSError:  # somebody else's
+    except OSError:  # another user's
         return False
     return False
 
 
 def send_signal(descriptor: int, pid: int, number: int, /) -> None:
-    """Send a signal to a process, unless its descriptor tells that it has ended: its pid may be another's then."""
+    """Send a signal to a process, unless its descriptor shows that it has ended: its pid may then be reused."""
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
     if poller.poll(0):
@@ -265,7 +265,7 @@ def send_signal(descriptor: int, pid: int, number: int, /) -> None:
 
 
 def wait_for_signal(numbers: Collection[int], seconds: float, /) -> int | None:
-    """For `signal.sigtimedwait`: looks again and again."""
+    """Replaces `signal.sigtimedwait`: polls."""
     until = time.monotonic() + seconds
     while not (pending := signal.sigpending().intersection(numbers)):
         if (left := until - time.monotonic()) <= 0:
@@ -275,7 +275,7 @@ def wait_for_signal(numbers: Collection[int], seconds: float, /) -> int | None:
 
 
 def kill_group(leader: int, number: int = signal.SIGKILL) -> bool:
-    """Send a signal to all of a process group; whether there was anything that can be sent one."""
+    """Send a signal to a whole process group; returns whether it has a process that can be signalled."""
     try:
         os.killpg(leader, number)
     except OSError:  # nothing is left of it, or, on macOS, nothing but what has ended

@@ -1,4 +1,4 @@
-"""What /proc/<pid>/stat says of processes: the one reader of it, and who descends from whom.
+"""Reads /proc/<pid>/stat of processes, for the whole program, and finds descendants.
 
 Law: built-in modules only, since the reaper reads it too and must be ready fast (`workers.reaper.supervisor`).
 """
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _posix: Any = posix
-"""For what only Linux has."""
+"""For functions that only Linux has."""
 
 
 class ProcessStat:
@@ -28,13 +28,13 @@ class ProcessStat:
         self.group = int(fields[2])
         self.session = int(fields[3])
         self.started = int(fields[19])
-        """Clock ticks after boot: with the pid, it names one process for ever."""
+        """Clock ticks after boot: with the pid, it identifies one process permanently."""
         # A process whose first thread has ended shows as a zombie while its other threads run.
         self.ended = self.state in "ZX" and int(fields[17]) <= 1
 
     @property
     def key(self) -> tuple[int, int]:
-        """What no other process will ever have."""
+        """A value that no other process will ever have."""
         return self.pid, self.started
 
     def is_running(self) -> bool:
@@ -44,10 +44,10 @@ class ProcessStat:
 
 
 def signal_process(stat: ProcessStat, *numbers: int) -> int | None:
-    """Send a process signals, whatever its pid means by now.
+    """Send a process signals, even if its pid may have been reused.
 
     Returns:
-        Its pidfd, which is readable when it has ended; None if it has already, or runs as somebody whom we may not
+        Its pidfd, which is readable when it has ended; None if it has already, or runs as a user that we may not
         signal.
     """
     try:
@@ -55,7 +55,7 @@ def signal_process(stat: ProcessStat, *numbers: int) -> int | None:
     except OSError:
         return None
     try:
-        if stat.is_running():  # only now the number can no longer pass to another process
+        if stat.is_running():  # only from now on the pid cannot be reused by another process
             for number in numbers:
                 __import__("_signal").pidfd_send_signal(fd, number)
             return fd
@@ -77,7 +77,7 @@ def read_stat(pid: int) -> ProcessStat | None:
         return None
     finally:
         posix.close(fd)
-    # The command name stands in parentheses and may itself hold spaces and parentheses: split after the last one.
+    # The command name is in parentheses and may itself contain spaces and parentheses: split after the last one.
     fields = line[line.rfind(b")") + 2 :].split()
     return ProcessStat(pid, fields) if len(fields) >= 20 else None
 
@@ -98,7 +98,7 @@ def descendants(root: int, parents: dict[int, int], but: Collection[int] = ()) -
     Args:
         root: its pid.
         parents: pid to parent's pid, of all processes.
-        but: those that are left out, with their own descendants.
+        but: processes to leave out, with their own descendants.
     """
     children: dict[int, list[int]] = {}
     for pid, parent in parents.items():

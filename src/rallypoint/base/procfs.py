@@ -1,4 +1,4 @@
-"""What /proc shows of a process and of this machine (proc(5)) besides `process_table`."""
+"""Reads /proc about processes and this machine (proc(5)), besides `process_table`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rallypoint.base.light_typing import NamedTuple
 
 
 def read_text(path: str, most: int = -1) -> str:
-    """The text of a file, of at most so many characters; empty if there is none that this process may read."""
+    """The text of a file, at most this many characters; empty if there is none that this process may read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read(most)
@@ -35,8 +35,8 @@ def is_uninterruptible_state(state: str | None) -> bool:
 
 
 class InheritedSettings(NamedTuple):
-    """What this process hands on to children besides what every child inherits: the signals that it ignores, and its
-    umask.
+    """What this process passes on to children in addition to what every child inherits: the signals that it ignores,
+    and its umask.
     """
 
     ignored: frozenset[int]

@@ -8,7 +8,7 @@ Laws:
 1. A secret is in no environment that a process started from here inherits, in no log line and in no error.
 2. Each job has a key derived from the secret. A job's token contains that key, from which neither the secret nor the
    key of another job can be derived.
-3. A secret that could be found by trying is refused, since an observer of one handshake can try offline.
+3. A secret that could be guessed is refused, since an observer of one handshake can try guesses offline.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def launch_secret(*, new: bool) -> str:
     """The secret that the nodes of a job started from here share: that of this process's environment.
 
     Args:
-        new: whether one is made where there is none; else the answer is empty.
+        new: whether one is made if there is none; otherwise the result is empty.
 
     Raises:
         UsageError: see `job_secret`.
@@ -105,14 +105,14 @@ def etcd_password() -> str:
 
 
 def http_token(path: str, source: str) -> str:
-    """The token in a file, which whoever asks over HTTP has to give.
+    """The token in a file, which HTTP clients have to send.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         source: the option or the variable that names it, for messages.
 
     Raises:
-        UsageError: the file cannot be read, others may read it, or what it holds is no token.
+        UsageError: the file cannot be read, others may read it, or its contents are not a token.
     """
     words = _read(path, source).split()
     if len(words) != 1 or len(words[0]) < _LEAST_CHARACTERS or not words[0].isascii():

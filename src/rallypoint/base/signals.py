@@ -2,7 +2,8 @@
 
 Python runs a handler in the main thread when that next runs Python code, but the kernel may deliver a signal to any
 other thread, and then a main thread that sleeps in `poll` sleeps on. So it must also wait for the `SignalWakeup` of
-`post_signals`. A ^C that nobody handles is Python's KeyboardInterrupt; `defer_interrupts` says where it may be raised.
+`post_signals`. A ^C without another handler is Python's KeyboardInterrupt; `defer_interrupts` says where it may be
+raised.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def signal_number(name: str) -> signal.Signals | None:
 
 
 def how_it_ended(code: int) -> str:
-    """What became of a process, for a sentence about it: `was killed by SIGKILL` for -9, `ended with exit code 3`."""
+    """How a process ended, as part of a sentence: `was killed by SIGKILL` for -9, `ended with exit code 3`."""
     return f"was killed by {signal_name(code)}" if code < 0 else f"ended with exit code {code}"
 
 
@@ -59,7 +60,7 @@ class SignalWakeup:
         return self._read_fd
 
     def clear(self) -> None:
-        """Be unreadable until the next signal."""
+        """Make it unreadable until the next signal."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._read_fd, 4096)
 
@@ -74,9 +75,9 @@ class SignalWakeup:
 def post_signals(post: Callable[[int], None], numbers: Iterable[int]) -> Iterator[SignalWakeup | None]:
     """While the block runs, each of `numbers` that arrives is given to `post`, which must only enqueue.
 
-    Yields what wakes a sleeping main thread; None outside the main thread, where Python installs no handlers and this
-    does nothing. Signals that the parent had set to be ignored stay ignored unless named. The previous handlers are
-    restored at the end, or at that of `ignore_signals_at_exit`.
+    Yields the wake-up of a sleeping main thread; None outside the main thread, where Python installs no handlers and
+    this does nothing. Signals that the parent had set to be ignored stay ignored unless named. The previous handlers
+    are restored at the end, or at that of `ignore_signals_at_exit`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield None
@@ -102,17 +103,17 @@ def post_signals(post: Callable[[int], None], numbers: Iterable[int]) -> Iterato
 
 
 _INTERRUPT_TIMEOUT = 5.0
-"""Seconds after which a ^C that nobody has taken note of is taken for one that nobody will."""
+"""Seconds after which a ^C that has not been noticed counts as one that never will be."""
 
 
 @contextmanager
 def defer_interrupts() -> Iterator[Callable[[], None]]:
-    """While the block runs, a ^C raises KeyboardInterrupt only where the function is called that this yields.
+    """While the block runs, a ^C raises KeyboardInterrupt only in calls of the function that this yields.
 
     Anywhere else it could come between two steps that belong together: in an import, in a request to another process,
-    while a lock is held. It wakes whoever sleeps on the `SignalWakeup` of `post_signals`. If the function is not called
-    for `_INTERRUPT_TIMEOUT` seconds, the next ^C raises where it comes. Where a ^C is no KeyboardInterrupt, and outside
-    the main thread, this does nothing.
+    while a lock is held. It wakes a sleep on the `SignalWakeup` of `post_signals`. If the function is not called for
+    `_INTERRUPT_TIMEOUT` seconds, the next ^C raises wherever it arrives. If a ^C does not raise KeyboardInterrupt, and
+    outside the main thread, this does nothing.
     """
     first: float | None = None
 
@@ -151,7 +152,7 @@ _handlers_to_restore: dict[int, Any] | None = None
 def ignore_signals_at_exit() -> Iterator[None]:
     """While the block runs, signals of `post_signals` are ignored once that has ended.
 
-    So the release of resources after the outcome is settled cannot be interrupted, or the outcome changed. The previous
+    So the release of resources after the outcome is decided cannot be interrupted, or the outcome changed. The previous
     handlers are restored at the end of the outermost block. In other threads it does nothing.
     """
     global _handlers_to_restore
@@ -172,7 +173,7 @@ def _restore_handlers(previous: dict[int, Any]) -> None:
 
 
 def _reset_after_fork() -> None:
-    """The block is the parent's."""
+    """Forget the block in a forked process: it is the parent's."""
     global _handlers_to_restore
     _handlers_to_restore = None
 

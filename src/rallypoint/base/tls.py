@@ -113,7 +113,7 @@ def _load_into(context: SSLContext, files: TlsFiles) -> None:
             os.close(fd)
         except OSError as error:
             raise UserError(f"{name}={path!r} cannot be read: {error.strerror}") from None
-        if not regular:  # OpenSSL would wait for a named pipe for ever
+        if not regular:  # OpenSSL would wait for a named pipe forever
             raise UserError(f"{name}={path!r} is not a regular file; give the path of one in PEM")
     try:
         context.load_cert_chain(files.cert, files.key, password=_no_password)
@@ -158,7 +158,7 @@ class TlsChannel:
         """Why the other side, whose certificate is valid, is not the peer."""
 
     def receive(self, data: bytes) -> bytes:
-        """Decrypt what has come. There may be something `to_send` afterwards.
+        """Decrypt received bytes. There may be something `to_send` afterwards.
 
         Raises:
             TlsError: the connection cannot be used.

@@ -41,7 +41,7 @@ def worker_cpus(
 
 
 def read_topology(mode: AffinityMode, gpus: Sequence[str], root: Path = Path("/")) -> Topology:
-    """What `mode` needs to know of this machine; `gpus` are PCI addresses, `root` is the folder of `sys`.
+    """The part of this machine's topology that `mode` needs; `gpus` are PCI addresses, `root` is the folder of `sys`.
 
     Raises:
         UserError: the kernel does not show it.

@@ -1,4 +1,4 @@
-"""The only place where the version stands. The package is built with it, and `__version__` of `rallypoint` is it."""
+"""The only definition of the version. The package is built with it, and it is `__version__` of `rallypoint`."""
 
 from __future__ import annotations
 

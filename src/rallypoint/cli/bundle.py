@@ -1,4 +1,4 @@
-"""`rallyctl bundle`: what the nodes of a job that runs know of it, in one folder."""
+"""`rallyctl bundle`: collects what the nodes of a running job know about it, in one folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rallyctl check`: whether this node can run a job, before one is started."""
+"""`rallyctl check`: checks whether this node can run a job, before one is started."""
 
 from __future__ import annotations
 

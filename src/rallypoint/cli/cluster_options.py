@@ -1,11 +1,12 @@
-"""`--cluster`: what the environment of a cluster says takes the place of values that the user has not given.
+"""`--cluster`: the environment of a cluster supplies values that the user has not given.
 
 Laws:
 
-1. What was given, by a flag or by a `PET_*` variable, holds. Who has given an endpoint has chosen how nodes meet.
-2. What cannot be known is said in one sentence before anything is started; it costs the job (exit code 2) unless the
-   flags say enough without it.
-3. Without `--cluster` nothing changes; one warning says where each node is about to run a job of its own.
+1. Values that were given, by a flag or by a `PET_*` variable, take precedence. A given endpoint decides where nodes
+   meet.
+2. A value that cannot be determined is reported in one sentence before anything is started; it ends the job (exit code
+   2) unless the flags suffice without it.
+3. Without `--cluster` nothing changes; one warning says if each node is about to run a job of its own.
 """
 
 from __future__ import annotations
@@ -29,23 +30,23 @@ from rallypoint.cluster.findings import Cluster, Machine, Nothing, Refusal
 _log = get_logger(__name__)
 
 _MEETING = ("rdzv_endpoint", "master_addr", "master_port")
-"""Who gives one of these has said where nodes meet."""
+"""Options, each of which says where nodes meet."""
 _BY_ENDPOINT = ("c10d", "static")
 """Backends that meet at a node of the job."""
 _MOST = 1 << 20
-"""Characters that are read of a file."""
+"""Characters of a file that are read."""
 
 
 def with_cluster(options: Options, environ: Mapping[str, str], machine: Machine) -> Options:
-    """The options, completed by what the cluster says.
+    """The options, completed by values of the cluster.
 
     Args:
-        options: what the user has given; `cluster` says whose environment is believed.
+        options: the user's options; `cluster` says whose environment is used.
         environ: the environment of this process.
-        machine: what else there is to know of this node (`this_machine`).
+        machine: further facts about this node (`this_machine`).
 
     Raises:
-        UsageError: the cluster's environment is damaged, or not enough to start a job by.
+        UsageError: the cluster's environment is damaged, or not enough to start a job.
     """
     source = f"{options.source('cluster')}={options.cluster}"
     with naming(source):
@@ -67,7 +68,7 @@ def _meets_somewhere(options: Options) -> bool:
 
 
 def this_machine() -> Machine:
-    """What is to be known of this node beside the environment."""
+    """Facts about this node besides the environment."""
     return Machine(
         hostname=socket.gethostname(),
         hosts_file=read_text("/etc/hosts", _MOST),
@@ -101,7 +102,7 @@ def _completed(options: Options, cluster: Cluster, environ: Mapping[str, str], m
 
 
 def _warn(cluster: Cluster, endpoint_derived: bool) -> None:
-    """Say, on one node, what the job can run with and its user may not want."""
+    """Warn, on one node, of settings with which the job can run but that its user may not want."""
     if cluster.remark and endpoint_derived:
         _log.warning("%s: %s", cluster.title, cluster.remark)
     usable, there = cpu_count(), cluster.cpus or os.cpu_count() or 1
@@ -113,7 +114,7 @@ def _warn(cluster: Cluster, endpoint_derived: bool) -> None:
 
 
 def _rendezvous(options: Options, cluster: Cluster, environ: Mapping[str, str], machine: Machine) -> dict[str, Any]:
-    """Where nodes meet, the job's id and the rank that this node wishes for."""
+    """Where nodes meet, the job's id and the rank that this node requests."""
     values: dict[str, Any] = {}
     backend = options.rdzv_backend if "rdzv_backend" in options.sources else "c10d"
     if backend in _BY_ENDPOINT and not _meets_somewhere(options) and "store_type" not in options.rdzv_conf:
@@ -144,15 +145,15 @@ def _with_host(cluster: Cluster, environ: Mapping[str, str], machine: Machine) -
 
 
 def _workers(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> tuple[str, str]:
-    """How many workers this node starts, and by what that is known; empty where the user has said it.
+    """The number of workers that this node starts, and its source; empty if the user has given it.
 
-    That is `auto`, of what the task may use of this machine.
+    That is `auto`, applied to what the task may use of this machine.
     """
     given = options.nproc_per_node if "nproc_per_node" in options.sources else "auto"
     if given != "auto":
         return "", ""
     seen = cuda_count(environ) or xpu_count(environ, integrated=False)
-    # A driver that is not known here counts none; what the scheduler says holds then.
+    # An unknown driver counts none; then the scheduler's value applies.
     gpus = seen if cluster.gpus is None else min(seen or cluster.gpus, cluster.gpus)
     if gpus:
         return str(gpus), "the task's GPUs"
@@ -160,7 +161,7 @@ def _workers(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> 
 
 
 def warn_of_own_worlds(options: Options, environ: Mapping[str, str]) -> None:
-    """Warn, on one of several nodes, where each of them is about to run a job of its own or to wait for itself."""
+    """Warn, on one of several nodes, if each of them is about to run a job of its own or to wait for itself."""
     started = None if options.standalone or "TORCHELASTIC_RUN_ID" in environ else started_with_others(environ)
     if started is None or started.number != 0:
         return
@@ -168,7 +169,7 @@ def warn_of_own_worlds(options: Options, environ: Mapping[str, str]) -> None:
         _, most = parse_nnodes(options.nnodes)
         where = parse_endpoint(options.rdzv_endpoint or options.master_addr, 0).host
     except UserError:
-        return  # it is said where it is checked
+        return  # it is reported where it is checked
     if most == 1:
         _log.warning(
             "%s has %d nodes, and %s is 1: each of them runs a job of its own, whose world is that node; write "

@@ -1,6 +1,6 @@
-"""What can stand on the command lines of `rallyrun` and `rallyctl`, as data read from their parsers.
+"""The command lines of `rallyrun` and `rallyctl`, as data read from their parsers.
 
-Completions and manual pages are made of it, so that no flag or verb is written down twice.
+Completions and manual pages are generated from it, so that no flag or verb is written twice.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import NamedTuple
 class Option(NamedTuple):
     """A flag. `name` is its long, dashed spelling; `short` may be empty.
 
-    `metavar` stands for its value, and is empty where it takes none; `words` are the values that it takes, if these are
-    all; `repeats` says that it may be given several times; `help` is one sentence without its full stop.
+    `metavar` stands for its value, and is empty if it takes none; `words` are its values, if these are all; `repeats`
+    says that it may be given several times; `help` is one sentence without its full stop.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Option(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """A word that is no flag. `rest` says that it stands for all words from there on, flags or not."""
+    """A word that is not a flag. `rest` says that it stands for all words from there on, flags or not."""
 
     dest: str
     metavar: str
@@ -62,12 +62,12 @@ class Command(NamedTuple):
 
 
 def read_command(parser: argparse.ArgumentParser, name: str, summary: str = "") -> Command:
-    """What a parser takes.
+    """Read the command line that a parser takes.
 
     Args:
-        parser: of one command, without verbs.
-        name: of the command.
-        summary: what it does, in some words.
+        parser: the parser of one command, without verbs.
+        name: the name of the command.
+        summary: a short description.
     """
     operands = tuple(_operand(each) for each in parser._actions if not each.option_strings)
     groups = tuple(group for each in parser._action_groups if (group := _group(each, name)).options)
@@ -76,7 +76,7 @@ def read_command(parser: argparse.ArgumentParser, name: str, summary: str = "") 
 
 
 def read_verbs(parser: argparse.ArgumentParser, name: str) -> tuple[Command, ...]:
-    """What each verb of a parser takes, in the order of its help page."""
+    """Read the command line of each verb of a parser, in the order of its help page."""
     verbs = find_verbs(parser)
     summaries = {each.dest: each.help or "" for each in verbs._choices_actions}
     return tuple(read_command(page, f"{name} {verb}", summaries[verb]) for verb, page in verbs.choices.items())
@@ -124,7 +124,7 @@ def _help(action: argparse.Action) -> str:
 
 
 def _words(action: argparse.Action) -> tuple[str, ...]:
-    """All values there are, by the choices, or by the reader (`OneOf`) of its text."""
+    """All possible values, from the choices, or from the reader (`OneOf`) of its text."""
     if action.choices is not None:
         return tuple(str(each) for each in action.choices)
     words: tuple[str, ...] = getattr(action.type, "words", ())

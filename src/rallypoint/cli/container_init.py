@@ -1,14 +1,14 @@
 """A command that is process 1 of a container: it runs as a child, and process 1 is an init, as `tini` is.
 
-The kernel gives process 1 what no other has: orphans of the whole container become its children (what the image's
-entrypoint has left, what `kubectl exec` has started), and a signal that it has no handler for is lost, such as a
-SIGTERM that comes before the handlers are installed. Laws:
+The kernel treats process 1 differently: orphans of the whole container become its children (left by the image's
+entrypoint, or started by `kubectl exec`), and a signal that it has no handler for is lost, such as a SIGTERM that
+arrives before the handlers are installed. Laws:
 
-1. What has ended is reaped, whoever started it.
-2. What is sent to process 1 is sent to the command, once: what a terminal sends, it has sent to both; but SIGHUP,
-   when it goes away, only to the leader of its session, which mostly is process 1.
+1. Every process that has ended is reaped, whichever process started it.
+2. A signal to process 1 is sent to the command, once: a terminal sends its signals to both; but SIGHUP, when it is
+   closed, only to the leader of its session, which mostly is process 1.
 3. Process 1 ends when the command does, with its code, or 128 and the signal's number; the kernel then kills the rest.
-   After a death by a signal it stays for a moment, in which the reaper takes away what the command has left.
+   After a death by a signal it stays for a moment, in which the reaper ends what the command has left.
 4. Built-in modules only, since it runs before the imports of a command, and the copy should be small.
 """
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 _SIGHUP, _SIGCHLD = 1, 17
 _LAST_TIMEOUT = 2.0
-"""Seconds that process 1 stays for what a command that was killed has left."""
+"""Seconds that process 1 stays for processes that a killed command has left."""
 
 
 def become_container_init() -> None:
-    """Go on in a child. Without room for another process, go on in this one. To be called with one thread."""
+    """Continue in a child, or in this process if it cannot fork. Call this while there is only one thread."""
     signals = __import__("_signal")
     mask = signals.pthread_sigmask(signals.SIG_BLOCK, signals.valid_signals())
-    handler = signals.signal(_SIGCHLD, signals.SIG_DFL)  # where it is ignored, the kernel keeps no exit code
+    handler = signals.signal(_SIGCHLD, signals.SIG_DFL)  # if it is ignored, the kernel keeps no exit code
     try:
         command = posix.fork()
     except OSError:
@@ -42,13 +42,13 @@ def become_container_init() -> None:
 
 
 def _run_init(signals: Any, command: int) -> int:
-    """Hand on signals and reap until the command has ended. Returns its exit code, as a shell has it."""
-    code, _ = _reap(command)  # what has ended before will not be told
+    """Forward signals and reap until the command has ended. Returns its exit code, as a shell reports it."""
+    code, _ = _reap(command)  # earlier ends are not reported
     while code is None:
         received = signals.sigwaitinfo(signals.valid_signals())
         if received.si_signo == _SIGCHLD:
             code, _ = _reap(command)
-        elif received.si_code <= 0 or _is_for_leader(received.si_signo):  # else the kernel has sent it, to both
+        elif received.si_code <= 0 or _is_for_leader(received.si_signo):  # otherwise the kernel has sent it, to both
             posix.kill(command, received.si_signo)
     if code >= 0:
         return code

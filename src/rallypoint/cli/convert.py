@@ -1,4 +1,4 @@
-"""From `Options` to the launcher's input: a `LaunchConfig`, an entry point and its arguments.
+"""Converts `Options` to the launcher's input: a `LaunchConfig`, an entry point and its arguments.
 
 Checks whose message names the flag are made here (contract section 1.13); lower layers check the rest.
 """
@@ -36,7 +36,7 @@ EntryPoint = str | Callable[..., None]
 def config_from_options(
     options: Options, environ: Mapping[str, str]
 ) -> tuple[LaunchConfig, EntryPoint, tuple[str, ...]]:
-    """What to launch: the configuration, the program or function to run, and its arguments, with `${local_rank}` still
+    """The configuration, the program or function to run, and its arguments, with `${local_rank}` still
     in them.
 
     Raises:
@@ -96,7 +96,7 @@ def config_from_options(
 
 
 def _check(options: Options, environ: Mapping[str, str]) -> None:
-    """What can be known of the values by themselves."""
+    """Check what can be checked of the values alone."""
     _check_bounds(options)
     _check_signals(options)
     if options.preempt_signals or options.stop_before_end or options.requeue:
@@ -178,7 +178,7 @@ def _check_signals(options: Options) -> None:
 
 
 def _check_devices(options: Options, environ: Mapping[str, str], workers: int) -> None:
-    """Check what every start of workers will need, before the rendezvous."""
+    """Check the devices that every start of workers will need, before the rendezvous."""
     if options.virtual_local_rank:
         from rallypoint.base.devices import one_gpu_per_worker
 
@@ -219,7 +219,7 @@ def _progress_file(options: Options) -> str:
 
 
 def _incident_dir(options: Options) -> str:
-    """The folder, made now, so that it is not found missing when it is needed."""
+    """The folder, made now, so that a failure to make it shows before it is needed."""
     path = options.incident_dir
     try:
         if path:

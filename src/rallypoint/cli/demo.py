@@ -1,4 +1,4 @@
-"""`rallyctl demo`: what Rallypoint is for, in a minute and on one machine."""
+"""`rallyctl demo`: shows what Rallypoint does, in a minute and on one machine."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _demo(options: argparse.Namespace) -> None:
 
 
 def _end_in_order() -> None:
-    """Have ^C and SIGTERM end the demo's own jobs first."""
+    """Make ^C and SIGTERM end the demo's own jobs first."""
     import signal
 
     from rallypoint.cli.process_setup import restore_keyboard_interrupt

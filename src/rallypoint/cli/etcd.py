@@ -41,7 +41,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.num_retries < 0:
         raise UsageError(f"--num-retries={options.num_retries} is negative; give 0 or more")
     check_kernel()
-    # Blocked, so that `sigwait` alone gets them; it gets the end of a child too.
+    # Blocked, so that only `sigwait` gets them; it gets the end of a child too.
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_ENDINGS, signal.SIGCHLD})
     etcd = LocalEtcd(options.port, options.data_dir)
     log = None

@@ -1,7 +1,7 @@
-"""How a command ends: one sentence or one report on standard error, and an exit code (contract section 7.6).
+"""The end of a command: one sentence or one report on standard error, and an exit code (contract section 7.6).
 
-Known causes come without tracebacks, which would be about the launcher and not the job. An unexpected exception keeps
-its traceback, since the launcher, or a plug-in, is then at fault.
+Known causes are shown without tracebacks, which would be about the launcher and not the job. An unexpected exception
+keeps its traceback, since then the launcher, or a plug-in, has a defect.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ FAILED, USAGE = 1, 2
 PREEMPTED = 143
 """128 + SIGTERM, whatever `--exit-codes` says: only flags of ours lead here."""
 HUNG = 124
-"""As of timeout(1), whatever `--exit-codes` says: for the same reason."""
+"""Like timeout(1), whatever `--exit-codes` says: for the same reason."""
 INTERRUPTED = 130
 """The shell's code for a program that ended by SIGINT: 128 + 2."""
 
 
 Finish = Callable[[BaseException | None, int], int]
-"""Is told what ended the work, and with which exit code; returns that which holds."""
+"""Called with what ended the work, and with its exit code; returns the final exit code."""
 
 
 def exit_code_of(work: Callable[[], None], program: str = "rallyrun", finish: Finish | None = None) -> int:
@@ -38,7 +38,7 @@ def exit_code_of(work: Callable[[], None], program: str = "rallyrun", finish: Fi
 
 
 def _ended(work: Callable[[], None], program: str) -> tuple[BaseException | None, int]:
-    """Do the work. Returns what has ended it, which is said, and the exit code."""
+    """Do the work. Returns what has ended it, which has been printed, and the exit code."""
 
     preempted: JobPreempted | None = None
 
@@ -91,7 +91,7 @@ def _error_sentence(error: RallypointError, program: str) -> str:
 
 
 def _who_raised(error: Exception) -> str:
-    """Whose fault an unexpected exception is: a plug-in's, if it was raised in one, or ours."""
+    """The origin of an unexpected exception: a plug-in, if it was raised in one, or this program."""
     trace = error.__traceback__
     while trace is not None:
         package = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
@@ -102,7 +102,7 @@ def _who_raised(error: Exception) -> str:
 
 
 def print_error(text: str) -> None:
-    """Write a line to standard error, if it can be written; otherwise the exit code has to do."""
+    """Write a line to standard error, if it can be written; otherwise the exit code must suffice."""
     if sys.stderr is not None:  # `print` would take standard output then
         with suppress(OSError, ValueError):
             print(with_label(text), file=sys.stderr, flush=True)
@@ -112,10 +112,10 @@ def print_answer(text: str) -> None:
     """Write a command's answer to standard output.
 
     Raises:
-        RallypointError: nobody reads it, or the disk is full.
+        RallypointError: it has no reader, or the disk is full.
     """
     try:
         print(text, flush=True)
     except OSError as error:
-        sys.stdout = None  # else the rest would be flushed again at exit
+        sys.stdout = None  # otherwise the rest would be flushed again at exit
         raise RallypointError(f"standard output cannot be written: {error.strerror}; send it elsewhere") from None

@@ -1,7 +1,7 @@
-"""The exit codes of `--exit-codes=classified`, by which a scheduler knows whether to try again.
+"""The exit codes of `--exit-codes=classified`, from which a scheduler knows whether to retry.
 
-All agents of a job end with the same one: what decides is the job's verdict, or what happened to all of them. Imported
-only where a code or a verdict is asked for.
+All agents of a job end with the same one: it follows from the job's verdict, or from what happened to all of them.
+Imported only if a code or a verdict is requested.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CODES = {
     Ending.PREEMPTED: 143,  # 128 + SIGTERM
     Ending.STOPPED: 143,
 }
-"""What each ending is as an exit code."""
+"""The exit code of each ending."""
 
 _SUCCESSES = (NodeLeftInOrder, RendezvousGracefulExitError)
 _ENDINGS: tuple[tuple[type[BaseException], Ending], ...] = (
@@ -57,11 +57,11 @@ _ENDINGS: tuple[tuple[type[BaseException], Ending], ...] = (
     (ResourceError, Ending.INFRASTRUCTURE),
     (LoopError, Ending.INFRASTRUCTURE),
 )
-"""What an error means that does not say so itself; the first row that fits counts, and the program where none does."""
+"""The endings of errors that do not have one themselves; the first matching row counts, else it is the program."""
 
 
 class Classified(NamedTuple):
-    """How a run has ended: `ending` is None for a success, and where a signal of a person's ended it."""
+    """The result of a run: `ending` is None for a success, and if a signal from a person ended it."""
 
     ending: Ending | None
     code: int
@@ -71,7 +71,7 @@ SUCCESS = Classified(None, 0)
 
 
 def classified(error: BaseException | None) -> Classified:
-    """What the end of a run is to a scheduler.
+    """Classify the end of a run for a scheduler.
 
     Args:
         error: what ended it; None for nothing.
@@ -89,7 +89,7 @@ def classified(error: BaseException | None) -> Classified:
 def ending_of(error: BaseException) -> Ending:
     """Why a run has not succeeded.
 
-    SIGTERM takes the machine away: what was saved is kept, and if nothing was, the job can be tried again as it is.
+    SIGTERM means that the machine is taken away: saved work is kept, and without any, the job can be retried unchanged.
     """
     if isinstance(error, SignalException):
         return Ending.PREEMPTED if error.saved else Ending.INFRASTRUCTURE

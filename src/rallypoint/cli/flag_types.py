@@ -1,4 +1,4 @@
-"""What a row of the table of flags is, and the readers of values (contract section 1.1)."""
+"""The rows of the table of flags, and the readers of values (contract section 1.1)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ShowVersion(Action):
         self._command = command
 
     def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option: str | None = None) -> None:
-        from rallypoint.base.version import __version__  # a module less at every start
+        from rallypoint.base.version import __version__  # one module less at every start
 
         print(self._command, __version__)
         parser.exit()
@@ -73,7 +73,7 @@ class OneOf:
     """Reads one of some words. Unlike `Flag.choices`, they hold for the environment too.
 
     Args:
-        words: what may be given; the empty text, if it is among them, stands for none of the others.
+        words: the accepted values; the empty text, if it is among them, stands for none of the others.
     """
 
     def __init__(self, *words: str) -> None:
@@ -119,7 +119,7 @@ def module_names(text: str) -> tuple[str, ...]:
 
 
 def store_peers(text: str) -> str:
-    """Read who may connect to worker stores."""
+    """Read the peers that may connect to worker stores."""
     from rallypoint.base.errors import UserError
     from rallypoint.coordinator.store_peers import parse_policy
 
@@ -169,7 +169,7 @@ def duration(text: str) -> float:
 
 
 def timeout(text: str) -> float:
-    """Read a time in seconds after which something is taken for wrong, 0 for never."""
+    """Read a time in seconds after which something counts as failed, 0 for never."""
     value = number(text)
     if not 0 <= value <= _DAY:
         raise ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to {_DAY}")

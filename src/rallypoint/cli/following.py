@@ -18,26 +18,26 @@ from rallypoint.protocol.observation import JobList, Snapshot, WatchRequest
 
 _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _AWAY = 60.0
-"""Seconds for which a control plane may be out of reach that was reached before."""
+"""Seconds for which a control plane that was reached before may be unreachable."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 2.0
 """Seconds between two attempts to reach it, at first and at most."""
 
 
 class Display(Protocol):
-    """What shows a job to somebody who follows it."""
+    """Shows a job to a user who follows it."""
 
     def show(self, snapshot: Snapshot) -> None:
         """The job stands so now."""
 
     def note(self, text: str) -> None:
-        """Something about what is shown; empty when that is over."""
+        """Show a remark; empty when it no longer applies."""
 
     def close(self) -> None:
         """Nothing more is shown. Idempotent."""
 
 
 class Lines:
-    """One line a change."""
+    """One line for each change."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         from rallypoint.observe.change_lines import ChangeLines
@@ -76,7 +76,7 @@ class JsonLines:
         self._write(json.dumps(status_fields(snapshot, time.time())))
 
     def note(self, text: str) -> None:
-        """For people, and so not among the JSON."""
+        """Not written: remarks are for people."""
         from rallypoint.cli.exit import print_error
 
         if text:
@@ -87,7 +87,7 @@ class JsonLines:
 
 
 def display_for(json: bool, write: Callable[[str], None]) -> Display:
-    """A live screen on a terminal that can show one, where `rich` is installed; else lines."""
+    """A live screen on a terminal that can show one, if `rich` is installed; else lines."""
     if json:
         return JsonLines(write)
     if not (sys.stdout.isatty() and terminal_rewrites_lines()):
@@ -107,9 +107,9 @@ class Follower:
         """Nothing is opened yet.
 
         Args:
-            targets: finds out where the control plane may be; asked again after it was lost.
-            job: the job's id; empty for the one job that there is.
-            display: is shown what comes.
+            targets: finds the places where the control plane may be; called again after it was lost.
+            job: the job's id; empty for the only job.
+            display: shows what is received.
         """
         self._targets = targets
         self._job = job
@@ -119,10 +119,10 @@ class Follower:
         self._noted = False
 
     async def run(self) -> Snapshot | JobList:
-        """Follow the job to its end. Returns how it ended, or, where several jobs are there, which.
+        """Follow the job until it ends. Returns how it ended, or, if there are several jobs, their list.
 
         Raises:
-            RallypointError: it cannot be reached, or not any more.
+            RallypointError: it cannot be reached, or can no longer be.
         """
         pause = _FIRST_PAUSE
         with _TerminalSignals(self._display):
@@ -173,8 +173,9 @@ class Follower:
 
 
 class _TerminalSignals:
-    """While inside, who has taken a terminal redraws it when its size changes, and gives it back before it ends by a
-    signal."""
+    """Inside the block, a display that has taken a terminal redraws it when its size changes, and restores it before it
+    ends by a signal.
+    """
 
     def __init__(self, display: Display) -> None:
         self._display = display

@@ -1,4 +1,4 @@
-"""Which job a verb of `rallyctl` is about, and a watcher's session with its coordinator."""
+"""Finds the job of a `rallyctl` verb, and opens a watcher's session with its coordinator."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from rallypoint.rendezvous.params import RendezvousParameters
 
 _MOST_NAMED = 8
-"""How many jobs a sentence names."""
+"""The number of jobs that a sentence names."""
 
 _Seen = TypeVar("_Seen")
 
 
 def add_job(page: argparse.ArgumentParser) -> None:
-    """The options that say which job is meant."""
+    """Add the options that select the job."""
     job = page.add_argument_group("the job")
     job.add_argument("endpoint", nargs="?", default="", metavar="ENDPOINT", help="the job's --rdzv-endpoint")
     job.add_argument("--rdzv-endpoint", default="", metavar="ENDPOINT", help="the same")
@@ -32,7 +32,7 @@ def add_job(page: argparse.ArgumentParser) -> None:
 
 
 def add_rendezvous(group: argparse._ArgumentGroup, id_help: str) -> None:
-    """The options that say, beside the endpoint, how the job's nodes meet; `id_help` says what the id is good for."""
+    """Add the options that say, besides the endpoint, how the job's nodes meet; `id_help` is the help of the id."""
     backends = ("c10d", "static", "etcd")
     text = "c10d, static or etcd (default: c10d)"
     group.add_argument("--rdzv-backend", default="c10d", choices=backends, metavar="NAME", help=text)
@@ -53,7 +53,7 @@ def parameters_of(options: argparse.Namespace, endpoint: str) -> RendezvousParam
 
 
 def targets(options: argparse.Namespace) -> list[DialTarget]:
-    """Where the job's coordinator may be."""
+    """The places where the job's coordinator may be."""
     if options.endpoint and options.rdzv_endpoint:
         raise UsageError("the endpoint is given twice; give it as ENDPOINT or as --rdzv-endpoint")
     endpoint: str = options.endpoint or options.rdzv_endpoint
@@ -65,7 +65,7 @@ def targets(options: argparse.Namespace) -> list[DialTarget]:
 
 
 def _local_target(options: argparse.Namespace) -> list[DialTarget]:
-    """The coordinator of the one job of this machine, or of the one that is named."""
+    """The coordinator of the only job on this machine, or of the named one."""
     jobs = [each for each in local_jobs_of_user() if options.rdzv_id in {"", each.job}]
     if len(jobs) == 1:
         options.rdzv_id, options.rdzv_backend, options.rdzv_endpoint = jobs[0][1:]
@@ -80,7 +80,7 @@ def _local_target(options: argparse.Namespace) -> list[DialTarget]:
 
 
 def _take_token(job: LocalJob) -> None:
-    """Where this command was given no secret, take the token of a job of this user's from its agent."""
+    """If this command was given no secret, take the token of a job of this user from its agent."""
     from rallypoint.agent.local_socket import local_token
     from rallypoint.base.secrets import SECRET
 
@@ -89,7 +89,7 @@ def _take_token(job: LocalJob) -> None:
 
 
 def local_jobs_of_user() -> list[LocalJob]:
-    """The jobs of this machine that this user may see, each once: agents of one job say the same of it."""
+    """The jobs on this machine that this user may see, each once: all agents of a job report the same."""
     from rallypoint.agent.local_socket import local_jobs
 
     found = {(each.job, each.backend): each for each in local_jobs()}
@@ -97,7 +97,7 @@ def local_jobs_of_user() -> list[LocalJob]:
 
 
 def with_session(options: argparse.Namespace, use: Callable[[WatcherSession], Awaitable[int]]) -> int:
-    """Open a session with the coordinator of the job that the options name, and return what `use` makes of it."""
+    """Open a session with the coordinator of the job that the options name, and return the result of `use`."""
     import asyncio
 
     from rallypoint.client.watcher import open_session
@@ -128,7 +128,7 @@ async def receive(session: WatcherSession, kind: type[_Seen]) -> _Seen:
 
 
 async def collect(session: WatcherSession) -> tuple[dict[str, bytearray], CommandReply]:
-    """What each node has sent, by its name, and the answer that ends it. Of what is too long the end is left out."""
+    """What each node has sent, by its name, and the final answer. Data that is too long is truncated."""
     from rallypoint.observe.bundle import ON_DEMAND_LIMIT
     from rallypoint.protocol.observation import CommandReply, JobList
     from rallypoint.protocol.operator_messages import CollectedPart
@@ -147,7 +147,7 @@ async def collect(session: WatcherSession) -> tuple[dict[str, bytearray], Comman
 
 
 def _unnamed(jobs: JobList) -> RallypointError:
-    """What a control plane with several jobs, or none, says to a command that names none."""
+    """The error for a command that names no job, if the control plane has several or none."""
     if not jobs.jobs:
         return RallypointError("the control plane has no job at the moment; nothing was changed")
     names = ", ".join(each.job for each in jobs.jobs[:_MOST_NAMED])

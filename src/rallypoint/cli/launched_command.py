@@ -1,5 +1,5 @@
-"""What the flags of a `rallyrun` that `rallyctl launch` will start say, read here first by rallyrun's own parser: a
-mistake is said once, before any host is reached, and not once by each of them.
+"""Reads the flags of a `rallyrun` that `rallyctl launch` will start, by rallyrun's own parser: a mistake is reported
+once, before any host is reached, and not once by each of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rallypoint.cli.sizes import parse_nnodes
 
 
 class LaunchedCommand(NamedTuple):
-    """A command: `least` is the number of nodes without which its job cannot go on, 0 where that is not known;
+    """A command: `least` is the number of nodes without which its job cannot go on, 0 if that is not known;
     `most` is the number that run at a time; `endpoint_given` is whether it names a control plane of its own.
     """
 
@@ -27,13 +27,13 @@ def read_command(command: Sequence[str], variables: Mapping[str, str], hosts: in
     """Read a command.
 
     Args:
-        command: its words. Of what is not `rallyrun`, nothing is known.
-        variables: the `PET_*` variables that it will find, without those that say where it runs.
-        hosts: on how many it will run, which is the number of nodes where it says nothing else.
+        command: its words. Nothing is known about commands other than `rallyrun`.
+        variables: the `PET_*` variables that it will have, without those that say where it runs.
+        hosts: the number of hosts that it will run on, which is the default number of nodes.
 
     Raises:
         SystemExit: a usage error of rallyrun's, which has been printed; or its help was asked for.
-        UserError: a number of nodes that cannot be.
+        UserError: the number of nodes is impossible.
     """
     given = "PET_RDZV_ENDPOINT" in variables
     if os.path.basename(command[0]) != "rallyrun":

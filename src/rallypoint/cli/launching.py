@@ -72,7 +72,7 @@ def _launch(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> Plan:
-    """What is asked for. Raises UsageError."""
+    """The launch that the options request. Raises UsageError."""
     import shlex
 
     from rallypoint.base.secrets import SECRET, launch_secret
@@ -161,7 +161,7 @@ def _seconds(options: argparse.Namespace, name: str) -> int:
 
 
 def _folder() -> str:
-    """The folder of this command, by the name by which its user went there: it is the one that other hosts know."""
+    """The folder of this command, by the name that its user knows: other hosts know it by the same."""
     shown = os.environ.get("PWD", "")
     try:
         if os.path.isabs(shown) and os.path.samefile(shown, "."):

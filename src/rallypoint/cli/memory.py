@@ -1,4 +1,4 @@
-"""Giving back the memory that only the start needed."""
+"""Releases the memory that only the start needed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _MADV_DONTNEED = 4
 
 
 def trim_memory() -> None:
-    """Unmap the interpreter's code: it is clean and in the page cache, where whatever is needed again is found."""
+    """Unmap the interpreter's code: it is clean and in the page cache, from which needed pages come back."""
     import ctypes
 
     madvise = ctypes.CDLL(None).madvise
     try:
-        # The interpreter itself is the largest: last, since whatever runs after it comes back.
+        # The interpreter itself is the largest: last, since code that runs afterwards is mapped again.
         mappings = sorted(_clean_mappings(), key=lambda each: each[1] - each[0])
     except OSError:  # the file is not on every kernel
         return
@@ -22,7 +22,7 @@ def trim_memory() -> None:
 
 
 def _clean_mappings() -> Iterator[tuple[int, int]]:
-    """Start and end of the mapped files that are read only and that nothing has been written into."""
+    """Start and end of mapped files that are read-only and unmodified."""
     mapping: tuple[int, int] | None = None
     with open("/proc/self/smaps", "rb") as lines:
         for line in lines:

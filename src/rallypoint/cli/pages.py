@@ -29,13 +29,13 @@ class PageServer:
     """Serves the pages of all jobs of a control plane, from now on.
 
     Args:
-        jobs: of the control plane.
-        where: HOST:PORT; this machine alone without HOST.
-        token_file: holds the token that whoever asks must give; empty for none.
+        jobs: the jobs of the control plane.
+        where: HOST:PORT; this machine only without HOST.
+        token_file: has the token that clients must send; empty for none.
 
     Raises:
         UsageError: an argument cannot work.
-        RallypointError: that place cannot be listened at.
+        RallypointError: it cannot listen there.
     """
 
     def __init__(self, jobs: ManyJobs, where: str, token_file: str = "") -> None:

@@ -1,10 +1,10 @@
-"""From arguments and environment to `Options` (contract sections 1.2 and 1.3).
+"""Parses arguments and environment into `Options` (contract sections 1.2 and 1.3).
 
 Laws:
 
 1. The command line takes precedence over `PET_<NAME>`, and that over the default.
 2. Up to the script, prefixes, `--` and usage errors are argparse's, as in torchrun under the same Python. A prefix
-   never means `--version`, nor a flag that torchrun does not have where it could be one of torchrun's.
+   never means `--version`, nor a flag that torchrun does not have if it could be one of torchrun's.
 3. What follows the script is not parsed, except for a first `--` right after it. (argparse does parse it: torchrun
    refuses `train.py --log x`, since `--log` could be two of its own flags.)
 4. Text from the environment is converted by the flag's type, but not checked against its choices.
@@ -31,7 +31,7 @@ the dashes in a flag's name. LOGLEVEL=INFO logs each step."""
 
 
 class Options(NamedTuple):
-    """What the user asked for; one field for each flag, named like torchrun's.
+    """The user's options; one field for each flag, named like torchrun's.
 
     `sources` has, for each value that is not a default, where it was given: `--nnodes` or `PET_NNODES`.
     """
@@ -122,7 +122,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
 def parse_with(
     parser: Parser, arguments: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[Options, Mapping[str, Any]]:
-    """As `parse`, by a parser of `build_parser` to which optional flags were added; also returns their values."""
+    """Like `parse`, by a parser of `build_parser` with additional optional flags; also returns their values."""
     switches = {flag.dest: _read_switch(flag, environ[flag.variable]) for flag in FLAGS if _is_set(flag, environ, True)}
     values = _up_to_the_script(parser, arguments)
     more = {dest: values.pop(dest) for dest in values.keys() - set(Options._fields)}
@@ -162,7 +162,7 @@ class HelpFormatter(argparse.HelpFormatter):
         return "\n".join(indent + line for line in lines)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        """As argparse, but names of flags stay whole."""
+        """Like argparse, but does not break names of flags."""
         lines = [""]
         for word in text.split():
             if lines[-1] and len(lines[-1]) + len(word) >= width:
@@ -172,7 +172,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 def _columns() -> int:
-    """The width of the terminal, as `shutil.get_terminal_size` finds it: that module imports those that compress."""
+    """The width of the terminal, as of `shutil.get_terminal_size`: that module imports the compression modules."""
     try:
         columns = int(os.environ.get("COLUMNS", ""))
     except ValueError:
@@ -181,7 +181,7 @@ def _columns() -> int:
         return columns
     try:
         return os.get_terminal_size().columns or 80
-    except OSError:  # standard output is no terminal
+    except OSError:  # standard output is not a terminal
         return 80
 
 
@@ -222,8 +222,9 @@ class Parser(argparse.ArgumentParser):
 
 
 Verb = Callable[[str, str, str, str, Callable[[argparse.Namespace], int | None]], argparse.ArgumentParser]
-"""Adds a verb to `rallyctl`: its name, its line in the list of verbs, its page's text and example, and what it does,
-which returns the exit code or None for 0."""
+"""Adds a verb to `rallyctl`: its name, its line in the list of verbs, its page's text and example, and its function,
+which returns the exit code or None for 0.
+"""
 
 
 def build_parser() -> Parser:
@@ -262,7 +263,7 @@ def _up_to_the_script(parser: Parser, arguments: Sequence[str]) -> dict[str, Any
         values = parser.try_parse(head)
         if values is None:
             if not any(word.startswith("-") for word in head[-2:]):
-                break  # of two words that are no flags one is the script: the mistake is before it
+                break  # one of two words that are not flags is the script: the mistake is before it
             continue
         if rest[:1] == ["--"] and "--" not in head:
             rest = rest[1:]

@@ -1,4 +1,4 @@
-"""What has to hold for `--preempt-signals`, `--stop-before-end` and `--requeue`, found out before all else."""
+"""Checks the conditions of `--preempt-signals`, `--stop-before-end` and `--requeue`, before anything else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command does before any import: it sets up the descriptors and signals that its process inherited.
+"""Sets up the descriptors and signals that a command's process has inherited, before any import.
 
 Only built-in modules are used: until this is done, a ^C would end an import with a traceback.
 """
@@ -18,9 +18,9 @@ _by_interrupt = False
 
 
 def set_up_process() -> None:
-    """Make this process a command's: call it first, once, and only in a process that does nothing else.
+    """Set up this process for a command: call it first, once, and only in a process that does nothing else.
 
-    Closed standard descriptors become /dev/null: else whatever is opened next would get their numbers, and workers
+    Closed standard descriptors become /dev/null: otherwise the next opened file would get their numbers, and workers
     would write into it. Until `restore_keyboard_interrupt`, a ^C ends this process at once and silently, as it ends any
     program without a handler. While the interpreter shuts down, signals are ignored. Process 1 of a container becomes
     its init, and the command a child of that.
@@ -55,7 +55,7 @@ def _open_null(name: str) -> None:
 
 
 def restore_keyboard_interrupt() -> bool:
-    """Until `end_keyboard_interrupt`, a ^C is a KeyboardInterrupt again. Returns whether it was none."""
+    """Make ^C raise KeyboardInterrupt again, until `end_keyboard_interrupt`. Returns whether it did not before."""
     signals = _signals()
     if signals.getsignal(_SIGINT) != signals.SIG_DFL:
         return False
@@ -64,13 +64,13 @@ def restore_keyboard_interrupt() -> bool:
 
 
 def end_keyboard_interrupt() -> None:
-    """From now on a ^C ends this process at once and silently again."""
+    """Make ^C end this process at once and silently again."""
     signals = _signals()
     signals.signal(_SIGINT, signals.SIG_DFL)
 
 
 def end_by_interrupt() -> None:
-    """Have this process end by SIGINT at exit, as programs without a handler do: a shell script that runs it then stops
+    """Make this process end by SIGINT at exit, as programs without a handler do: a shell script that runs it then stops
     too.
     """
     global _by_interrupt
@@ -84,7 +84,7 @@ def _ignore_interrupts() -> None:
         from contextlib import suppress
 
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # nobody may read it any more
+            with suppress(OSError, ValueError):  # it may not have a reader any more
                 stream.flush()
         signals.signal(_SIGINT, signals.SIG_DFL)
         os.kill(os.getpid(), _SIGINT)
@@ -93,5 +93,5 @@ def _ignore_interrupts() -> None:
 
 
 def _signals() -> Any:
-    # What the module `signal` wraps; that makes enums of all its constants.
+    # The module that `signal` wraps; `signal` makes enums of all its constants.
     return __import__("_signal")

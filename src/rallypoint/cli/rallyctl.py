@@ -1,4 +1,4 @@
-"""The command `rallyctl`: what runs beside jobs and not in one.
+"""The command `rallyctl`: everything that runs outside of a job.
 
 rallyctl demo                           a job that loses a worker, then a node, and goes on
 rallyctl launch --hosts a,b -- COMMAND  a job on several hosts, over ssh

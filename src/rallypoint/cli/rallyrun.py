@@ -12,7 +12,7 @@ import sys
 _STARTED_AFTER = 0.7
 """Seconds after which a job has started."""
 _SEVERAL_NODES = ("SLURM_STEP_NUM_NODES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "JOB_COMPLETIONS")
-"""Variables without which the environment does not show several nodes."""
+"""Variables that show several nodes, if one is set."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _refuse(error: UserError) -> None:
 
 
 class _Run:
-    """One run; its options are what the user has given, and from the start of `launch` on, what holds.
+    """One run; its options are the user's, and from the start of `launch` on, the effective ones.
 
     `collects_later`: the garbage collector is off, and is switched on when the start is over.
     """
@@ -96,7 +96,7 @@ class _Run:
         self._collects_later = collects_later
 
     def launch(self) -> None:
-        """Launch it; returns when all workers have succeeded."""
+        """Launch the job; returns when all workers have succeeded."""
         from rallypoint.base.secrets import take_from_environment
 
         take_from_environment()  # before anything is started that would inherit it
@@ -116,18 +116,18 @@ class _Run:
         from rallypoint.cli.process_setup import end_keyboard_interrupt, restore_keyboard_interrupt
         from rallypoint.launch.api import elastic_launch
 
-        # Only where the run does not handle it: in an import, a KeyboardInterrupt can leave a traceback.
+        # Only if the run does not handle it: in an import, a KeyboardInterrupt can leave a traceback.
         unhandled = "SIGINT" not in map(str.strip, config.signals_to_handle.split(","))
         restored = unhandled and restore_keyboard_interrupt()
         _end_start_later(self._collects_later)
         try:
             elastic_launch(config, program)(*arguments)
         finally:
-            if restored:  # no worker is left; what follows only says how it ended
+            if restored:  # no worker is left; the rest only reports how it ended
                 end_keyboard_interrupt()
 
     def finish(self, error: BaseException | None, code: int) -> int:
-        """The exit code that holds; the verdict is written where it is asked for. Most have nothing to import here."""
+        """The final exit code; writes the verdict if that is requested. Most runs import nothing here."""
         wants = self._options.exit_codes == "classified"
         named = "RALLYPOINT_VERDICT_FILE" in os.environ
         shown = os.environ.get("RALLYPOINT_TERMINATION_LOG") or "/dev/termination-log"
@@ -139,7 +139,7 @@ class _Run:
 
 
 def _by_cluster(options: Options) -> Options:
-    """The options with what the cluster says, where that was asked for."""
+    """The options with values of the cluster, if that was requested."""
     if options.cluster != "none":
         from rallypoint.cli.cluster_options import this_machine, with_cluster
 
@@ -152,7 +152,7 @@ def _by_cluster(options: Options) -> Options:
 
 
 def _warn_of_variables() -> None:
-    """Most environments have no variable that could be one of ours, and then nothing is imported."""
+    """Warn of misspelt variables. Most environments have none that could be ours; then nothing is imported."""
     if any(name.startswith(("PET_", "RALLYPOINT_")) for name in os.environ):
         from rallypoint.cli.unknown_names import warn_of_variables
 

@@ -1,4 +1,4 @@
-"""Which rendezvous a command line asks for, and at which endpoint (contract section 1.5)."""
+"""Chooses the rendezvous of a command line, and its endpoint (contract section 1.5)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RESERVED = ("backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_a
 
 
 class RendezvousChoice(NamedTuple):
-    """A rendezvous: `configs` are the backend's options, `node_rank` is the rank that this node asks for, and
+    """A rendezvous: `configs` are the backend's options, `node_rank` is the rank that this node requests, and
     `endpoint_flag` is where the user gave the endpoint, if `endpoint_given`.
     """
 
@@ -121,7 +121,7 @@ def _static(options: Options, configs: dict[str, Any], max_nodes: int) -> Rendez
 
 
 def _warn_of_options(options: Options, given: dict[str, Any], backend: str, alone: bool) -> None:
-    """Options of a plug-in are not checked. A job that is `alone` uses c10d, whatever backend was given."""
+    """Warn of unknown options, except a plug-in's. A job that is `alone` uses c10d, whatever backend was given."""
     from rallypoint.rendezvous.backends.option_table import KNOWN
 
     if (known := KNOWN.get(backend)) is not None:

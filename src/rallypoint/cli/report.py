@@ -1,4 +1,4 @@
-"""`rallyctl report`: what became of a job's time, from the events that its agents have written."""
+"""`rallyctl report`: how a job has spent its time, from the events that its agents have written."""
 
 from __future__ import annotations
 

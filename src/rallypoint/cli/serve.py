@@ -1,6 +1,6 @@
 """`rallyctl serve`: a control plane outside the training nodes.
 
-A service manager that asks for it (`Type=notify` and `WatchdogSec=` of systemd, by sd_notify(3)) is told when it
+If requested (`Type=notify` and `WatchdogSec=` of systemd, by sd_notify(3)), it notifies the service manager when it
 serves, that its loop is not stuck, and when it begins to end.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _ENDING = {signal.SIGTERM, signal.SIGINT}
 _MANAGER_TIMEOUT = 1.0
-"""Seconds that the service manager has to take a message in."""
+"""Seconds within which the service manager must accept a message."""
 
 
 def add_serve(verb: Verb) -> None:
@@ -63,7 +63,7 @@ def add_serve(verb: Verb) -> None:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    """Serve until a signal asks to end."""
+    """Serve until a signal ends it."""
     from rallypoint.base.descriptors import allow_descriptors
     from rallypoint.base.endpoint import Endpoint, listening_sockets, parse_endpoint, resolve
     from rallypoint.base.kernel import check_for_loop
@@ -82,7 +82,7 @@ def _serve(options: argparse.Namespace) -> None:
     except UserError as error:
         raise UsageError(f"--endpoint: {error}") from None
     host = "" if everywhere else endpoint.host
-    # Blocked before any thread is made, so that `sigwait` alone gets them.
+    # Blocked before any thread is made, so that only `sigwait` gets them.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
         listeners = listening_sockets(resolve(host) if host else [], endpoint.port)
@@ -107,7 +107,7 @@ def _serve(options: argparse.Namespace) -> None:
 
 
 def _serve_until_signal(ready: str) -> signal.Signals:
-    """Wait for a signal that ends this, and tell the service manager that the loop goes on: at first with `ready`."""
+    """Wait for a signal that ends this, and notify the service manager that the loop runs: at first with `ready`."""
     timeout = _watchdog_timeout()
     answered = ready
     while True:
@@ -121,13 +121,13 @@ def _serve_until_signal(ready: str) -> signal.Signals:
 
 
 def _watchdog_timeout() -> float:
-    """Seconds in which the service manager wants to hear of us again; 0 where it does not ask."""
+    """Seconds within which the service manager expects the next message; 0 if it expects none."""
     asked, of = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
     return int(asked) / 1e6 if asked.isdecimal() and of in ("", str(os.getpid())) else 0.0
 
 
 def _loop_answers(timeout: float) -> bool:
-    """Whether the loop that serves does what it is asked, within this time; 0 for any time."""
+    """Whether the serving loop responds within this time; 0 for any time."""
     from rallypoint.base.loop import shared_loop
 
     async def answer() -> bool:
@@ -140,7 +140,7 @@ def _loop_answers(timeout: float) -> bool:
 
 
 def _tell_manager(state: str) -> None:
-    """Send the service manager a message, where there is one."""
+    """Send the service manager a message, if there is one."""
     path = os.environ.get("NOTIFY_SOCKET", "")
     if not path:
         return

@@ -51,7 +51,7 @@ def _count_devices(text: str, environ: Mapping[str, str], source: str) -> int:
 
     if text == "cpu":
         return cpu_count()
-    if text == "auto":  # a GPU that is part of the processor is no reason to start one worker only
+    if text == "auto":  # an integrated GPU is no reason to start only one worker
         return cuda_count(environ) or xpu_count(environ, integrated=False) or cpu_count()
     if text not in _DEVICE_VENDORS:
         raise UserError(f"{source}={text!r} is not a number of workers; write one, or cpu, gpu, xpu or auto")
@@ -66,4 +66,4 @@ def _count_devices(text: str, environ: Mapping[str, str], source: str) -> int:
 
 
 _DEVICE_VENDORS = {"gpu": ("NVIDIA", "CUDA_VISIBLE_DEVICES"), "xpu": ("Intel", "ZE_AFFINITY_MASK")}
-"""The vendor of what is counted, and the variable that hides some of it."""
+"""The vendor of the counted devices, and the variable that hides some of them."""

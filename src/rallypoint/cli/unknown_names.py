@@ -1,6 +1,6 @@
 """Warnings for names that torchrun ignores silently: unknown keys in `--rdzv-conf`, and unknown `PET_*` variables.
 
-They stay ignored, as the contract demands. A variable that is almost one of ours gets a warning too, since a job
+They stay ignored, as the contract requires. A variable that is almost one of ours gets a warning too, since a job
 without its secret would run unprotected.
 """
 
@@ -14,7 +14,7 @@ from rallypoint.cli.flags import FLAGS
 _log = get_logger(__name__)
 
 _SIMILARITY = 0.5
-"""The similarity of two names, from 0 to 1, from which one is taken for the other."""
+"""The similarity of two names, from 0 to 1, above which one counts as a misspelling of the other."""
 
 OURS = frozenset(
     f"RALLYPOINT_{name}"

@@ -1,7 +1,7 @@
-"""How a run has ended, for machines: an exit code, a file of JSON, and what Kubernetes shows of a container.
+"""The result of a run for machines: an exit code, a JSON file, and the termination message of Kubernetes.
 
-The file that `RALLYPOINT_VERDICT_FILE` names is written whole or not at all. `/dev/termination-log`, where it is there
-and can be written, gets the same as one line of at most 4,096 bytes, unless the run has succeeded; a pod with another
+The file that `RALLYPOINT_VERDICT_FILE` names is written completely or not at all. `/dev/termination-log`, if it exists
+and is writable, gets the same as one line of at most 4,096 bytes, unless the run has succeeded; a pod with another
 `terminationMessagePath` names that in `RALLYPOINT_TERMINATION_LOG`.
 """
 
@@ -31,13 +31,13 @@ log = get_logger(__name__)
 
 
 def finish(error: BaseException | None, code: int, job: str, wants_classified: bool, environ: Mapping[str, str]) -> int:
-    """A run has ended: write its verdict where it is asked for.
+    """A run has ended: write its verdict if that is requested.
 
     Args:
         error: what ended it; None for success.
-        code: the exit code as torchrun has it.
+        code: torchrun's exit code.
         job: the id of the job.
-        wants_classified: whether the exit code says more than that.
+        wants_classified: whether the exit code is classified.
         environ: names the files.
 
     Returns:
@@ -53,7 +53,7 @@ def finish(error: BaseException | None, code: int, job: str, wants_classified: b
         except OSError as trouble:
             log.error("%s=%s cannot be written: %s", VERDICT_FILE, path, trouble.strerror)
     shown = environ.get(TERMINATION_LOG) or DEFAULT_TERMINATION_LOG
-    if code and os.path.isfile(shown):  # never made: outside of Kubernetes it is not there
+    if code and os.path.isfile(shown):  # never created: outside of Kubernetes it does not exist
         with suppress(OSError), open(shown, "wb", buffering=0) as file:
             file.write(termination_message(verdict))
     return code

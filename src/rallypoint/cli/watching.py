@@ -1,4 +1,4 @@
-"""Verbs of `rallyctl` that look at a job and steer it: a watcher's session with its coordinator."""
+"""Verbs of `rallyctl` that show a job and control it: a watcher's session with its coordinator."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from rallypoint.rendezvous.control_plane import LocalJob
 
 PHASE_CODES = {"running": 0, "waiting": 3, "forming": 3, "held back": 3, "failed": 4, "stopped": 4, "succeeded": 5}
-"""What `rallyctl status` exits with, by phase; 1 where the job cannot be reached."""
+"""The exit codes of `rallyctl status` by phase; 1 if the job cannot be reached."""
 _UNCUT = 100_000
-"""Characters of a line where no terminal shows it."""
+"""Characters of a line if it is not shown on a terminal."""
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -63,7 +63,7 @@ def _watch(options: argparse.Namespace) -> int:
     if isinstance(seen, JobList):
         _print_jobs(seen, options)
         return 0
-    if not options.json and not isinstance(display, Lines):  # what was on the screen is gone with it
+    if not options.json and not isinstance(display, Lines):  # the contents of the screen are gone with it
         _print_status(seen, options)
     return PHASE_CODES[seen.phase.value]
 

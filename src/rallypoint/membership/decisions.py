@@ -1,27 +1,27 @@
-"""The two functions that decide every rendezvous. They touch nothing: data in, data out.
+"""The two functions that decide every rendezvous. They have no side effects: data in, data out.
 
     next_action(operation, state, node, view, settings) -> Action
     apply(action, state, node, settings)                 -> State
 
 The second is in `transitions`. The coordinator, or a shared-state link, runs an operation by asking for the next action
-and applying it, until the action is an ending. Tables and names follow the contract's section 4.6; where a row differs,
-the reason stands beside.
+and applying it, until the action is a final one. Tables and names follow the contract's section 4.6; if a row differs,
+a comment gives the reason.
 
 Laws:
 
 1. Round numbers only grow, and only when a complete round ends.
-2. The membership of a complete round never grows. Any loss from it ends it, unless the one who goes has succeeded.
-3. Nodes of the last round that live keep their places and group ranks until they come back or are gone;
+2. The membership of a complete round never grows. Any loss of a node ends it, unless that node has succeeded.
+3. Surviving nodes of the last round keep their places and group ranks until they come back or are gone;
    a new node or a spare gets only what is left.
-4. A round is complete at once when it has max nodes, or min nodes and everybody known to be alive is in. Only for nodes
-   that nobody can know of (no survivor of an earlier round is in) does it wait for the end of the last call.
+4. A round is complete at once when it has max nodes, or min nodes and every node known to be alive has joined. Only for
+   unknown nodes (no survivor of an earlier round has joined) does it wait for the end of the last call.
 5. Departures, losses and drains cost no restart and never close the job. Only a verdict does.
-6. When the time of a node is over, and the others that are in or expected are too few without it, the rendezvous has
-   come to nothing for all who wait: whose time is over first decides. If they are enough, it goes alone. Nobody's time
-   is over while the round needs nothing more but a moment that will come.
-7. Once the whole job is preempted its round ends only with it: when all who are in have consented, failed or succeeded.
-8. A round has at most one counted failure: who reports another for the same round finds it over.
-9. Nothing here was measured on another host's clock: a `ClockView` is one observer's own.
+6. When the time of a node is over, and the others that have joined or are expected are too few without it, the
+   rendezvous has failed for all waiting nodes: the first one whose time is over decides. If they are enough, only that
+   node leaves. No node's time is over while the round waits only for a moment that will come.
+7. Once the whole job is preempted its round ends only with it: when all its nodes have consented, failed or succeeded.
+8. A round has at most one counted failure: a node that reports another for the same round finds it over.
+9. No time here was measured on another host's clock: a `ClockView` is one observer's own.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ from rallypoint.membership.state import (
 
 
 class ClockView(NamedTuple):
-    """What one observer sees of time, in seconds on its own clock.
+    """One observer's view of time, in seconds on its own clock.
 
-    `last_call_at` is when it first saw the last call that is running, `heartbeat_at` when it last said that it lives,
+    `last_call_at` is when it first saw the running last call, `heartbeat_at` when it last sent a heartbeat,
     `forming_at` when it first saw this round, `running_at` when it first saw it complete, `removed_at` when it first
     saw that each of `State.removed` was.
     """
@@ -79,7 +79,7 @@ class ClockView(NamedTuple):
 
 
 def next_action(operation: Operation, state: State, node: NodeId, view: ClockView, settings: Settings) -> Action:
-    """The next step of `node`'s operation, given what it sees. Asking changes nothing."""
+    """The next step of `node`'s operation, given what it sees. Changes nothing."""
     match operation:
         case Join():
             return _join(operation, state, node, view, settings)
@@ -108,12 +108,12 @@ def next_action(operation: Operation, state: State, node: NodeId, view: ClockVie
 
 
 def ready(state: State, view: ClockView, settings: Settings) -> bool:
-    """Whether the round that forms can be complete now (law 4)."""
+    """Whether the forming round can be complete now (law 4)."""
     return settled(state, settings) and view.now >= starts_at(state, view, settings)
 
 
 def settled(state: State, settings: Settings) -> bool:
-    """Whether the round that forms needs nothing more but the moment of `starts_at`."""
+    """Whether the forming round waits only for the moment of `starts_at`."""
     count = len(state.participants)
     if state.complete or not settings.min_nodes <= count:
         return False
@@ -129,14 +129,14 @@ def starts_at(state: State, view: ClockView, settings: Settings) -> float:
 
 
 def backoff_ends(state: State, view: ClockView) -> float:
-    """Until when the round that forms is held back, on the clock of the view."""
+    """The time until which the forming round is held back, on the clock of the view."""
     return (view.now if view.forming_at is None else view.forming_at) + state.restart_delay
 
 
 def last_call_decides(state: State) -> bool:
-    """Whether the round that forms waits for the end of the last call, once it has min nodes.
+    """Whether the forming round waits for the end of the last call, once it has min nodes.
 
-    Not if a survivor of the round before is in: then it is known whom to expect.
+    Not if a survivor of the previous round has joined: then the expected nodes are known.
     """
     return state.round == 0 or all(each.previous_rank is None for each in state.participants.values())
 
@@ -170,19 +170,19 @@ def _join(operation: Join, state: State, node: NodeId, view: ClockView, settings
 
 
 def needs_all(state: State, settings: Settings) -> bool:
-    """Whether the round that forms cannot do without any of those who are in or expected."""
+    """Whether the forming round needs every node that has joined or is expected."""
     return not state.complete and len(known_to(state)) <= settings.min_nodes
 
 
 def _give_up(operation: Join, state: State, node: NodeId, view: ClockView, settings: Settings) -> Action:
-    """torch lets a node stay in the lists that is late by more than five seconds; here none does that gives up."""
+    """torch keeps a node in the lists that is late by more than five seconds; here a node that gives up is removed."""
     if state.knows(node) and needs_all(state, settings):
         return Action(ActionKind.ABANDON, seconds=view.now - operation.asked_at)
     return _removal(state, node, Reason.GAVE_UP) or Action(ActionKind.ERROR_TIMEOUT)
 
 
 def _removal(state: State, node: NodeId, reason: Reason, detail: str = "") -> Action | None:
-    """What takes a node out of the list that it stands in; None if it stands in none."""
+    """The action that removes a node from its list; None if it is in none."""
     if node in state.participants:
         return Action(ActionKind.REMOVE_FROM_PARTICIPANTS, reason=reason, detail=detail)
     if node in state.wait_list:
@@ -195,7 +195,7 @@ def _removal(state: State, node: NodeId, reason: Reason, detail: str = "") -> Ac
 def _wait_for_next(operation: Join, state: State, node: NodeId, view: ClockView, settings: Settings) -> Action:
     if node in state.wait_list:
         return _heartbeat_or_sync(view, settings)
-    # torch lets any number of nodes onto the wait list while one place is free, and forgets those that get none.
+    # torch lets any number of nodes onto the wait list while one place is free, and drops those that get none.
     kind = ActionKind.ADD_TO_WAIT_LIST if has_place(state, node, settings) else ActionKind.ADD_TO_REDUNDANCY_LIST
     return Action(kind, node_info=operation.node_info)
 
@@ -208,7 +208,7 @@ def _join_forming_round(operation: Join, state: State, node: NodeId, view: Clock
             else _heartbeat_or_sync(view, settings)
         )
     # While the places of survivors are kept for them, one more new node is a spare even though the round still forms.
-    # There may be more survivors than places, once an operator has made the job smaller.
+    # There may be more survivors than places, after an operator has reduced the job.
     full = len(state.participants) >= settings.max_nodes
     has_room = not full and has_place(state, node, settings)
     act = ActionKind.ADD_TO_PARTICIPANTS if has_room else ActionKind.ADD_TO_REDUNDANCY_LIST
@@ -216,7 +216,7 @@ def _join_forming_round(operation: Join, state: State, node: NodeId, view: Clock
 
 
 def _rank_is_taken(operation: Join, state: State) -> bool:
-    """Whether a node that lives holds the rank, if only because it is about to come back. Ranks are fixed."""
+    """Whether a live node holds the rank, even if only because it is about to come back. Ranks are fixed."""
     hint = operation.node_info.rank_hint
     held = [each.node_info.rank_hint for each in state.participants.values()]
     return hint in held or hint in state.survivors.values()
@@ -265,7 +265,7 @@ def _drain(operation: Drain, state: State, node: NodeId) -> Action:
     if not operation.needs_consent:
         return Action(ActionKind.END_ROUND, reason=Reason.DRAINED)
     if node in state.consents or not (state.wait_list or state.preempted):
-        return FINISH  # said already, or what was asked for is no longer wanted
+        return FINISH  # reported already, or no longer requested
     return Action(ActionKind.MARK_CONSENT)
 
 

@@ -1,4 +1,4 @@
-"""What counts as the same failure again, and what ends a streak of failures. Pure; imported with the first failure."""
+"""Which failures count as the same, and what ends a streak of failures. Pure; imported with the first failure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from rallypoint.failures.cause import Cause
 from rallypoint.membership.state import FailureStreak, Settings, State
 
 _MAX_LINE = 512
-"""Characters of a traceback's last line by which a failure is known."""
+"""Characters of a traceback's last line by which a failure is identified."""
 
 
 def failure_streak_after(state: State, cause: Cause, ran: float | None, settings: Settings) -> FailureStreak:
-    """The streak as it is once `cause` has ended the round that runs; progress ends it.
+    """The streak after `cause` has ended the running round; progress ends it.
 
     Args:
-        state: before that.
+        state: the state before that.
         cause: the failure.
         ran: seconds since the round was complete; None if that is not known.
         settings: of the job.
@@ -28,7 +28,7 @@ def failure_streak_after(state: State, cause: Cause, ran: float | None, settings
 
 
 def _made_progress(state: State, ran: float | None, settings: Settings) -> bool:
-    """Whether the round that runs came further than any before; where nobody reports that, whether it ran for long."""
+    """Whether the running round made more progress than any before; without reports of it, whether it ran for long."""
     if state.progress.reported:
         return state.progress.round == state.round
     return ran is not None and ran >= settings.min_healthy_time
@@ -36,6 +36,6 @@ def _made_progress(state: State, ran: float | None, settings: Settings) -> bool:
 
 def _last_line(cause: Cause) -> str:
     if cause.exitcode < 0:
-        return f"signal {-cause.exitcode}"  # what is said of such a death may name the process, another each time
+        return f"signal {-cause.exitcode}"  # the message of such a death may name the process, which differs each time
     lines = (cause.traceback or cause.message).rstrip().splitlines()
     return lines[-1].strip()[:_MAX_LINE] if lines else ""

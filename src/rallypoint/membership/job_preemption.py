@@ -1,7 +1,7 @@
-"""How a job ends that is preempted as a whole. Pure.
+"""The end of a job that is preempted as a whole. Pure.
 
-It ends when the workers of its round have saved. It has succeeded all the same if all of its nodes have by then; but a
-node that has consented has not finished, and one that was lost or has failed never will.
+It ends when the workers of its round have saved. It has still succeeded if all of its nodes have by then; but a node
+that has consented has not finished, and one that was lost or has failed never will.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from rallypoint.membership.state import NodeId, Outcome, Preemption, State, Verd
 
 
 def mark_job_preempted(action: Action, state: State, node: NodeId) -> State:
-    """The workers of the round that runs are to save; without one there is nothing to save."""
+    """Ask the workers of the running round to save; without a running round there is nothing to save."""
     preempted = Preemption(node, action.seconds, whole_job=True, who=action.who, why=action.detail)
     after = state._replace(preempted=preempted, consents=frozenset())
     return after if after.complete else end_preempted_job(after)
 
 
 def end_preempted_job(state: State) -> State:
-    """All who are still there have saved. One of them will do what one has to do for all."""
+    """All remaining nodes have saved. One of them will do what one node has to do for all."""
     said = state.preempted
     assert said is not None, "a job that was preempted knows by whom"
     in_order = sorted(state.participants.items(), key=lambda entry: entry[1].rank) if state.complete else ()

@@ -1,4 +1,4 @@
-"""What people are told of the nodes of a round: who is in, who is still to come, who has given up. Pure."""
+"""Names of a round's nodes for messages: those that have joined, are expected, or have given up. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rallypoint.membership.state import AbandonedRendezvous, NodeId, Settings, S
 
 
 def hosts_of(nodes: Collection[NodeId], most: int = 8) -> tuple[str, ...]:
-    """The hosts of some nodes, at most so many; with their pids if some of these are on one."""
+    """The hosts of some nodes, at most this many; with their pids if several of these are on one host."""
     few = list(itertools.islice(nodes, most))
     hosts = [str(each) for each in few]
     twins = {each for each in hosts if hosts.count(each) > 1}
@@ -18,7 +18,7 @@ def hosts_of(nodes: Collection[NodeId], most: int = 8) -> tuple[str, ...]:
 
 
 def missing(state: State, settings: Settings, most: int = 4) -> tuple[str, ...]:
-    """Who is still to come as far as that is known, a few: survivors, or, where ranks are fixed, the ranks."""
+    """A few of the nodes still expected, as far as they are known: survivors, or, if ranks are fixed, the ranks."""
     if state.complete or not settings.fixed_ranks:
         return names_of(state, sorted(state.survivors), most)
     present = {each.node_info.rank_hint for each in state.participants.values()}
@@ -27,7 +27,7 @@ def missing(state: State, settings: Settings, most: int = 4) -> tuple[str, ...]:
 
 
 def abandoned_rendezvous(state: State, node: NodeId, seconds: float, settings: Settings) -> AbandonedRendezvous:
-    """How far the rendezvous was that `node` has given up after so many seconds."""
+    """The state of the rendezvous that `node` has given up after this many seconds."""
     return AbandonedRendezvous(
         state.abandoned.number + 1,
         name_of(state, node),
@@ -39,7 +39,7 @@ def abandoned_rendezvous(state: State, node: NodeId, seconds: float, settings: S
 
 
 def drain_detail(state: State, name: str) -> str:
-    """Why the round is drained, to which the node of this name has consented."""
+    """Why the round is drained, with the consent of the node of this name."""
     if state.preempted is not None:
         return f"{name_of(state, state.preempted.node)} will be taken away"
     if not state.wait_list:

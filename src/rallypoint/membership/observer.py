@@ -1,7 +1,7 @@
-"""How long something has stood still, seen by one observer on its own clock.
+"""Measures how long counters have not changed, seen by one observer on its own clock.
 
 The state holds counters instead of times (law 8 of `decisions`). An observer remembers when it first saw each value: a
-node whose heartbeat counter has not moved for the whole allowance is gone, whatever anybody's wall clock says.
+node whose heartbeat counter has not changed for the whole allowance is gone, whatever any wall clock says.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from rallypoint.membership.state import NodeId, RemovedNode, Settings, State
 
 
 class StallObserver:
-    """What one observer has seen. `observe` each new state before asking anything of it."""
+    """The observations of one observer. Call `observe` with each new state before any query."""
 
     def __init__(self, settings: Settings) -> None:
         self._interval = settings.keep_alive_interval
         self.allowance = settings.keep_alive_interval * settings.keep_alive_max_attempt
-        """Seconds that a node's heartbeats may stand still."""
+        """Seconds for which a node's heartbeats may be missing."""
         self._heartbeats: dict[NodeId, tuple[int, float]] = {}
         self._last_call: tuple[int, float] | None = None
         self._observed_at: float | None = None
@@ -25,11 +25,11 @@ class StallObserver:
         self._removed: dict[RemovedNode, float] = {}
 
     def observe(self, state: State, now: float) -> None:
-        """Take in a state seen at `now`, in seconds on the observer's clock."""
+        """Record a state seen at `now`, in seconds on the observer's clock."""
         unseen = 0.0
         if self._observed_at is not None:
-            # While the observer slept, or the service was out of reach, nobody's heartbeats could be seen: that time is
-            # held against nobody.
+            # While the observer slept, or the service was unreachable, no heartbeats could be seen: that time does not
+            # count for any node.
             unseen = max(0.0, now - self._observed_at - self._interval / 2)
         self._observed_at = now
         self._heartbeats = {
@@ -52,11 +52,11 @@ class StallObserver:
             self._last_call = (state.last_call, now)
 
     def silent(self, now: float) -> list[NodeId]:
-        """Nodes whose heartbeats have stood still for the whole allowance, in order."""
+        """Nodes without heartbeats for the whole allowance, in order."""
         return sorted(node for node, (_, since) in self._heartbeats.items() if now - since >= self.allowance)
 
     def clock_view(self, now: float, heartbeat_at: float | None = None) -> ClockView:
-        """What the core may know of time at `now`."""
+        """The clock view for the core at `now`."""
         last_call_at = self._last_call[1] if self._last_call else None
         forming_at = self._round[1] if self._round else None
         return ClockView(now, last_call_at, heartbeat_at, forming_at, self._running_at, tuple(self._removed.values()))

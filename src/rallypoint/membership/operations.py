@@ -1,7 +1,7 @@
-"""What a node can ask of the rendezvous, and what can be done to the state. Plain data.
+"""The operations that a node can request, and the actions that change the state. Plain data.
 
-Join, exit, close and keep-alive are torch's (contract section 4.6); fail, succeed and drain are ours. A `deadline` is
-a moment on the clock of who runs the operation: the coordinator, or a shared-state link.
+Join, exit, close and keep-alive are torch's (contract section 4.6); fail, succeed and drain are ours. A `deadline` is a
+moment on the clock of the part that runs the operation: the coordinator, or a shared-state link.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rallypoint.membership.state import FailureStreak, JobProgress, NodeInfo, No
 class Join(NamedTuple):
     """Take part in a round. Done when a round with this node in it is complete.
 
-    `asked_at` is when it was asked, `since` how many rendezvous had been abandoned until then.
+    `asked_at` is when it was requested, `since` how many rendezvous had been abandoned until then.
     """
 
     node_info: NodeInfo
@@ -27,7 +27,7 @@ class Join(NamedTuple):
 
 
 class Exit(NamedTuple):
-    """Take no part any more. `reason` tells a departure from a loss that somebody else noticed, `detail` how it did."""
+    """Take no part any more. `reason` distinguishes a departure from a loss noticed elsewhere, `detail` says how."""
 
     reason: Reason = Reason.DEPARTED
     detail: str = ""
@@ -49,7 +49,7 @@ class Succeed(NamedTuple):
 
 
 class Drain(NamedTuple):
-    """End `round` in order, because the membership is to change; with `needs_consent`, as soon as all its nodes
+    """End `round` in order, because the membership will change; with `needs_consent`, as soon as all its nodes
     agree."""
 
     round: int
@@ -66,8 +66,8 @@ class Preempt(NamedTuple):
 class PreemptJob(NamedTuple):
     """The whole job will be taken away `seconds` from now: it ends when all workers have saved, or when that is over.
 
-    `why` says what has told this node, for people, as in "received SIGUSR2"; or what has told `who`, where this node
-    only repeats it to a coordinator that may not have heard.
+    `why` says how this node was told, for people, as in "received SIGUSR2"; or how `who` was told, if this node only
+    repeats it to a coordinator that may not have received it.
     """
 
     seconds: float
@@ -76,10 +76,10 @@ class PreemptJob(NamedTuple):
 
 
 class RecordProgress(NamedTuple):
-    """Workers of this node have come to `step` in `round`, which is new to the job as far as this node can tell.
+    """Workers of this node have reached `step` in `round`, which is new to the job as far as this node knows.
 
-    `step` is -1 where they tell of progress without a number. With `made` false nothing is new: it only says that this
-    node tells of progress, or, once the round is over, how far its workers had come.
+    `step` is -1 if they report progress without a number. With `made` false nothing is new: it only says that this node
+    reports progress, or, once the round is over, how far its workers had come.
     """
 
     round: int
@@ -88,9 +88,8 @@ class RecordProgress(NamedTuple):
 
 
 class ReportQuiet(NamedTuple):
-    """No worker of this node has given a sign of life in `round` for long; or, where it is not `quiet`, one has again.
-
-    What is long is up to the node.
+    """No worker of this node has given a sign of life in `round` for a long time; or, if it is not `quiet`, one has
+    again. The node decides what a long time is.
     """
 
     round: int
@@ -111,25 +110,25 @@ class Restart(NamedTuple):
 
 
 class Resize(NamedTuple):
-    """The rounds to come have so many nodes."""
+    """Change the number of nodes of future rounds."""
 
     size: NodeRange
 
 
 class KeepLeaseAlive(NamedTuple):
-    """Say that this node lives."""
+    """Report that this node is alive."""
 
     deadline: float = math.inf
 
 
 NodeOperation = Fail | Succeed | Drain | Preempt | PreemptJob | RecordProgress | ReportQuiet | Close
-"""What a node sends as it is."""
+"""The operations that a node sends unchanged."""
 
 Operation = NodeOperation | Join | Exit | Restart | Resize | KeepLeaseAlive
 
 
 class ActionKind(Enum):
-    """The kinds of action, named as in the contract where torch has them."""
+    """The kinds of action, named as in the contract if torch has them."""
 
     KEEP_ALIVE = auto()
     ADD_TO_PARTICIPANTS = auto()
@@ -147,14 +146,14 @@ class ActionKind(Enum):
     MARK_JOB_PREEMPTED = auto()
     MARK_PROGRESS = auto()
     MARK_QUIET = auto()
-    """This node is quiet; if it was, it is no more."""
+    """This node is quiet; if it was, it no longer is."""
     MARK_JOB_FAILED = auto()
     ABANDON = auto()
-    """The time of a node is over that this rendezvous cannot do without: it comes to nothing for all who wait."""
+    """The time of a node that this rendezvous needs is over: the rendezvous fails for all waiting nodes."""
     END_ROUND = auto()
     RESIZE = auto()
     SYNC = auto()
-    """Nothing can be done now: look again when the state or the time has changed."""
+    """Nothing can be done now: check again when the state or the time has changed."""
     FINISH = auto()
     ERROR_CLOSED = auto()
     ERROR_TIMEOUT = auto()
@@ -163,7 +162,7 @@ class ActionKind(Enum):
 
 
 class Action(NamedTuple):
-    """One step: its kind, and what it needs besides the node."""
+    """One step: its kind, and its data besides the node."""
 
     kind: ActionKind
     node_info: NodeInfo | None = None

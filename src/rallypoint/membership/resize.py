@@ -1,4 +1,4 @@
-"""What becomes of a job whose rounds are to have another number of nodes, because an operator says so. Pure."""
+"""Changes the number of nodes of a job's rounds, on an operator's request. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from rallypoint.membership.state import NodeRange, State
 
 
 def resize(state: State, size: NodeRange) -> State:
-    """The state once rounds have so many nodes.
+    """The state after rounds have been given this number of nodes.
 
-    Who has no place any more waits as a spare; a round that forms and has enough nodes now begins its last call.
+    A node without a place any more waits as a spare; a forming round that now has enough nodes begins its last call.
     """
     least, most = size
     after = _without_excess(state._replace(size=size), most)
@@ -20,8 +20,8 @@ def resize(state: State, size: NodeRange) -> State:
 
 
 def _without_excess(state: State, most: int) -> State:
-    """At most so many nodes keep their places in the round that forms, or in the next one; the others are spares."""
-    # Who held a place in the round before has it by right.
+    """At most this many nodes keep their places in the forming round, or in the next one; the others become spares."""
+    # Nodes with a place in the previous round take precedence.
     in_order = sorted(state.participants, key=lambda node: state.participants[node].previous_rank is None)
     out = () if state.complete else in_order[most:]
     room = most - len(state.participants) + len(out) - len(state.survivors)

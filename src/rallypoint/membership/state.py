@@ -1,8 +1,8 @@
 """The rendezvous state: plain frozen data, the same for every backend.
 
-Fields and lists are those of the contract's section 4.5, and ours: who took part in the round before, who has
-succeeded, the ledger and the verdict. No field holds a time: moments are known only to the observer who saw them, on
-its own clock (`observer`). What stands for them here are counters.
+Fields and lists are those of the contract's section 4.5, and ours: the nodes of the previous round, those that have
+succeeded, the ledger and the verdict. No field holds a time: moments are known only to the observer that saw them, on
+its own clock (`observer`). The state has counters instead.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ class NodeId(NamedTuple):
 
     @classmethod
     def placeholder(cls, rank: int) -> NodeId:
-        """What stands for the node of a group rank that a new control plane has been told of and not heard itself."""
+        """The placeholder for the node of a group rank that has not reported to a new control plane itself."""
         return cls("", 0, rank)
 
     @property
     def is_placeholder(self) -> bool:
-        """Whether this only stands for a node that has not been heard of yet."""
+        """Whether this only represents a node that has not reported yet."""
         return not self.addr
 
 
 class NodeInfo(NamedTuple):
-    """All that others need of a node, brought along when it joins, so that nothing is exchanged afterwards.
+    """All that others need to know about a node, sent when it joins, so that nothing is exchanged afterwards.
 
-    `address` and `store_port` say where the worker store of this node listens, should it become group rank 0;
-    `rank_hint` is the group rank that it asks for. `max_restarts` and `program` are what it was started with, -1 and
-    empty if that is not said: of the first comes the job's number, and others are warned if theirs are not the same.
-    `restarts_workers` says that not all workers that this node had in the round before can go on in their processes.
+    `address` and `store_port` say where the worker store of this node listens, if it becomes group rank 0; `rank_hint`
+    is the group rank that it requests. `max_restarts` and `program` are what it was started with, -1 and empty if not
+    given: the values of the first node become the job's, and others are warned if theirs differ. `restarts_workers`
+    says that not all workers that this node had in the previous round can go on in their processes.
     """
 
     role: str
@@ -60,7 +60,7 @@ class NodeInfo(NamedTuple):
 class Participant(NamedTuple):
     """A member of the present round; its group rank counts from the moment the round is complete.
 
-    `previous_rank` is the group rank that it held in the round before, None for a new node.
+    `previous_rank` is its group rank in the previous round, None for a new node.
     """
 
     node_info: NodeInfo
@@ -83,9 +83,9 @@ class Reason(StrEnum):
 class RoundEnd(NamedTuple):
     """The end of one round: which, why, by which node, and the failure if there was one.
 
-    `node` is a name as people read it, empty if none is known; `detail` says more of the reason, where there is more.
-    `missing_nodes` is how many nodes have to come before there can be another round. `restarts` holds
-    how many restarts the job has used with the one that follows a failure.
+    `node` is a readable name, empty if none is known; `detail` gives details of the reason, if there are any.
+    `missing_nodes` is how many nodes have to join before there can be another round. `restarts` is the number of
+    restarts that the job has used, including the one that follows a failure.
     """
 
     round: int
@@ -100,7 +100,7 @@ class RoundEnd(NamedTuple):
 
 
 class RemovedNode(NamedTuple):
-    """A node that was in and is no more, what it is called and why it went."""
+    """A node that has left the job, its name and why it left."""
 
     node: NodeId
     name: str
@@ -108,11 +108,11 @@ class RemovedNode(NamedTuple):
 
 
 class AbandonedRendezvous(NamedTuple):
-    """The last rendezvous that came to nothing because the time of a node was over that it could not do without.
+    """The last rendezvous that failed because the time of a node that it needed was over.
 
     `number` counts them. `given_up_by` is that node, `seconds` how long it has waited. `joined`, `members` and
-    `expected` say how far it had come: how many were in, a few of their names, and who was still to come, as far as
-    that is known.
+    `expected` describe its progress: how many nodes had joined, a few of their names, and the nodes still expected, as
+    far as they are known.
     """
 
     number: int = 0
@@ -134,16 +134,16 @@ class Ledger(NamedTuple):
 
 
 class NodeRange(NamedTuple):
-    """How many nodes a round has at least and at most."""
+    """The minimal and maximal number of nodes of a round."""
 
     min_nodes: int
     max_nodes: int
 
 
 class FailureStreak(NamedTuple):
-    """Failures in a row that ended a round without progress, and how often the last one has come back.
+    """Consecutive failures that ended a round without progress, and how often the last one has recurred.
 
-    `rank` and `line` are what the last failure is known by (`failure_streak_after`); a rank of -1 stands for none.
+    `rank` and `line` identify the last failure (`failure_streak_after`); a rank of -1 stands for none.
     """
 
     failures: int = 0
@@ -153,10 +153,10 @@ class FailureStreak(NamedTuple):
 
 
 class JobProgress(NamedTuple):
-    """What nodes have told of the progress of their workers.
+    """The progress that nodes have reported of their workers.
 
-    `step` is the highest that was told, -1 for none; `round` the last round in which a new one was reached (or, where
-    there are no numbers, anything new was written), -1 for none. `reported` says whether any node tells of progress: if
+    `step` is the highest that was reported, -1 for none; `round` the last round in which a new one was reached (or, if
+    there are no numbers, anything new was written), -1 for none. `reported` says whether any node reports progress: if
     so, nothing else counts as such.
     """
 
@@ -166,8 +166,9 @@ class JobProgress(NamedTuple):
 
 
 class Preemption(NamedTuple):
-    """A node that will be taken away so many seconds after it said so. With `whole_job` all are: `who` was told that,
-    and `why` says how."""
+    """A node that will be taken away this many seconds after its report. With `whole_job` all are: `who` was told that,
+    and `why` says how.
+    """
 
     node: NodeId
     seconds: float
@@ -185,11 +186,12 @@ class Outcome(StrEnum):
 
 
 class Verdict(NamedTuple):
-    """The job's end, told to all; a failed job's carries the first failure, and `detail` why there is no restart left.
+    """The job's end, sent to all; that of a failed job carries the first failure, and `detail` why there is no restart
+    left.
 
     An empty `detail` stands for the budget. `restarts` are those of a job that has failed, and `ending` is why it has;
-    it means nothing for one that has succeeded. `delegate` is the node that does what one has to do for a job that was
-    preempted (`--requeue`).
+    it means nothing for one that has succeeded. `delegate` is the node that does what one node has to do for a
+    preempted job (`--requeue`).
     """
 
     outcome: Outcome
@@ -206,7 +208,7 @@ class State(NamedTuple):
     round: int = 0
     complete: bool = False
     last_call: int = 0
-    """Which last call is running, 0 for none; each new one has a number of its own."""
+    """The number of the running last call, 0 for none; each has a number of its own."""
     last_calls: int = 0
     """How many last calls there have been."""
     closed: bool = False
@@ -214,50 +216,50 @@ class State(NamedTuple):
     wait_list: Mapping[NodeId, NodeInfo] = {}
     redundancy_list: Mapping[NodeId, NodeInfo] = {}
     survivors: Mapping[NodeId, int] = {}
-    """Who took part in the round before, lives, and has not come back yet, with the group rank held there."""
+    """Live nodes of the previous round that have not come back yet, with their group ranks there."""
     succeeded: frozenset[NodeId] = frozenset()
     finished: Mapping[NodeId, Participant] = {}
-    """Who has succeeded in the round that runs and has left: who hears late of its place counts them."""
+    """Nodes that have succeeded in the running round and have left: a node that gets its placement late counts them."""
     heartbeats: Mapping[NodeId, int] = {}
-    """How often each node has said that it lives. Used where no session shows it."""
+    """The number of heartbeats of each node. Used if there are no sessions to show that it is alive."""
     ledger: Ledger = Ledger()
     consents: frozenset[NodeId] = frozenset()
-    """Who agrees that the round ends, where the workers are asked first."""
+    """Nodes that agree to the end of the round, if workers are notified first."""
     preempted: Preemption | None = None
-    """Who was last to say that it will be taken away in this round, or first to say that the whole job will be."""
+    """The last node to report that it will be taken away in this round, or the first to report it of the whole job."""
     failure_streak: FailureStreak = FailureStreak()
     restart_delay: float = 0.0
-    """Seconds for which the round that forms is held back, counted from when it began to form."""
+    """Seconds for which the forming round is held back, counted from when it began to form."""
     restarts: int = 0
-    """How many restarts the job had used when this round was complete: what its workers are told."""
+    """The number of restarts that the job had used when this round was complete: the value that its workers get."""
     origin: str = ""
-    """Who completed the round that was taken over from a coordinator before; empty if that was none."""
+    """The coordinator that completed the round, if it was taken over from an earlier one; else empty."""
     next_round: int = 0
     """The next round has at least this number: lower ones were used under another control plane."""
     ended: RoundEnd | None = None
     """How the last round ended."""
     verdict: Verdict | None = None
     removed: tuple[RemovedNode, ...] = ()
-    """The first few nodes that have left since the last round was complete, without another in their place."""
+    """The first few nodes that have left since the last round was complete, and were not replaced."""
     abandoned: AbandonedRendezvous = AbandonedRendezvous()
     max_restarts: int = -1
-    """How many failures the job survives, as its first node was started; -1 if that was not said."""
+    """The number of failures that the job survives, as given to its first node; -1 if not given."""
     programs: Mapping[str, str] = {}
-    """What the first node of each role runs, for the first few roles."""
+    """The program of the first node of each role, for the first few roles."""
     size: NodeRange | None = None
-    """How many nodes rounds have, where an operator has changed that."""
+    """The number of nodes of a round, if an operator has changed it."""
     progress: JobProgress = JobProgress()
     quiet: frozenset[NodeId] = frozenset()
-    """Whose workers have given no sign of life for long in the round that runs."""
+    """Nodes whose workers have given no sign of life for a long time in the running round."""
 
     @property
     def is_initial(self) -> bool:
-        """Whether nobody is in yet, or no more: who comes now begins, and is held to nothing that others said."""
+        """Whether no node has joined yet, or all have left: the next one begins, not bound by others' settings."""
         return not (self.round or self.participants or self.wait_list or self.survivors)
 
     @property
     def is_preempted(self) -> bool:
-        """Whether the job ends as soon as the workers of the round that runs have saved."""
+        """Whether the job ends as soon as the workers of the running round have saved."""
         return self.preempted is not None and self.preempted.whole_job
 
     def runs(self, node: NodeId, round_: int) -> bool:
@@ -265,7 +267,7 @@ class State(NamedTuple):
         return self.complete and not self.closed and self.round == round_ and node in self.participants
 
     def knows(self, node: NodeId) -> bool:
-        """Whether the node stands in any list."""
+        """Whether the node is in any list."""
         return (
             node in self.participants
             or node in self.wait_list
@@ -275,19 +277,19 @@ class State(NamedTuple):
 
 
 def known_to(state: State) -> tuple[NodeId, ...]:
-    """All nodes that stand in any list, each once."""
+    """All nodes that are in any list, each once."""
     return (*state.participants, *state.wait_list, *state.redundancy_list, *state.survivors)
 
 
 _MAX_COMPARED = 64
-"""With how many nodes the name of one is compared."""
+"""The number of nodes with which the name of one is compared."""
 
 
 def name_of(state: State, node: NodeId) -> str:
-    """What people call a node: its host, and its group rank if it has or had one in the round before.
+    """The readable name of a node: its host, and its group rank if it has one or had one in the previous round.
 
-    The process id comes in between where another agent of the job runs on a host of the same name, if that is among the
-    first few nodes: in a large job nobody is asked to look through all of them for each name.
+    The process id is added if another agent of the job runs on a host of the same name, if that is among the first few
+    nodes: in a large job, searching all of them for each name would take too long.
     """
     if node.is_placeholder:
         return str(node)
@@ -302,13 +304,13 @@ def name_of(state: State, node: NodeId) -> str:
 
 
 def names_of(state: State, nodes: Collection[NodeId], most: int = 4) -> tuple[str, ...]:
-    """The names of some nodes: at most so many, and how many more there are."""
+    """The names of some nodes: at most this many, and the number of further ones."""
     names = tuple(name_of(state, each) for each in itertools.islice(nodes, most))
     return names if len(nodes) <= most else (*names, f"{len(nodes) - most} more")
 
 
 def nodes_waiting_alike(state: State, node: NodeId) -> Collection[NodeId]:
-    """The nodes that wait in the same list as this one, itself counted."""
+    """The nodes that wait in the same list as this one, including itself."""
     lists = (state.participants, state.wait_list, state.redundancy_list)
     return next((each for each in lists if node in each), (node,))
 
@@ -319,10 +321,10 @@ def join_names(names: Sequence[str]) -> str:
 
 
 class Settings(NamedTuple):
-    """What the job asks of its rendezvous. All times are in seconds.
+    """The settings of a job's rendezvous. All times are in seconds.
 
-    `fixed_ranks` makes each hint binding (static). `counts_heartbeats` has liveness kept in the state, for backends
-    that have no sessions.
+    `fixed_ranks` makes each hint binding (static). `counts_heartbeats` keeps liveness in the state, for backends
+    without sessions.
     """
 
     run_id: str
@@ -338,13 +340,13 @@ class Settings(NamedTuple):
     fixed_ranks: bool = False
     counts_heartbeats: bool = False
     notice_timeout: float = 0.0
-    """How long workers have to acknowledge that the round is to end for a change of membership; 0 does not ask them."""
+    """How long workers have to acknowledge that the round will end for a change of membership; 0 for no notice."""
     min_healthy_time: float = 60.0
-    """A round that ran for less has made no progress, where no node tells of it. Matters to the three below only."""
+    """A round that ran for less has made no progress, if no node reports any. Used by the following settings only."""
     restart_backoff: float = 0.0
-    """How long the first restart without progress is held back; each further one twice as long as the one before."""
+    """How long the first restart without progress is held back; each further one is held back twice as long."""
     restart_backoff_max: float = 300.0
     same_failure_limit: int = 0
-    """So many times in a row may the same first failure end a round without progress; 0 for any number."""
+    """How many times in a row the same first failure may end a round without progress; 0 for any number."""
     remote_control: bool = False
-    """Whether a coordinator among the nodes takes commands from other machines where there is no secret."""
+    """Whether a coordinator among the nodes accepts commands from other machines if there is no secret."""

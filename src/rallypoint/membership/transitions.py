@@ -1,8 +1,8 @@
-"""What each action does to the state: the second of the two functions of `decisions`, where their laws stand.
+"""The effect of each action on the state: the second of the two functions of `decisions`, which has the laws.
 
     apply(action, state, node, settings) -> State
 
-Nothing is decided here, but what follows by necessity: a round that has max nodes is complete, and a round whose last
+Nothing is decided here, except necessary consequences: a round that has max nodes is complete, and a round whose last
 running node has succeeded ends the job.
 """
 
@@ -35,9 +35,9 @@ from rallypoint.ranks.assign import assign_group_ranks
 V = TypeVar("V")
 
 _MAX_REMOVED = 4
-"""How many of those who are gone are kept in mind."""
+"""The number of removed nodes that are kept."""
 _MAX_ROLES = 16
-"""Of how many roles it is known what they run."""
+"""The number of roles whose programs are kept."""
 _LEDGER_FIELDS = {
     Reason.FAILURE: "failures",
     Reason.LOST: "lost",
@@ -45,11 +45,11 @@ _LEDGER_FIELDS = {
     Reason.DRAINED: "drained",
     Reason.REQUESTED: "requested",
 }
-"""Where the end of a round for a reason is counted; others are not."""
+"""The counters for reasons of a round's end; other reasons are not counted."""
 
 
 def apply(action: Action, state: State, node: NodeId, settings: Settings) -> State:
-    """The state after `action` of `node`. Acts that end an operation, and SYNC, leave it as it is."""
+    """The state after `action` of `node`. Actions that end an operation, and SYNC, leave it unchanged."""
     effect = _EFFECTS.get(action.kind)
     if effect is None:
         return state
@@ -122,7 +122,7 @@ def _remove_from_participants(action: Action, state: State, node: NodeId, settin
 
 def _remove_from_wait_list(_action: Action, state: State, node: NodeId, _settings: Settings) -> State:
     after = state._replace(wait_list=_without(state.wait_list, node))
-    # What the others were asked to agree to is no longer wanted.
+    # The drain that the others were asked to agree to is no longer wanted.
     return after if after.wait_list or after.preempted else after._replace(consents=frozenset())
 
 
@@ -135,14 +135,14 @@ def _remove_from_survivors(action: Action, state: State, node: NodeId, _settings
 
 
 def _with_removed(state: State, node: NodeId, reason: Reason) -> tuple[RemovedNode, ...]:
-    """Those who are gone, and one more."""
+    """The removed nodes, and one more."""
     if len(state.removed) >= _MAX_REMOVED:
         return state.removed
     return (*state.removed, RemovedNode(node, name_of(state, node), reason))
 
 
 def _without_replaced(gone: tuple[RemovedNode, ...], node: NodeId) -> tuple[RemovedNode, ...]:
-    """Those whose place is still free once a node has come: it takes its own again, or that of the first."""
+    """The removed nodes that are not replaced after a node has joined: it takes its own place, or that of the first."""
     return tuple(each for each in gone if each.node != node) if node in {each.node for each in gone} else gone[1:]
 
 
@@ -235,7 +235,7 @@ def _complete(_action: Action, state: State, _node: NodeId, settings: Settings) 
 
 
 def _end_round(action: Action, state: State, name: str, settings: Settings) -> State:
-    """End a complete round by an action of who is called so; `state` no longer holds those who go."""
+    """End a complete round by an action of the node with this name; `state` no longer has the nodes that leave."""
     detail = action.detail
     if action.reason is Reason.DRAINED:
         from rallypoint.membership.names import drain_detail
@@ -260,8 +260,8 @@ def _restart_delay(streak: FailureStreak, settings: Settings) -> float:
 
 
 def end_round(state: State, end: RoundEnd) -> State:
-    """The state once the round that it holds is over: those who were in it keep their places until they come back."""
-    if state.is_preempted:  # what a new coordinator is told of a job that it does not know
+    """The state after the end of its round: the nodes of the round keep their places until they come back."""
+    if state.is_preempted:  # reported to a new coordinator about a job that it does not know
         from rallypoint.membership.job_preemption import end_preempted_job
 
         return end_preempted_job(state)
@@ -282,8 +282,8 @@ def end_round(state: State, end: RoundEnd) -> State:
 
 
 def _end_job_if_all_done(state: State) -> State:
-    """Who has succeeded, or consented to the end of a job that is preempted, is done."""
-    # Who has succeeded and gone still stands among the succeeded: nobody is taken in for it.
+    """End the job if all nodes are done: they have succeeded, or consented to the end of a preempted job."""
+    # A node that has succeeded and left is still among the succeeded: it is not replaced.
     done = state.succeeded | state.consents if state.is_preempted else state.succeeded
     if len(done) < len(state.participants) or not done.issuperset(state.participants):
         return state
@@ -329,4 +329,4 @@ _EFFECTS: dict[ActionKind, Callable[[Action, State, NodeId, Settings], State]] =
     ActionKind.RESIZE: _resize,
     ActionKind.ABANDON: _abandon,
 }
-"""Every other action leaves the state as it is."""
+"""Every other action leaves the state unchanged."""

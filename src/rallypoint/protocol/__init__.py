@@ -1,1 +1,1 @@
-"""What the control plane's connections carry, as data: pure, without sockets, clocks or randomness."""
+"""The messages of the control plane's connections, as data: pure, without sockets, clocks or randomness."""

@@ -1,8 +1,8 @@
-"""Typed messages to bytes and back: MessagePack by `msgspec`, checked against the types of `messages`. No pickle.
+"""Encodes and decodes typed messages: MessagePack by `msgspec`, checked against the types of `messages`. No pickle.
 
-What types allow and no message may hold is refused, or made harmless, by `protocol.validation`.
+Values that types allow but no message may hold are refused, or made harmless, by `protocol.validation`.
 
-A message is the pair of its tag and its fields. Tags are the places in the table below: append to it, never reorder.
+A message is the pair of its tag and its fields. Tags are the positions in the table below: append to it, never reorder.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class CodecError(Exception):
-    """These bytes are no message of ours; the message says why."""
+    """These bytes are not a message of ours; the text says why."""
 
 
 def encode(message: object) -> bytes:
@@ -87,7 +87,7 @@ def decode(data: bytes, wanted: type[M]) -> M:
     """The message in `data`, which must be `wanted`.
 
     Raises:
-        CodecError: it is not, or the bytes do not fit the type that they claim.
+        CodecError: it is not, or the bytes do not match the type that they claim.
     """
     message = _decode(data)
     if isinstance(message, wanted):
@@ -110,7 +110,7 @@ def version_of(data: bytes) -> int:
 
 
 def decode_request(data: bytes) -> messages.Request:
-    """What a node says in a session. Raises CodecError if it is something else."""
+    """Decode a message of a node in a session. Raises CodecError if it is something else."""
     message = _decode(data)
     if isinstance(message, messages.Request):
         return message
@@ -118,7 +118,7 @@ def decode_request(data: bytes) -> messages.Request:
 
 
 def decode_notification(data: bytes) -> messages.Notification:
-    """What the server says in a session. Raises CodecError if it is something else."""
+    """Decode a message of the server in a session. Raises CodecError if it is something else."""
     message = _decode(data)
     if isinstance(message, messages.Notification):
         return message
@@ -126,7 +126,7 @@ def decode_notification(data: bytes) -> messages.Notification:
 
 
 def decode_watcher_request(data: bytes) -> observation.WatcherRequest:
-    """What a watcher says in a session. Raises CodecError if it is something else."""
+    """Decode a message of a watcher in a session. Raises CodecError if it is something else."""
     message = _decode(data)
     if isinstance(message, observation.WatcherRequest):
         return message
@@ -134,7 +134,7 @@ def decode_watcher_request(data: bytes) -> observation.WatcherRequest:
 
 
 def decode_watcher_notification(data: bytes) -> observation.WatcherNotification | messages.SessionEnded:
-    """What the server says in a watcher's session. Raises CodecError if it is something else."""
+    """Decode a message of the server in a watcher's session. Raises CodecError if it is something else."""
     message = _decode(data)
     if isinstance(message, observation.WatcherNotification | messages.SessionEnded):
         return message
@@ -142,7 +142,7 @@ def decode_watcher_notification(data: bytes) -> observation.WatcherNotification 
 
 
 def decode_answer(data: bytes) -> handshake.Challenge | handshake.Welcome | handshake.HandshakeRefused:
-    """What the server says before the session. Raises CodecError if it is something else."""
+    """Decode a message of the server before the session. Raises CodecError if it is something else."""
     message = _decode(data)
     if isinstance(message, handshake.Challenge | handshake.Welcome | handshake.HandshakeRefused):
         return message

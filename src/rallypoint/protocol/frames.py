@@ -6,17 +6,17 @@ MAX_FRAME = 64 * 1024
 """Bytes that one message may have. The largest, a failure with its traceback, stays far below it."""
 
 SIGNATURE_SIZE = 16
-"""Bytes of it that the signature takes, where frames are signed (`signing`)."""
+"""Bytes of it that the signature takes, if frames are signed (`signing`)."""
 
 MAGIC = b"RALLYPT\n"
-"""What both sides send first, so that each knows at once whether it speaks to one of ours."""
+"""The first bytes from both sides, so that each knows at once whether its peer is one of ours."""
 
 TLS_HANDSHAKE = b"\x16"
-"""The first byte of a TLS connection in the place of the magic (RFC 8446, section 5.1)."""
+"""The first byte of a TLS connection, in place of the magic (RFC 8446, section 5.1)."""
 
 
 class FrameError(Exception):
-    """These bytes are not our frames; the message says what was seen."""
+    """These bytes are not our frames; the text says what was seen."""
 
 
 def frame(payload: bytes) -> bytes:
@@ -44,7 +44,7 @@ class SignatureError(FrameError):
 class FrameReader:
     """Cuts a stream of bytes into frames, after the magic that must come first.
 
-    It refuses at the first byte that cannot be right and never holds more than one frame and what came with it.
+    It raises at the first invalid byte and never holds more than one frame and what arrived with it.
     """
 
     def __init__(self) -> None:
@@ -53,14 +53,14 @@ class FrameReader:
 
     @property
     def has_partial_frame(self) -> bool:
-        """Whether there are bytes of a frame that is not whole yet."""
+        """Whether there are bytes of an incomplete frame."""
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take in bytes and return the frames that are now whole.
+        """Add bytes and return the frames that are now complete.
 
         Raises:
-            FrameError: the bytes are not ours. The reader is of no use afterwards.
+            FrameError: the bytes are not ours. The reader cannot be used afterwards.
         """
         self._buffer += data
         if not self._greeted:

@@ -1,4 +1,4 @@
-"""How a control connection begins: who is there, is it our protocol, our version, our job, and do we share a key.
+"""The beginning of a control connection: whether the peer has our protocol, version, job and key.
 
     node                                            server
     magic, Hello(version, job, nonce, ...)  ->
@@ -6,11 +6,11 @@
     Proof(proof)                            ->
                                             <-  Welcome(node's name, ...)    or Refused(sentence)
 
-Where the job has a key (`base.secrets`), the node proves first that it holds it, over all bytes of the greeting, and
-each frame from the Welcome on is signed (`protocol.signing`): that the Welcome is signed is the server's proof. So
-nobody who dials learns anything to try keys on. Without a key on either side proofs are empty and nothing is signed; a
-key on one side only is refused. A Refused is never signed, since the two may share no key: whoever can change what is
-sent can keep a node out, and can do no more than that. Pure: nonces are handed in.
+If the job has a key (`base.secrets`), the node proves first that it holds it, over all bytes of the greeting, and each
+frame from the Welcome on is signed (`protocol.signing`): the signature of the Welcome is the server's proof. So a peer
+that dials learns nothing to try keys on. Without a key on either side proofs are empty and nothing is signed; a key on
+one side only is refused. A Refused is never signed, since the two may not share a key: an attacker who can change the
+traffic can keep a node out, but nothing more. Pure: nonces are passed in.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ begins with the version, and a `HandshakeRefused` is one sentence."""
 
 
 class Hello(NamedTuple):
-    """A node makes itself known."""
+    """The greeting of a node."""
 
     version: int
     job: str
@@ -44,33 +44,35 @@ class Hello(NamedTuple):
     local_id: int
     has_secret: bool
     settings: Settings
-    """What the node asks of the rendezvous. A control plane outside the job takes it from the first node."""
+    """The node's settings of the rendezvous. A control plane outside the job takes them from the first node."""
     incarnation: str = ""
     """The coordinator that the node was last in a session with, by its incarnation; empty for a new node."""
     host: str = ""
     """The name of the node's machine, for people to read."""
     is_watcher: bool = False
-    """Whether this session is one of a watcher (`observation`), and never a node's. Its `job` may be empty: the one job
-    that there is, or the list of all."""
+    """Whether this session is one of a watcher (`observation`), and never a node's. Its `job` may be empty: for the
+    only job, or the list of all.
+    """
     only_greets: bool = False
-    """Whether the welcome is all that is wanted: whether this node would be let in, and the time of day. No session is
-    opened, whether there is such a job yet or not."""
+    """Whether only the welcome is requested: whether this node would be accepted, and the time of day. No session is
+    opened, whether there is such a job yet or not.
+    """
 
 
 class Challenge(NamedTuple):
-    """What makes the greeting one that never was before, on the server's side."""
+    """The server's part of what makes each greeting unique."""
 
     nonce: bytes
 
 
 class Proof(NamedTuple):
-    """That the node holds the job's key; empty where the job has none."""
+    """The proof that the node holds the job's key; empty if the job has none."""
 
     proof: bytes
 
 
 class Welcome(NamedTuple):
-    """The session is open: the name that the node goes by, the lease in seconds, and who the coordinator is."""
+    """The session is open: the name of the node, the lease in seconds, and the identity of the coordinator."""
 
     node: NodeId
     lease: float
@@ -80,21 +82,21 @@ class Welcome(NamedTuple):
     heartbeat_interval: float = 0.0
     """Seconds from one heartbeat of the node to the next; 0 for a third of the lease."""
     timestamp: float = 0.0
-    """Told to who only greets: the server's clock, in seconds since 1970. Nothing is decided by it."""
+    """Sent to a node that only greets: the server's clock, in seconds since 1970. Nothing is decided by it."""
 
 
 class HandshakeRefused(NamedTuple):
-    """The connection is of no use; the sentence says why and what to do."""
+    """The connection is refused; the sentence says why and what to do."""
 
     sentence: str
 
 
 class HandshakeError(Exception):
-    """The other side is not one of ours, or not of this job. One sentence; trying again does not help."""
+    """The peer is not one of ours, or not of this job. One sentence; retrying does not help."""
 
 
 def version_error(version: int) -> str:
-    """What a node of another version is told, which may greet with other fields than ours."""
+    """The error for a node of another version, whose greeting may have other fields than ours."""
     return (
         f"this control plane speaks Rallypoint's protocol {PROTOCOL_VERSION}, the node speaks {version}; "
         "install the same version of rallypoint on all nodes, and where the control plane runs"
@@ -103,14 +105,14 @@ def version_error(version: int) -> str:
 
 @dataclass(slots=True)
 class ServerHandshake:
-    """The server's side: `hello`, then `proof`; either may refuse. A `job` of None takes nodes of any job."""
+    """The server's side: `hello`, then `proof`; either may refuse. A `job` of None accepts nodes of any job."""
 
     job: str | None
     keys: Keys | None
     nonce: bytes
     greeted: Hello | None = None
     signers: Signers | None = None
-    """After the proof: what signs all further frames; None where the job has no key."""
+    """After the proof: signs all further frames; None if the job has no key."""
 
     def hello(self, hello: Hello) -> Challenge | HandshakeRefused:
         """Answer a node's first message."""
@@ -138,11 +140,11 @@ class ServerHandshake:
         return None
 
     def proof(self, proof: Proof, transcript: bytes = b"") -> HandshakeRefused | None:
-        """Check a node's proof; None means that it is in.
+        """Check a node's proof; None means that it is accepted.
 
         Args:
-            proof: what the node has sent.
-            transcript: of the greeting (`protocol.signing.transcript_of`), where the job has a key.
+            proof: the proof that the node has sent.
+            transcript: of the greeting (`protocol.signing.transcript_of`), if the job has a key.
         """
         assert self.greeted is not None
         if self.keys is None:
@@ -167,7 +169,7 @@ class ClientHandshake:
     is_watcher: bool = False
     only_greets: bool = False
     signers: Signers | None = None
-    """After `prove`: what signs all further frames; None where the job has no key."""
+    """After `prove`: signs all further frames; None if the job has no key."""
 
     def hello(self, address: str, pid: int, local_id: int, incarnation: str = "", host: str = "") -> Hello:
         """The first message. For `incarnation` and `host` see `Hello`."""

@@ -1,7 +1,7 @@
-"""What a node and the coordinator say to each other. Plain data; `codec` puts it on the wire.
+"""The messages between nodes and the coordinator. Plain data; `codec` encodes it for the wire.
 
-A node sends requests, and is sent notifications. One join costs one request and one notification, whatever the number
-of nodes: a notification holds the node's own place and never the roll.
+A node sends requests, and receives notifications. One join costs one request and one notification, whatever the number
+of nodes: a notification holds the node's own place and never the full membership.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rallypoint.ranks.assign import NodeRanks
 
 
 class JoinRequest(NamedTuple):
-    """Take part; give up after `timeout` seconds, having waited for `waited` already.
+    """Take part; give up after `timeout` seconds, `waited` of which have passed already.
 
     An empty `node_info.address` stands for the session's own. `addresses` are those of the node's interfaces, from
     which its workers may connect to a store; None if they are not known.
@@ -37,28 +37,28 @@ class JoinRequest(NamedTuple):
 
 
 class LeaveRequest(NamedTuple):
-    """Take no part any more. With `wants_reply` it is answered by `LeaveReply`, whenever and however often it is
-    said."""
+    """Take no part any more. With `wants_reply` it is answered by `LeaveReply`, each time it is sent."""
 
     wants_reply: bool = False
 
 
 class Heartbeat(NamedTuple):
-    """I live. The coordinator sends the same back, in a large job to every second one: both sides know it of each
-    other."""
+    """The node is alive. The coordinator sends the same back, in a large job to every second one: each side knows that
+    the other is alive.
+    """
 
 
 class ProgressRequest(NamedTuple):
-    """How far is the rendezvous? Answered by `Progress`."""
+    """Request the progress of the rendezvous. Answered by `Progress`."""
 
 
 class ResumeRequest(NamedTuple):
-    """What a node holds, said again when its link was lost and is open once more; a new coordinator is filled by it.
+    """What a node holds, sent again when its link was lost and is open again; it fills a new coordinator.
 
-    `incarnation` names the coordinator that it was known to, `node` is the name that it went by there. `round` is the
-    last round that it had a place in (-1 for none), `origin` the coordinator that has completed it, `round_over` says
-    whether the node knows that this round has ended, `last_ended_round` is the newest round of which it knows that (-1
-    for none), `failures` how many restarts it knows the job to have used. `control_rank` and `size`: see `Placement`.
+    `incarnation` names the coordinator of its last session, `node` is its name there. `round` is the last round in
+    which it had a place (-1 for none), `origin` the coordinator that has completed it, `round_over` says whether the
+    node knows that this round has ended, `last_ended_round` is the newest round of which it knows that (-1 for none),
+    `failures` the number of restarts that it knows the job to have used. `control_rank` and `size`: see `Placement`.
     """
 
     incarnation: str
@@ -80,14 +80,14 @@ Request = JoinRequest | LeaveRequest | NodeOperation | Heartbeat | ProgressReque
 
 
 class Placement(NamedTuple):
-    """A node's own place in a complete round, and all that its workers need to know.
+    """A node's own place in a complete round, and all that its workers need.
 
-    `restarts` is the number of restarts that the job has used so far, `max_restarts` how many it may use (-1 if nobody
-    has said), `control_rank` the group rank of the node whose agent hosts the control plane, -1 if none does. `origin`
-    is the incarnation of the coordinator that has completed the round; together with its number it names the round for
-    good. `progress` is the highest step that workers of the job had reported before, -1 for none. `size` is how many
-    nodes rounds have, where an operator has changed that. With `restart_workers` no worker of the round before goes on
-    in its process, since on some node one cannot.
+    `restarts` is the number of restarts that the job has used so far, `max_restarts` how many it may use (-1 if not
+    given), `control_rank` the group rank of the node whose agent hosts the control plane, -1 if none does. `origin` is
+    the incarnation of the coordinator that has completed the round; together with its number it identifies the round
+    permanently. `progress` is the highest step that workers of the job had reported before, -1 for none. `size` is the
+    number of nodes of a round, if an operator has changed that. With `restart_workers` no worker of the previous round
+    goes on in its process, since on some node one cannot.
     """
 
     round: int
@@ -112,9 +112,10 @@ class Placed(NamedTuple):
 
 
 class StorePeers(NamedTuple):
-    """From where the workers of a round come: for the host of its store, before its place, in parts if they are many.
+    """The addresses of a round's workers: for the host of its store, before its placement, in parts if they are many.
 
-    `is_first_part` begins anew; `reason_unrestricted` says why they may come from elsewhere, empty if they do not.
+    `is_first_part` starts a new list; `reason_unrestricted` says why they may have other addresses, empty if they do
+    not.
     """
 
     addresses: tuple[str, ...]
@@ -129,7 +130,7 @@ class RoundEnded(NamedTuple):
 
 
 class NodesWaiting(NamedTuple):
-    """So many nodes wait to be taken in after `round`; `names` has a few of them."""
+    """The number of nodes that wait to join after `round`; `names` has a few of them."""
 
     round: int
     waiting: int
@@ -137,9 +138,9 @@ class NodesWaiting(NamedTuple):
 
 
 class Preempted(NamedTuple):
-    """`node` will be taken away in `seconds`: `round` is to end in order before that.
+    """`node` will be taken away in `seconds`: `round` should end in order before that.
 
-    With `whole_job` the job ends then, since `node` was told so in the way that `why` says.
+    With `whole_job` the job then ends, because `node` was told so in the way that `why` says.
     """
 
     round: int
@@ -150,14 +151,14 @@ class Preempted(NamedTuple):
 
 
 class JobEnded(NamedTuple):
-    """The job is over. `is_delegate`: this node is the one that does what one has to do for the job."""
+    """The job has ended. `is_delegate`: this node does what one node has to do for the job."""
 
     verdict: Verdict
     is_delegate: bool = False
 
 
 class Refusal(StrEnum):
-    """Why a join came to nothing."""
+    """Why a join failed."""
 
     CLOSED = "closed"
     TIMEOUT = "timeout"
@@ -166,9 +167,9 @@ class Refusal(StrEnum):
 
 
 class ConfigDifference(NamedTuple):
-    """Something that a node was started with in another way than the job: what it is, and both values.
+    """A setting in which a node differs from the job: its name, and both values.
 
-    `job_value_applies` says whether the job's value is the one that counts.
+    `job_value_applies` says whether the job's value is the one in effect.
     """
 
     what: str
@@ -183,20 +184,20 @@ class ConfigDifference(NamedTuple):
 
 
 class ConfigDiffers(NamedTuple):
-    """You, who are called `node`, were started in another way than the job; it is told to people on both sides."""
+    """This node, with the name `node`, was started with other settings than the job; both sides log it."""
 
     node: str
     differences: tuple[ConfigDifference, ...]
 
 
 class SessionEnded(NamedTuple):
-    """The control plane ends this session, for the reason that `detail` says; the last thing that is said in it."""
+    """The control plane ends this session, for the reason in `detail`; its last message."""
 
     detail: str
 
 
 class MissingNode(NamedTuple):
-    """A node that left without another in its place: what it is called, why it went, and how many seconds ago."""
+    """A node that left without a replacement: its name, why it left, and how many seconds ago."""
 
     name: str
     reason: Reason
@@ -204,8 +205,7 @@ class MissingNode(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far the rendezvous is, as facts; `progress_text` makes a sentence of them. Of names there are at most a
-    few."""
+    """The progress of the rendezvous, as facts; `progress_text` makes a sentence of them. At most a few names."""
 
     round: int
     complete: bool
@@ -213,27 +213,27 @@ class Progress(NamedTuple):
     min_nodes: int
     max_nodes: int
     expected: tuple[str, ...]
-    """Who is still to come, as far as that is known."""
+    """The nodes still expected, as far as they are known."""
     spare: bool
     backoff: float = 0.0
     """Seconds for which this round is held back: after failures without progress, or by a new control plane."""
     members: tuple[str, ...] = ()
-    """Who is in."""
+    """The nodes that have joined."""
     removed: tuple[MissingNode, ...] = ()
     starts_in: float = -1.0
-    """Seconds until the round starts with those who are in; negative if others have to come."""
+    """Seconds until the round starts with the nodes that have joined; negative if others have to join."""
     ends_in: float = -1.0
-    """Seconds until the rendezvous comes to nothing; negative if it does not by the passing of time."""
+    """Seconds until the rendezvous fails; negative if it does not by the passing of time."""
     gave_up_by: str = ""
-    """The node whose time is over, so that it has come to nothing."""
+    """The node whose time is over, so that the rendezvous has failed."""
     waited: float = 0.0
     """For how many seconds that node has waited."""
     reports: bool = False
-    """Whether this node is the one of those who wait that tells people about it."""
+    """Whether this node is the one of the waiting nodes that logs it."""
 
 
 class JoinRefused(NamedTuple):
-    """The join came to nothing; `detail` says why, or, where its time was over, `progress` how far things were."""
+    """The join failed; `detail` says why, or, if it timed out, `progress` how far the rendezvous was."""
 
     refusal: Refusal
     detail: str
@@ -241,10 +241,10 @@ class JoinRefused(NamedTuple):
 
 
 class ProgressText(NamedTuple):
-    """How far the rendezvous is, in words; made on the node's own side, never sent.
+    """The progress of the rendezvous, as text; made on the node's own side, never sent.
 
-    `warning`: this node is the one to tell people. `live` is the same in short for a line that is rewritten: what comes
-    before the time that passes, and what comes after it.
+    `warning`: this node is the one to log it. `live` is a short form for a line that is rewritten: the text before the
+    elapsed time, and the text after it.
     """
 
     text: str
@@ -253,7 +253,7 @@ class ProgressText(NamedTuple):
 
 
 class LeaveReply(NamedTuple):
-    """How the job stands without you, who have left it: whether it goes on, on how many nodes, and how it has ended."""
+    """The state of the job after this node has left: whether it goes on, on how many nodes, how it has ended."""
 
     goes_on: bool
     others: int
@@ -261,7 +261,7 @@ class LeaveReply(NamedTuple):
 
 
 class LinkDown(NamedTuple):
-    """The control plane is out of reach for now; made on the node's own side, never sent."""
+    """The control plane cannot be reached for now; made on the node's own side, never sent."""
 
     detail: str
 
@@ -271,19 +271,19 @@ class LinkOpened(NamedTuple):
 
 
 class LinkUp(NamedTuple):
-    """The control plane is in reach again; made on the node's own side, never sent.
+    """The control plane can be reached again; made on the node's own side, never sent.
 
-    `join_lost`: the join that waited was said to a coordinator that is no more, which may have given it a place; it is
-    not said again, and the node has to join anew.
+    `join_lost`: the waiting join was sent to a coordinator that no longer exists, which may have given it a place; it
+    is not sent again, and the node has to join anew.
     """
 
     join_lost: bool = False
 
 
 class LinkLost(NamedTuple):
-    """The control plane is out of reach for good; made on the node's own side, never sent.
+    """The control plane is lost permanently; made on the node's own side, never sent.
 
-    `error` is what a third party's handler or backend has raised, and what its user is to see.
+    `error` is what a third party's handler or backend has raised, and what its user must see.
     """
 
     detail: str
@@ -316,11 +316,11 @@ Notification = (
 )
 
 Deliver = Callable[[Notification], None]
-"""Called from any thread, with no lock held, in the order in which things happened. Must not block."""
+"""Called from any thread, with no lock held, in the order of events. Must not block."""
 
 
 class Link(Protocol):
-    """One node's line to the control plane: it takes requests, and hands notifications to its `Deliver`.
+    """One node's link to the control plane: it takes requests, and passes notifications to its `Deliver`.
 
     The node that hosts the coordinator has one without a socket (`local_link`), others one over TCP (`TcpLink`);
     shared-state backends have one that runs the core itself (`SharedStateLink`).
@@ -331,7 +331,7 @@ class Link(Protocol):
         """This node's address towards the control plane; None until that has been reached, which `LinkOpened` tells."""
 
     def send(self, request: Request) -> None:
-        """Say something. Never blocks; a link that is lost says so by `LinkLost`."""
+        """Send a request. Never blocks; a lost link delivers `LinkLost`."""
 
     def close(self) -> None:
-        """End the session: the node is gone for the others. Idempotent; nothing is delivered afterwards."""
+        """End the session: for the others, the node is gone. Idempotent; nothing is delivered afterwards."""

@@ -1,9 +1,9 @@
-"""What a watcher and the coordinator say to each other. Plain data.
+"""The messages between a watcher and the coordinator. Plain data.
 
-A watcher is a session that is never a node: it is told how the job stands, and may give commands. Laws:
+A watcher is a session that is never a node: it is sent the state of the job, and may give commands. Laws:
 
-1. Whoever is not asked says nothing: nodes report only while somebody watches.
-2. No time of day travels: moments are told as seconds ago, by the coordinator's clock, so that no two clocks are
+1. Nodes report only when asked, that is, while there are watchers.
+2. No time of day is sent: moments are given as seconds ago, by the coordinator's clock, so that no two clocks are
    compared.
 """
 
@@ -22,16 +22,16 @@ MAX_SNAPSHOT = 64 * 1024 * 1024
 """Bytes that a snapshot may have in all."""
 
 
-# How a job stands
+# The state of a job
 
 
 class Phase(StrEnum):
-    """How far a job is. The first three have no round that runs."""
+    """The phase of a job. In the first three, no round runs."""
 
     WAITING = "waiting"
-    """Fewer than `min_nodes` nodes are in."""
+    """Fewer than `min_nodes` nodes have joined."""
     FORMING = "forming"
-    """There are enough nodes, and others are given time to come."""
+    """There are enough nodes, and others are given time to join."""
     HELD_BACK = "held back"
     """The next round is delayed by the back-off after failures."""
     RUNNING = "running"
@@ -41,19 +41,19 @@ class Phase(StrEnum):
 
 
 class NodeState(StrEnum):
-    """What a node is to the job."""
+    """The role of a node in the job."""
 
     PARTICIPANT = "participant"
     WAITING = "waiting"
     SPARE = "spare"
     EXPECTED = "expected"
-    """It was in the round before, and has not come back yet."""
+    """It was in the previous round, and has not come back yet."""
 
 
 class NodeView(NamedTuple):
     """One node of a snapshot.
 
-    `silent_for` is how many seconds ago it was heard last, -1 where that is not counted: it shares the coordinator's
+    `silent_for` is how many seconds ago it was last heard, -1 if that is not counted: it shares the coordinator's
     process, or has no session (`connected`). Its workers have the global ranks from `first_rank` on, -1 with no round.
     """
 
@@ -87,7 +87,7 @@ class FailureView(NamedTuple):
 
 
 class EventKind(StrEnum):
-    """What happens to a job as a whole."""
+    """The kinds of events of a whole job."""
 
     COORDINATOR_STARTED = "coordinator started"
     ROUND_STARTED = "round started"
@@ -112,11 +112,11 @@ class JobEvent(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """How a job stands at one moment.
+    """The state of a job at one moment.
 
-    `phase_for` is for how many seconds the phase has lasted, `missing` how many nodes have to come until there are
+    `phase_for` is for how many seconds the phase has lasted, `missing` how many nodes have to join until there are
     `min_nodes`, `expected` a few names of those, `backoff` the seconds for which the next round is still held back.
-    `max_restarts` is -1 where nobody has said it.
+    `max_restarts` is -1 if it was not given.
     """
 
     job: str
@@ -150,24 +150,25 @@ class JobSummary(NamedTuple):
     max_nodes: int
 
 
-# What a watcher says
+# Messages of a watcher
 
 
 class WatchRequest(NamedTuple):
-    """Tell me how the job stands: once, or, with `follow`, again after each change. Answered by `SnapshotPart`s, or by
-    `JobList` where the control plane serves many jobs and the greeting names none."""
+    """Request the state of the job: once, or, with `follow`, again after each change. Answered by `SnapshotPart`s, or
+    by `JobList` if the control plane serves many jobs and the greeting names none.
+    """
 
     follow: bool = False
 
 
 class RestartCommand(NamedTuple):
-    """End the round that runs and begin another; no restart is used up. `by` is who asks, as user@host."""
+    """End the running round and begin another; no restart is used up. `by` is the operator, as user@host."""
 
     by: str
 
 
 class DrainCommand(NamedTuple):
-    """Have a node leave after its workers were notified, as before a preemption. `node` is its name, host, address or
+    """Make a node leave after its workers were notified, as before a preemption. `node` is its name, host, address or
     group rank."""
 
     by: str
@@ -181,7 +182,7 @@ class StopCommand(NamedTuple):
 
 
 class ResizeCommand(NamedTuple):
-    """Change how many nodes the rounds to come have at least and at most."""
+    """Change the minimal and maximal number of nodes of future rounds."""
 
     by: str
     min_nodes: int
@@ -189,8 +190,8 @@ class ResizeCommand(NamedTuple):
 
 
 class CollectCommand(NamedTuple):
-    """Collect something of all nodes, or of the worker of one global `rank`. Answered by `CollectedPart`s of each node,
-    then by a `CommandReply`."""
+    """Collect something from all nodes, or from the worker of one global `rank`. Answered by `CollectedPart`s of each
+    node, then by a `CommandReply`."""
 
     by: str
     kind: CollectKind
@@ -201,7 +202,7 @@ Command = RestartCommand | DrainCommand | StopCommand | ResizeCommand | CollectC
 WatcherRequest = WatchRequest | Command
 
 
-# What a watcher is told
+# Messages to a watcher
 
 
 class SnapshotPart(NamedTuple):
@@ -232,17 +233,17 @@ _decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
 def snapshot_parts(snapshot: Snapshot) -> tuple[SnapshotPart, ...]:
-    """The messages that a snapshot travels in."""
+    """The messages that carry a snapshot."""
     data = _encode(snapshot)
     cuts = range(0, len(data), MAX_PART)
     return tuple(SnapshotPart(data[at : at + MAX_PART], at + MAX_PART >= len(data)) for at in cuts)
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """The snapshot whose parts were put together.
+    """Decode the snapshot whose parts were put together.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a snapshot.
     """
     try:
         return validated(_decoder.decode(data))

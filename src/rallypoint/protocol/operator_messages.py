@@ -1,5 +1,6 @@
-"""What the coordinator asks of nodes for those who watch and steer the job, or because it hangs; and the answers. Plain
-data."""
+"""The coordinator's requests to nodes on behalf of watchers and operators, or because the job hangs; and the answers.
+Plain data.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +10,18 @@ from rallypoint.base.light_typing import NamedTuple
 from rallypoint.membership.state import NodeRange
 
 MAX_PART = 48 * 1024
-"""Bytes in one part of what travels in parts."""
+"""Bytes in one part of a message that is sent in parts."""
 
 
 class ReportRequested(NamedTuple):
-    """Somebody watches: answer with a `NodeReport`."""
+    """There is a watcher: answer with a `NodeReport`."""
 
 
 class NodeReport(NamedTuple):
     """A node's answer to `ReportRequested`: its workers by local rank. All ages are in seconds.
 
-    `progress` is the last step that a worker has told, -1 if none has; `progress_age` and `output_ages` are -1 where
-    nothing has come.
+    `progress` is the last step that a worker has reported, -1 if none has; `progress_age` and `output_ages` are -1 if
+    there was none.
     """
 
     round: int
@@ -30,11 +31,11 @@ class NodeReport(NamedTuple):
     progress_age: float = -1.0
     output_ages: tuple[float, ...] = ()
     steps: tuple[int, ...] = ()
-    """The last step of each worker, -1 if it has told none; empty if none has, or there are very many."""
+    """The last step of each worker, -1 if it has reported none; empty if none has, or there are very many."""
 
 
 class CollectKind(StrEnum):
-    """What can be collected of nodes."""
+    """What can be collected from nodes."""
 
     STACKS = "stacks"
     BUNDLE = "bundle"
@@ -43,7 +44,7 @@ class CollectKind(StrEnum):
 
 
 class CollectRequested(NamedTuple):
-    """Collect something of your workers, or of the one of that global `rank`; answer with `CollectedPart`s."""
+    """Collect something from a node's workers, or from that of a global `rank`; answered by `CollectedPart`s."""
 
     number: int
     kind: CollectKind
@@ -51,10 +52,10 @@ class CollectRequested(NamedTuple):
 
 
 class CollectedPart(NamedTuple):
-    """A part of what a node has collected. From a node, and on to who asked, with the node's name filled in."""
+    """A part of a node's collection. Sent by the node, and on to the requester with the node's name filled in."""
 
     number: int
-    """Of the collection."""
+    """The number of the collection."""
     data: bytes
     is_last: bool
     node: str = ""
@@ -67,8 +68,9 @@ class DrainRequested(NamedTuple):
 
 
 class OperatorAction(NamedTuple):
-    """An operator's command was carried out: a line for the log of every node. `size` is that of the rounds to come,
-    where the command has changed it: nodes know it when the control plane has forgotten."""
+    """An operator's command was carried out: a line for the log of every node. `size` is that of future rounds, if the
+    command has changed it: nodes keep it for a control plane that has lost it.
+    """
 
     by: str
     text: str
@@ -76,14 +78,14 @@ class OperatorAction(NamedTuple):
 
 
 class HangFound(NamedTuple):
-    """All ranks of all nodes of `round` are quiet; what each node can tell of its workers is collected next."""
+    """All ranks of all nodes of `round` are quiet; each node's evidence about its workers is collected next."""
 
     round: int
     nodes: int
 
 
 class CollectionEnded(NamedTuple):
-    """For the node that reports of a hang: no more parts follow. `silent` are the nodes that have not answered."""
+    """For the node that reports a hang: no more parts follow. `silent` are the nodes that have not answered."""
 
     number: int
     round: int
@@ -91,7 +93,7 @@ class CollectionEnded(NamedTuple):
 
 
 class HangReport(NamedTuple):
-    """What has been seen of all workers of a job that hangs, in words. From the node that reports; then to all."""
+    """The text of a report about all workers of a job that hangs. Sent by the reporting node; then to all."""
 
     number: int
     round: int
@@ -99,5 +101,5 @@ class HangReport(NamedTuple):
 
 
 NodeAnswer = NodeReport | CollectedPart | HangReport
-"""What a node says because it was asked."""
+"""The answers of a node to such requests."""
 HangNotification = HangFound | CollectedPart | CollectionEnded | HangReport

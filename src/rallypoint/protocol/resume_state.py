@@ -1,18 +1,18 @@
-"""What a node holds of its job, so that it can say it again when its link was lost and is open once more. Pure.
+"""The state of its job that a node keeps, to send it again when its link was lost and is open again. Pure.
 
-The link's shell hands every request and every notification through here, and sends `requests_to_repeat` when a session
+The link's shell passes every request and every notification through here, and sends `requests_to_repeat` when a session
 opens.
 
 Laws:
 
-1. What was asked and not yet answered is asked again; the coordinator takes what it has heard before for what it is.
-   But a join is not asked of another coordinator: what it brings along may have been used in a place that the first
-   gave. A spare waits for as long as it takes.
-2. The name and the incarnation of a session hold good once the coordinator has said anything in it: only then has it
-   surely heard what was said at its beginning. A name that was claimed from the coordinator that gave it stays.
-   Who waits for its first place claims from each coordinator the name that this one gave: one may come back that was
-   thought to be gone, if those after it have written nothing down.
-3. Nothing is said again after the job's end.
+1. Requests without an answer are sent again; the coordinator recognises those that it has received before. But a join
+   is not sent to another coordinator: its data may have been used in a place that the first gave. A spare waits for as
+   long as it takes.
+2. The name and the incarnation of a session are valid once the coordinator has sent anything in it: only then has it
+   certainly received what was sent at its beginning. A name that was claimed from the coordinator that gave it stays. A
+   node that waits for its first place claims from each coordinator the name that this one gave: a coordinator that was
+   thought to be gone may come back, if its successors have stored nothing.
+3. Nothing is sent again after the job's end.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from rallypoint.protocol.messages import (
 from rallypoint.protocol.operator_messages import CollectedPart, HangReport, NodeReport, OperatorAction
 
 _MAX_IDENTITIES = 8
-"""Of how many coordinators a node that waits knows what they called it."""
+"""The number of coordinators whose names for it a waiting node remembers."""
 
 
 class ResumeState(NamedTuple):
-    """A node's place, what it has asked, and who it is there.
+    """A node's place, its open requests, and its identity.
 
     `join` is the join that has no answer yet and the moment until which it may wait, `is_spare` whether the node has
-    been told that it waits as a spare, `refused` whether its last join came to nothing; `repeated_requests` what was
-    said of the round that runs. `last_ended_round` is the newest round that it knows to be over. `last_identity` is
-    incarnation and name of the last session that was answered in, `offered_identity` of one that was not yet.
-    `identities` are those of all sessions since the node last had a place, the last for each coordinator.
+    been told that it waits as a spare, `refused` whether its last join failed; `repeated_requests` the requests about
+    the running round. `last_ended_round` is the newest round that it knows to be over. `last_identity` is incarnation
+    and name of the last session with an answer, `offered_identity` of one without an answer yet. `identities` are those
+    of all sessions since the node last had a place, the last for each coordinator.
     """
 
     last_identity: tuple[str, NodeId] | None = None
@@ -71,16 +71,16 @@ class ResumeState(NamedTuple):
     repeated_requests: tuple[NodeOperation, ...] = ()
     ended: bool = False
     size: NodeRange | None = None
-    """How many nodes rounds have, where an operator has changed that."""
+    """The number of nodes of a round, if an operator has changed it."""
 
     @property
     def needs_coordinator(self) -> bool:
-        """Whether the node can do nothing more without the control plane."""
+        """Whether the node cannot continue without the control plane."""
         return self.join is not None or any(isinstance(each, Fail | Succeed) for each in self.repeated_requests)
 
 
 def after_request(held: ResumeState, request: Request, now: float) -> ResumeState:
-    """What is held once the node has said `request`, at `now` seconds on its own clock."""
+    """The state after the node has sent `request`, at `now` seconds on its own clock."""
     match request:
         case JoinRequest(node_info=node_info, timeout=timeout):
             join = (request, now + timeout)
@@ -96,12 +96,12 @@ def after_request(held: ResumeState, request: Request, now: float) -> ResumeStat
 
 
 def _with(requests: tuple[NodeOperation, ...], request: NodeOperation) -> tuple[NodeOperation, ...]:
-    """The requests, with this one in the place of another of its kind."""
+    """The requests, with this one in place of another of its kind."""
     return (*(each for each in requests if type(each) is not type(request)), request)
 
 
 def after_notification(held: ResumeState, notification: Notification) -> ResumeState:
-    """What is held once the node has been told `notification`."""
+    """The state after the node has received `notification`."""
     if not isinstance(notification, LinkDown | LinkUp | LinkLost) and held.offered_identity is not None:
         held = held._replace(last_identity=held.offered_identity, offered_identity=None)
     match notification:
@@ -117,7 +117,7 @@ def after_notification(held: ResumeState, notification: Notification) -> ResumeS
                 size=placement.size or held.size,
             )
         case Preempted(node=who, seconds=seconds, whole_job=True, why=why):
-            # Said by all, it outlives the one who was first to say it.
+            # Sent by all nodes, it outlives the first one that has sent it.
             return held._replace(repeated_requests=_with(held.repeated_requests, PreemptJob(seconds, why, who)))
         case OperatorAction(size=NodeRange() as size):
             return held._replace(size=size)
@@ -130,7 +130,7 @@ def after_notification(held: ResumeState, notification: Notification) -> ResumeS
                 held._replace(last_ended_round=max(held.last_ended_round, end.round), failures=failures),
             )
             if held.placement is None or end.round > held.placement.round:
-                # A round of ours came and went unseen; what the join brought along was used up in it.
+                # A round of ours was missed; the data of the join was used up in it.
                 return held._replace(join=None) if news else held
             return held._replace(round_over=True, repeated_requests=_outside_rounds(held))
         case Progress(spare=spare):
@@ -144,12 +144,12 @@ def after_notification(held: ResumeState, notification: Notification) -> ResumeS
 
 
 def without_foreign_join(held: ResumeState, incarnation: str) -> ResumeState:
-    """What is held of a join when a session opens with the coordinator `incarnation`: nothing if another was asked."""
+    """The state for a session with the coordinator `incarnation`: without a join that was sent to another one."""
     return held if last_incarnation(held) in ("", incarnation) else held._replace(join=None)
 
 
 def session_opened(held: ResumeState, incarnation: str, node: NodeId) -> ResumeState:
-    """What is held once a session is open in which the node is called `node`, unless it claims an earlier name."""
+    """The state after a session has opened in which the node has the name `node`, unless it claims an earlier one."""
     claimed = _claimed_identity(held, incarnation)
     identity = claimed if claimed is not None and claimed[0] == incarnation else (incarnation, node)
     others = tuple(each for each in held.identities if each[0] != incarnation)
@@ -158,9 +158,8 @@ def session_opened(held: ResumeState, incarnation: str, node: NodeId) -> ResumeS
 
 
 def requests_to_repeat(held: ResumeState, now: float, incarnation: str) -> list[Request]:
-    """What to say at the beginning of a session with this coordinator, before anything else and `session_opened`.
-
-    In the first session that is only what waits.
+    """The requests at the beginning of a session with this coordinator, before anything else and `session_opened`. In
+    the first session these are only the waiting ones.
     """
     if held.ended:
         return []
@@ -179,8 +178,8 @@ def requests_to_repeat(held: ResumeState, now: float, incarnation: str) -> list[
 
 
 def give_up_at(held: ResumeState, since: float, timeout: float) -> float:
-    """Until when a node waits for a control plane that it has needed and been without from `since` on, for `timeout`
-    seconds at most; infinity if it can do without. A join has one deadline, whoever decides on it.
+    """The time until which a node waits for a control plane that it has needed and lacked since `since`, for at most
+    `timeout` seconds; infinity if it needs none. A join has one deadline, whichever coordinator decides on it.
     """
     if not held.needs_coordinator:
         return math.inf
@@ -190,13 +189,13 @@ def give_up_at(held: ResumeState, since: float, timeout: float) -> float:
 
 
 def last_incarnation(held: ResumeState) -> str:
-    """The coordinator of the last session, by its incarnation; empty if there was none."""
+    """The incarnation of the last session's coordinator; empty if there was none."""
     last = held.offered_identity or held.last_identity
     return "" if last is None else last[0]
 
 
 def _claimed_identity(held: ResumeState, incarnation: str) -> tuple[str, NodeId] | None:
-    """The name that a session with this coordinator begins with, and who gave it."""
+    """The name that a session with this coordinator begins with, and the coordinator that gave it."""
     if held.node_info is None or held.ended:
         return None
     if held.placement is not None:

@@ -1,4 +1,4 @@
-"""Signed frames: who holds the job's key proves it, and nobody else can add, change, drop, repeat or reorder a frame.
+"""Signed frames: peers prove that they hold the job's key; others cannot add, change, drop, repeat or reorder a frame.
 
     transcript    all bytes of the greeting: the node's Hello and the coordinator's Challenge, each with its length
     proof         HMAC-SHA256(key, "node proof" + transcript), which the node sends; the side that dials proves first
@@ -59,7 +59,7 @@ class Signers:
 
         Args:
             key: the job's key.
-            transcript: of the greeting, see `transcript_of`.
+            transcript: the transcript of the greeting, see `transcript_of`.
             node: whether this side is the node.
         """
         from_node = Signer(hmac_digest(key, _FROM_NODE + transcript, sha256))
@@ -68,15 +68,15 @@ class Signers:
 
 
 def transcript_of(hello: bytes, challenge: bytes) -> bytes:
-    """What a proof covers: both messages as they went over the wire, told apart by their lengths."""
+    """The data that a proof covers: both messages as sent, separated by their lengths."""
     return b"".join(len(part).to_bytes(4, "big") + part for part in (hello, challenge))
 
 
 def proof(key: bytes, transcript: bytes) -> bytes:
-    """That the node holds the key: 32 bytes."""
+    """The proof that the node holds the key: 32 bytes."""
     return hmac_digest(key, _PROOF + transcript, sha256)
 
 
 def proven_key(keys: Iterable[bytes], transcript: bytes, given: bytes) -> bytes | None:
-    """Which of the keys was proven; None for none of them."""
+    """The key that was proven; None if it is none of these."""
     return next((key for key in keys if compare_digest(proof(key, transcript), given)), None)

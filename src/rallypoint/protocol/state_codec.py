@@ -1,4 +1,4 @@
-"""The state as bytes for shared backends: MessagePack by `msgspec`, typed, versioned, bounded. No pickle."""
+"""Encodes the state for shared backends: MessagePack by `msgspec`, typed, versioned, bounded. No pickle."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _MAX_NAME = 255
 
 
 def _field_type(kind: Any) -> Any:
-    """The type by which a field of the state travels: a map as a list of pairs, for keys of maps in MessagePack are
-    not typed.
+    """The type that encodes a field of the state: a map as a list of pairs, because keys of maps in MessagePack are not
+    typed.
     """
     if get_origin(kind) is Mapping:
         return list[tuple[*get_args(kind)]]  # type: ignore[misc]
@@ -36,7 +36,7 @@ _COLLECTIONS: dict[str, Callable[[Any], Any]] = {
     for name, kind in _KINDS.items()
     if get_origin(kind) in (Mapping, frozenset)
 }
-"""Fields that travel as lists, and what they are made of them."""
+"""Fields that are sent as lists, and the functions that restore them."""
 
 
 def encode_state(state: State) -> bytes:
@@ -52,7 +52,7 @@ def decode_state(data: bytes) -> State:
     """The state that the bytes hold.
 
     Raises:
-        RendezvousStateError: they hold none, or one of another version.
+        RendezvousStateError: they are not a state, or one of another version.
     """
     if not data.startswith(_VERSION):
         raise RendezvousStateError(

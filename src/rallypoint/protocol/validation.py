@@ -1,9 +1,9 @@
-"""What may stand in a message of another machine, beyond its types: ranges, lengths, finite numbers, printable text.
+"""Checks messages from other machines beyond their types: ranges, lengths, finite numbers, printable text.
 
-Each message is checked once, where it is decoded, so that nothing after that has to ask. A field's name means the
-same in every message, so the rules are by name, with one for all other numbers and one for all other texts. A number
-out of range is refused. Texts and times of day are not, since people have to be told of failures whatever a program has
-printed and a clock shows: what is not printable becomes a question mark, and what is too long or too far is cut.
+Each message is checked once, where it is decoded, so that later code need not check. A field's name means the same in
+every message, so the rules are by name, with one for all other numbers and one for all other texts. A number out of
+range is refused. Texts and times of day are not, since failures must be reported whatever a program has printed and a
+clock shows: unprintable characters become question marks, and values that are too long or too large are cut.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_WORKERS = 65536
 """Workers that one node may have, so that a world has fewer than 2**32."""
 
 _ADDRESS = re.compile(r"[0-9a-fA-F:.]{2,45}(/[0-9]{1,3})?")
-"""What looks like a numeric address or a network; whoever uses it finds out whether it is one."""
+"""The pattern of numeric addresses and networks; the code that uses a match finds out whether it is valid."""
 
 _DAY = 86400.0
 _ROUNDS = 2**31
@@ -59,7 +59,7 @@ _NUMBERS: Mapping[str, NumberRange] = {
     "heartbeat_interval": NumberRange(0.0, _DAY),
     "deadline": NumberRange(-math.inf, math.inf),
 }
-"""What a number may be, by the name of its field."""
+"""The range of a number, by the name of its field."""
 _ROUND_NUMBER = NumberRange(-1, _ROUNDS // 2)
 _RESUME_NUMBERS: Mapping[str, NumberRange] = {
     **_NUMBERS,
@@ -67,11 +67,13 @@ _RESUME_NUMBERS: Mapping[str, NumberRange] = {
     "last_ended_round": _ROUND_NUMBER,
     "failures": _ROUND_NUMBER,
 }
-"""The same in a `ResumeRequest`: a coordinator counts on from there, and what it tells its nodes then has to be in
-range."""
+"""The same in a `ResumeRequest`: a coordinator counts on from there, and the numbers that it then sends must be in
+range.
+"""
 _TIMES = NumberRange(0, 253402214400.0)
-"""Epoch seconds up to the year 9999, which every time zone can show. What is beyond is a clock that is wrong, of which
-people have to be told as well: it is cut."""
+"""Epoch seconds up to the year 9999, which every time zone can show. Later times come from a wrong clock, whose reports
+are needed as well: they are cut.
+"""
 _OTHER_NUMBERS = NumberRange(-(2**40), 2**40)
 
 _TEXTS: Mapping[str, int] = {
@@ -81,10 +83,11 @@ _TEXTS: Mapping[str, int] = {
     "detail": 8 * 1024,
     "report": 32 * 1024,
 }
-"""Bytes of UTF-8 that a text of several lines may have, by the name of its field: all those of one message, with what
-others are told beside them, fit a frame."""
+"""Bytes of UTF-8 that a text of several lines may have, by the name of its field: all texts of one message, with the
+other fields sent to nodes, fit a frame.
+"""
 _LINES: Mapping[str, int] = {"host": 255}
-"""The same of a text of one line; of others `_MAX_TEXT`."""
+"""The same for a text of one line; `_MAX_TEXT` for others."""
 _MAX_TEXT = 4 * 1024
 _MAX_BYTES = 256
 _MAX_BYTES_OF: Mapping[str, int] = {"data": 48 * 1024}
@@ -95,17 +98,17 @@ _MAX_ITEMS = MAX_NODES
 
 
 class ValidationError(ValueError):
-    """A message holds a number that cannot be; the sentence names message, field, value and range."""
+    """A message holds an invalid number; the sentence names message, field, value and range."""
 
 
 def validated(message: M) -> M:
-    """The message with its texts as they may be shown.
+    """The message, with its texts made printable.
 
     Args:
         message: a `NamedTuple` whose fields have the types that it says.
 
     Raises:
-        ValidationError: a number is out of its range, or an address is none.
+        ValidationError: a number is out of its range, or an address is invalid.
     """
     return _record(message)  # type: ignore[no-any-return]
 
@@ -115,7 +118,7 @@ def _record(record: Any) -> Any:
     rules = _PLANS.get(kind) or _plan(kind)
     changed: dict[str, Any] = {}
     for value, (name, least, most, longest) in zip(record, rules, strict=True):
-        # What nearly all values are, at a third of the price; whatever is not in order here is looked at below.
+        # The fast path for nearly all values, at a third of the cost; anything unusual is checked below.
         of = type(value)
         if of is int or of is float:
             if least <= value <= most:
@@ -135,7 +138,7 @@ _PLANS: dict[type, tuple[tuple[str, float, float, int], ...]] = {}
 
 
 def _plan(kind: Any) -> tuple[tuple[str, float, float, int], ...]:
-    """Of each field of a kind of record: its name, what a number may be, and how long a text."""
+    """The rules of a kind of record: for each field its name, the range of a number, and the length of a text."""
     ranges = {**(_RESUME_NUMBERS if kind.__name__ == "ResumeRequest" else _NUMBERS), "timestamp": _TIMES}
     _PLANS[kind] = made = tuple(
         (name, *ranges.get(name, _OTHER_NUMBERS), _TEXTS.get(name, _LINES.get(name, _MAX_TEXT)))
@@ -146,7 +149,7 @@ def _plan(kind: Any) -> tuple[tuple[str, float, float, int], ...]:
 
 @lru_cache(maxsize=64)
 def _same(settings: Any) -> Any:
-    """As `_record`, for what all nodes of a job send alike."""
+    """Like `_record`, for values that are the same from all nodes of a job."""
     return _record(settings)
 
 

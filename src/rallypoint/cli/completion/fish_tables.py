@@ -56,7 +56,7 @@ def _verb(command: Command) -> str:
 
 
 def _option(option: Option, *, torchrun: bool = False) -> str:
-    """How a flag is completed; for `torchrun` as that writes it, with underscores."""
+    """The completion of a flag; for `torchrun` in its own spelling, with underscores."""
     short = f"-s {option.short[1:]} " if option.short and not torchrun else ""
     name = option.name[2:].replace("-", "_") if torchrun else option.name[2:]
     value = f" {_value(values_of(option))}" if option.metavar else ""

@@ -14,7 +14,7 @@ from rallypoint.cli.completion.zsh_tables import zsh_tables
 
 
 class Shell(NamedTuple):
-    """A shell: what makes its tables, and where it finds the script of a command by itself, below a prefix."""
+    """A shell: the function that makes its tables, and where it finds the script of a command, below a prefix."""
 
     tables: Callable[[Command, Sequence[Command]], str]
     installed_as: tuple[str, ...]

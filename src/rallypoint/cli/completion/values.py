@@ -1,4 +1,4 @@
-"""What completes the value of a flag, or an operand: some words, and names that the shell finds."""
+"""The completions of a flag's value, or of an operand: some words, and names that the shell finds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rallypoint.cli.command_table import Operand, Option
 
 
 class Names(StrEnum):
-    """Names that are found when TAB is pressed; the values are what the shell code calls them."""
+    """Kinds of names that are found when TAB is pressed; the values are their names in the shell code."""
 
     NONE = "none"
     FILE = "file"
@@ -21,13 +21,13 @@ class Names(StrEnum):
     VARIABLE = "variable"
     INTERFACE = "interface"
     SCRIPT = "script"
-    """What `rallyrun` runs: Python files and folders; modules after `-m`, programs after `--no-python`."""
+    """Programs for `rallyrun`: Python files and folders; modules after `-m`, programs after `--no-python`."""
     COMMAND = "command"
     """A command line of its own, which completes itself."""
 
 
 class Values(NamedTuple):
-    """Words and names; `separator` is what stands between several of them, empty where there can be one only."""
+    """Words and names; `separator` separates several of them, and is empty if there can be only one."""
 
     words: tuple[str, ...] = ()
     names: Names = Names.NONE
@@ -35,12 +35,12 @@ class Values(NamedTuple):
 
 
 ANYTHING = Values()
-"""Numbers, ids and other texts, which nothing here knows better than the user."""
+"""Numbers, ids and other texts that cannot be completed."""
 
 
 @cache
 def _by_flag() -> dict[str, Values]:
-    """The values of flags of that name, and of operands."""
+    """The values of flags with these names, and of operands."""
     from rallypoint.agent.preparations.worker_env.kinds import KINDS
     from rallypoint.base.plugins import entry_point_names
     from rallypoint.logs.specs import PLUGIN_GROUP
@@ -87,11 +87,11 @@ _BY_METAVAR = {
     **dict.fromkeys(("ADDRESS", "ENDPOINT", "HOST:PORT", "[HOST:]PORT"), Values(names=Names.HOST)),
     **dict.fromkeys(("N", "S", "SECONDS", "PORT", "RANK", "RANKS", "ID", "TEXTS", "ARGS", "MIN:MAX"), ANYTHING),
 }
-"""The values of the others, by what stands for them on the help page."""
+"""The values of the others, by their metavar on the help page."""
 
 
 def values_of(each: Option | Operand) -> Values:
-    """What completes it.
+    """The completions of a flag or an operand.
 
     Raises:
         LookupError: it is in none of the tables here.

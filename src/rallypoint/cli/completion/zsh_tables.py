@@ -1,4 +1,4 @@
-"""The tables of the completion script for zsh: what `_arguments` is told of each command."""
+"""The tables of the completion script for zsh: the arguments of `_arguments` for each command."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ def _action(values: Values) -> str:
 
 
 def _plain(text: str, special: str) -> str:
-    """A text in which these characters stand for themselves."""
+    """A text with these characters escaped."""
     return "".join(f"\\{each}" if each in special or each == "\\" else each for each in text)
