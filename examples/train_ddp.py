@@ -59,7 +59,8 @@ class Progress:
         """Write one line: what happened, in which worker, and details."""
         if self._file is not None:
             line = {"event": event, "rank": int(os.environ["RANK"]), "pid": os.getpid(), **details}
-            os.write(self._file, (json.dumps(line) + "\n").encode())
+            # So long that a pipe of one page holds only a few: the training does not get far ahead of who reads.
+            os.write(self._file, (json.dumps(line).ljust(1000) + "\n").encode())
 
 
 def corpus() -> torch.Tensor:

@@ -62,6 +62,7 @@ def test_two_jobs_and_two_steps_at_once_on_the_same_nodes_do_not_meet(jobs: Slur
     other = jobs.batch(srun, nodes=2, options=["--oversubscribe", "--nodelist=n[1-2]"])
     one.until(lambda: one.count("of 2 in run 0: up") == 4, "two steps are up")
     other.until_up(2)
+    one.until(lambda: len(ports([*one.lines, *other.lines])) == 3, "all ports are told")  # srun passes each stream on
     assert (one.state, other.state) == ("RUNNING", "RUNNING")
     both = [*one.lines, *other.lines]
     assert len(set(ports(both))) == len(ports(both)) == 3
