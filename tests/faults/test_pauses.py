@@ -38,12 +38,11 @@ def test_longer_than_the_lease_with_no_place_left(cluster: Cluster) -> None:
 
 
 def test_shorter_than_the_lease(cluster: Cluster) -> None:
-    cluster.lease = 4.0
     agents = cluster.three()
     agents[2].job.signal(signal.SIGSTOP)
-    stays(agents, cluster.lease / 3)
+    stays(agents, LEASE / 3)
     agents[2].job.signal(signal.SIGCONT)
-    stays(agents, cluster.lease)
+    stays(agents, 2 * LEASE)
     cluster.finish(agents)
 
 

@@ -1,7 +1,8 @@
-"""All metrics: names, kinds, what they say, labels. `docs/reference/metrics.md` describes each. Pure.
+"""All metrics: names, kinds, help texts, labels. `docs/reference/metrics.md` describes each. Pure.
 
-Names go by Prometheus' conventions: one prefix, base units, `_total` for counters, `_seconds`, `_info`. Those with
-`job_` are of a whole job, and are told where its coordinator is; the others are of one node, told by its agent.
+Names follow Prometheus' conventions: one prefix, base units, `_total` for counters, `_seconds`, `_info`. Those with
+`job_` describe a whole job, and are exposed where its coordinator runs; the others describe one node, and are exposed
+by its agent.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 
 class Kind(StrEnum):
-    """What kind of a metric it is."""
+    """The type of a metric."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -20,7 +21,7 @@ class Kind(StrEnum):
 
 
 class Metric(NamedTuple):
-    """A metric. Counters are named without `_total`, which is what the text adds."""
+    """A metric. The names of counters lack `_total`, which the text format adds."""
 
     kind: Kind
     text: str
@@ -28,7 +29,7 @@ class Metric(NamedTuple):
 
 
 class Distribution(NamedTuple):
-    """A histogram's value: how many were at most each bound, the last of which is infinite; and their sum."""
+    """A histogram's value: how many observations are at most each bound, the last of which is infinite; their sum."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -36,7 +37,7 @@ class Distribution(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A value, with those of the labels in order."""
+    """A value, with the values of its labels, in order."""
 
     labels: tuple[str, ...]
     value: float | Distribution
@@ -59,51 +60,61 @@ METRICS: Mapping[str, Metric] = {
     # Of a job
     "rallypoint_jobs": Metric(Kind.GAUGE, "Jobs of this control plane, by phase.", ("phase",)),
     "rallypoint_job_info": Metric(
-        Kind.GAUGE, "The job, and the coordinator that counts for it; always 1.", (*_JOB, "incarnation")
+        Kind.GAUGE, "The job and the coordinator that reports it; always 1.", (*_JOB, "incarnation")
     ),
-    "rallypoint_job_phase": Metric(Kind.GAUGE, "1 for the phase that the job is in, 0 for others.", (*_JOB, "phase")),
-    "rallypoint_job_phase_duration_seconds": Metric(Kind.GAUGE, "Seconds that the phase has lasted.", _JOB),
-    "rallypoint_job_round": Metric(Kind.GAUGE, "Number of the round that runs or forms.", _JOB),
-    "rallypoint_job_rounds": Metric(Kind.COUNTER, "Rounds that have ended before the job did.", _JOB),
-    "rallypoint_job_restarts": Metric(Kind.COUNTER, "Rounds that have ended, by reason.", (*_JOB, "reason")),
-    "rallypoint_job_restarts_remaining": Metric(Kind.GAUGE, "Failures that the job survives yet.", _JOB),
+    "rallypoint_job_phase": Metric(
+        Kind.GAUGE, "1 for the current phase of the job, 0 for all others.", (*_JOB, "phase")
+    ),
+    "rallypoint_job_phase_duration_seconds": Metric(
+        Kind.GAUGE, "Seconds since the job entered its current phase.", _JOB
+    ),
+    "rallypoint_job_round": Metric(Kind.GAUGE, "Number of the round that is running or forming.", _JOB),
+    "rallypoint_job_rounds": Metric(Kind.COUNTER, "Rounds that ended before the job did.", _JOB),
+    "rallypoint_job_restarts": Metric(Kind.COUNTER, "Rounds that ended, by reason.", (*_JOB, "reason")),
+    "rallypoint_job_restarts_remaining": Metric(Kind.GAUGE, "Failures that the job can still survive.", _JOB),
     "rallypoint_job_nodes": Metric(Kind.GAUGE, "Nodes, by state.", (*_JOB, "state")),
-    "rallypoint_job_nodes_min": Metric(Kind.GAUGE, "Nodes that a round needs.", _JOB),
-    "rallypoint_job_nodes_max": Metric(Kind.GAUGE, "Nodes that a round may have.", _JOB),
-    "rallypoint_job_nodes_missing": Metric(Kind.GAUGE, "Nodes that have to come until a round can begin.", _JOB),
-    "rallypoint_job_workers": Metric(Kind.GAUGE, "Workers of the round that runs.", _JOB),
-    "rallypoint_job_backoff_seconds": Metric(Kind.GAUGE, "Seconds for which the next round is still held back.", _JOB),
+    "rallypoint_job_nodes_min": Metric(Kind.GAUGE, "Minimum number of nodes in a round.", _JOB),
+    "rallypoint_job_nodes_max": Metric(Kind.GAUGE, "Maximum number of nodes in a round.", _JOB),
+    "rallypoint_job_nodes_missing": Metric(Kind.GAUGE, "Nodes that must still join before a round can begin.", _JOB),
+    "rallypoint_job_workers": Metric(Kind.GAUGE, "Workers of the running round.", _JOB),
+    "rallypoint_job_backoff_seconds": Metric(
+        Kind.GAUGE, "Seconds until the restart back-off allows the next round.", _JOB
+    ),
     # Of a node
     "rallypoint_agent_info": Metric(Kind.GAUGE, "The node's agent; always 1.", (*_NODE, "role", "backend")),
-    "rallypoint_agent_uptime_seconds": Metric(Kind.GAUGE, "Seconds since the agent began.", _NODE),
-    "rallypoint_group_rank": Metric(Kind.GAUGE, "The node's rank in its round; -1 without one.", _NODE),
-    "rallypoint_round": Metric(Kind.GAUGE, "The round that the node was given a place in last; -1 before any.", _NODE),
-    "rallypoint_rounds": Metric(Kind.COUNTER, "Rounds that the node was given a place in.", _NODE),
-    "rallypoint_restarts": Metric(Kind.COUNTER, "Rounds of the node that have ended, by reason.", (*_NODE, "reason")),
-    "rallypoint_hangs": Metric(Kind.COUNTER, "Hangs of the job that the node was told of.", _NODE),
+    "rallypoint_agent_uptime_seconds": Metric(Kind.GAUGE, "Seconds since the agent started.", _NODE),
+    "rallypoint_group_rank": Metric(Kind.GAUGE, "Group rank of the node in its round; -1 if it has none.", _NODE),
+    "rallypoint_round": Metric(
+        Kind.GAUGE, "Number of the last round that the node took part in; -1 before the first.", _NODE
+    ),
+    "rallypoint_rounds": Metric(Kind.COUNTER, "Rounds that the node took part in.", _NODE),
+    "rallypoint_restarts": Metric(Kind.COUNTER, "Rounds of the node that ended, by reason.", (*_NODE, "reason")),
+    "rallypoint_hangs": Metric(Kind.COUNTER, "Hangs of the job that were reported to the node.", _NODE),
     "rallypoint_restarts_remaining": Metric(
-        Kind.GAUGE, "Failures that the job survives yet, as the node knows.", _NODE
+        Kind.GAUGE, "Failures that the job can still survive, as known to the node.", _NODE
     ),
     "rallypoint_worker_failures": Metric(
         Kind.COUNTER,
-        "First failures of a round among the node's workers, by the signal or `exit_code`.",
+        "Failures of the node's workers that were the first of their round, by signal or `exit_code`.",
         (*_NODE, "kind"),
     ),
     "rallypoint_workers_survived": Metric(
-        Kind.COUNTER, "Workers that went on in their processes when a round had ended.", _NODE
+        Kind.COUNTER, "Workers that continued in the same process after a round ended.", _NODE
     ),
     "rallypoint_workers": Metric(Kind.GAUGE, "Workers of the node, by state.", (*_NODE, "state")),
-    "rallypoint_phase": Metric(Kind.GAUGE, "1 for the phase that the node is in, 0 for others.", (*_NODE, "phase")),
+    "rallypoint_phase": Metric(Kind.GAUGE, "1 for the current phase of the node, 0 for all others.", (*_NODE, "phase")),
     "rallypoint_phase_seconds": Metric(
-        Kind.COUNTER, "Seconds that the node was in a phase. All together are the agent's uptime.", (*_NODE, "phase")
+        Kind.COUNTER, "Seconds that the node spent in each phase. They add up to the agent's uptime.", (*_NODE, "phase")
     ),
     "rallypoint_recovery_seconds": Metric(
-        Kind.HISTOGRAM, "Seconds from a failure's being seen to the start of the next round's workers.", _NODE
+        Kind.HISTOGRAM, "Seconds from the detection of a failure to the start of the next round's workers.", _NODE
     ),
     "rallypoint_worker_last_output_timestamp_seconds": Metric(
-        Kind.GAUGE, "When a worker has last written something, in epoch seconds.", (*_NODE, "local_rank")
+        Kind.GAUGE, "Time at which a worker last wrote output, in epoch seconds.", (*_NODE, "local_rank")
     ),
-    "rallypoint_progress_step": Metric(Kind.GAUGE, "The last step that the node's workers have told.", _NODE),
-    "rallypoint_progress_timestamp_seconds": Metric(Kind.GAUGE, "When they did, in epoch seconds.", _NODE),
+    "rallypoint_progress_step": Metric(Kind.GAUGE, "Last step that the node's workers reported.", _NODE),
+    "rallypoint_progress_timestamp_seconds": Metric(
+        Kind.GAUGE, "Time at which they reported it, in epoch seconds.", _NODE
+    ),
 }
-"""Every metric that is ever told."""
+"""All metrics."""
