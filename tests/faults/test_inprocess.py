@@ -216,6 +216,7 @@ def agent_killed_while_a_worker_comes_out(rallyrun: Launcher) -> None:
     (rallyrun.folder / f"cleans-{cleans}").touch()
     kill(dead)
     tell(rallyrun, "cleans", cleans, b)
+    a.job.until_err("round 0 is over")  # the worker may come out before its agent has told of the failure
     b.dies()
     rallyrun.until_gone(cleans)
     b = nodes.start("B2")
@@ -228,7 +229,9 @@ def agent_killed_while_a_worker_comes_out(rallyrun: Launcher) -> None:
 def both_nodes_fail_at_once(rallyrun: Launcher) -> None:
     _, a, b, before = pair(rallyrun)
     (dead, other), (dead_too, other_too) = pids_of(before, a), pids_of(before, b)
+    a.job.signal(signal.SIGSTOP)  # no round ends, and none begins, between the two
     kill(dead, dead_too)
+    a.job.signal(signal.SIGCONT)
     after = meets(4, a, b, before=[before])
     go_on(before, after, {other, other_too})
     assert restarts(after) == 1
@@ -237,14 +240,14 @@ def both_nodes_fail_at_once(rallyrun: Launcher) -> None:
 
 def hung_in_a_collective(rallyrun: Launcher) -> None:
     """Three wait in a system call for one that no signal brings out of a lock."""
-    flags = "--hang-timeout=3", "--on-hang=restart", "--inprocess-timeout=1", "--log-dir=logs"
+    flags = "--hang-timeout=6", "--on-hang=restart", "--inprocess-timeout=4", "--log-dir=logs"
     _, a, b, before = pair(rallyrun, *flags)
     stuck = pids_of(before, a)[1]
     tell(rallyrun, "stuck", stuck, a)
     after = meets(4, a, b, before=[before])
     go_on(before, after, {each.pid for each in before.values()} - {stuck})
     assert restarts(after) == 1
-    assert f"worker {stuck} (local rank 1) has not come out of its function within 1 s" in a.job.err
+    assert f"worker {stuck} (local rank 1) has not come out of its function within 4 s" in a.job.err
     finish(rallyrun, a, b)
 
 

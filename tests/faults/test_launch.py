@@ -361,11 +361,11 @@ def test_a_cut_link_leaves_nothing(hosts: Fixture) -> None:
 def test_output_that_nobody_reads_for_a_while(hosts: Fixture) -> None:
     """Heartbeats go on: the hosts wait with their output and do not take the launcher for lost."""
     ssh, launcher = hosts
-    words = ["--hosts=n1,n2", "--lost-after=1", "--", "seq", "200000"]
+    words = ["--hosts=n1,n2", "--lost-after=3", "--", "seq", "200000"]
     with ssh.launch_into_pipe(launcher, *words) as process:
         assert process.stdout is not None
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(4)
+            process.wait(6)
         lines = process.stdout.read().decode().splitlines()
         assert process.wait(120) == 0
     expected = [str(number) for number in range(1, 200001)]

@@ -38,11 +38,12 @@ def test_longer_than_the_lease_with_no_place_left(cluster: Cluster) -> None:
 
 
 def test_shorter_than_the_lease(cluster: Cluster) -> None:
+    cluster.lease = 4.0
     agents = cluster.three()
     agents[2].job.signal(signal.SIGSTOP)
-    stays(agents, LEASE / 3)
+    stays(agents, cluster.lease / 3)
     agents[2].job.signal(signal.SIGCONT)
-    stays(agents, 2 * LEASE)
+    stays(agents, cluster.lease)
     cluster.finish(agents)
 
 
