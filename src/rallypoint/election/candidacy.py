@@ -1,4 +1,4 @@
-"""How an agent becomes a candidate, learns who is older, and waits for that one to go. Pure."""
+"""Makes an agent a candidate, finds the next older one, and waits for that one to leave. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Predecessor(NamedTuple):
 
 
 class Registration(NamedTuple):
-    """A key of ours that lives: its lease, the fence that it makes, and the name that stands under it."""
+    """A live key of ours: its lease, the fence that it makes, and the name that it holds."""
 
     lease: int
     fence: Fence
@@ -44,7 +44,7 @@ class Registration(NamedTuple):
 
 
 class NewRegistration(NamedTuple):
-    """A new place; who was before it, if that was seen when it was made; and what stood under the leader's key."""
+    """A new place; the next older candidate, if that was seen when it was made; and the value of the leader's key."""
 
     place: Registration
     predecessor: Predecessor | None
@@ -79,7 +79,7 @@ def register(keys: ElectionKeys, name: NodeId, ttl_s: int) -> Procedure[NewRegis
 
 
 def next_older(keys: ElectionKeys, fence: Fence) -> Procedure[Predecessor]:
-    """Look who is just before us."""
+    """Find the candidate just before us."""
     result = yield from transact((), (Range(keys.nodes, prefix=True, last_before=fence[1]),))
     (older,) = result.ranges
     return Predecessor(next(iter(older.kvs), None), result.revision)
@@ -93,7 +93,7 @@ def rename(place: Registration, name: NodeId) -> Procedure[Registration]:
 
 
 class PredecessorWait:
-    """For the next older candidate to go, while there is one."""
+    """Waits until the next older candidate leaves, while there is one."""
 
     def __init__(self, context: StepContext) -> None:
         self.gone_at = math.inf
@@ -107,8 +107,8 @@ class PredecessorWait:
     def lease_kept(self, asked_at: float, ttl: float) -> None:
         """Our lease was granted, or kept alive, by a request of that moment.
 
-        Where etcd was away for longer than a lease, it may hold leases that their owners have given up meanwhile: a
-        coordinator that stepped down by its own clock refuses connections and lives. It has the time of a lease to
+        If etcd was away for longer than a lease, it may hold leases that their owners have given up meanwhile: a
+        coordinator that stepped down by its own clock refuses connections and is alive. It has the time of a lease to
         come back.
         """
         if asked_at - self._kept_at > ttl:
@@ -116,7 +116,7 @@ class PredecessorWait:
         self._kept_at = asked_at
 
     def depose_at(self) -> float:
-        """When a port that refuses connections may be taken for that of a dead coordinator, at the earliest."""
+        """The earliest time at which a port that refuses connections counts as that of a dead coordinator."""
         return max(self._context.now, self._depose_from)
 
     def begin(self, predecessor: KeyValue, revision: int) -> None:
@@ -134,7 +134,7 @@ class PredecessorWait:
         return self._predecessor is not None and self._predecessor.lease == lease
 
     def depose(self) -> Procedure[None]:
-        """End its lease: nobody listens where it was the coordinator."""
+        """End its lease: its coordinator's port has no listener."""
         predecessor = self._predecessor
         if predecessor is None:
             return

@@ -1,4 +1,4 @@
-"""What a step of the election knows and puts out: its time, effects, watches, and the procedure under way. Pure."""
+"""The context of a step of the election: its time, effects, watches, and the procedure in progress. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StepContext:
         self._count = 0
         self._trouble = ""
         self._warned_of: tuple[type[Exception], float] | None = None
-        """What was last logged to be wrong, and until when that is not logged again."""
+        """The last problem that was logged, and until when it is not logged again."""
 
     def add(self, effect: Effect) -> None:
         """One more."""
@@ -73,11 +73,11 @@ class StepContext:
             self.unwatch(kind)
 
     def watched(self, number: int) -> Watched | None:
-        """What the watch of that number watches; None if it is on no more."""
+        """The kind of the watch with that number; None if it has ended."""
         return next((kind for kind, each in self._watches.items() if each == number), None)
 
     def has_ended(self, kind: Watched) -> None:
-        """The watch of that kind has ended by itself."""
+        """The watch of that kind has ended on its own."""
         del self._watches[kind]
 
     def watches(self, kind: Watched) -> bool:
@@ -93,7 +93,7 @@ class StepContext:
             self.add(EtcdTrouble(sentence))
 
     def warn(self, error: Exception, what: str) -> None:
-        """Log what is wrong, once in a while; with a traceback where nobody has foreseen it."""
+        """Log a problem, from time to time; with a traceback if it is unexpected."""
         if self._warned_of is not None and self._warned_of[0] is type(error) and self.now < self._warned_of[1]:
             self.log(DEBUG, "%s: %s", what, error)
             return
@@ -111,7 +111,7 @@ class _Running(NamedTuple):
 
 
 class Runner:
-    """The procedure that is under way, if there is one."""
+    """The procedure in progress, if there is one."""
 
     def __init__(self, context: StepContext, on_failure: Callable[[Exception, Chore | None], None]) -> None:
         """`on_failure` is called when a procedure has ended in an error; it may begin another."""
@@ -126,11 +126,11 @@ class Runner:
         return self._running is not None
 
     def begin(self, procedure: Procedure[None], chore: Chore | None = None) -> None:
-        """Go on with that instead of what was under way."""
+        """Begin this procedure instead of the one in progress."""
         self._take(procedure, chore, lambda: next(procedure))
 
     def drop(self) -> None:
-        """Forget what is under way; its answer, should it come, means nothing."""
+        """Drop the procedure in progress; a late answer is ignored."""
         self._running = None
 
     def go_on(self, event: Answered | Failed) -> None:

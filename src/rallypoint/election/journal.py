@@ -1,14 +1,14 @@
-"""The coordinator's state on its way into etcd: whoever is no longer the coordinator can write nothing. Pure.
+"""Writes the coordinator's state to etcd, so that one that is no longer the coordinator cannot write. Pure.
 
 Laws:
 
 1. Each write is one transaction. It holds only while our own key exists, with the revision that it was created with
-   (our lease lives, so nobody else was elected), and while the state is as we last wrote or read it.
-2. One write at a time is under way. What changes meanwhile is written together, so that the cost of a round does not
-   grow with the number of those who join while etcd thinks.
-3. A write whose answer was lost is done if the state in etcd bears our name and its number, and we are still the
-   coordinator: the next one goes by our name, and may have written the very same. So it is made again as it was.
-4. While etcd is away, nothing is given up: it is tried again for as long as we are not known to be deposed.
+   (our lease is alive, so no other candidate was elected), and while the state is as we last wrote or read it.
+2. There is one write at a time. Changes meanwhile are written together, so that the cost of a round does not grow with
+   the number of nodes that join while etcd is writing.
+3. A write whose answer was lost is done if the state in etcd has our name and its number, and we are still the
+   coordinator: a successor uses our name, and may have written the same. So the write is repeated unchanged.
+4. While etcd is away, nothing is given up: it is retried for as long as we are not known to be deposed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class NotYet(NamedTuple):
 
 
 class CannotWrite(NamedTuple):
-    """Nothing can be written any more."""
+    """Writing is not possible any more."""
 
     why: str
 
@@ -46,7 +46,7 @@ Outcome: TypeAlias = Written | NotYet | CannotWrite
 
 
 class _Write(NamedTuple):
-    """A write under way: the number of the state as the coordinator counts them, and what is written."""
+    """A write in progress: the coordinator's number of the state, and the written data."""
 
     number: int
     snapshot: Snapshot
@@ -60,8 +60,8 @@ class Journal:
 
         Args:
             keys, fence, incarnation: of the job, of this agent's candidacy, and of the coordinator.
-            takeover: how the state stands in etcd. It is attached to a lease, so that a job whose agents all die at
-                once is forgotten one day.
+            takeover: the state as it is in etcd. It is attached to a lease, so that a job whose agents all die at once
+                is removed some day.
         """
         self.fence = fence
         self._keys = keys
@@ -85,7 +85,7 @@ class Journal:
 
     @property
     def writing(self) -> int:
-        """The number of the state whose write is under way; 0 if there is none."""
+        """The number of the state that is being written; 0 if there is none."""
         return 0 if self._write is None else self._write.number
 
     def next_write(self) -> Txn | None:

@@ -1,9 +1,9 @@
-"""What a job keeps in etcd: names of keys, and their values. Pure.
+"""The keys of a job in etcd, and their values. Pure.
 
     PREFIX/JOB/nodes/LEASE    one for each agent, for as long as its lease lives; the oldest is the coordinator's
     PREFIX/JOB/leader         where the coordinator listens; lives with the coordinator's lease
     PREFIX/JOB/state          what the coordinator knows; outlives it
-    PREFIX/JOB/store/...      the agents' store, for those who want one
+    PREFIX/JOB/store/... the agents' store, if it is used
 
 Everything but the state is JSON, for people with `etcdctl`.
 """
@@ -25,7 +25,7 @@ _STATE = b"rallypoint-etcd-1 "
 _NAME = 32
 """Characters that the name of a coordinator may have."""
 _NUMBERS = range(1 << 63)
-"""Which a kept state may have."""
+"""The valid numbers of a stored state."""
 
 _Small = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
@@ -65,7 +65,7 @@ class ElectionKeys(NamedTuple):
 
     @property
     def nodes(self) -> bytes:
-        """What the keys of all agents begin with."""
+        """The prefix of the keys of all agents."""
         return f"{self.root}nodes/".encode()
 
     def node(self, lease: int) -> bytes:
@@ -84,7 +84,7 @@ class ElectionKeys(NamedTuple):
 
     @property
     def store(self) -> bytes:
-        """What the keys of the agents' store begin with."""
+        """The prefix of the keys of the agents' store."""
         return f"{self.root}store/".encode()
 
 
@@ -98,7 +98,7 @@ class LeaderRecord(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """What a coordinator keeps for its successor: its name, how often it was written, and the encoded state."""
+    """The data that a coordinator stores for its successor: its name, the number of writes, and the encoded state."""
 
     incarnation: str
     number: int
@@ -106,7 +106,7 @@ class Snapshot(NamedTuple):
 
 
 def encode_node(name: NodeId) -> bytes:
-    """What stands under an agent's key."""
+    """The value of an agent's key."""
     return json.dumps({"name": name[:3], "host": name.host}).encode()
 
 
@@ -121,7 +121,7 @@ def decode_node(value: bytes) -> NodeId | None:
 
 
 def encode_leader(record: LeaderRecord) -> bytes:
-    """What stands under the coordinator's key."""
+    """The value of the coordinator's key."""
     return json.dumps(record._asdict()).encode()
 
 
@@ -136,12 +136,12 @@ def decode_leader(value: bytes) -> LeaderRecord | None:
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
-    """What stands under the state's key."""
+    """The value of the state's key."""
     return _STATE + f"{snapshot.incarnation} {snapshot.number} ".encode() + snapshot.state
 
 
 def decode_snapshot(key: bytes, value: bytes) -> Snapshot:
-    """What a coordinator has kept.
+    """Decode what a coordinator has stored.
 
     Raises:
         RendezvousStateError: this was not written by a coordinator of this version.

@@ -1,4 +1,4 @@
-"""Where the elected coordinator was last announced to be, for the link that looks for it."""
+"""The last announced place of the elected coordinator, for the link that looks for it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class LeaderResolver(EndpointResolver):
         """Nobody is known yet.
 
         Args:
-            where: the endpoints of etcd, as a person knows them.
-            tls: of the control plane, if it has any.
+            where: the endpoints of etcd, for messages.
+            tls: the TLS of the control plane, if it has any.
         """
         self.tls = tls
         self._where = where
@@ -38,13 +38,13 @@ class LeaderResolver(EndpointResolver):
         """Addresses of the coordinator's at which the last attempt was refused."""
         self._refused: LeaderRecord | None = None
         self.name: NodeId | None = None
-        """What this node goes by, once it was greeted."""
+        """This node's name, once a session has given it one."""
         self.met = ""
         """The coordinator of the last session, by its incarnation."""
         self.trouble = ""
         """Why etcd cannot be asked at the moment."""
         self.permanent_error = ""
-        """Why it cannot be asked at all until somebody changes something."""
+        """Why etcd cannot be used until a user changes something."""
         self.on_move: Callable[[], None] = do_nothing
         """Called, from any thread, when the coordinator is elsewhere, or will never be found."""
         self.on_news: Callable[[], None] = do_nothing
@@ -56,7 +56,7 @@ class LeaderResolver(EndpointResolver):
     # What the election says and asks
 
     def learn(self, kvs: Sequence[KeyValue], revision: int) -> None:
-        """What stood under the leader's key at this revision of etcd; what is not ours is skipped."""
+        """Take the value of the leader's key at this revision of etcd; a foreign value is skipped."""
         record = decode_leader(kvs[0].value) if kvs else None
         if record is not None:
             self.update(record, revision)
@@ -75,12 +75,12 @@ class LeaderResolver(EndpointResolver):
             self.on_move()
 
     def reset_revision(self) -> None:
-        """What was seen so far is of an etcd that is no more."""
+        """Forget what was seen so far: it belongs to an etcd that no longer exists."""
         with self._lock:
             self._revision = 0
 
     def set_permanent_error(self, sentence: str) -> None:
-        """Why no coordinator will be found until somebody changes something; an empty sentence takes that back."""
+        """Set why no coordinator will be found until a user changes something; an empty sentence withdraws that."""
         changed = sentence != self.permanent_error
         self.permanent_error = sentence
         if changed and sentence:
@@ -88,7 +88,7 @@ class LeaderResolver(EndpointResolver):
 
     @property
     def refusing_lease(self) -> int:
-        """The lease of the coordinator at whose port nobody listens, though its machine is there; 0 for none."""
+        """The lease of the coordinator whose machine is reachable but whose port has no listener; 0 for none."""
         with self._lock:
             return self._refused.lease if self._refused is not None and self._refused == self._record else 0
 

@@ -1,12 +1,12 @@
-"""An elected candidate's terms as the coordinator: how each begins, what it sees to, how it ends. Pure.
+"""An elected candidate's terms as the coordinator: their beginning, duties and end. Pure.
 
 Laws:
 
-1. The address is published only when the server listens and nobody else is coordinator: our key still stands.
-2. A node that is known to be dead is waited for by nobody; one without a key for a while, and then it is lost.
-3. Who ceases to coordinate and lives ends its lease before its port refuses anybody: whoever finds a port that refuses
-   takes the agent for dead.
-4. From the moment on that we step down, we know nothing of what happens: it is the next coordinator's to find out.
+1. The address is published only when the server listens and no other agent is coordinator: our key still exists.
+2. A node that is known to be dead is not waited for; one without a key for a while, and then it is lost.
+3. An agent that stops coordinating and is alive ends its lease before its port refuses connections: other agents take
+   one whose port refuses for dead.
+4. From the moment that we step down, we know nothing about further events: the next coordinator has to find them out.
 """
 
 from __future__ import annotations
@@ -66,17 +66,17 @@ class Leadership:
     def take_over(
         self, place: Registration, addresses: tuple[str, ...], met: str, dead: frozenset[NodeId], *, waited: bool
     ) -> Procedure[None]:
-        """Read what the coordinator before has left, serve, and publish where.
+        """Read what the previous coordinator has left, serve, and publish the address.
 
         Args:
-            place: of this agent.
-            addresses: of this machine.
+            place: the place of this agent.
+            addresses: the addresses of this machine.
             met: the coordinator that this node was last in a session with.
             dead: nodes whose death is certain.
             waited: whether it was a candidate already when there was a coordinator.
 
         Raises:
-            EtcdLeaseGone: somebody else was elected meanwhile. After any error, no term is on.
+            EtcdLeaseGone: another candidate was elected meanwhile. After any error, there is no term.
         """
         keys, fence = self._keys, place.fence
         read = yield from transact((fence.comparison(),), (Range(keys.state), Range(keys.nodes, prefix=True)))
@@ -115,7 +115,7 @@ class Leadership:
             raise EtcdLeaseGone("its lease has ended")
 
     def step_down(self, lease: int, *, lives: bool) -> Procedure[None]:
-        """Coordinate no more; `lives` tells whether this agent goes on, as a candidate (law 3)."""
+        """Stop coordinating; `lives` tells whether this agent goes on, as a candidate (law 3)."""
         self.term = 0
         if lives:
             try:
@@ -142,7 +142,7 @@ class Leadership:
         self._watch(read)
 
     def lose_overdue(self) -> None:
-        """Those whose time is over are lost (law 2)."""
+        """Treat nodes whose time is over as lost (law 2)."""
         self._lose(self._presence.overdue(self._context.now), "its lease in etcd has ended")
 
     def _lose(self, nodes: frozenset[NodeId], detail: str) -> None:

@@ -1,26 +1,27 @@
 """An agent's candidacy in etcd: its lease, its key, and its turn to be the coordinator. Pure: events in, effects out.
 
-    RESTING    the goal (to register, to look who is older, to take over) waits for its pause to be over
-    ASKING     the goal is under way
+    RESTING the goal (to register, to find the next older candidate, to take over) waits for the end of its pause
+    ASKING the goal is in progress
     WAITING    watches the one candidate that is older
     LEADING    coordinates the job
     ENDING     gives up what it has, for a while or for good
     GONE       has left etcd
 
-What lasts is a phase; requests in a row are a `Procedure`, of which one runs at a time: the goal, a chore (keeping
-the lease alive, another name), or the end. Each chore has its time in one table.
+A lasting state is a phase; a sequence of requests is a `Procedure`, of which one runs at a time: the goal, a chore
+(keeping the lease alive, another name), or the end. One table has the time of each chore.
 
 Laws:
 
 1. The candidate whose key is the oldest is the coordinator. A key lives as long as its agent's lease.
-2. Each candidate watches the one key before its own; when that goes, it looks again.
+2. Each candidate watches the one key before its own; when that is deleted, it looks again.
 3. While etcd is away nothing is given up, here or elsewhere. A lease counts as ended when etcd says so; then the agent
    takes another, and is the youngest.
-4. A coordinator whose machine refuses connections at its port is dead, though its lease lives on: the next in line ends
-   that lease. Should it be wrong, it has deposed a coordinator that lives, which costs a new term, and the agent its
-   place in the round. So who ceases to coordinate and lives ends its lease before its port refuses anybody.
-5. The last to leave leaves nothing of the job in etcd. Who is only refused for a while does not leave.
-6. Whatever goes wrong, also what nobody has foreseen, is an event: all is given up, and begun again after a pause.
+4. A coordinator whose machine refuses connections at its port is dead, though its lease is still alive: the next in
+   line ends that lease. If it is wrong, it has deposed a live coordinator, which costs a new term, and the agent its
+   place in the round. So an agent that stops coordinating and is alive ends its lease before its port refuses
+   connections.
+5. The last agent to leave leaves nothing of the job in etcd. One that is only refused for a while does not leave.
+6. Any error, expected or not, is an event: everything is given up, and begun again after a pause.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ class Election:
 
         Args:
             keys, settings: of the job.
-            own: what this node calls itself; its address is looked up.
-            rng: for pauses that differ from other agents'.
+            own: the name that this node gives itself; its address is looked up.
+            rng: for pauses that differ from those of other agents.
         """
         self.phase = CandidatePhase.RESTING
         self._keys = keys
@@ -81,7 +82,7 @@ class Election:
         self._goal: _Method = Election._register
         self._rest_until = -math.inf
         self._pause = PAUSE
-        self._due: dict[Chore, float] = {}  # when chores are to be done
+        self._due: dict[Chore, float] = {}  # when chores are due
         self._link = steps.LinkState(None, "", 0)
         self._addresses: tuple[str, ...] = ()
         self._seen = 0  # the latest revision at which anything was seen of a coordinator
@@ -100,7 +101,7 @@ class Election:
 
     @property
     def wake_at(self) -> float:
-        """When to step with a `Tick`, on the clock of `now`; infinity while an answer or a watch is waited for."""
+        """When to step with a `Tick`, on the clock of `now`; infinity while waiting for an answer or a watch."""
         if self._runner.busy or self.phase is CandidatePhase.GONE:
             return math.inf
         resting = self._rest_until if self.phase is CandidatePhase.RESTING else math.inf
@@ -152,7 +153,7 @@ class Election:
             self._wait.gone_at = self._context.now
 
     def _on_unwatched(self, event: steps.Unwatched) -> None:
-        """What etcd will not have is not begun again at once, but when the lease is next kept alive."""
+        """A watch that etcd refuses is not begun again at once, but when the lease is next kept alive."""
         kind = self._context.watched(event.watch)
         if kind is None:
             return
@@ -213,7 +214,7 @@ class Election:
             self._runner.begin(self._end(error))
 
     def _set_goal(self, goal: _Method, phase: CandidatePhase = CandidatePhase.ASKING) -> None:
-        """What is to be reached next; the goal before it was."""
+        """Set the next goal; the previous one was reached."""
         self._context.trouble("")
         self._goal, self._pause, self.phase = goal, PAUSE, phase
 
@@ -266,8 +267,8 @@ class Election:
         yield from self._leadership.take_over(
             self._place, self._addresses, self._link.met, self._wait.dead, waited=self._waited
         )
-        self._wait.dead = frozenset()  # the term knows; who comes back by that name lives
-        self._due[Chore.KEEP_STATE] = self._context.now  # nobody knows how long ago the last one saw to it
+        self._wait.dead = frozenset()  # the term knows them; a node that comes back by that name is alive
+        self._due[Chore.KEEP_STATE] = self._context.now  # it is not known when the last one did it
         self._set_goal(Election._take_over, CandidatePhase.LEADING)
 
     # Chores
@@ -335,7 +336,7 @@ class Election:
             self._wait_before_retry(pause)
 
     def _look_at_link(self) -> None:
-        """What the link knows may be a chore now."""
+        """Check whether the link's state makes a chore due now."""
         if self._place is not None and self._link.name not in (None, self._place.name):
             self._due.setdefault(Chore.RENAME, self._context.now)
         if self._wait.is_for(self._link.refused):

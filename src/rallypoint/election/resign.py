@@ -1,10 +1,10 @@
-"""How a candidate leaves etcd. Pure: requests in a row.
+"""Takes a candidate out of etcd. Pure: a sequence of requests.
 
 Laws:
 
-1. The last to leave leaves nothing of the job in etcd, also where its lease has ended just before. What is there of
-   another launch of the job stays.
-2. Who may not write may still end its lease.
+1. The last agent to leave leaves nothing of the job in etcd, even if its lease has ended just before. Keys of another
+   launch of the job stay.
+2. An agent that may not write may still end its lease.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Runs the election of one agent on a real etcd: one thread, which steps the machine and does what it says.
+"""Runs the election of one agent on a real etcd: one thread, which steps the machine and executes its effects.
 
 Laws:
 
-1. All that happens is put into one queue, the answers to requests too; the thread takes one event after the other.
-2. Whatever goes wrong here is an event for the machine, and the thread goes on: without it nobody would keep the lease,
-   and nobody would know.
+1. All events go into one queue, including the answers to requests; the thread takes one after the other.
+2. Any error here is an event for the machine, and the thread goes on: without it the lease would not be kept, and no
+   one would notice.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Candidate:
         return self._election.leads
 
     def snapshot(self) -> Snapshot | None:
-        """How the job stands, if this agent is the coordinator; from any thread."""
+        """The snapshot of the job, if this agent is the coordinator; from any thread."""
         term = self._term
         return None if term is None else term.snapshot()
 

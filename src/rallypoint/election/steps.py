@@ -1,7 +1,7 @@
-"""What happens to a candidate, and what it has done about that: plain data. Pure.
+"""The events of a candidate, and its effects: plain data. Pure.
 
-A *request* may take its time, and is answered (`Ask`, `Answered`, `Failed`); the machine has one under way at
-most. All other *effects* are done at once, in order, and not answered.
+A *request* may take time, and is answered (`Ask`, `Answered`, `Failed`); the machine has at most one in progress. All
+other *effects* are carried out at once, in order, and not answered.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Fence(tuple[bytes, int]):
     """Our own key, and the revision that it was created with."""
 
     def comparison(self) -> Compare:
-        """That we are still who we were when we were elected."""
+        """The condition that we are still the elected candidate."""
         key, created = self
         return Compare(key, "create_revision", "==", created)
 
 
 class CandidatePhase(Enum):
-    """Where a candidate stands; see `machine`."""
+    """The phase of a candidate; see `machine`."""
 
     RESTING = auto()
     ASKING = auto()
@@ -41,7 +41,7 @@ class CandidatePhase(Enum):
 
 
 class Chore(Enum):
-    """What is done beside the goal when its time has come, in this order."""
+    """Duties besides the goal, each done when it is due, in this order."""
 
     KEEP_LEASE = auto()
     """Keep our lease alive."""
@@ -58,14 +58,14 @@ class Chore(Enum):
 
 
 class Watched(Enum):
-    """What is watched: one watch of each kind at most."""
+    """The kinds of watches: at most one of each."""
 
     LEADER = auto()
     """The key that says where the coordinator is."""
     PREDECESSOR = auto()
     """The key of the next older candidate."""
     NODES = auto()
-    """The keys of all candidates, by whoever coordinates."""
+    """The keys of all candidates, watched by the coordinator."""
 
 
 # Requests
@@ -81,13 +81,13 @@ class Txn(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """Grant a lease of so many seconds; answered with its id."""
+    """Grant a lease of this many seconds; answered with its id."""
 
     ttl_s: int
 
 
 class KeepLeaseAlive(NamedTuple):
-    """Begin a lease's time anew; answered with its seconds, 0 if it is gone."""
+    """Renew a lease; answered with its seconds, 0 if it is gone."""
 
     lease: int
     timeout_s: float | None = None
@@ -114,7 +114,7 @@ class StartTerm(NamedTuple):
 
 
 class EndTerm(NamedTuple):
-    """Coordinate no more; nodes have so many seconds to read the last notifications. Answered with None."""
+    """Stop coordinating; nodes have this many seconds to read the last notifications. Answered with None."""
 
     linger_s: float
 
@@ -123,7 +123,7 @@ Request: TypeAlias = Txn | Grant | KeepLeaseAlive | Revoke | FindAddresses | Sta
 
 
 class Addresses(NamedTuple):
-    """Those of this machine as others may reach it, the likeliest first."""
+    """The addresses at which others may reach this machine, the likeliest first."""
 
     found: tuple[str, ...]
 
@@ -167,18 +167,18 @@ class EndWatch(NamedTuple):
 
 
 class Publish(NamedTuple):
-    """The link gets what stands under the leader's key."""
+    """Give the link the value of the leader's key."""
 
     kvs: tuple[KeyValue, ...]
     revision: int
 
 
 class ResetRevision(NamedTuple):
-    """What the link knows is of an etcd that is no more: its revisions count for nothing."""
+    """Tell the link that what it knows is from an etcd that no longer exists: its revisions are invalid."""
 
 
 class PermanentError(NamedTuple):
-    """The link gets why no coordinator will be found until somebody changes something; "" takes it back."""
+    """Tell the link why no coordinator will be found until a user changes something; "" withdraws that."""
 
     sentence: str
 
@@ -217,7 +217,7 @@ class Tick(NamedTuple):
 
 
 class LeaveElection(NamedTuple):
-    """This agent is to leave etcd."""
+    """This agent must leave etcd."""
 
 
 class Answered(NamedTuple):
@@ -235,7 +235,7 @@ class Failed(NamedTuple):
 
 
 class Broken(NamedTuple):
-    """A step, or an effect, has gone wrong in a way that nobody has foreseen."""
+    """A step, or an effect, has failed unexpectedly."""
 
     error: Exception
 
@@ -256,7 +256,7 @@ class Changed(NamedTuple):
 
 
 class Unwatched(NamedTuple):
-    """A watch has ended by itself."""
+    """A watch has ended on its own."""
 
     watch: int
     lost: WatchEnd

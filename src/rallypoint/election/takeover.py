@@ -1,12 +1,12 @@
-"""What a newly elected coordinator starts from. Pure.
+"""The state that a newly elected coordinator starts from. Pure.
 
 Laws:
 
-1. What the coordinator before us knew is what we know; we go by its name. Only where none of its nodes has a key, and
-   ours was not one of them, is what it left an earlier launch of the job, and this one begins with nothing. But if a
-   round ran then, no round is formed until its nodes, should they live after all, have had the time to come back.
+1. We continue with the state and the name of the previous coordinator. Only if none of its nodes has a key, and ours
+   was not one of them, does its state belong to an earlier launch of the job, and this one begins with nothing. But if
+   a round ran then, no round is formed until its nodes, if they are alive after all, have had the time to come back.
 2. Of a node that is in the state, its session is the best evidence, then its key. One with a key is waited for; one
-   without, for a moment: its lease may have ended because etcd was away. Where that was so for ourselves, all are
+   without, for a moment: its lease may have ended because etcd was away. If that has happened to ourselves, all are
    waited for as long as the nodes of a lost control plane are.
 """
 
@@ -27,10 +27,10 @@ MIN_ABSENCE = 1.0
 
 
 class Takeover(NamedTuple):
-    """The state to go on from, and how it stands in etcd.
+    """The state to continue with, and its version in etcd.
 
-    `incarnation`: the name of the coordinator that we are now, "" for a new one. `number`, `revision` and `lease`: of
-    the state in etcd, 0 where there is none. `forgets`: whether what stood there was an earlier launch's.
+    `incarnation`: the coordinator's name that we now use, "" for a new one. `number`, `revision` and `lease`: of the
+    state in etcd, 0 if there is none. `forgets`: whether that state was from an earlier launch.
     """
 
     incarnation: str
@@ -44,16 +44,16 @@ class Takeover(NamedTuple):
 def takeover_from(
     stored: Sequence[KeyValue], nodes: Collection[NodeId], met: str, keys: ElectionKeys, settings: Settings
 ) -> Takeover:
-    """What to start from (law 1).
+    """The state to start from (law 1).
 
     Args:
-        stored: what stands under the state's key.
-        nodes: those that have a key.
+        stored: the value of the state's key.
+        nodes: the nodes that have a key.
         met: the coordinator that this node was last in a session with.
         keys, settings: of the job.
 
     Raises:
-        RendezvousStateError: what is kept there is not ours to read.
+        RendezvousStateError: the stored state is not one that we can read.
     """
     if not stored:
         return Takeover("", State(), 0, 0, 0)
@@ -69,7 +69,7 @@ def takeover_from(
     known = known_to(state)
     if snapshot.incarnation == met or not set(known).isdisjoint(nodes):
         return Takeover(snapshot.incarnation, state, snapshot.number, found.mod_revision, found.lease)
-    # Should they live after all, and only their leases have ended, they have the time to say so.
+    # If they are alive after all, and only their leases have ended, they have the time to report.
     ran = state.verdict is None and bool(known)
     anew = State(restart_delay=recovery_timeout(settings) if ran else 0.0)
     return Takeover("", anew, snapshot.number, found.mod_revision, found.lease, forgets=True)
@@ -89,7 +89,7 @@ def wait_for_missing(settings: Settings, *, waited: bool) -> float:
 
 
 class Presence:
-    """Which nodes have a key, and until when those without one are waited for."""
+    """The nodes that have a key, and until when those without one are waited for."""
 
     def __init__(self, kvs: Iterable[KeyValue] = ()) -> None:
         self._names: dict[bytes, NodeId] = {}
@@ -98,12 +98,12 @@ class Presence:
 
     @property
     def nodes(self) -> frozenset[NodeId]:
-        """Those that have a key."""
+        """The nodes that have a key."""
         return frozenset(self._names.values())
 
     @property
     def wake_at(self) -> float:
-        """When `overdue` may have something to say; infinity for never."""
+        """The time at which `overdue` may have a result; infinity for never."""
         return min(self._missing.values(), default=float("inf"))
 
     def wait_for(self, nodes: Iterable[NodeId], until: float) -> None:
@@ -123,13 +123,13 @@ class Presence:
             self.wait_for(before, until)
 
     def replace(self, kvs: Iterable[KeyValue], until: float) -> None:
-        """These are all keys there are; whose is gone is waited for until then."""
+        """Replace the set of keys by these; nodes whose keys are gone are waited for until then."""
         before, self._names = self.nodes, {}
         self._learn(kvs)
         self.wait_for(before, until)
 
     def overdue(self, now: float) -> frozenset[NodeId]:
-        """Whose time is over and who has no key; each is named once."""
+        """Nodes without a key whose time is over; each is returned once."""
         over = {name for name, until in self._missing.items() if until <= now}
         for name in over:
             del self._missing[name]

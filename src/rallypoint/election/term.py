@@ -1,4 +1,4 @@
-"""One agent's time as the coordinator: the server that nodes speak to, and the thread that writes the journal."""
+"""One agent's time as the coordinator: the server of the control plane, and the thread that writes the journal."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class JournalWriter:
     """Writes the newest state, on a thread of its own. A `dispatcher.JournalSink`."""
 
     def __init__(self, client: EtcdClient, journal: Journal, deposed: Callable[[str], None]) -> None:
-        """Nothing is written before `start`; `deposed` is called once, with the reason, when we can write no more."""
+        """Nothing is written before `start`; `deposed` is called once, with the reason, when we cannot write."""
         self._client = client
         self._journal = journal
         self._deposed = deposed
@@ -59,7 +59,7 @@ class JournalWriter:
             self._changed.notify_all()
 
     def close(self, linger: float = 0.0) -> None:
-        """Write no more; what is under way may take `linger` seconds. Idempotent."""
+        """Stop writing; a write in progress may take `linger` seconds. Idempotent."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._journal.is_idle, timeout=linger)
             self._closed = True
@@ -71,12 +71,12 @@ class JournalWriter:
         try:
             while (write := self._next_write()) is not None:
                 self._act_on(self._write_once(write), written)
-        except Exception as error:  # else we would seem to coordinate, and nobody would be notified of anything
+        except Exception as error:  # otherwise we would seem to coordinate, and no node would be notified of anything
             log.exception("the coordinator's state cannot be written")
             self._deposed(f"its state cannot be written ({type(error).__name__}: {error})")
 
     def _next_write(self) -> Txn | None:
-        """Wait for something to write; None when nothing is to be written any more."""
+        """Wait for something to write; None when there will be nothing more."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or not self._journal.is_idle)
             return None if self._closed else self._journal.next_write()
@@ -115,11 +115,11 @@ class LeaderTerm:
         self._server = server
 
     def snapshot(self) -> Snapshot:
-        """How the job stands."""
+        """The snapshot of the job."""
         return self._dispatcher.snapshot()
 
     def nodes_lost(self, nodes: Collection[NodeId], detail: str) -> None:
-        """These nodes are no more."""
+        """These nodes are lost."""
         self._dispatcher.nodes_lost(nodes, detail)
 
     def close(self, linger: float) -> None:

@@ -1,4 +1,4 @@
-"""The least that a rendezvous needs of a service: one blob that can be read, and replaced if nobody was faster."""
+"""The minimum that a rendezvous needs of a service: one blob that can be read, and replaced by compare-and-set."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from rallypoint.base.light_typing import Any
 
 Token = Any
-"""What a backend gives with a state and wants back with its replacement: the fencing token."""
+"""The fencing token: returned with a state, and required to replace it."""
 
 
 class RendezvousBackend(ABC):
@@ -21,15 +21,12 @@ class RendezvousBackend(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
 
     @abstractmethod
     def get_state(self) -> tuple[bytes, Token] | None:
-        """The state and its token, or None if there is none yet.
-
-        Raises:
-            RendezvousConnectionError: the service is out of reach.
-            RendezvousStateError: what is there is no state.
+        """The state and its token, or None if there is none yet. Raises: RendezvousConnectionError: the service cannot
+        be reached. RendezvousStateError: the blob is not a state.
         """
 
     @abstractmethod

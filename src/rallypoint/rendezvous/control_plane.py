@@ -1,4 +1,4 @@
-"""How a handler reaches the control plane of its job: what each backend has of its own."""
+"""Connects a handler to the control plane of its job: the part that differs between backends."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from rallypoint.membership.state import NodeId, Settings
 from rallypoint.protocol.messages import Deliver, Link
 
 FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL = 2.0, 60.0
-"""Seconds until somebody who waits asks for the first time how far things are, and at most between later times. An
-interval is twice the one before: a spare that is parked for days must not fill the log."""
+"""Seconds until a waiting node asks for the progress for the first time, and at most between later times. Each interval
+is twice the previous one: a spare that waits for days must not fill the log.
+"""
 
 if TYPE_CHECKING:
     from rallypoint.protocol.observation import Snapshot
@@ -22,7 +23,7 @@ _local_ids = itertools.count()
 
 
 class LocalJob(NamedTuple):
-    """What an agent says of its job to commands on its machine: as `--rdzv-backend` and the like name it."""
+    """What an agent tells commands on its machine about its job, in terms of `--rdzv-backend` and the like."""
 
     pid: int
     job: str
@@ -53,8 +54,8 @@ class ControlPlane:
         """Make the link, once.
 
         Args:
-            deliver: is handed every notification.
-            deadline: until when it may try to connect.
+            deliver: called with every notification.
+            deadline: the time until which it may try to connect.
         """
         raise NotImplementedError
 
@@ -63,11 +64,11 @@ class ControlPlane:
         return False
 
     def snapshot(self) -> Snapshot | None:
-        """How the job stands, where the coordinator is in this process; None elsewhere."""
+        """The snapshot of the job, if the coordinator is in this process; else None."""
         return None
 
     def watch_endpoint(self) -> str:
-        """Where commands on this machine find the coordinator, as an `--rdzv-endpoint`; empty if they cannot."""
+        """The `--rdzv-endpoint` at which commands on this machine find the coordinator; empty if they cannot."""
         return ""
 
     def close(self) -> None:
@@ -80,5 +81,5 @@ def local_id() -> int:
 
 
 def own_node(address: str) -> NodeId:
-    """What a handler of this process goes by where others reach it at `address`."""
+    """The name of a handler of this process that others reach at `address`."""
     return NodeId(address, os.getpid(), local_id(), host_name())

@@ -1,7 +1,8 @@
 """The handler of every rendezvous of ours: one link to the control plane, one worker store per round.
 
-An agent hears of everything through `listen` and never blocks here; anybody else may call `next_rendezvous` and wait.
-Beyond torch's interface it has `listen`, `join`, `begin_round`, `info` and `send`, by which every other request goes.
+An agent is notified of everything through `listen` and never blocks here; other callers may call `next_rendezvous` and
+wait. Beyond torch's interface it has `listen`, `join`, `begin_round`, `info` and `send`, which sends every other
+request.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from rallypoint.store.api import Store
 
 _WantedPlace = tuple[NodeInfo, float]
-"""This node, still without the place where its worker store listens, and since when it wants one on its own clock."""
+"""This node, still without the address of its worker store, and since when it wants a place, on its own clock."""
 
 
 class ElasticHandler(RendezvousHandler):
@@ -66,9 +67,9 @@ class ElasticHandler(RendezvousHandler):
         """Put the parts together; nothing happens before the first join.
 
         Args:
-            backend: the name that the handler goes by.
+            backend: the name of the handler.
             control: this node's end of the control plane.
-            stores: where worker stores come from.
+            stores: the source of worker stores.
             clock: on which it is counted how long a place has been wanted, in seconds.
             wall_clock: the time of day, for people to read, in seconds since 1970.
         """
@@ -83,13 +84,13 @@ class ElasticHandler(RendezvousHandler):
         self._listener: Deliver | None = None
         self._joins = threading.Lock()
         self._wanted_place: _WantedPlace | None = None
-        """The place that is to be asked for once the control plane has been reached. Under the lock `_joins`."""
+        """The place to request once the control plane has been reached. Under the lock `_joins`."""
         self._placement: Placement | None = None
         self._waiting = 0
         self._verdict: Verdict | None = None
         self._delivered_placement: Placement | None = None
         self._peers: list[StorePeers] = []
-        """From where the workers of the next round come, if its store is to be here."""
+        """The addresses of the next round's workers, if its store will be here."""
         self._delivered_round = -1
         self._ended_round = -1
         self._begun_round = -1
@@ -121,13 +122,13 @@ class ElasticHandler(RendezvousHandler):
         self.send(Close())
 
     def num_nodes_waiting(self) -> int:
-        """How many nodes wait for the next round, as last told; asks nobody.
+        """The number of nodes that wait for the next round, as last notified; makes no request.
 
         It is never 0 once the round that this node was placed in is over, for then there is only the next one.
 
         Raises:
-            RendezvousConnectionError: the control plane is out of reach for good.
-            Exception: what a third party's backend has raised, as it is.
+            RendezvousConnectionError: the control plane is lost permanently. Exception: what a third party's backend
+                has raised, unchanged.
         """
         if isinstance(self._final_notification, LinkLost):
             raise self._final_notification.error or RendezvousConnectionError(self._final_notification.detail)
@@ -172,7 +173,7 @@ class ElasticHandler(RendezvousHandler):
         raise AssertionError("notifications come without end")
 
     def shutdown(self) -> bool:
-        """Leave, end the worker store and, where it lives here, the control server. The job goes on without us."""
+        """Leave, close the worker store and, if it is here, the control server. The job goes on without us."""
         if self._final_notification is not None and (error := error_of(self._final_notification)) is not None:
             self._event_emitter.failed(error)
         if self._verdict is not None:
@@ -186,17 +187,16 @@ class ElasticHandler(RendezvousHandler):
     # What an agent of ours uses
 
     def listen(self, deliver: Deliver | None) -> None:
-        """From now on hand every notification to `deliver`, from whatever thread it comes; None ends that."""
+        """From now on pass every notification to `deliver`, on whatever thread it arrives; None ends that."""
         self._listener = deliver
 
     def join(self, member: NodeInfo) -> None:
         """Ask for a place in the next round; the answer is a `Placed` or `JoinRefused` notification.
 
-        `member` is what others are told of the node; its address, its store's port and its rank are filled in here.
-
-        A worker store of this node listens before the request goes out, should the node become group rank 0. A round
-        that came and went before it was begun may have used what was prepared for it, and so may one that was
-        completed by a control plane that is no more; then another is prepared.
+        `member` describes the node for others; its address, its store's port and its rank are filled in here. A worker
+        store of this node listens before the request is sent, in case the node becomes group rank 0. A round that was
+        missed may have used the prepared store, and so may one that was completed by a control plane that no longer
+        exists; then another is prepared.
         """
         if self._join_used_up or self._delivered_round > self._begun_round:
             self._join_used_up = False
@@ -212,9 +212,9 @@ class ElasticHandler(RendezvousHandler):
             raise
 
     def _join_if_open(self) -> None:
-        """Say what is wanted, if anything is: only now is it known where this node's worker store is to listen."""
+        """Send the pending join, if there is one: only now is it known where this node's worker store must listen."""
         if self._link is None or self._link.address is None:
-            return  # whoever makes the link, or `LinkOpened`, comes here again
+            return  # called again by the opener of the link, or by `LinkOpened`
         wanted = self._swap_wanted(None)
         if wanted is not None:
             node_info, since = wanted
@@ -257,7 +257,7 @@ class ElasticHandler(RendezvousHandler):
         )
 
     def send(self, request: Request) -> None:
-        """Send the coordinator a request. Whoever leaves wants no place any more, and opens no link for that."""
+        """Send the coordinator a request. A node that leaves drops its join, and does not open a link for that."""
         if not isinstance(request, LeaveRequest):
             self._ensure_link().send(request)
             return
@@ -267,7 +267,7 @@ class ElasticHandler(RendezvousHandler):
 
     @property
     def notice_timeout(self) -> float:
-        """Seconds that workers have to acknowledge that the round is to end; 0 if they are not asked."""
+        """Seconds that workers have to acknowledge that the round will end; 0 if they are not notified."""
         return self._settings.notice_timeout
 
     @property
@@ -276,11 +276,11 @@ class ElasticHandler(RendezvousHandler):
         return self._control.hosts_coordinator()
 
     def snapshot(self) -> Snapshot | None:
-        """How the job stands, where its coordinator is in this agent; None elsewhere."""
+        """The snapshot of the job, if its coordinator is in this agent; else None."""
         return self._control.snapshot()
 
     def local_job(self) -> LocalJob | None:
-        """Where commands on this machine find the job's coordinator; None if they cannot."""
+        """The address at which commands on this machine find the job's coordinator; None if they cannot."""
         endpoint = self._control.watch_endpoint()
         return LocalJob(os.getpid(), self.get_run_id(), self._backend, endpoint) if endpoint else None
 
@@ -320,7 +320,7 @@ class ElasticHandler(RendezvousHandler):
             case JobEnded(verdict=verdict):
                 self._verdict = verdict
             case LinkLost() if self._verdict is not None:
-                return  # the server may go once the verdict is told
+                return  # the server may end once the verdict is delivered
             case Progress() | JoinRefused(progress=Progress()):
                 from rallypoint.coordinator.progress_text import RendezvousName, in_words
 

@@ -1,11 +1,12 @@
-"""What a handler tells of its rendezvous as events, under the names and in the words of torch's (contract section 5.9).
+"""The events of a handler's rendezvous, with the names and texts of torch's (contract section 5.9).
 
 Laws:
 
-- nothing is made, or even imported, unless somebody has set up a handler for these events (`telemetry.lazy`);
-- it is told on the thread of whoever asks the handler, never on the link's, so that a slow handler of events holds up
-  nobody's heartbeats;
-- told is what a node knows of itself. The steps by which torch's nodes keep their shared state have no counterpart.
+- nothing is created, or even imported, unless a handler for these events is configured (`telemetry.lazy`);
+- events are recorded on the thread of the caller, never on the link's, so that a slow event handler does not delay
+  heartbeats;
+- events are what a node knows about itself. The steps by which torch's nodes keep their shared state have no
+  counterpart.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _numbers = count()
 
 
 class RendezvousEventEmitter:
-    """Of one handler.
+    """The events of one handler.
 
     Args:
         run_id: the job.

@@ -1,14 +1,14 @@
 """The shared-state link: read the blob, decide, apply, compare and set; on a lost race read again and decide again.
 
-It offers the same `Link` as the coordinator does, so that handlers and agents know no difference. One thread of its own
+It offers the same `Link` as the coordinator does, so that handlers and agents see no difference. One thread of its own
 talks to the backend; that is the only place where this waits.
 
 Laws:
 
-1. A change is told only after the backend has taken it, and follows from comparing what was there before and after.
-2. A lost race loses the decision with it: the operation is decided anew on what is there now.
-3. A node is found dead by how long its heartbeat counter has stood still on our own clock; finding it so is a change
-   like any other and reaches all.
+1. A change is notified only after the backend has stored it, and follows from comparing the states before and after.
+2. After a lost race the decision is dropped: the operation is decided again on the present state.
+3. A node is found dead by how long its heartbeat counter has not changed on our own clock; this is a change like any
+   other and reaches all.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ class SharedStateLink:
         """Begin; returns at once.
 
         Args:
-            backend: where the state is. Only this link's thread uses it from now on.
+            backend: the backend of the state. Only this link's thread uses it from now on.
             settings: of the job.
-            node: the name that this node goes by.
+            node: the name of this node.
             address: where others reach this node, if its node info does not say.
-            deliver: is handed every notification.
-            clock: on which everything is timed.
+            deliver: called with every notification.
+            clock: the clock of all times.
         """
         self._backend = backend
         self._settings = settings
@@ -98,7 +98,7 @@ class SharedStateLink:
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._ending = threading.Event()
         self.broken: Exception | None = None
-        """What has ended the link by itself, if anything has."""
+        """The error that has ended the link, if there was one."""
         self._watcher = _BackendWatcher(backend, lambda: self._requests.put(Heartbeat()), self._ending)
         self._thread = threading.Thread(target=self._run, name="rallypoint-shared-state", daemon=True)
         self._thread.start()
@@ -131,16 +131,16 @@ class SharedStateLink:
                 self.broken = error
                 self._deliver_if_open(LinkLost(str(error), error))
                 break
-            except Exception as error:  # whatever it is, the agent must not wait for ever for what will not come
+            except Exception as error:  # in any case the agent must not wait forever for what will not arrive
                 self.broken = error
                 log.error("the rendezvous over %s breaks off: its backend has raised %r", self._backend.name, error)
                 self._deliver_if_open(LinkLost(f"the rendezvous broke off: {type(error).__name__}: {error}", error))
                 break
-        self._ending.set()  # the watcher must not go on where nobody takes what it says
+        self._ending.set()  # the watcher must not go on if its results are not used
         self._watcher.stop()
 
     def _step_with_retries(self, request: Request) -> None:
-        """A backend out of reach is tried again: what was asked for must not be lost. A damaged state stays damaged."""
+        """Retry an unreachable backend: requests must not be lost. A damaged state stays damaged."""
         since = self._clock.monotonic()
         timeout = request.timeout if isinstance(request, JoinRequest) else _MAX_UNREACHABLE
         while True:
@@ -154,7 +154,7 @@ class SharedStateLink:
                 self._ending.wait(_POLL_INTERVAL)
 
     def _next_request(self) -> Request | None:
-        """What to do next; a `Heartbeat` if nothing was asked for a while."""
+        """The next request; a `Heartbeat` if there was none for a while."""
         try:
             return self._requests.get(timeout=self._retry_timeout())
         except queue.Empty:
@@ -191,7 +191,7 @@ class SharedStateLink:
                     self._deliver_if_open(standing_without(self._state, self._node, self._settings))
             case ProgressRequest():
                 self._deliver_if_open(self._progress())
-            case NodeReport() | CollectedPart() | HangReport():  # nobody watches a job without a coordinator
+            case NodeReport() | CollectedPart() | HangReport():  # a job without a coordinator has no watchers
                 if self._hangs is not None:
                     self._hangs.answered(self._node, request, self._clock.monotonic())
             case Heartbeat() | ResumeRequest():  # a blob holds what it held: nothing needs to be said again
@@ -270,11 +270,11 @@ class SharedStateLink:
         self._state, self._token = after, token
         self._observer.observe(after, self._clock.monotonic())
         if not before.complete and self._node in before.participants and after.round > before.round:
-            # What the join brings along (a worker store) may have been used in that round: the node must join anew.
+            # The data of the join (a worker store) may have been used in that round: the node must join anew.
             self._pending = None
         self._joined = self._joined or after.knows(self._node)
         if after.verdict is not None and before.verdict is None:
-            if self._joined:  # else the job's end is no concern of this node's
+            if self._joined:  # otherwise the job's end does not concern this node
                 self._deliver_if_open(end_notification(after, self._node, after.verdict))
             return
         for nodes, notification in notification_diff(before, after):
@@ -285,7 +285,7 @@ class SharedStateLink:
             self._look_for_hang(before, after)
 
     def _look_for_hang(self, before: State, after: State) -> None:
-        """Nobody collects for all here: each node reports of its own workers."""
+        """Each node reports on its own workers: there is no coordinator that collects for all."""
         if self._hangs is None:
             from rallypoint.coordinator.hangs import HangCollection
 

@@ -1,4 +1,4 @@
-"""Waiting for a round, for whoever asks a handler by itself instead of listening to it as an agent does."""
+"""Waits for a round, for callers that poll a handler instead of listening to it as an agent does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = get_logger(__name__)
 def incoming_notifications(
     inbox: queue.SimpleQueue[Notification], ask_progress: Callable[[], None]
 ) -> Iterator[Notification]:
-    """What comes while somebody waits for a round, without end; where nothing does for long, progress is asked for."""
+    """Notifications that arrive during a wait for a round, endlessly; if none arrives for long, requests progress."""
     interval = FIRST_PROGRESS_REQUEST
     ask_at = SYSTEM_CLOCK.monotonic() + interval
     while True:
@@ -45,7 +45,7 @@ def log_for_people(notification: Notification) -> None:
 
 
 def with_torch_store(info: RendezvousInfo) -> RendezvousInfo:
-    """The same for who has asked by itself: where torch is imported, the store is one that torch's functions take."""
+    """The same for a polling caller: if torch is imported, the store is one that torch's functions accept."""
 
     def store() -> Store:
         from rallypoint.store.torch_adapter import if_torch_is_imported

@@ -1,4 +1,4 @@
-"""Where the worker store of a round comes from. A round's store is new: no key of one round can be read in the next.
+"""The source of a round's worker store. A round's store is new: no key of one round can be read in the next.
 
 Three ways, chosen by the backend and the environment: hosted by the agent on a port of the kernel's choice (the
 default), at the rendezvous endpoint itself (static), or left to the workers (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`,
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _MIN_CONNECTIONS = 256
-"""Clients for whom every process has descriptors."""
+"""Clients for which every process has descriptors."""
 
 
 class WorkerStoreSupply:
     """One node's supply of worker stores: prepare, begin, round_ended, prepare, begin, round_ended, ..., close."""
 
     hosted_by_agent = True
-    """Whether an agent serves the store that workers are told of."""
+    """Whether an agent serves the workers' store."""
 
     def prepare(self, address: str) -> tuple[str, int]:
-        """Have a store ready for the round to come; one that was prepared and never used serves again.
+        """Prepare a store for the next round; one that was prepared and never used is reused.
 
         Args:
             address: of this node towards the control plane.
@@ -42,17 +42,17 @@ class WorkerStoreSupply:
         raise NotImplementedError
 
     def round_ended(self) -> None:
-        """The round is over, and the next one has not been asked for yet; its workers may still run. Never waits."""
+        """The round is over, and the next one has not been requested yet; its workers may still run. Never waits."""
 
     def discard_prepared(self) -> None:
-        """What was prepared may have been used in a round that this node never began: prepare another."""
+        """The prepared store may have been used in a round that this node never began: prepare another."""
 
     def own_addresses(self) -> tuple[str, ...] | None:
-        """From where this node's workers may connect to a store of another's; None if that is not known."""
+        """The addresses from which this node's workers may connect to another node's store; None if not known."""
         return None
 
     def set_peers(self, told: Sequence[StorePeers]) -> None:
-        """The next round's store is the one here: serve it to whom it belongs, by what the coordinator has told.
+        """The next round's store is the one here: serve it to its members, as the coordinator has listed them.
 
         Called from any thread, before other nodes can know of the round.
         """
@@ -70,7 +70,7 @@ class WorkerStoreSupply:
 
 
 def allow_connections(clients: int) -> None:
-    """See to it that so many can connect to this process, and say so where they cannot."""
+    """Allow this many connections to this process, and warn if that is not possible."""
     if clients > _MIN_CONNECTIONS:
         from rallypoint.base.descriptors import allow_descriptors
 
@@ -78,14 +78,14 @@ def allow_connections(clients: int) -> None:
 
 
 def own_addresses() -> tuple[str, ...] | None:
-    """Those of this machine's interfaces; None if they cannot be listed."""
+    """The addresses of this machine's interfaces; None if they cannot be listed."""
     from rallypoint.base.interfaces import interface_addresses
 
     return interface_addresses()
 
 
 class StoreAccess:
-    """Who is let in to this node's stores, round by round."""
+    """The peers that may connect to this node's stores, round by round."""
 
     def __init__(self, policy: PeerPolicy) -> None:
         self._policy = policy
@@ -97,11 +97,11 @@ class StoreAccess:
         return self._policy.members or bool(self._policy.networks)
 
     def peers(self, told: Sequence[StorePeers], address: str) -> list[str] | None:
-        """Who may connect to the store of the round to come, known by `address`; None for all. Says once why all may.
+        """The peers that may connect to the next round's store at `address`; None for all. Logs once why all may.
 
         Args:
-            told: what the coordinator has told.
-            address: by which workers know the store.
+            told: the list from the coordinator.
+            address: the address that workers use for the store.
         """
         from rallypoint.coordinator.store_peers import peers_of
 
@@ -116,12 +116,12 @@ class AgentStoreSupply(WorkerStoreSupply):
     """A server of this agent's own for each round, at one address of this node and a port that the kernel picks."""
 
     def __init__(self, address: str = "", *, only_here: bool = False, peers: PeerPolicy | None = None) -> None:
-        """Make nothing yet.
+        """Nothing is made yet.
 
         Args:
-            address: this node's, as the user gave it; empty if the control connection is to show it.
+            address: this node's address, as given by the user; empty to take it from the control connection.
             only_here: whether all workers of the job are on this machine.
-            peers: who may connect; None for whoever can reach it.
+            peers: the peers that may connect; None for all that can reach it.
         """
         self._address = address
         self._loopback_only = only_here

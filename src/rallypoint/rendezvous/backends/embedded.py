@@ -1,8 +1,8 @@
 """`c10d`: the control server inside the agent that owns the endpoint.
 
-Who hosts it is inferred as in the contract's section 4.4: the node whose machine the endpoint names; if several agents
-run there, the first to bind. What a name stands for may change, and may be nothing yet when nodes start (on Kubernetes
-it is so as a rule), so the question is asked again before each attempt to connect.
+The host is inferred as in the contract's section 4.4: the node whose machine the endpoint names; if several agents run
+there, the first to bind. The addresses of a name may change, and may not exist yet when nodes start (as usual on
+Kubernetes), so this is checked again before each attempt to connect.
 
 `store_type=file` puts the state into a shared file instead (`shared_file`).
 """
@@ -78,7 +78,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
 
 
 class _EmbeddedControl(ControlPlane):
-    """This node's end of the control plane: the server where it is ours to host, and the link."""
+    """This node's end of the control plane: the server if this node hosts it, and the link."""
 
     def __init__(
         self, endpoint: Endpoint, params: RendezvousParameters, listeners: Callable[[], list[socket.socket]]
@@ -97,7 +97,7 @@ class _EmbeddedControl(ControlPlane):
         """The dispatcher, if it is here and needs no server."""
         self._timer_thread: TimerThread | None = None
         self._opening = threading.Lock()
-        """Held by who opens a server for those who watch."""
+        """Held while a server for watchers is opened."""
         self._closed = False
 
     def open(self, deliver: Deliver, deadline: Deadline) -> Link:
@@ -115,12 +115,12 @@ class _EmbeddedControl(ControlPlane):
         return TcpLink(where, self.settings, local_id(), deliver, deadline)
 
     def _host_if_unhosted(self, lost: bool) -> None:
-        """The endpoint is this machine: one agent here hosts what nobody hosts yet, or, if it was lost, any more."""
+        """The endpoint is this machine: one agent here hosts the server if there is none yet, or if it was lost."""
         if self._server is not None:
             return
         try:
             listeners = self._listeners()
-        except OSError:  # somebody else listens, perhaps the server that was out of reach
+        except OSError:  # another process listens, perhaps the server that was unreachable
             return
         port = self._serve(Dispatcher(self.settings), listeners, home=True)
         if lost:
@@ -134,7 +134,7 @@ class _EmbeddedControl(ControlPlane):
         return self._standalone is not None or self._server is not None
 
     def snapshot(self) -> Snapshot | None:
-        """How the job stands, if the coordinator is here."""
+        """The snapshot of the job, if the coordinator is here."""
         return None if self._dispatcher is None else self._dispatcher.snapshot()
 
     def watch_endpoint(self) -> str:
@@ -161,10 +161,10 @@ class _EmbeddedControl(ControlPlane):
             self._server.close(why=f"{host_name()}, which hosted it, has left the job")
 
     def _try_to_host(self, deliver: Deliver) -> Link | None:
-        """The link to a server of our own; None if somebody else has the port and may be it."""
+        """The link to a server of our own; None if another process has the port and may be the server."""
         address = self._local_addr or own_address(self._endpoint)
         if self.settings.max_nodes == 1 and self._endpoint.port == 0:
-            # Nobody else can come, nor know the port: no socket, and no thread if none waits.
+            # No other node can join or know the port: no socket, and no thread if none waits.
             self._standalone = self._dispatcher = dispatcher = Dispatcher(self.settings)
             if self.settings.restart_backoff:
                 self._timer_thread = TimerThread(dispatcher)

@@ -1,6 +1,6 @@
 """`etcd`: the coordinator lives in an agent that etcd elects, and its journal in etcd (the v3 API).
 
-No machine is special: whichever is lost, the others go on. A round costs each node what it costs with the embedded
+No machine is special: if any is lost, the others go on. A round costs each node what it costs with the embedded
 server, and etcd a few writes, whatever the number of nodes (decision 18).
 """
 
@@ -58,7 +58,7 @@ class _EtcdHandler(ElasticHandler):
 
 
 class _EtcdControl(ControlPlane):
-    """This node's end of the control plane: its standing in etcd, and the link to whoever is the coordinator."""
+    """This node's end of the control plane: its candidacy in etcd, and the link to the coordinator."""
 
     def __init__(self, params: RendezvousParameters) -> None:
         super().__init__(settings_of(params), f"on etcd at {params.endpoint}", rank_hint=rank_hint(params))
@@ -71,10 +71,10 @@ class _EtcdControl(ControlPlane):
         self._listen = partial(control_listeners, params, port=0)
         self._candidate: Candidate | None = None
         self._client: EtcdClient | None = None
-        """The agents' store's, once somebody has asked for that."""
+        """The client of the agents' store, once that is used."""
 
     def open(self, deliver: Deliver, deadline: Deadline) -> Link:
-        """Stand for election, and connect to whoever is elected; returns at once."""
+        """Become a candidate, and connect to the elected coordinator; returns at once."""
         from rallypoint.client.tcp_link import TcpLink
         from rallypoint.election.leader_resolver import LeaderResolver
         from rallypoint.election.shell import Candidate
@@ -91,11 +91,11 @@ class _EtcdControl(ControlPlane):
         return link
 
     def snapshot(self) -> Snapshot | None:
-        """How the job stands, if this agent is the elected one."""
+        """The snapshot of the job, if this agent is the elected one."""
         return None if self._candidate is None else self._candidate.snapshot()
 
     def watch_endpoint(self) -> str:
-        """Those of etcd, which knows who is elected."""
+        """The endpoints of etcd, where the elected coordinator can be found."""
         return ",".join(map(str, self._endpoints))
 
     def store(self, round_: int) -> Store:

@@ -1,4 +1,4 @@
-"""From a backend's parameters to what a client of etcd needs: endpoints, certificates, a user."""
+"""Converts a backend's parameters to the settings of an etcd client: endpoints, certificates, a user."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def tls_of(params: RendezvousParameters) -> EtcdTls | None:
 
 
 def credentials_of(params: RendezvousParameters) -> Credentials | None:
-    """User and password; None where no user is named. The password may stand in `RALLYPOINT_ETCD_PASSWORD` or in a
-    file, where other users of the machine cannot read it.
+    """User and password; None if no user is given. The password may be in `RALLYPOINT_ETCD_PASSWORD` or in a file,
+    where other users of the machine cannot read it.
 
     Raises:
-        UserError: there is a password and no user, one of them is no text, or the file cannot be used.
+        UserError: there is a password without a user, one of them is not text, or the file cannot be used.
     """
     user, password = params.get("user"), params.get("password")
     if user is None:

@@ -70,8 +70,8 @@ def client_of(params: RendezvousParameters) -> EtcdV2Client:
 class EtcdV2Backend(RendezvousBackend):
     """The state in one key; the token is the index of its last change.
 
-    One thread uses it, but for `wait_for_change`, which is another's, and `cancel_waits` and `close`, which are
-    anybody's.
+    One thread uses it, except for `wait_for_change`, which another one calls, and `cancel_waits` and `close`, which any
+    thread may call.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class EtcdV2Backend(RendezvousBackend):
         """Nothing is opened yet.
 
         Args:
-            client: of the etcd; this backend's alone from now on.
+            client: the client of etcd; used only by this backend from now on.
             run_id: the job's id.
-            key_prefix: what the key begins with.
+            key_prefix: the prefix of the key.
             ttl: seconds after the last write for which etcd keeps the state.
             deadline: until when to wait for an etcd that has never answered; None for not at all.
 
@@ -119,9 +119,8 @@ class EtcdV2Backend(RendezvousBackend):
         """See `RendezvousBackend.get_state`.
 
         Raises:
-            RendezvousConnectionError: etcd is out of reach.
-            RendezvousStateError: what is there is no state, or the state is gone.
-            RendezvousError: etcd does not let us, or is none that has the v2 API.
+            RendezvousConnectionError: etcd cannot be reached. RendezvousStateError: the value is not a state, or the
+                state is gone. RendezvousError: etcd denies access, or does not have the v2 API.
         """
         found = self._first_read() if self._index is None else self._read()
         if self._index_went_back(found):
@@ -158,7 +157,7 @@ class EtcdV2Backend(RendezvousBackend):
     def wait_for_change(self, timeout: float) -> bool:
         """Wait until the key has changed since it was last read or written here; returns whether it has."""
         index = self._index
-        if index is None:  # nothing was read yet, and whoever reads will see what is there then
+        if index is None:  # nothing was read yet, and the next read will see the present value
             self._begun.wait(timeout)
             return False
         index = max(index, self._warned)
@@ -175,7 +174,7 @@ class EtcdV2Backend(RendezvousBackend):
         return changed > (self._index or 0)
 
     def cancel_waits(self) -> None:
-        """Nobody wants to wait any longer: waits end, and an etcd that has never answered is given up."""
+        """End all waits, and give up an etcd that has never answered."""
         self._hurry.set()
         self._begun.set()
         with self._polls:
@@ -183,7 +182,7 @@ class EtcdV2Backend(RendezvousBackend):
                 self._poll.stop()
 
     def close(self) -> None:
-        """Disconnect, once nobody uses it any more."""
+        """Disconnect, once it is no longer used."""
         self.cancel_waits()
         self._client.close()
         if self._poll is not None:
@@ -192,7 +191,7 @@ class EtcdV2Backend(RendezvousBackend):
     # Inside
 
     def _first_read(self) -> V2Read:
-        """As `_read`, but an etcd that does not answer yet, or has no quorum, is waited for until the deadline ends."""
+        """Like `_read`, but waits until the deadline for an etcd that does not answer yet, or has no quorum."""
         told_at: float | None = None
         slow = threading.Timer(_TELL_FIRST, self._warn_of_silence)
         slow.daemon = True
@@ -206,7 +205,7 @@ class EtcdV2Backend(RendezvousBackend):
                     raise
                 now = deadline.clock.monotonic()
                 if deadline.expired:
-                    # Not as an error that asks to be tried again: there is no time left for that.
+                    # Not as a retryable error: there is no time left for that.
                     raise RendezvousError(f"{error}; it has not answered before the join deadline") from None
                 if told_at is None or now - told_at >= _TELL_EVERY:
                     told_at = now

@@ -99,11 +99,11 @@ class EtcdV2Client:
         return self._endpoints[self._current_member]
 
     def get(self, key: str, *, quorum: bool = False) -> V2Read:
-        """What is at a key; a directory comes with what is in it.
+        """Read a key; a directory is returned with its contents.
 
         Args:
             key: such as `/a/b`.
-            quorum: have the cluster agree on the answer; else the member that is asked may lag behind.
+            quorum: whether the cluster must agree on the answer; otherwise the queried member may lag behind.
 
         Raises:
             EtcdUnreachable: no member answers.
@@ -282,7 +282,7 @@ class LongPoll:
         return node_of(answer.body["node"]).modified
 
     def close(self) -> None:
-        """Disconnect; the next wait connects anew."""
+        """Disconnect; the next wait connects again."""
         with self._lock:
             self._socket = None
         if self._connection is not None:
@@ -290,7 +290,7 @@ class LongPoll:
             self._connection = None
 
     def stop(self) -> None:
-        """Have a wait end, and all later ones; for any thread."""
+        """End a wait, and all later ones; from any thread."""
         with self._lock:
             self._stopped = True
             if self._socket is not None:

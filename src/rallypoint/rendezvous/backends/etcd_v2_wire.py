@@ -1,6 +1,6 @@
-"""What the v2 API of etcd looks like on the wire: connections, answers, and what those that went wrong mean.
+"""The wire format of etcd's v2 API: connections, answers, and the meaning of errors.
 
-What may get better by waiting is `EtcdUnreachable`, what needs somebody to change something is `EtcdRefused`.
+A problem that waiting may solve is `EtcdUnreachable`, one that a user has to solve is `EtcdRefused`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rallypoint.base.log import printable
 from rallypoint.etcd.api import Credentials, EtcdRefused, EtcdTls, EtcdUnreachable
 
 KEY_NOT_FOUND, TEST_FAILED, NODE_EXISTS, UNAUTHORIZED, EVENT_INDEX_CLEARED = 100, 101, 105, 110, 401
-"""Of the v2 API's error codes."""
+"""Error codes of the v2 API."""
 
 CONNECTION_ERRORS = (http.client.RemoteDisconnected, http.client.IncompleteRead)
 
@@ -27,7 +27,7 @@ _RAFT_ERRORS = range(300, 400)
 _NUMBERS = range(1 << 63)
 """Indexes and error codes."""
 _MAX_BYTES = 64 * 1024 * 1024
-"""Of an answer; the state has some MiB at most."""
+"""Bytes of an answer; the state has some MiB at most."""
 _DEEPEST = 64
 """Folders in folders that an answer may hold."""
 
@@ -181,7 +181,7 @@ def _no_v2_error(endpoint: Endpoint, status: int, data: bytes) -> str:
 
 
 def error_for(endpoint: Endpoint, error: Exception, secure: bool, *, sent: bool) -> EtcdUnreachable | EtcdRefused:
-    """What a failed exchange means."""
+    """The error for a failed exchange."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return EtcdRefused(
             f"the certificate of etcd at {endpoint} cannot be trusted ({error.verify_message}); "

@@ -1,4 +1,4 @@
-"""From a backend's parameters to the settings of a rendezvous (contract section 4.2)."""
+"""Converts a backend's parameters to the settings of a rendezvous (contract section 4.2)."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _DEFAULTS = {
     "keep_alive_max_attempt": 3,
     "read_timeout": 60,
 }
-"""Options with whole, positive values. `close_timeout` and `read_timeout` are checked and then have nothing to bound:
-closing waits for nobody here, and the one join deadline bounds connecting (decision 9).
+"""Options with whole, positive values. `close_timeout` and `read_timeout` are checked and then have no effect: closing
+does not wait here, and the one join deadline bounds connecting (decision 9).
 """
 
 _TLS = ("tls_cert", "tls_key", "tls_ca", "tls_peer")
-"""Of the control plane, wherever there is a server of ours."""
+"""The TLS options of the control plane, for every server of ours."""
 
 _REMOTE_CONTROL = "remote_control"
-"""Whether a coordinator in this agent takes commands from other machines where there is no secret."""
+"""Whether a coordinator in this agent accepts commands from other machines if there is no secret."""
 
 _LISTEN = "listen"
 """Where a coordinator in this agent listens: an address or name of this machine, or `any` for all interfaces."""
@@ -116,10 +116,10 @@ def _count(params: RendezvousParameters, name: str) -> int:
 
 
 def job_key(job: str) -> bytes | None:
-    """The key that a node of the job proves to hold, from `RALLYPOINT_SECRET`; None where there is no secret.
+    """The key that a node of the job proves to hold, from `RALLYPOINT_SECRET`; None if there is no secret.
 
     Raises:
-        UserError: the secret cannot serve (`base.secrets.job_secret`).
+        UserError: the secret cannot be used (`base.secrets.job_secret`).
     """
     secret = job_secret()
     return None if secret is None else secret.keys(job)[0]
@@ -146,7 +146,7 @@ def control_tls(options: Mapping[str, object]) -> ControlTls | None:
 
 
 def accepted_keys() -> Keys | None:
-    """The keys that a coordinator accepts from nodes; None where there is no secret. Raises as `job_key` does."""
+    """The keys that a coordinator accepts from nodes; None if there is no secret. Raises as `job_key` does."""
     secret = job_secret()
     return None if secret is None else secret.keys
 
@@ -154,16 +154,16 @@ def accepted_keys() -> Keys | None:
 def control_listeners(
     params: RendezvousParameters, hosts: Sequence[str], port: int, *, only_here: bool = False
 ) -> list[socket.socket]:
-    """Sockets on which a coordinator in this agent listens: at what others know this machine by, and nowhere else.
+    """Sockets on which a coordinator in this agent listens: only at the addresses that others use for this machine.
 
     Args:
-        params: of the backend; `listen` among its options says where instead, and `local_addr` where as well.
+        params: of the backend; its option `listen` replaces these addresses, and `local_addr` adds one.
         hosts: names and addresses by which other nodes look for it.
         port: 0 lets the kernel choose.
         only_here: whether all nodes are on this machine.
 
     Raises:
-        UserError: `listen` is no address of this machine.
+        UserError: `listen` is not an address of this machine.
         OSError: the port is taken.
     """
     given = str(params.get(_LISTEN) or "")
@@ -188,12 +188,12 @@ def _chosen_listeners(given: str, port: int) -> list[socket.socket]:
 
 
 def endpoint_words(endpoint: Endpoint, only_here: bool) -> str:
-    """Where the nodes meet, for the sentences of those who wait for others."""
+    """Where the nodes meet, for the messages of waiting nodes."""
     return f"at {endpoint}{' (which other machines cannot reach)' if only_here else ''}"
 
 
 def worker_stores(params: RendezvousParameters, *, only_here: bool = False) -> WorkerStoreSupply:
-    """Where worker stores come from when they are not at the endpoint (contract section 2.1).
+    """The source of worker stores that are not at the endpoint (contract section 2.1).
 
     Args:
         params: of the backend.
@@ -213,7 +213,7 @@ def worker_stores(params: RendezvousParameters, *, only_here: bool = False) -> W
 
 
 def store_peers(params: RendezvousParameters, *, only_here: bool) -> PeerPolicy | None:
-    """Who may connect to worker stores, by the option `store_peers`; None where nobody else can, and nobody has said.
+    """The peers that may connect to worker stores, by the option `store_peers`; None if not given, and no others can.
 
     Raises:
         UsageError: it is neither `members`, `any` nor networks.

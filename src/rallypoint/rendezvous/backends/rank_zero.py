@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _TELL_AFTER, _UNKNOWN_AFTER = 0.8, 2.0
-"""Seconds for the endpoint to lead here, and for its name to stand for something."""
+"""Seconds for the endpoint to lead here, and for its name to resolve."""
 _REFUSE_AFTER = 2.0
 """Seconds for which another server of the job must have answered. One that has just been replaced may still end."""
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
@@ -40,8 +40,7 @@ def must_run_sentence(endpoint: Endpoint, addresses: list[str]) -> str:
     """`rank 0 must run on n1 (10.77.0.1); this is 10.77.0.2`.
 
     Args:
-        endpoint: of the job.
-        addresses: what its host stands for; empty if that is not known.
+        endpoint: of the job. addresses: the addresses of its host; empty if they are not known.
     """
     where = endpoint.host
     if addresses and addresses != [endpoint.host]:
@@ -63,7 +62,7 @@ class RankZeroResolver(FixedEndpoint):
 
     @property
     def advice(self) -> str:
-        """What to do if nobody is found there."""
+        """What to do if no server is found there."""
         told = must_run_sentence(self.target.endpoint, self._addresses)
         return f"{told} with --node-rank {self._rank}; check {self.target.flag}, and that rank 0 has started"
 
@@ -73,7 +72,7 @@ class RankZeroResolver(FixedEndpoint):
 
 
 class _EndpointIsLocal(Exception):
-    """The endpoint is this machine's, or somebody leads it here."""
+    """The endpoint is on this machine, or is forwarded here."""
 
 
 class EndpointCheck:
@@ -85,8 +84,8 @@ class EndpointCheck:
         Args:
             place: of the job's endpoint.
             dispatcher: the job's, which is served here.
-            deliver: is handed a `LinkLost` if the job of the endpoint is another's.
-            local_id: which handler of this process asks.
+            deliver: called with a `LinkLost` if the endpoint belongs to another job.
+            local_id: the number of this handler in this process.
         """
         self._target = place
         self._dispatcher = dispatcher
@@ -94,7 +93,7 @@ class EndpointCheck:
         self._dialer = Dialer(place, dispatcher.settings, local_id)
         self._addresses: list[str] = []
         self._answered_at: float | None = None
-        """Since when another server of the job has answered at each attempt."""
+        """The time since which another server of the job has answered each attempt."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:

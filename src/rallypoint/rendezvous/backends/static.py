@@ -2,7 +2,7 @@
 
 The node of rank 0 listens at `master_addr:master_port`. Workers speak the TCPStore protocol there, as they expect;
 agents speak the control protocol on the same port and so learn of failures, which torch's static agents never do. The
-first byte of a connection tells the two apart. Each round has a new store behind the same port.
+first byte of a connection distinguishes the two. Each round has a new store behind the same port.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
     # The control plane
 
     def snapshot(self) -> Snapshot | None:
-        """How the job stands, if this is rank 0."""
+        """The snapshot of the job, if this is rank 0."""
         return None if self._dispatcher is None else self._dispatcher.snapshot()
 
     def watch_endpoint(self) -> str:
@@ -118,7 +118,7 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
             ) from None
         allow_nodes(self.settings.max_nodes)
         self._dispatcher = dispatcher = Dispatcher(self.settings)
-        # Nobody's worker can come before this node has been told its place, and who the others are.
+        # No worker can connect before this node has been sent its placement and the peers.
         self._stores = RoundStores(StoreGuard(peers=()) if self._access is not None and self._access.guards else None)
         self._server = ControlServer(
             dispatcher, listeners, keys=accepted_keys(), tls=self._tls, fallback=self._stores.add_connection
@@ -153,7 +153,7 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
     # The workers' store: see `worker_stores.WorkerStoreSupply`
 
     def own_addresses(self) -> tuple[str, ...] | None:
-        """Those of this node, for rank 0."""
+        """The addresses of this node, for rank 0."""
         return None if self._access is None else own_addresses()
 
     def set_peers(self, told: Sequence[StorePeers]) -> None:
@@ -166,12 +166,12 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
         return self._endpoint.host, self._endpoint.port
 
     def round_ended(self) -> None:
-        """Put a new store behind the port before anybody can be told of the next round: it needs this node to join."""
+        """Put a new store behind the port before any node can be notified of the next round, which needs this node."""
         if self._stores is not None:
             self._stores.next_round()
 
     def begin_round(self, *, is_host: bool, clients: int) -> None:
-        """The workers of the round before are gone: disconnect whoever still uses its store."""
+        """The workers of the previous round are gone: disconnect remaining clients of its store."""
         if self._stores is not None:
             allow_connections(clients)
             self._stores.end_previous()

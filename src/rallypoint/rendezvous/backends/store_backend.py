@@ -12,11 +12,11 @@ from rallypoint.store.api import Store
 from rallypoint.store.errors import StoreError
 
 _NO_STATE = b"Y2FuaW1hZGFt"
-"""What stands in the key before the first state, so that reading never waits (contract section 4.4)."""
+"""The value of the key before the first state, so that reading never waits (contract section 4.4)."""
 
 
 class StoreRendezvousBackend(RendezvousBackend):
-    """Key `torch.rendezvous.<run_id>` of a store; the token is the text that stands there."""
+    """Key `torch.rendezvous.<run_id>` of a store; the token is its present text."""
 
     def __init__(self, store: Store, run_id: str) -> None:
         """Make sure that the key is there.
@@ -37,7 +37,7 @@ class StoreRendezvousBackend(RendezvousBackend):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return "c10d"
 
     def get_state(self) -> tuple[bytes, bytes] | None:
