@@ -205,7 +205,7 @@ def test_a_forked_child_that_holds_the_connection_does_not_hide_the_agents_end(t
         try:
             agent.kill()
             for fd in fds:
-                assert select.select([fd], [], [], 1.0)[0]
+                assert select.select([fd], [], [], TIMEOUT)[0]
             assert not list(tmp_path.iterdir())
         finally:
             os.kill(pids[2], signal.SIGKILL)
