@@ -1,1 +1,1 @@
-"""What a cluster's environment says of a job: Slurm's, an MPI launcher's, Kubernetes's (`--cluster`)."""
+"""Reads a job from the environment of a cluster: Slurm, an MPI launcher or Kubernetes (`--cluster`)."""

@@ -1,4 +1,4 @@
-"""Which cluster has started this process (`--cluster=auto`), and whether it has started others beside it."""
+"""Detects which cluster has started this process (`--cluster=auto`), and whether it has started others too."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _FINDERS = {"slurm": slurm.find, "mpi": mpi.find, "k8s": kubernetes.find}
 
 
 def find(which: str, environ: Mapping[str, str], machine: Machine) -> Finding:
-    """What the environment says.
+    """Read the environment.
 
     Args:
-        which: slurm, mpi, k8s, or auto for the one that is there.
+        which: slurm, mpi, k8s, or auto to detect it.
         environ: the environment of this process.
-        machine: what else there is to know.
+        machine: further facts about this node.
 
     Raises:
         UsageError: a variable has a value that its cluster does not give.

@@ -1,4 +1,4 @@
-"""What the environment of a cluster says, as data, and how its variables are read.
+"""The data read from the environment of a cluster, and how its variables are read.
 
 All of them are foreign text: numbers are checked for their range, names for their letters and length.
 """
@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a node knows of itself beside the environment.
+    """Facts about a node besides the environment.
 
     `hostname` is that of the kernel; `hosts_file` the text of /etc/hosts; `ephemeral` that of the kernel's range of
     ports for outgoing connections; `cpu_quota` that of the control group's `cpu.max`. Each is empty if unknown.
@@ -36,12 +36,12 @@ class Cluster:
     """A job that a cluster has started on all its nodes, and this node's place in it.
 
     `title` names the job for people. `nodes` is None if only the user can know it. `index` is this node's, from 0.
-    `host` and `port` are where node 0 is to be reached; `host` is empty if the environment does not say, and `ask`
-    names then how the launcher can be asked, if it can. `hosts_here`: this node is known to be node 0, whatever its
-    name stands for. `gpus` and `cpus` are how many of them the task on this node may use, None if the environment does
-    not say. `wanted` has, for the name of a value that is not known, the sentence that asks for it; `origins`, for the
-    name of a value, where it comes from. `remark` is for the user, if it is not empty, and so is `unbind`, where the
-    task may run on few of the processors.
+    `host` and `port` are where node 0 can be reached; `host` is empty if the environment does not say, and `ask` then
+    names how the launcher can be asked, if it can. `hosts_here`: this node is known to be node 0, whatever its name
+    stands for. `gpus` and `cpus` are how many of them the task on this node may use, None if the environment does not
+    say. `wanted` has, for the name of a value that is not known, the sentence that asks for it; `origins`, for the name
+    of a value, where it comes from. `remark` is for the user, if it is not empty, and so is `unbind`, where the task
+    may run on few of the processors.
     """
 
     title: str

@@ -32,7 +32,7 @@ _QUOTA = re.compile(r"([0-9]{1,15}) ([0-9]{1,15})\s*", re.ASCII)
 
 
 def find(environ: Mapping[str, str], machine: Machine) -> Finding:
-    """What the pod says.
+    """Read the environment of the pod.
 
     Raises:
         UsageError: a variable has a value that Kubernetes does not give.

@@ -66,7 +66,7 @@ def launcher_of(environ: Mapping[str, str]) -> Launcher | None:
 
 
 def find(environ: Mapping[str, str], machine: Machine) -> Finding:
-    """What the launcher's variables say.
+    """Read the launcher's variables.
 
     Raises:
         UsageError: one of them has a value that no launcher gives.

@@ -30,7 +30,7 @@ class Value(ctypes.Structure):
 
 
 def _library() -> ctypes.CDLL:
-    """That of the system, or the one beside `mpirun`."""
+    """The library of the system, or the one next to `mpirun`."""
     launcher = shutil.which("mpirun") or "/usr/bin/mpirun"
     beside = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(launcher))), "lib", _LIBRARY)
     try:

@@ -34,7 +34,7 @@ _TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", re.ASCII)
 
 
 def find(environ: Mapping[str, str], machine: Machine) -> Finding:
-    """What Slurm's variables say.
+    """Read Slurm's variables.
 
     Raises:
         UsageError: one of them has a value that Slurm does not give.

@@ -62,7 +62,7 @@ def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
 
 
 def determine_local_world_size(nproc_per_node: str) -> int:
-    """How many workers `--nproc-per-node` means on this node. Raises UserError."""
+    """The number of workers that `--nproc-per-node` means on this node. Raises UserError."""
     return local_world_size(nproc_per_node, os.environ)
 
 
@@ -79,7 +79,7 @@ def get_use_env(args: argparse.Namespace) -> bool:
 
 
 def config_from_args(args: argparse.Namespace) -> tuple[LaunchConfig, Callable[..., Any] | str, list[str]]:
-    """What to launch: the configuration, the entry point, and its arguments. Raises UserError."""
+    """The configuration, the entry point, and its arguments. Raises UserError."""
     config, program, arguments = config_from_options(_options(args), os.environ)
     return config, program, list(arguments)
 

@@ -1,4 +1,4 @@
-"""What the demo shows, and the plain form of it: a line for whatever happens, for pipes, files and simple terminals."""
+"""The output of the demo, and its plain form: a line for each event, for pipes, files and simple terminals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Account(Protocol):
     """Is told of all that happens; one for each form in which it is shown."""
 
     live: bool
-    """Whether somebody looks on."""
+    """Whether a person watches."""
 
     def part(self, title: str) -> None:
         """A part of the demo begins: one scenario, under each launcher in turn."""

@@ -36,7 +36,7 @@ _END = 10.0
 """Seconds that a launcher has to end after SIGTERM."""
 _STEERING = ("PET_", "TORCHELASTIC_", "GROUP_", "ROLE_", "LOCAL_")
 _STEERING_NAMES = frozenset({"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOGLEVEL", "RALLYPOINT_SECRET"})
-"""What would make a launcher or its workers do something else than the demo's."""
+"""Variables that would change what the demo's launchers or workers do."""
 
 
 class DemoError(RallypointError):
@@ -232,7 +232,7 @@ class Run:
 
 
 def launcher_command(name: str) -> list[str]:
-    """How `rallyrun` or `torchrun` of this interpreter's environment is started."""
+    """The command that starts `rallyrun` or `torchrun` of this interpreter's environment."""
     beside = Path(sys.executable).with_name(name)
     module = {"rallyrun": "rallypoint.run", "torchrun": "torch.distributed.run"}[name]
     return [str(beside)] if beside.exists() else [sys.executable, "-m", module]

@@ -27,7 +27,7 @@ _TIMEOUT = 60.0
 
 
 class Plan(NamedTuple):
-    """What is to be shown.
+    """The plan of a demo.
 
     `program` is what follows the launcher's flags: a module or a script that takes `--steps`, `--progress` and
     `--checkpoint-dir`. `launchers` take turns, ours first. `deadline` is for how many seconds a launcher is waited for

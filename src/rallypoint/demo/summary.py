@@ -1,4 +1,4 @@
-"""What to make of all runs, as lines of text. Pure."""
+"""Summarizes all runs, as lines of text. Pure."""
 
 from __future__ import annotations
 

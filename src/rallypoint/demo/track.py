@@ -1,4 +1,4 @@
-"""What is known of one run of the demo: a pure function of what its workers have told, and when.
+"""The state of one run of the demo: a pure function of what its workers have reported, and when.
 
 Law: times are seconds since the launcher was started, but for those after the kill, which count from it.
 """

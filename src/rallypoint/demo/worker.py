@@ -31,7 +31,7 @@ Weights = list[float]
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="A small network learns the sine, in plain Python.")
     parser.add_argument("--steps", type=int, default=240, help="steps to train in all, those of earlier runs included")
     parser.add_argument("--batch", type=int, default=6000, help="samples a step, over all workers")
@@ -45,7 +45,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 class Progress:
-    """Lines of JSON for whoever watches the job; short enough for a pipe to keep the lines of all workers apart.
+    """Lines of JSON for the demo that watches the job; short enough for a pipe to keep the lines of all workers apart.
 
     In a named pipe, spaces make each line so long that a pipe of one page (`demo.job`) holds only a few of them: the
     training cannot get far ahead of who reads.
@@ -140,7 +140,7 @@ def main() -> int:
         store = (os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "29500")))
         peers = Peers(rank, world_size, store)
         train(options, progress, rank, peers, world_size)
-        peers.sum((0.0,))  # nobody ends before all have the last sum
+        peers.sum((0.0,))  # no worker ends before all have the last sum
         peers.close()
     except PeersError as error:
         print(f"rank {rank}: {error}", file=sys.stderr, flush=True)

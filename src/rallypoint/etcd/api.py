@@ -34,7 +34,7 @@ class EtcdUnreachable(EtcdError):
 
 
 class EtcdRefused(EtcdError):
-    """Trying again cannot help: somebody has to change a password, a certificate, a permission or an endpoint."""
+    """Retrying cannot help: a user has to change a password, a certificate, a permission or an endpoint."""
 
 
 class EtcdLeaseGone(EtcdError):

@@ -1,7 +1,7 @@
-"""The client that others hold: synchronous, for any thread.
+"""The client for other packages: synchronous, for any thread.
 
-The connections live on the process's loop thread; whoever asks waits for the answer, with a deadline. Changes are
-reported on a thread of the client's own, which begins with the first watch. `cluster` says what may be sent again.
+The connections are on the process's loop thread; the caller waits for the answer, with a deadline. Changes are reported
+on a thread of the client, which begins with the first watch. `cluster` says what may be sent again.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ class EtcdClient:
         except concurrent.futures.TimeoutError:
             raise EtcdUnreachable("the event loop of this process is stuck", changes) from None
         finally:
-            asked.cancel()  # an exception from a signal handler, say: nobody waits for it any more
+            asked.cancel()  # an exception from a signal handler, say: the result is no longer awaited
 
     def _forget(self, watch: Watch) -> None:
         with self._lock:

@@ -1,18 +1,18 @@
-"""All members as one: which of them is asked, and what happens when it does not answer.
+"""All members of a cluster as one: which of them is asked, and what happens when it does not answer.
 
 One member at a time is used for everything, so that a client costs the cluster one connection. The rule for a request
 without an answer:
 
-- if it was certainly not done (nobody was reached; a member said that it has no leader or knows no such token), it is
-  sent again, to the next member;
+- if it was certainly not done (no member was reached; a member said that it has no leader or knows no such token), it
+  is sent again, to the next member;
 - if it may have been done, it is sent again only if it is `repeatable`: reading; a lease's grant under an id of our own
   choice, its keep-alive and its end; and whatever the caller says is as good twice as once, or undoes its own
   condition. The answer then comes with `sent_again`;
 - else the caller gets an error that says that its outcome is unknown.
 
-A member that is there but slow keeps what is not repeatable until the deadline, for no other may have it; what is
-repeatable goes to the next one after `SLOW` seconds. Where all are slow (a machine with too much to do), each next
-one has twice the time of the one before. All of it runs on the loop.
+A member that is reachable but slow keeps a request that is not repeatable until the deadline, because no other may get
+it; a repeatable one goes to the next member after `SLOW` seconds. If all are slow (an overloaded machine), each next
+one has twice the time of the previous one. All of it runs on the loop.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ClusterRequest(NamedTuple):
 
 
 class ClusterResponse(NamedTuple):
-    """What the cluster said, and whether an earlier sending of the request may have been done."""
+    """The answer of the cluster, and whether an earlier sending of the request may have been done."""
 
     body: bytes
     sent_again: bool
@@ -237,7 +237,7 @@ class _Attempt:
 
 
 def error_sentence(trouble: MemberTrouble) -> str:
-    """What went wrong, and what to do."""
+    """A sentence on what went wrong, and what to do."""
     remedy = f"; {trouble.diagnosis.remedy}" if trouble.diagnosis.remedy else ""
     return f"etcd at {trouble.endpoint} {trouble.diagnosis.problem}{remedy}"
 

@@ -1,4 +1,4 @@
-"""What an answer that is an error means: whether it was done, and whether to ask again and whom. Pure.
+"""Classifies errors of etcd: whether the request was done, and whether to retry and with which member. Pure.
 
 etcd's status codes are coarse ("unavailable" is said of a member without a leader, which has done nothing, and of one
 whose leader changed while it was doing it), so most is read off the text, which etcd's own clients rely on too.
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class RequestOutcome(Enum):
-    """What became of a request."""
+    """The outcome of a request."""
 
     NOT_DONE = auto()
     """It was not done; another member may do it."""
@@ -24,7 +24,7 @@ class RequestOutcome(Enum):
     LEASE_EXISTS = auto()
     """There is a lease with this id already."""
     NO_USERS = auto()
-    """There are no users in this cluster, so that nobody can log in."""
+    """There are no users in this cluster, so a login is not possible."""
     REFUSED = auto()
     """It was not done, and asking again cannot help."""
 

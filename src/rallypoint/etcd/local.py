@@ -208,7 +208,7 @@ class LocalEtcd:
         if (3, 3) <= version < (3, 6):
             command.append("--enable-v2")
         if version >= (3, 5):
-            command.append("--unsafe-no-fsync")  # nobody will read the data after a power cut
+            command.append("--unsafe-no-fsync")  # the data are not needed after a power failure
         return command
 
     def _wait(self, endpoint: Endpoint, deadline: Deadline, unwanted: Callable[[], bool]) -> str:

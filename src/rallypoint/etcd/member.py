@@ -2,8 +2,8 @@
 
 Laws:
 
-- a silent member is detected: whoever waits for it has it asked for its status, and if that is not answered either,
-  everybody who waits for it gets an error (a paused process or a cut link ends no connection);
+- a silent member is detected: while a request waits, its status is queried, and if that is not answered either, all
+  waiting requests get an error (a paused process or a cut link does not end the connection);
 - what went wrong is raised as a `MemberTrouble`, which knows whether the request may have been done;
 - after a trouble that `ends` it, a member is of no further use: open a new one.
 
@@ -274,7 +274,7 @@ class Member:
         return self._trouble(RequestOutcome.REFUSED, found.problem, found.remedy)
 
     def close(self) -> None:
-        """End the connection; whoever waits for an answer gets an error. Idempotent."""
+        """End the connection; waiting requests get an error. Idempotent."""
         if not self.closed:
             self.closed = True
             self._channel.close()

@@ -167,7 +167,7 @@ def decode_token(data: bytes) -> str:
 
 
 class StatusResponse(NamedTuple):
-    """What a member says of itself; `leader` is 0 if it knows of none."""
+    """The status of a member; `leader` is 0 if it knows of none."""
 
     version: str
     leader: int

@@ -1,7 +1,7 @@
 """Protocol buffers on the wire, as far as etcd's messages need them: numbers, byte strings and messages in messages.
 
-Pure. A field that is zero or empty is left out, as proto3 does. What is read may be anything: whatever is not a message
-raises `DecodingError`, and fields that nobody asks for are skipped.
+Pure. A field that is zero or empty is left out, as proto3 does. The input may be anything: whatever is not a message
+raises `DecodingError`, and unknown fields are skipped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What answers at an endpoint where a connection broke: gRPC hides what was sent. Asked once, and only then.
+"""Detects which service answers at an endpoint where a connection broke: gRPC hides what was sent. Done once, and only
+then.
 
 The connection is opened anew with HTTP/2's first words, and the first thing that comes back is looked at.
 """
@@ -19,7 +20,7 @@ _TLS_ALERT = 0x15
 
 
 class ServiceDiagnosis(NamedTuple):
-    """What was found wrong, and what to do."""
+    """The problem that was found, and what to do."""
 
     problem: str
     remedy: str

@@ -69,7 +69,7 @@ class Watch:
             return not self._closed
 
     def close(self) -> None:
-        """Begin no more callbacks; one that runs goes on. Idempotent; waits for nobody."""
+        """Begin no more callbacks; a running one continues. Idempotent; does not wait."""
         with self._lock:
             self._closed = True
             following = self._task

@@ -2,7 +2,7 @@
 
 Laws:
 
-- each change is reported once and in order: after a lost member the watch begins anew, on another, from the revision
+- each change is reported once and in order: after a lost member the watch begins again, on another, from the revision
   after the last one that was reported. etcd sends all changes of one revision in one message, so none is split;
 - a member that is behind says nothing until it has what is wanted; one that has no leader, or is silent, is left;
 - what can no longer be reported ends the watch (`WatchCompacted`) and is never skipped.

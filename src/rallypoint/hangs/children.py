@@ -1,4 +1,4 @@
-"""What the processes that a worker has started are in: a data loader that hangs does so there."""
+"""Finds where the processes that a worker has started wait: a data loader that hangs does so there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rallypoint.hangs.processes import process_state
 from rallypoint.hangs.stacks import stacks_of_workers
 
 _HELPERS = ("multiprocessing/resource_tracker.py", "multiprocessing/forkserver.py")
-"""Where Python's own helper processes wait, in which nobody is interested."""
+"""The places where Python's own helper processes wait, which are of no interest."""
 
 
 class Child(NamedTuple):

@@ -1,4 +1,4 @@
-"""Who has not joined which collective, by what the flight recorders of the ranks have. Pure.
+"""Finds the ranks that have not joined a collective, from the flight recorders of all ranks. Pure.
 
 Each rank numbers the collectives of a process group one after the other. So the ranks of a group whose last number is
 the least have not come to the next one, and the others wait for them in it; if all are at the same number, it is the

@@ -1,4 +1,4 @@
-"""What torch's flight recorder has dumped, as JSON: the answer of torch's worker server, or what `unpickle` makes.
+"""The dumps of torch's flight recorder, as JSON: the answer of torch's worker server, or the result of `unpickle`.
 
 Pure. Law: what is of another form is an error, and what is not needed is not looked at: torch adds fields.
 """
@@ -117,7 +117,7 @@ def record_of(rank: int, dump: Dump) -> RankRecord:
 
 
 def title(name: str, description: str) -> str:
-    """What people are told a process group is called."""
+    """The readable name of a process group."""
     return description if description not in ("", "undefined") else f"process group {name}"
 
 

@@ -1,4 +1,4 @@
-"""Has the flight recorders of torch's process groups dumped, and reads what they have written.
+"""Makes the flight recorders of torch's process groups dump, and reads what they have written.
 
 There are two ways to ask a process from outside, both torch's own:
 
@@ -7,7 +7,7 @@ There are two ways to ask a process from outside, both torch's own:
 - torch's worker server answers on a unix socket (`TORCH_WORKER_SERVER_SOCKET`), of gloo too, where the program has
   started it (`torch.distributed.elastic.control_plane.worker_main`).
 
-Law: nothing here waits for a process beyond the deadline, and nothing is written but to a pipe that somebody reads.
+Law: nothing here waits for a process beyond the deadline, and nothing is written except to a pipe that has a reader.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DUMP = "TORCH_FR_DUMP_TEMP_FILE"
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 SOCKET = "TORCH_WORKER_SERVER_SOCKET"
 OLD_NAMES = {BUFFER: "TORCH_NCCL_TRACE_BUFFER_SIZE", DUMP: "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}
-"""What torch called a variable before; it still reads that, where the new one is not set."""
+"""Former names of torch's variables; it still reads these if the new one is not set."""
 
 PER_WORKER = frozenset({DUMP, PIPE, SOCKET})
 """Variables that are of one start of the workers, or of one of them."""
@@ -64,7 +64,7 @@ def recorder_of(rank: int, environ: Mapping[str, str]) -> Recorder | None:
 
 
 def take_dumps(recorders: Mapping[int, Recorder], folder: str) -> list[RankRecord]:
-    """Have all dumped, side by side.
+    """Make all dump, concurrently.
 
     Args:
         recorders: by global rank.
@@ -117,7 +117,7 @@ def _ask_by_pipe(path: str) -> bool:
     try:
         return stat.S_ISFIFO(os.fstat(fd).st_mode) and os.write(fd, b"1") == 1
     except BlockingIOError:
-        return True  # it is full of requests that nobody has read
+        return True  # it is full of unread requests
     except OSError:
         return False
     finally:

@@ -3,8 +3,8 @@
 Laws:
 
 1. Nothing here may run on the agent's loop: py-spy takes seconds, and a file system may hang.
-2. No worker is sent anything by which it could end, and none is stopped: whoever asks may be wrong about the hang.
-3. What is sent of a node is bounded, whatever its workers are in; all of it is kept on the node.
+2. No worker is sent anything that could end it, and none is stopped: the requester may be wrong about the hang.
+3. The data that a node sends are bounded, whatever its workers are in; all of it is kept on the node.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def found_of(process: RankEvidence | ProcessEvidence) -> Found:
-    """What a process was found in, as others may have been found too."""
+    """The finding of a process, in a form that can equal that of others."""
     calls = calls_of(process.frames)
     if isinstance(process, RankEvidence) and process.exit_code is not None:
         return Found(f"{process.state} with exit code {process.exit_code}", calls)

@@ -1,4 +1,4 @@
-"""What a node tells of the ranks that hang on it, as data, and the check of it where it arrives. Pure.
+"""The evidence that a node sends about its hanging ranks, as data, and its check on arrival. Pure.
 
 Law: it is checked once, in `decode_evidence`. Lengths and numbers that cannot be are refused, and so is text that does
 not print, since nothing of ours has written it.
@@ -43,7 +43,7 @@ class ProcessEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RankEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one rank was found in.
+    """The evidence of one rank.
 
     `where` is the place in the kernel that it waits in, where that may be read, and `kernel` the kernel's stack, of a
     process in uninterruptible sleep. `frames` are those of its main thread, the innermost first; `why_none` says why

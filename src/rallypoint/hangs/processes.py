@@ -1,4 +1,4 @@
-"""What the kernel says of a process that may hang: its state, and where in the kernel it waits."""
+"""Reads from the kernel the state of a process that may hang, and where in the kernel it waits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STATES = {
     "Z": "a zombie",
     "X": "ended",
 }
-"""What a state is called, by the letter in /proc/PID/stat."""
+"""The names of states, by the letter in /proc/PID/stat."""
 GONE = "gone"
 _MOST_THREADS = 4096
 _MOST_STACK = 32

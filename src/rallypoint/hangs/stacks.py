@@ -65,7 +65,7 @@ def stacks_of_workers(pids: Mapping[int, int], deadline: Deadline | None = None)
 
 
 def decode_stacks(data: bytes) -> Sequence[WorkerStacks]:
-    """What `stacks_of` has encoded.
+    """Decode the result of `stacks_of`.
 
     Raises:
         ValueError: these bytes are something else.

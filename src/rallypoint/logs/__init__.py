@@ -1,1 +1,1 @@
-"""Where the output of workers goes: log folders, redirection, tee, prefixes and the relay to the console."""
+"""The output of workers: log folders, redirection, tee, prefixes and the relay to the console."""

@@ -84,7 +84,7 @@ class LineGroups:
         self._last[rank] = group
 
     def due(self, now: float) -> list[Group]:
-        """What is to be shown now, in order."""
+        """The lines that are due now, in order."""
         out: list[Group] = []
         while self._order:
             if len(self._order[0].ranks) == self._ranks:
@@ -156,7 +156,7 @@ class LineGroups:
 
 
 class Collapse(NamedTuple):
-    """What is wanted: within how many seconds, and the global rank of each local rank."""
+    """The settings: within how many seconds lines are collapsed, and the global rank of each local rank."""
 
     seconds: float
     ranks: Mapping[int, int]

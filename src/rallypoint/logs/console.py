@@ -1,7 +1,7 @@
 """The agent's own standard output and standard error, as sinks that many workers write to.
 
 Laws:
-- the descriptors are duplicates, so that nobody can close or reuse them;
+- the descriptors are duplicates, so that no other code can close or reuse them;
 - where both lead to the same terminal, pipe or file, they are one sink, with one line scheduler;
 - all that is written there, workers' lines or lines of our own log, is written under `ConsoleSink.output_lock`;
 - a console that fails (closed, disk full) loses the bytes that could not be written, and nothing else.
@@ -87,7 +87,7 @@ class ConsoleSink:
 
     Args:
         fds: descriptors that lead to it, which it owns; None for a closed one.
-        lock: held while anything is written there; None if nobody else writes.
+        lock: held while anything is written there; None if there is no other writer.
     """
 
     def __init__(self, *fds: int | None, lock: OutputLock | None = None) -> None:

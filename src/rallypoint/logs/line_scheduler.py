@@ -1,11 +1,12 @@
-"""Which of several workers may write to a console that they share. Pure: bytes and `now` in, bytes to write out.
+"""Decides which of several workers may write to a console that they share. Pure: bytes and `now` in, bytes to write
+out.
 
 Laws:
 - nothing is lost, changed or reordered within one source;
 - what may be written is written at once: a prompt or a progress bar without a newline does not wait for one;
 - a source that has not ended its line keeps the console until its newline. Another gets it only when the source was
   silent for `MAX_SILENCE` seconds, or has kept the other waiting for `MAX_WAIT` seconds;
-- nobody starves: while others wait, a source gives the console up at the end of a line.
+- no source starves: while others wait, a source gives the console up at the end of a line.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class LineScheduler(Generic[S]):
         return len(waiting.data) if waiting else 0
 
     def deadline(self) -> float | None:
-        """When to call `due_output`, on the clock of `now`; None while nobody waits."""
+        """When to call `due_output`, on the clock of `now`; None while no source waits."""
         for first in self._waiting.values():
             return min(self._last_bytes + MAX_SILENCE, max(first.since, self._held_since) + MAX_WAIT)
         return None

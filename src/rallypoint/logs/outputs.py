@@ -1,4 +1,4 @@
-"""Where the output of the workers of one start goes, from their first line to their last.
+"""Directs the output of the workers of one start, from their first line to their last.
 
 The path of a stream, by the log specs (contract section 6.4):
 
@@ -128,8 +128,9 @@ class Outputs:
         return last
 
     def age(self, local_rank: int) -> float:
-        """How many seconds ago a worker has written something that passes through here or goes to a file; -1 if it has
-        not, or nobody can tell. It asks the file system."""
+        """Seconds since a worker has written something that passes through here or goes to a file; -1 if it has not, or
+        that is not known. It asks the file system.
+        """
         relays = (each.get(local_rank) for each in (self._relays, self._output_relays))
         read_at = (each.read_at for each in relays if each is not None)
         ages = [time.monotonic() - at for at in read_at if at is not None]
@@ -140,7 +141,7 @@ class Outputs:
         return min(ages, default=-1.0)
 
     def marks(self) -> object:
-        """What differs from the last time if a worker has written anything that passes through here or goes to a file.
+        """A value that changes when a worker has written anything that passes through here or goes to a file.
 
         It asks the file system. Any thread may call it.
         """
@@ -280,7 +281,7 @@ def _refused(error: OSError) -> UserError:
 
 
 def _open_log(path: str) -> int:
-    # O_APPEND keeps lines whole if several processes share the file, or somebody truncates it.
+    # O_APPEND keeps lines whole if several processes share the file, or it is truncated.
     making = os.O_CREAT | os.O_TRUNC if path != os.devnull else 0  # a file in the place of /dev/null would grow
     return os.open(path, os.O_WRONLY | making | os.O_APPEND | os.O_CLOEXEC, 0o666)
 

@@ -5,7 +5,7 @@ Laws:
 - a source whose bytes wait is not read further, so that memory stays bounded and the worker writes at the console's
   pace;
 - nothing that a console or a file does ends it before `stop`; then the rest of dead workers' output is forwarded;
-- if a console is a pipe that nobody reads any more, its workers get EPIPE (and SIGPIPE, unless they ignore it, as
+- if a console is a pipe without a reader, its workers get EPIPE (and SIGPIPE, unless they ignore it, as
   Python does) at their next write, as without us.
 """
 
@@ -82,7 +82,7 @@ class Pump:
         self._paths.append((path, tail))
 
     def end_tail(self, tail: Tail) -> None:
-        """Nobody writes the followed file any more: show it to its end, and close it. From any thread."""
+        """The followed file has no writer any more: show it to its end, and close it. From any thread."""
         self._ended_tails.add(tail)
         self.wake()
 
@@ -113,7 +113,7 @@ class Pump:
                 self._wakeup.set()
 
     def stop(self) -> None:
-        """Have it forward what is left, close everything and end. Does not wait. Idempotent."""
+        """Make it forward what is left, close everything and end. Does not wait. Idempotent."""
         self._stopping = True
         if self._thread is None:
             self._close()
@@ -127,7 +127,7 @@ class Pump:
         return self._thread is None or not self._thread.is_alive()
 
     def _watch_readers(self) -> None:
-        """Have it reported pipes of relays that nobody reads any more (EPOLLERR, which is always on)."""
+        """Watch for pipes of relays that have lost their reader (EPOLLERR, which is always on)."""
         fds = {relay.stream.fd for relay in self._relays if relay.stream is not None and relay.stream.fd is not None}
         self._pipes = {fd for fd in fds if _is_pipe(fd)}
         for fd in self._pipes:
@@ -275,7 +275,7 @@ class Pump:
             self._streams[tail].write_or_queue(tail.progress_bar(), now)
 
     def _with_io_errors(self, tail: Tail, act: Callable[[Tail, float], None], now: float) -> None:
-        """Have a file that can no longer be read (on a lost network disk, say) affect its own output only."""
+        """Let a file that can no longer be read (on a lost network disk, say) affect only its own output."""
         try:
             with self._sink.output_lock.hold():  # until a line has ended
                 act(tail, now)

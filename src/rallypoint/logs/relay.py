@@ -1,7 +1,7 @@
 """The standard error of one worker on its way to the console, whose end is kept for the report.
 
 A pipe, or a raw pseudo-terminal if the console is a terminal, so that `isatty()` stays true for progress bars. Any
-thread may read: whoever learns of a worker's death can read the rest before anyone else has.
+thread may read: one that learns of a worker's death can read the rest before any other has.
 """
 
 from __future__ import annotations

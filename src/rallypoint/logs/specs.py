@@ -1,4 +1,4 @@
-"""Which file each stream of each worker goes to: the layout of the log folder (contract sections 6.3 and 6.7).
+"""The layout of the log folder: which file each stream of each worker goes to (contract sections 6.3 and 6.7).
 
     <log_dir>/<run_id>_<host>_XXXXXXXX/attempt_<n>/<local rank>/{stdout.log, stderr.log, error.json}
     <log_dir>/<run_id>_<host>_XXXXXXXX/rank_<global rank>_attempt_<n> -> attempt_<n>/<local rank>
@@ -53,7 +53,7 @@ class LogsDest:
     filtered_stdout: str = ""
     filtered_stderr: str = ""
     collapse: Collapse | None = field(default=None, repr=False)
-    """How equal teed lines of several workers are shown once, if they are to be."""
+    """How equal teed lines of several workers are shown once, if that is wanted."""
     reads_all: bool = field(default=False, repr=False)
     """Whether standard output that goes to no file passes through the launcher, as standard error does."""
 

@@ -5,7 +5,7 @@ Laws:
   kept in memory: it is read again when it ends;
 - long lines are not copied from the buffer, which all files of a thread share;
 - `finish` returns all that the worker wrote before it died;
-- a progress bar (a line with carriage returns) does not wait for ever: after `PROGRESS_BAR_DELAY` seconds, what it has
+- a progress bar (a line with carriage returns) does not wait forever: after `PROGRESS_BAR_DELAY` seconds, what it has
   drawn so far is shown as a line of its own.
 """
 

@@ -166,9 +166,7 @@ class JobProgress(NamedTuple):
 
 
 class Preemption(NamedTuple):
-    """A node that will be taken away this many seconds after its report. With `whole_job` all are: `who` was told that,
-    and `why` says how.
-    """
+    """A node that will be taken away in `seconds`; with `whole_job` all will be: `who` was told so, as `why` says."""
 
     node: NodeId
     seconds: float
@@ -186,8 +184,7 @@ class Outcome(StrEnum):
 
 
 class Verdict(NamedTuple):
-    """The job's end, sent to all; that of a failed job carries the first failure, and `detail` why there is no restart
-    left.
+    """The job's end, sent to all; a failed job's has the first failure, and `detail` why there is no restart left.
 
     An empty `detail` stands for the budget. `restarts` are those of a job that has failed, and `ending` is why it has;
     it means nothing for one that has succeeded. `delegate` is the node that does what one node has to do for a

@@ -1,1 +1,1 @@
-"""What people and machines see of a job: texts, a screen, a page, metrics and reports."""
+"""Shows a job to people and machines: texts, a screen, a page, metrics and reports."""

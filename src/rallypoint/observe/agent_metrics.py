@@ -1,4 +1,4 @@
-"""What there is to measure of a node, from what its agent has counted. Pure."""
+"""The metrics of a node, from what its agent has counted. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class NodeReading(NamedTuple):
 
 
 def node_families(node: NodeReading, counted: AgentReading) -> list[Family]:
-    """What there is to measure of a node."""
+    """The metrics of a node."""
     own = (node.job, node.node)
     values: Mapping[str, Mapping[tuple[str, ...], float]] = {
         "rallypoint_agent_info": {(node.role, node.backend): 1},

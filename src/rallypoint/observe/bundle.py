@@ -42,7 +42,7 @@ class Piece(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """What fits, and what was cut or left out, in words."""
+    """What fits, and a text about what was cut or left out."""
 
     pieces: tuple[Piece, ...]
     left_out: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""How a job stands, as lines that are told one after another: one line a change. Pure."""
+"""The state of a job as successive lines: one line for each change. Pure."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _UNKNOWN_KIND = re.compile(r"Invalid value '.*' - at `\$\.event`$")
 
 @dataclass
 class EventFiles:
-    """What was found: the events by job, and sentences about what could not be read."""
+    """The contents of event files: the events by job, and sentences about what could not be read."""
 
     events: dict[str, list[KINDS]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What became of a job's time, from the events of its agents. Pure: events in, a report out.
+"""Accounts for a job's time, from the events of its agents. Pure: events in, a report out.
 
 Laws:
 
@@ -34,7 +34,7 @@ _LAST_RESORT = "-"
 
 
 class Loss(StrEnum):
-    """What time is lost to."""
+    """The causes of lost time."""
 
     RENDEZVOUS = "rendezvous"
     RESTART = "restart"
@@ -64,7 +64,7 @@ class NodeEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """What became of a job's time. All times are in seconds; moments count from `began`, in epoch seconds."""
+    """The account of a job's time. All times are in seconds; moments count from `began`, in epoch seconds."""
 
     job: str
     began: float
@@ -122,11 +122,11 @@ class Report:
 
 
 def report(runs: Sequence[AgentRun], notes: Iterable[str] = ()) -> Report:
-    """What became of the time of the job whose agents have told this.
+    """Account for the time of the job with these agents.
 
     Args:
         runs: the agents of one job, at least one.
-        notes: what the reader of the files has to say.
+        notes: remarks of the reader of the files.
     """
     offsets, said = _offsets(runs)
     began = min(each.began + each.first + offsets[each.name] for each in runs)

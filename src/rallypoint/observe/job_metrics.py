@@ -1,4 +1,4 @@
-"""What there is to measure of a whole job, from how it stands. Pure."""
+"""The metrics of a whole job, from its snapshot. Pure."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def label(text: str) -> str:
 
 
 def jobs_families(jobs: Iterable[JobSummary]) -> list[Family]:
-    """How many jobs there are."""
+    """The number of jobs."""
     counts = Counter(each.phase for each in jobs)
     return [Family("rallypoint_jobs", [Sample((label(each),), counts[each]) for each in Phase])]
 
 
 def job_families(snapshots: Sequence[Snapshot]) -> list[Family]:
-    """What there is to measure of these jobs."""
+    """The metrics of these jobs."""
     return [
         Family(name, [sample for each in snapshots for sample in _samples(each, values(each))])
         for name, values in _OF_A_JOB.items()
@@ -52,7 +52,7 @@ def _restarts(snapshot: Snapshot) -> Mapping[tuple[str, ...], float]:
 
 
 def restarts_by_reason(snapshot: Snapshot) -> Mapping[str, int]:
-    """How many rounds have ended before the job did, by reason."""
+    """The number of rounds that have ended before the job did, by reason."""
     ended = snapshot.ended_rounds
     return {
         "failure": ended.failures,
@@ -92,7 +92,7 @@ _OF_A_JOB: Mapping[str, _Values] = {
 
 
 def build_family() -> Family:
-    """Which Rallypoint this is."""
+    """The version of Rallypoint."""
     import platform
 
     return Family("rallypoint_build_info", [Sample((__version__, platform.python_version()), 1)])

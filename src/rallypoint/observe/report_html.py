@@ -1,9 +1,9 @@
-"""What became of a job's time, as one page that needs nothing else: no script, no font, no address. Pure.
+"""The account of a job's time, as one self-contained page: no script, no font, no address. Pure.
 
 Laws:
 
 1. The page can be mailed, archived and printed: drawings are SVG in the page, and patterns tell apart what colours do.
-2. Whatever a job has said is escaped.
+2. All text from a job is escaped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What became of a job's time, as lines for a person and as JSON. Pure."""
+"""The account of a job's time, as lines for a person and as JSON. Pure."""
 
 from __future__ import annotations
 

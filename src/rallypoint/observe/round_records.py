@@ -1,4 +1,4 @@
-"""What all agents tell of each round: how it ended, what of its work survived, how long it took to go on. Pure."""
+"""Records of each round from all agents: how it ended, what of its work survived, how long the recovery took. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Sample(NamedTuple):
 
 
 class RoundRecords:
-    """What all agents tell of each round, with moments since the job began."""
+    """The records of all agents for each round, with moments since the job began."""
 
     def __init__(self, runs: Sequence[AgentRun], shifts: Mapping[str, float]) -> None:
         placed: dict[RoundKey, list[tuple[float, events.RoundStarted]]] = defaultdict(list)

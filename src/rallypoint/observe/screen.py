@@ -1,4 +1,4 @@
-"""How a job stands, as a screen of a terminal that is redrawn after each change. The one module that imports `rich`.
+"""The state of a job, as a terminal screen that is redrawn after each change. The only module that imports `rich`.
 
 A screen shows times of day, and not for how long: so nothing on it is wrong while nothing changes.
 """
@@ -74,7 +74,7 @@ class Screen:
 
 
 def drawing(snapshot: Snapshot, now: float, width: int, height: int, note: str = "") -> RenderableType:
-    """What the screen shows.
+    """The contents of the screen.
 
     Args:
         snapshot: of the job.

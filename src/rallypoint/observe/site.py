@@ -1,9 +1,9 @@
-"""What is served over HTTP of jobs: a page, the same as JSON, the stream that keeps the page up to date, metrics.
+"""Serves jobs over HTTP: a page, the same as JSON, the stream that keeps the page up to date, metrics.
 
 Laws:
 
-1. `/livez` and `/readyz` answer everybody; so does the page, which holds nothing of any job. All else is for those who
-   may see jobs (`Access`).
+1. `/livez` and `/readyz` are open to all; so is the page, which has no data of any job. Everything else is for clients
+   that may see jobs (`Access`).
 2. Nothing here can change a job.
 """
 
@@ -43,7 +43,7 @@ _NO_NEWS = b": no news\n\n"
 
 
 class Access(NamedTuple):
-    """Who may see jobs: whoever has the `token`; without one whoever is on this machine, or everybody (`is_open`)."""
+    """Which clients may see jobs: those with the `token`; without a token those on this machine, or all (`is_open`)."""
 
     token: str = ""
     is_open: bool = False

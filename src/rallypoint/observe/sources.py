@@ -1,10 +1,9 @@
-"""Where a page has its jobs from: dispatchers in this process, or a watcher's session with the coordinator.
+"""The sources of a page's jobs: dispatchers in this process, or a watcher's session with the coordinator.
 
 Laws:
 
-1. Whoever is slow misses snapshots, and never gets an old one: only the newest is kept for them.
-2. A stream ends with the job, or with the dispatcher that it was of; who wants to know more asks again, and so finds
-   the next job of that name.
+1. A slow reader misses snapshots, and never gets an old one: only the newest is kept for it.
+2. A stream ends with the job, or with its dispatcher; a reader that asks again finds the next job of that name.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _IDLE = 15.0
 _ANSWER = 4.0
 """Seconds that the coordinator has to answer."""
 _LIST_EVERY = 2.0
-"""Seconds between looks at the list of jobs, while somebody follows that."""
+"""Seconds between looks at the list of jobs, while it has a follower."""
 
 Seen = Snapshot | JobList
 
@@ -46,7 +45,7 @@ class JobsSource(Protocol):
     """Tells how jobs stand. An empty `job` is the only one that there is, or else the list of all."""
 
     async def look(self, job: str) -> Seen:
-        """How a job stands now.
+        """The present snapshot of a job.
 
         Raises:
             UnknownJobError: there is no such job.

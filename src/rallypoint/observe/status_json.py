@@ -1,4 +1,4 @@
-"""How a job stands, as the JSON of `rallyctl status --json` and `/status.json`. Pure: the time of day is handed in.
+"""The state of a job, as the JSON of `rallyctl status --json` and `/status.json`. Pure: the time of day is passed in.
 
 Version 1. Fields are added within a version, never renamed or removed; `docs/reference/status.md` describes each.
 """

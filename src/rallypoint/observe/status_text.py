@@ -1,4 +1,4 @@
-"""How a job stands, in lines for a person. Pure: the width of the terminal is handed in."""
+"""The state of a job, in lines for a person. Pure: the width of the terminal is passed in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rallypoint.protocol.observation import FailureView, JobSummary, NodeState, 
 
 _LEAST_WIDTH = 40
 _EVENTS, _FAILURES = 8, 5
-"""How many of the newest are shown."""
+"""The number of newest ones that are shown."""
 _STRAGGLERS = 10
 """How many ranks are shown that are behind the others: the last of them."""
 
@@ -99,7 +99,7 @@ def rank_range(node: NodeView) -> str:
 
 
 def node_state(node: NodeView) -> str:
-    """What a node is to the job, in a word or two."""
+    """The role of a node in the job, in a word or two."""
     if node.state is NodeState.PARTICIPANT and not node.connected:
         return "unreachable"
     return "succeeded" if node.succeeded else node.state.value

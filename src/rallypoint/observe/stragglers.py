@@ -1,4 +1,4 @@
-"""Which ranks are behind the others, by the steps that they tell (`notices.progress`). Pure; told, never acted on."""
+"""Finds ranks that are behind the others, by the steps that they report (`notices.progress`). Pure; only reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each node and the whole job were at, moment by moment. Pure.
+"""The phases of each node and of the whole job over time. Pure.
 
     running         all known nodes of the newest round have workers that run
     stopping        a node of it has seen a failure, or stops its workers for another reason

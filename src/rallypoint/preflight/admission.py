@@ -1,4 +1,4 @@
-"""What becomes of a node by the results of its checks: warnings, or a node that stays out of the job."""
+"""The consequences of a node's check results: warnings, or a node that stays out of the job."""
 
 from __future__ import annotations
 

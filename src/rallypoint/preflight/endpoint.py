@@ -15,7 +15,7 @@ MAX_OFFSET, HOPELESS_OFFSET = 1.0, 300.0
 
 
 class Outcome(StrEnum):
-    """How an attempt at a TCP connection has ended."""
+    """The outcome of an attempt at a TCP connection."""
 
     ACCEPTED = "accepted"
     REFUSED = "refused"
@@ -48,7 +48,7 @@ class PlaceFacts(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the control plane has said; at most one of the first three is set.
+    """The answer of the control plane; at most one of the first three is set.
 
     `refusal` is the sentence that tells why it is of no use; `absent` that nobody is there now. The clock there is
     `offset` seconds ahead of this one, give or take `uncertainty`.

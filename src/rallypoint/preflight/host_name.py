@@ -29,7 +29,7 @@ def read_host_name(inputs: CheckInputs) -> NameFacts:
 
 
 def judge_host_name(facts: NameFacts) -> Judgement:
-    """Gloo, and whoever asks for `socket.gethostname()`, tells others what the name stands for here."""
+    """Gloo, and programs that call `socket.gethostname()`, give others the address that the name resolves to here."""
     if facts.alone:
         return not_known("the job has no other node that could be told an address")
     name, found = facts.name, facts.found

@@ -16,7 +16,7 @@ SLOW = 2.0
 
 
 class LookUp(NamedTuple):
-    """What a name stands for: numeric addresses, or why there are none. It took so many seconds."""
+    """The result of a name look-up: numeric addresses, or why there are none, and how many seconds it took."""
 
     addresses: tuple[str, ...] = ()
     error: str = ""
@@ -24,7 +24,7 @@ class LookUp(NamedTuple):
 
     @property
     def unanswered(self) -> bool:
-        """Whether nobody has said anything about the name, not even that there is none."""
+        """Whether there was no answer about the name, not even that it does not exist."""
         return not self.addresses and not self.error
 
 

@@ -1,4 +1,5 @@
-"""What a node says to one that dials it, so that no other machine with its address is taken for it. Pure.
+"""The handshake between a node and one that dials it, so that no other machine with its address is mistaken for it.
+Pure.
 
     rallypoint-mesh 1 NONCE                      the dialler
     rallypoint-mesh 1 RANK DIGEST NODE           the node that it has dialled
@@ -37,7 +38,7 @@ def question(nonce: str) -> bytes:
 
 
 def answer(own: MeshNode, asked: bytes) -> bytes:
-    """What a node answers; nothing to who asks something else."""
+    """A node's answer; nothing to any other question."""
     found = _QUESTION.fullmatch(asked)
     if found is None:
         return b""

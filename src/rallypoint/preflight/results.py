@@ -1,4 +1,4 @@
-"""What a check has found, and what follows from a list of such results. Pure.
+"""The results of checks, and what follows from a list of them. Pure.
 
 Laws:
 
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 
 class Status(StrEnum):
-    """How a check has ended."""
+    """The status of a check."""
 
     PASS = "PASS"
     WARN = "WARN"
@@ -25,7 +25,7 @@ class Status(StrEnum):
 
 
 EXIT_CODES = {Status.PASS: 0, Status.WARN: 1, Status.FAIL: 2}
-"""What `rallyctl check` exits with, by the worst status."""
+"""The exit code of `rallyctl check`, by the worst status."""
 
 
 class CheckResult(NamedTuple):
@@ -104,7 +104,7 @@ def counts(results: Sequence[CheckResult]) -> str:
 
 
 VERSION = 1
-"""Of the JSON. Fields are added within a version, never renamed or removed."""
+"""The version of the JSON. Fields are added within a version, never renamed or removed."""
 
 
 def results_json(results: Sequence[CheckResult]) -> str:

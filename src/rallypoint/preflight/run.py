@@ -2,8 +2,9 @@
 
 Laws:
 
-1. What only waits for the network runs on threads that nobody waits for. What may hang in the kernel (a dead network
-   file system, a driver) runs in a process of its own: a thread that hangs there would keep this process from ending.
+1. Checks that only wait for the network run on threads that are not waited for. Checks that may hang in the kernel (a
+   dead network file system, a driver) run in a process of their own: a thread that hangs there would keep this process
+   from ending.
 2. What has not answered by the deadline is a result as well (`Reading.silence`).
 """
 

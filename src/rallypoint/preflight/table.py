@@ -1,4 +1,4 @@
-"""What a check is: facts that are read, and a pure judgement of them."""
+"""The definition of a check: facts that are read, and a pure judgement of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ F = TypeVar("F")
 
 
 class CheckInputs(NamedTuple):
-    """What is to be checked.
+    """The inputs of the checks.
 
     `log_dir` is empty where logs go to the temporary folder; `endpoints` are hosts and ports where nodes meet, none if
     there is nothing to reach; `job` is the job's id, or empty; `workers` and `max_nodes` are how many this node
@@ -63,7 +63,7 @@ class Reading(Generic[F]):
         read: reads the facts. Waits for the network some seconds at most, if at all.
         checks: what judges them.
         silence: what each check is if the facts cannot be had in time.
-        may_hang: whether the kernel may hold up for ever whoever reads them: a process of its own does it then.
+        may_hang: whether reading them may block in the kernel forever: then a separate process does it.
     """
 
     read: Callable[[CheckInputs], F]

@@ -1,4 +1,4 @@
-"""Which group rank each node gets, and the ranks of its workers.
+"""Assigns a group rank to each node, and ranks to its workers.
 
 Laws:
 

@@ -36,7 +36,7 @@ class ProcessGroupRanks:
 
     @property
     def size(self) -> int:
-        """How many ranks the group has."""
+        """The number of ranks of the group."""
         return len(self.global_ranks)
 
     def group_rank(self, global_rank: int) -> int:

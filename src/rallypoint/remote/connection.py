@@ -205,7 +205,7 @@ class Connection:
         await self._process.wait()
 
     def abandon(self) -> None:
-        """End ssh at once; the supervisor will see that nobody is there."""
+        """End ssh at once; the supervisor will find that the launcher is gone."""
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.kill()

@@ -1,5 +1,5 @@
-"""Standard output and standard error of `rallyctl launch`, written by threads: a console that nobody reads (a pager,
-^S) must stop neither heartbeats nor signals. It slows down the hosts instead, whose output is not read meanwhile.
+"""Standard output and standard error of `rallyctl launch`, written by threads: a console that is not read (a pager, ^S)
+must stop neither heartbeats nor signals. It slows down the hosts instead, whose output is not read meanwhile.
 """
 
 from __future__ import annotations

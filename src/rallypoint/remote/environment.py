@@ -1,4 +1,4 @@
-"""Which variables the command finds on each host. Pure.
+"""The variables of the command on each host. Pure.
 
 Laws:
 
@@ -24,14 +24,14 @@ DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def named_variables(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """What `--env` asks for.
+    """The variables that `--env` selects.
 
     Args:
         words: `NAME`, `NAME=VALUE` or a pattern, each.
         environ: the environment here.
 
     Raises:
-        UsageError: a name that is none, or that is not set here.
+        UsageError: a name is invalid, or is not set here.
     """
     found: dict[str, str] = {}
     for word in words:

@@ -1,4 +1,4 @@
-"""What a supervisor knows of its host: its address, a free port, and whether a command can run."""
+"""Facts about a supervisor's host: its address, a free port, and whether a command can run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CANNOT_START = 126
 SIGNALS = frozenset(
     {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGKILL}
 )
-"""What a launcher may send a command."""
+"""The signals that a launcher may send a command."""
 
 _PORTS = 65_536
 _ATTEMPTS = 64

@@ -51,7 +51,7 @@ class Host(NamedTuple):
 
     @property
     def target(self) -> str:
-        """What ssh is given."""
+        """The destination for ssh."""
         return f"{self.user}@{self.name}" if self.user else self.name
 
     @property

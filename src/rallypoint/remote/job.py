@@ -29,7 +29,7 @@ from rallypoint.remote.ssh_command import SshOptions
 _AT_ONCE = 64
 """Hosts that are connected to at a time: sshd on one gateway, or name servers, would refuse hundreds."""
 _TRIES = 5
-"""How often a host that turns connections away is tried."""
+"""The number of tries for a host that refuses connections."""
 _KILL_AFTER = 5.0
 """Seconds between a second ^C and SIGKILL to whatever is left."""
 _SETTLE = 3.0
@@ -122,7 +122,7 @@ class _Launch:
                 await task
 
     async def _prepare(self) -> None:
-        """Have all hosts ready. Raises RallypointError after a line for each that is not."""
+        """Make all hosts ready. Raises RallypointError after a line for each that is not."""
         gate = asyncio.Semaphore(_AT_ONCE)
 
         async def reach(each: Connection) -> None:
@@ -208,7 +208,7 @@ class _Launch:
                 await self._end_others(why)
 
     def _why_it_cannot_go_on(self, lost: Connection) -> str:
-        """Why the others would wait in vain: nobody will start the command again on a host that was lost."""
+        """Why the others would wait in vain: the command is not restarted on a host that was lost."""
         if len(self._connections) - self._failed < self._plan.least:
             return f"fewer hosts are left than the {self._plan.least} that the job needs; it ends"
         if self._plan.first_has_control_plane and lost is self._connections[0]:
@@ -227,7 +227,7 @@ class _Launch:
             await asyncio.wait_for(self._over.wait(), seconds)
 
     async def _end_others(self, why: str = "") -> None:
-        """Have the command ended wherever it runs, once."""
+        """End the command wherever it runs, once."""
         if self._left == 0 or self._ending_others:
             return
         self._ending_others = True

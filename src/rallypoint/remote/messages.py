@@ -1,4 +1,4 @@
-"""What `rallyctl launch` and its supervisor on a host say to each other over ssh: one JSON object on a line. Pure.
+"""The messages between `rallyctl launch` and its supervisor on a host over ssh: one JSON object per line. Pure.
 
     supervisor                      launcher
     Hello                     ->

@@ -1,4 +1,4 @@
-"""Which exit code a launch has, by how the command ended on each host. Pure.
+"""The exit code of a launch, from how the command ended on each host. Pure.
 
 Laws:
 

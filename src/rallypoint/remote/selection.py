@@ -1,4 +1,4 @@
-"""Which hosts of a list, and which slots of them, take part: DeepSpeed's `--include` and `--exclude`. Pure.
+"""Selects hosts of a list, and slots of them: DeepSpeed's `--include` and `--exclude`. Pure.
 
 worker-0@worker-1:0,2     all of worker-0, and two slots of worker-1
 """

@@ -23,12 +23,12 @@ class SshOptions(NamedTuple):
 
 
 def ssh_command(host: Host, options: SshOptions) -> list[str]:
-    """What is run here to have a supervisor there.
+    """The local command that starts a supervisor on a host.
 
     The user's arguments come first: of several values of an option, ssh takes the first.
     """
     own = {
-        "BatchMode": "yes",  # nobody is there to answer
+        "BatchMode": "yes",  # there is no person to answer
         "ConnectTimeout": str(options.connect_timeout),
         "ServerAliveInterval": str(max(1, options.lost_after // _COUNT)),
         "ServerAliveCountMax": str(_COUNT),

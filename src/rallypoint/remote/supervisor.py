@@ -1,5 +1,5 @@
-"""What `rallyctl launch` runs on each host, by `python -m rallypoint.remote.supervisor`: it starts the command there,
-and ends it, with all that it left, when it is told to or when nobody is there any more.
+"""The supervisor that `rallyctl launch` runs on each host, by `python -m rallypoint.remote.supervisor`: it starts the
+command there, and ends it, with all that it left, when it is told to or when the launcher is gone.
 
 Laws:
 
@@ -56,7 +56,7 @@ _CHUNK = 64 * 1024
 
 
 class Launcher:
-    """What comes from the launcher, by standard input."""
+    """The messages from the launcher, on standard input."""
 
     def __init__(self) -> None:
         os.set_blocking(0, False)
@@ -101,7 +101,7 @@ class Launcher:
 
 
 class Relay:
-    """What the command writes, on its way to sshd.
+    """Relays the output of the command to sshd.
 
     Args:
         target: a descriptor of ours.
@@ -114,7 +114,7 @@ class Relay:
         self._target = target
         self._pending = b""
         self.discards = False
-        """Whether nobody reads it any more."""
+        """Whether it has no reader any more."""
         self.ended = False
 
     def wants(self) -> tuple[int, int] | None:
@@ -253,7 +253,7 @@ def _say(answer: Answer) -> None:
 
 
 def _write(data: bytes, launcher: Launcher | None = None) -> None:
-    """Write all, as long as somebody reads; at the end, as long as the launcher is there."""
+    """Write all, as long as there is a reader; at the end, as long as the launcher is there."""
     poller = select.poll()
     poller.register(1, select.POLLOUT)
     if launcher is not None:

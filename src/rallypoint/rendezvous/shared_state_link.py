@@ -323,7 +323,7 @@ class _BackendWatcher:
                 self._on_change()
 
     def stop(self) -> None:
-        """Wait until the thread has ended, which takes one wait at most. Once it is to end; idempotent."""
+        """Wait until the thread has ended, which takes one wait at most, after its end was requested. Idempotent."""
         if self._cancel is not None:
             self._cancel()
         if self._thread is not None:

@@ -35,7 +35,7 @@ class Store(ABC):
 
     @property
     def timeout(self) -> timedelta:
-        """How long `get`, `wait`, `multi_get`, `queue_pop` and `barrier` wait where they are given no timeout."""
+        """How long `get`, `wait`, `multi_get`, `queue_pop` and `barrier` wait if they are given no timeout."""
         from datetime import timedelta
 
         return timedelta(seconds=self._timeout)
@@ -168,7 +168,7 @@ class Store(ABC):
         self.close()
 
     def _where(self) -> str:
-        """Which store this is, for messages: `the store at host:port`."""
+        """The name of this store in messages: `the store at host:port`."""
         return f"this {type(self).__name__}"
 
     def _keys_timeout(self, keys: Sequence[str], limit: float) -> StoreTimeoutError:

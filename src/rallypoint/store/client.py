@@ -1,7 +1,7 @@
 """A store on a server: the client of torch's TCPStore protocol, and with `is_master` the server too.
 
-One connection and one lock: whoever uses the store while another thread waits in it waits as well, as with torch; a
-thread of its own takes a `clone`. Laws:
+One connection and one lock: a thread that uses the store while another one waits in it waits as well, as with torch;
+use a `clone` for each thread. Laws:
 
 - requests and replies stay in step: whatever ends an operation in the middle of its reply (an error, an exception
   from a signal handler) ends the connection too, and every later operation raises;

@@ -23,7 +23,7 @@ _MAX_NAMED = 16
 
 @contextmanager
 def store_timeout(store: Store, timeout: float) -> Iterator[None]:
-    """Have a store wait for so many seconds inside the `with`, and for as long as before after it."""
+    """Set the timeout of a store inside the `with`, and restore it afterwards."""
     before = store.timeout
     store.set_timeout(timedelta(seconds=timeout))
     try:

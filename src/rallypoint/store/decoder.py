@@ -159,7 +159,7 @@ _Reader: TypeAlias = Callable[[Decoder[R], bytes, int], R | None]
 
 
 class OpcodeReaders(Generic[R]):
-    """How to read each opcode, before and after the greeting, for one way of making something of requests.
+    """The readers of each opcode, before and after the greeting, for one set of makers of requests.
 
     Args:
         makers: what is made of requests.

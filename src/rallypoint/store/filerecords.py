@@ -1,4 +1,4 @@
-"""What stands in a FileStore's file (contract section 9.7). Pure.
+"""The records in a FileStore's file (contract section 9.7). Pure.
 
 The file only grows: each record is a key and its new value, both with a native u32 length before them. The latest
 record of a key counts. A key that begins with a minus removes the key behind it.

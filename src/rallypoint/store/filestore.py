@@ -247,7 +247,7 @@ def _opened_file(path: str, lock: int) -> io.FileIO:
     flags, mode = (os.O_RDONLY, "rb") if lock == fcntl.LOCK_SH else (os.O_RDWR | os.O_CREAT, "rb+")
 
     def opener(name: str, _flags: int) -> int:
-        # Without waiting: a named pipe that nobody writes to would block for ever.
+        # Without waiting: a named pipe without a writer would block forever.
         return os.open(name, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, 0o644)
 
     return io.FileIO(path, mode, opener=opener)

@@ -1,4 +1,4 @@
-"""Who may connect to a store, and how much of it each connection may have. Pure.
+"""Limits who may connect to a store, and how much of it each connection may use. Pure.
 
 Torch's clients cannot prove who they are, so any client can read and write all keys: what guards a store is the address
 that a client comes from. The limits bound what one connection can take from the process that serves; what
@@ -23,7 +23,7 @@ class StoreGuard(NamedTuple):
     peers: Sequence[str] | None = None
     """Addresses and networks (`10.0.0.0/8`) that may connect; None for all. `StoreThread.set_peers` changes it."""
     validate_timeout: float = 30.0
-    """Seconds that a connection has to greet; 0 for ever."""
+    """Seconds that a connection has to greet; 0 for no limit."""
     keepalive: tuple[int, int, int] = (120, 30, 6)
     """Seconds of silence after which the kernel asks whether a client's machine is there, seconds between further
     questions, and how many without an answer end the connection."""

@@ -2,7 +2,7 @@
 
 A list has the keys as they were when it was asked for. It keeps no names of parts that have not changed since: before
 one does, all lists that have still to send it are given its names, one copy for all of them. So a thousand lists that
-nobody reads cost next to nothing, and nobody waits for another's list.
+are not read cost next to nothing, and no client waits for another's list.
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ def acquire_server(port: int) -> StoreServer:
     """The shared server on `port`, started if there is none; 0 always starts one.
 
     Raises:
-        OSError: the port is taken by somebody else.
+        OSError: the port is taken by another process.
     """
     with _lock:
         users = _servers.get(port)
@@ -271,7 +271,7 @@ def release_server(server: StoreServer) -> bool:
 
 
 def _reset_after_fork() -> None:
-    """In a copy of this process nobody serves; what listens is the original's."""
+    """A forked process does not serve; the listening sockets belong to the original."""
     global _lock
     _lock = threading.RLock()
     _servers.clear()

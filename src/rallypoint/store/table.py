@@ -1,4 +1,4 @@
-"""What the requests mean: keys, queues, waiters and barriers (contract section 9.3).
+"""The semantics of requests: keys, queues, waiters and barriers (contract section 9.3).
 
 Pure. A command takes a client (any hashable token) and the fields of its request, and returns the replies to send,
 some of which may be for other clients. Laws:

@@ -1,4 +1,4 @@
-"""Which of the two stores serves, and what both of them say.
+"""Chooses which of the two stores serves, and defines what they have in common.
 
 The store is there twice: in Python (`polling` over `serving`, `decoder` and `table`), and in C (`native/`, behind
 `compiled`) where a compiler was there at installation. Both keep the laws that the Python files state, and the same
@@ -25,7 +25,7 @@ class StoreTransport(Protocol):
     """A store and the connections to it. One thread uses it."""
 
     def serve(self) -> None:
-        """Serve until somebody writes to the wake-up descriptor."""
+        """Serve until the wake-up descriptor is written to."""
 
     def run_once(self) -> bool:
         """Do some of what there is to do, without waiting; whether there was anything."""

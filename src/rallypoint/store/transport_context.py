@@ -1,4 +1,4 @@
-"""What a store is given to work with, and what the one in Python and the one in C do alike."""
+"""The context of a store, and what the one in Python and the one in C have in common."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ACCEPT_RETRY = 1.0
 
 
 class TransportContext(NamedTuple):
-    """What a store is given by the thread on which it works."""
+    """The context that the thread of a store provides."""
 
     listener: socket.socket | None
     """It listens; who has connected meanwhile is served first. None: connections come by `add_connection` only."""
@@ -28,7 +28,7 @@ class TransportContext(NamedTuple):
     log_lines: RateLimitedLog
     """For all that unauthenticated peers can cause to be logged."""
     guard: StoreGuard = StoreGuard()
-    """Who may connect, and what each may have."""
+    """Limits which peers may connect, and what each may use."""
     retry: float = ACCEPT_RETRY
     """Seconds without new connections when resources for one more were lacking."""
 
@@ -47,7 +47,7 @@ def set_options(made: socket.socket, guard: StoreGuard) -> None:
 
 
 def peer_of(client: socket.socket) -> str:
-    """Who is at a socket's other end, for messages."""
+    """The peer of a socket, for messages."""
     try:
         address = client.getpeername()
     except OSError:

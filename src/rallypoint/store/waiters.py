@@ -1,4 +1,4 @@
-"""Who waits for which keys. Pure.
+"""Tracks which clients wait for which keys. Pure.
 
 - **One outstanding wait for each client**: a later one takes the place of an earlier one. A client counts the keys that
   it still misses; a key named twice counts twice. It gets one reply, when the count reaches zero.
@@ -22,7 +22,7 @@ class _Wait(Generic[C]):
 
     def __init__(self, client: C) -> None:
         self.client: C | None = client  # None once it was cancelled
-        self.missing = 1  # one more until it is settled, lest it be over before all keys were named
+        self.missing = 1  # one more until it is settled, so that it does not end before all keys were named
         self.keys: list[bytes] = []
 
 

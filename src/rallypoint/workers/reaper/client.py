@@ -72,7 +72,7 @@ class StartedWorker(NamedTuple):
 
 
 class ExitStatus(NamedTuple):
-    """The exit status of a worker. `final` is False if the reaper, its parent, does not know it yet: the worker runs,
+    """The exit status of a worker: `final` is False if the reaper, its parent, does not know it yet: the worker runs,
     or its tracer (a debugger) has been notified first and still holds it. `code` is the exit code, -N for death by
     signal N; None if it is not known.
     """

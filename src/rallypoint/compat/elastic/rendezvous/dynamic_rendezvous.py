@@ -52,8 +52,8 @@ class RendezvousTimeout:
     """How long the steps of a rendezvous may take.
 
     Args:
-        join: until the smallest number of nodes has come; 600 s where it is not given.
-        last_call: for more to come after that; 30 s.
+        join: until the minimal number of nodes has joined; 600 s by default.
+        last_call: for more to join after that; 30 s.
         close: for the rendezvous to be closed; 30 s.
         heartbeat: for one sign of life; 5 s.
 
@@ -84,7 +84,7 @@ def _positive(name: str, time: timedelta | None) -> timedelta:
 
 @dataclass(repr=False, eq=False, frozen=True)
 class RendezvousSettings:
-    """What a rendezvous was made with."""
+    """The settings of a rendezvous."""
 
     run_id: str
     min_nodes: int
@@ -162,7 +162,7 @@ class DynamicRendezvousHandler(ElasticHandler):
 
     @property
     def settings(self) -> RendezvousSettings:
-        """What the handler was made with."""
+        """The settings of the handler."""
         own = self._own_settings
         return RendezvousSettings(
             own.run_id,

@@ -35,23 +35,23 @@ class EtcdRendezvousRetryableFailure(Exception):
 
 
 class EtcdRendezvousRetryImmediately(Exception):
-    """A step of torch's protocol in etcd that is to be tried again at once. Never raised here."""
+    """A step of torch's protocol in etcd that must be retried at once. Never raised here."""
 
 
 class EtcdRendezvous:
-    """What a rendezvous in etcd is made of.
+    """The parameters of a rendezvous in etcd.
 
     Args:
         client: of the etcd, such as `EtcdServer.get_client` gives.
         prefix: what its keys begin with.
         run_id: the job's id.
-        num_min_workers: a round needs at least so many nodes.
-        num_max_workers: a round takes at most so many nodes.
-        timeout: seconds for the smallest number of nodes to come.
-        last_call_timeout: seconds for more to come after that.
+        num_min_workers: the number of nodes that a round needs at least.
+        num_max_workers: the number of nodes that a round takes at most.
+        timeout: seconds for the minimal number of nodes to join.
+        last_call_timeout: seconds for more to join after that.
 
     Raises:
-        UserError: a number out of its bounds.
+        UserError: a number is out of range.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ __all__ = ["EtcdServer", "find_free_port", "stop_etcd"]
 
 
 def stop_etcd(subprocess: subprocess.Popen[Any] | None, data_dir: str | None = None) -> None:
-    """End an etcd that somebody has started, if it runs, and remove its data, if a folder is named."""
+    """End an etcd process, if it runs, and remove its data, if a folder is given."""
     if subprocess is not None and subprocess.poll() is None:
         subprocess.terminate()
         subprocess.wait()

@@ -1,4 +1,4 @@
-"""What an agent with a loop of its own needs of the rendezvous: one that asks and waits, where ours gets notifications.
+"""The rendezvous for an agent with a loop of its own: it polls and waits, while ours is notified.
 
 Such an agent replaces `_invoke_run` and calls `_initialize_workers`, `_monitor_workers`, `_restart_workers` and
 `_exit_barrier` itself, as torch's own loop does. Laws:

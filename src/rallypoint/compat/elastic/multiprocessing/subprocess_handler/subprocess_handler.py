@@ -61,7 +61,7 @@ class SubprocessHandler:
     def close(self, death_sig: signal.Signals | None = None) -> None:
         """Send a signal (SIGTERM if none is named) to the program and whatever it has started; close the files.
 
-        Nobody is waited for here; `proc.wait()` does that.
+        This does not wait; `proc.wait()` does that.
         """
         if self.proc.poll() is None:
             os.killpg(self.proc.pid, death_sig or signal.SIGTERM)
