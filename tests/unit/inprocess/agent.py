@@ -76,8 +76,8 @@ class Agent:
         self.prepare(round_, **environment)
         self.order(f"enter {round_}")
 
-    def wait_until_left(self, round_: int) -> float:
-        """Until the worker is out of that round; returns the seconds for which that was waited for."""
+    def wait_until_left(self, round_: int) -> None:
+        """Wait until the worker is out of that round."""
         path, began = self.folder / f"{LEFT_PREFIX}0.{round_}", time.monotonic()
         watch = Inotify()
         try:
@@ -88,12 +88,13 @@ class Agent:
                 watch.changed()
         finally:
             watch.close()
-        return time.monotonic() - began
 
     def next_round(self, ended: int, **environment: str | None) -> float:
         """End a round, and begin the next; returns the seconds until the worker was out."""
+        began = time.monotonic()
         self.order(f"leave {ended}")
-        seconds = self.wait_until_left(ended)
+        self.wait_until_left(ended)
+        seconds = time.monotonic() - began
         self.enter(ended + 1, **environment)
         return seconds
 

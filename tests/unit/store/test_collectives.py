@@ -84,7 +84,7 @@ def test_rank_0_names_those_who_did_not_come() -> None:
 
     def come(rank: int) -> StoreError | None:
         try:
-            barrier(store.clone(), 5, "b", 0.1, rank, lambda each: f"host{each}", 0.5)
+            barrier(store.clone(), 5, "b", 0.1, rank, lambda each: f"host{each}", 2.0)
         except StoreError as error:
             return error
         return None

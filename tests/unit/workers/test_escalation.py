@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import select
 import signal
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.clock import SYSTEM_CLOCK
+from rallypoint.workers import escalation as module
 from rallypoint.workers.escalation import SWEEP_GRACE_PERIOD, Escalation, StoppableProcess, run_to_end
 from rallypoint.workers.process import UNKNOWN_EXIT, WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
@@ -47,6 +49,17 @@ def up(reaper: ReaperClient) -> Iterator[Up]:
             return process
 
         yield start
+
+
+LONG = 30.0
+"""Seconds that no test waits for: processes that do as they should need far less, also on a busy machine."""
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who shows its stacks, or is left by a worker, has a long time for it."""
+    monkeypatch.setattr(module, "STACKS_TIMEOUT", LONG)
+    monkeypatch.setattr(module, "SWEEP_GRACE_PERIOD", LONG)
 
 
 def stopped(reaper: ReaperClient, processes: list[WorkerProcess], death_sig: int, grace: float) -> Escalation:
@@ -115,10 +128,11 @@ def test_those_who_listen_end_by_themselves(reaper: ReaperClient, up: Up) -> Non
 
 def test_who_does_not_listen_is_killed(reaper: ReaperClient, up: Up) -> None:
     gentle, deaf = up(GENTLE), up(DEAF)
-    assert stopped(reaper, [deaf, gentle], signal.SIGTERM, 0.1).stuck == []
+    assert stopped(reaper, [deaf, gentle], signal.SIGTERM, 2.0).stuck == []
     assert (deaf.poll(), gentle.poll()) == (-signal.SIGKILL, 0)
 
 
+@pytest.mark.usefixtures("patient")
 def test_who_can_show_its_stacks_does_before_it_is_killed(reaper: ReaperClient, up: Up) -> None:
     read, write = os.pipe()
     with os.fdopen(read, "rb") as told:
@@ -132,6 +146,7 @@ def test_who_can_show_its_stacks_does_before_it_is_killed(reaper: ReaperClient, 
         assert b"in here" in told.read()
 
 
+@pytest.mark.usefixtures("patient")
 def test_whose_stacks_nobody_has_seen_shows_them_instead_of_ending_at_once(reaper: ReaperClient, up: Up) -> None:
     read, write = os.pipe()
     with os.fdopen(read, "rb") as told:
@@ -154,7 +169,7 @@ def test_who_catches_sigabrt_for_good_is_killed_after_a_moment(reaper: ReaperCli
     before = SYSTEM_CLOCK.monotonic()
     stopped(reaper, [process], signal.SIGTERM, 0.1)
     assert process.poll() == -signal.SIGKILL
-    assert 1.1 <= SYSTEM_CLOCK.monotonic() - before < 10
+    assert 1.1 <= SYSTEM_CLOCK.monotonic() - before < LONG
 
 
 def test_the_signal_that_was_asked_for_is_sent(reaper: ReaperClient, up: Up) -> None:
@@ -193,9 +208,9 @@ def test_what_a_worker_has_spawned_goes_with_it(reaper: ReaperClient, up: Up, en
         if "exit" in ending:
             ends(process)
         before = SYSTEM_CLOCK.monotonic()
-        stopped(reaper, [process], signal.SIGTERM, 30)
+        stopped(reaper, [process], signal.SIGTERM, 2 * LONG)
         assert gone(read), "whoever holds the pipe has ended"
-        assert SYSTEM_CLOCK.monotonic() - before < 5
+        assert SYSTEM_CLOCK.monotonic() - before < LONG
     finally:
         os.close(read)
 
@@ -300,8 +315,8 @@ def test_a_sweep_that_was_given_up_kills_nothing_later_and_costs_no_later_stop_i
         before = SYSTEM_CLOCK.monotonic()
         assert stopped(reaper, [deaf], signal.SIGTERM, 0.1).stuck == []
         assert deaf.poll() == -signal.SIGKILL
-        stopped(reaper, [], signal.SIGTERM, 30)
-        assert SYSTEM_CLOCK.monotonic() - before < 3
+        stopped(reaper, [], signal.SIGTERM, 2 * LONG)
+        assert SYSTEM_CLOCK.monotonic() - before < LONG
         tracer.lets_go()
     next_round.release()
     assert ends(held) == -signal.SIGKILL
@@ -367,6 +382,7 @@ def left_by(up: Up, heeds: str, ending: str) -> tuple[WorkerProcess, Callable[[]
     return process, told
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("ending", ["os._exit(0)", "os._exit(3)", "signal.pause()", DEAF])
 def test_what_a_worker_has_left_is_asked_before_it_is_killed(reaper: ReaperClient, up: Up, ending: str) -> None:
     process, told = left_by(up, HEEDS, ending)
@@ -375,18 +391,19 @@ def test_what_a_worker_has_left_is_asked_before_it_is_killed(reaper: ReaperClien
     before = SYSTEM_CLOCK.monotonic()
     stopped(reaper, [process], signal.SIGTERM, 0.1)
     assert told() == b"flushed"
-    assert SYSTEM_CLOCK.monotonic() - before < SWEEP_GRACE_PERIOD, "it is waited for until it ends, and no longer"
+    assert SYSTEM_CLOCK.monotonic() - before < LONG, "it is waited for until it ends, and no longer"
 
 
 def test_what_does_not_heed_is_killed_after_its_second(reaper: ReaperClient, up: Up) -> None:
     process, told = left_by(up, "signal.SIG_IGN", "os._exit(0)")
     ends(process)
     before = SYSTEM_CLOCK.monotonic()
-    stopped(reaper, [process], signal.SIGTERM, 30)
-    assert SWEEP_GRACE_PERIOD <= SYSTEM_CLOCK.monotonic() - before < SWEEP_GRACE_PERIOD + 2
+    stopped(reaper, [process], signal.SIGTERM, 2 * LONG)
+    assert SWEEP_GRACE_PERIOD <= SYSTEM_CLOCK.monotonic() - before < LONG
     assert told() == b""
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("hurried", ["from the first", "while it waits"])
 def test_nobody_is_asked_by_one_who_is_in_a_hurry(reaper: ReaperClient, up: Up, hurried: str) -> None:
     process, told = left_by(up, "signal.SIG_IGN", "signal.pause()")
@@ -399,23 +416,24 @@ def test_nobody_is_asked_by_one_who_is_in_a_hurry(reaper: ReaperClient, up: Up, 
         assert not escalation.step()
         escalation.kill_now()
         run_to_end(escalation)
-    assert SYSTEM_CLOCK.monotonic() - before < SWEEP_GRACE_PERIOD
+    assert SYSTEM_CLOCK.monotonic() - before < LONG
     assert told() == b""
 
 
+@pytest.mark.usefixtures("patient")
 def test_where_nothing_is_left_nothing_is_waited_for(reaper: ReaperClient, up: Up) -> None:
     process = up("import os; os.write(1, b'up')")
     ends(process)
     before = SYSTEM_CLOCK.monotonic()
-    stopped(reaper, [process], signal.SIGTERM, 30)
-    assert SYSTEM_CLOCK.monotonic() - before < SWEEP_GRACE_PERIOD / 2
+    stopped(reaper, [process], signal.SIGTERM, LONG)
+    assert SYSTEM_CLOCK.monotonic() - before < LONG
 
 
 SAVING = """
 import os, signal, time
 def save(*_):
     with open({path!r}, "wb") as file:
-        for _ in range(20):
+        for _ in range(60):
             file.write(bytes(100_000))
             file.flush()
             {started}
@@ -435,13 +453,13 @@ def test_a_checkpoint_that_is_being_written_is_not_cut(
         text += "signal.signal(15, save); os.write(1, b'up'); signal.pause(); signal.pause()"
     process = up(text)
     before = SYSTEM_CLOCK.monotonic()
-    escalation = Escalation([process], Sweep(reaper, [process]), signal.SIGTERM, 0.1, 30)
+    # It has a second to begin with its save, which takes three.
+    escalation = Escalation([process], Sweep(reaper, [process]), signal.SIGTERM, 1.0, 30)
     run_to_end(escalation)
-    assert path.stat().st_size == 2_000_000
-    assert 1 <= SYSTEM_CLOCK.monotonic() - before < 5
-    assert (
-        caplog.text.count(f"worker {process.pid} is writing {path}; it is stopped when that is done, or in 30 s") == 1
-    )
+    assert path.stat().st_size == 6_000_000
+    assert SYSTEM_CLOCK.monotonic() - before < LONG
+    told = rf"worker {process.pid} is writing {re.escape(str(path))}; it is stopped when that is done, or in \d+ s"
+    assert len(re.findall(told, caplog.text)) == 1
 
 
 def test_whoever_writes_without_end_is_stopped_all_the_same(reaper: ReaperClient, up: Up, tmp_path: Path) -> None:
@@ -450,7 +468,7 @@ def test_whoever_writes_without_end_is_stopped_all_the_same(reaper: ReaperClient
     before = SYSTEM_CLOCK.monotonic()
     run_to_end(Escalation([process], Sweep(reaper, [process]), signal.SIGTERM, 0.1, 1.0))
     assert process.poll() == -signal.SIGTERM
-    assert 1.0 <= SYSTEM_CLOCK.monotonic() - before < 3
+    assert 1.0 <= SYSTEM_CLOCK.monotonic() - before < LONG
 
 
 def test_those_who_write_nothing_are_asked_while_another_writes(reaper: ReaperClient, up: Up, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_who_does_not_leave_in_time_is_ended_and_nobody_else(rounds: Rounds) -> 
     context = rounds.begin({0: 0, 1: 1})
     pids = context.pids()
     os.kill(pids[1], signal.SIGSTOP)
-    run_to_end(rounds.end((0, 1), timeout=0.2))
+    run_to_end(rounds.end((0, 1), timeout=2.0))
     assert waiting(context) == {0}
     assert not runs(pids[1])
 
