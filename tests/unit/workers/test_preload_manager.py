@@ -203,7 +203,6 @@ def test_a_dead_one_is_followed_until_three_were_of_no_use(
 def test_one_that_does_not_answer_costs_its_timeout_and_then_workers_start_without_preloading(
     reaper: ReaperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(zygote_client, "FORK_TIMEOUT", 0.1)
     monkeypatch.setattr(manager, "REFILL_DELAY", math.inf)
     with preloading(reaper, tmp_path) as found:
         pid = found.pid
@@ -211,6 +210,7 @@ def test_one_that_does_not_answer_costs_its_timeout_and_then_workers_start_witho
         until(found, lambda: len(copies(found)) == 2)
         for _ in range(2):
             start(found, reaper, tmp_path, "pass").release()
+        monkeypatch.setattr(zygote_client, "FORK_TIMEOUT", 0.1)
         os.kill(pid, signal.SIGSTOP)
         assert found.start(command(tmp_path), os.environ, None, None, ()) is None
         assert "did not answer within" in caplog.text
