@@ -13,6 +13,8 @@ from tests.jobs.launching import TIMEOUT, Launcher
 from tests.jobs.terminals import Terminal, plain
 
 _PROMPT = re.compile("\x02(\\d+)\x03")
+_JOB_REPORT = re.compile(r"\[\d+\][-+ ] +(Done|Exit \d+|Killed|Terminated|Stopped|Interrupt)\b")
+"""What bash writes of a job in the background that has ended: before whichever prompt comes next."""
 _OVERWRITTEN = re.compile(r"\r(?:\x1b\[[02]?K)?|\x1b\[2K")
 """After this a line begins anew in the same place, as one that counts the seconds does."""
 _START = """
@@ -75,12 +77,12 @@ class Shell:
 
     @property
     def lines(self) -> list[str]:
-        """What the terminal shows of the command's output, the unfinished last line too."""
+        """The command's output in the terminal, the unfinished last line too, without bash's reports of other jobs."""
         raw = self._terminal.raw[self._begin :]
         prompt = _PROMPT.search(raw)
         lines = (raw[: prompt.start()] if prompt else raw).replace("\r\n", "\n").split("\n")
         shown = [plain(_OVERWRITTEN.split(line)[-1]) for line in lines]
-        return shown if shown[-1] else shown[:-1]
+        return [line for line in (shown if shown[-1] else shown[:-1]) if not _JOB_REPORT.match(line)]
 
     @property
     def finished(self) -> int:

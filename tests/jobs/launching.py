@@ -33,6 +33,13 @@ variable."""
 RALLYRUN = [sys.executable, "-m", "rallypoint.run"]
 
 
+def readable(fd: int, seconds: float | None = None) -> bool:
+    """Wait until a descriptor can be read, or for so many seconds; `select.select` takes none above 1,023."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(None if seconds is None else seconds * 1000))
+
+
 class _Lines:
     """The lines of a pipe that is read as it fills; whoever holds the lock of its job may look and read."""
 
@@ -47,11 +54,11 @@ class _Lines:
 
     def wait(self) -> None:
         """Wait until there is something to read, or the end."""
-        select.select([self._pipe], [], [])
+        readable(self._pipe.fileno())
 
     def read(self) -> None:
         """Read what was written so far, without waiting."""
-        if self.over or not select.select([self._pipe], [], [], 0)[0]:
+        if self.over or not readable(self._pipe.fileno(), 0.0):
             return
         data = os.read(self._pipe.fileno(), 1 << 20)  # more than a pipe holds
         self.over = not data
@@ -210,7 +217,7 @@ class Launcher:
         with suppress(ProcessLookupError):
             fd = os.pidfd_open(pid)
             try:
-                assert select.select([fd], [], [], TIMEOUT)[0], f"process {pid} has not ended"
+                assert readable(fd, TIMEOUT), f"process {pid} has not ended"
             finally:
                 os.close(fd)
 

@@ -58,7 +58,7 @@ def main() -> None:
     if saved:
         accelerator.load_state(str(saved[-1]))
         step = int(saved[-1].name.removeprefix("step-"))
-    accelerator.print(f"{accelerator.num_processes} workers, from step {step}", flush=True)
+    accelerator.print(f"{accelerator.num_processes} workers, from step {step}\n", end="", flush=True)
 
     while step < options.steps:
         epoch, done = divmod(step, len(loader))
@@ -69,7 +69,7 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             step += 1
-            accelerator.print(f"step {step} loss of rank 0 {loss.item():.9f}", flush=True)
+            accelerator.print(f"step {step} loss of rank 0 {loss.item():.9f}\n", end="", flush=True)
             told = told_to_save(accelerator)
             if told or step % options.every == 0 or step == options.steps:
                 save(accelerator, options.checkpoint_dir / f"step-{step:06d}")
@@ -80,7 +80,7 @@ def main() -> None:
     model.eval()
     with torch.no_grad():
         error = mse_loss(model(inputs.to(accelerator.device)).cpu(), inputs.sum(1, keepdim=True))
-    accelerator.print(f"final loss {error.item():.9f}", flush=True)
+    accelerator.print(f"final loss {error.item():.9f}\n", end="", flush=True)
     accelerator.end_training()
 
 

@@ -67,14 +67,14 @@ def main() -> None:
     if (options.checkpoint_dir / "latest").exists():
         engine.load_checkpoint(str(options.checkpoint_dir))
     if rank == 0:
-        print(f"{world_size} workers, from step {engine.global_steps}", flush=True)
+        print(f"{world_size} workers, from step {engine.global_steps}\n", end="", flush=True)
     while engine.global_steps < options.steps:
         features, wanted = batches[engine.global_steps % len(batches)]
         loss = mse_loss(engine(features), wanted)
         engine.backward(loss)
         engine.step()
         if rank == 0:
-            print(f"step {engine.global_steps} loss of rank 0 {loss.item():.9f}", flush=True)
+            print(f"step {engine.global_steps} loss of rank 0 {loss.item():.9f}\n", end="", flush=True)
         told = told_to_save(device)
         if told or engine.global_steps % options.every == 0 or engine.global_steps == options.steps:
             save(engine, options.checkpoint_dir)
@@ -83,7 +83,7 @@ def main() -> None:
     error = mse_loss(engine(inputs), inputs.sum(1, keepdim=True)).detach()
     dist.all_reduce(error)
     if rank == 0:
-        print(f"final loss {error.item() / world_size:.9f}", flush=True)
+        print(f"final loss {error.item() / world_size:.9f}\n", end="", flush=True)
     dist.destroy_process_group()
 
 

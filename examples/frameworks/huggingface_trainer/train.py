@@ -46,7 +46,7 @@ class SaveBeforeStop(TrainerCallback):
         dist.all_reduce(told, dist.ReduceOp.MAX)
         control.should_save = control.should_save or bool(told)
         if state.is_world_process_zero:
-            print(f"step {state.global_step} of {state.max_steps}", flush=True)
+            print(f"step {state.global_step} of {state.max_steps}\n", end="", flush=True)
         return control
 
     def on_save(self, *_: Any, **__: Any) -> None:
@@ -94,13 +94,14 @@ def main() -> None:
     )
     last = last_whole(options.checkpoint_dir)
     if trainer.is_world_process_zero():
-        print(f"{trainer.args.world_size} workers, from step {last.rpartition('-')[2] if last else 0}", flush=True)
+        first = last.rpartition("-")[2] if last else 0
+        print(f"{trainer.args.world_size} workers, from step {first}\n", end="", flush=True)
     trainer.train(resume_from_checkpoint=last)
     model.eval()
     with torch.no_grad():
         loss = model(input_ids=texts.to(model.device), labels=texts.to(model.device)).loss
     if trainer.is_world_process_zero():
-        print(f"final loss {loss.item():.9f}", flush=True)
+        print(f"final loss {loss.item():.9f}\n", end="", flush=True)
     dist.destroy_process_group()
 
 

@@ -44,19 +44,19 @@ def training(_index: int, options: argparse.Namespace) -> None:
     @trainer.on(Events.ITERATION_COMPLETED)
     def _tell(engine: Engine) -> None:
         if rank == 0:
-            print(f"step {engine.state.iteration} loss of rank 0 {engine.state.output:.9f}", flush=True)
+            print(f"step {engine.state.iteration} loss of rank 0 {engine.state.output:.9f}\n", end="", flush=True)
 
     saved = sorted(options.checkpoint_dir.glob("*.pt"), key=lambda path: int(path.stem.rpartition("_")[2]))
     if saved:
         Checkpoint.load_objects(state, torch.load(saved[-1], map_location=idist.device(), weights_only=False))
     if rank == 0:
-        print(f"{world_size} workers, from step {trainer.state.iteration}", flush=True)
+        print(f"{world_size} workers, from step {trainer.state.iteration}\n", end="", flush=True)
     if trainer.state.iteration < options.steps:  # an engine that has done all its epochs would begin again
         trainer.run(batches, max_epochs=options.steps // len(batches))
     loss = mse_loss(model(inputs), inputs.sum(1, keepdim=True)).detach()
     total = idist.all_reduce(loss)
     if rank == 0:
-        print(f"final loss {float(total) / world_size:.9f}", flush=True)
+        print(f"final loss {float(total) / world_size:.9f}\n", end="", flush=True)
 
 
 def main() -> None:

@@ -96,19 +96,19 @@ def main() -> None:
     first, start = load(checkpoint)
     parameters = {name: on_devices(value, everywhere) for name, value in start.items()}
     if rank == 0:
-        print(f"{jax.process_count()} workers, from step {first}", flush=True)
+        print(f"{jax.process_count()} workers, from step {first}\n", end="", flush=True)
     for step in range(first + 1, options.steps + 1):
         parameters, loss = train(parameters, *(on_devices(each, shared) for each in batch_of(step)))
         told = told_to_save()
         if rank == 0:
-            print(f"step {step} loss {float(loss):.9f}", flush=True)
+            print(f"step {step} loss {float(loss):.9f}\n", end="", flush=True)
             if told or step % options.every == 0 or step == options.steps:
                 save(checkpoint, step, parameters)
         if told:
             notices.acknowledge()
     error = loss_of(parameters, *(on_devices(each, shared) for each in batch_of(options.steps + 1)))
     if rank == 0:
-        print(f"final loss {float(error):.9f}", flush=True)
+        print(f"final loss {float(error):.9f}\n", end="", flush=True)
     jax.distributed.shutdown()
 
 

@@ -45,12 +45,12 @@ class SaveBeforeStop(Callback):
     def on_train_start(self, trainer: lightning.Trainer, _module: lightning.LightningModule) -> None:
         """See `Callback`."""
         if trainer.is_global_zero:
-            print(f"{trainer.world_size} workers, from step {trainer.global_step}", flush=True)
+            print(f"{trainer.world_size} workers, from step {trainer.global_step}\n", end="", flush=True)
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, _module: lightning.LightningModule) -> None:
         """See `Callback`."""
         if trainer.is_global_zero:
-            print(f"step {trainer.global_step} of {trainer.max_steps}", flush=True)
+            print(f"step {trainer.global_step} of {trainer.max_steps}\n", end="", flush=True)
         if trainer.strategy.reduce_boolean_decision(notices.pending() is not None, all=False):
             with notices.saving():  # a stop waits until the block is left
                 trainer.save_checkpoint(self.path)
@@ -88,7 +88,7 @@ def main() -> None:
     with torch.no_grad():
         loss = mse_loss(model.cpu().layers(inputs), inputs.sum(1, keepdim=True))
     if trainer.is_global_zero:
-        print(f"final loss {loss.item():.9f}", flush=True)
+        print(f"final loss {loss.item():.9f}\n", end="", flush=True)
     torch.distributed.destroy_process_group()
 
 

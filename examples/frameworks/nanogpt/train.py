@@ -89,7 +89,7 @@ def main() -> None:
         first = saved["iter_num"]
     if rank == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
-        print(f"{dist.get_world_size()} workers, from step {first}", flush=True)
+        print(f"{dist.get_world_size()} workers, from step {first}\n", end="", flush=True)
     for step in range(first + 1, options.steps + 1):
         draw = torch.Generator().manual_seed(1000 * step + rank)  # by the step, so that a resumed run sees the same
         starts = torch.randint(len(text) - config.block_size - 1, (8,), generator=draw)
@@ -99,7 +99,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         if rank == 0:
-            print(f"step {step} loss of rank 0 {loss.item():.9f}", flush=True)
+            print(f"step {step} loss of rank 0 {loss.item():.9f}\n", end="", flush=True)
             if step % options.every == 0 or step == options.steps:
                 state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "iter_num": step}
                 torch.save({**state, "config": asdict(config)}, path.with_suffix(".draft"))
@@ -107,7 +107,7 @@ def main() -> None:
     window = text[: 64 * (config.block_size + 1)].unflatten(0, (64, -1)).to(device)
     final = model.module(window[:, :-1], window[:, 1:])
     if rank == 0:
-        print(f"final loss {final.item():.9f}", flush=True)
+        print(f"final loss {final.item():.9f}\n", end="", flush=True)
     dist.barrier()
     # What holds the group goes first, so that its threads end here and not somewhere in the interpreter's own end.
     del model, optimizer

@@ -66,7 +66,7 @@ def main() -> None:
         optimizer.load_state_dict(saved["optimizer"])
         step, loss = saved["step"], saved["loss"]
     if rank == 0:
-        print(f"{dist.get_world_size()} workers, from step {step}", flush=True)
+        print(f"{dist.get_world_size()} workers, from step {step}\n", end="", flush=True)
 
     while step < options.steps:
         epoch, done = divmod(step, len(loader))
@@ -81,7 +81,7 @@ def main() -> None:
             dist.all_reduce(loss)
             told = told_to_save(device)
             if rank == 0:
-                print(f"step {step} loss {loss.item():.9f}", flush=True)
+                print(f"step {step} loss {loss.item():.9f}\n", end="", flush=True)
                 if told or step % options.every == 0 or step == options.steps:
                     state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
                     save({**state, "step": step, "loss": loss}, checkpoint)
@@ -91,7 +91,7 @@ def main() -> None:
             if step == options.steps:
                 break
     if rank == 0:
-        print(f"final loss {loss.item():.9f}", flush=True)
+        print(f"final loss {loss.item():.9f}\n", end="", flush=True)
     dist.barrier()
     # What holds the group goes first, so that its threads end here and not somewhere in the interpreter's own end.
     del model, optimizer

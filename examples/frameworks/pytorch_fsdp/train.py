@@ -78,7 +78,7 @@ def main() -> None:
     training = Training(device)
     first = training.load(options.checkpoint_dir)
     if rank == 0:
-        print(f"{world_size} workers, from step {first}", flush=True)
+        print(f"{world_size} workers, from step {first}\n", end="", flush=True)
 
     inputs = torch.randn(96, 8)[rank::world_size].to(device)
     for step in range(first + 1, options.steps + 1):
@@ -88,7 +88,7 @@ def main() -> None:
         training.optimizer.step()
         training.optimizer.zero_grad()
         if rank == 0:
-            print(f"step {step} loss of rank 0 {loss.item():.9f}", flush=True)
+            print(f"step {step} loss of rank 0 {loss.item():.9f}\n", end="", flush=True)
         told = told_to_save(device)
         if told or step % options.every == 0 or step == options.steps:
             training.save(options.checkpoint_dir / f"step-{step:06d}")
@@ -97,7 +97,7 @@ def main() -> None:
     error = mse_loss(training.model(inputs), inputs.sum(1, keepdim=True)).detach()
     dist.all_reduce(error)
     if rank == 0:
-        print(f"final loss {error.item() / world_size:.9f}", flush=True)
+        print(f"final loss {error.item() / world_size:.9f}\n", end="", flush=True)
     dist.destroy_process_group()
 
 

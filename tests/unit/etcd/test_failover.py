@@ -62,7 +62,7 @@ def test_a_new_client_passes_over_a_silent_and_a_dead_member(etcd: EtcdCluster, 
 def test_a_request_whose_answer_is_lost_is_not_sent_again_unasked(
     client: EtcdClient, prefix: bytes, used: Callable[[], Member]
 ) -> None:
-    client.put(prefix, b"before")
+    client.put(prefix, b"before", repeatable=True)
     member = used()
     member.pause()
     with pytest.raises(EtcdUnreachable, match=r"silent.*may have been done") as caught:

@@ -24,7 +24,7 @@ print(checks.fork_obstacle() or checks.thread_obstacle())"""
     ("done", "said"),
     [
         ("", "None"),
-        ("import threading; threading.Thread(target=int).start()", "None"),
+        ("import threading; thread = threading.Thread(target=int); thread.start(); thread.join()", "None"),
         (
             "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
             "it starts 1 thread that stays: Thread-1 (wait)",
