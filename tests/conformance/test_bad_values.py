@@ -135,7 +135,7 @@ ONLY_OURS = [
     value("--signals-to-handle", "SIGKILL", "leave it out"),
     *[value("--preload", text, "name of a module", "such as torch", code=2) for text in ("a-b", "torch,", "1")],
     *[value("--worker-env", text, "none of torch, jax, tf, ompi", code=2) for text in ("horovod", "", "jax,,tf")],
-    *[value("--socket-ifname", text, "no network interface", "lo", code=2) for text in ("eth99", "lo,,lo", "Auto")],
+    *[value("--socket-ifname", text, "not a network interface", "lo", code=2) for text in ("eth99", "lo,,lo", "Auto")],
     *[value("--store-peers", text, "members", "any", "10.0.0.0/8", code=2) for text in ("maybe", "10.0.0.0/33")],
     *[value("--host-prefix", text, "always", "never", "auto", code=2) for text in ("maybe", "")],
     *[value("--exit-codes", text, "torchrun", "classified", code=2) for text in ("mine", "")],

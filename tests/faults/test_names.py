@@ -135,7 +135,7 @@ def test_what_is_not_certain_ends_no_job(net: Network, rallyrun: Launcher) -> No
     other.stop()
     knows(rallyrun, first)
     nameless = start(rallyrun, first, *static("--rdzv-conf=timeout=4"))
-    nameless.until_err("--master-addr names 'n1', which stands for no address here")
+    nameless.until_err("--master-addr names 'n1', which has no address here")
     for each in (job, nameless):
         assert each.ends() == 1
         assert "started with the same --master-addr, --nnodes and --rdzv-id" in each.err.splitlines()[-1]

@@ -104,7 +104,7 @@ def test_what_is_no_address_of_this_machine_is_refused(cluster: Cluster) -> None
     cluster.conf = "listen=10.88.0.1"
     agent = cluster.start("A")
     assert agent.job.ends() in {1, 2}
-    assert "rendezvous option listen='10.88.0.1' is no address of this machine" in agent.job.err
+    assert "rendezvous option listen='10.88.0.1' is not an address of this machine" in agent.job.err
 
 
 def test_the_address_that_a_node_is_given_is_listened_at_too(cluster: Cluster) -> None:

@@ -159,7 +159,7 @@ def named(folder: Path, hosts: str, resolver: str = "") -> list[str]:
     [
         ("127.0.1.1 node7", "WARN", "node7 is 127.0.1.1, a loopback address"),
         ("", "WARN", "node7 does not resolve"),
-        ("10.99.99.99 node7", "WARN", "10.99.99.99 is no address of this machine"),
+        ("10.99.99.99 node7", "WARN", "10.99.99.99 is not an address of this machine"),
         ("10.77.0.1 node7", "PASS", "node7 is 10.77.0.1"),
     ],
 )

@@ -39,7 +39,7 @@ def running_workers_run_on_and_the_job_finishes_on_a_new_server(rallyrun: Launch
         node.job.until_err("was lost")
     server = serve(rallyrun, port)
     for node in nodes:
-        node.job.until_err("is in reach again")
+        node.job.until_err("is reachable again")
     job.say("finish")
     all_end(nodes, 0)
     assert [len(node.ups) for node in nodes] == [1, 1], "the same workers all the time"
@@ -141,7 +141,7 @@ def test_a_control_plane_outside_the_job_finds_its_port_free_when_it_is_started_
     assert server.ends() == 0
     node.job.until_err("was lost")
     serve(rallyrun, port)
-    node.job.until_err("is in reach again")
+    node.job.until_err("is reachable again")
     assert "this agent hosts it now" not in node.job.err
     other = outside(rallyrun, port, "1").start("B", "--rdzv-id=other")
     other.comes_up(1)

@@ -112,7 +112,7 @@ def test_when_the_coordinator_s_agent_is_killed_the_next_takes_over_at_once(
         node.comes_up(1, starts=2, world_size=2)
     code, seen = ask.status()
     assert (code, len(seen["nodes"]), seen["min_nodes"], seen["max_nodes"]) == (0, 2, 1, 4), "what was kept holds"
-    watching.until(lambda out: any("in reach again" in each for each in out), "that another is coordinator")
+    watching.until(lambda out: any("reachable again" in each for each in out), "that another is coordinator")
     assert common(others, [1, 1], "TORCHELASTIC_RESTART_COUNT") == "0"
     assert len(coordinators(others)) == 1
     nodes.say("finish")
@@ -167,7 +167,7 @@ def the_coordinator_of_a_preempted_job_is_killed_and_the_job_ends_when_all_have_
     coordinator.dies()
     all_end(others, 143)
     for node in others:
-        assert "the end of the preempted job was not told in time" not in node.job.err, "the next one knows of it"
+        assert "the end of the preempted job was not announced in time" not in node.job.err, "the next one knows of it"
         assert "received SIGUSR2; not all workers of this node have saved" in node.job.err
 
 

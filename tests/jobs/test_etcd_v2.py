@@ -63,7 +63,7 @@ def all_nodes_tell_the_same_cause(rallyrun: Launcher, *, etcd: EtcdCluster) -> N
     assert told_in_short(nodes[0]).startswith(f"rank {nodes[1].ranks(1)[0]} failed on ")
     late = made.start("C")
     assert late.job.ends() == 1
-    assert "the job has ended, nobody may join it any more: it has failed" in late.job.err
+    assert "the job has ended, no node can join it any more: it has failed" in late.job.err
 
 
 def an_agent_is_killed_and_another_comes(rallyrun: Launcher, *, etcd: EtcdCluster) -> None:

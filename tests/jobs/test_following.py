@@ -30,10 +30,10 @@ def a_job_is_followed_through_a_restart_of_its_control_plane(rallyrun: Launcher)
     documents = rallyrun.command([*watch, "--json"])
     documents.until(bool, "a document")
     server.signal(signal.SIGKILL)
-    place = screen.until("out of reach", place)
-    lines.until(lambda out: any("out of reach; connecting again" in each for each in out), "that it is lost")
+    place = screen.until("unreachable", place)
+    lines.until(lambda out: any("unreachable; reconnecting" in each for each in out), "that it is lost")
     server = serve(rallyrun, port)
-    lines.until(lambda out: any("in reach again, started anew" in each for each in out), "that it is back")
+    lines.until(lambda out: any("reachable again, started anew" in each for each in out), "that it is back")
     screen.until("running since", place)
     job.say("finish")
     all_end(nodes, 0)
@@ -41,7 +41,7 @@ def a_job_is_followed_through_a_restart_of_its_control_plane(rallyrun: Launcher)
     assert "the job has succeeded" in lines.out[-1]
     assert lines.err == ""
     assert json.loads(documents.out[-1])["phase"] == "succeeded"
-    assert "out of reach" in documents.err
+    assert "unreachable" in documents.err
     assert screen.raw.count(_ALTERNATE) == screen.raw.count(_NORMAL) == 1
     after = screen.raw[screen.raw.index(_NORMAL) :]
     assert "succeeded" in after, "how it has ended stays on the terminal"

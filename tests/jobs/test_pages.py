@@ -176,7 +176,7 @@ def test_what_cannot_be_served_is_one_sentence(rallyrun: Launcher) -> None:
     for flags, text in (
         (["--http=29480", f"--http-token-file={readable}"], "can be read or written by others"),
         (["--http=29480", f"--http-token-file={short}"], "does not hold a token"),
-        (["--http-token-file=x"], "is of use with --http only"),
+        (["--http-token-file=x"], "has an effect only with --http"),
         (["--http=localhost:x"], "--http: endpoint"),
     ):
         job = rallyrun.command([*RALLYCTL, "serve", "--endpoint=127.0.0.1:0", *flags])

@@ -289,7 +289,7 @@ def test_a_short_time_from_a_scheduler_is_divided(at_once: AtOnce) -> None:
 def test_a_grace_period_that_cannot_be_is_refused(rallyrun: Launcher) -> None:
     job = rallyrun("--standalone", rallyrun.script(""), env={"RALLYPOINT_TERMINATION_GRACE": "soon"})
     assert job.ends() == 2
-    assert "RALLYPOINT_TERMINATION_GRACE='soon' is no number of seconds above 0" in job.err
+    assert "RALLYPOINT_TERMINATION_GRACE='soon' is not a number of seconds above 0" in job.err
     assert "Traceback" not in job.err
 
 

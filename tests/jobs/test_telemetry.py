@@ -178,7 +178,7 @@ def test_a_progress_file_in_no_folder_is_refused(rallyrun: Launcher) -> None:
     job = rallyrun("--standalone", "--progress-file=/nowhere/file", *SH, "echo up")
     assert job.ends() == 1
     assert job.out == []
-    assert "--progress-file=/nowhere/file can be no file that workers write: there is no such folder" in job.err
+    assert "--progress-file=/nowhere/file cannot be a file that workers write: there is no such folder" in job.err
 
 
 def ask(port: int, path: str) -> tuple[int, dict[str, object]]:

@@ -90,7 +90,7 @@ def test_a_job_that_is_cancelled_while_it_saves_is_not_brought_back(jobs: SlurmJ
     job.cancel("--signal=USR2")
     job.until_said("the workers have 60 s to save and acknowledge", 2)
     job.cancel()
-    job.until_said("Received SIGTERM before the end of the preempted job was told", 2)
+    job.until_said("Received SIGTERM before the end of the preempted job was announced", 2)
     with pytest.raises(AssertionError, match="it is ending already"):
         jobs.cluster("sh", "-c", REQUEST, "sh", job.number)
     jobs.finish()

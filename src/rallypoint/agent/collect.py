@@ -70,7 +70,7 @@ def _collect(request: CollectRequested, gather: Callable[[], bytes], send: Calla
     try:
         data = gather()
     except Exception:
-        log.exception("what an operator asked for could not be collected")
+        log.exception("the data that rallyctl asked for could not be collected")
         data = b""
     cuts = range(0, max(1, len(data)), MAX_PART)
     for at in cuts:

@@ -51,8 +51,8 @@ class HangReporter:
         try:
             text = render_report(whole, silent)
         except Exception:
-            log.exception("what nodes have told of a hang could not be shown")
-            text = "what the workers are at could not be shown; see the log of the node that hosts the coordinator"
+            log.exception("the report of a hang could not be shown")
+            text = "what the workers are doing could not be shown; see the log of the node that hosts the coordinator"
         self._send(HangReport(end.number, end.round, text))
 
 
@@ -72,4 +72,4 @@ def render_report(told: Mapping[str, bytes], silent: Sequence[str]) -> str:
             found.append(decode_evidence(data))
         except ValueError:  # nothing could be collected there, or these bytes are invalid
             missing.append(node)
-    return "\n".join(["what the workers are at:", *report_lines(found, missing)])
+    return "\n".join(["what the workers are doing:", *report_lines(found, missing)])

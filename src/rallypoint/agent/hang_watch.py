@@ -188,8 +188,11 @@ class HangWatch:
     def _warn_blind(self) -> None:
         if not self._warned:
             self._warned = True
-            text = "[%s] --hang-timeout sees nothing of what these workers write: only a hang after they have told of "
-            log.warning(text + "progress (notices.progress or --progress-file) is found", self._workers.group.spec.role)
+            log.warning(
+                "[%s] --hang-timeout cannot see the output of these workers: a hang is found only after they have "
+                "reported progress (notices.progress or --progress-file)",
+                self._workers.group.spec.role,
+            )
 
     def _run(self) -> None:
         while not self._ending.wait(self._every):

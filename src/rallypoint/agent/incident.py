@@ -123,7 +123,7 @@ class IncidentRecorder:
         self._count += 1
         if self._count > MAX_KEPT:
             if self._count == MAX_KEPT + 1:
-                log.warning("this agent has kept %d incidents; what follows is not kept", MAX_KEPT)
+                log.warning("this agent has kept %d incidents; later ones are not kept", MAX_KEPT)
             return
         facts = self._facts()
         arguments = incident, facts, self._snapshot()
@@ -137,7 +137,7 @@ class IncidentRecorder:
         for thread in self._threads:
             thread.join(max(0.0, deadline.remaining()))
         if any(thread.is_alive() for thread in self._threads):
-            log.warning("what is known of a failure could not be kept within %g s", _FINISH)
+            log.warning("the evidence of a failure could not be collected within %g s", _FINISH)
 
     def _keep(self, incident: Incident, facts: NodeFacts, seen: Snapshot | None) -> None:
         try:
@@ -149,11 +149,11 @@ class IncidentRecorder:
             pieces = bundle(summary_of(incident, facts), [*stacks, *pieces_of(facts, incident)], LIMIT)
             path = write_bundle(parent, f"{safe_name(facts.host)}-{facts.pid}", pieces)
         except OSError as error:
-            log.error("what is known of this failure cannot be kept in %s: %s", self._folder, error.strerror or error)
+            log.error("the evidence of this failure cannot be saved in %s: %s", self._folder, error.strerror or error)
         except Exception:
-            log.exception("what is known of this failure could not be kept: a defect of Rallypoint, please report it")
+            log.exception("the evidence of this failure could not be saved: a defect of Rallypoint, please report it")
         else:
-            log.warning("what this node knows of the failure is in %s", os.path.abspath(path))
+            log.warning("this node's evidence of the failure is in %s", os.path.abspath(path))
 
 
 def record_incidents(workers: WorkerController, folder: str) -> None:

@@ -92,7 +92,7 @@ class NoticeDirectory:
         try:
             self._write({"reason": reason, "node": node, "round": round_, "deadline": over_at, "number": self._number})
         except OSError as error:
-            log.warning("the workers cannot be told of the %s, and are not waited for: %s", reason, error)
+            log.warning("the workers cannot be notified of the %s, and are not waited for: %s", reason, error)
             self._seen = False
         self._awaits_acknowledgements = waits
         self._reason = reason if waits else ""
@@ -182,7 +182,7 @@ class NoticeDirectory:
             news = Inotify()
             news.watch(self._folder, CREATED)
         except OSError as error:
-            log.log(POLLED, "acknowledgements are looked for every %s s instead of at each: %s", _POLL, error)
+            log.log(POLLED, "acknowledgements are polled every %s s instead of at each: %s", _POLL, error)
             if news is not None:
                 news.close()
             return None

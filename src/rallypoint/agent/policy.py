@@ -257,7 +257,7 @@ def _on_preemption_requested(status: PolicyState, event: steps.PreemptionRequest
 def _on_link_down(status: PolicyState, event: messages.LinkDown) -> Decision:
     if status.link_down:
         return status, ()
-    then = "this node waits for it to come back" if status.phase is Phase.FORMING else "what runs here runs on"
+    then = "this node waits for it to come back" if status.phase is Phase.FORMING else "the running workers continue"
     return status._replace(link_down=True), (warning(f"{event.detail}; {then}"),)
 
 
@@ -266,7 +266,7 @@ def _on_link_up(status: PolicyState, event: messages.LinkUp) -> Decision:
     if not status.link_down:
         return status, again
     return status._replace(link_down=False), (
-        warning("the control plane is in reach again"),
+        warning("the control plane is reachable again"),
         *again,
     )
 

@@ -25,7 +25,7 @@ class OnHang(StrEnum):
     FAIL = "fail"
 
 
-FOUND = "the job hangs: no rank of its {} has written anything or told of progress for its --hang-timeout"
+FOUND = "the job hangs: no rank of its {} has written output or reported progress for its --hang-timeout"
 CAUSE = "the job hangs: no rank has given a sign of life for its --hang-timeout"
 _NEXT = {
     OnHang.REPORT: "nothing else is done (--on-hang=report)",
@@ -42,7 +42,7 @@ def on_hang(status: PolicyState, event: HangFound | CollectedPart | CollectionEn
         return status, ()
     if isinstance(event, HangFound):
         nodes = "node" if event.nodes == 1 else f"{event.nodes} nodes"
-        return status, (warning(f"{FOUND.format(nodes)}; what the workers are at is being collected"),)
+        return status, (warning(f"{FOUND.format(nodes)}; collecting what the workers are doing"),)
     then = OnHang(status.on_hang or OnHang.REPORT)
     line = warning(f"{event.report.rstrip()}\n{_NEXT[then]}")
     if then is OnHang.REPORT:

@@ -112,7 +112,7 @@ def _without_verdict(status: PolicyState, *before: steps.Step) -> Decision:
 
 
 def _on_verdict_timed_out(status: PolicyState, _event: steps.VerdictTimedOut) -> Decision:
-    line = warning("the end of the preempted job was not told in time; this node ends by itself")
+    line = warning("the end of the preempted job was not announced in time; this node ends by itself")
     return _without_verdict(status, line, steps.RequeueJob())
 
 
@@ -132,7 +132,7 @@ def _on_signal(status: PolicyState, event: steps.SignalArrived) -> Decision:
         return status, (steps.ForwardSignal(event.number),)
     if event.number != SIGTERM:
         return leave_job(status._replace(interrupted=event.number in INTERRUPTS), event.number)
-    line = warning("Received SIGTERM before the end of the preempted job was told; ending the workers")
+    line = warning("Received SIGTERM before the end of the preempted job was announced; ending the workers")
     return _without_verdict(status, line, LeaveRequest())
 
 

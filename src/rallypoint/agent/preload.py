@@ -49,7 +49,7 @@ def preload_manager(
         return None
     if PORTABLE:
         log.warning(
-            "Workers start without preloading: this system has no subreapers, to which processes of others fall"
+            "Workers start without preloading: this system has no subreapers, which would adopt orphaned processes"
         )
         return None
     from rallypoint.workers.preload.manager import PreloadManager

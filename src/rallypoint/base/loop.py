@@ -131,7 +131,7 @@ class LoopThread:
         if self.is_forked:
             raise LoopError(
                 f"this was made in process {self._process}, of which process {os.getpid()} is a copy without its "
-                "threads; make it anew after the fork"
+                "threads; create it again after the fork"
             )
 
     def _begin(self) -> None:

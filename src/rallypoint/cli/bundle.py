@@ -20,7 +20,7 @@ def add_bundle(verb: Verb) -> None:
     """Make `bundle` a verb of `rallyctl`."""
     page = verb(
         "bundle",
-        "collect what the nodes of a job know of it",
+        "collect diagnostics from the nodes of a job",
         "Collect what the nodes of a job that runs know of it: stacks, the last lines of each worker, environment with "
         "secrets masked, versions, the kernel's words, and how the job stands. Nothing is stopped. rallyrun "
         "--incident-dir keeps the same after each failure.",

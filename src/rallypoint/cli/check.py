@@ -53,7 +53,9 @@ def _inputs(options: argparse.Namespace) -> CheckInputs:
     log_dir = os.path.abspath(options.log_dir) if options.log_dir else ""
     if not options.endpoint:
         if options.rdzv_conf or options.rdzv_id:
-            raise UsageError("--rdzv-id and --rdzv-conf are of use with --endpoint only; give that, or leave them out")
+            raise UsageError(
+                "--rdzv-id and --rdzv-conf have an effect only with --endpoint; give that, or leave them out"
+            )
         return CheckInputs(log_dir)
     from rallypoint.launch.preflight import inputs_of
 
@@ -69,5 +71,7 @@ def _required(text: str) -> tuple[str, ...]:
     names = tuple(part.strip() for part in text.split(",")) if text else ()
     for name in names:
         if name not in NAMES:
-            raise UsageError(f"--require={text} names {name!r}, which is no check; the checks are {', '.join(NAMES)}")
+            raise UsageError(
+                f"--require={text} names {name!r}, which is not a check; the checks are {', '.join(NAMES)}"
+            )
     return names

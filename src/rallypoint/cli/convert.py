@@ -211,7 +211,7 @@ def _progress_file(options: Options) -> str:
     path = options.progress_file
     if path and (os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")):
         raise UserError(
-            f"{options.source('progress_file')}={path} can be no file that workers write: "
+            f"{options.source('progress_file')}={path} cannot be a file that workers write: "
             f"{'it is a folder' if os.path.isdir(path) else 'there is no such folder'}; name a file in a folder that "
             "is there"
         )

@@ -57,7 +57,7 @@ def _demo(options: argparse.Namespace) -> None:
     if not 1 <= options.deadline <= 3600:
         raise UsageError(f"--deadline={options.deadline:g} cannot be waited for; give 1 to 3600 seconds")
     if options.program and not os.path.isfile(options.program):
-        raise UsageError(f"--program={options.program} is no file; give the path of a Python script")
+        raise UsageError(f"--program={options.program} is not a file; give the path of a Python script")
     has_torch = find_spec("torch") is not None
     if options.torchrun and not has_torch:
         raise UsageError("--torchrun needs torch, which is not installed; install it, or leave the flag out")

@@ -138,7 +138,7 @@ def worker_env(text: str) -> tuple[str, ...]:
     try:
         return checked([part.strip() for part in text.split(",")])
     except UserError as error:
-        raise ArgumentTypeError(f"{text!r} is no list of kinds: {error}") from None
+        raise ArgumentTypeError(f"{text!r} is not a list of kinds: {error}") from None
 
 
 def socket_ifname(text: str) -> str:

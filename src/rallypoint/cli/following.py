@@ -140,7 +140,7 @@ class Follower:
         now = time.monotonic()
         if not self._noted:
             self._noted, self._lost_at, pause = True, now, _FIRST_PAUSE / 2
-            self._display.note("the control plane is out of reach; connecting again")
+            self._display.note("the control plane is unreachable; reconnecting")
         if now - self._lost_at >= _AWAY:
             raise RallypointError(
                 f"the control plane has been out of reach for {_AWAY:g} s ({error}); if the job has not ended, look at "
@@ -164,7 +164,7 @@ class Follower:
             if self._noted:
                 self._noted = False
                 again = self._last is not None and self._last.incarnation == seen.incarnation
-                self._display.note(f"the control plane is in reach again{'' if again else ', started anew'}")
+                self._display.note(f"the control plane is reachable again{'' if again else ', started anew'}")
                 self._display.note("")
             self._last, self._job = seen, seen.job
             self._display.show(seen)

@@ -2,9 +2,9 @@
 
 rallyctl demo                           a job that loses a worker, then a node, and goes on
 rallyctl launch --hosts a,b -- COMMAND  a job on several hosts, over ssh
-rallyctl status ENDPOINT                how a job stands; also restart, drain, resize, stop, stacks, bundle
+rallyctl status ENDPOINT                status of a job; also restart, drain, resize, stop, stacks, bundle
 rallyctl check                          whether this node can run a job
-rallyctl report PATH...                 what became of a job's time, from the events of its agents
+rallyctl report PATH...                 how a job spent its time, from the events of its agents
 rallyctl serve --endpoint HOST:PORT     a control plane outside the training nodes, for many jobs
 rallyctl secret                         a new secret, which the nodes of a job share
 rallyctl token --job ID                 the token of one job, derived from the secret

@@ -12,8 +12,8 @@ def add_report(verb: Verb) -> None:
     """Make `report` a verb of `rallyctl`."""
     report = verb(
         "report",
-        "show what became of a job's time",
-        "Show what became of a job's time: productive time, time lost by cause, restarts by cause and host, mean time "
+        "show how a job spent its time",
+        "Show how a job spent its time: productive time, time lost by cause, restarts by cause and host, mean time "
         "between failures, slowest recoveries. It reads what rallyrun --event-log-handler=jsonl:PATH has written, of "
         "one node or of all; files that were rotated away are found beside the others. Incident bundles below the same "
         "folders (--incident-dir) are listed; where there are bundles alone, these.",
@@ -23,9 +23,7 @@ def add_report(verb: Verb) -> None:
     report.add_argument("paths", nargs="+", metavar="PATH", help="files of events, or folders of such files")
     report.add_argument("--job", default="", metavar="ID", help="the job, where the files have several")
     report.add_argument("--json", action="store_true", help="print JSON (docs/reference/report.md)")
-    report.add_argument(
-        "--html", default="", metavar="FILE", help="write one page with timelines, which needs nothing else"
-    )
+    report.add_argument("--html", default="", metavar="FILE", help="write one self-contained page with timelines")
 
 
 def _report(options: argparse.Namespace) -> None:

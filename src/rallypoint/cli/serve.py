@@ -152,7 +152,7 @@ def _tell_manager(state: str) -> None:
         from rallypoint.base.log import get_logger
 
         get_logger(__name__).warning(
-            "the service manager at NOTIFY_SOCKET=%s cannot be told %r: %s; unset it, or see to that socket",
+            "the service manager at NOTIFY_SOCKET=%s cannot be told %r: %s; unset it, or check that socket",
             *(path, state, error.strerror or error),
         )
 
@@ -162,7 +162,7 @@ def _pages(jobs: ManyJobs, options: argparse.Namespace) -> PageServer | None:
 
     if not options.http:
         if options.http_token_file:
-            raise UsageError("--http-token-file is of use with --http only; give that, or leave it out")
+            raise UsageError("--http-token-file has an effect only with --http; give that, or leave it out")
         return None
     from rallypoint.cli.pages import PageServer
 

@@ -191,9 +191,9 @@ def add_watching(verb: Verb) -> None:
     """Add the verbs to `rallyctl`."""
     status = verb(
         "status",
-        "show how a job stands",
-        "Show how a job stands: phase, round, nodes, restarts, the last failures and events. This is never counted as "
-        "a node. Without an endpoint it shows the jobs of this machine. Exits with 0 while the job runs, 3 while it "
+        "show the status of a job",
+        "Show the status of a job: phase, round, nodes, restarts, last failures and events. The command never counts "
+        "as a node. Without an endpoint it shows the jobs of this machine. Exits with 0 while the job runs, 3 while it "
         "waits for nodes or forms a round, 4 if it has failed or was stopped, 5 if it has succeeded, and 1 if it "
         "cannot be reached.",
         "node1:29400 --watch",
@@ -213,7 +213,7 @@ def add_watching(verb: Verb) -> None:
     add_job(verb("stop", "end a job", text, "node1:29400", _stop))
     drain = verb(
         "drain",
-        "have a node leave a job",
+        "remove a node from a job",
         "Have a node leave: its workers are notified and save, as before a preemption (notice_timeout in --rdzv-conf), "
         "and a spare takes its place.",
         "node7 node1:29400",

@@ -176,7 +176,7 @@ class TcpLink:
         except (HandshakeError, TimeoutError) as error:
             self._end(str(error))
         except Exception as error:  # in any case the agent must not wait forever for what will not arrive
-            log.exception("the link to %s has come to an end that was not foreseen", self._resolver)
+            log.exception("the link to %s ended unexpectedly", self._resolver)
             self._end(f"no control plane could be reached at {self._resolver}: {type(error).__name__}: {error}")
 
     def _end(self, sentence: str) -> None:

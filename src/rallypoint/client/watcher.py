@@ -100,7 +100,9 @@ class WatcherSession:
                 return message
             self._data += message.data
             if len(self._data) > MAX_SNAPSHOT:
-                raise UnreachableError(f"the control plane at {self._where.endpoint} tells more than is believed")
+                raise UnreachableError(
+                    f"the control plane at {self._where.endpoint} sends more data than a control plane can have"
+                )
             if message.is_last:
                 data, self._data = bytes(self._data), bytearray()
                 return decode_snapshot(data)
@@ -157,7 +159,7 @@ async def open_session(targets: Sequence[DialTarget], job: str) -> WatcherSessio
             failure = failure or error
         except HandshakeError as error:
             refusal = refusal or UnreachableError(str(error))
-    raise refusal or failure or UnreachableError("nobody is coordinator of this job at the moment; ask again")
+    raise refusal or failure or UnreachableError("this job has no coordinator at the moment; try again")
 
 
 def operator_name() -> str:

@@ -80,7 +80,7 @@ def _expand_item(item: str, room: int) -> Iterator[str]:
         numbers.append(_numbers(bracket, room))
         room //= len(numbers[-1])
     if room < 1:
-        raise HostlistError(f"it stands for more than {MAX_HOSTS} hosts")
+        raise HostlistError(f"it expands to more than {MAX_HOSTS} hosts")
     slow_to_fast = [*reversed(range(len(numbers) - 1)), len(numbers) - 1] if numbers else []
     for chosen in product(*(numbers[bracket] for bracket in slow_to_fast)):
         by_place = dict(zip(slow_to_fast, chosen, strict=True))
@@ -98,6 +98,6 @@ def _numbers(bracket: str, most: int) -> list[str]:
         if low > high:
             raise HostlistError(f"the range {part} goes down")
         if high - low >= most - len(found):
-            raise HostlistError(f"it stands for more than {MAX_HOSTS} hosts")
+            raise HostlistError(f"it expands to more than {MAX_HOSTS} hosts")
         found += [str(number).zfill(len(first)) for number in range(low, high + 1)]
     return found

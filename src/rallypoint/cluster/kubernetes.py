@@ -40,7 +40,7 @@ def find(environ: Mapping[str, str], machine: Machine) -> Finding:
     index = number(environ, "JOB_COMPLETION_INDEX", 0, MAX_NODES - 1)
     if index is None:
         return Nothing(
-            "JOB_COMPLETION_INDEX is not set: this is no pod of a Job with completionMode: Indexed",
+            "JOB_COMPLETION_INDEX is not set: this is not a pod of a Job with completionMode: Indexed",
             "give --nnodes, --node-rank and --rdzv-endpoint, or PET_NNODES and its siblings in the pod's template",
         )
     nodes = number(environ, "JOB_COMPLETIONS", 1, MAX_NODES)
@@ -94,7 +94,7 @@ def _why_no_host(hostname: str, index: int, job: str, service: str) -> str:
             f"pod 0 of {job} has no name that the others could look up; set subdomain in the pod's template to the "
             f"name of a headless Service that selects the pods, or {SERVICE} to that name"
         )
-    return f"{job}-0.{service[:300]!r} is no host name; set {SERVICE} to the name of the headless Service"
+    return f"{job}-0.{service[:300]!r} is not a host name; set {SERVICE} to the name of the headless Service"
 
 
 def _cpus_of(quota: str) -> int | None:

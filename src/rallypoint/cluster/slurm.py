@@ -83,7 +83,7 @@ def _of_a_step(environ: Mapping[str, str], machine: Machine, job: int, step: int
     try:
         hosts = expand(names)
     except HostlistError as error:
-        return Refusal(f"SLURM_STEP_NODELIST={names[:120]!r} is no list of hosts: {error}; give --rdzv-endpoint")
+        return Refusal(f"SLURM_STEP_NODELIST={names[:120]!r} is not a list of hosts: {error}; give --rdzv-endpoint")
     if len(hosts) != nodes or index >= nodes or not is_host_name(hosts[0]):
         return Refusal(
             f"{title} contradicts itself: SLURM_STEP_NODELIST={names[:120]!r} names {len(hosts)} hosts, "

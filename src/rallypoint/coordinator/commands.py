@@ -58,12 +58,12 @@ def plan_command(command: Command, state: State, settings: Settings, sessions: S
             return _drain(command, state, sessions)
         case ResizeCommand():
             return _resize(command, state, settings, sessions)
-    raise CommandRefused(f"a {type(command).__name__} is nothing that changes a job")
+    raise CommandRefused(f"a {type(command).__name__} is not a command that changes a job")
 
 
 def _restart(state: State, by: str) -> Plan:
     if not state.complete:
-        raise CommandRefused("no round runs that could be restarted; the next one is forming")
+        raise CommandRefused("no round is running that could be restarted; the next one is forming")
     if state.succeeded:
         raise CommandRefused("some nodes have succeeded already; a restart would do their work again")
     return Plan(f"{by} has restarted round {state.round}", Restart(state.round))
@@ -87,7 +87,9 @@ def _resize(command: ResizeCommand, state: State, settings: Settings, sessions: 
     if settings.fixed_ranks:
         raise CommandRefused("a static job has fixed ranks; start it with --rdzv-backend=c10d to resize it")
     if not 1 <= least <= most <= MAX_NODES:
-        raise CommandRefused(f"{least}:{most} is no range of nodes; give MIN:MAX with 1 <= MIN <= MAX <= {MAX_NODES}")
+        raise CommandRefused(
+            f"{least}:{most} is not a range of nodes; give MIN:MAX with 1 <= MIN <= MAX <= {MAX_NODES}"
+        )
     nodes = known_to(state)
     if not nodes or any(node not in sessions for node in nodes):
         raise CommandRefused("not all nodes of the job have come to this coordinator; try again when they have")
@@ -121,14 +123,16 @@ def nodes_with_rank(rank: int, state: State) -> list[NodeId]:
         CommandRefused: no round runs, or it has no such rank.
     """
     if not state.complete:
-        raise CommandRefused("no round runs, so that there are no workers")
+        raise CommandRefused("no round is running, so there are no workers")
     in_order = sorted(state.participants.items(), key=lambda entry: entry[1].rank)
     if rank < 0:
         return [node for node, _ in in_order]
     ends = itertools.accumulate(each.node_info.local_world_size for _, each in in_order)
     for place, ((node, each), end) in enumerate(zip(in_order, ends, strict=True)):
         if place != each.rank:
-            raise CommandRefused(f"a node with lower ranks has succeeded and left, so that nobody knows who has {rank}")
+            raise CommandRefused(
+                f"a node with lower ranks has succeeded and left, so it is not known which node has {rank}"
+            )
         if rank < end:
             return [node]
     raise CommandRefused(f"the job has no rank {rank}; see 'rallyctl status'")

@@ -259,7 +259,7 @@ class Dispatcher:
             try:
                 self._enqueue(self._coordinator.tick(now))
             except Exception:
-                log.exception("job %r: what was due now has gone wrong and is tried again", self.settings.run_id)
+                log.exception("job %r: a scheduled action failed and is retried", self.settings.run_id)
                 self._tick_again_at = now + _PAUSE
             disconnects = self._pop_disconnects()
         self._flush(disconnects)
@@ -337,7 +337,7 @@ class Dispatcher:
         try:
             call()
         except Exception:
-            log.exception("job %r: a node could not be told what concerns it; its session ends", self.settings.run_id)
+            log.exception("job %r: a node could not be notified; its session ends", self.settings.run_id)
             return False
         return True
 

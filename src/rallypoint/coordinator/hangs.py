@@ -31,7 +31,7 @@ _COLLECT, _REPORT = 15.0, 15.0
 """Seconds that nodes have to answer, and that the reporting node has after that."""
 _MAX_OF_NODE = 4 * 1024 * 1024
 """Bytes from one node that are passed on."""
-_NO_REPORT = "{} has told nothing of what the workers are at for {:g} s, so that there is no report of this hang"
+_NO_REPORT = "{} has not reported for {:g} s what its workers are doing, so there is no report of this hang"
 
 
 class HangCollection:

@@ -154,7 +154,8 @@ def _removed_words(missed: Sequence[MissingNode], wall: float) -> str:
 def _time_left_words(progress: Progress) -> str:
     held = f"held back for {progress.backoff:g} s after failures without progress"
     if progress.backoff and progress.round == 0:
-        held = f"a round may run that the control plane has lost, it waits {progress.backoff:g} s for its nodes"
+        held = "a round that the control plane has lost may still be running, so it waits "
+        held += f"{progress.backoff:g} s for its nodes"
     parts = [held] if progress.backoff and not progress.complete else []
     parts += [f"starting in {progress.starts_in:.0f} s"] if progress.starts_in >= 0 else []
     parts += [f"giving up in {progress.ends_in:.0f} s"] if progress.ends_in >= 0 else []

@@ -86,7 +86,7 @@ class Leadership:
         presence = Presence(nodes.kvs)
         takeover = takeover_from(stored.kvs, presence.nodes, met, keys, self._settings)
         if takeover.forgets:
-            text = "what etcd holds of this job is an earlier launch's, of which no node lives; it is not used"
+            text = "etcd holds the data of an earlier launch of this job, of which no node is alive; it is not used"
             self._context.log(INFO, text)
         if not takeover.lease:
             takeover = takeover._replace(lease=(yield from number_of(Grant(STATE_TTL))))

@@ -230,7 +230,7 @@ class Election:
         name = self._link.name or self._own._replace(addr=self._addresses[0])
         there = yield from candidacy.register(self._keys, name, self._ttl)
         if there.revision < seen:
-            text = "etcd has gone back from revision %d to %d and what it held is lost; this agent registers again"
+            text = "etcd has gone back from revision %d to %d and its data is lost; this agent registers again"
             self._context.log(steps.WARNING, text, seen, there.revision)
             self._seen = 0
             self._context.add(steps.ResetRevision())
@@ -322,7 +322,7 @@ class Election:
             self._context.warn(why, "etcd cannot be used as it is")
             self._context.add(steps.PermanentError(str(why)))
         elif why is not None:
-            text = "this agent's place in etcd is given up for a moment, for a reason not foreseen"
+            text = "this agent's place in etcd is given up for a moment, after an unexpected error"
             self._context.warn(why, text)
             self._context.trouble(f"{type(why).__name__}: {why}")
         yield from leave(self._keys, self.lease, self._link.met, self._context, for_good=for_good)

@@ -229,7 +229,7 @@ def _outcome_detail(outcome: events.JobOver | None) -> str:
 def _notes(runs: Sequence[AgentRun], rounds: RoundRecords) -> Iterator[str]:
     if not rounds.tell_progress:
         yield (
-            "nobody has told of progress (notices.progress or --progress-file), so lost work is not known, and all "
+            "no progress was reported (notices.progress or --progress-file), so lost work is not known, and all "
             "that ran counts as productive"
         )
     for index in rounds.order:

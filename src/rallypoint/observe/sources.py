@@ -198,7 +198,7 @@ class RemoteJob:
 
     async def _open(self, job: str) -> WatcherSession:
         if job not in {"", self._job}:
-            raise UnknownJobError(f"this agent is of job {self._job!r}, and knows nothing of {job!r}; leave ?job= out")
+            raise UnknownJobError(f"this agent is of job {self._job!r}, not to {job!r}; leave ?job= out")
         return await open_session(await asyncio.to_thread(self._targets), self._job)
 
 

@@ -44,7 +44,7 @@ def judge_host_name(facts: NameFacts) -> Judgement:
     if all(map(is_loopback, found.addresses)):
         return warned(f"{text}, a loopback address: other nodes that are told it reach themselves", remedy)
     if facts.foreign:
-        return warned(f"{text}, of which {', '.join(facts.foreign)} is no address of this machine", remedy)
+        return warned(f"{text}, of which {', '.join(facts.foreign)} is not an address of this machine", remedy)
     if found.took >= SLOW:
         return warned(f"{text}, after {found.took:.1f} s", "take DNS servers that do not answer out of resolv.conf")
     return passed(text)

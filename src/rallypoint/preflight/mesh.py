@@ -69,7 +69,9 @@ def mesh_lines(findings: Mapping[int, Finding], count: int, absent: Mapping[int,
         text = f"{names.several(without)} {was} started without --preflight; give all nodes of a job the same"
         lines.append(MeshLine(text, names.of(without[0]), tuple(without)))
     if missing := [rank for rank in range(count) if rank not in findings and rank not in absent]:
-        not_told = "has not told in time whom it reaches" if len(missing) == 1 else "have not told whom they reach"
+        not_told = (
+            "did not report in time which nodes it reaches" if len(missing) == 1 else "have not told whom they reach"
+        )
         text = f"{names.several(missing)} {not_told}"
         lines.append(MeshLine(text, "", tuple(missing)))
     pairs = {(dialler, rank): why for dialler, each in findings.items() for rank, why in each.failures.items()}

@@ -41,7 +41,7 @@ class RendezvousGracefulExitError(RendezvousError):
 _ERRORS: dict[Refusal, tuple[type[RallypointError], str]] = {
     Refusal.CLOSED: (
         RendezvousClosedError,
-        "the job has ended, nobody may join it any more: {detail}; give a new job an --rdzv-id of its own",
+        "the job has ended, no node can join it any more: {detail}; give a new job an --rdzv-id of its own",
     ),
     Refusal.TIMEOUT: (
         RendezvousTimeoutError,
@@ -76,4 +76,4 @@ def _error_of_verdict(verdict: Verdict) -> RallypointError:
     if verdict.outcome is Outcome.FAILED and verdict.cause is not None:
         return RendezvousClosedError(f"the job has failed: {verdict.cause.headline}", ending=verdict.ending)
     ending = None if verdict.outcome is Outcome.SUCCEEDED else verdict.ending
-    return RendezvousClosedError(f"the job has {verdict.outcome.value}; nobody may join it any more", ending=ending)
+    return RendezvousClosedError(f"the job has {verdict.outcome.value}; no node can join it any more", ending=ending)

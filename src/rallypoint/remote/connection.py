@@ -126,7 +126,9 @@ class Connection:
         try:
             answer = decode_answer(line)
         except ValueError as error:
-            raise HostError(f"answers what is no message ({error}); install the same Rallypoint on all hosts") from None
+            raise HostError(
+                f"answers with an invalid message ({error}); install the same Rallypoint on all hosts"
+            ) from None
         if isinstance(answer, Refused):
             raise HostError(printable(answer.why, 1000))
         if not isinstance(answer, expected):

@@ -10,7 +10,7 @@ Laws:
 
 1. A number after a colon is a number of slots, as for MPI and DeepSpeed, and never a port.
 2. No name can be an option of ssh's: it begins with a letter, a digit or an underscore.
-3. What is no list of hosts is refused in one sentence, which names the source and the line.
+3. What is not a list of hosts is refused in one sentence, which names the source and the line.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _read_hosts(word: str, source: str) -> Iterator[Host]:
     try:
         found = expand(word)
     except HostlistError as error:
-        raise UsageError(f"{source}: {printable(word)!r} is no list of hosts: {error}; write node[1-8]:4") from None
+        raise UsageError(f"{source}: {printable(word)!r} is not a list of hosts: {error}; write node[1-8]:4") from None
     for each in found:
         yield _read_host(each, source)
 

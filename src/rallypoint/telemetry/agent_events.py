@@ -128,7 +128,7 @@ class OperatorActed(AgentEvent, kw_only=True, frozen=True, tag="operator"):
 
 
 class HangReported(AgentEvent, kw_only=True, frozen=True, tag="hang"):
-    """The job hangs: no rank of any node gives a sign of life. `report` is what the workers are at, in lines."""
+    """The job hangs: no rank of any node gives a sign of life. `report` is what the workers are doing, in lines."""
 
     report: str
 

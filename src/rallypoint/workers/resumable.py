@@ -163,7 +163,7 @@ def _watch(folder: str) -> Inotify | None:
         news = Inotify()
         news.watch(folder, CREATED)
     except OSError as error:
-        log.log(POLLED, "workers that leave a round are looked for every %s s instead of at each: %s", POLL, error)
+        log.log(POLLED, "workers that leave a round are polled every %s s instead of at each: %s", POLL, error)
         if news is not None:
             news.close()
         return None

@@ -66,5 +66,5 @@ def test_without_a_kill_wait_it_is_slurms_default(lines: list[str]) -> None:
 
 @pytest.mark.parametrize("text", ["0", "-3", "soon", "nan", "inf"])
 def test_a_grace_period_that_cannot_be_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match=f"{VARIABLE}='{text}' is no number of seconds above 0"):
+    with pytest.raises(UserError, match=f"{VARIABLE}='{text}' is not a number of seconds above 0"):
         stated_grace_period({VARIABLE: text})

@@ -59,7 +59,9 @@ def test_names_that_are_not_there() -> None:
     assert checked("auto") == "auto"
     assert checked("lo") == "lo"
     for text in ("eth99", "lo,", "lo, lo", "Auto"):
-        with pytest.raises(UserError, match=" is no network interface of this machine; give auto, or one or more of"):
+        with pytest.raises(
+            UserError, match=" is not a network interface of this machine; give auto, or one or more of"
+        ):
             checked(text)
 
 

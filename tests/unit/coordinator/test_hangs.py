@@ -66,7 +66,7 @@ def test_who_does_not_answer_is_named_and_waited_for_no_longer() -> None:
     assert job.wait(14.7) == []
     told = job.wait(0.4)
     assert [session for session, _ in told] == [A, B]
-    assert all(isinstance(each, HangReport) and "a (rank 0) has told nothing" in each.report for _, each in told)
+    assert all(isinstance(each, HangReport) and "a (rank 0) has not reported" in each.report for _, each in told)
     assert job.wait(100.0) == []
 
 

@@ -365,6 +365,6 @@ def test_a_tick_that_goes_wrong_is_told_and_tried_again_and_costs_other_jobs_not
         assert disconnected == ["mute"]
         told = [record.message for record in caplog.records]
         assert len(told) == 3, told
-        assert told[0].startswith("job 'broken': what was due now has gone wrong")
+        assert told[0].startswith("job 'broken': a scheduled action failed")
     world.passes(12.0)
     assert not broken.dispatcher.state.participants, "it is ticked again: its silent node is taken out"

@@ -77,7 +77,7 @@ def test_a_round_that_is_held_back_is_not_larger_than_the_job_was_made() -> None
         job.hears(name, JOINED)
     assert hosts(job) == (["a", "b"], ["c"])
     assert job.status().phase is Phase.HELD_BACK
-    assert "no round runs" in job.command(RestartCommand(BY)).detail
+    assert "no round is running" in job.command(RestartCommand(BY)).detail
     job.wait(10.0)
     assert (job.coordinator.state.complete, job.coordinator.state.round) == (True, 1)
 

@@ -274,8 +274,8 @@ def test_a_resize_holds_for_the_rounds_to_come() -> None:
     [
         (DrainCommand(BY, "z"), "no node 'z'; it has a (rank 0) and b (rank 1)"),
         (ResizeCommand(BY, 2, 2), "already"),
-        (ResizeCommand(BY, 3, 2), "no range"),
-        (ResizeCommand(BY, 1, 10**6), "no range"),
+        (ResizeCommand(BY, 3, 2), "not a range"),
+        (ResizeCommand(BY, 1, 10**6), "not a range"),
         (CollectCommand(BY, CollectKind.STACKS, 7), "no rank 7"),
     ],
 )
@@ -292,7 +292,7 @@ def test_what_cannot_be_done_says_why_and_changes_nothing(command: Command, word
 def test_nothing_can_be_restarted_that_does_not_run() -> None:
     job = Job()
     job.node("a")
-    assert "no round runs" in job.command(RestartCommand(BY)).detail
+    assert "no round is running" in job.command(RestartCommand(BY)).detail
 
 
 def test_who_may_not_give_commands_changes_nothing_and_still_sees() -> None:

@@ -134,8 +134,8 @@ def test_the_time_of_one_node() -> None:
         {"rendezvous": 3.0, "starting": 1.5, "running": 11.0, "stopping": 2.0, "held_back": 3.0, "down": 0.0}
     )
     assert found.wall == 20.5
-    assert found.productive == 11.0, "nobody has told of progress"
-    assert "nobody has told of progress" in found.notes[0]
+    assert found.productive == 11.0, "no progress was reported"
+    assert "no progress was reported" in found.notes[0]
     (restart,) = found.restarts
     assert (restart.cause, restart.host, restart.rank) == ("failure", "a", 0)
     assert restart.recovery is not None

@@ -86,7 +86,7 @@ def test_nodes_that_have_not_told_are_named_by_what_is_known() -> None:
     known = findings(8, {(0, 7): NO_ROUTE})
     del known[7]
     assert without_remedy(mesh_lines(known, 8)) == [
-        "the node of group rank 7 has not told in time whom it reaches",
+        "the node of group rank 7 did not report in time which nodes it reaches",
         "n0 cannot reach the node of group rank 7: no route to host",
     ]
     (line,) = mesh_lines({0: Finding("n0", "x:1")}, 8)

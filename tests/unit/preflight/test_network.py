@@ -29,7 +29,7 @@ FOUND = LookUp(("10.0.0.1",), took=0.01)
         (LookUp(("127.0.1.1", "10.0.0.1")), (), [], "PASS"),
         (LookUp(error="Name or service not known"), (), ["does not resolve (Name or service not known)"], "WARN"),
         (LookUp(took=6.0), (), ["nobody answers", "within 6 s", "DNS servers"], "WARN"),
-        (FOUND, ("10.0.0.1",), ["no address of this machine"], "WARN"),
+        (FOUND, ("10.0.0.1",), ["not an address of this machine"], "WARN"),
         (FOUND._replace(took=5.01), (), ["after 5.0 s", "resolv.conf"], "WARN"),
     ],
 )

@@ -60,8 +60,8 @@ def test_hosts_in_brackets() -> None:
     ("text", "words"),
     [
         ("", "names no host"),
-        ("n[1-", "is no list of hosts: a bracket is not closed; write node[1-8]:4"),
-        ("n[1-99999]", "is no list of hosts: it stands for more than 65536 hosts"),
+        ("n[1-", "is not a list of hosts: a bracket is not closed; write node[1-8]:4"),
+        ("n[1-99999]", "is not a list of hosts: it expands to more than 65536 hosts"),
         ("n[1-2],n1", "the host n1 is named twice"),
         ("a,,b", "'' is not a host's name"),
         ("-oProxyCommand=x", "not a host's name"),
@@ -80,7 +80,7 @@ def test_hosts_in_brackets() -> None:
         ("-l@a", "'-l' is not a user's name"),
         ("@a", "'' is not a user's name"),
         ("a" * 300, "not a host's name"),
-        ("a\x1b[2J", "is no list of hosts"),
+        ("a\x1b[2J", "is not a list of hosts"),
     ],
 )
 def test_what_is_no_list_of_hosts(text: str, words: str) -> None:

@@ -94,7 +94,7 @@ def exchange_of(workers: WorkerController, nodes: int, why: str) -> PeerExchange
     handler = workers.group.spec.rdzv_handler
     if nodes > 1 and isinstance(handler, ElasticHandler) and not handler.use_agent_store:
         raise UserError(
-            f"with {why} the nodes tell each other where they are over the worker store, which with "
+            f"with {why} the nodes exchange their addresses over the worker store, which with "
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 exists only once workers run; unset that variable"
         )
     for each in workers.preparations:

@@ -42,7 +42,7 @@ def checked(text: str) -> str:
             where = f" in {text!r}" if name != text else ""
             known = ", ".join(there)
             raise UserError(
-                f"{name!r}{where} is no network interface of this machine; give {AUTO}, or one or more of {known}"
+                f"{name!r}{where} is not a network interface of this machine; give {AUTO}, or one or more of {known}"
             )
     return text
 

@@ -248,7 +248,7 @@ class EtcdV2Backend(RendezvousBackend):
             return base64.b64decode(node.value, validate=True), node.modified
         except (binascii.Error, ValueError):
             raise RendezvousStateError(
-                f"etcd's key {self._key!r} holds {node.value[:24]!r}, which is no rendezvous state; "
+                f"etcd's key {self._key!r} holds {node.value[:24]!r}, which is not a rendezvous state; "
                 "use another etcd_prefix or --rdzv-id"
             ) from None
 

@@ -171,7 +171,9 @@ def _no_v2_error(endpoint: Endpoint, status: int, data: bytes) -> str:
     if b"HTTP request to an HTTPS server" in data:
         return f"etcd at {endpoint} speaks only TLS; give protocol=https, and ca_cert where it needs one"
     if status == 401:
-        return f"etcd at {endpoint} wants a user that may do this; give the options user and password of one"
+        return (
+            f"etcd at {endpoint} requires a user that is allowed to do this; give the options user and password of one"
+        )
     if status == 404:
         return (
             f"what listens at {endpoint} has no v2 API of etcd: use --rdzv-backend=etcd, which needs none "

@@ -182,8 +182,8 @@ def _chosen_listeners(given: str, port: int) -> list[socket.socket]:
         if error.errno == errno.EADDRINUSE:
             raise
         raise UserError(
-            f"rendezvous option {_LISTEN}={given!r} is no address of this machine ({error.strerror}); give one of its "
-            "addresses, or any for all"
+            f"rendezvous option {_LISTEN}={given!r} is not an address of this machine ({error.strerror}); give one of "
+            "its addresses, or any for all"
         ) from None
 
 

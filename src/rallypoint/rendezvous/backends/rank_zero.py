@@ -151,7 +151,7 @@ class EndpointCheck:
     def _sentence(self, why: str) -> str:
         endpoint, flag = self._target.endpoint, self._target.flag
         if not self._addresses:
-            return f"{flag} names {endpoint.host!r}, which stands for no address here ({why}); name an address"
+            return f"{flag} names {endpoint.host!r}, which has no address here ({why}); name an address"
         told = f"{must_run_sentence(endpoint, self._addresses)}; give this node a --node-rank of its own"
         if self._answered_at is not None:
             return f"{told}: {why}"

@@ -70,7 +70,7 @@ class StoreRendezvousBackend(RendezvousBackend):
             return base64.b64decode(text, validate=True), text
         except binascii.Error:
             raise RendezvousStateError(
-                f"the key {self._key!r} holds {text[:24]!r}, which is no rendezvous state; "
+                f"the key {self._key!r} holds {text[:24]!r}, which is not a rendezvous state; "
                 "use a store and an --rdzv-id of its own for each job"
             ) from None
 
