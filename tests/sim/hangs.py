@@ -161,5 +161,5 @@ def check_quiet(states: tuple[State, ...], node: int | None, request: object) ->
         if changed - said:
             raise Violation("a node became quiet without its word", f"{changed} on {request}")
         all_quiet = after.complete and bool(after.participants) and not set(after.participants) - after.quiet
-        if is_hung(after) != (all_quiet and not after.closed):
+        if is_hung(after) != (all_quiet and not after.closed and not after.is_preempted):
             raise Violation("a round hangs with a node that is not quiet, or the other way round", f"{after}")

@@ -7,6 +7,7 @@ Laws:
 1. A round hangs while all its participants are quiet: one node that is not, or that reports nothing, means no hang.
 2. The quiet nodes are known for the running round only, and dropped with it.
 3. A node whose workers have succeeded is timed like any other, from their end: it hides no hang of the others.
+4. A preempted job does not hang: the time to save ends it anyway, and meanwhile the others may wait for a lost node.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def report_quiet(operation: ReportQuiet, state: State, node: NodeId) -> Action:
 
 def is_hung(state: State) -> bool:
     """Whether all ranks of all nodes of the running round are quiet."""
-    if not state.complete or state.closed or not 0 < len(state.participants) <= len(state.quiet):
+    if not state.complete or state.closed or state.is_preempted or not 0 < len(state.participants) <= len(state.quiet):
         return False
     return state.quiet.issuperset(state.participants)
 

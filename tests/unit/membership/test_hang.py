@@ -20,7 +20,7 @@ from rallypoint.membership.operations import (
     Restart,
     Succeed,
 )
-from rallypoint.membership.state import NodeId, NodeInfo, Reason, Settings, State
+from rallypoint.membership.state import NodeId, NodeInfo, Preemption, Reason, Settings, State
 from rallypoint.membership.transitions import apply
 from tests.effort import examples
 
@@ -70,6 +70,14 @@ def test_the_end_of_a_round_is_the_end_of_its_hang() -> None:
         over = run(over, node, Join(INFO))
     assert not is_hung(over)
     assert over == run(over, NODES[0], ReportQuiet(0)), "it comes late, and is about another round"
+
+
+def test_a_preempted_job_that_waits_for_a_lost_node_does_not_hang() -> None:
+    state = running()._replace(preempted=Preemption(NODES[0], 30.0, whole_job=True))
+    state = run(run(state, NODES[1], ReportQuiet(0)), NODES[2], ReportQuiet(0))
+    alone = state._replace(participants={node: each for node, each in state.participants.items() if node != NODES[0]})
+    assert alone.quiet.issuperset(alone.participants)
+    assert not hang_began(state, alone)
 
 
 def test_a_node_that_has_finished_and_leaves_leaves_those_that_hang() -> None:
