@@ -126,6 +126,8 @@ class HangAudit:
         members, audit = self._members(name), self._job.audit
         if self._turns[name] != turns or not members or any(audit.excused(each.number) for each in members):
             return
+        if audit.preempted:  # such a job does not hang
+            return
         if self._job.server_up_for() < self._job.world.now - since + _SETTLED:
             return
         late = [each.number for each in members if self._told.get((each.number, name), -1.0) < since]
