@@ -144,9 +144,12 @@ class HangAudit:
                 raise Violation("a report was told without a hang", f"node {agent.number}: {event}")
             return
         self._told[agent.number, name] = now
-        for number in self._job.audit.rounds[name].members:
+        members = self._job.audit.rounds[name].members
+        for number in members:
             other = self._job.agents[number]
             left = other.fate is not None or self._job.audit.names.get((number, other.signs.round)) != name
+            if event.nodes < len(members) and other.status.phase is Phase.FINISHED:
+                left = True  # for the server, which has lost it: it has nothing more to do in the round
             if not left and not other.signs.silent and now - self._silent_at.get((number, name), -_OLD) >= _OLD:
                 raise Violation("a hang was told of a node that gives signs of life", f"node {number} in {name}")
 
