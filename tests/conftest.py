@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from collections.abc import Iterator
 
@@ -19,6 +20,9 @@ for _number, _usual in (
 ):
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, _usual)
+
+# Users do not have it: with it, all that we start writes at once, and nothing is left to be flushed at exit.
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
