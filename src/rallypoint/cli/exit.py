@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from rallypoint.base.errors import JobPreempted, NodeLeftInOrder, RallypointError, SignalException, UsageError
 from rallypoint.base.log import with_label
+from rallypoint.cli.process_setup import drop_output
 from rallypoint.failures.record import record
 
 FAILED, USAGE = 1, 2
@@ -109,13 +110,18 @@ def print_error(text: str) -> None:
 
 
 def print_answer(text: str) -> None:
-    """Write a command's answer to standard output.
+    """Write a command's answer to standard output, as lines.
 
     Raises:
         RallypointError: it has no reader, or the disk is full.
     """
+    write_answer(f"{text}\n")
+
+
+def write_answer(text: str) -> None:
+    """The same without a line's end."""
     try:
-        print(text, flush=True)
+        print(text, end="", flush=True)
     except OSError as error:
-        sys.stdout = None  # otherwise the rest would be flushed again at exit
+        drop_output(sys.stdout)
         raise RallypointError(f"standard output cannot be written: {error.strerror}; send it elsewhere") from None

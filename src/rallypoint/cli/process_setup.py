@@ -22,8 +22,8 @@ def set_up_process() -> None:
 
     Closed standard descriptors become /dev/null: otherwise the next opened file would get their numbers, and workers
     would write into it. Until `restore_keyboard_interrupt`, a ^C ends this process at once and silently, as it ends any
-    program without a handler. While the interpreter shuts down, signals are ignored. Process 1 of a container becomes
-    its init, and the command a child of that.
+    program without a handler. While the interpreter shuts down, signals are ignored, and output that nobody reads any
+    more is dropped. Process 1 of a container becomes its init, and the command a child of that.
     """
     import atexit
 
@@ -34,7 +34,7 @@ def set_up_process() -> None:
         from rallypoint.cli.container_init import become_container_init
 
         become_container_init()
-    atexit.register(_ignore_interrupts)
+    atexit.register(_end_process)
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(fd)
@@ -77,19 +77,43 @@ def end_by_interrupt() -> None:
     _by_interrupt = True
 
 
-def _ignore_interrupts() -> None:
+def drop_output(stream: Any) -> None:
+    """Lead a stream that cannot be written to /dev/null, with what it still holds.
+
+    The interpreter flushes standard output and error when it exits, and if that fails, it prints an error and replaces
+    the command's exit code with 120.
+    """
+    try:
+        null = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(null, stream.fileno())
+        finally:
+            os.close(null)
+    except (OSError, ValueError):  # without /dev/null, or without a descriptor: nothing flushes what is None
+        for name in ("stdout", "stderr"):
+            if getattr(sys, name) is stream:
+                setattr(sys, name, None)
+
+
+def _end_process() -> None:
     """Runs last at exit, since it was registered first."""
     signals = _signals()
     if _by_interrupt:
-        from contextlib import suppress
-
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # it may not have a reader any more
-                stream.flush()
+        _flush_output()
         signals.signal(_SIGINT, signals.SIG_DFL)
         os.kill(os.getpid(), _SIGINT)
     for number in (_SIGINT, _SIGTERM):
         signals.signal(number, signals.SIG_IGN)
+    _flush_output()
+
+
+def _flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):  # it has no reader any more, or is closed
+            drop_output(stream)
 
 
 def _signals() -> Any:
