@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import rallypoint
-
 from rallypoint.agent.steps import Step
 from tests.effort import examples
 from tests.sim.agent import Agent
@@ -34,7 +33,7 @@ def _seed_of_the_source() -> int:
 
 
 def test_the_seeds_of_this_source_keep_every_rule() -> None:
-    """The same seeds for all who run this source, so that who changes nothing breaks nothing; `make sim` draws others."""
+    """The same seeds for all who run this source: a change is not failed by a rare defect that was there before."""
     base = _seed_of_the_source()
     seeds = range(base, base + examples(_SEEDS))
     print(f"seeds {seeds}")

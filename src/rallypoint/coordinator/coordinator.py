@@ -247,14 +247,11 @@ class Coordinator(JobState):
             request = request._replace(node_info=request.node_info._replace(address=speaker.address))
         earlier = request.node if request.incarnation == self.incarnation else None
         if earlier is None:  # it may have met another coordinator since, whose round was lost
-            ours = self.state._replace(origin=self.state.origin or self.incarnation)
-            earlier = earlier_identity(ours, speaker.node, request)
+            earlier = earlier_identity(self.state, self.incarnation, speaker.node, request)
         if earlier is not None:
             ended = self.sessions.resume(speaker, earlier)
             self._ended += [] if ended is None else [(ended, _REPLACED_DETAIL)]
-            given_up = without_given_up_join(self.state, speaker.node, request, self.settings)
-            if given_up is not self.state:
-                self._change(now, self._write, given_up, now)
+            self._change(now, self._write, without_given_up_join(self.state, speaker.node, request, self.settings), now)
             self._check_all_reported()
         elif self._completed_a_round:
             self.state = with_later_rounds(self.state, request)
@@ -272,6 +269,8 @@ class Coordinator(JobState):
                 self._send_placed(speaker.node, each.placement)
             else:
                 self._reply(speaker, each)
+        if self.hangs is not None:
+            self.hangs.resumed(speaker.node, self.state)
         if not told and self.state.complete and self.state.wait_list and self._placeholders_until is None:
             self._reply(speaker, nodes_waiting(self.state))
 

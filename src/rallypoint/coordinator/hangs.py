@@ -6,6 +6,7 @@ Laws:
 2. Answers of nodes are not kept here: they are passed on to the reporting node as they arrive.
 3. A node that does not answer in time is named in the report, and no longer awaited. If the reporting node sends no
    report, all are notified of that.
+4. A node whose connection broke is notified again when it is back: what it was sent may not have arrived.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ class HangCollection:
         self._number, self._round = 0, -1
         self._nodes: Sequence[NodeId] = ()
         """The nodes that are asked and notified; the first of them reports. Empty once that is done."""
+        self._of = 0
+        """The number of nodes of the round."""
         self._missing: set[NodeId] = set()
         self._sizes: dict[NodeId, int] = {}
         self._until = math.inf
@@ -71,15 +74,26 @@ class HangCollection:
         if not hang_began(before, after):
             return False
         in_order = sorted(after.participants, key=lambda node: after.participants[node].rank)
-        self._nodes = nodes = [each for each in in_order if in_reach(each)]
+        nodes = [each for each in in_order if in_reach(each)]
+        self._drop()
         if nodes:
+            self._nodes, self._of = nodes, len(in_order)
             self._number, self._round = next(self._numbers), after.round
             self._missing, self._sizes = set(nodes), {}
             self._until = now + _COLLECT
-            self._settled_at, self._ready = now + (self._settles if len(in_order) > 1 else 0.0), None
-            self._tell(nodes, HangFound(after.round, len(in_order)))
-            self._tell(nodes, CollectRequested(self._number, CollectKind.HANG))
+            self._settled_at = now + (self._settles if len(in_order) > 1 else 0.0)
+            self._notify(nodes)
         return True
+
+    def resumed(self, node: NodeId, state: State) -> None:
+        """A node is back in a new session."""
+        if node in self._nodes and state.complete and state.round == self._round:
+            self._notify([node])
+
+    def _notify(self, nodes: Sequence[NodeId]) -> None:
+        self._tell(nodes, HangFound(self._round, self._of))
+        missing = [each for each in nodes if each in self._missing]
+        self._tell(missing, CollectRequested(self._number, CollectKind.HANG))
 
     def answered(self, node: NodeId, answer: NodeAnswer, now: float) -> None:
         """A node has answered."""
@@ -100,8 +114,7 @@ class HangCollection:
     def forget(self, node: NodeId, now: float) -> None:
         """A node is gone."""
         if self._nodes and node == self._nodes[0]:
-            self._nodes, self._until = (), math.inf  # its round ends with it, if not the job
-            self._missing = set()
+            self._drop()  # its round ends with it, if not the job
         elif node in self._missing:
             self._missing.discard(node)
             self._end_if_complete(now)
@@ -135,5 +148,10 @@ class HangCollection:
         if now < self._settled_at:
             self._ready, self._until = text, self._settled_at
             return
-        nodes, self._nodes, self._until = self._nodes, (), math.inf
+        nodes = self._nodes
+        self._drop()
         self._tell(nodes, HangReport(self._number, self._round, text))
+
+    def _drop(self) -> None:
+        """Nothing more is expected of anybody, if a report was sent before all had answered too."""
+        self._nodes, self._missing, self._ready, self._until = (), set(), None, math.inf

@@ -73,8 +73,11 @@ def with_size(state: State, node: NodeId, request: ResumeRequest, settings: Sett
     return apply(Action(ActionKind.RESIZE, size=size), state, node, settings)
 
 
-def earlier_identity(state: State, node: NodeId, request: ResumeRequest) -> NodeId | None:
-    """The name that `node` has in the state, if an earlier session of the same process has reported the same."""
+def earlier_identity(state: State, incarnation: str, node: NodeId, request: ResumeRequest) -> NodeId | None:
+    """The name that `node` has in the state, if an earlier session of the same process has reported the same.
+
+    `incarnation` is that of the coordinator, which has completed the round if the state names no other.
+    """
     placeholder = NodeId.placeholder(request.group_rank)
     if placeholder in state.participants or placeholder in state.survivors:
         return None  # no node has reported for this place yet: so thousands of nodes come back in linear time
@@ -82,7 +85,8 @@ def earlier_identity(state: State, node: NodeId, request: ResumeRequest) -> Node
     ranks = {each: place.rank if state.complete else place.previous_rank for each, place in places} | dict(
         state.survivors
     )
-    if (request.origin, request.round) != (state.origin, state.round if state.complete else state.round - 1):
+    last = (state.origin or incarnation, state.round if state.complete else state.round - 1)
+    if (request.origin, request.round) != last:
         return None
     same = (each for each, rank in ranks.items() if rank == request.group_rank)
     return next((each for each in same if each[:2] == node[:2]), None)

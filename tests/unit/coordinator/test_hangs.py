@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import count
 
 from rallypoint.coordinator.hangs import HangCollection
+from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.membership.operations import ReportQuiet
-from rallypoint.membership.state import Settings
-from rallypoint.protocol.messages import LeaveRequest, Notification
+from rallypoint.membership.state import NodeId, Settings
+from rallypoint.protocol.messages import LeaveRequest, Notification, ResumeRequest
 from rallypoint.protocol.observation import CollectCommand
 from rallypoint.protocol.operator_messages import (
     CollectedPart,
@@ -114,3 +115,46 @@ def test_where_each_collects_for_itself_none_acts_before_all_have_had_their_time
     alone.tick(112.0)
     assert told[-1] == HangReport(1, 0, "own ranks")
     assert alone.wake_at() == float("inf")
+
+
+def resumes(job: Job, session: int) -> list[object]:
+    """The second node comes back in another session, while its first one is open still; what it is told there."""
+    coordinator, node = job.coordinator, NodeId(f"10.0.0.{B}", 7, 0, "b")
+    coordinator.open(session, SessionRecord(node, node.addr), job.now)
+    held = ResumeRequest(
+        *("inc", node, coordinator.state.participants[node].node_info),
+        round=0,
+        origin="inc",
+        group_rank=1,
+        group_world_size=2,
+        round_over=False,
+    )
+    return [each for to, each in job.told(coordinator.receive(session, held, job.now)) if to == session]
+
+
+def test_a_node_whose_connection_broke_is_told_again_when_it_is_back() -> None:
+    job, _ = hung()
+    assert resumes(job, 201) == [HangFound(0, 2), CollectRequested(1, CollectKind.HANG)]
+    job.told(job.coordinator.receive(201, CollectedPart(1, b"all", True), job.now))
+    assert resumes(job, 202) == [HangFound(0, 2)], "it has answered"
+    job.hears("a", HangReport(1, 0, "a report"))
+    assert resumes(job, 203) == []
+
+
+def test_a_report_before_all_have_answered_is_the_end_of_it() -> None:
+    job, _ = hung()
+    hangs = job.coordinator.hangs
+    assert hangs is not None
+    job.hears("a", CollectedPart(1, b"all", True))
+    job.hears("a", HangReport(1, 0, "a report"))
+    hangs.forget(NodeId(f"10.0.0.{B}", 7, 0, "b"), job.now)
+    assert job.wait(100.0) == []
+
+
+def test_a_hang_of_nodes_out_of_reach_asks_nobody() -> None:
+    job, _ = hung()
+    hangs, hung_state = job.coordinator.hangs, job.coordinator.state
+    assert hangs is not None
+    before = hung_state._replace(quiet=frozenset())
+    assert hangs.look(before, hung_state, lambda _: False, job.now)
+    assert job.wait(100.0) == []
