@@ -17,8 +17,8 @@ the function is called again. `round.survived` is then true, and `round.memory` 
 may have changed.
 
 A part that must be done as a whole or not at all, such as an optimizer's step, goes into `uninterrupted`. Let
-`RoundEnded` pass: it is not an `Exception`, so `except Exception` does not catch it. Clean-up code (`finally`, `with`)
-is not interrupted.
+`RoundEnded` pass: it is not an `Exception`, so `except Exception` does not catch it. The function is not interrupted
+while it handles an exception, `RoundEnded` or another: in `except`, and in `finally` and `with` after an exception.
 
 A worker whose function does not end in time (`--inprocess-timeout`) is killed and restarted. Outside of Rallypoint the
 function is called once. Nothing here imports torch; `docs/how-to/in-process.md` says what survives, and what does not.

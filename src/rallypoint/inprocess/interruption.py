@@ -4,7 +4,9 @@ Laws:
 
 1. `RoundEnded` is raised in the main thread only, only while the function runs, and only if its round has ended.
 2. Nothing is raised within `uninterrupted` (or `notices.saving`), but at the end of the block.
-3. Nothing is raised while an earlier `RoundEnded` is being handled: a clean-up is not interrupted.
+3. Nothing is raised while the function handles an exception, be it `RoundEnded` or another: `except`, and `finally` and
+   `with` on the way out. Such a clean-up is not interrupted. Exceptions that the caller of the function handles do not
+   count. `send` has to be repeated until the function ends: nothing else notices that the handling is over.
 4. Nothing is raised while a module is imported, which would leave half of it: many cannot be imported twice.
 5. A forked process is never interrupted.
 """
@@ -49,17 +51,26 @@ class Interruption:
         """Whether the function is running."""
         self.raised = False
         """Whether it was interrupted."""
+        self._handled_by_caller = id(None)
         global _used
         self._signal = _used = _free_signal()
         # It stays for good: a signal may be on its way when the function returns.
         signal.signal(self._signal, lambda _number, _frame: self.check())
         notices.interrupt = self.check
 
+    def enter(self) -> None:
+        """Note that the function begins, and raise `RoundEnded` if its round has ended already."""
+        self.raised = False
+        # Not the exception itself: that would keep what its traceback holds. The caller's frame keeps it long enough.
+        self._handled_by_caller = id(sys.exc_info()[1])
+        self.inside = True
+        self.check()
+
     def check(self) -> None:
         """Raise `RoundEnded` if it is due and the main thread may be interrupted at this point."""
         if not self.inside or os.getpid() != self._pid or not self._due():
             return
-        if notices.open_blocks or threading.get_ident() != self._main or _being_handled() or _importing():
+        if notices.open_blocks or threading.get_ident() != self._main or self._handles_an_exception() or _importing():
             return
         self.raised = True
         raise RoundEnded
@@ -69,15 +80,10 @@ class Interruption:
         if self._main is not None:
             signal.pthread_kill(self._main, self._signal)
 
-
-def _being_handled() -> bool:
-    """Whether this thread is cleaning up after `RoundEnded`."""
-    error = sys.exc_info()[1]
-    while error is not None:
-        if isinstance(error, RoundEnded):
-            return True
-        error = error.__context__
-    return False
+    def _handles_an_exception(self) -> bool:
+        """Whether the function handles an exception on this thread."""
+        error = sys.exc_info()[1]
+        return error is not None and id(error) != self._handled_by_caller
 
 
 def _importing() -> bool:

@@ -31,7 +31,8 @@ R = TypeVar("R")
 
 ECHO_SECONDS = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
-"""Seconds from one interruption to the next, if the function does not end; each is twice the one before."""
+"""Seconds from one interruption to the next, while the function does not end; each is twice the one before. It is sent
+again because it has no effect while the function handles an exception, and may be swallowed."""
 
 
 class Survivor:
@@ -91,11 +92,9 @@ class Survivor:
     def _call(self, call: Callable[[], R]) -> list[R]:
         """Call the function once, and return its result; nothing if it ended because its round has ended."""
         interruption = self._interruption
-        interruption.raised = False
         try:
             try:
-                interruption.inside = True
-                interruption.check()
+                interruption.enter()
                 value = call()
             finally:
                 interruption.inside = False

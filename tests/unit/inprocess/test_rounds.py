@@ -186,6 +186,90 @@ def test_a_clean_up_is_not_cut(tmp_path: Path) -> None:
         assert [agent.line(), agent.line()] == ["cleaned up", "in"]
 
 
+OWN_ERRORS = """
+import contextlib, signal
+def fail():
+    raise ConnectionError("a worker is gone")
+def clean_up():
+    say("in")
+    for _ in range(3):
+        os.read(sent, 1)  # the end of the round has interrupted this process
+    say("cleaned up")
+def in_handler():
+    try:
+        fail()
+    except ConnectionError:
+        clean_up()
+    time.sleep(60)
+def in_finally():
+    try:
+        fail()
+    finally:
+        clean_up()
+def in_exit():
+    with contextlib.ExitStack() as stack:
+        stack.callback(clean_up)
+        fail()
+def in_generator():
+    def generate():
+        try:
+            yield
+        finally:
+            clean_up()
+    generator = generate()
+    next(generator)
+    generator.close()
+    time.sleep(60)
+def in_nested_handler():
+    try:
+        fail()
+    except ConnectionError:
+        try:
+            fail()
+        except ConnectionError:
+            pass
+        clean_up()
+    time.sleep(60)
+def in_block():
+    try:
+        fail()
+    except ConnectionError:
+        with inprocess.uninterrupted():
+            clean_up()
+        say("block has ended")
+    time.sleep(60)
+def without_error():
+    say("in")
+    time.sleep(60)
+CASES = [in_handler, in_finally, in_exit, in_generator, in_nested_handler, in_block, without_error]
+@inprocess.resumable
+def train(round):
+    if os.environ["RANK"] == "7":
+        return
+    global sent
+    sent, number = os.pipe2(os.O_NONBLOCK)
+    os.set_blocking(sent, True)
+    signal.set_wakeup_fd(number)  # signals that come are written there
+    CASES[int(os.environ["RANK"])]()
+"""
+CALLED = "train()\n"
+CALLED_IN_A_HANDLER = "try:\n    raise LookupError\nexcept LookupError:\n    train()\n"
+
+
+@process
+@pytest.mark.parametrize("call", [CALLED, CALLED_IN_A_HANDLER])
+def test_a_clean_up_after_an_error_of_the_function_is_not_cut(tmp_path: Path, call: str) -> None:
+    with worker(tmp_path, OWN_ERRORS + call, RANK="0") as agent:
+        for number in range(7):
+            assert agent.line() == "in"
+            agent.next_round(number, RANK=str(number + 1))
+            if number < 6:
+                assert agent.line() == "cleaned up", number
+            if number == 5:
+                assert agent.line() == "block has ended"
+        assert agent.end() == (0, "")
+
+
 IMPORTS = """
 import pathlib, tempfile, threading
 ended = threading.Event()
