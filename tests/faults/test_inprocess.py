@@ -91,6 +91,9 @@ def train(round):
             say("cleans", os.getpid())
             while told("cleans"):
                 time.sleep(0.02)
+            say("cleaned", os.getpid())
+
+inprocess.on_round_end(lambda: say("aborts", os.getpid()))
 
 if e.get("PLAIN") == e["LOCAL_RANK"]:
     train(inprocess.Round(False, {}, int(e["TORCHELASTIC_RESTART_COUNT"])))
@@ -160,6 +163,11 @@ def tell(rallyrun: Launcher, what: str, pid: int, node: Node) -> None:
     node.job.until(lambda lines: f"{what} {pid}" in lines, f"worker {pid} {what}")
 
 
+def is_interrupted(pid: int, node: Node) -> None:
+    """Wait until a worker has been interrupted: the first time comes between the first two calls of its hook."""
+    node.job.until(lambda lines: lines.count(f"aborts {pid}") > 1, f"worker {pid} is interrupted")
+
+
 def kill(*pids: int) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
@@ -192,6 +200,30 @@ def killed_while_coming_out(rallyrun: Launcher) -> None:
     kill(cleans)
     after = meets(4, a, b, before=[before])
     go_on(before, after, set(pids_of(before, b)))
+    assert restarts(after) == 1
+    finish(rallyrun, a, b)
+
+
+def told_of_the_end_while_it_cleans_up(rallyrun: Launcher) -> None:
+    """All lose their connections, and clean up, before anybody tells them that the round has ended."""
+    _, a, b, before = pair(rallyrun, "--inprocess-timeout=1000")
+    root = before[0].pid
+    cleaning = [(node, pid) for node in (a, b) for pid in pids_of(before, node) if pid != root]
+    for _, pid in cleaning:
+        (rallyrun.folder / f"cleans-{pid}").touch()
+    for node in (a, b):
+        node.job.signal(signal.SIGSTOP)
+    kill(root)
+    for node, pid in cleaning:
+        tell(rallyrun, "cleans", pid, node)
+    for node in (a, b):
+        node.job.signal(signal.SIGCONT)
+    for node, pid in cleaning:
+        is_interrupted(pid, node)
+        (rallyrun.folder / f"cleans-{pid}").unlink()
+    after = meets(4, a, b, before=[before])
+    assert all(f"cleaned {pid}" in node.job.out for node, pid in cleaning)
+    go_on(before, after, {pid for _, pid in cleaning})
     assert restarts(after) == 1
     finish(rallyrun, a, b)
 
@@ -277,6 +309,7 @@ def test_of_two_nodes(tmp_path: Path) -> None:
     run_at_once(
         tmp_path,
         killed_while_coming_out,
+        told_of_the_end_while_it_cleans_up,
         killed_while_waiting_for_the_round,
         agent_killed_while_a_worker_comes_out,
         both_nodes_fail_at_once,
