@@ -98,6 +98,7 @@ class SshHosts:
     def _key(self, name: str) -> None:
         command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / name)]
         subprocess.run(command, check=True, timeout=30)
+        (self.folder / f"{name}.pub").chmod(0o644)  # sshd reads it as the user who logs in, whatever the umask here is
 
     def trust(self, *names: str) -> None:
         """Let ssh know the keys of these hosts and of no others."""
@@ -106,7 +107,8 @@ class SshHosts:
 
     def start(self) -> None:
         """Start an sshd on each host; returns when all listen."""
-        _PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)
+        _PRIVILEGE_SEPARATION.mkdir(exist_ok=True)
+        _PRIVILEGE_SEPARATION.chmod(0o755)
         busy = list(self.hosts.values())[-1]
         for name, host in self.hosts.items():
             config = self.folder / f"{name}.conf"
