@@ -116,11 +116,11 @@ def a_rendezvous_that_times_out_is_75_on_all_who_waited(rallyrun: Launcher) -> N
 
 def the_same_failure_again_is_93_on_both(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "2", CLASSIFIED, "--max-restarts=5", conf="same_failure_limit=1")
-    nodes: list[Node] = [job.host("A"), job.start("B")]
-    for count in (0, 1):
-        (rallyrun.folder / f"fail-B-{count}").write_text("")
     script = Path(job.script)
     script.write_text(script.read_text().replace('f"{node} fails in {count}"', '"always the same"'))
+    nodes: list[Node] = [job.host("A"), job.start("B")]
+    for count in (0, 1):
+        job.say(f"fail-B-{count}")
     all_end(nodes, 93)
 
 
