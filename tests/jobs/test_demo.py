@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pyte
+import pytest
 from docs.recording.cast import record
 
+from rallypoint.base.errors import RallypointError
 from rallypoint.base.process_table import process_table
+from rallypoint.demo.account import Lines
+from rallypoint.demo.scenarios import OURS, Plan, demo
+from rallypoint.demo.track import Track
+from tests.processes import below
 
 RALLYCTL = str(Path(sys.executable).with_name("rallyctl"))
 
@@ -50,4 +58,56 @@ def test_sigterm_ends_the_jobs_of_the_demo_too() -> None:
                 demo.send_signal(signal.SIGTERM)
     assert demo.returncode == 143
     assert len(pids) == 2
-    assert not {each.pid for each in process_table().values() if not each.ended} & {*pids}
+    assert not _running() & {*pids}
+
+
+@pytest.mark.parametrize("last", ["\n", "$ rallyrun", "first step"])
+def test_a_reader_that_goes_away_ends_the_demo_with_a_sentence(last: str) -> None:
+    with subprocess.Popen([RALLYCTL, "demo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        next(line for line in process.stdout if last in line)
+        pids = below(process.pid)
+        process.stdout.close()
+        said = process.stderr.read()
+    assert said == "rallyctl: error: standard output cannot be written: Broken pipe; send it elsewhere\n"
+    assert process.returncode == 1
+    assert not _running() & {*pids}
+
+
+def test_a_terminal_that_goes_away_ends_the_demo_with_a_sentence() -> None:
+    master, slave = os.openpty()
+    termios.tcsetwinsize(slave, (26, 80))
+    env = {**os.environ, "TERM": "xterm", "PYTHONIOENCODING": "utf-8"}
+    command = [RALLYCTL, "demo", "--no-torchrun"]
+    with subprocess.Popen(command, stdout=slave, stderr=subprocess.PIPE, env=env, text=True) as process:
+        os.close(slave)
+        shown = b""
+        while b"first step" not in shown:
+            shown += os.read(master, 65536)
+        pids = below(process.pid)
+        os.close(master)
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert said == "rallyctl: error: standard output cannot be written: Input/output error; send it elsewhere\n"
+    assert process.returncode == 1
+    assert pids
+    assert not _running() & {*pids}
+
+
+class _Unwritable(Lines):
+    """Cannot show that a job has been started."""
+
+    def show(self, track: Track) -> None:
+        raise RallypointError(f"nobody sees {track.launcher}")
+
+
+def test_a_job_whose_start_cannot_be_shown_is_ended() -> None:
+    before = below(os.getpid())
+    with pytest.raises(RallypointError, match="nobody sees rallyrun"):
+        demo(Plan(["-m", "rallypoint.demo.worker"], 40, [OURS], 60.0), _Unwritable(lambda _: None))
+    assert below(os.getpid()) == before
+
+
+def _running() -> set[int]:
+    return {each.pid for each in process_table().values() if not each.ended}

@@ -49,6 +49,7 @@ def add_demo(verb: Verb) -> None:
 def _demo(options: argparse.Namespace) -> None:
     from importlib.util import find_spec
 
+    from rallypoint.cli.exit import write_answer
     from rallypoint.demo.scenarios import OURS, THEIRS, Plan, demo
     from rallypoint.demo.screen import account
 
@@ -62,7 +63,7 @@ def _demo(options: argparse.Namespace) -> None:
     if options.torchrun and not has_torch:
         raise UsageError("--torchrun needs torch, which is not installed; install it, or leave the flag out")
     _end_in_order()
-    with account() as shown:
+    with account(write_answer) as shown:
         beside = has_torch and shown.live if options.torchrun is None else options.torchrun
         program = [options.program] if options.program else ["-m", "rallypoint.demo.worker"]
         demo(Plan(program, options.steps, [OURS, *([THEIRS] if beside else [])], options.deadline), shown)

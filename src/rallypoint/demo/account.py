@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from rallypoint.demo.track import Phase, Track
 
+Write = Callable[[str], None]
+"""Writes text to standard output, at once. Raises RallypointError if that cannot be written."""
+
 
 class Account(Protocol):
-    """Is told of all that happens; one for each form in which it is shown."""
+    """Is told of all that happens; one for each form in which it is shown.
+
+    Each method may raise RallypointError: nobody reads the account any more.
+    """
 
     live: bool
     """Whether a person watches."""
@@ -37,21 +44,24 @@ class Lines:
 
     live = False
 
+    def __init__(self, write: Write) -> None:
+        self._write = write
+
     def part(self, title: str) -> None:
-        print(f"\n{title}\n", flush=True)
+        self._write(f"\n{title}\n\n")
 
     def command(self, text: str) -> None:
-        print(f"$ {text}", flush=True)
+        self._write(f"$ {text}\n")
 
     def line(self, seconds: float, text: str) -> None:
-        print(f"  {seconds:6.2f} s  {text}", flush=True)
+        self._write(f"  {seconds:6.2f} s  {text}\n")
 
     def show(self, track: Track) -> None:
         if track.phase is Phase.GIVEN_UP:
-            print(f"            {track.launcher} {track.reason}", flush=True)
+            self._write(f"            {track.launcher} {track.reason}\n")
 
     def redraw(self) -> None:
         pass
 
     def end(self, lines: list[str]) -> None:
-        print("", *lines, sep="\n", flush=True)
+        self._write("\n".join(["", *lines, ""]))

@@ -71,7 +71,6 @@ class Run:
         self._began = time.monotonic()
         self._lost: set[int] = set()
         self.agents = [self._start([*launcher, *more]) for launcher in launchers]
-        account.show(self.track)
 
     def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
         kept = {

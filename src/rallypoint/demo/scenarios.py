@@ -98,6 +98,7 @@ class _Parts:
         launchers = [[*launcher_command(name), *node, *self.plan.program] for node in flags]
         run = Run(track, launchers, self.base / str(self._runs), self.account)
         try:
+            self.account.show(track)
             yield run
         except DemoError as error:
             if name == OURS:

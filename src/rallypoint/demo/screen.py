@@ -14,12 +14,13 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import groupby
 
+from rallypoint.base.errors import RallypointError
 from rallypoint.base.light_typing import NamedTuple
 from rallypoint.base.log import terminal_rewrites_lines
-from rallypoint.demo.account import Account, Lines
+from rallypoint.demo.account import Account, Lines, Write
 from rallypoint.demo.track import Phase, Track
 
 _LEAST_WIDTH, _LEAST_HEIGHT = 60, 24
@@ -118,7 +119,8 @@ class Screen:
 
     live = True
 
-    def __init__(self) -> None:
+    def __init__(self, write: Write) -> None:
+        self._write = write
         self._known = Known()
         self._began = time.monotonic()
         self._drawn_at = 0.0
@@ -152,7 +154,8 @@ class Screen:
 
     def close(self) -> None:
         """Leave what is shown where it is. Idempotent."""
-        _write(_SHOW)
+        with suppress(RallypointError):  # the terminal is gone
+            self._write(_SHOW)
 
     def _know(self, known: Known) -> None:
         self._known = known
@@ -166,7 +169,7 @@ class Screen:
         size = shutil.get_terminal_size()
         lines = drawn(frame(self._known, now - self._began), size.columns - 1, self._colours)
         before, self._lines = self._lines, lines[-(size.lines - 1) :]  # of a terminal that has been made smaller
-        _write(_HIDE + redrawing(before[-(size.lines - 1) :], self._lines))
+        self._write(_HIDE + redrawing(before[-(size.lines - 1) :], self._lines))
 
 
 def redrawing(before: Sequence[str], lines: Sequence[str]) -> str:
@@ -178,12 +181,12 @@ def redrawing(before: Sequence[str], lines: Sequence[str]) -> str:
 
 
 @contextmanager
-def account() -> Iterator[Account]:
+def account(write: Write) -> Iterator[Account]:
     """The form that standard output can show: bars on a terminal that is large enough, else lines."""
     if not _can_draw():
-        yield Lines()
+        yield Lines(write)
         return
-    screen = Screen()
+    screen = Screen(write)
     try:
         yield screen
     finally:
@@ -196,8 +199,3 @@ def _can_draw() -> bool:
     size = shutil.get_terminal_size()
     utf = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     return utf and size.columns >= _LEAST_WIDTH and size.lines >= _LEAST_HEIGHT
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
