@@ -130,6 +130,8 @@ class HangAudit:
             return
         if self._job.server_up_for() < self._job.world.now - since + _SETTLED:
             return
+        if self._job.world.now < self._job.cut_all_until + _SETTLED:  # nobody could be told
+            return
         late = [each.number for each in members if self._told.get((each.number, name), -1.0) < since]
         if late:
             raise Violation("a hang was not told", f"round {name} is silent since {since:.3f}; nodes {late}")

@@ -245,15 +245,16 @@ class Coordinator(JobState):
     def _on_resume_state(self, speaker: SessionRecord, request: ResumeRequest, now: float) -> None:
         if not request.node_info.address:
             request = request._replace(node_info=request.node_info._replace(address=speaker.address))
-        earlier = request.node if request.incarnation == self.incarnation else None
-        if earlier is None:  # it may have met another coordinator since, whose round was lost
-            earlier = earlier_identity(self.state, self.incarnation, speaker.node, request)
+        earlier = self.sessions.name_of(request.incarnation, request.node)
+        earlier = earlier or earlier_identity(self.state, self.incarnation, speaker.node, request)
         if earlier is not None:
             ended = self.sessions.resume(speaker, earlier)
             self._ended += [] if ended is None else [(ended, _REPLACED_DETAIL)]
             self._change(now, self._write, without_given_up_join(self.state, speaker.node, request, self.settings), now)
             self._check_all_reported()
-        elif self._completed_a_round:
+        if request.incarnation != self.incarnation:
+            self.sessions.reported(speaker, request.incarnation, request.node)
+        if self._completed_a_round:
             self.state = with_later_rounds(self.state, request)
         # What it told a coordinator of our name may not have been kept: the name is known to it by a heartbeat alone.
         if not self._completed_a_round and (earlier is None or (request.round >= 0 and not self.state.knows(earlier))):

@@ -74,10 +74,11 @@ def with_size(state: State, node: NodeId, request: ResumeRequest, settings: Sett
 
 
 def earlier_identity(state: State, incarnation: str, node: NodeId, request: ResumeRequest) -> NodeId | None:
-    """The name that `node` has in the state, if an earlier session of the same process has reported the same.
-
-    `incarnation` is that of the coordinator, which has completed the round if the state names no other.
+    """The name that `node` has at the coordinator of this incarnation: it gave that name, or an earlier session of the
+    same process has reported the same. The node may have met another coordinator since, whose round was lost.
     """
+    if request.incarnation == incarnation:
+        return request.node
     placeholder = NodeId.placeholder(request.group_rank)
     if placeholder in state.participants or placeholder in state.survivors:
         return None  # no node has reported for this place yet: so thousands of nodes come back in linear time
@@ -93,9 +94,12 @@ def earlier_identity(state: State, incarnation: str, node: NodeId, request: Resu
 
 
 def with_later_rounds(state: State, request: ResumeRequest) -> State:
-    """The state of a coordinator with rounds of its own, after a node has reported rounds from before its time."""
+    """The state of a coordinator with rounds of its own, after a node has reported rounds of others."""
+    next_round = max(request.round, request.last_ended_round) + 1
+    if next_round <= max(state.next_round, state.round + 1) and request.failures <= state.ledger.failures:
+        return state
     return state._replace(
-        next_round=max(state.next_round, request.round + 1, request.last_ended_round + 1),
+        next_round=max(state.next_round, next_round),
         ledger=state.ledger._replace(failures=max(state.ledger.failures, request.failures)),
     )
 
@@ -121,7 +125,7 @@ def missed_notifications(state: State, node: NodeId, request: ResumeRequest) -> 
 def without_given_up_join(state: State, node: NodeId, request: ResumeRequest, settings: Settings) -> State:
     """The state after `node`, which has claimed its name, has reported which join it waits with (law 6)."""
     place = state.participants.get(node)
-    if place is None or request.joining:
+    if place is None or (request.joining and request.node_info.store_port == place.node_info.store_port):
         return state
     if state.complete:
         if state.round <= request.round:

@@ -19,6 +19,9 @@ from rallypoint.membership.liveness import Liveness
 from rallypoint.membership.state import NodeId, Settings
 from rallypoint.protocol.messages import ConfigDifference
 
+_MAX_NAMES = 64
+"""The number of earlier names of one node that are remembered, beyond which those of other coordinators are not."""
+
 
 @dataclass(slots=True)
 class SessionRecord:
@@ -63,9 +66,9 @@ class SessionRegistry:
         self._by_node: dict[NodeId, int] = {}
         self._next_local_id: dict[tuple[str, int], int] = {}
         """Address and process id to the lowest local id that was not given to them yet."""
-        self._claimed: dict[NodeId, NodeId] = {}
-        """The first name of a session to the name that it has claimed."""
-        self._claims_by_node: dict[NodeId, list[NodeId]] = {}
+        self._names: dict[tuple[str, NodeId], NodeId] = {}
+        """Each name that a node had before, with the coordinator that gave it (empty for us), to its name here."""
+        self._names_by_node: dict[NodeId, list[tuple[str, NodeId]]] = {}
         """The reverse mapping."""
         self._in_this_process: list[int] = []
         self._external_addresses: dict[int, str] = {}
@@ -89,7 +92,7 @@ class SessionRegistry:
 
     def resume(self, session: SessionRecord, name: NodeId) -> int | None:
         """The node of a session was here before, with that name. Returns the session that this ends."""
-        name = self._claimed.get(name, name)
+        name = self._names.get(("", name), name)
         if session.node == name or session.claimed:
             return None
         session.claimed = True
@@ -97,12 +100,24 @@ class SessionRegistry:
         if previous is not None:
             self.close(previous)
         self.reserve(name)
-        self._claimed[session.node] = name
-        self._claims_by_node.setdefault(name, []).append(session.node)
+        self._remember("", session.node, name)
         del self._by_node[session.node]
         session.node = name
         self._by_node[name] = session.number
         return previous
+
+    def name_of(self, incarnation: str, name: NodeId) -> NodeId | None:
+        """The name here of a node that another coordinator gave that name, if the node has reported it before."""
+        return self._names.get((incarnation, name))
+
+    def reported(self, session: SessionRecord, incarnation: str, name: NodeId) -> None:
+        """The node of a session has that name from another coordinator: it reports it again until it has heard us."""
+        if len(self._names_by_node.get(session.node, ())) < _MAX_NAMES:
+            self._remember(incarnation, name, session.node)
+
+    def _remember(self, incarnation: str, name: NodeId, node: NodeId) -> None:
+        self._names[incarnation, name] = node
+        self._names_by_node.setdefault(node, []).append((incarnation, name))
 
     def close(self, number: int) -> SessionRecord | None:
         """A session ends; its node may come back. Returns its record, None if there is none of that number."""
@@ -116,10 +131,10 @@ class SessionRegistry:
         return session
 
     def forget(self, node: NodeId) -> None:
-        """Nothing is held for a node any more: forget its claims."""
-        for called in self._claims_by_node.pop(node, ()):
-            if self._claimed.get(called) == node:
-                del self._claimed[called]
+        """Nothing is held for a node any more: forget its earlier names."""
+        for called in self._names_by_node.pop(node, ()):
+            if self._names.get(called) == node:
+                del self._names[called]
 
     def get(self, number: int) -> SessionRecord | None:
         """The session of that number, if it is open."""

@@ -347,3 +347,54 @@ def test_a_node_that_has_met_another_coordinator_since_is_known_by_the_round_tha
         job.open(node)
     assert job.coordinator.state == before
     assert not any(node.told for node in job.nodes)
+
+
+def ports(told: list[OutgoingNotification]) -> set[int]:
+    return {notice.placement.store_port for _, notice in told if isinstance(notice, Placed)}
+
+
+def test_a_node_that_loses_its_link_before_it_has_heard_anything_is_one_node() -> None:
+    """It claims a name of the coordinator before, though this one has given its join a place meanwhile."""
+    coordinator = Coordinator(Settings("job", 2, 2), "new")
+    member = NodeInfo("default", 1, "", 7000)
+    known = NodeId("h0", 1, 3)
+    held = ResumeRequest("old", known, member, 0, 0, 2, -1, 1, round_over=True, last_ended_round=0, origin="old")
+    coordinator.open(1, SessionRecord(NodeId("h0", 1, 0), "h0"), 0.0)
+    coordinator.receive(1, held._replace(joining=True), 0.0)
+    coordinator.receive(1, JoinRequest(member, 600.0), 0.0)
+    coordinator.open(2, SessionRecord(NodeId("h1", 1, 0), "h1"), 0.0)
+    other = held._replace(node=NodeId("h1", 1, 3), group_rank=1, joining=True)
+    coordinator.receive(2, other, 0.0)
+    told = coordinator.receive(2, JoinRequest(member, 600.0), 0.0)
+    assert {session for session, notice in told if isinstance(notice, Placed)} == {1, 2}
+    coordinator.open(3, SessionRecord(NodeId("h0", 1, 0), "h0"), 0.0)
+    told = coordinator.receive(3, held._replace(joining=True), 0.0)
+    assert [(session, type(notice)) for session, notice in told][-1] == (3, Placed)
+    assert len(coordinator.state.participants) == 2
+    assert not coordinator.state.wait_list
+
+
+def test_a_place_that_waits_with_an_earlier_join_is_given_up_for_the_new_one() -> None:
+    """The node has asked another coordinator meanwhile, for which it has closed the worker store of its first join."""
+    coordinator = Coordinator(Settings("job", 2, 2), "0")
+    first, second = (NodeInfo("default", 1, "", port) for port in (7001, 7002))
+    names = [coordinator.open(n, SessionRecord(NodeId(f"h{n}", 1, 0), f"h{n}"), 0.0) for n in (0, 1)]
+    coordinator.receive(0, JoinRequest(first, 600.0), 0.0)
+    coordinator.open(2, SessionRecord(NodeId("h0", 1, 0), "h0"), 0.0)
+    coordinator.receive(2, ResumeRequest("0", names[0], second, joining=True), 0.0)
+    told = coordinator.receive(1, JoinRequest(NodeInfo("default", 1, "", 7003), 600.0), 0.0)
+    told += coordinator.receive(2, JoinRequest(second, 600.0), 0.0)
+    assert ports(told) == {7002}
+
+
+def test_the_numbers_of_rounds_that_a_known_node_was_in_elsewhere_are_not_used_again() -> None:
+    coordinator = Coordinator(Settings("job", 1, 1), "0")
+    member = NodeInfo("default", 1, "", 7001)
+    name = coordinator.open(0, SessionRecord(NodeId("h0", 1, 0), "h0"), 0.0)
+    coordinator.receive(0, JoinRequest(member, 600.0), 0.0)
+    coordinator.receive(0, Fail(0, CAUSE, 9), 0.0)
+    coordinator.open(1, SessionRecord(NodeId("h0", 1, 0), "h0"), 0.0)
+    coordinator.receive(1, ResumeRequest("0", name, member, last_ended_round=4), 0.0)
+    coordinator.receive(1, JoinRequest(member, 600.0), 0.0)
+    coordinator.receive(1, Fail(1, CAUSE, 9), 0.0)
+    assert coordinator.state.round == 5

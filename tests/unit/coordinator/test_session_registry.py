@@ -84,3 +84,19 @@ def test_a_session_claims_one_name_and_no_more() -> None:
     resume(known, 1, NodeId("c", 3, 0))
     assert known.session_of(NodeId("b", 2, 0)) == 1
     assert known.session_of(NodeId("c", 3, 0)) is None
+
+
+def test_a_name_that_another_coordinator_gave_is_known_until_its_node_is_forgotten() -> None:
+    known = sessions()
+    name, elsewhere = opened(known, 1, "10.0.0.1", "a"), NodeId("10.0.0.1", 1, 9)
+    session = known.get(1)
+    assert session is not None
+    assert known.name_of("other", elsewhere) is None
+    known.reported(session, "other", elsewhere)
+    assert known.name_of("other", elsewhere) == name
+    assert known.name_of("another", elsewhere) is None
+    for number in range(1_000):
+        known.reported(session, str(number), elsewhere)
+    assert sum(known.name_of(str(number), elsewhere) is not None for number in range(1_000)) < 100
+    known.forget(name)
+    assert known.name_of("other", elsewhere) is None
