@@ -31,6 +31,41 @@ PRELOAD = os.environ.get("RALLYPOINT_TEST_PRELOAD", "")
 """What each rallyrun under test is to import ahead (`make conformance-preload`); torchrun does not know the
 variable."""
 RALLYRUN = [sys.executable, "-m", "rallypoint.run"]
+_CHANGED = """
+import importlib, sys
+from rallypoint.cli.rallyrun import main
+for given in sys.argv.pop(1).split():
+    where, value = given.split("=")
+    module, _, name = where.rpartition(".")
+    found = importlib.import_module(f"rallypoint.{module}")
+    assert isinstance(getattr(found, name), float), where
+    setattr(found, name, float(value))
+sys.exit(main())
+"""
+
+
+def rallyrun_with(**seconds: float) -> list[str]:
+    """The words of a `rallyrun` whose periods are others, by their names: of `_PERIODS`.
+
+    What a process does within a second, one that is left without processor time for a while does later.
+    """
+    return [
+        sys.executable,
+        "-c",
+        _CHANGED,
+        " ".join(f"{_PERIODS[name]}.{name}={each}" for name, each in seconds.items()),
+    ]
+
+
+_PERIODS = {
+    "STACKS_TIMEOUT": "workers.escalation",
+    "SWEEP_GRACE_PERIOD": "workers.escalation",
+    "DETECTION_TIME": "workers.open_writes",
+    "QUIET_TIME": "workers.open_writes",
+    "SETTLE_TIME": "workers.forwarding",
+    "_SIGNAL_COMES": "agent.executor",
+}
+"""The module of each period, below `rallypoint`."""
 
 
 def readable(fd: int, seconds: float | None = None) -> bool:

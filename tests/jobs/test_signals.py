@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -11,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from tests.jobs.launching import AtOnce, Job, Launcher
+from tests.jobs.launching import RALLYRUN, AtOnce, Job, Launcher, rallyrun_with
 from tests.jobs.nodes import Nodes, all_end, c10d
 from tests.ports import free_port
 
@@ -60,10 +61,12 @@ def to_all(rallyrun: Launcher, number: int, order: int = 1) -> None:
             os.kill(pid, number)
 
 
-def start(rallyrun: Launcher, deaf: list[str], *flags: str, env: dict[str, str] | None = None) -> Job:
+def start(
+    rallyrun: Launcher, deaf: list[str], *flags: str, env: dict[str, str] | None = None, command: list[str] = RALLYRUN
+) -> Job:
     """A job of one node whose workers hear these signals and stay, and are all up."""
     script = rallyrun.script(WORKER.format(deaf=deaf))
-    job = rallyrun("--standalone", f"--shutdown-timeout={LONG}", *flags, script, env=env)
+    job = rallyrun.command([*command, "--standalone", f"--shutdown-timeout={LONG}", *flags, script], env)
     workers = 2 if "--nproc-per-node=2" in flags else 1
     job.until(lambda lines: sum(line.startswith("ready") for line in lines) == workers, f"{workers} workers are ready")
     return job
@@ -191,7 +194,8 @@ def test_workers_that_a_scheduler_ends_have_not_failed(rallyrun: Launcher, conf:
 
 
 def test_a_worker_that_a_scheduler_ends_before_its_agent_has_not_failed(rallyrun: Launcher) -> None:
-    job = start(rallyrun, [], env=SLURM)
+    # Until it is sent the signal too, it does not know what has ended its worker, and this test may be slow to send it.
+    job = start(rallyrun, [], env=SLURM, command=rallyrun_with(_SIGNAL_COMES=60))
     (ready,) = [line for line in job.out if line.startswith("ready")]
     worker = int(ready.split()[3])
     below = [pid for pid in rallyrun.pids() if pid not in (job.pid, worker)]
@@ -217,7 +221,9 @@ def test_a_handler_runs_once_where_a_scheduler_signals_all(
     rallyrun: Launcher, numbers: list[signal.Signals], order: int
 ) -> None:
     names = [number.name for number in numbers]
-    job = start(rallyrun, names, "--nproc-per-node=2", env={**SLURM, "LOGLEVEL": "INFO"})
+    # A scheduler is quick; this test may be left without processor time between one process and the next.
+    command = rallyrun_with(SETTLE_TIME=4)
+    job = start(rallyrun, names, "--nproc-per-node=2", env={**SLURM, "LOGLEVEL": "INFO"}, command=command)
     for number in numbers:
         to_all(rallyrun, number, order)
         job.until(partial(_heard_so_often, number, 2), f"both have heard {number.name}")
@@ -252,10 +258,11 @@ def test_a_worker_without_a_handler_is_told_of_that(rallyrun: Launcher, everybod
 
 
 def stacks_are_shown_before_a_scheduler_kills_all(rallyrun: Launcher) -> None:
-    job = start(rallyrun, ["SIGTERM"], env={"RALLYPOINT_TERMINATION_GRACE": "2"})
+    env = {"RALLYPOINT_TERMINATION_GRACE": "2"}
+    job = start(rallyrun, ["SIGTERM"], env=env, command=rallyrun_with(STACKS_TIMEOUT=30))
     job.signal(signal.SIGTERM)
     ends_at_once(job)
-    assert "did not end within 1 s; sending SIGKILL" in job.err
+    assert re.search(r"did not end within [1-9] s; sending SIGKILL", job.err)
     assert 'script.py", line' in job.err, "its stack"
 
 
@@ -275,7 +282,7 @@ def a_notice_leaves_time_for_the_stop(rallyrun: Launcher) -> None:
     job.signal(signal.SIGTERM)
     job.until_err("the workers have 1 s to save and acknowledge")
     ends_at_once(job)
-    assert "did not end within 1 s; sending SIGKILL" in job.err
+    assert re.search(r"did not end within [1-9] s; sending SIGKILL", job.err)
 
 
 def test_a_short_time_from_a_scheduler_is_divided(at_once: AtOnce) -> None:
