@@ -56,9 +56,9 @@ import threading
 from rallypoint.workers.preload import threads
 
 def mine():
-    done.wait()
+    begun.release(); done.wait()
 
-done = threading.Event()
+begun, done = threading.Semaphore(0), threading.Event()
 {}
 print(threads.describe_threads())
 done.set()
@@ -68,9 +68,12 @@ done.set()
 @pytest.mark.parametrize(
     ("done", "said"),
     [
-        ("threading.Thread(target=mine, name='own').start()", r"own at <string>:6"),
-        ("[threading.Thread(target=mine, name='own').start() for _ in range(4)]", r"(own at <string>:6, ){3}\.\.\."),
-        ("import _thread; _thread.start_new_thread(mine, ())", r"python\S*"),
+        ("threading.Thread(target=mine, name='own').start(); begun.acquire()", r"own at <string>:6"),
+        (
+            "for _ in range(4): threading.Thread(target=mine, name='own').start(); begun.acquire()",
+            r"(own at <string>:6, ){3}\.\.\.",
+        ),
+        ("import _thread; _thread.start_new_thread(mine, ()); begun.acquire()", r"python\S*"),
     ],
 )
 def test_whose_a_thread_is(done: str, said: str) -> None:
