@@ -7,6 +7,10 @@ import re
 from tests.jobs.launching import Job, Launcher
 from tests.ports import free_port
 
+SECONDS = 4.0
+"""Without a sign of life: longer than a machine with more to run leaves a worker that gives signs without time."""
+TIMEOUT = f"--hang-timeout={SECONDS}"
+
 HUNG = """
 import ctypes, os, pathlib, queue, signal, socket, sys, threading, time
 from rallypoint import notices
@@ -73,7 +77,7 @@ def test_all_kinds_of_hang_are_told_on_all_nodes_before_the_job_ends(rallyrun: L
     """Asleep, in C without the interpreter, stopped, in the kernel, in a data loader, waiting for another, finished."""
     script, port = rallyrun.script(HUNG), free_port()
     nodes = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--shutdown-timeout=1")
-    flags = (*nodes, "--hang-timeout=1.5", "--on-hang=fail", "--max-restarts=3", "--log-dir=logs")
+    flags = (*nodes, TIMEOUT, "--on-hang=fail", "--max-restarts=3", "--log-dir=logs")
     first = rallyrun(*flags, "--nproc-per-node=4", "--node-rank=0", script)
     second = rallyrun(*flags, "--nproc-per-node=3", "--node-rank=1", script)
     assert [first.ends(), second.ends()] == [124, 124], first.err + second.err
@@ -89,10 +93,10 @@ def test_all_kinds_of_hang_are_told_on_all_nodes_before_the_job_ends(rallyrun: L
 
 
 ALIVE = """
-import os, time
+import os, sys, time
 from rallypoint import notices
 
-TIMEOUT, other = 1.5, int(os.environ["RANK"])
+TIMEOUT, other = float(sys.argv[1]), int(os.environ["RANK"])
 started = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
 
 def until(moment, sign):
@@ -123,7 +127,7 @@ quiet("end")
 def test_a_job_that_gives_signs_of_life_is_left_alone(rallyrun: Launcher) -> None:
     """A slow first step, noise without progress, a long evaluation; then it hangs, twice, with a sign in between."""
     script = rallyrun.script(ALIVE)
-    job = rallyrun("--standalone", "--nproc-per-node=2", "--log-dir=logs", "--hang-timeout=1.5", script)
+    job = rallyrun("--standalone", "--nproc-per-node=2", "--log-dir=logs", TIMEOUT, script, str(SECONDS))
     job.until_err("(--on-hang=report)")
     assert job.out.count("and silently for a while") == 2, f"reported too early:\n{job.out}\n{job.err}"
     (rallyrun.folder / "wake").touch()
@@ -149,7 +153,7 @@ while not os.path.exists(hangs):  # until then the job gives signs of life
 def test_a_hang_costs_a_restart_where_that_is_asked_for(rallyrun: Launcher) -> None:
     """A node whose workers are all done hides no hang of the other."""
     script, endpoint = rallyrun.script(ONCE), f"--rdzv-endpoint=127.0.0.1:{free_port()}"
-    flags = ("--nnodes=2", "--rdzv-backend=c10d", endpoint, "--max-restarts=1", "--log-dir=logs", "--hang-timeout=1.5")
+    flags = ("--nnodes=2", "--rdzv-backend=c10d", endpoint, "--max-restarts=1", "--log-dir=logs", TIMEOUT)
     jobs = [rallyrun(*flags, "--on-hang=restart", script) for _ in range(2)]
     assert [job.ends() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
     for job in jobs:
