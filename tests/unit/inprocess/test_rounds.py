@@ -257,7 +257,7 @@ CALLED_IN_A_HANDLER = "try:\n    raise LookupError\nexcept LookupError:\n    tra
 
 
 @process
-@pytest.mark.parametrize("call", [CALLED, CALLED_IN_A_HANDLER])
+@pytest.mark.parametrize("call", [CALLED, CALLED_IN_A_HANDLER], ids=["called", "called_in_a_handler"])
 def test_a_clean_up_after_an_error_of_the_function_is_not_cut(tmp_path: Path, call: str) -> None:
     with worker(tmp_path, OWN_ERRORS + call, RANK="0") as agent:
         for number in range(7):
