@@ -43,7 +43,7 @@ Report = Callable[[str, FileTimerRequest | None], None]
 
 
 class TimerExpiry(NamedTuple):
-    """A timer of a process has expired, `seconds` after it was set.
+    """A timer of a process has expired, `seconds` after its request was read.
 
     `signal` is what the process is sent; 0 if the expiry is only reported.
     """
@@ -193,7 +193,8 @@ class Watchdog:
 
 def _expiry(timer: Timer[FileTimerRequest]) -> TimerExpiry:
     request = timer.request
-    return TimerExpiry(request.worker_pid, request.scope_id, timer.seconds, request.signal)
+    seconds = max(0.0, timer.seconds)  # a request may have been read when its time was over
+    return TimerExpiry(request.worker_pid, request.scope_id, seconds, request.signal)
 
 
 class _NamedPipe:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from pathlib import Path
 
 import pytest
 
 from rallypoint.watchdog.monitor import WorkerMonitor, monitor_for, uninterruptible_timeout
-from tests.unit.watchdog.waiting import HOLDS, holder, in_state_d, until
+from tests.unit.watchdog.waiting import HANGS, holder, in_state_d, until
 
 pytestmark = pytest.mark.process
 
@@ -60,7 +61,7 @@ def test_how_long_a_worker_may_be_stuck(text: str, seconds: float) -> None:
 def test_a_worker_that_is_late(tmp_path: Path) -> None:
     monitor = monitor_for(ON, str(tmp_path), run_id="job")
     assert monitor is not None
-    with holder(HOLDS + "hangs_here()", monitor.files[0], 0.1, 9) as late:
+    with holder(HANGS, monitor.files[0], 0.1, 9) as late:
         monitor.watch([late.pid])
 
         def ended() -> bool:
@@ -68,7 +69,7 @@ def test_a_worker_that_is_late(tmp_path: Path) -> None:
             return late.ended()
 
         until(monitor, ended)
-        assert monitor.expiry_reason(late.pid) == "its timer 'scope' of 0.1 s ran out"
+        assert re.fullmatch(r"its timer 'scope' of 0\.[01] s ran out", monitor.expiry_reason(late.pid))
         assert monitor.expiry_reason(1) == ""
         assert monitor.stuck == {}
     monitor.close()
@@ -79,7 +80,7 @@ def test_a_worker_that_is_late(tmp_path: Path) -> None:
 
 def test_a_worker_that_is_late_while_it_is_being_stopped(tmp_path: Path) -> None:
     monitor = WorkerMonitor(str(tmp_path / "timers"), 0)
-    with holder(HOLDS + "hangs_here()", monitor.files[0], -1, 9) as late:
+    with holder(HANGS, monitor.files[0], -1, 9) as late:
         monitor.watch([late.pid])
         late.is_up()
         monitor.stop_enforcing()

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.watchdog import watchdog
 from rallypoint.watchdog.client import FileTimerClient
 from rallypoint.watchdog.requests import FileTimerRequest
 from rallypoint.watchdog.server import FileTimerServer
-from tests.unit.watchdog.waiting import HOLDS, TIMEOUT, holder
+from tests.unit.watchdog.waiting import HANGS, TIMEOUT, holder
 
 pytestmark = pytest.mark.process
 
 
-def test_it_ends_who_is_late_and_stays_alive_itself(tmp_path: Path) -> None:
+def test_it_ends_who_is_late_and_stays_alive_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "STACKS_TIMEOUT", TIMEOUT)
     reported: list[str] = []
     stopped = threading.Event()
 
@@ -31,7 +33,7 @@ def test_it_ends_who_is_late_and_stays_alive_itself(tmp_path: Path) -> None:
     server.start()
     server.start()
     try:
-        with holder(HOLDS + "hangs_here()", path, 0.1, 9) as late:
+        with holder(HANGS, path, 0.1, 9) as late:
             assert stopped.wait(TIMEOUT)
             code, errors = late.ends()
             assert code < 0
@@ -50,7 +52,7 @@ def test_it_never_ends_itself(tmp_path: Path) -> None:
     try:
         assert abs(server.get_last_progress_time() - time.time()) < TIMEOUT
         FileTimerClient(path).acquire("own", time.time() - 1)
-        with holder(HOLDS + "hangs_here()", path, 0.1, 9) as late:  # its end shows that the other was dealt with
+        with holder(HANGS, path, 0.1, 9) as late:  # its end shows that the other was dealt with
             assert late.ends()[0] < 0
         assert abs(server.get_last_progress_time() - time.time()) < TIMEOUT
     finally:
@@ -65,7 +67,7 @@ def test_an_error_of_the_reporter_saves_nobody(tmp_path: Path, caplog: pytest.Lo
     server = FileTimerServer(path, "job", log_event=broken)
     server.start()
     try:
-        with holder(HOLDS + "hangs_here()", path, 0.1, 9) as late:
+        with holder(HANGS, path, 0.1, 9) as late:
             assert late.ends()[0] < 0
     finally:
         server.stop()

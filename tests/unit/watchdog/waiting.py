@@ -17,16 +17,17 @@ from rallypoint.base.process_table import process_table
 TIMEOUT = 120.0
 """Seconds."""
 
-HOLDS = """
+_BEGINS = """
 import faulthandler, os, signal, sys, time
 from rallypoint.watchdog.client import FileTimerClient
 faulthandler.enable()
-def hangs_here(): signal.pause()
 client = FileTimerClient(sys.argv[1], int(sys.argv[3]))
-client.acquire("scope", time.time() + float(sys.argv[2]))
-print("up", flush=True)
 """
+_SETS = 'client.acquire("scope", time.time() + float(sys.argv[2])); print("up", flush=True)'
+HOLDS = f"{_BEGINS}{_SETS}\n"
 """Sets a timer; to be followed by what happens then. Arguments: pipe, seconds, signal."""
+HANGS = f"{_BEGINS}def hangs_here(): {_SETS}; signal.pause()\nhangs_here()\n"
+"""Sets a timer and hangs, at any moment in `hangs_here`."""
 
 
 class Driven(Protocol):
