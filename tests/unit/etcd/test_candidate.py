@@ -71,7 +71,8 @@ class Agent:
 
     def sees_a_coordinator(self) -> None:
         self.told.get(timeout=TIMEOUT)
-        assert self.address.resolve() is not None
+        while self.address.resolve() is None:  # the lease of the one that was told of is over by now
+            self.told.get(timeout=TIMEOUT)
 
 
 @contextmanager
