@@ -166,7 +166,7 @@ def a_job_id_serves_again_as_soon_as_its_job_has_ended(rallyrun: Launcher) -> No
 def a_node_that_was_cut_off_when_its_job_ended_does_not_run_it_again(rallyrun: Launcher) -> None:
     port = free_port()
     serve(rallyrun, port)
-    job = outside(rallyrun, port, "1:2", conf=",last_call_timeout=1,lease=1")
+    job = outside(rallyrun, port, "1:2", conf=",last_call_timeout=1,lease=3")
     nodes = [job.start("A"), job.start("B")]
     for node in nodes:
         node.comes_up(1, world_size=2)

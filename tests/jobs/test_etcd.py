@@ -19,7 +19,8 @@ from tests.jobs.nodes import Node, Nodes, all_end, all_ranks, common, root_cause
 from tests.jobs.test_control_plane import RALLYCTL
 from tests.jobs.test_steering import Operator
 
-LEASE = 2
+LEASE = 6
+"""Seconds; longer than a busy machine leaves an agent without processor time."""
 PREFIX = "/tests/of/rallypoint"
 
 

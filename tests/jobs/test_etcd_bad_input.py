@@ -21,7 +21,7 @@ WAITED_OUT = 2
 
 
 def flags(endpoints: str, conf: str = "", *, job: str = "job", join_timeout: int = 60) -> list[str]:
-    options = ",".join(["lease=2", f"join_timeout={join_timeout}", *([conf] if conf else [])])
+    options = ",".join(["lease=10", f"join_timeout={join_timeout}", *([conf] if conf else [])])
     return [
         "--nnodes=2",
         "--rdzv-backend=etcd",

@@ -16,9 +16,10 @@ from pathlib import Path
 from tests.jobs.launching import Job, Launcher
 from tests.ports import free_port
 
-LOOKS, SECONDS = 6, 2.0
+LOOKS, SECONDS = 6, 4.0
 """How many looks at most, and how long each of them is."""
-LEASE = 1.5
+LEASE = 6.0
+"""Longer than a busy machine leaves an agent without processor time: one that is lost starts its worker again."""
 HEARTBEATS = 3
 """In a lease. Each is sent and answered: two wake-ups of who sends it, one of who answers."""
 CHECKS = 4
