@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import select
 import shlex
 import signal
 import sys
 
 import pytest
 
-from tests.jobs.launching import RALLYRUN, TIMEOUT, Launcher
+from tests.jobs.launching import RALLYRUN, TIMEOUT, Launcher, readable
 
 CHILDREN_IGNORED = "trap '' CHLD; exec "
 
@@ -148,6 +147,6 @@ def until_ended(pid: int) -> None:
     except ProcessLookupError:
         return
     try:
-        assert select.select([fd], [], [], TIMEOUT)[0], f"process {pid} still runs"
+        assert readable(fd, TIMEOUT), f"process {pid} still runs"
     finally:
         os.close(fd)
