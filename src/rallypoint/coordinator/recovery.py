@@ -28,6 +28,7 @@ from rallypoint.protocol.messages import Notification, Placed, ResumeRequest, Ro
 _UNKNOWN_NODE = NodeInfo("", 0, "", 0)
 _LEASES, _CONNECT = 3, 5.0
 _GIVEN_UP_DETAIL = "it has asked another coordinator for a place since"
+_HOST_DETAIL = "it hosted the control plane"
 
 
 def recovery_timeout(settings: Settings) -> float:
@@ -39,11 +40,14 @@ def recovery_timeout(settings: Settings) -> float:
 
 
 def recovered(state: State, node: NodeId, request: ResumeRequest, settings: Settings) -> State:
-    """The state after `node` has reported what it holds. Unchanged if that is nothing new."""
+    """The state after `node` has reported what it holds. Unchanged if that is nothing new.
+
+    The caller has checked that the job can have had such a round (`may_have_been`).
+    """
     if request.round < 0 and state.round == 0 and not state.complete:
         return state._replace(restart_delay=recovery_timeout(settings))
     possible = request.round >= 0 and 0 <= request.group_rank < request.group_world_size
-    if state.closed or not possible or not may_have_been(request, settings):
+    if state.closed or not possible:
         return state
     state = state._replace(
         ledger=state.ledger._replace(failures=max(state.ledger.failures, request.failures)),
@@ -54,7 +58,7 @@ def recovered(state: State, node: NodeId, request: ResumeRequest, settings: Sett
     if request.origin != state.origin:
         return state  # another round, which happens to have the same number
     if request.round == state.round:
-        return _add_participant(state, node, request)
+        return _add_participant(state, node, request, settings)
     if request.round == state.round - 1 and not state.complete:
         return _add_survivor(state, node, request)
     return state
@@ -130,7 +134,8 @@ def without_given_up_join(state: State, node: NodeId, request: ResumeRequest, se
     if state.complete:
         if state.round <= request.round:
             return state
-        return end_round(state, RoundEnd(state.round, Reason.LOST, name_of(state, node), detail=_GIVEN_UP_DETAIL))
+        end = RoundEnd(state.round, Reason.LOST, name_of(state, node), detail=_GIVEN_UP_DETAIL)
+        return _over_for(state, node, end, settings)
     after = _without(state, node)
     if len(after.participants) < settings.min_nodes:
         after = after._replace(last_call=0)
@@ -169,24 +174,35 @@ def _adopt_round(state: State, node: NodeId, request: ResumeRequest, settings: S
         survivors={},
         succeeded=frozenset(),
         finished={},
+        consents=frozenset(),
+        preempted=state.preempted if state.is_preempted else None,
+        quiet=frozenset(),
     )
-    host = NodeId.placeholder(request.control_rank)
+    host, end = NodeId.placeholder(request.control_rank), RoundEnd(request.round, Reason.FORGOTTEN, "")
     if host in held:
-        lost = RoundEnd(request.round, Reason.LOST, str(host), detail="it hosted the control plane")
-        return end_round(_without(running, host), lost)
-    if request.round_over:
-        return end_round(running, RoundEnd(request.round, Reason.FORGOTTEN, ""))
+        running, end = _without(running, host), RoundEnd(request.round, Reason.LOST, str(host), detail=_HOST_DETAIL)
+    if request.round_over or (host in held and not running.is_preempted):
+        return _over_for(running, node, end, settings)
     return running
 
 
-def _add_participant(state: State, node: NodeId, request: ResumeRequest) -> State:
+def _over_for(state: State, node: NodeId, end: RoundEnd, settings: Settings) -> State:
+    """The state after its round has ended for a node. That of a preempted job goes on for those who still save."""
+    return (
+        apply(Action(ActionKind.MARK_CONSENT), state, node, settings) if state.is_preempted else end_round(state, end)
+    )
+
+
+def _add_participant(state: State, node: NodeId, request: ResumeRequest, settings: Settings) -> State:
     """Add one more node of the running round."""
     participants = dict(state.participants)
     if participants.pop(NodeId.placeholder(request.group_rank), None) is None:
         return state
     participants[node] = Participant(request.node_info, request.group_rank)
     after = state._replace(participants=participants)
-    return end_round(after, RoundEnd(request.round, Reason.FORGOTTEN, "")) if request.round_over else after
+    if not request.round_over:
+        return after
+    return _over_for(after, node, RoundEnd(request.round, Reason.FORGOTTEN, ""), settings)
 
 
 def _add_survivor(state: State, node: NodeId, request: ResumeRequest) -> State:

@@ -9,8 +9,8 @@ from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.job_state import OutgoingNotification
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.failures.cause import Cause, Ending
-from rallypoint.membership.operations import Drain, Fail, PreemptJob, Succeed
-from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Settings, State
+from rallypoint.membership.operations import Drain, Fail, PreemptJob, ReportQuiet, Succeed
+from rallypoint.membership.state import NodeId, NodeInfo, NodeRange, Outcome, Settings, State
 from rallypoint.protocol.messages import (
     Heartbeat,
     JobEnded,
@@ -398,3 +398,61 @@ def test_the_numbers_of_rounds_that_a_known_node_was_in_elsewhere_are_not_used_a
     coordinator.receive(1, JoinRequest(member, 600.0), 0.0)
     coordinator.receive(1, Fail(1, CAUSE, 9), 0.0)
     assert coordinator.state.round == 5
+
+
+def fill(coordinator: Coordinator, number: int, held: ResumeRequest) -> list[OutgoingNotification]:
+    """The node of that number reports what it holds of another coordinator's job."""
+    node = NodeId(f"h{number}", 1, 0)
+    coordinator.open(number, SessionRecord(node, node.addr), 0.0)
+    member = NodeInfo("default", 1, "", 7000)
+    return coordinator.receive(number, held._replace(incarnation="old", node=node, node_info=member, origin="old"), 0.0)
+
+
+HELD = ResumeRequest("", NodeId("", 1, 0), NodeInfo("", 1, "", 0), 0, 0, 3, round_over=False)
+
+
+def ending(coordinator: Coordinator) -> Ending | None:
+    verdict = coordinator.state.verdict
+    return None if verdict is None else verdict.ending
+
+
+def test_who_was_quiet_in_an_older_round_is_not_in_a_newer_one() -> None:
+    coordinator = Coordinator(Settings("job", 2, 3), "new")
+    fill(coordinator, 0, HELD)
+    coordinator.receive(0, ReportQuiet(0), 0.0)
+    fill(coordinator, 1, HELD._replace(round=2, group_rank=1))
+    assert (coordinator.state.round, coordinator.state.quiet) == (2, frozenset())
+
+
+def test_a_round_runs_on_that_is_larger_than_an_operator_has_made_the_next_one() -> None:
+    """Nodes that did not hear of the change report it as they were told."""
+    coordinator = Coordinator(Settings("job", 1, 3), "new")
+    fill(coordinator, 0, HELD._replace(size=NodeRange(1, 2)))
+    for number in (1, 2):
+        assert fill(coordinator, number, HELD._replace(group_rank=number)) == []
+    assert sorted(node.addr for node in coordinator.state.participants) == ["h0", "h1", "h2"]
+
+
+def test_a_preempted_job_does_not_end_when_one_that_had_heard_of_the_round_s_end_is_back() -> None:
+    coordinator = Coordinator(Settings("job", 2, 2), "new")
+    held = HELD._replace(group_world_size=2)
+    fill(coordinator, 0, held)
+    coordinator.receive(0, PreemptJob(60.0, "received SIGUSR2"), 0.0)
+    fill(coordinator, 1, held._replace(group_rank=1, round_over=True, last_ended_round=0))
+    assert ending(coordinator) is None, "the workers of the other node are saving"
+    coordinator.receive(0, Drain(0, needs_consent=True), 0.0)
+    assert ending(coordinator) is Ending.PREEMPTED
+
+
+def test_a_preempted_job_does_not_end_when_one_is_back_that_has_asked_another_coordinator() -> None:
+    coordinator = Coordinator(Settings("job", 2, 2), "0")
+    member = NodeInfo("default", 1, "", 7001)
+    names = [coordinator.open(n, SessionRecord(NodeId(f"h{n}", 1, 0), f"h{n}"), 0.0) for n in (0, 1)]
+    for number in (0, 1):
+        coordinator.receive(number, JoinRequest(member, 600.0), 0.0)
+    coordinator.receive(0, PreemptJob(60.0, "received SIGUSR2"), 0.0)
+    coordinator.open(2, SessionRecord(NodeId("h1", 1, 0), "h1"), 0.0)
+    coordinator.receive(2, ResumeRequest("0", names[1], member._replace(store_port=7002), joining=True), 0.0)
+    assert ending(coordinator) is None, "the workers of the other node are saving"
+    coordinator.receive(0, Drain(0, needs_consent=True), 0.0)
+    assert ending(coordinator) is Ending.PREEMPTED
