@@ -6,7 +6,9 @@ Laws:
    same. A name that was claimed is not given to another node, even if we have not given it (an earlier coordinator may
    have).
 2. A session belongs to one node, and a node has one session at most: claiming a name ends the session that had it.
-3. Silent sessions are found by `liveness`, which is notified of every session here.
+3. A node may report the name that another coordinator gave it, until it has heard from us: that name stands for it here
+   too.
+4. Silent sessions are found by `liveness`, which is notified of every session here.
 """
 
 from __future__ import annotations
