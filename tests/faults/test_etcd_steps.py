@@ -41,13 +41,15 @@ def test_the_others_finish_and_each_round_has_one_membership(rallyrun: Launcher,
     events = rallyrun.folder / "events"
     flags += [f"--event-log-handler=jsonl:{events}/"]
     script = rallyrun.script(f"NAMES = {NAMES!r}\n{SCRIPT}")
-    for what in ("fail-B-0", "finish"):
-        (rallyrun.folder / what).touch()
+    (rallyrun.folder / "fail-B-0").touch()
     environment = {"LOGLEVEL": "INFO", "DIES_AT": str(step), "PYTHONPATH": str(Path(__file__).parents[2])}
     dying = [sys.executable, "-m", "tests.faults.dying"]
     first = Node("A", rallyrun.command([*dying, *flags, script], {**environment, "NODE": "A"}))
     first.job.until_err_or_end("this agent is the coordinator")
     others = [Node(each, rallyrun(*flags, script, env={"LOGLEVEL": "INFO", "NODE": each})) for each in "BC"]
+    for node in others:
+        node.comes_up(1)
+    (rallyrun.folder / "finish").touch()  # not before: a node that comes when the others have finished waits in vain
     codes = {node.name: node.job.ends() for node in (first, *others)}
     assert codes in ({"A": -signal.SIGKILL, "B": 0, "C": 0}, {"A": 0, "B": 0, "C": 0}), [n.job.err for n in others]
     assert (codes["A"] == 0) == ("it had" in first.job.err)
@@ -59,7 +61,7 @@ def round_names(events: Path) -> dict[str, str]:
 
     An address and a port name no round: the kernel may give the store of a later round the port of an earlier one.
     """
-    names = {}
+    names: dict[str, str] = {}
     for file in events.iterdir():
         origin = ""
         for line in file.read_text().splitlines(keepends=True):
