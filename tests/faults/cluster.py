@@ -23,8 +23,10 @@ from tests.jobs.launching import RALLYRUN, Job, Launcher
 from tests.jobs.nodes import NAMES, Node
 
 LEASE = 1.0
-"""Seconds; shorter than the default, to be quick."""
-SOON = 8.0
+"""Seconds; shorter than the default, to be quick where a loss is waited for and one more would do no harm."""
+SAFE_LEASE = 6.0
+"""Seconds; on a busy machine, processes may stand still for seconds, and none of them is to be taken for lost."""
+SOON = 20.0
 """Seconds that a regroup may take at most once the loss is known; far less on a machine with nothing else to do."""
 PORT = 29400
 _TIMEOUT = 120.0
@@ -86,7 +88,7 @@ class Cluster:
         self.net = net
         self.launcher = launcher
         self.nnodes = "2:3"
-        self.lease: float | None = LEASE
+        self.lease: float | None = SAFE_LEASE
         self.conf = ""
         self.backend = "c10d"
         self.within: list[str] = []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.cluster import LEASE, Cluster, stays
+from tests.faults.cluster import SAFE_LEASE, Cluster, stays
 from tests.jobs.nodes import common
 from tests.jobs.test_control_plane import RALLYCTL
 
@@ -64,7 +64,7 @@ def test_nobody_minds(cluster: Cluster, shifted: dict[str, str], wrong: int) -> 
     cluster.all_up(agents)
     ahead = [float(agent.ups[-1]["clock"]) - time.time() for agent in agents]
     assert [round(each / OFF) for each in ahead] == [int(number == wrong) for number in range(3)]
-    stays(agents, 2 * LEASE)
+    stays(agents, SAFE_LEASE)
     cluster.say("fail-B-0")
     cluster.all_up(agents, starts=2)
     assert common(agents, [1, 1, 1], "TORCHELASTIC_RESTART_COUNT") == "1"

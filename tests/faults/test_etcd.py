@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests import without_compiler
-from tests.faults.cluster import LEASE, SOON, Agent, Cluster, settle, stays
+from tests.faults.cluster import SOON, Agent, Cluster, settle, stays
 from tests.faults.etcd import cut_from, endpoints, etcd_on, joined_to
 from tests.faults.network import Host
 from tests.faults.test_ports import ANYBODY, store_of, uses_store
 from tests.faults.test_training import FATAL, MODEL, final_loss, reached
 from tests.jobs.nodes import common
 
+LEASE = 3.0
+"""Seconds; etcd's own least is two."""
 EXPIRY = 3.5
 """Seconds beyond a lease: etcd's own least is two, it looks twice in one, and a node without a key has a moment."""
 
@@ -31,7 +33,7 @@ def etcd(cluster: Cluster, tmp_path: Path) -> Host:
 
 
 def on_etcd(cluster: Cluster, hosts: list[Host]) -> None:
-    cluster.backend = "etcd"
+    cluster.backend, cluster.lease = "etcd", LEASE
     cluster.where = endpoints(hosts)
 
 
@@ -71,11 +73,11 @@ def test_an_agent_without_etcd_goes_on_while_the_coordinator_hears_it(
 
 
 def test_a_coordinator_without_etcd_for_less_than_its_lease_remains_it(cluster: Cluster, etcd: Host) -> None:
-    cluster.lease = 4.0
+    cluster.lease = 10.0
     agents = cluster.three()
     coordinator, others = coordinator_of(agents)
     cut_from(coordinator.host, etcd)
-    stays(agents, 1.0)
+    stays(agents, 2.5)
     joined_to(coordinator.host, etcd)
     stays(agents, 1.0)
     assert not [agent for agent in others if "this agent is the coordinator" in agent.job.err]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from tests.faults.cluster import LEASE, SOON, Cluster, gone, settle, stays
+from tests.faults.cluster import LEASE, SAFE_LEASE, SOON, Cluster, gone, settle, stays
 from tests.jobs.nodes import common
 
 
@@ -47,6 +47,7 @@ def test_of_the_agent_of_group_rank_0(cluster: Cluster) -> None:
 
 
 def test_of_the_agent_that_hosts_the_control_plane(cluster: Cluster) -> None:
+    cluster.lease = LEASE
     a, b, c = cluster.three()
     a.is_killed()
     stays([b, c], 2 * LEASE)  # its loss alone does not stop the workers of the others
@@ -66,7 +67,7 @@ def test_of_a_control_plane_of_its_own_that_comes_back(cluster: Cluster) -> None
     for agent in agents:
         agent.job.until_err("control plane")
     again = cluster.serve()
-    stays(agents, 2 * LEASE)
+    stays(agents, 2 * SAFE_LEASE)
     cluster.finish(agents)
     assert [len(agent.ups) for agent in agents] == [1, 1, 1]
     again.stop()

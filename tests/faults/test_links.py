@@ -7,24 +7,24 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.faults.cluster import LEASE, SOON, Cluster, gone, settle, stays
+from tests.faults.cluster import LEASE, SAFE_LEASE, SOON, Cluster, gone, settle, stays
 from tests.jobs.nodes import common
 
 
-@pytest.mark.parametrize("lease", [2.0, None], ids=["2s", "default"])
+@pytest.mark.parametrize("lease", [SAFE_LEASE, None], ids=["6s", "default"])
 def test_down_for_less_than_the_lease_is_not_noticed(cluster: Cluster, lease: float | None) -> None:
     """Well below it: what was sent meanwhile has to arrive in time too, and TCP pauses before it tries again."""
     cluster.lease = lease
     agents = cluster.three()
     with agents[2].host.unplugged():
-        stays(agents, 0.5)
-    stays(agents, 2 * (lease or 3.0))
+        stays(agents, 1.5 if lease else 0.5)
+    stays(agents, 1.5 * (lease or 3.0))
     cluster.finish(agents)
     assert [len(agent.ups) for agent in agents] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
-    ("lease", "carrier"), [(LEASE, True), (LEASE, False), (None, True)], ids=["1s", "1s, no carrier", "default"]
+    ("lease", "carrier"), [(4.0, True), (4.0, False), (None, True)], ids=["4s", "4s, no carrier", "default"]
 )
 def test_down_for_more_than_the_lease(cluster: Cluster, lease: float | None, carrier: bool) -> None:
     cluster.lease = lease
@@ -41,6 +41,7 @@ def test_down_for_more_than_the_lease(cluster: Cluster, lease: float | None, car
 
 def test_of_the_control_plane_down_for_more_than_the_lease(cluster: Cluster) -> None:
     """Both sides see the others go. Only the side with the control plane may say what follows, and it is below 2."""
+    cluster.lease = LEASE
     a, b, c = cluster.three()
     with a.host.unplugged():
         settle(lambda: gone(int(a.ups[0]["pid"])), "the host of the control plane, alone, stops its worker")
@@ -51,6 +52,7 @@ def test_of_the_control_plane_down_for_more_than_the_lease(cluster: Cluster) -> 
 
 def test_five_percent_loss(cluster: Cluster) -> None:
     """During rendezvous, a failure, a regroup and the end."""
+    cluster.lease = LEASE
     agents = []
     with ExitStack() as losses:
         for name in "ABC":

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import signal
 
-from tests.faults.cluster import LEASE, SOON, Cluster, gone, settle, stays
+from tests.faults.cluster import SOON, Cluster, gone, settle, stays
+
+LEASE = 4.0
 
 
 def test_longer_than_the_lease(cluster: Cluster) -> None:
+    cluster.lease = LEASE
     a, b, c = cluster.three()
     old = c.pid
     c.job.signal(signal.SIGSTOP)
@@ -21,6 +24,7 @@ def test_longer_than_the_lease(cluster: Cluster) -> None:
 
 def test_longer_than_the_lease_with_no_place_left(cluster: Cluster) -> None:
     """A spare has taken its place: it becomes the spare."""
+    cluster.lease = LEASE
     cluster.nnodes = "2:2"
     a, b = (cluster.start(name) for name in "AB")
     cluster.all_up([a, b])
@@ -38,7 +42,7 @@ def test_longer_than_the_lease_with_no_place_left(cluster: Cluster) -> None:
 
 
 def test_shorter_than_the_lease(cluster: Cluster) -> None:
-    cluster.lease = 4.0
+    cluster.lease = 8.0
     agents = cluster.three()
     agents[2].job.signal(signal.SIGSTOP)
     stays(agents, cluster.lease / 3)
@@ -49,9 +53,10 @@ def test_shorter_than_the_lease(cluster: Cluster) -> None:
 
 def test_of_the_control_planes_host(cluster: Cluster) -> None:
     """Its clock has gone on while it could hear nobody: that is no reason to take anybody out."""
+    cluster.lease = LEASE
     agents = cluster.three()
     agents[0].job.signal(signal.SIGSTOP)
-    stays(agents, 4 * LEASE)  # the others give their connections up and dial again
+    stays(agents, 3 * LEASE)  # the others give their connections up and dial again
     agents[0].job.signal(signal.SIGCONT)
     stays(agents, 2 * LEASE)
     cluster.finish(agents)

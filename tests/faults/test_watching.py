@@ -178,7 +178,7 @@ def test_what_is_shown_is_what_runs(cluster: Cluster) -> None:
         cluster.host(name)
     served(cluster)
     cluster.conf = "is_host=false"
-    cluster.lease = 2.0  # a browser starts beside the job, which must not cost it a node
+    cluster.lease = 4.0  # a browser starts beside the job, which must not cost it a node
 
     def steer(*words: str) -> None:
         job = cluster.launcher.command(
