@@ -45,7 +45,7 @@ def start(rallyrun: Launcher, host: Host, *flags: str, **env: str) -> Job:
     return rallyrun.command([*host.entry, "unshare", "-m", "sh", "-c", BOUND, hosts, *RALLYRUN, *words], env)
 
 
-def c10d(conf: str = "lease=1") -> list[str]:
+def c10d(conf: str = "lease=6") -> list[str]:
     return ["--rdzv-backend=c10d", f"--rdzv-endpoint={NAME}:{PORT}", f"--rdzv-conf={conf}"]
 
 
@@ -79,7 +79,7 @@ def test_behind_a_virtual_address_it_is_said_that_nobody_hosts(net: Network, ral
     """In the line that says what is waited for, and at the end."""
     first, second = net.hosts
     knows(rallyrun, second, f"{first.address} {NAME}")  # where nobody listens, as behind a service without a back end
-    job = start(rallyrun, second, *c10d("join_timeout=5"))
+    job = start(rallyrun, second, *c10d("join_timeout=12"))
     assert job.ends() == 1
     told = [line for line in job.err.splitlines() if "no node takes itself for job-1.svc" in line]
     assert len(told) == 2, job.err
@@ -116,7 +116,7 @@ def test_a_forgotten_node_rank_is_told_at_once_and_ends_where_it_is_certain(net:
 def test_a_node_of_another_rank_hears_where_rank_0_must_run(net: Network, rallyrun: Launcher) -> None:
     first, second = net.hosts
     knows(rallyrun, second, f"{first.address} n1")
-    job = start(rallyrun, second, *static("--node-rank=1", "--rdzv-conf=timeout=4"))
+    job = start(rallyrun, second, *static("--node-rank=1", "--rdzv-conf=timeout=12"))
     assert job.ends() == 1
     told = f"rank 0 must run on n1 ({first.address}); this is {second.address} with --node-rank 1; check --master-addr"
     assert job.err.count(told) == 2, job.err
@@ -129,15 +129,16 @@ def test_what_is_not_certain_ends_no_job(net: Network, rallyrun: Launcher) -> No
     knows(rallyrun, second, f"{first.address} n1")
     other = start(rallyrun, first, *static("--rdzv-id=other"), LOGLEVEL="INFO")
     other.until_err("waiting for the rendezvous of job 'other'")
-    job = start(rallyrun, second, *static("--rdzv-conf=timeout=4"))
+    job = start(rallyrun, second, *static("--rdzv-conf=timeout=8"))
     job.until_err("belongs to job 'other'")
     job.until_err(f"rank 0 must run on n1 ({first.address}); this is {second.address}")
     other.stop()
+    assert job.ends() == 1  # before the next one begins, which would be certain of it
     knows(rallyrun, first)
-    nameless = start(rallyrun, first, *static("--rdzv-conf=timeout=4"))
+    nameless = start(rallyrun, first, *static("--rdzv-conf=timeout=8"))
     nameless.until_err("--master-addr names 'n1', which has no address here")
+    assert nameless.ends() == 1
     for each in (job, nameless):
-        assert each.ends() == 1
         assert "started with the same --master-addr, --nnodes and --rdzv-id" in each.err.splitlines()[-1]
 
 
