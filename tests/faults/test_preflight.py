@@ -265,7 +265,7 @@ IN_TIME = """
 import sys, time
 from rallypoint.preflight.run import run_checks
 from rallypoint.preflight.table import CheckInputs
-for each in run_checks(CheckInputs(sys.argv[1]), 3.0):
+for each in run_checks(CheckInputs(sys.argv[1]), 12.0):
     print(each)
 """
 
