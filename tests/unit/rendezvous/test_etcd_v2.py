@@ -307,8 +307,8 @@ def test_an_etcd_that_takes_the_connection_and_is_silent_is_told_of_soon(
     monkeypatch.setattr(etcd_v2, "_TELL_FIRST", 0.1)
     with listening_socket("127.0.0.1", 0) as silent:
         endpoint = Endpoint("127.0.0.1", silent.getsockname()[1])
-        client = EtcdV2Client([endpoint], timeout=1.0)
-        made = EtcdV2Backend(client, key, deadline=Deadline.after(0.5))
+        client = EtcdV2Client([endpoint], timeout=5.0)
+        made = EtcdV2Backend(client, key, deadline=Deadline.after(3.0))
         with closing(made), pytest.raises(RendezvousError, match="before the join deadline"):
             made.get_state()
     assert caplog.messages == [f"no etcd has answered at {endpoint} yet; check --rdzv-endpoint"]
