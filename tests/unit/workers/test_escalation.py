@@ -16,6 +16,7 @@ import pytest
 
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.workers import escalation as module
+from rallypoint.workers import open_writes
 from rallypoint.workers.escalation import SWEEP_GRACE_PERIOD, Escalation, StoppableProcess, run_to_end
 from rallypoint.workers.process import UNKNOWN_EXIT, WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
@@ -57,9 +58,11 @@ LONG = 30.0
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who shows its stacks, or is left by a worker, has a long time for it."""
+    """Who shows its stacks, writes a file, or is left by a worker, has a long time for it."""
     monkeypatch.setattr(module, "STACKS_TIMEOUT", LONG)
     monkeypatch.setattr(module, "SWEEP_GRACE_PERIOD", LONG)
+    monkeypatch.setattr(open_writes, "DETECTION_TIME", LONG)
+    monkeypatch.setattr(open_writes, "QUIET_TIME", 4.0)
 
 
 def stopped(reaper: ReaperClient, processes: list[WorkerProcess], death_sig: int, grace: float) -> Escalation:
@@ -128,7 +131,7 @@ def test_those_who_listen_end_by_themselves(reaper: ReaperClient, up: Up) -> Non
 
 def test_who_does_not_listen_is_killed(reaper: ReaperClient, up: Up) -> None:
     gentle, deaf = up(GENTLE), up(DEAF)
-    assert stopped(reaper, [deaf, gentle], signal.SIGTERM, 2.0).stuck == []
+    assert stopped(reaper, [deaf, gentle], signal.SIGTERM, 5.0).stuck == []
     assert (deaf.poll(), gentle.poll()) == (-signal.SIGKILL, 0)
 
 
@@ -234,7 +237,7 @@ def test_what_runs_when_the_reaper_is_lost_is_killed_at_once(reaper: ReaperClien
 
 def test_who_has_the_signal_already_is_not_sent_it_again(reaper: ReaperClient, up: Up) -> None:
     gentle = up(GENTLE)
-    escalation = Escalation([gentle], Sweep(reaper, [gentle]), signal.SIGTERM, 0.2, sent=True)
+    escalation = Escalation([gentle], Sweep(reaper, [gentle]), signal.SIGTERM, LONG, sent=True)
     assert gentle.signalled
     assert not readable_now(gentle.fileno())
     gentle.forward_signal(signal.SIGTERM)
@@ -433,7 +436,7 @@ SAVING = """
 import os, signal, time
 def save(*_):
     with open({path!r}, "wb") as file:
-        for _ in range(60):
+        for _ in range(100):
             file.write(bytes(100_000))
             file.flush()
             {started}
@@ -441,6 +444,7 @@ def save(*_):
 """
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("who", ["who would die of the signal", "who saves when it is asked"])
 def test_a_checkpoint_that_is_being_written_is_not_cut(
     reaper: ReaperClient, up: Up, tmp_path: Path, caplog: pytest.LogCaptureFixture, who: str
@@ -453,10 +457,10 @@ def test_a_checkpoint_that_is_being_written_is_not_cut(
         text += "signal.signal(15, save); os.write(1, b'up'); signal.pause(); signal.pause()"
     process = up(text)
     before = SYSTEM_CLOCK.monotonic()
-    # It has a second to begin with its save, which takes three.
-    escalation = Escalation([process], Sweep(reaper, [process]), signal.SIGTERM, 1.0, 30)
+    # It has three seconds to begin with its save, which takes five.
+    escalation = Escalation([process], Sweep(reaper, [process]), signal.SIGTERM, 3.0, 2 * LONG)
     run_to_end(escalation)
-    assert path.stat().st_size == 6_000_000
+    assert path.stat().st_size == 10_000_000
     assert SYSTEM_CLOCK.monotonic() - before < LONG
     told = rf"worker {process.pid} is writing {re.escape(str(path))}; it is stopped when that is done, or in \d+ s"
     assert len(re.findall(told, caplog.text)) == 1
@@ -485,5 +489,5 @@ def test_who_has_not_ended_is_named_with_the_time_that_is_left(
     reaper: ReaperClient, up: Up, caplog: pytest.LogCaptureFixture
 ) -> None:
     process = up(DEAF)
-    stopped(reaper, [process], signal.SIGTERM, 3.1)
-    assert caplog.text.count(f"worker {process.pid} has not ended, SIGKILL in 1 s") == 1
+    stopped(reaper, [process], signal.SIGTERM, 5.9)
+    assert len(re.findall(rf"worker {process.pid} has not ended, SIGKILL in [1-4] s", caplog.text)) == 1
