@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from fcntl import F_SETPIPE_SZ, fcntl
+from fcntl import F_SETFL, F_SETPIPE_SZ, fcntl
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,9 +70,9 @@ class Launch:
         self._folder, self._errors = folder, folder / "stderr"
         self._saved = saved
         self._agents: list[subprocess.Popen[bytes]] = []
-        # A pipe of packets: each of them takes a place, and there is one.
-        self._pipe, self._written = os.pipe2(os.O_DIRECT | os.O_CLOEXEC)
-        fcntl(self._written, F_SETPIPE_SZ, os.sysconf("SC_PAGE_SIZE"))
+        self._pipe, written = os.pipe2(os.O_CLOEXEC)
+        os.close(written)  # each agent gets an end of its own: the pipe ends when the last process of the launch has
+        fcntl(self._pipe, F_SETPIPE_SZ, os.sysconf("SC_PAGE_SIZE"))
         self._began = time.monotonic()
         self._recovery: float | None = None
         self._out = b""
@@ -87,14 +87,19 @@ class Launch:
         jax = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_PREEMPTION_SERVICE": "false"}
         options = (f"--steps={STEPS}", f"--every={EVERY}", f"--checkpoint-dir={self._saved}")
         command = [str(Path(sys.executable).with_name("rallyrun")), "--max-restarts=3", *self._program.flags, *flags]
-        with self._errors.open("ab") as errors:
-            agent = subprocess.Popen(
-                [*command, str(self._program.script), *options],
-                stdout=self._written,
-                stderr=errors,
-                env={**kept, **own, **VARIABLES, **jax},
-                cwd=self._folder,
-            )
+        written = os.open(f"/proc/self/fd/{self._pipe}", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            fcntl(written, F_SETFL, os.O_DIRECT)  # packets: each of them takes a place of the pipe, and there is one
+            with self._errors.open("ab") as errors:
+                agent = subprocess.Popen(
+                    [*command, str(self._program.script), *options],
+                    stdout=written,
+                    stderr=errors,
+                    env={**kept, **own, **VARIABLES, **jax},
+                    cwd=self._folder,
+                )
+        finally:
+            os.close(written)
         self._agents.append(agent)
         return agent
 
@@ -108,7 +113,11 @@ class Launch:
             raise AssertionError(f"the launch ended before step {step}:\n{self._said()}")
 
     def kill(self, pid: int) -> None:
-        """SIGKILL, and take the time until the next step of workers that have begun again, or the end."""
+        """SIGKILL, and take the time until the next step of workers that have begun again.
+
+        There may be none: what is killed has an end a moment later, in which the others can do the last step. Then this
+        reads to the end of the launch.
+        """
         begun, at = len(_BEGUN.findall(self._out)), time.monotonic()
         os.kill(pid, signal.SIGKILL)
         if self._read_until(lambda out: _steps_of_beginning(out, begun)):
@@ -116,7 +125,9 @@ class Launch:
 
     def last_worker(self) -> int:
         """The worker that was started last, which is that of the highest rank of its agent."""
-        return max(pid for pid in self._processes() if _is_worker(pid, str(self._program.script)))
+        workers = [pid for pid in self._processes() if _is_worker(pid, str(self._program.script))]
+        assert workers, f"the launch has no worker:\n{self._said()}"
+        return max(workers)
 
     def until_notified(self) -> None:
         """Wait until the workers can see a notice; meanwhile they wait for us to read what they print."""
@@ -128,8 +139,6 @@ class Launch:
 
     def outcome(self) -> Outcome:
         """Read to the end."""
-        os.close(self._written)
-        self._written = -1
         self._read_until(lambda out: False)
         codes, seconds = [agent.wait(DEADLINE) for agent in self._agents], time.monotonic() - self._began
         final = _FINAL.findall(self._out)
@@ -146,8 +155,6 @@ class Launch:
             agent.kill()
             agent.wait()
         os.close(self._pipe)
-        if self._written >= 0:
-            os.close(self._written)
 
     def _read_until(self, holds: Callable[[bytes], bool]) -> bool:
         """Read standard output until something holds of it; False if it ends before."""
