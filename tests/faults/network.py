@@ -98,7 +98,7 @@ class Host:
                 yield
             finally:
                 process.stdin.close()
-                process.wait(10)
+                process.wait(60)
 
     def pids(self) -> list[int]:
         """The processes that run here, whatever their environment says."""
