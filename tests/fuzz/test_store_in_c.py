@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -16,4 +17,7 @@ def test_arbitrary_clients_do_not_break_the_store_in_c(tmp_path: Path) -> None:
     except CannotFuzzError as error:
         pytest.skip(str(error))
     seeds(tmp_path / "corpus")
-    assert run(tmp_path / "fuzzer", tmp_path / "corpus", 5) > 100
+    executed, end = 0, time.monotonic() + 120
+    while executed <= 100 and time.monotonic() < end:  # once, but on a machine that lets the fuzzer wait
+        executed += run(tmp_path / "fuzzer", tmp_path / "corpus", 5)
+    assert executed > 100
