@@ -19,7 +19,7 @@ from tests.jobs.launching import Launcher, launching, run_at_once
 from tests.jobs.nodes import Node, Nodes, c10d
 
 WORKER = """
-import ctypes, os, socket, struct, sys, time
+import ctypes, os, select, socket, struct, sys, time
 from rallypoint import inprocess, notices
 
 e = os.environ
@@ -46,12 +46,13 @@ class Group:
             with open(path + ".new", "w") as file:
                 file.write(str(listener.getsockname()[1]) + " " + listener.getsockname()[0])
             os.rename(path + ".new", path)
-            self.sockets = [listener.accept()[0] for _ in range(int(e["WORLD_SIZE"]) - 1)]
+            self.sockets = members(listener, int(e["WORLD_SIZE"]) - 1)
             return
         while not os.path.exists(path):
             time.sleep(0.01)
         port, address = open(path).read().split()
         self.sockets = [socket.create_connection((address, int(port)))]
+        self.sockets[0].send(where().encode())
     def sum(self, number):
         if not self.root:
             self.sockets[0].send(struct.pack("q", number))
@@ -60,6 +61,25 @@ class Group:
         for each in self.sockets:
             each.send(struct.pack("q", number))
         return number
+
+def members(listener, count):
+    found, waited_for = [], [listener]
+    while len(found) < count:
+        for each in select.select(waited_for, [], [])[0]:
+            if each is listener:
+                waited_for.append(listener.accept()[0])
+                continue
+            waited_for.remove(each)
+            if is_member(each):
+                found.append(each)
+    return found
+
+def is_member(connection):
+    '''A client of a server that had this port earlier may connect as well.'''
+    try:
+        return connection.recv(len(where())) == where().encode()
+    except OSError:
+        return False
 
 def receive(connection):
     if not (data := connection.recv(8)):
