@@ -111,7 +111,7 @@ def test_timers_of_workers_are_enforced_at_each_look(tmp_path: Path, monkeypatch
     assert result.is_failed()
     failure = next(iter(result.failures.values()))
     assert failure.exitcode < 0
-    assert re.search(r"its timer 'the step' of 0\.[0-2] s ran out", failure.message)
+    assert re.search(r"its timer 'the step' of 0\.[0-2] s ran out", str(failure.message))
     assert not (tmp_path / "timer").exists()
 
 
