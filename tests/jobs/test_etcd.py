@@ -159,12 +159,12 @@ def the_coordinator_leaves_in_order_and_the_others_go_on(rallyrun: Launcher, *, 
 def the_coordinator_of_a_preempted_job_is_killed_and_the_job_ends_when_all_have_had_their_time(
     rallyrun: Launcher, *, etcd: EtcdCluster
 ) -> None:
-    options = f"--rdzv-conf=lease={LEASE},last_call_timeout=2,prefix={PREFIX},notice_timeout=4"
+    options = f"--rdzv-conf=lease={LEASE},last_call_timeout=2,prefix={PREFIX},notice_timeout=8"
     nodes = job(rallyrun, etcd, "3", options, "--preempt-signals=SIGUSR2")
     made, coordinator, others = started(nodes, "ABC")
     others[0].job.signal(signal.SIGUSR2)
     for node in made:
-        node.job.until_err("the job is preempted; the workers have 4 s to save and acknowledge")
+        node.job.until_err("the job is preempted; the workers have 8 s to save and acknowledge")
     coordinator.dies()
     all_end(others, 143)
     for node in others:
