@@ -8,7 +8,7 @@ shell around it (`dispatcher`) delivers.
 
 Laws:
 
-1. A session belongs to one node. Its end is the node's end, at once.
+1. A session belongs to one node. Its end is the node's end, at once, unless the node has opened another one.
 2. A session that is silent for the lease has ended (`liveness`).
 3. Every notification follows from comparing the state before and after; nothing is sent twice for one change.
 4. A session that claims the name of an earlier one of ours replaces it, with all that its node holds. So no name is
@@ -135,9 +135,9 @@ class Coordinator(JobState):
         self, session: int, now: float, reason: Reason = Reason.LOST, detail: str = ""
     ) -> list[OutgoingNotification]:
         """A session has ended, in the way that `detail` says; its node is gone, unless it had left before."""
-        if self._watchers is not None and self._watchers.close(session):
-            return self._pop_sends()
-        self._end([session], now, reason, detail)
+        of_watcher = self._watchers is not None and self._watchers.close(session)
+        if not of_watcher and not self.sessions.hand_over(session, self.state.knows):
+            self._end([session], now, reason, detail)
         return self._pop_sends()
 
     def nodes_lost(self, nodes: Iterable[NodeId], now: float, detail: str = "") -> list[OutgoingNotification]:

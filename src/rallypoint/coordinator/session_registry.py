@@ -8,12 +8,13 @@ Laws:
 2. A session belongs to one node, and a node has one session at most: claiming a name ends the session that had it.
 3. A node may report the name that another coordinator gave it, until it has heard from us: that name stands for it here
    too.
-4. Silent sessions are found by `liveness`, which is notified of every session here.
+4. A session that ends after its node has opened another one has not ended its node: connections break in any order.
+5. Silent sessions are found by `liveness`, which is notified of every session here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rallypoint.base.endpoint import is_loopback
 from rallypoint.base.light_dataclasses import dataclass
@@ -47,6 +48,8 @@ class SessionRecord:
     """Whether it is, and both end together."""
     number: int = 0
     """The number of the session, from `SessionRegistry.open` on."""
+    requested: NodeId | None = None
+    """The name that the node requests in each of its sessions, from `SessionRegistry.open` on."""
     repeats_join: bool = False
     """Whether the node has reported at the beginning that it waits for a place, and has not sent its join yet."""
     skips_join: bool = False
@@ -66,6 +69,8 @@ class SessionRegistry:
         self.liveness = liveness
         self._sessions: dict[int, SessionRecord] = {}
         self._by_node: dict[NodeId, int] = {}
+        self._newest: dict[NodeId, int] = {}
+        """A requested name to the newest session with it."""
         self._next_local_id: dict[tuple[str, int], int] = {}
         """Address and process id to the lowest local id that was not given to them yet."""
         self._names: dict[tuple[str, NodeId], NodeId] = {}
@@ -78,8 +83,9 @@ class SessionRegistry:
 
     def open(self, number: int, session: SessionRecord, now: float) -> None:
         """A session begins; its node gets the requested name, unless that was given before."""
-        session.number, session.node = number, self._unique(session.node)
+        session.requested, session.number, session.node = session.node, number, self._unique(session.node)
         self._sessions[number] = session
+        self._newest[session.requested] = number
         self._by_node[session.node] = number
         if session.in_this_process:
             self._in_this_process.append(number)
@@ -121,11 +127,23 @@ class SessionRegistry:
         self._names[incarnation, name] = node
         self._names_by_node.setdefault(node, []).append((incarnation, name))
 
+    def hand_over(self, number: int, known: Callable[[NodeId], bool]) -> bool:
+        """A session is about to end: if its node has opened another, which has not claimed anything yet, and is `known`
+        by name, the other session takes the name at once. Returns whether it does.
+        """
+        session = self._sessions.get(number)
+        if session is None or session.requested is None or not known(session.node):
+            return False
+        newest = self._newest.get(session.requested, number)
+        return newest != number and self.resume(self._sessions[newest], session.node) is not None
+
     def close(self, number: int) -> SessionRecord | None:
         """A session ends; its node may come back. Returns its record, None if there is none of that number."""
         session = self._sessions.pop(number, None)
         if session is not None:
             del self._by_node[session.node]
+            if session.requested is not None and self._newest.get(session.requested) == number:
+                del self._newest[session.requested]
             self._external_addresses.pop(number, None)
             if session.in_this_process:
                 self._in_this_process.remove(number)

@@ -456,3 +456,20 @@ def test_a_preempted_job_does_not_end_when_one_is_back_that_has_asked_another_co
     assert ending(coordinator) is None, "the workers of the other node are saving"
     coordinator.receive(0, Drain(0, needs_consent=True), 0.0)
     assert ending(coordinator) is Ending.PREEMPTED
+
+
+def test_a_node_that_has_opened_another_session_is_not_lost_with_the_old_one() -> None:
+    """The end of the old connection arrives before the node's first request in the new one."""
+    job = Job(2, 2)
+    node = job.nodes[0]
+    old, held = node.session, node.held
+    node.session = 77
+    name = job.coordinator.open(77, SessionRecord(node.id, node.id.addr), job.now)
+    assert job.coordinator.close(old, job.now) == []
+    for request in requests_to_repeat(held, job.now, job.coordinator.incarnation):
+        job.deliver(job.coordinator.receive(77, request, job.now))
+    assert name != node.id
+    assert set(job.coordinator.state.participants) == {each.id for each in job.nodes}
+    assert job.coordinator.state.complete
+    job.coordinator.close(77, job.now)
+    assert node.id not in job.coordinator.state.survivors, "with its last session it is lost"
