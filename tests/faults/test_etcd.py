@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import signal
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tests.faults.cluster import SOON, Agent, Cluster, settle, stays
 from tests.faults.etcd import cut_from, endpoints, etcd_on, joined_to
 from tests.faults.network import Host
 from tests.faults.test_ports import ANYBODY, store_of, uses_store
-from tests.faults.test_training import FATAL, MODEL, final_loss, reached
+from tests.faults.test_training import FATAL, MODEL, Told, final_loss
 from tests.jobs.nodes import common
 
 LEASE = 3.0
@@ -132,20 +133,22 @@ def test_training_goes_on_when_the_host_of_group_rank_0_is_lost_with_its_member(
     hosts = [cluster.host(name) for name in "ABC"]
     members = etcd_on(cluster, hosts, tmp_path)
     on_etcd(cluster, hosts)
-    progress = tmp_path / "progress"
-    command = ["--max-restarts=3", *MODEL, f"--checkpoint-dir={tmp_path / 'checkpoint'}", f"--progress={progress}"]
+    command = ["--max-restarts=3", *MODEL, f"--checkpoint-dir={tmp_path / 'checkpoint'}"]
     temporary = {name: tmp_path / f"tmp-{name}" for name in "ABC"}
     for folder in temporary.values():
         folder.mkdir()  # a host that is lost keeps what it had
-    agents = [cluster.run(name, command, env={**env, "TMPDIR": str(temporary[name])}) for name in "ABC"]
-    settle(lambda: reached(progress, "step", FATAL), f"step {FATAL}")
-    (first,) = [agent for agent in agents if "group_rank=0" in agent.job.err]
-    for pid in first.host.pids():
-        os.kill(pid, signal.SIGKILL)
-    settle(lambda: reached(progress, "training", 20, times=2), "two workers have resumed from a checkpoint")
-    others = [agent for agent in agents if agent is not first]
-    for agent in others:
-        assert agent.job.ends() == 0, agent.job.err
+    with closing(Told(tmp_path / "progress")) as told:
+        command.append(f"--progress={told.path}")
+        agents = [cluster.run(name, command, env={**env, "TMPDIR": str(temporary[name])}) for name in "ABC"]
+        told.until("step", FATAL, f"step {FATAL}")
+        (first,) = [agent for agent in agents if "group_rank=0" in agent.job.err]
+        for pid in first.host.pids():
+            os.kill(pid, signal.SIGKILL)
+        told.until("training", 20, "two workers have resumed from a checkpoint", times=2)
+        told.let_go()
+        others = [agent for agent in agents if agent is not first]
+        for agent in others:
+            assert agent.job.ends() == 0, agent.job.err
     found = final_loss("\n".join(line for agent in agents for line in agent.job.out))
     assert found == pytest.approx(undisturbed, abs=1e-6)
     settle(lambda: not any(list(temporary[agent.name].iterdir()) for agent in others), "nothing temporary is left")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import signal
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +22,8 @@ EXAMPLE = str(Path(__file__).parents[2] / "examples" / "train_ddp.py")
 STEPS = 100
 FATAL, FATAL_TOO = 30, 70
 """Steps at which somebody is lost."""
+_LINE = 1001
+"""Bytes of a line of the example's progress, which are written at once."""
 MODEL = [EXAMPLE, f"--steps={STEPS}", "--every=20"]
 
 
@@ -27,11 +33,37 @@ def final_loss(text: str) -> float:
     return float(found)
 
 
-def reached(progress: Path, event: str, step: int, times: int = 1) -> bool:
-    """Whether the workers have told of an event at that step or later, so many times."""
-    lines = progress.read_text().splitlines() if progress.exists() else []
-    told = [json.loads(line) for line in lines]
-    return len([each for each in told if each["event"] == event and each["step"] >= step]) >= times
+class Told:
+    """What the workers tell, by a pipe of few lines: they do not get far ahead of this process, however slow it is."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.path = path
+        self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, os.sysconf("SC_PAGE_SIZE"))
+        self._lines: list[dict[str, Any]] = []
+
+    def until(self, event: str, step: int, what: str, times: int = 1) -> None:
+        """Read until the workers have told of an event at that step or later, so many times, and no further."""
+
+        def reached() -> bool:
+            while len([each for each in self._lines if each["event"] == event and each["step"] >= step]) < times:
+                try:
+                    line = os.read(self._pipe, _LINE)
+                except BlockingIOError:
+                    return False
+                self._lines.append({"step": -1, **json.loads(line)})
+            return True
+
+        settle(reached, what)
+
+    def let_go(self) -> None:
+        """From now on the workers need not wait for anybody who reads."""
+        fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, 1 << 20)  # more than all that they may tell yet
+
+    def close(self) -> None:
+        """Take no more."""
+        os.close(self._pipe)
 
 
 @pytest.mark.timeout(200)
@@ -43,18 +75,19 @@ def test_survivors_resume_and_finish_with_the_same_loss(cluster: Cluster, tmp_pa
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
         "GLOO_SOCKET_IFNAME": "eth0",
     }
-    progress = tmp_path / "progress"
-    command = ["--max-restarts=3", *MODEL, f"--checkpoint-dir={tmp_path / 'checkpoint'}", f"--progress={progress}"]
+    command = ["--max-restarts=3", *MODEL, f"--checkpoint-dir={tmp_path / 'checkpoint'}"]
     cluster.nnodes = "1:3"
-    a, b, c = agents = [cluster.run(name, command, env=env) for name in "ABC"]
-    settle(lambda: reached(progress, "step", FATAL), f"step {FATAL}")
-    c.job.signal(signal.SIGKILL)
-    assert c.job.ends() == -signal.SIGKILL
-    settle(lambda: reached(progress, "training", 20, times=2), "two workers have resumed from a checkpoint")
-    settle(lambda: reached(progress, "step", FATAL_TOO), f"step {FATAL_TOO}")
-    b.host.cut_off()
-    settle(lambda: reached(progress, "training", FATAL, times=1), "one worker has resumed from a later checkpoint")
-    assert a.job.ends() == 0, a.job.err
+    with closing(Told(tmp_path / "progress")) as told:
+        a, b, c = agents = [cluster.run(name, [*command, f"--progress={told.path}"], env=env) for name in "ABC"]
+        told.until("step", FATAL, f"step {FATAL}")
+        c.job.signal(signal.SIGKILL)
+        assert c.job.ends() == -signal.SIGKILL
+        told.until("training", 20, "two workers have resumed from a checkpoint", times=2)
+        told.until("step", FATAL_TOO, f"step {FATAL_TOO}")
+        b.host.cut_off()
+        told.until("training", FATAL, "one worker has resumed from a later checkpoint")
+        told.let_go()
+        assert a.job.ends() == 0, a.job.err
     b.job.stop()
     found = final_loss("\n".join(line for agent in agents for line in agent.job.out))
     assert found == pytest.approx(undisturbed, abs=1e-6)
