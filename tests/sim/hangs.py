@@ -142,7 +142,8 @@ class HangAudit:
         if name is None:
             raise Violation("a hang was told of a round that the node does not know", f"node {agent.number}: {event}")
         if isinstance(event, HangReport):
-            if (agent.number, name) not in self._told:
+            there = event.round == agent.signs.round  # else it takes no notice of the report
+            if there and (agent.number, name) not in self._told:
                 raise Violation("a report was told without a hang", f"node {agent.number}: {event}")
             return
         self._told[agent.number, name] = now
