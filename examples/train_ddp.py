@@ -142,6 +142,7 @@ def train(options: argparse.Namespace, progress: Progress) -> None:
     """Train from the last checkpoint, if there is one, to the last step."""
     import torch
     import torch.distributed as dist
+    import torch.distributed.nn.functional  # else DDP imports it later, and it keeps the group, and gloo's threads
     from torch.nn.functional import cross_entropy
     from torch.nn.parallel import DistributedDataParallel
 

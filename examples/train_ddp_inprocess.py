@@ -92,6 +92,7 @@ def train(round_: inprocess.Round, options: argparse.Namespace, progress: Progre
     """Train from where the workers are to the last step."""
     import torch
     import torch.distributed as dist
+    import torch.distributed.nn.functional  # else DDP imports it later, and it keeps the group, and gloo's threads
     from torch.nn.functional import cross_entropy
     from torch.nn.parallel import DistributedDataParallel
 

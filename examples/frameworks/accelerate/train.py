@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 
 import torch
+import torch.distributed.nn.functional  # else DDP imports it later, and it keeps the group, and gloo's threads
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration, set_seed
 from torch.nn.functional import mse_loss

@@ -6,6 +6,7 @@ rallyrun --standalone --nproc-per-node=2 --max-restarts=3 train.py
 from __future__ import annotations
 
 import argparse
+import gc
 from pathlib import Path
 
 import ignite.distributed as idist
@@ -67,6 +68,9 @@ def main() -> None:
     parser.add_argument("--checkpoint-dir", type=Path, default=Path("checkpoints"), help="folder that all nodes share")
     with idist.Parallel(backend="nccl" if torch.cuda.is_available() else "gloo") as parallel:
         parallel.run(training, parser.parse_args())
+    # The engine and its handlers refer to each other, and to the model, which keeps the process group: its threads
+    # end when all these are collected, here and not somewhere in the interpreter's own end.
+    gc.collect()
 
 
 if __name__ == "__main__":

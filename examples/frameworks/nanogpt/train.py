@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # else DDP imports it later, and it keeps the group, and gloo's threads
 from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
