@@ -50,7 +50,7 @@ def test_the_rank_that_waits_elsewhere_is_told_in_two_lines(launcher: Launcher, 
     os.mkfifo(tmp_path / "held")
     launcher.script(DATA, "data.py")
     script = launcher.script(TRAIN, "train.py")
-    flags = ("--hang-timeout=3", "--flight-recorder", "--log-dir=logs", "--standalone", "--nproc-per-node=4")
+    flags = ("--hang-timeout=8", "--flight-recorder", "--log-dir=logs", "--standalone", "--nproc-per-node=4")
     with TemporaryDirectory(prefix="rp-", dir="/tmp") as short:  # the path of a socket has 107 bytes at most
         hangs_and_goes_on(launcher(*flags, script, env={"TMPDIR": short}), tmp_path / "held")
     (kept,) = tmp_path.glob("logs/*/attempt_0/flight_recorder")

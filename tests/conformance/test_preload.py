@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
-import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from tests.conformance.record import Record
 from tests.conformance.side_by_side.case import Case
 from tests.jobs import launching
 from tests.jobs.launching import Job, Launcher
+from tests.progress_pipe import ProgressPipe
 
 pytestmark = pytest.mark.torch
 
@@ -37,26 +37,20 @@ def loss(job: Job) -> str:
     return found
 
 
-def told(progress: Path, event: str) -> list[dict[str, float]]:
-    lines = progress.read_text().splitlines() if progress.exists() else []
-    return [each for each in map(json.loads, lines) if each["event"] == event]
-
-
 def test_training_ends_with_the_same_loss_before_and_after_a_kill(launcher: Launcher) -> None:
     common = ("--standalone", "--nproc-per-node=2", "--max-restarts=1")
     model = (TRAINING, "--steps=60", "--every=10")
     cold = loss(launcher(*common, *model))
-    progress = launcher.folder / "progress"
-    folder = f"--checkpoint-dir={launcher.folder / 'checkpoint'}"
-    job = launcher(*common, "--preload=torch", *model, folder, f"--progress={progress}", env={"LOGLEVEL": "DEBUG"})
-    deadline = time.monotonic() + launching.TIMEOUT
-    while not [each for each in told(progress, "step") if each["step"] >= 25]:
-        assert time.monotonic() < deadline, job.err
-        time.sleep(0.01)
-    (victim,) = [each for each in told(progress, "training") if each["rank"] == 1]
-    os.kill(int(victim["pid"]), signal.SIGKILL)
-    assert loss(job) == cold
-    resumed = [each["step"] for each in told(progress, "training")[2:]]
+    with closing(ProgressPipe(launcher.folder / "progress")) as told:
+        shown = (f"--checkpoint-dir={launcher.folder / 'checkpoint'}", f"--progress={told.path}")
+        job = launcher(*common, "--preload=torch", *model, *shown, env={"LOGLEVEL": "DEBUG"})
+        told.until("step", 25, "step 25")
+        (victim,) = [each for each in told.events("training") if each["rank"] == 1]
+        os.kill(int(victim["pid"]), signal.SIGKILL)
+        told.release()
+        assert loss(job) == cold
+        told.read_rest()
+        resumed = [each["step"] for each in told.events("training")[2:]]
     assert len(resumed) == 2
     assert min(resumed) >= 20
     assert "without preloading" not in job.err

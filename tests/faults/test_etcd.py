@@ -15,8 +15,9 @@ from tests.faults.cluster import SOON, Agent, Cluster, settle, stays
 from tests.faults.etcd import cut_from, endpoints, etcd_on, joined_to
 from tests.faults.network import Host
 from tests.faults.test_ports import ANYBODY, store_of, uses_store
-from tests.faults.test_training import FATAL, MODEL, Told, final_loss
+from tests.faults.test_training import FATAL, MODEL, final_loss
 from tests.jobs.nodes import common
+from tests.progress_pipe import ProgressPipe
 
 LEASE = 3.0
 """Seconds; etcd's own least is two."""
@@ -137,7 +138,7 @@ def test_training_goes_on_when_the_host_of_group_rank_0_is_lost_with_its_member(
     temporary = {name: tmp_path / f"tmp-{name}" for name in "ABC"}
     for folder in temporary.values():
         folder.mkdir()  # a host that is lost keeps what it had
-    with closing(Told(tmp_path / "progress")) as told:
+    with closing(ProgressPipe(tmp_path / "progress")) as told:
         command.append(f"--progress={told.path}")
         agents = [cluster.run(name, command, env={**env, "TMPDIR": str(temporary[name])}) for name in "ABC"]
         told.until("step", FATAL, f"step {FATAL}")
@@ -145,7 +146,7 @@ def test_training_goes_on_when_the_host_of_group_rank_0_is_lost_with_its_member(
         for pid in first.host.pids():
             os.kill(pid, signal.SIGKILL)
         told.until("training", 20, "two workers have resumed from a checkpoint", times=2)
-        told.let_go()
+        told.release()
         others = [agent for agent in agents if agent is not first]
         for agent in others:
             assert agent.job.ends() == 0, agent.job.err

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
 import re
 import signal
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests import without_compiler
-from tests.faults.cluster import Cluster, settle
+from tests.faults.cluster import Cluster
+from tests.progress_pipe import ProgressPipe
 
 pytestmark = pytest.mark.torch
 
@@ -22,8 +19,6 @@ EXAMPLE = str(Path(__file__).parents[2] / "examples" / "train_ddp.py")
 STEPS = 100
 FATAL, FATAL_TOO = 30, 70
 """Steps at which somebody is lost."""
-_LINE = 1001
-"""Bytes of a line of the example's progress, which are written at once."""
 MODEL = [EXAMPLE, f"--steps={STEPS}", "--every=20"]
 
 
@@ -31,39 +26,6 @@ def final_loss(text: str) -> float:
     """The loss that the worker of rank 0 has printed at the end."""
     (found,) = re.findall(r"final loss (\d+\.\d{9})$", text, re.MULTILINE)
     return float(found)
-
-
-class Told:
-    """What the workers tell, by a pipe of few lines: they do not get far ahead of this process, however slow it is."""
-
-    def __init__(self, path: Path) -> None:
-        os.mkfifo(path)
-        self.path = path
-        self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, os.sysconf("SC_PAGE_SIZE"))
-        self._lines: list[dict[str, Any]] = []
-
-    def until(self, event: str, step: int, what: str, times: int = 1) -> None:
-        """Read until the workers have told of an event at that step or later, so many times, and no further."""
-
-        def reached() -> bool:
-            while len([each for each in self._lines if each["event"] == event and each["step"] >= step]) < times:
-                try:
-                    line = os.read(self._pipe, _LINE)
-                except BlockingIOError:
-                    return False
-                self._lines.append({"step": -1, **json.loads(line)})
-            return True
-
-        settle(reached, what)
-
-    def let_go(self) -> None:
-        """From now on the workers need not wait for anybody who reads."""
-        fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, 1 << 20)  # more than all that they may tell yet
-
-    def close(self) -> None:
-        """Take no more."""
-        os.close(self._pipe)
 
 
 @pytest.mark.timeout(200)
@@ -77,7 +39,7 @@ def test_survivors_resume_and_finish_with_the_same_loss(cluster: Cluster, tmp_pa
     }
     command = ["--max-restarts=3", *MODEL, f"--checkpoint-dir={tmp_path / 'checkpoint'}"]
     cluster.nnodes = "1:3"
-    with closing(Told(tmp_path / "progress")) as told:
+    with closing(ProgressPipe(tmp_path / "progress")) as told:
         a, b, c = agents = [cluster.run(name, [*command, f"--progress={told.path}"], env=env) for name in "ABC"]
         told.until("step", FATAL, f"step {FATAL}")
         c.job.signal(signal.SIGKILL)
@@ -86,7 +48,7 @@ def test_survivors_resume_and_finish_with_the_same_loss(cluster: Cluster, tmp_pa
         told.until("step", FATAL_TOO, f"step {FATAL_TOO}")
         b.host.cut_off()
         told.until("training", FATAL, "one worker has resumed from a later checkpoint")
-        told.let_go()
+        told.release()
         assert a.job.ends() == 0, a.job.err
     b.job.stop()
     found = final_loss("\n".join(line for agent in agents for line in agent.job.out))
