@@ -156,10 +156,9 @@ def _half_open(job: Job, agent: Agent, _fault: Fault) -> None:
 def _etcd_cut(job: Job, agent: Agent, fault: Fault) -> None:
     if job.etcd is None:
         return
-    number, until = agent.number, job.world.now + fault.length
-    job.etcd_cut_until[number] = max(job.etcd_cut_until.get(number, 0.0), until)
-    job.etcd.cut(number)
-    job.world.after(fault.length, job.etcd.heal, number)
+    job.cut_from_etcd(agent.number, job.world.now + fault.length)
+    job.etcd.cut(agent.number)
+    job.world.after(fault.length, job.etcd.heal, agent.number)
 
 
 def _isolate(job: Job, agent: Agent, fault: Fault) -> None:

@@ -110,6 +110,7 @@ class Job:
         """Until when nodes are cut off from etcd alone."""
         self._server_since = 0.0
         self._stuck_since: float | None = None
+        self._stuck_round = 0
 
     def run(self) -> None:
         """Let everything happen."""
@@ -179,6 +180,12 @@ class Job:
                 self.audit.disturb(each)
         return server
 
+    def cut_from_etcd(self, node: int, until: float) -> None:
+        """A node cannot reach etcd until then; if the coordinator has just changed, it may not have found the new one."""
+        self.etcd_cut_until[node] = max(self.etcd_cut_until.get(node, 0.0), until)
+        if self.world.now < self._server_since + 2 * self.settings.lease:
+            self._excuse(node, until)
+
     def _excuse(self, node: int, until: float) -> None:
         if until > self.world.now:
             self.audit.disturb(node, until - self.world.now)
@@ -229,7 +236,9 @@ class Job:
         elif self.etcd is None:
             able = []
         least = self.settings.min_nodes if state.size is None else state.size.min_nodes
-        if state.complete or self.audit.verdict or state.verdict or len(able) < least:
+        # A round may begin and end between two looks.
+        moved, self._stuck_round = state.round != self._stuck_round, state.round
+        if moved or state.complete or self.audit.verdict or state.verdict or len(able) < least:
             self._stuck_since = None
         elif self._stuck_since is None:
             self._stuck_since = self.world.now
