@@ -181,7 +181,7 @@ class Job:
         return server
 
     def cut_from_etcd(self, node: int, until: float) -> None:
-        """A node cannot reach etcd until then; if the coordinator has just changed, it may not have found the new one."""
+        """A node cannot reach etcd until then; it may not have found a coordinator that is new."""
         self.etcd_cut_until[node] = max(self.etcd_cut_until.get(node, 0.0), until)
         if self.world.now < self._server_since + 2 * self.settings.lease:
             self._excuse(node, until)
