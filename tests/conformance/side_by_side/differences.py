@@ -101,6 +101,10 @@ DIFFERENCES = {
         "a stop finds what workers have left, so those that are functions lead a session of their own too",
         {"worker/*/leads a session": _values(False, True)},
     ),
+    "functions write at once": Difference(
+        "what functions write is read at once, as what programs write is",
+        {"worker/*/unbuffered": _values(False, True)},
+    ),
     "a telling signal": Difference(
         "SIGUSR1 tells something and asks nobody to end: it is passed on, and ends nothing by itself",
         {"exit/0": _values(1, 0)},

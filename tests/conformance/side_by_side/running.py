@@ -151,7 +151,7 @@ _COMMON = [
     (re.compile(pattern), common)
     for pattern, common in (
         (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "<uuid>"),
-        (r"(^|(?<=/))\d{6,}(?=$|_[A-Za-z0-9_.-]*[a-z0-9_]{8}/)", "<number>"),
+        (r"(^|(?<=/))\d{6,}(?=$|_[A-Za-z0-9_.-]*[a-z0-9_]{8}(/|$))", "<number>"),
         (r"(torchelastic|rallypoint)_[a-z0-9_]{8}(?=/|$)", "<temporary>"),
         (rf"(?<=[^/])(_{re.escape(os.uname().nodename)})?_[a-z0-9_]{{8}}(?=/(attempt|rank)_|$)", "_<random>"),
     )
