@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import threading
@@ -249,6 +250,9 @@ def _as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Torch's leave handlers of signals, and both a variable."""
     monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM")
     monkeypatch.setenv("TORCHELASTIC_ETCD_BINARY_PATH", "/nowhere/etcd")
+    # Torch looks there next, and an activated environment has the one of our tests.
+    folders = os.environ["PATH"].split(os.pathsep)
+    monkeypatch.setenv("PATH", os.pathsep.join(each for each in folders if not Path(each, "etcd").exists()))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     former = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     yield
