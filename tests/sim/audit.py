@@ -88,8 +88,8 @@ class Audit:
         self._gave_up: set[str] = set()
         """The names of those for whose sake a rendezvous was abandoned."""
         self._disturbed: dict[int, float] = {}
-        self._drained: set[int] = set()
-        """Nodes that were told to leave by an operator."""
+        self._drained: dict[int, Placement | None] = {}
+        """Nodes that were told to leave by an operator, each with the place that it had by then."""
         self._sizes = {NodeRange(job.settings.min_nodes, job.settings.max_nodes)}
         """All that operators have asked for, and the one of the beginning."""
         self.preempted = False
@@ -459,7 +459,7 @@ class Audit:
 
     def starts(self, agent: Agent, placement: Placement) -> None:
         """A node is about to start its workers."""
-        if agent.number in self._drained:
+        if self._drained.get(agent.number, placement) != placement:
             raise Violation("a drained node was started again", f"node {agent.number}: {placement}")
         if agent.workers.running is not None:
             raise Violation("workers were started beside others", f"node {agent.number}: {placement}")
@@ -508,7 +508,7 @@ class Audit:
             self._check_outage(agent, event)
         stops = before.phase is Phase.RUNNING and any(isinstance(step, StopWorkers) for step in steps)
         if isinstance(event, DrainRequested):
-            self._drained.add(agent.number)
+            self._drained[agent.number] = self._placed.get(agent.number)
             self.disturb(agent.number, self._job.settings.notice_timeout + self._job.scenario.grace)
         if stops and not isinstance(event, _STOPPING):
             raise Violation("running workers were stopped for no reason", f"node {agent.number}: {event}")
