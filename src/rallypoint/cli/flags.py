@@ -84,7 +84,9 @@ GROUPS = (
         "restarts and signals",
         "--max-restarts=3 --signals-to-handle=SIGTERM,SIGUSR1 --shutdown-timeout=60 train.py",
         (
-            Flag("--max-restarts", whole_number, 0, "Failures that the job survives", "N"),
+            Flag(
+                "--max-restarts", whole_number, 0, "Worker failures that the job survives, on all nodes together", "N"
+            ),
             Flag(
                 "--monitor-interval",
                 number,
@@ -96,7 +98,7 @@ GROUPS = (
                 "--signals-to-handle",
                 str,
                 "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-                "Signals that stop the workers and end the job",
+                "Signals that stop the workers of this node and end its part of the job",
                 "NAMES",
             ),
             Flag(
@@ -138,7 +140,7 @@ GROUPS = (
                 "--hang-timeout",
                 timeout,
                 0.0,
-                "Time without output or progress of any rank of any node after which the job counts as hung",
+                "Time without output or progress of any rank of the job after which it counts as hung; 0 for never",
                 "SECONDS",
             ),
             Flag(
@@ -255,7 +257,7 @@ GROUPS = (
                 "--inprocess-timeout",
                 duration,
                 10.0,
-                "Time for a worker of rallypoint.inprocess to leave a round that has ended, before it is restarted",
+                "Time for a worker of rallypoint.inprocess to leave a round that has ended, before it is killed",
                 "SECONDS",
             ),
             Flag(

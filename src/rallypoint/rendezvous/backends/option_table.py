@@ -144,7 +144,8 @@ OPTIONS = (
         "notice_timeout",
         "0 s",
         _ALL,
-        "Time that workers have to save before a membership change restarts them, or a preemption ends them.",
+        "Time that workers have to save before a membership change restarts them, or a preemption ends them. With 0 "
+        "they get no notice, except after `--preempt-signals` (60 s) and `--stop-before-end`.",
         beyond_torchrun=True,
     ),
     OptionText(
