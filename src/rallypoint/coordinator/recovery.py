@@ -59,7 +59,7 @@ def recovered(state: State, node: NodeId, request: ResumeRequest, settings: Sett
         return state  # another round, which happens to have the same number
     if request.round == state.round:
         return _add_participant(state, node, request, settings)
-    if request.round == state.round - 1 and not state.complete:
+    if request.round == _last_complete(state) and not state.complete:
         return _add_survivor(state, node, request)
     return state
 
@@ -90,8 +90,7 @@ def earlier_identity(state: State, incarnation: str, node: NodeId, request: Resu
     ranks = {each: place.rank if state.complete else place.previous_rank for each, place in places} | dict(
         state.survivors
     )
-    last = (state.origin or incarnation, state.round if state.complete else state.round - 1)
-    if (request.origin, request.round) != last:
+    if (request.origin, request.round) != (state.origin or incarnation, _last_complete(state)):
         return None
     same = (each for each, rank in ranks.items() if rank == request.group_rank)
     return next((each for each in same if each[:2] == node[:2]), None)
@@ -100,9 +99,11 @@ def earlier_identity(state: State, incarnation: str, node: NodeId, request: Resu
 def with_later_rounds(state: State, request: ResumeRequest) -> State:
     """The state of a coordinator with rounds of its own, after a node has reported rounds of others."""
     next_round = max(request.round, request.last_ended_round) + 1
-    if next_round <= max(state.next_round, state.round + 1) and request.failures <= state.ledger.failures:
+    unused = max(state.next_round, state.round + 1) if state.complete else state.round
+    if next_round <= unused and request.failures <= state.ledger.failures:
         return state
     return state._replace(
+        round=state.round if state.complete else max(state.round, next_round),
         next_round=max(state.next_round, next_round),
         ledger=state.ledger._replace(failures=max(state.ledger.failures, request.failures)),
     )
@@ -118,7 +119,7 @@ def missed_notifications(state: State, node: NodeId, request: ResumeRequest) -> 
         return []
     if not request.round_over:
         return [RoundEnded(end_of(state, request.round))]
-    last = state.round - 1
+    last = state.round - 1 if state.complete else _last_complete(state)
     waits = node in state.participants or node in state.wait_list or node in state.redundancy_list
     if request.joining and last > max(request.round, request.last_ended_round) and not waits:
         # A place that it was given is lost again, and its worker store may have been used there.
@@ -142,6 +143,13 @@ def without_given_up_join(state: State, node: NodeId, request: ResumeRequest, se
     if place.previous_rank is None:
         return after._replace(wait_list={**state.wait_list, node: place.node_info})
     return after._replace(survivors={**state.survivors, node: place.previous_rank})
+
+
+def _last_complete(state: State) -> int:
+    """The number of the running round, or of the last one that ran; -1 if there was none. Numbers may be left out."""
+    if state.complete:
+        return state.round
+    return state.round - 1 if state.ended is None else state.ended.round
 
 
 def end_of(state: State, round_: int) -> RoundEnd:

@@ -15,6 +15,7 @@ from rallypoint.protocol.messages import (
     Heartbeat,
     JobEnded,
     JoinRequest,
+    LeaveRequest,
     Notification,
     Placed,
     Preempted,
@@ -473,3 +474,15 @@ def test_a_node_that_has_opened_another_session_is_not_lost_with_the_old_one() -
     assert job.coordinator.state.complete
     job.coordinator.close(77, job.now)
     assert node.id not in job.coordinator.state.survivors, "with its last session it is lost"
+
+
+def test_the_number_of_a_round_that_another_coordinator_had_is_not_that_of_the_round_that_forms() -> None:
+    coordinator = Coordinator(Settings("job", 1, 1), "new")
+    member = NodeInfo("default", 1, "", 7001)
+    coordinator.open(0, SessionRecord(NodeId("h0", 1, 0), "h0"), 0.0)
+    coordinator.receive(0, JoinRequest(member, 600.0), 0.0)
+    coordinator.receive(0, LeaveRequest(wants_reply=False), 0.0)
+    assert (coordinator.state.round, coordinator.state.complete) == (1, False)
+    fill(coordinator, 1, HELD._replace(round=1, group_world_size=1, last_ended_round=0))
+    coordinator.receive(1, JoinRequest(member, 600.0), 0.0)
+    assert (coordinator.state.round, coordinator.state.complete) == (2, True)
