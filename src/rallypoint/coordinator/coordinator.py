@@ -67,10 +67,9 @@ if TYPE_CHECKING:
 
 _SILENCE_DETAIL = "nothing was heard from it for {:g} s"
 _NOT_BACK_DETAIL = "it has not come back to the control plane"
-"""Texts for how a node was lost."""
 _CUT_OFF_DETAIL = "no node at all was heard for {:g} s, so the control plane was cut off"
 _REPLACED_DETAIL = "its node has opened another"
-"""Further texts for why a session was ended."""
+"""Texts for how a node was lost, and for why a session was ended."""
 
 
 class Coordinator(JobState):
@@ -251,6 +250,7 @@ class Coordinator(JobState):
             ended = self.sessions.resume(speaker, earlier)
             self._ended += [] if ended is None else [(ended, _REPLACED_DETAIL)]
             self._change(now, self._write, without_given_up_join(self.state, speaker.node, request, self.settings), now)
+            self._sends = [each for each in self._sends if each[0] != speaker.number]  # it knows nothing of that round
             self._check_all_reported()
         if request.incarnation != self.incarnation:
             self.sessions.reported(speaker, request.incarnation, request.node)

@@ -486,3 +486,18 @@ def test_the_number_of_a_round_that_another_coordinator_had_is_not_that_of_the_r
     fill(coordinator, 1, HELD._replace(round=1, group_world_size=1, last_ended_round=0))
     coordinator.receive(1, JoinRequest(member, 600.0), 0.0)
     assert (coordinator.state.round, coordinator.state.complete) == (2, True)
+
+
+def test_a_node_is_not_told_of_the_end_of_a_round_that_it_knows_nothing_of() -> None:
+    """It asks for a place with a new worker store by itself; told of an end, it would ask again with yet another."""
+    coordinator = Coordinator(Settings("job", 2, 2), "0")
+    members = [NodeInfo("default", 1, "", port) for port in (7001, 7002)]
+    names = [coordinator.open(n, SessionRecord(NodeId(f"h{n}", 1, 0), f"h{n}"), 0.0) for n in (0, 1)]
+    for number in (0, 1):
+        coordinator.receive(number, JoinRequest(members[number], 600.0), 0.0)
+    coordinator.open(2, SessionRecord(NodeId("h0", 1, 0), "h0"), 0.0)
+    told = coordinator.receive(2, ResumeRequest("0", names[0], members[0], joining=False), 0.0)
+    assert [(session, type(notice)) for session, notice in told] == [(1, RoundEnded)]
+    told = coordinator.receive(2, JoinRequest(members[0]._replace(store_port=7003), 600.0), 0.0)
+    told += coordinator.receive(1, JoinRequest(members[1]._replace(store_port=7004), 600.0), 0.0)
+    assert ports(told) == {7003}
