@@ -78,14 +78,14 @@ def phase_sentence(snapshot: Snapshot) -> str:
 def restarts_sentence(snapshot: Snapshot) -> str:
     """How many rounds have ended, by cause, and how many restarts are left."""
     ended = snapshot.ended_rounds
-    causes = {
-        "failures": ended.failures,
-        "nodes lost": ended.lost,
-        "departures": ended.departed,
-        "membership changes": ended.drained,
-        "operator": ended.requested,
-    }
-    used = ", ".join(f"{count} {name}" for name, count in causes.items() if count) or "none"
+    causes = (
+        (ended.failures, "failure", "failures"),
+        (ended.lost, "node lost", "nodes lost"),
+        (ended.departed, "departure", "departures"),
+        (ended.drained, "membership change", "membership changes"),
+        (ended.requested, "operator command", "operator commands"),
+    )
+    used = ", ".join(f"{count} {one if count == 1 else many}" for count, one, many in causes if count) or "none"
     left = "" if snapshot.max_restarts < 0 else f"; {max(0, snapshot.max_restarts - ended.failures)} left"
     return f"{used}{left}"
 

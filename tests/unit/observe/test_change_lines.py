@@ -18,7 +18,7 @@ def told(*snapshots: Snapshot) -> list[list[str]]:
 
 def test_who_begins_to_watch_is_told_how_things_stand_and_not_the_past() -> None:
     (first,) = told(snapshot())
-    assert first == ["14:03:59 job job, round 4: running for 1m01s; restarts: 1 failures; 2 left"]
+    assert first == ["14:03:59 job job, round 4: running for 1m01s; restarts: 1 failure; 2 left"]
 
 
 def test_what_has_not_changed_is_not_said_again() -> None:

@@ -22,7 +22,7 @@ def drawn(seen: Snapshot, width: int = 100, height: int = 40, note: str = "") ->
 
 def test_a_screen_says_how_the_job_stands() -> None:
     text = "\n".join(drawn(snapshot(), width=120))
-    for words in ("job job", "running since", "round 4", "1 failures; 2 left", "2 of 2 to 4 nodes", "step 7 to 8"):
+    for words in ("job job", "running since", "round 4", "1 failure; 2 left", "2 of 2 to 4 nodes", "step 7 to 8"):
         assert words in text
     assert "0     n0    participant  0-1" in text
     assert "10 11" in text
