@@ -241,7 +241,8 @@ def _end_round(action: Action, state: State, name: str, settings: Settings) -> S
         from rallypoint.membership.names import drain_detail
 
         detail = drain_detail(state, name)
-    short = max(0, settings.min_nodes - len(known_to(state)))
+    stays = len(known_to(state)) - (state.preempted is not None and state.preempted.node in state.participants)
+    short = max(0, settings.min_nodes - stays)
     end = RoundEnd(state.round, action.reason, name, action.cause, detail, short)
     if action.reason is not Reason.FAILURE:
         return end_round(state, end)

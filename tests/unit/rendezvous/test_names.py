@@ -84,8 +84,9 @@ def test_who_will_be_taken_away_is_named_to_the_others_alone() -> None:
     told = coordinator.receive(2, Preempt(0, 30.0), 1.0)
     assert told == [(1, Preempted(0, "n2 (rank 1)", 30.0))]
     sends = coordinator.receive(1, Drain(0), 1.0)
-    details = {notice.end.detail for _, notice in sends if isinstance(notice, RoundEnded)}
-    assert details == {"n2 (rank 1) will be taken away"}
+    ends = [notice.end for _, notice in sends if isinstance(notice, RoundEnded)]
+    assert {end.detail for end in ends} == {"n2 (rank 1) will be taken away"}
+    assert {end.missing_nodes for end in ends} == {1}, "it is not there for the next round"
 
 
 def test_the_name_of_a_machine_is_cut_and_cleaned_on_arrival() -> None:
