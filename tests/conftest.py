@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import effort, needs
+from tests import effort, needs, outcomes
 from tests.etcd_cluster import EtcdCluster
 
 # `nohup` and a shell's script ignore these for what they start, and processes hand that down.
@@ -46,6 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
     effort.choose(quick=config.getoption("quick"))
     for name, meaning in needs.MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+    if not hasattr(config, "workerinput"):  # each process of xdist reports to this one
+        config.pluginmanager.register(outcomes.Outcomes(config.rootpath, frozenset(needs.MARKERS)))
 
 
 @pytest.hookimpl(tryfirst=True)
