@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,7 +20,8 @@ class AgentRun:
     Args:
         job: the job's id.
         host: its machine's name.
-        name: what tells it from the others: its host, with the agent's process id where a host has several.
+        name: no other run has it: its host; with the agent's process id where a host has several, and with a number
+            where that is the same too, as in a pod that was started again.
         began: when it began, in epoch seconds on its own clock.
         events: what it has told, in order; at least one event.
     """
@@ -65,6 +67,10 @@ class AgentRun:
                 yield keys[each.round], each
 
 
+_Key = tuple[str, str, int]
+"""Job, host and process id, which a later run may have again."""
+
+
 @dataclass
 class _Open:
     began: float
@@ -76,26 +82,35 @@ def agent_runs(lines: Iterable[KINDS]) -> list[AgentRun]:
 
     Two agents of one host and process id, one after the other, are told apart by where they began.
     """
-    open_runs: dict[tuple[str, str, int], _Open] = {}
-    found: list[tuple[tuple[str, str, int], _Open]] = []
+    open_runs: dict[_Key, _Open] = {}
+    found: list[tuple[_Key, _Open]] = []
     for event in lines:
         key = (event.job, event.host, event.pid)
         run = open_runs.get(key)
-        if run is None or (isinstance(event, AgentStarted) and run.events):
+        if run is None or _is_later_run(event, run.events[-1]):
             run = open_runs[key] = _Open(event.time - event.elapsed)
             found.append((key, run))
         run.events.append(event)
-    hosts = [key[1] for key, _ in found]
-    return sorted(
-        (
-            AgentRun(
-                job,
-                host,
-                f"{host} pid {pid}" if hosts.count(host) > 1 else host,
-                run.began,
-                tuple(sorted(run.events, key=lambda each: each.elapsed)),
-            )
-            for (job, host, pid), run in found
-        ),
-        key=lambda each: (each.began, each.name),
-    )
+    found.sort(key=lambda each: (each[1].began, each[0]))
+    return [
+        AgentRun(key[0], key[1], name, run.began, tuple(sorted(run.events, key=lambda each: each.elapsed)))
+        for (key, run), name in zip(found, _names([key for key, _ in found]), strict=True)
+    ]
+
+
+def _is_later_run(event: AgentEvent, last: AgentEvent) -> bool:
+    """Whether an event begins a run, or is of one whose first lines were removed: `last` came before it."""
+    began = event.time - event.elapsed
+    return isinstance(event, AgentStarted) or (event.elapsed < last.elapsed and began > last.time)
+
+
+def _names(keys: list[_Key]) -> Iterator[str]:
+    hosts = Counter(host for _, host, _ in keys)
+    all_keys, so_far = Counter(keys), Counter[_Key]()
+    for key in keys:
+        _, host, pid = key
+        so_far[key] += 1
+        if hosts[host] == 1:
+            yield host
+        else:
+            yield f"{host} pid {pid}" + (f" run {so_far[key]}" if all_keys[key] > 1 else "")

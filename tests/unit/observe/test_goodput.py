@@ -96,7 +96,7 @@ def any_events(draw: st.DrawFn) -> list[KINDS]:
     dice = random.Random(draw(st.integers(0, 2**32)))
     told: list[KINDS] = []
     for number in range(draw(st.integers(1, 4))):
-        node = Node(dice.choice("ab"), began=1000.0 + dice.uniform(0, 50), pid=number)
+        node = Node(dice.choice("ab"), began=1000.0 + dice.uniform(0, 50), pid=number // 2)
         at, round_ = 0.0, 0
         for _ in range(draw(st.integers(0, 25))):
             at += dice.choice((0.0, dice.uniform(0, 10)))
@@ -190,6 +190,20 @@ def test_between_two_agents_of_a_job_nothing_runs() -> None:
     assert [each.name for each in found.nodes] == ["a"], "one after the other on one host"
     assert len(found.rounds) == 2, "equal numbers of two coordinators are two rounds"
     assert found.lost[Loss.LOST_WORK] == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("removed", [0, 1], ids=["", "without the first line of the second"])
+@pytest.mark.parametrize("last_pid", [7, 8])
+def test_what_a_pod_ran_before_it_was_started_again_counts(last_pid: int, removed: int) -> None:
+    """In containers the process id is often the same again."""
+    first = Node("pod-0", 1000.0, pid=7).runs(1.0, 0).ends(100.0)
+    second = Node("pod-0", 2000.0, pid=last_pid).runs(1.0, 0).ends(100.0)
+    second.events[2] = replace(second.events[2], origin="another")
+    second.events = second.events[removed:]
+    found = made(first, second)
+    assert (found.phases[JobPhase.RUNNING], found.lost[Loss.DOWN]) == (198.0, 900.0)
+    names = [each.name for each in agent_runs([*first.events, *second.events])]
+    assert names == (["pod-0 pid 7 run 1", "pod-0 pid 7 run 2"] if last_pid == 7 else ["pod-0 pid 7", "pod-0 pid 8"])
 
 
 @pytest.mark.parametrize(("ahead", "words"), [(40.0, "ahead of"), (-40.0, "behind")])
