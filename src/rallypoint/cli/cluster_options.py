@@ -26,6 +26,7 @@ from rallypoint.cli.parse import Options, naming
 from rallypoint.cli.sizes import parse_nnodes
 from rallypoint.cluster.detect import find, started_with_others
 from rallypoint.cluster.findings import Cluster, Machine, Nothing, Refusal
+from rallypoint.rendezvous.params import parse_rdzv_conf
 
 _log = get_logger(__name__)
 
@@ -117,13 +118,15 @@ def _rendezvous(options: Options, cluster: Cluster, environ: Mapping[str, str], 
     """Where nodes meet, the job's id and the rank that this node requests."""
     values: dict[str, Any] = {}
     backend = options.rdzv_backend if "rdzv_backend" in options.sources else "c10d"
-    if backend in _BY_ENDPOINT and not _meets_somewhere(options) and "store_type" not in options.rdzv_conf:
+    with naming(options.source("rdzv_conf")):
+        given = parse_rdzv_conf(options.rdzv_conf)
+    if backend in _BY_ENDPOINT and not _meets_somewhere(options) and "store_type" not in given:
         cluster = _with_host(cluster, environ, machine)
         if not cluster.host:
             raise UsageError(cluster.wanted["rdzv_endpoint"])
         values["rdzv_backend"] = backend
         values["rdzv_endpoint"] = str(Endpoint(cluster.host, cluster.port))
-        if backend == "c10d" and cluster.hosts_here and "is_host" not in options.rdzv_conf:
+        if backend == "c10d" and cluster.hosts_here and "is_host" not in given:
             values["rdzv_conf"] = ",".join(filter(None, (options.rdzv_conf, "is_host=true")))
     if "rdzv_id" not in options.sources and cluster.job_id:
         values["rdzv_id"] = cluster.job_id

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from rallypoint.base.devices import cpu_count
-from rallypoint.base.errors import UsageError
+from rallypoint.base.errors import UsageError, UserError
 from rallypoint.cli.cluster_options import warn_of_own_worlds, with_cluster
 from rallypoint.cli.parse import Options, parse
 from rallypoint.cli.rallyrun import _SEVERAL_NODES
@@ -42,6 +42,19 @@ def test_a_step_needs_nothing_more() -> None:
     assert filled(environ=FIRST).rdzv_conf == "is_host=true"
     assert filled("--rdzv-conf=lease=3", environ=FIRST).rdzv_conf == "lease=3,is_host=true"
     assert filled("--rdzv-conf=is_host=0", environ=FIRST).rdzv_conf == "is_host=0"
+    assert filled("--rdzv-conf= is_host = 0", environ=FIRST).rdzv_conf == " is_host = 0"
+    assert filled("--rdzv-conf=store_type=file", environ=FIRST).rdzv_endpoint == ""
+
+
+@pytest.mark.parametrize("conf", ["tls_ca=/etc/this_host/ca.pem", "tls_ca=/x/store_type/ca", "this_host=1"])
+def test_an_option_is_given_by_its_key_and_not_by_what_contains_it(conf: str) -> None:
+    found = filled(f"--rdzv-conf={conf}", environ=FIRST)
+    assert (found.rdzv_endpoint, found.rdzv_conf) == (ENDPOINT, f"{conf},is_host=true")
+
+
+def test_options_that_cannot_be_read_are_named_by_their_flag() -> None:
+    with pytest.raises(UserError, match=r"--rdzv-conf: rendezvous options 'is_host' give 'is_host' no value"):
+        filled("--rdzv-conf=is_host", environ=FIRST)
 
 
 @pytest.mark.parametrize(
