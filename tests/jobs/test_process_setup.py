@@ -105,3 +105,22 @@ def test_an_interrupt_at_any_import_of_the_start_ends_the_agent_in_silence(rally
     job = rallyrun.command(command)
     assert job.ends() == -signal.SIGINT
     assert job.err == ""
+
+
+EMBEDDED = """
+import gc, sys, threading
+opened = []
+sys.addaudithook(lambda event, its: event == "open" and opened.append(str(its[0])))
+from rallypoint.cli.rallyrun import main
+gc.disable()
+code = main(sys.argv[1:])
+later = [each.name for each in threading.enumerate() if isinstance(each, threading.Timer)]
+print(code, gc.isenabled(), later, [each for each in opened if each.endswith("/smaps")])
+"""
+"""A program that calls `main` with arguments: its collector and its memory are its own."""
+
+
+def test_what_embeds_the_command_keeps_its_memory_and_collector(rallyrun: Launcher) -> None:
+    job = rallyrun.command([sys.executable, "-c", EMBEDDED, "--standalone", "--no-python", "true"])
+    assert job.ends() == 0, job.err
+    assert job.out == ["0 False [] []"]

@@ -52,8 +52,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     work: Callable[[argparse.Namespace], int | None] = options.work
     from rallypoint.cli.exit import exit_code_of
 
-    codes: list[int | None] = []
-    return exit_code_of(lambda: codes.append(work(options)), "rallyctl") or codes[0] or 0
+    answer: int | None = 0
+
+    def answered() -> None:
+        nonlocal answer
+        answer = work(options)
+
+    return exit_code_of(answered, "rallyctl") or answer or 0
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -69,7 +69,7 @@ def run_command(argv: Sequence[str] | None, read: Callable[[Sequence[str], Mappi
     except UserError as error:
         work = partial(_refuse, error)
     else:
-        run = _Run(options, collects_later=argv is None)
+        run = _Run(options, is_command=argv is None)
         work, finish = run.launch, run.finish
     from rallypoint.cli.exit import INTERRUPTED, exit_code_of
 
@@ -88,12 +88,13 @@ def _refuse(error: UserError) -> None:
 class _Run:
     """One run; its options are the user's, and from the start of `launch` on, the effective ones.
 
-    `collects_later`: the garbage collector is off, and is switched on when the start is over.
+    `is_command`: this process is the command's, so that its collector is off until the start is over, and its memory is
+    ours; otherwise both are the calling program's.
     """
 
-    def __init__(self, options: Options, *, collects_later: bool) -> None:
+    def __init__(self, options: Options, *, is_command: bool) -> None:
         self._options = options
-        self._collects_later = collects_later
+        self._is_command = is_command
 
     def launch(self) -> None:
         """Launch the job; returns when all workers have succeeded."""
@@ -119,7 +120,8 @@ class _Run:
         # Only if the run does not handle it: in an import, a KeyboardInterrupt can leave a traceback.
         unhandled = "SIGINT" not in map(str.strip, config.signals_to_handle.split(","))
         restored = unhandled and restore_keyboard_interrupt()
-        _end_start_later(self._collects_later)
+        if self._is_command:
+            _end_start_later()
         try:
             elastic_launch(config, program)(*arguments)
         finally:
@@ -159,15 +161,14 @@ def _warn_of_variables() -> None:
         warn_of_variables(os.environ)
 
 
-def _end_start_later(collects: bool) -> None:
+def _end_start_later() -> None:
     """After the start, the agent needs little of the code that it loaded; workers need the memory."""
     from threading import Timer
 
     def end_start() -> None:
-        if collects:
-            import gc
+        import gc
 
-            gc.enable()
+        gc.enable()
         from rallypoint.cli.memory import trim_memory
 
         trim_memory()

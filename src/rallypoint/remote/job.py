@@ -104,13 +104,12 @@ class _Launch:
     # Before the start
 
     async def _until_signalled(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do the work; a signal that asks to end cuts it short."""
+        """Do the work; a signal that asks to end cuts it short, or counts when it is done: nothing has started."""
         task = asyncio.create_task(work)
         waiting = asyncio.create_task(self._signalled.wait())
         try:
             await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                number = next(each for each in self._signals if each in _ENDS)
+            if number := next((each for each in self._signals if each in _ENDS), 0):
                 if number == signal.SIGINT:
                     raise KeyboardInterrupt
                 raise SignalException(f"{signal_name(number)} came before the start", number)

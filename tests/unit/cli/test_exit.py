@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 
-from rallypoint.base.errors import JobPreempted, RallypointError, SignalException, UsageError, UserError
+from rallypoint.base.errors import (
+    JobPreempted,
+    NodeLeftInOrder,
+    RallypointError,
+    SignalException,
+    UsageError,
+    UserError,
+)
+from rallypoint.cli import rallyctl
 from rallypoint.cli.exit import exit_code_of
 from rallypoint.failures.cause import Cause
 from rallypoint.failures.report import ChildFailedError
@@ -167,3 +175,8 @@ def test_an_answer_that_cannot_be_written_is_a_sentence(full: bool) -> None:
     why = b"No space left on device" if full else b"Broken pipe"
     assert done.returncode == 1
     assert done.stderr == b"rallyrun: error: standard output cannot be written: " + why + b"; send it elsewhere\n"
+
+
+def test_a_verb_that_raises_an_order_to_leave_has_code_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rallyctl, "_secret", lambda _options: _raiser(NodeLeftInOrder("drained", signal.SIGTERM)))
+    assert rallyctl.main(["secret"]) == 0
