@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from rallypoint.base.errors import UsageError, UserError, user_error
@@ -230,6 +231,7 @@ which returns the exit code or None for 0.
 def build_parser() -> Parser:
     """The parser for the table of flags and the script. Its results have only what the command line gives."""
     parser = Parser(
+        _program(),
         usage="%(prog)s [OPTION ...] training_script ...",
         description=_DESCRIPTION,
         epilog=_EPILOG,
@@ -254,6 +256,12 @@ def build_parser() -> Parser:
                 )
     section.add_argument("--version", action=ShowVersion, command="rallyrun")
     return parser
+
+
+def _program() -> str | None:
+    """The name in the usage: None leaves it to argparse, which fails where an embedding program has given none."""
+    named = sys.argv and isinstance(sys.argv[0], (str, os.PathLike))
+    return None if named else "rallyrun"
 
 
 def _up_to_the_script(parser: Parser, arguments: Sequence[str]) -> dict[str, Any]:

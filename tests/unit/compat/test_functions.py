@@ -94,3 +94,13 @@ def test_stores_are_there_and_nothing_else_is() -> None:
     assert all(isinstance(getattr(rallypoint.compat, name), type) for name in rallypoint.compat.__all__)
     with pytest.raises(AttributeError, match="all_reduce"):
         rallypoint.compat.all_reduce  # noqa: B018
+
+
+@pytest.mark.parametrize("argv", [[None, "train.py"], [], ["", "train.py"]], ids=str)
+def test_a_program_without_a_name_has_the_parser_too(monkeypatch: pytest.MonkeyPatch, argv: list[str]) -> None:
+    """An embedding program need not set `sys.argv`. (torch raises a TypeError and an IndexError.)"""
+    monkeypatch.setattr(sys, "argv", argv)
+    assert run.get_args_parser().parse_args(["train.py", "1"]).training_script_args == ["1"]
+    assert run.parse_args(["--nnodes=2", "train.py"]).nnodes == "2"
+    if argv:
+        assert run.parse_args(None).training_script == "train.py"
