@@ -144,16 +144,19 @@ class ProcessController(WorkerController):
     def ensure_reaper(self) -> ReaperClient:
         """The reaper of this run, which starts the workers of all rounds; a new one if that is lost."""
         if self._reaper is not None and self._reaper.lost:
-            self.close()
+            self._drop_reaper()
         if self._reaper is None:
             self._reaper = take_prestarted()
         return self._reaper
 
     def close(self) -> None:
-        # Until this point the reaper would remove what we leave behind if we were killed.
+        super().close()
+        self._drop_reaper()  # last: if we were killed until now, it would remove what we leave behind
+
+    def _drop_reaper(self) -> None:
+        """Close the reaper, and what is below it; everything else of the run remains."""
         if self._preload is not None:
             self._preload.close()
-        super().close()
         reaper, self._reaper = self._reaper, None
         if reaper is not None:
             reaper.close()

@@ -1,0 +1,114 @@
+"""A reaper that is lost costs one round: what the agent keeps for the whole run still works in the next."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import pytest
+
+from tests.jobs.launching import Job, Launcher
+from tests.ports import free_port
+from tests.unit.workers.test_process import parent_of
+
+WORKER = """
+import os, pathlib, signal, sys, time
+from rallypoint import notices
+count = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+os.write(1, f"up {count} {os.getppid()}\\n".encode())
+def until(holds):
+    deadline = time.monotonic() + 30
+    while not holds():
+        if time.monotonic() > deadline:
+            sys.exit("what the worker waits for has not come")
+        time.sleep(0.02)
+"""
+
+
+def lose_the_reaper(job: Job, round_: int = 0) -> None:
+    """Kill the supervisor of the reaper that has started the workers of a round."""
+    begun = f"up {round_} "
+    lines = job.until(lambda lines: any(line.startswith(begun) for line in lines), f"round {round_} runs")
+    reaper = next(int(line.split()[2]) for line in lines if line.startswith(begun))
+    os.kill(parent_of(reaper), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("flag", ["--socket-ifname=auto", "--worker-env=jax"])
+def test_what_prepares_each_round_prepares_the_next_too(rallyrun: Launcher, flag: str) -> None:
+    script = rallyrun.script(WORKER + "count or signal.pause()")
+    job = rallyrun("--standalone", "--nproc-per-node=2", "--max-restarts=1", flag, script)
+    lose_the_reaper(job)
+    assert job.ends() == 0, job.err
+    assert sum(line.startswith("up 1 ") for line in job.out) == 2
+
+
+def test_the_mesh_is_tried_again(rallyrun: Launcher) -> None:
+    script, endpoint = rallyrun.script(WORKER + "count or signal.pause()"), f"--rdzv-endpoint=127.0.0.1:{free_port()}"
+    flags = ("--nnodes=2", "--rdzv-backend=c10d", endpoint, "--max-restarts=1", "--preflight=warn")
+    jobs = [rallyrun(*flags, script) for _ in range(2)]
+    lose_the_reaper(jobs[0])
+    assert [job.ends() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
+
+
+def test_hangs_are_found(rallyrun: Launcher) -> None:
+    script = rallyrun.script(WORKER + "notices.progress(count)\nsignal.pause()")
+    flags = ("--max-restarts=1", "--hang-timeout=4", "--on-hang=fail", "--log-dir=logs")
+    job = rallyrun("--standalone", *flags, script)
+    lose_the_reaper(job)
+    job.until(lambda lines: any(line.startswith("up 1 ") for line in lines), "the next round runs")
+    job.until_err("what the workers are doing:")
+    assert job.ends() == 124, job.err
+
+
+def test_the_progress_file_is_read(rallyrun: Launcher) -> None:
+    script = rallyrun.script(
+        WORKER + "count or signal.pause()\n"
+        "pathlib.Path('step').write_text('7')\n"
+        """until(lambda: '"step":7' in pathlib.Path('events').read_text().replace(' ', ''))"""
+    )
+    flags = ("--max-restarts=1", "--progress-file=step", "--event-log-handler=jsonl:events")
+    job = rallyrun("--standalone", *flags, script)
+    lose_the_reaper(job)
+    assert job.ends() == 0, job.err
+
+
+SLOW_PROGRAM = f"""#!{sys.executable}
+import os, time
+open("asked", "w").close()
+while not os.path.exists("answer"):
+    time.sleep(0.02)
+"""
+"""In place of py-spy: it reads stacks until it is told that it is done."""
+READS_SLOWLY = """
+import sys
+from rallypoint.hangs import stacks
+stacks._program = lambda: "./slow"
+from rallypoint.cli.rallyrun import main
+sys.exit(main())
+"""
+
+
+def written(job: Job, round_: int) -> bool:
+    """Whether the evidence of a round's failure has been written."""
+    return any("evidence of the failure is in" in line and f"/round-{round_}/" in line for line in job.err.split("\n"))
+
+
+def test_an_incident_that_is_being_written_delays_no_round(rallyrun: Launcher) -> None:
+    """The stacks of a worker of the first round are still being read when the reaper is lost in the second."""
+    (rallyrun.folder / "slow").write_text(SLOW_PROGRAM)
+    (rallyrun.folder / "slow").chmod(0o700)
+    script = rallyrun.script(
+        WORKER + "asked = pathlib.Path('asked').exists\n"
+        "if (count, os.environ['RANK']) == (0, '1'): sys.exit(3)\n"
+        "if not count: signal.signal(signal.SIGTERM, lambda *_: (until(asked), sys.exit(0)))\n"
+        "count < 2 and signal.pause()"
+    )
+    flags = ("--standalone", "--nproc-per-node=2", "--max-restarts=2", "--incident-dir=kept")
+    job = rallyrun.command([sys.executable, "-c", READS_SLOWLY, *flags, script])
+    lose_the_reaper(job, 1)
+    job.until(lambda lines: any(line.startswith("up 2 ") for line in lines), "the third round runs")
+    assert not written(job, 0), "no round has waited for it"
+    (rallyrun.folder / "answer").touch()
+    assert job.ends() == 0, job.err
+    assert written(job, 0)
