@@ -13,7 +13,7 @@ OF_SDIST = .venv-release/bin/python -m pip wheel --quiet --no-deps --no-build-is
 # Where this says not to keep bytecode, each of the thousands of processes that tests start compiles the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: check record demo fuzz test conformance-preload sweep inprocess-kills sim lint docs man recording frameworks bench dist release-check lock clean
+.PHONY: check record demo fuzz test test-all conformance-preload sweep inprocess-kills sim lint docs man recording frameworks bench dist release-check lock clean
 
 check: $(DEV)  ## in a minute, without torch: lint, all tests that start no process, with fewer examples, and 200 simulated jobs
 	@$(MAKE) --no-print-directory lint
@@ -23,9 +23,15 @@ check: $(DEV)  ## in a minute, without torch: lint, all tests that start no proc
 demo: $(READY)  ## a training job of torch loses a worker, then a node, and goes on; beside torchrun (ARGS="--no-torchrun")
 	@$(BIN)/rallyctl demo --program examples/train_ddp.py $(ARGS)
 
-test: $(READY)  ## every test, on both cores
+# What fails beside other tests and starts processes is run once more, alone, and named at the end (tests/again.py).
+test: $(READY)  ## what decides about a change, in eight minutes on two cores (which tests: tests/runs.py)
+	@rm -f build/tests.txt
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not long" $(ARGS) || $(BIN)/python -m tests.again
+
+test-all: $(READY)  ## everything: all tests, faults, simulated jobs and fuzzing, for a release (ARGS="simulated" for one part)
+	@tests/debian.sh
 	@$(MAKE) --no-print-directory $(FRAMES) || echo "without .venv-frameworks, whose packages cannot be had: their examples are not run"
-	$(BIN)/python -m pytest -n 4 --dist worksteal $(ARGS)
+	@$(BIN)/python -m tests.everything $(ARGS)
 
 record: $(READY)  ## what torch answers, asked anew and written to tests/conformance/records (ARGS="-k signals" for some)
 	@$(BIN)/python -m tests.conformance.renew $(ARGS)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import effort, needs, outcomes
+from tests import effort, needs, outcomes, runs
 from tests.etcd_cluster import EtcdCluster
 
 # `nohup` and a shell's script ignore these for what they start, and processes hand that down.
@@ -35,7 +35,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="daily",
         help="what real torch is asked: the day's tenth of the questions, all of them, or all to write the record",
     )
+    parser.addoption(
+        "--fresh", action="store_true", help="draw new examples and seeds (make test-all), not the commit's"
+    )
     parser.addoption("--quick", action="store_true", help="try a part of the examples of each law (tests/effort.py)")
+    parser.addoption(
+        "--outcomes", default=outcomes.FILE, help="the file that says how each test ended (tests/outcomes.py)"
+    )
     parser.addoption("--records", help="the folder of the record, if not tests/conformance/records")
 
 
@@ -43,11 +49,13 @@ def pytest_configure(config: pytest.Config) -> None:
     # `caplog` listens at the root and at loggers that do not propagate. Ours does not once it is set up (`base.log`):
     # that it is so from the start has each record come once, whatever test has set it up before.
     logging.getLogger("rallypoint").propagate = False
-    effort.choose(quick=config.getoption("quick"))
+    effort.choose(quick=config.getoption("quick"), fresh=config.getoption("fresh"))
+    config.addinivalue_line("markers", f"{runs.MARKER}: left to `make test-all` (tests/runs.py)")
     for name, meaning in needs.MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
     if not hasattr(config, "workerinput"):  # each process of xdist reports to this one
-        config.pluginmanager.register(outcomes.Outcomes(config.rootpath, frozenset(needs.MARKERS)))
+        path = config.rootpath / config.getoption("outcomes")
+        config.pluginmanager.register(outcomes.Outcomes(path, frozenset(needs.MARKERS)))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -55,6 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for name in needs.of(item):
             item.add_marker(name)
+    runs.mark(items)
 
 
 _watch = needs.Watch()

@@ -1,0 +1,67 @@
+"""All that is run before a release: `make test-all`.
+
+The parts are run one after the other, all of them even if one fails. At the end a table says how each ended, and which
+tests did not run here, with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections import Counter
+from typing import NamedTuple
+
+from tests import outcomes
+
+
+class Part(NamedTuple):
+    """What a command is for, its arguments, and a variable that it needs to be 1."""
+
+    what: str
+    command: str
+    switch: str = ""
+
+
+PARTS = (
+    Part("all tests, with new seeds", "-m pytest -n 3 --dist worksteal --fresh"),
+    Part("10,000 simulated jobs", "-m tests.sim --seeds 10000"),
+    Part(
+        "the coordinator on etcd dies at each step",
+        "-m pytest -n 2 tests/faults/test_etcd_steps.py",
+        "RALLYPOINT_SWEEP",
+    ),
+    Part("random kills of training in process", "-m tests.inprocess_kills"),
+    Part("decoders, guided by coverage", "-m tests.fuzz"),
+)
+
+
+def main() -> int:
+    """Run the parts that the arguments name by a word of theirs, or all; 1 if one has failed."""
+    words = sys.argv[1:]
+    rows, not_run = [], Counter[str]()
+    for part in PARTS:
+        if words and not any(word in part.what for word in words):
+            continue
+        print(f"\n== {part.what}: python {part.command}", flush=True)
+        begun = time.monotonic()
+        code = subprocess.run(
+            [sys.executable, *shlex.split(part.command)],
+            env=os.environ | ({part.switch: "1"} if part.switch else {}),
+            check=False,
+        ).returncode
+        rows.append((code, f"{part.what}: {'passed' if code == 0 else f'FAILED ({code})'}", time.monotonic() - begun))
+        if "pytest" in part.command:
+            not_run.update(each.reason for each in outcomes.read() if each.outcome == "skipped")
+    print("\n== summary")
+    for _, text, seconds in rows:
+        print(f"{seconds:7.0f} s  {text}")
+    for reason, count in not_run.most_common():
+        print(f"did not run: {count} tests: {reason}")
+    return 1 if any(code for code, *_ in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""Which tests decide about a change, and which are run in addition before a release: the one place that says so.
+
+`make test` runs what this page leaves to it: eight minutes on two cores, a function of the commit alone. `make
+test-all` runs everything. A name is that of a folder, a file, a test or a test with its parameters. Of all names that a
+test begins with, the longest decides; a test without one belongs to `make test`. Rules:
+
+1. What is pure stays, and so does one real launch for each outcome that a user can meet.
+2. Of faults a handful stays: of a worker, an agent, a host, etcd's leader, a silent node, another user.
+3. What waits for seconds by its nature, trains, or needs a service of the machine (Slurm, a browser) is left to
+   `make test-all`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+MARKER = "long"
+
+LEFT_TO_ALL = (
+    "tests/deploy",
+    "tests/documents",
+    "tests/faults",
+    "tests/frameworks",
+    "tests/packaging",
+    "tests/slurm",
+    "tests/conformance/test_compat_programs.py::test_a_program_that_holds_no_store",
+    "tests/conformance/test_compat_programs.py::test_an_agent_with_a_loop_of_its_own",
+    "tests/conformance/test_examples.py",
+    "tests/conformance/test_functions.py::test_a_tensor_is_handed_over",
+    "tests/conformance/test_functions.py::test_the_same_comes_of_functions[spawn-process_group]",
+    "tests/conformance/test_hang_evidence.py",
+    "tests/conformance/test_inprocess.py",
+    "tests/conformance/test_jax.py",
+    "tests/conformance/test_preload.py",
+    "tests/conformance/test_store_clients.py::test_64_clients_at_once",
+    "tests/conformance/test_torch_workers.py",
+    "tests/conformance/test_watchdog.py",
+    "tests/fuzz/test_store_in_c.py",
+    "tests/fuzz/test_targets.py::test_no_input_breaks",
+    "tests/jobs/test_checkpoints.py",
+    "tests/jobs/test_control_plane.py::test_servers_outside_the_job_that_come_go_and_stay_away",
+    "tests/jobs/test_demo.py",
+    "tests/jobs/test_denied.py",
+    "tests/jobs/test_etcd.py::test_an_etcd_that_is_away_or_full_or_has_forgotten_everything",
+    "tests/jobs/test_etcd.py::test_jobs_that_an_etcd_coordinates_beside_one_another",
+    "tests/jobs/test_etcd_bad_input.py",
+    "tests/jobs/test_etcd_v2.py",
+    "tests/jobs/test_hangs.py::test_a_job_that_gives_signs_of_life_is_left_alone",
+    "tests/jobs/test_idle.py",
+    "tests/jobs/test_pages.py",
+    "tests/jobs/test_portable.py",
+    "tests/sim/test_many_nodes.py::test_ten_thousand_nodes_meet_regroup_and_finish",
+    "tests/unit/benchmarks",
+    "tests/unit/cli/completion",
+    "tests/unit/rendezvous/test_etcd_v2.py",
+)
+KEPT = (
+    "tests/documents/test_commands.py::test_the_commands_of[docs-tutorials-first-job]",
+    "tests/faults/test_etcd.py::test_the_coordinator_and_another_are_killed_at_once",
+    "tests/faults/test_intruders.py",
+    "tests/faults/test_kills.py::test_of_the_agent_that_hosts_the_control_plane",
+    "tests/faults/test_launch.py::test_a_job_survives_a_host",
+    "tests/faults/test_links.py::test_down_for_more_than_the_lease[default]",
+    "tests/faults/test_other_users.py",
+    "tests/faults/test_pauses.py::test_longer_than_the_lease",
+    "tests/faults/test_workers.py",
+    "tests/fuzz/test_targets.py::test_each_file_that_decodes_is_fuzzed_or_trusted_for_a_reason",
+    "tests/jobs/test_pages.py::test_an_agent_shows_the_job_to_who_has_the_token",
+)
+
+
+def is_long(name: str) -> bool:
+    """Whether a test is left to `make test-all`."""
+    longest = max((each for each in (*LEFT_TO_ALL, *KEPT) if _begins(name, each)), key=len, default="")
+    return longest in LEFT_TO_ALL
+
+
+def mark(items: list[pytest.Item]) -> None:
+    """Mark the tests that are left to `make test-all`."""
+    for item in items:
+        if is_long(item.nodeid):
+            item.add_marker(MARKER)
+
+
+def _begins(name: str, prefix: str) -> bool:
+    return name == prefix or (name.startswith(prefix) and name[len(prefix)] in "/:[")
