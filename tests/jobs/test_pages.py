@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import shutil
 import signal
+import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,8 @@ from tests.ports import free_port
 
 needs_browser = pytest.mark.skipif(PROGRAM is None, reason="needs a browser (Debian: apt-get install chromium)")
 PROMETHEUS = shutil.which("prometheus")
+EXITS = 50
+"""Workers that end one after the other."""
 TOKEN = "a-token-of-these-tests-0123456789"
 
 
@@ -183,3 +189,28 @@ def test_what_cannot_be_served_is_one_sentence(rallyrun: Launcher) -> None:
         assert job.ends() == 2
         assert text in job.err
         assert "Traceback" not in job.err
+
+
+def test_scrapes_take_no_exit_code_from_the_agent(rallyrun: Launcher) -> None:
+    """Each of many workers ends well, at a moment of its own, while the metrics of the agent are read all the time."""
+    port, over = free_port(), threading.Event()
+    script = rallyrun.script("import os, time\ntime.sleep(1 + int(os.environ['RANK']) / 25)")
+    job = rallyrun(
+        "--standalone", f"--nproc-per-node={EXITS}", script, env={"TORCHELASTIC_HEALTH_CHECK_PORT": str(port)}
+    )
+
+    def scrape() -> int:
+        count = 0
+        while not over.is_set():
+            with suppress(OSError, http.client.HTTPException):  # before it listens, and after the end
+                count += fetched(port, "/metrics")[0] == 200
+        return count
+
+    with ThreadPoolExecutor(4) as pool:
+        scrapes = [pool.submit(scrape) for _ in range(4)]
+        try:
+            code = job.ends()
+        finally:
+            over.set()
+    assert code == 0, job.err
+    assert sum(each.result() for each in scrapes) > EXITS / 2

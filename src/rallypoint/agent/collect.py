@@ -115,8 +115,10 @@ class StatusReporter:
             self._send(report)
             return
 
+        output_ages = self._workers.output_ages()
+
         def complete() -> None:
-            self._send(report._replace(output_ages=self._workers.output_ages()))
+            self._send(report._replace(output_ages=output_ages()))
 
         self._thread = threading.Thread(target=complete, name="report", daemon=True)
         self._thread.start()

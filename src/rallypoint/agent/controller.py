@@ -26,7 +26,7 @@ from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.spec import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, node_failure
 from rallypoint.agent.steps import KeepNobody, StopWorkers
 from rallypoint.base.clock import SYSTEM_CLOCK
-from rallypoint.base.light_typing import TYPE_CHECKING
+from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.failures.cause import Cause, Ending
 from rallypoint.membership.operations import Succeed
@@ -38,11 +38,22 @@ if TYPE_CHECKING:
     from rallypoint.agent.monitors import EventObserver, Monitor, Preparation, WorkerWatch
     from rallypoint.agent.node_check import NodeCheck
     from rallypoint.agent.progress import ProgressTracker
+    from rallypoint.failures.failure import ProcessFailure
     from rallypoint.ranks.assign import NodeRanks
     from rallypoint.workers.context import PContext
     from rallypoint.workers.escalation import StopInProgress
 
 log = get_logger(__name__)
+
+
+class WorkersSeen(NamedTuple):
+    """The workers of a node at one moment, for other threads: how many ran, how many failures the job would survive,
+    and what `WorkerController.output_ages` returns.
+    """
+
+    running: int
+    remaining: int
+    output_ages: Callable[[], tuple[float, ...]] = tuple
 
 
 class WorkerController(ABC):
@@ -75,6 +86,10 @@ class WorkerController(ABC):
         """When this node entered the present round, on the monotonic clock."""
         self.started_at = 0.0
         """When the present workers were started, in seconds since 1970."""
+        self.failures: Mapping[int, ProcessFailure] = {}
+        """The failures of the present workers that the last `poll` has found, by global rank."""
+        self.seen = WorkersSeen(0, spec.max_restarts)
+        """What other threads may know; all else here, and the workers above all, is the loop's."""
 
     def begin_round(self, placement: Placement) -> None:
         """Begin a round; `start` follows as soon as no preparation is left."""
@@ -223,12 +238,17 @@ class WorkerController(ABC):
                 step, age = latest.step, max(0.0, SYSTEM_CLOCK.monotonic() - latest.at)
         return NodeReport(round_, pids, progress=step, progress_age=age, steps=steps)
 
-    def output_ages(self) -> tuple[float, ...]:
-        """Seconds since each worker, by local rank, has written something; -1 if that is not known.
+    def output_ages(self) -> Callable[[], tuple[float, ...]]:
+        """A function that returns the seconds since each worker, by local rank, has written something; -1 if that is
+        not known.
 
-        Looks at log files, which may be on a disk that hangs: do not call this on the loop's thread.
+        It looks at log files, which may be on a disk that hangs: do not call it on the loop's thread.
         """
-        return () if self.pcontext is None else self.pcontext.output_ages()
+        return tuple if self.pcontext is None else self.pcontext.output_ages()
+
+    def look(self) -> None:
+        """Replace `seen` by what the loop knows now."""
+        self.seen = WorkersSeen(len(self.running()), self.remaining(), self.output_ages())
 
     def has_progress(self) -> bool:
         """Whether the workers of this round have reported progress."""

@@ -22,7 +22,7 @@ def examined_node(controller: WorkerController) -> ExaminedNode:
     host = os.uname().nodename
     if context is None:
         return ExaminedNode(host, ())
-    pids, exit_codes = context.pids(), _exit_codes(context)
+    pids, exit_codes = context.pids(), context.exit_codes
     workers = tuple(
         ExaminedWorker(
             each.global_rank,
@@ -51,13 +51,6 @@ def collect(node: ExaminedNode, context: PContext | None, local_ranks: Mapping[i
         unread = (each.rank for each in evidence.ranks if each.why_none)
         context.without_stacks.update(local_ranks[rank] for rank in unread)
     return encode_evidence(evidence)
-
-
-def _exit_codes(context: PContext) -> dict[int, int]:
-    """The exit codes of workers that have ended, by local rank."""
-    result = context.poll()
-    failed = {} if result is None else {rank: each.exitcode for rank, each in result.failures.items()}
-    return {**dict.fromkeys(context.succeeded, 0), **failed}
 
 
 def attempt_folder(context: PContext) -> str:

@@ -175,12 +175,13 @@ class HangWatch:
         """The function that looks at the workers of this round, on the thread."""
         workers, group = self._workers, self._workers.group
         context, tracker, folder, ranks = workers.pcontext, workers.progress, group.notices, len(group.workers)
-        if context is None or context.output_marks() is None:
+        marks = None if context is None else context.output_marks()
+        if marks is None:
             self._warn_blind()
         assert tracker is not None, "made where workers are started"
 
         def look() -> Seen:
-            output = None if context is None else context.output_marks()
+            output = None if marks is None else marks()
             return Seen(output, steps_of_workers(folder, ranks), tracker.file_mark())
 
         return look

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from importlib import metadata
 
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
@@ -104,7 +103,7 @@ def node_facts(controller: WorkerController) -> NodeFacts:
         since=controller.started_at,
         program=spec.get_program_name(),
         workers=() if context is None else tuple(_worker_facts(each, context) for each in group.workers),
-        failures={} if context is None else controller.poll().failures,
+        failures={} if context is None else controller.failures,
     )
 
 
@@ -118,7 +117,7 @@ def _worker_facts(worker: Worker, context: PContext) -> WorkerFacts:
         stderr=context.stderrs.get(local_rank, ""),
         error_file=context.error_files.get(local_rank, ""),
         added=context.envs[local_rank],
-        last_lines=partial(context.last_lines, local_rank),
+        last_lines=context.last_lines(local_rank),
     )
 
 

@@ -181,6 +181,7 @@ class AgentLoop:
         elif self._waits_for_others or self._state.phase is Phase.LEAVING:
             wake_at = min(wake_at, self._executor.waiting.ask_at)
         if self._progress_probe is not None:
+            self._workers.look()
             self._progress_probe.going_to_sleep(wake_at, self._workers.status())
         until_readable(fds, wake_at - self._clock.monotonic())
         if self._progress_probe is not None:

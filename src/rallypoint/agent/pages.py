@@ -4,7 +4,8 @@ Laws:
 
 1. The agent's loop only passes on events, which are counted there; everything else happens on the serving thread, or in
    threads of its own, and is imported on the first request.
-2. The state of the whole job is requested from its coordinator, by a session that is never a node.
+2. Of the workers they know what the loop has seen last (`WorkerController.seen`): they never ask a worker themselves.
+3. The state of the whole job is requested from its coordinator, by a session that is never a node.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class AgentPages:
     def _reading(self, elapsed: float) -> NodeReading:
         from rallypoint.observe.agent_metrics import NodeReading
 
-        workers, spec = self._workers, self._workers.group.spec
+        seen, spec = self._workers.seen, self._workers.group.spec
         now = time.time()
         return NodeReading(
             job=spec.rdzv_handler.get_run_id(),
@@ -117,9 +118,9 @@ class AgentPages:
             backend=spec.rdzv_handler.get_backend(),
             uptime=elapsed,
             workers=spec.local_world_size,
-            running=len(workers.running()),
-            remaining=workers.remaining(),
-            last_output=[now - age if age >= 0 else 0.0 for age in workers.output_ages()],
+            running=seen.running,
+            remaining=seen.remaining,
+            last_output=[now - age if age >= 0 else 0.0 for age in seen.output_ages()],
         )
 
     async def _job_metrics(self) -> Sequence[Family]:

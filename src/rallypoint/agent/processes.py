@@ -128,7 +128,7 @@ class ProcessController(WorkerController):
             switch_on(context, group.notices, self.pcontext)
         group.survived = () if self._survivors is None else self._survivors.enter(context)
         context.start()
-        self.pcontext, pids = context, context.pids()
+        self.pcontext, self.failures, pids = context, {}, context.pids()
         self._output_paths_logged = self._output_paths_logged or log_only_in_files(context.dest, spec.role)
         if watchdog is not None:
             watchdog.watch(pids.values())
@@ -198,6 +198,11 @@ class ProcessController(WorkerController):
 
     @profiled("LocalElasticAgent._monitor_workers")
     def poll(self) -> RunResult:
+        result = self._poll()
+        self.failures = result.failures
+        return result
+
+    def _poll(self) -> RunResult:
         group = self.group
         if self.pcontext is None:
             return RunResult(WorkerState.UNKNOWN)

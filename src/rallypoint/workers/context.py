@@ -123,9 +123,11 @@ class PContext(ABC):
     def pids(self) -> dict[int, int]:
         """Local rank to process id."""
 
-    def last_lines(self, local_rank: int) -> bytes:
-        """The end of a worker's standard error, as far as it is kept; also after `close`, and from any thread."""
-        return b""
+    def last_lines(self, local_rank: int) -> Callable[[], bytes]:
+        """A function that returns the end of a worker's standard error, as far as it is kept: also after `close`, when
+        the worker has gone on in another context, and from any thread.
+        """
+        return bytes
 
     @abstractmethod
     def exit_fds(self) -> list[int]:
@@ -164,6 +166,11 @@ class PContext(ABC):
         return tuple(range(self.nprocs))
 
     @property
+    def exit_codes(self) -> dict[int, int]:
+        """The exit codes of those that have ended, by local rank; none by default."""
+        return {}
+
+    @property
     def ended_in_order(self) -> bool:
         """Whether all processes have ended with success or by SIGTERM; False by default."""
         return False
@@ -181,14 +188,18 @@ class PContext(ABC):
         """A process is about to write the stacks of its threads: log whose they are. Does nothing here."""
         return
 
-    def output_ages(self) -> tuple[float, ...]:
-        """Seconds since each process has written something; empty for contexts that do not know."""
-        return ()
+    def output_ages(self) -> Callable[[], tuple[float, ...]]:
+        """A function that returns the seconds since each process has written something; empty if that is not known.
 
-    def output_marks(self) -> object:
-        """A value that changes when a process has written anything; None if that cannot be known.
+        It asks the file system, of which a disk may hang, so it is for another thread.
+        """
+        return tuple
 
-        It asks the file system. Any thread may call it.
+    def output_marks(self) -> Callable[[], object] | None:
+        """A function that returns a value that changes when a process has written anything; None if that cannot be
+        known.
+
+        It asks the file system, of which a disk may hang, so it is for another thread.
         """
         return None
 

@@ -66,6 +66,8 @@ class LocalProcessesContext(PContext):
         self._failures: dict[int, ProcessFailure] = {}
         self._oom_kills: OomKills | None = None
         self._closing: Escalation | None = None
+        self._polled_ended: Collection[int] = ()
+        """Local ranks whose end `poll` has reported; that of others wakes its caller, whoever else has seen it."""
         self._started = False
         self._closed = False
 
@@ -153,14 +155,14 @@ class LocalProcessesContext(PContext):
     def pids(self) -> dict[int, int]:
         return {rank: process.pid for rank, process in self._processes.items()}
 
-    def last_lines(self, local_rank: int) -> bytes:
-        return self._outputs[local_rank].last_lines(local_rank) if local_rank in self._outputs else b""
+    def last_lines(self, local_rank: int) -> Callable[[], bytes]:
+        return partial(self._outputs[local_rank].last_lines, local_rank) if local_rank in self._outputs else bytes
 
     def exit_fds(self) -> list[int]:
         waited = (
             []
             if self._closed or self.handover is not None
-            else [each for each in self._processes.values() if not each.seen_ended]
+            else [each for rank, each in self._processes.items() if rank not in self._polled_ended]
         )
         running = [each.fileno() for each in waited if not each.held_by_debugger]
         if waited and self._reaper is not None:  # also one that is lost: `poll` must follow at once
@@ -170,6 +172,7 @@ class LocalProcessesContext(PContext):
     def poll(self) -> RunProcsResult | None:
         # Each is polled once: one that ended between two polls would be neither a failure nor a success.
         exitcodes = {rank: process.poll() for rank, process in self._processes.items()}
+        self._polled_ended = {rank for rank, exitcode in exitcodes.items() if exitcode is not None}
         if self._closing is None and self.handover is None:
             self._record_failures(exitcodes)
         if self._failures:
@@ -194,6 +197,10 @@ class LocalProcessesContext(PContext):
         if self._closed or (self.handover is not None and self.handover.over):
             return ()
         return tuple(rank for rank, each in self._processes.items() if each.poll() is None)
+
+    @property
+    def exit_codes(self) -> dict[int, int]:
+        return {rank: code for rank, each in self._processes.items() if (code := each.poll()) is not None}
 
     @property
     def ended_in_order(self) -> bool:
@@ -259,13 +266,15 @@ class LocalProcessesContext(PContext):
             explain_signal(failure, self._oom_kills, sum(not each.signalled for each in ended))
         return failure
 
-    def output_ages(self) -> tuple[float, ...]:
-        return tuple(outputs.age(rank) for rank, outputs in sorted(self._outputs.items()))
+    def output_ages(self) -> Callable[[], tuple[float, ...]]:
+        outputs = sorted(self._outputs.items())
+        return lambda: tuple(each.age(rank) for rank, each in outputs)
 
-    def output_marks(self) -> object:
+    def output_marks(self) -> Callable[[], object] | None:
         if not self._outputs or not self._options.reads_all_output:
             return None
-        return [each.marks() for each in {id(each): each for each in list(self._outputs.values())}.values()]
+        outputs = {id(each): each for each in self._outputs.values()}.values()
+        return lambda: [each.marks() for each in outputs]
 
     def begin_close(
         self,

@@ -5,6 +5,7 @@ Laws:
 1. A worker is signalled through its pidfd, which cannot refer to another process; its pid is for people.
 2. A signal goes to the worker alone. What it has spawned is the reaper's business (`sweep`).
 3. A constructor that raises leaves no process.
+4. The reaper tells of an exit once, so one caller of `poll` at a time asks it: callers may be on several threads.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import errno
 import os
 import signal
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -69,6 +71,7 @@ class ChildProcess(ABC):
         """
         self._killed = False
         self._exitcode: int | None = None
+        self._collecting = threading.Lock()
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when the process has ended."""
@@ -85,7 +88,9 @@ class ChildProcess(ABC):
         It is `UNKNOWN_EXIT` if it is `orphaned` and was not killed by us.
         """
         if self._exitcode is None and self._pidfd >= 0 and readable(self._pidfd):
-            self._collect_exit()
+            with self._collecting:
+                if self._exitcode is None:
+                    self._collect_exit()
         return self._exitcode
 
     @abstractmethod

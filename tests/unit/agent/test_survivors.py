@@ -82,7 +82,7 @@ def test_who_goes_on_is_told_of_its_round_and_what_others_have_left_is_removed(n
     node.prepares()
     assert node.starts() == (0,)
     assert node.context.pids()[0] == pids[0]
-    assert until(lambda: b"enter 1" in node.context.last_lines(0))
+    assert until(lambda: b"enter 1" in node.context.last_lines(0)())
     told = (node.rounds.folder / "round.0.json").read_text()
     assert '"OF_0": null' in told
     assert '"OF_1": ""' in told
@@ -99,7 +99,7 @@ def test_a_round_that_ends_before_it_has_begun_leaves_them_waiting(node: Node) -
     node.enters(2)
     assert node.starts() == (0, 1)
     assert node.context.pids() == pids
-    assert until(lambda: b"leave 0\nenter 2" in node.context.last_lines(0))
+    assert until(lambda: b"leave 0\nenter 2" in node.context.last_lines(0)())
 
 
 def test_where_others_cannot_go_on_they_are_ended_before_new_ones_start(node: Node) -> None:

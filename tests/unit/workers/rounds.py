@@ -81,7 +81,7 @@ class Rounds:
         self.contexts.append(context)
         context.start()
         assert until(lambda: all((self.folder / f"other.{local}").exists() for local in new))
-        assert until(lambda: all(b"up" in context.last_lines(local) for local in new))
+        assert until(lambda: all(b"up" in context.last_lines(local)() for local in new))
 
     def end(self, ranks: tuple[int, ...], timeout: float = TIMEOUT) -> StopInProgress:
         """Begin to end the last round, which these are to leave."""

@@ -123,6 +123,17 @@ def test_looking_without_waiting(tmp_path: Path) -> None:
         assert len(context.exit_fds()) == 2, "the worker's and its reaper's"
 
 
+def test_an_end_that_others_have_seen_still_wakes_who_polls(tmp_path: Path) -> None:
+    with started(tmp_path, "") as context:
+        watched = context.exit_fds()
+        assert select.select(watched[:1], [], [], TIMEOUT)[0]
+        assert context.running == ()
+        assert context.exit_codes == {0: 0}
+        assert context.exit_fds() == watched, "or its end would be found by chance"
+        assert context.poll() is not None
+        assert context.exit_fds() == []
+
+
 def test_closing_stops_and_may_be_repeated(tmp_path: Path) -> None:
     before = descriptors()
     with started(tmp_path, "import time; time.sleep(600)") as context:

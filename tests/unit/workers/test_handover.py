@@ -49,7 +49,7 @@ def test_who_has_left_goes_on_with_its_pid_its_output_and_what_it_has_started(ro
     assert second.poll() is None
     assert second.running == (0, 1, 2)
     assert second.stopped == ()
-    assert second.last_lines(0) == b"up 0\nleave 0\n"
+    assert second.last_lines(0)() == b"up 0\nleave 0\n"
     assert second.stderrs[0] == first.stderrs[0]
     assert Path(second.dest.error_files[0]).parent.parent.name == "attempt_1"
     assert (Path(second.dest.error_files[0]).parent / "stderr.log").read_bytes() == b"up 0\nleave 0\n"

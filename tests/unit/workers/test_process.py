@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.process
 
 TIMEOUT = 120.0
 """Seconds."""
+EXITS = 200
 
 
 @contextmanager
@@ -266,3 +268,15 @@ def test_processors_that_nobody_may_use_are_an_error_and_the_next_start_is_as_ev
     with pytest.raises(RallypointError, match="Invalid argument"):
         WorkerProcess(reaper, ["true"], os.environ, cpus={1023})
     WorkerProcess(reaper, ["true"], os.environ).release()
+
+
+def test_an_exit_is_the_same_for_two_threads_that_look_at_once() -> None:
+    """The reaper tells of an exit once, so both must not ask it; callers of our API may have threads of their own."""
+    with guarded() as reaper, ThreadPoolExecutor(2) as pool:
+        for _ in range(EXITS):
+            process = WorkerProcess(reaper, ("true",), os.environ)
+            try:
+                ends_of = pool.map(lambda _, each=process: ends(each), range(2))
+                assert list(ends_of) == [0, 0]
+            finally:
+                process.release()
