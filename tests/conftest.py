@@ -31,9 +31,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--torch",
-        choices=["daily", "live", "write"],
-        default="daily",
-        help="what real torch is asked: the day's tenth of the questions, all of them, or all to write the record",
+        choices=["recorded", "daily", "live", "write"],
+        help="what real torch is asked: nothing, the day's tenth of it (as by --fresh), all, or all to write it",
     )
     parser.addoption(
         "--fresh", action="store_true", help="draw new examples and seeds (make test-all), not the commit's"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.record import FOLDER, Mode, Record
+from tests.effort import is_fresh
 from tests.jobs.launching import Launcher, launching
 
 
@@ -22,4 +23,5 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
 def record(request: pytest.FixtureRequest) -> Record:
     """What real torch answers, live or recorded."""
     folder = request.config.getoption("records") or FOLDER
-    return Record(Path(folder), Mode(request.config.getoption("torch")), datetime.now(UTC).toordinal())
+    usual = Mode.DAILY if is_fresh() else Mode.RECORDED
+    return Record(Path(folder), Mode(request.config.getoption("torch") or usual), datetime.now(UTC).toordinal())

@@ -2,8 +2,9 @@
 
 1. A question has a group, a name, and all that its answer depends on. An answer is plain JSON, without what differs
    from run to run; whoever asks takes that out. The names of this machine are taken out here.
-2. A tenth of the questions is asked live in each run, another tenth each day, so that ten days ask all of them. What
-   depends on the machine is asked live in each run, and what depends on Python wherever that is not the recorded one.
+2. With `--fresh` a tenth of the questions is asked live, another tenth each day: ten days ask all. Without it, none.
+   What depends on the machine is asked live in each run, and what depends on Python wherever that is not the recorded
+   one.
 3. A live answer that is not the recorded one fails its test, and so does a record of another question or of another
    torch. A test run never writes the record: `make record` does.
 """
@@ -35,6 +36,7 @@ _DAYS = 10
 class Mode(StrEnum):
     """Which questions real torch is asked."""
 
+    RECORDED = "recorded"
     DAILY = "daily"
     LIVE = "live"
     WRITE = "write"
@@ -65,7 +67,7 @@ def versions() -> dict[str, str]:
 class Record:
     """Asks real torch, or reads what it has answered. The folder is written where the mode says so only."""
 
-    def __init__(self, folder: Path, mode: Mode, day: int | None) -> None:
+    def __init__(self, folder: Path, mode: Mode, day: int) -> None:
         self._folder = folder
         self._mode = mode
         self._day = day
@@ -88,7 +90,7 @@ class Record:
 
     def at_rest(self) -> Record:
         """The same for another test of the same questions, which today's tenth is not asked again for."""
-        return self if self._mode is not Mode.DAILY else Record(self._folder, self._mode, None)
+        return self if self._mode is not Mode.DAILY else Record(self._folder, Mode.RECORDED, self._day)
 
     def answer(
         self, group: str, name: str, question: object, ask: Callable[[], object], depends: From = From.TORCH
@@ -108,7 +110,7 @@ class Record:
         changed = f"{name!r} has changed since its answer was recorded in {self._file(group)}: run `make record`"
         assert entry["question"] == _digest(question), changed
         recorded = _with_names(entry["answer"], _restored())
-        if self._mode is Mode.LIVE or (self._day is not None and is_turn(group, name, self._day)):
+        if self._mode is Mode.LIVE or (self._mode is Mode.DAILY and is_turn(group, name, self._day)):
             live = _plain(ask())
             assert live == recorded, f"torch answers {name!r} not as in {self._file(group)}: run `make record`"
         return recorded

@@ -62,6 +62,7 @@ def test_every_question_has_one_day_in_ten() -> None:
 
 def test_torch_is_asked_on_the_day_of_the_question_and_otherwise_read(folder: Path) -> None:
     torch = Torch([1, "text"])
+    assert Record(folder, Mode.RECORDED, DAY).answer("group", "name", ["question", 1], never) == torch.says
     assert Record(folder, Mode.DAILY, ANOTHER).answer("group", "name", ["question", 1], never) == torch.says
     assert Record(folder, Mode.DAILY, DAY).answer("group", "name", ["question", 1], torch) == torch.says
     assert Record(folder, Mode.LIVE, ANOTHER).answer("group", "name", ["question", 1], torch) == torch.says
@@ -96,7 +97,7 @@ def test_what_depends_on_python_is_asked_under_another_one(folder: Path) -> None
 
 
 def test_what_depends_on_the_machine_is_always_asked(folder: Path) -> None:
-    for mode in (Mode.DAILY, Mode.LIVE):
+    for mode in (Mode.RECORDED, Mode.DAILY, Mode.LIVE):
         assert Record(folder, mode, ANOTHER).answer("group", "cpus", [], Torch(2), From.MACHINE) == 2
 
 
