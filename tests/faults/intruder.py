@@ -102,18 +102,21 @@ class Intruder:
             pass
         return True
 
-    def greets(self, settings: Settings, key: bytes | None = None, proves: bytes | None = None) -> Welcome | str:
+    def greets(
+        self, settings: Settings, key: bytes | None = None, proves: bytes | None = None, *, watcher: bool = False
+    ) -> Welcome | str:
         """Shake hands as a node does.
 
         Args:
             settings: what it asks of the job.
             key: the key that it has.
             proves: what it sends in the place of the proof.
+            watcher: whether it greets as a watcher.
 
         Returns:
             The welcome, or why there is none.
         """
-        handshake = ClientHandshake(settings.run_id, key, os.urandom(16), settings)
+        handshake = ClientHandshake(settings.run_id, key, os.urandom(16), settings, is_watcher=watcher)
         hello = codec.encode(handshake.hello("10.77.0.9", 4711, 0, host="intruder"))
         self.says(MAGIC + frame(hello))
         challenge = self.hears()

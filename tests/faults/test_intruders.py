@@ -6,6 +6,8 @@ import contextlib
 import random
 import resource
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,15 +16,23 @@ from typing import NamedTuple
 
 import pytest
 
+from rallypoint.base.endpoint import host_name
 from rallypoint.base.secrets import Secret, new_secret, token
 from rallypoint.coordinator.connection import HANDSHAKE_TIMEOUT
 from rallypoint.failures.cause import Cause
-from rallypoint.membership.operations import Close, Drain, Fail, Preempt, Succeed
+from rallypoint.membership.operations import Close, Drain, Fail, Preempt, PreemptJob, RecordProgress, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Settings
 from rallypoint.protocol import codec
 from rallypoint.protocol.frames import MAGIC, FrameReader, frame
 from rallypoint.protocol.handshake import PROTOCOL_VERSION, Challenge, Hello, Welcome
-from rallypoint.protocol.messages import Heartbeat, JoinRequest, LeaveRequest, ResumeRequest
+from rallypoint.protocol.messages import (
+    Heartbeat,
+    JoinRequest,
+    LeaveRequest,
+    ProgressRequest,
+    ResumeRequest,
+    SessionEnded,
+)
 from tests.faults.cluster import LEASE, PORT, Agent, Cluster, settle
 from tests.faults.intruder import TIMEOUT, Intruder, dial, on
 from tests.faults.network import Host, ip
@@ -172,14 +182,42 @@ def test_numbers_that_cannot_be_end_the_connection_of_who_sends_them(open_job: J
     open_job.is_as_it_was()
 
 
-def test_without_a_secret_an_intruder_ends_the_job(open_job: Job) -> None:
-    """What a secret is for: if this fails, the tests below prove nothing."""
+def test_without_a_secret_a_host_without_a_node_neither_ends_nor_changes_a_job(open_job: Job) -> None:
+    """It may ask for a place, which such a job grants to all."""
+    second = open_job.agents[1]
     with open_job.intruder() as intruder:
+        welcome = intruder.greets(SETTINGS)
+        assert isinstance(welcome, Welcome)
+    name = NodeId(second.host.address, int(second.job.pid), 0, host_name())
+    claim = ResumeRequest(welcome.incarnation, name, MEMBER, 0, 1, 2, origin=welcome.incarnation)
+    counts = ResumeRequest(welcome.incarnation, welcome.node, MEMBER, 1000, failures=1000)
+    deeds = (*DEEDS[:-3], PreemptJob(1.0, "it says so"), RecordProgress(0, 10**9), claim, counts)
+    for message in deeds:
+        with open_job.intruder() as intruder:
+            assert isinstance(intruder.greets(SETTINGS), Welcome)
+            intruder.sends(message)
+            if isinstance(message, Close | PreemptJob | RecordProgress):
+                assert "RALLYPOINT_SECRET_FILE" in codec.decode(intruder.hears() or b"", SessionEnded).detail
+                assert intruder.is_disconnected()
+            else:
+                intruder.sends(ProgressRequest())
+                assert intruder.hears() is not None
+    with open_job.intruder() as intruder:  # nor does one that waits for a place
         assert isinstance(intruder.greets(SETTINGS), Welcome)
+        intruder.sends(JoinRequest(MEMBER, 600.0))
         intruder.sends(Close())
-        for agent in open_job.agents:
-            agent.job.ends()
-            assert len(agent.ups) == 1
+        intruder.sends(ProgressRequest())
+        assert intruder.hears() is not None
+    open_job.is_as_it_was()
+
+
+def test_without_a_secret_commands_from_another_host_are_refused(open_job: Job) -> None:
+    for verb in (["stop"], ["restart"], ["drain", "B"], ["resize", "1:3"], ["stacks"]):
+        asked = [sys.executable, "-m", "rallypoint.cli.rallyctl", *verb, f"{open_job.control[0]}:{PORT}"]
+        done = subprocess.run([*open_job.host.entry, *asked], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 1, (verb, done.stdout)
+        assert "RALLYPOINT_SECRET_FILE" in done.stderr, (verb, done.stderr)
+    open_job.is_as_it_was()
 
 
 def test_who_has_no_secret_can_do_nothing(secret_job: Job) -> None:

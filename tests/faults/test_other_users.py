@@ -7,6 +7,8 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,9 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.agent.local_socket import local_jobs
 from rallypoint.base.secrets import new_secret
 from rallypoint.membership.operations import Close
 from rallypoint.membership.state import Settings
+from rallypoint.protocol.observation import StopCommand
 from tests.faults.intruder import Intruder
 from tests.faults.other_user import NOBODY, allowed, as_other_user, openings
 from tests.jobs.launching import Job, Launcher, launching
@@ -158,28 +162,70 @@ def _opened(pid: int) -> set[str]:
     return found
 
 
+ENDPOINTS = ["127.0.0.1", "[::1]", "localhost"]
+
+
 @pytest.mark.parametrize("protected", [False, True])
-def test_the_control_plane_of_this_machine_is_open_to_its_users_without_a_secret_alone(
-    rallyrun: Launcher, protected: bool
-) -> None:
-    port = free_port()
+@pytest.mark.parametrize("host", ENDPOINTS)
+def test_the_control_plane_serves_no_other_user_of_its_machine(rallyrun: Launcher, host: str, protected: bool) -> None:
+    """At localhost with two nodes it listens on all interfaces; the other addresses are this machine's alone."""
+    port, nodes = free_port(), "1:2"
     env = {"RALLYPOINT_SECRET": new_secret()} if protected else {}
-    job = running(
-        rallyrun, "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=job", workers=1, env=env
+    flags = ["--rdzv-backend=c10d", f"--rdzv-endpoint={host}:{port}", "--rdzv-id=job", f"--nnodes={nodes}"]
+    job = running(rallyrun, *flags, "--rdzv-conf=last_call_timeout=1", workers=1, env=env)
+    dialled = host.strip("[]").replace("localhost", "127.0.0.1")
+    refusals = as_other_user(partial(attack, (dialled, port)))
+    assert all("RALLYPOINT_SECRET" in each for each in refusals), refusals
+    assert ("another user" in refusals[0]) is not protected
+    finish(rallyrun, job)
+
+
+def test_the_server_that_a_status_opens_serves_its_user_alone(rallyrun: Launcher) -> None:
+    """The coordinator of --standalone has none until its user's first command."""
+    job = running(rallyrun, "--standalone", workers=1)
+    shown = subprocess.run(
+        [sys.executable, "-m", "rallypoint.cli.rallyctl", "status", "--json", f"--rdzv-id={_job_of(job)}"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
+    assert shown.returncode == 0, shown.stderr
+    ports = {port for _, port in listening(job.pid)}
+    refusals = [as_other_user(partial(attack, ("127.0.0.1", port), _job_of(job))) for port in ports]
+    assert all(all(each) for each in refusals), "somebody was welcome"
+    assert any(all("another user" in each for each in both) for both in refusals), refusals  # others: the store
+    finish(rallyrun, job)
 
-    def attack() -> bool:
-        with Intruder(None, ("127.0.0.1", port)) as intruder:
-            welcome = intruder.greets(Settings("job", 1, 1))
-            intruder.sends(Close())
-            return not isinstance(welcome, str) and intruder.is_disconnected()
 
-    assert as_other_user(attack) is not protected
-    if protected:
-        finish(rallyrun, job)
-    else:
-        job.ends()  # what a secret is for; if this fails, the other case proves nothing
-        assert not (rallyrun.folder / "finish").exists()
+def _job_of(job: Job) -> str:
+    return next(each.job for each in local_jobs() if each.pid == job.pid)
+
+
+def attack(address: tuple[str, int], job: str = "job") -> list[str]:
+    """What is answered to a node that would end the job, and to a watcher; empty for a welcome."""
+    answers = []
+    for watcher in (False, True):
+        with Intruder(None, address) as intruder:
+            answer = intruder.greets(Settings(job, 1, 2), watcher=watcher)
+            answers.append(answer if isinstance(answer, str) else "")
+            intruder.sends(StopCommand("mallory") if watcher else Close())
+            if not answers[-1]:
+                intruder.hears()
+    return answers
+
+
+def listening(pid: int) -> list[tuple[str, int]]:
+    """The addresses of IPv4 and IPv6 at which a process listens."""
+    inodes = {each.removeprefix("socket:[").rstrip("]") for each in _opened(pid) if each.startswith("socket:")}
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                address, port = fields[1].split(":")
+                found.append((address, int(port, 16)))
+    return found
 
 
 def test_the_secret_of_a_job_cannot_be_read(rallyrun: Launcher) -> None:

@@ -62,6 +62,8 @@ class ControlConnection(asyncio.Protocol):
         self._takes_plain = False
         """Whether this is the session of a node, whose frames are not signed."""
         self._done = False
+        self._is_own_user = False
+        """Whether it is known that a process of our own user, or of root, is at the other end."""
 
     # asyncio's side
 
@@ -113,6 +115,8 @@ class ControlConnection(asyncio.Protocol):
 
     def _begin(self, data: bytes) -> bool:
         """Detect from the first byte what kind of connection this is; returns whether it is one of ours."""
+        if self._context.keys is None and not self._admit():
+            return False
         first, tls = data[:1], self._context.tls
         if first == TLS_HANDSHAKE:
             if tls is not None:
@@ -127,6 +131,17 @@ class ControlConnection(asyncio.Protocol):
             return False
         if tls is not None:
             self._refuse(_TLS_ONLY)
+            return False
+        return True
+
+    def _admit(self) -> bool:
+        """Whether this peer, which proves nothing about the job, is served at all (`peer_access`)."""
+        from rallypoint.coordinator.peer_access import OTHER_USER_REFUSED, Peer
+
+        peer = self._context.peer_of(self._transport.get_extra_info("socket"))
+        self._is_own_user = peer is Peer.OWN_USER
+        if peer is Peer.OTHER_USER and self._context.is_open:
+            self._refuse(OTHER_USER_REFUSED)
             return False
         return True
 
@@ -168,7 +183,8 @@ class ControlConnection(asyncio.Protocol):
         self._context.limiter.remove(self)
         self._takes_plain = self._session.signers is None and not (hello.is_watcher or hello.only_greets)
         own = usable_address(unmapped_address(str(self._transport.get_extra_info("sockname")[0])))
-        here = hello.pid == os.getpid() and hello.address == own
+        trusted = self._is_own_user or not self._context.is_open
+        here = hello.pid == os.getpid() and hello.address == own and trusted
         return SessionRecord(
             NodeId(hello.address, hello.pid, hello.local_id, hello.host),
             hello.address,
@@ -177,6 +193,8 @@ class ControlConnection(asyncio.Protocol):
             hello.settings,
             in_this_process=here,
             local=here and self._context.has_local_nodes,
+            is_own_user=self._is_own_user,
+            trusted=trusted,
         )
 
     @property

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rallypoint.base.loop import LoopThread
     from rallypoint.base.tls import ControlTls
     from rallypoint.coordinator.job_directory import ServedJobs
+    from rallypoint.coordinator.peer_access import Peer, PeerAccess
     from rallypoint.protocol.handshake import Keys
     from rallypoint.protocol.messages import Notification
     from rallypoint.protocol.observation import WatcherNotification
@@ -62,6 +63,7 @@ class ConnectionContext:
         self.fallback = fallback
         self.has_local_nodes = has_local_nodes
         self.limiter = ConnectionLimiter()
+        self._access: PeerAccess | None = None
         self.emptied = asyncio.Event()
         """Set when the last connection is gone."""
         self._loop = loop
@@ -74,6 +76,19 @@ class ConnectionContext:
     def nonce() -> bytes:
         """Bytes that no other handshake has had."""
         return os.urandom(16)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether peers prove nothing: there is neither a secret nor TLS."""
+        return self.keys is None and self.tls is None
+
+    def peer_of(self, connected: socket.socket) -> Peer:
+        """Who is at the other end of a connection."""
+        if self._access is None:
+            from rallypoint.coordinator.peer_access import PeerAccess
+
+            self._access = PeerAccess()
+        return self._access.peer_of(connected)
 
     def opened(self, connection: Connection) -> None:
         """A connection has been made."""

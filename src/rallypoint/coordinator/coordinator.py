@@ -40,13 +40,14 @@ from rallypoint.coordinator.recovery import (
     without_given_up_join,
 )
 from rallypoint.coordinator.session_registry import SessionRecord
-from rallypoint.membership.operations import Exit, Join, NodeOperation, Operation
+from rallypoint.membership.operations import Close, Exit, Join, NodeOperation, Operation, PreemptJob, RecordProgress
 from rallypoint.membership.state import (
     NodeId,
     Reason,
     Settings,
     State,
     known_to,
+    name_of,
 )
 from rallypoint.protocol.messages import (
     Heartbeat,
@@ -68,6 +69,8 @@ if TYPE_CHECKING:
 _SILENCE_DETAIL = "nothing was heard from it for {:g} s"
 _NOT_BACK_DETAIL = "it has not come back to the control plane"
 _CUT_OFF_DETAIL = "no node at all was heard for {:g} s, so the control plane was cut off"
+_CONCERNS_ALL = (Close, PreemptJob, RecordProgress)
+"""The operations with which a node can change the job without a place in its round."""
 _REPLACED_DETAIL = "its node has opened another"
 """Texts for how a node was lost, and for why a session was ended."""
 
@@ -239,26 +242,57 @@ class Coordinator(JobState):
             self._reply(speaker, left._replace(goes_on=goes_on))
 
     def _on_operation(self, speaker: SessionRecord, request: Operation, now: float) -> None:
+        if isinstance(request, _CONCERNS_ALL) and self.is_stranger(speaker):
+            self._refuse(speaker, now)
+            return
         self._change(now, self._run, speaker.node, request, now)
+
+    def _refuse(self, speaker: SessionRecord, now: float) -> None:
+        """A stranger wants to end or change the job. One that waits for a place keeps waiting."""
+        from rallypoint.coordinator.peer_access import STRANGER_REFUSED
+
+        if not self.state.knows(speaker.node):
+            self._ended.append((speaker.number, STRANGER_REFUSED))
+            self._end([speaker.number], now, Reason.LOST, STRANGER_REFUSED)
+        elif not speaker.refused:
+            speaker.refused = True
+            what = f"{name_of(self.state, speaker.node)} may not end or change the job: {STRANGER_REFUSED}"
+            self.history.add("command", self.state.round, what, now)
+
+    def _claimed_name(self, speaker: SessionRecord, request: ResumeRequest, stranger: bool) -> NodeId | None:
+        """The name of ours that a node claims to have; to a stranger only one that has its session at its address."""
+        earlier = self.sessions.name_of(request.incarnation, request.node)
+        earlier = earlier or earlier_identity(self.state, self.incarnation, speaker.node, request)
+        if earlier is None or not stranger:
+            return earlier
+        number = self.sessions.session_of(earlier)
+        holder = None if number is None else self.sessions.get(number)
+        is_there = holder is not None and holder.observed_address == speaker.observed_address
+        return earlier if is_there else None
 
     def _on_resume_state(self, speaker: SessionRecord, request: ResumeRequest, now: float) -> None:
         if not request.node_info.address:
             request = request._replace(node_info=request.node_info._replace(address=speaker.address))
-        earlier = self.sessions.name_of(request.incarnation, request.node)
-        earlier = earlier or earlier_identity(self.state, self.incarnation, speaker.node, request)
+        # What a stranger says that it holds is not believed, unless nodes are awaited that may come from anywhere.
+        stranger = bool(self._hosts) and self._placeholders_until is None and self.is_stranger(speaker)
+        earlier = self._claimed_name(speaker, request, stranger)
         if earlier is not None:
             ended = self.sessions.resume(speaker, earlier)
             self._ended += [] if ended is None else [(ended, _REPLACED_DETAIL)]
             self._change(now, self._write, without_given_up_join(self.state, speaker.node, request, self.settings), now)
             self._sends = [each for each in self._sends if each[0] != speaker.number]  # it knows nothing of that round
             self._check_all_reported()
-        if request.incarnation != self.incarnation:
+        if request.incarnation != self.incarnation and not stranger:
             self.sessions.reported(speaker, request.incarnation, request.node)
-        if self._completed_a_round:
+        if self._completed_a_round and not stranger:
             self.state = with_later_rounds(self.state, request)
         # What it told a coordinator of our name may not have been kept: the name is known to it by a heartbeat alone.
-        if not self._completed_a_round and (earlier is None or (request.round >= 0 and not self.state.knows(earlier))):
+        if not (self._completed_a_round or stranger) and (
+            earlier is None or (request.round >= 0 and not self.state.knows(earlier))
+        ):
             self._restore_from_node(speaker, request, now)
+        if self.state.complete and speaker.node in self.state.participants:
+            self._note_host(speaker.node)
         if self.state.verdict is not None:
             self._reply(speaker, end_notification(self.state, speaker.node, self.state.verdict))
             return

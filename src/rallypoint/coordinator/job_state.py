@@ -99,6 +99,9 @@ class JobState:
         """Set once the job has hung."""
         self.collections = count(1)
         """The numbers of requested collections."""
+        self._hosts: set[str] = set()
+        """The addresses, as we see them, of the nodes of the round that runs or last ran."""
+        self._hosts_round = -1
         self._completed_a_round = False
         """Whether a round was completed here, and not only taken over from an earlier coordinator."""
         self._placeholders_until: float | None = None
@@ -200,6 +203,7 @@ class JobState:
         self._completed_a_round = True
         self._pending.remove(node)
         if node in self.sessions:
+            self._note_host(node)
             self._drop_repeated_join(node)
             self._send_placed(node, placed.placement)
 
@@ -231,6 +235,25 @@ class JobState:
         speaker = None if session is None else self.sessions.get(session)
         if speaker is not None and speaker.repeats_join:
             speaker.skips_join, speaker.repeats_join = True, False
+
+    # Nodes that have proved nothing (`coordinator.peer_access`)
+
+    def _note_host(self, node: NodeId) -> None:
+        """A node of the running round is at the other end of its session."""
+        number = self.sessions.session_of(node)
+        session = None if number is None else self.sessions.get(number)
+        if self._hosts_round != self.state.round:
+            self._hosts_round, self._hosts = self.state.round, set()
+        if session is not None:
+            self._hosts.add(session.observed_address)
+
+    def is_stranger(self, speaker: SessionRecord) -> bool:
+        """Whether nothing shows that a node belongs to the job: it has proved nothing, and its machine hosts no node of
+        the round that runs or last ran. Before the first round that is shown by a place.
+        """
+        if speaker.trusted:
+            return False
+        return speaker.observed_address not in self._hosts if self._hosts else not self.state.knows(speaker.node)
 
     # Notifications for one node
 

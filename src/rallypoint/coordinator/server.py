@@ -87,8 +87,8 @@ class ControlServer:
         outside = [each for each in outside if not is_loopback(each.host)]
         if outside:
             log.warning(
-                "the control plane listens at %s without a secret, so that whoever reaches it can join, restart and "
-                "end the job; give all nodes the same RALLYPOINT_SECRET_FILE (`rallyctl secret` makes one)",
+                "the control plane listens at %s without a secret, so that whoever reaches it can join the job and "
+                "see its status; give all nodes the same RALLYPOINT_SECRET_FILE (`rallyctl secret` makes one)",
                 " and ".join(map(str, outside)),
             )
 

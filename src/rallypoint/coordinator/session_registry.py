@@ -46,6 +46,12 @@ class SessionRecord:
     """Whether the node's agent is in our own process, even if only for now."""
     local: bool = False
     """Whether it is, and both end together."""
+    is_own_user: bool = False
+    """Whether its process is known to be of our own user, or of root, on this machine."""
+    trusted: bool = True
+    """Whether it may end and change the job: it is that user's, or has proved something, or runs in this process."""
+    refused: bool = False
+    """Whether it has wanted to, and was not allowed."""
     number: int = 0
     """The number of the session, from `SessionRegistry.open` on."""
     requested: NodeId | None = None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rallypoint.base.endpoint import is_loopback
 from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.coordinator.peer_access import COMMAND_REFUSED
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.membership.state import Settings
 from rallypoint.protocol.handshake import HandshakeError, Hello, Welcome
@@ -41,13 +41,7 @@ def command_refusal(record: SessionRecord, trusted: bool) -> str:
     """Why a watcher may not give commands; empty if it may.
 
     Args:
-        record: the record of its session. A watcher whose source address is the one it connected to is on this machine.
+        record: the record of its session.
         trusted: whether it has proved to hold the job's secret, or commands are accepted from everywhere.
     """
-    peer = record.observed_address
-    if trusted or is_loopback(peer) or peer == record.server_address:
-        return ""
-    return (
-        "without a secret, commands are taken from the coordinator's own machine only; give the job a "
-        "RALLYPOINT_SECRET, or start its control plane with remote_control=true in --rdzv-conf"
-    )
+    return "" if trusted or record.is_own_user else COMMAND_REFUSED

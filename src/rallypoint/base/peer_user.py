@@ -1,0 +1,137 @@
+"""Which user of this machine holds the other end of a TCP connection, according to the kernel.
+
+Laws:
+
+1. The answer is about the peer's socket, which is looked up by the connection's two addresses. It counts only while it
+   is established and held by a process: the kernel reports user 0 for sockets that are closing or that nobody holds.
+2. A socket that is not found is not on this machine, or in another network namespace of it, or not of a process any
+   more; the caller cannot tell these apart, and grants nothing to any of them.
+3. Where the kernel cannot be asked that is an error, and never an answer.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+from contextlib import suppress
+from errno import ENOENT
+
+from rallypoint.base.endpoint import unmapped_address
+from rallypoint.base.kernel import AF_NETLINK, PORTABLE
+from rallypoint.base.light_typing import NamedTuple
+
+NOT_HERE = -1
+"""Instead of a user id: no process of this machine (of this network namespace) holds the other end."""
+
+_SOCK_DIAG, _BY_FAMILY, _REQUEST, _ERROR = 4, 20, 1, 2
+_HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
+_QUERY = struct.Struct("=BBBBI")  # family, protocol, extensions, padding, states
+_PORTS = struct.Struct("!HH")
+_ANY_COOKIE = b"\xff" * 8
+_FOUND = struct.Struct("=xB62xII")  # inet_diag_msg (linux/inet_diag.h): its state, user and inode
+_ESTABLISHED = 1
+_MAPPED = bytes(10) + b"\xff\xff"
+"""Before an IPv4 address: how a socket for both kinds of addresses shows it."""
+
+
+class _Side(NamedTuple):
+    """One end of a connection."""
+
+    family: int
+    address: str
+    port: int
+    scope: int
+
+    @property
+    def packed(self) -> bytes:
+        return socket.inet_pton(self.family, self.address)
+
+
+def peer_user(connected: socket.socket) -> int:
+    """The user id of the process at the other end of a TCP connection; `NOT_HERE` if no process here holds that.
+
+    Raises:
+        OSError: the connection has ended, or the kernel cannot be asked.
+    """
+    global _netlink_works
+    peer, own = _side(connected.getpeername()), _side(connected.getsockname())
+    with suppress(OSError):
+        found = _ask(peer, own)
+        # The kernel answers alike where it has no such socket and where it cannot look: it has this one.
+        _netlink_works = _netlink_works or found != NOT_HERE or _ask(own, peer) != NOT_HERE
+        if _netlink_works:
+            return found
+    return _read_tables(peer, own)
+
+
+_netlink_works = False
+"""Whether the kernel has found a socket by netlink before."""
+
+
+def is_own_user(uid: int) -> bool:
+    """Whether this user may do what this process may: the same user, or root."""
+    return uid in {os.geteuid(), 0}
+
+
+def _side(name: tuple[str, int] | tuple[str, int, int, int]) -> _Side:
+    address = unmapped_address(name[0].partition("%")[0])
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return _Side(family, address, name[1], name[3] if len(name) == 4 and family == socket.AF_INET6 else 0)
+
+
+def _ask(source: _Side, target: _Side) -> int:
+    """The user of the established socket from `source` to `target`, by sock_diag(7)."""
+    if PORTABLE:
+        raise OSError("only Linux has this")
+    wanted = b"".join(
+        (
+            _QUERY.pack(source.family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF),
+            _PORTS.pack(source.port, target.port),
+            source.packed.ljust(16, b"\0"),
+            target.packed.ljust(16, b"\0"),
+            source.scope.to_bytes(4, sys.byteorder),
+            _ANY_COOKIE,
+        )
+    )
+    with socket.socket(AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
+        kernel.setblocking(False)  # the answer is there as soon as the request is sent
+        kernel.send(_HEADER.pack(_HEADER.size + len(wanted), _BY_FAMILY, _REQUEST, 1, 0) + wanted)
+        answer = kernel.recv(4096)
+    if _HEADER.unpack_from(answer)[1] == _ERROR:
+        error = -int(struct.unpack_from("=i", answer, _HEADER.size)[0])
+        if error != ENOENT:
+            raise OSError(error, os.strerror(error))
+        return NOT_HERE
+    state, uid, inode = _FOUND.unpack_from(answer, _HEADER.size)
+    return int(uid) if state == _ESTABLISHED and inode else NOT_HERE
+
+
+def _read_tables(source: _Side, target: _Side) -> int:
+    """The same from /proc/net, which has a line for each socket. Raises OSError where there is none."""
+    tables = {"/proc/net/tcp6": _entry_ends(source, target, as_ipv6=True)}
+    if source.family == socket.AF_INET:
+        tables["/proc/net/tcp"] = _entry_ends(source, target, as_ipv6=False)
+    read = 0
+    for path, ends in tables.items():
+        with suppress(FileNotFoundError), open(path) as table:
+            read += 1
+            for line in table:
+                # number, local and remote address, state, queues, timer, retransmissions, user, time-outs, inode
+                fields = line.split(None, 10)
+                if fields[1:3] == ends and int(fields[3], 16) == _ESTABLISHED and fields[9] != "0":
+                    return int(fields[7])
+    if not read:
+        raise FileNotFoundError(ENOENT, "there is neither netlink nor /proc/net to ask whose connection this is")
+    return NOT_HERE
+
+
+def _entry_ends(source: _Side, target: _Side, *, as_ipv6: bool) -> list[str]:
+    """Both ends as the tables have them: each word of the address as a number of this machine's byte order."""
+    shown = []
+    for side in (source, target):
+        packed = _MAPPED + side.packed if as_ipv6 and side.family == socket.AF_INET else side.packed
+        words = struct.unpack(f"={len(packed) // 4}I", packed)
+        shown.append("".join(f"{word:08X}" for word in words) + f":{side.port:04X}")
+    return shown

@@ -1,0 +1,123 @@
+"""Nodes that have proved nothing, and whose machine hosts no node of the job, neither end nor change it."""
+
+from __future__ import annotations
+
+import pytest
+
+from rallypoint.coordinator.coordinator import Coordinator
+from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.failures.cause import Cause
+from rallypoint.membership.operations import Close, PreemptJob, RecordProgress
+from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Settings
+from rallypoint.protocol.messages import JoinRequest, Placed, Request, ResumeRequest
+
+CAUSE = Cause(0, 0, "h", 42, 1, "boom", "", 0.0, "")
+JOB_WIDE = [Close(), PreemptJob(1.0), RecordProgress(0, 5)]
+
+
+class Job:
+    """A coordinator without a secret, and the sessions at it."""
+
+    def __init__(self, most: int = 2) -> None:
+        self.coordinator = Coordinator(Settings("job", 1 if most > 2 else most, most), "c")
+        self._number = 0
+        self.placed: list[int] = []
+
+    def session(self, address: str, *, trusted: bool = False, claims: str = "") -> int:
+        self._number += 1
+        name = NodeId(claims or address, self._number, 0)
+        record = SessionRecord(name, claims or address, "10.0.0.1", address, trusted=trusted)
+        self.coordinator.open(self._number, record, 0.0)
+        return self._number
+
+    def says(self, session: int, request: Request) -> None:
+        sends = self.coordinator.receive(session, request, 0.0)
+        self.placed += [number for number, each in sends if isinstance(each, Placed)]
+
+    def join(self, session: int) -> None:
+        self.says(session, JoinRequest(NodeInfo("default", 1, "", 7000), 60.0))
+
+    def running(self) -> tuple[int, int]:
+        """Two nodes of a round: of the coordinator's own user, and of another host."""
+        first, second = self.session("127.0.0.1", trusted=True), self.session("10.0.0.2")
+        self.join(first)
+        self.join(second)
+        assert sorted(self.placed) == [first, second]
+        return first, second
+
+    def is_changed(self) -> bool:
+        state = self.coordinator.state
+        return state.closed or state.is_preempted or state.progress.step >= 0
+
+
+@pytest.mark.parametrize("request_", JOB_WIDE, ids=lambda each: type(each).__name__)
+def test_of_a_running_job(request_: Request) -> None:
+    job = Job()
+    job.running()
+    stranger = job.session("10.0.0.9", claims="10.0.0.2")  # it may say any address
+    job.says(stranger, request_)
+    assert not job.is_changed()
+    assert [number for number, why in job.coordinator.pop_ended_sessions() if "SECRET" in why] == [stranger]
+    waits = job.session("10.0.0.9")
+    job.join(waits)
+    job.says(waits, request_)
+    assert not job.is_changed()
+    assert waits not in [number for number, _ in job.coordinator.pop_ended_sessions()], "it may wait for a place"
+    job.says(job.session("10.0.0.2"), request_)  # another agent of a host that has a node
+    assert job.is_changed()
+
+
+@pytest.mark.parametrize("request_", JOB_WIDE, ids=lambda each: type(each).__name__)
+def test_who_has_proved_something_or_is_the_same_user_may(request_: Request) -> None:
+    job = Job()
+    job.running()
+    job.says(job.session("10.0.0.9", trusted=True), request_)
+    assert job.is_changed()
+
+
+def test_a_node_may_end_the_job_before_the_first_round_if_it_has_joined() -> None:
+    job = Job()
+    job.says(job.session("10.0.0.9"), Close())
+    assert not job.is_changed()
+    first = job.session("10.0.0.2")
+    job.join(first)
+    job.says(first, Close())
+    verdict = job.coordinator.state.verdict
+    assert verdict is not None
+    assert verdict.outcome is Outcome.STOPPED
+
+
+def test_of_a_node_that_is_there_nobody_else_takes_the_name() -> None:
+    job = Job()
+    _, second = job.running()
+    record = job.coordinator.sessions.get(second)
+    assert record is not None
+    info = NodeInfo("default", 1, "", 7000)
+    claim = ResumeRequest("c", record.node, info, 0, 1, 2, origin="c")
+    stranger = job.session("10.0.0.9")
+    job.says(stranger, claim)
+    assert job.coordinator.sessions.session_of(record.node) == second
+    job.says(job.session("10.0.0.9"), claim._replace(round=1000, failures=1000, incarnation="other", origin="other"))
+    assert job.coordinator.state.ledger.failures == 0
+    assert job.coordinator.state.next_round <= 1
+    back = job.session("10.0.0.2")
+    job.says(back, claim)
+    assert job.coordinator.sessions.session_of(record.node) == back
+
+
+def test_a_new_coordinator_believes_the_nodes_of_the_round_that_it_is_told_of() -> None:
+    """It knows no address. Once all are there, it does."""
+    job = Job()
+    info = NodeInfo("default", 1, "", 7000)
+    for rank, address in enumerate(("10.0.0.2", "10.0.0.3")):
+        node = job.session(address)
+        job.says(
+            node, ResumeRequest("former", NodeId(address, 7, 0), info, 3, rank, 2, round_over=False, origin="former")
+        )
+    state = job.coordinator.state
+    assert state.complete
+    assert not any(each.is_placeholder for each in state.participants)
+    job.says(job.session("10.0.0.9"), Close())
+    assert not job.is_changed()
+    job.says(job.session("10.0.0.3"), Close())
+    assert job.is_changed()
