@@ -15,7 +15,6 @@ import select
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 
 from rallypoint.agent.incident_files import (
@@ -29,9 +28,9 @@ from rallypoint.agent.incident_files import (
 )
 from rallypoint.agent.policy_state import Phase, PolicyState
 from rallypoint.base.clock import Deadline
-from rallypoint.base.kernel import pidfd_open
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
+from rallypoint.base.process_table import signal_process
 from rallypoint.failures.cause import Ending
 from rallypoint.membership.state import Outcome, Reason, Verdict
 from rallypoint.observe.bundle import LIMIT, ON_DEMAND_LIMIT, Piece, bundle, safe_name, write_bundle, write_index
@@ -165,14 +164,15 @@ def _until_ended(facts: NodeFacts) -> None:
     """Wait until the workers have ended, but at most for the time that they have."""
     until = time.monotonic() + _ENDED
     for worker in facts.workers:
-        with suppress(OSError):  # it has ended already
-            fd = pidfd_open(worker.pid)
-            try:
-                poller = select.poll()
-                poller.register(fd, select.POLLIN)
-                poller.poll(max(0.0, until - time.monotonic()) * 1000)
-            finally:
-                os.close(fd)
+        fd = None if worker.process is None else signal_process(worker.process)
+        if fd is None:  # it has ended already; its pid may be another's by now
+            continue
+        try:
+            poller = select.poll()
+            poller.register(fd, select.POLLIN)
+            poller.poll(max(0.0, until - time.monotonic()) * 1000)
+        finally:
+            os.close(fd)
 
 
 def demand(facts: NodeFacts) -> tuple[Piece, ...]:

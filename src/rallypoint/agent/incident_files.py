@@ -11,6 +11,7 @@ from contextlib import suppress
 from importlib import metadata
 
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
+from rallypoint.base.process_table import read_stat
 from rallypoint.failures.report import failure_detail
 from rallypoint.observe.bundle import Piece
 from rallypoint.observe.masking import mask_command, mask_environment
@@ -18,6 +19,7 @@ from rallypoint.observe.masking import mask_command, mask_environment
 if TYPE_CHECKING:
     from rallypoint.agent.controller import WorkerController
     from rallypoint.agent.spec import Worker
+    from rallypoint.base.process_table import ProcessStat
     from rallypoint.failures.cause import Cause
     from rallypoint.failures.failure import ProcessFailure
     from rallypoint.protocol.observation import Snapshot
@@ -58,7 +60,7 @@ class Incident(NamedTuple):
 
 class WorkerFacts(NamedTuple):
     """One worker: `added` is what its environment has beyond the agent's, `last_lines` returns the end of its standard
-    error if that goes to no file.
+    error if that goes to no file. `process` is None if it had ended; unlike `pid`, it never stands for another process.
     """
 
     rank: int
@@ -69,6 +71,7 @@ class WorkerFacts(NamedTuple):
     error_file: str
     added: Mapping[str, str]
     last_lines: Callable[[], bytes]
+    process: ProcessStat | None = None
 
 
 class NodeFacts(NamedTuple):
@@ -102,22 +105,31 @@ def node_facts(controller: WorkerController) -> NodeFacts:
         restarts=group.restarts,
         since=controller.started_at,
         program=spec.get_program_name(),
-        workers=() if context is None else tuple(_worker_facts(each, context) for each in group.workers),
+        workers=() if context is None else _workers(group.workers, context),
         failures={} if context is None else controller.failures,
     )
 
 
-def _worker_facts(worker: Worker, context: PContext) -> WorkerFacts:
+def _workers(workers: Sequence[Worker], context: PContext) -> tuple[WorkerFacts, ...]:
+    pids, ended = context.pids(), context.exit_codes
+    running = {rank: read_stat(pid) for rank, pid in pids.items() if rank not in ended}
+    return tuple(_worker_facts(each, context, pids, running) for each in workers)
+
+
+def _worker_facts(
+    worker: Worker, context: PContext, pids: Mapping[int, int], running: Mapping[int, ProcessStat | None]
+) -> WorkerFacts:
     local_rank = worker.local_rank
     return WorkerFacts(
         rank=worker.global_rank,
         local_rank=local_rank,
-        pid=context.pids().get(local_rank, 0),
+        pid=pids.get(local_rank, 0),
         stdout=context.stdouts.get(local_rank, ""),
         stderr=context.stderrs.get(local_rank, ""),
         error_file=context.error_files.get(local_rank, ""),
         added=context.envs[local_rank],
         last_lines=context.last_lines(local_rank),
+        process=running.get(local_rank),
     )
 
 
@@ -165,7 +177,7 @@ def stack_pieces(facts: NodeFacts) -> list[Piece]:
     from rallypoint.hangs.report import stack_lines
     from rallypoint.hangs.stacks import stacks_of_workers
 
-    pids = {each.rank: each.pid for each in facts.workers if each.pid > 0 and os.path.exists(f"/proc/{each.pid}")}
+    pids = {each.rank: each.pid for each in facts.workers if each.process is not None and each.process.is_running()}
     if not pids:
         return []
     text = "\n".join(stack_lines(stacks_of_workers(pids)))

@@ -80,9 +80,8 @@ class Release:
         self._deferred_until = clock.monotonic() + limit
         self._writing: dict[int, WriteDetector] = {}
         """Detectors for late workers, which may be writing."""
-        self._late: Escalation | None = None
-        """Ends those that have not left in time, after they have written their stacks."""
-        self._kill_late_at = math.inf
+        self._late: list[tuple[float, Escalation]] = []
+        """End those that have not left in time, at these times: after they have written their stacks."""
         self._finish = finish
         self._finished = False
         self._clock = clock
@@ -102,7 +101,7 @@ class Release:
             return math.inf
         if self._sweep is not None:
             return self._sweep.wake_at()
-        times = [self._kill_late_at, *(each.wake_at() for each in self._stops)]
+        times = [*(kill_at for kill_at, _ in self._late), *(each.wake_at() for each in self._stops)]
         if self._waiting:
             times.append(self._until)
             if self._leaving.must_be_polled or any(each.held_by_debugger for each in self._waiting.values()):
@@ -118,9 +117,10 @@ class Release:
         now = self._clock.monotonic()
         if self._waiting and now >= self._until:
             self._end_late(now)
-        if self._late is not None and now >= self._kill_late_at:
-            self._kill_late_at = math.inf
-            self._late.kill_now()
+        for kill_at, late in self._late:
+            if now >= kill_at:
+                late.kill_now()
+        self._late = [entry for entry in self._late if now < entry[0]]
         self._stops = [each for each in self._stops if not each.step()]
         if self._sweep is None and not self._stops and not self._waiting:
             self._leaving.close()
@@ -158,7 +158,7 @@ class Release:
         self._waiting, self._left = {}, {}
         for stop in self._stops:
             stop.kill_now()
-        self._kill_late_at = math.inf
+        self._late = []
         self._leaving.close()
         self._sweep = Escalation(killed, self._make_sweep(()), SIGKILL, 0.0, self._limit, self._clock)
 
@@ -202,6 +202,6 @@ class Release:
         if others:
             self._stops.append(Escalation(others, NoSweep(), SIGKILL, 0.0, self._limit, self._clock))
         if able:
-            self._late = Escalation(able, NoSweep(), SIGABRT, 2 * STACKS_TIMEOUT, self._limit, self._clock)
-            self._stops.append(self._late)
-            self._kill_late_at = now + STACKS_TIMEOUT
+            stop = Escalation(able, NoSweep(), SIGABRT, 2 * STACKS_TIMEOUT, self._limit, self._clock)
+            self._stops.append(stop)
+            self._late.append((now + STACKS_TIMEOUT, stop))

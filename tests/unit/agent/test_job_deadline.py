@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -210,6 +211,31 @@ def test_a_slurm_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
     seen.deadline.step()
     assert len(seen.told) == 1
     assert not seen.deadline.fds(), "the process was ended"
+
+
+def test_a_query_whose_output_stays_open_does_not_block_the_loop(tmp_path: Path) -> None:
+    """What it has started holds the pipe, in a session of its own, where no signal of ours to the query reaches it."""
+    seen = Watched(tmp_path, 60, str(int(NOW) + 300))
+    script = tmp_path / "squeue"
+    script.write_text(f"#!/bin/sh\nsetsid sleep 1000 &\necho $! >{tmp_path}/pid\nexit 0\n")
+    script.chmod(0o755)
+    seen.hands.now += 240
+    took = 0.0
+    try:
+        until = time.monotonic() + 1.5
+        while time.monotonic() < until:
+            began = time.monotonic()
+            seen.deadline.step()
+            took = max(took, time.monotonic() - began)
+            if seen.deadline.fds():
+                until_readable(seen.deadline.fds(), 0.1)
+        seen.hands.now = seen.deadline.wake_at()
+        seen.deadline.step()
+        assert len(seen.told) == 1
+        seen.deadline.close()
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert took < 0.9, "the second that the query has to be gone"
 
 
 def test_a_query_under_way_ends_with_the_run(tmp_path: Path) -> None:

@@ -167,6 +167,55 @@ def test_who_dies_while_it_waits_is_no_survivor_and_what_it_has_left_is_ended(ro
     assert context.ended_in_order is False
 
 
+LATE = """
+import os, signal, sys, time
+signal.signal(signal.SIGABRT, lambda *_: os.write(1, b"stacks\\n"))
+writes = [os.memfd_create("rallypoint-saving")] if sys.argv[1:] else []
+os.write(1, b"up\\n")
+while True:
+    if writes and os.path.exists("written"):
+        os.close(writes.pop())
+    time.sleep(0.01)
+"""
+
+
+def test_each_that_is_late_writes_its_stacks_once(rounds: Rounds) -> None:
+    """The second is late only when it has written its file: the first is killed in its own time nevertheless."""
+    outputs = [(rounds.folder / f"out.{rank}") for rank in range(2)]
+    processes = {}
+    for rank, path in enumerate(outputs):
+        with open(path, "wb") as out:
+            argv = [sys.executable, "-c", LATE, *["writes"][:rank]]
+            processes[rank] = WorkerProcess(rounds.reaper, argv, os.environ, out.fileno())
+        os.mkfifo(f"inprocess.{rank + 5}")
+    assert until(lambda: all(path.read_bytes() == b"up\n" for path in outputs))
+    listens = [os.open(f"inprocess.{rank}", os.O_RDWR) for rank in (5, 6)]
+    release = Release(
+        LeavingWorkers(rounds.channel, [5, 6], 0),
+        {rank + 5: process for rank, process in processes.items()},
+        Escalation([], NoSweep(), signal.SIGTERM, 0.0),
+        lambda _spared: Sweep(rounds.reaper, list(processes.values())),
+        0.05,
+        TIMEOUT,
+        lambda _spared: None,
+    )
+
+    def step() -> bool:
+        until_readable(release.fds(), min(0.1, max(0.0, release.wake_at() - time.monotonic())))
+        release.step()
+        return b"stacks" in outputs[0].read_bytes()
+
+    assert until(step)
+    (rounds.folder / "written").touch()
+    run_to_end(release)
+    assert [path.read_bytes() for path in outputs] == [b"up\nstacks\n"] * 2
+    for fd in listens:
+        os.close(fd)
+    for process in processes.values():
+        assert ends(process) == -signal.SIGKILL
+        process.release()
+
+
 def test_one_that_writes_a_file_is_waited_for(rounds: Rounds) -> None:
     saving = "import os, signal; os.memfd_create('rallypoint-saving'); os.write(1, b'up'); signal.pause()"
     read, write = os.pipe()

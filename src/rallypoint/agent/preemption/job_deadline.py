@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from rallypoint.agent.preemption.slurm_command import SlurmCommand, job_name
+from rallypoint.agent.preparations.background import Background
 from rallypoint.agent.steps import PreemptionRequested
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.log import get_logger
@@ -49,7 +50,7 @@ def _moment(text: str, now: float) -> float | None:
 
 
 class JobDeadline:
-    """Waits for the moment, and reports it once. Nothing here blocks.
+    """Waits for the moment, and reports it once. Nothing here blocks: a thread asks Slurm, as `squeue` may hang.
 
     Args:
         before_end: seconds before the job's end.
@@ -80,7 +81,10 @@ class JobDeadline:
         self._wall = wall
         self._job = job_name(environ)
         self._end = end_time(environ, wall())
-        self._asked: SlurmCommand | None = None
+        self._query: Background[list[str]] | None = None
+        """Asks Slurm; made with the first question."""
+        self._squeue: SlurmCommand | None = None
+        """The command under way, which the thread sets."""
         self._asked_at = -math.inf
         self._ask_at = clock.monotonic() + _FIRST_ASKED
         self._over = False
@@ -92,11 +96,11 @@ class JobDeadline:
 
     def fds(self) -> list[int]:
         """Readable when Slurm has answered."""
-        return [] if self._asked is None else [self._asked.fileno()]
+        return self._query.fds() if self._query is not None and self._query.busy else []
 
     def wake_at(self) -> float:
         """When there is something to do, on the clock."""
-        if self._asked is not None:
+        if self._query is not None and self._query.busy:
             return self._asked_at + _ANSWER_TIMEOUT
         if self._over or not self._leads():
             return math.inf
@@ -106,12 +110,12 @@ class JobDeadline:
     def step(self) -> None:
         """Ask, take the answer, or report that the moment has come."""
         now = self._clock.monotonic()
-        if self._asked is not None:
-            if not (self._asked.is_done or now >= self._asked_at + _ANSWER_TIMEOUT):
+        if self._query is not None and self._query.busy:
+            said = self._query.take()
+            if said is None and now < self._asked_at + _ANSWER_TIMEOUT:
                 return
-            query, self._asked = self._asked, None
-            code, lines = query.answer()
-            self._take(lines or [f"squeue {'does not answer' if code is None else f'ended with {code}'}"])
+            self._drop_query()
+            self._take(said or ["squeue does not answer"])
         if self._over or not self._leads() or (self._end is None and now < self._ask_at):
             return
         if self._end is not None and self._due_in() > 0:
@@ -124,9 +128,10 @@ class JobDeadline:
     def close(self) -> None:
         """The run is over."""
         self._over = True
-        if self._asked is not None:
-            self._asked.answer()
-            self._asked = None
+        self._drop_query()
+        if self._query is not None:
+            self._query.close()
+            self._query = None
 
     # Inside
 
@@ -136,11 +141,29 @@ class JobDeadline:
 
     def _ask(self, now: float) -> None:
         self._asked_at = now
+        self._query = self._query or Background("rallypoint-squeue")
+        self._query.start(self._ask_slurm)
+
+    def _ask_slurm(self) -> list[str]:
+        """What Slurm says, or a sentence. On a thread."""
         try:
             command = ["squeue", "--noheader", f"--jobs={self._job}", "--format=%e"]
-            self._asked = SlurmCommand(command, {**self._environ, "SLURM_TIME_FORMAT": "%s"})
+            squeue = SlurmCommand(command, {**self._environ, "SLURM_TIME_FORMAT": "%s"})
         except OSError as error:
-            self._take([f"squeue could not be started: {error.strerror}"])
+            return [f"squeue could not be started: {error.strerror}"]
+        self._squeue = squeue
+        if self._over:  # said meanwhile
+            squeue.kill()
+        code, lines = squeue.answer(_ANSWER_TIMEOUT)
+        return lines or [f"squeue {'does not answer' if code is None else f'ended with {code}'}"]
+
+    def _drop_query(self) -> None:
+        """Drop the question, and end the command if it is still under way."""
+        if self._query is not None:
+            self._query.forget()
+        squeue, self._squeue = self._squeue, None
+        if squeue is not None:
+            squeue.kill()
 
     def _take(self, said: Sequence[str]) -> None:
         """The lines that Slurm has said, of which the first that is a moment counts."""

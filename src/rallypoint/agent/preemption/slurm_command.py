@@ -8,8 +8,6 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from rallypoint.base.kernel import pidfd_open
-
 _KILLED = 1.0
 """Seconds that a command has to be gone after SIGKILL, which one that hangs in the kernel is not."""
 _SENT_TO_STEP = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCONT}
@@ -46,34 +44,20 @@ class SlurmCommand:
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        try:
-            self._pidfd = pidfd_open(self._process.pid)
-        except OSError:
-            self._end()
-            raise
-
-    def fileno(self) -> int:
-        """Readable when it has ended."""
-        return self._pidfd
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it has ended."""
-        return self._process.poll() is not None
 
     def answer(self, seconds: float = 0.0) -> tuple[int | None, list[str]]:
         """Wait for so long at most, once. Returns its exit code, None if it had to be ended, and the lines it wrote."""
-        os.close(self._pidfd)
         try:
-            said, _ = self._process.communicate(timeout=_KILLED if self.is_done else seconds)
+            said, _ = self._process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
-            self._end()
+            self.kill()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.communicate(timeout=_KILLED)
             return None, []
         return self._process.returncode, [line.strip() for line in said.strip().splitlines()]
 
-    def _end(self) -> None:
-        """With whatever it has started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):
-            self._process.communicate(timeout=_KILLED)
+    def kill(self) -> None:
+        """Kill it, with what it has started. From any thread; who waits in `answer` has it at once."""
+        if self._process.returncode is None:  # until then its pid is no other process's
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
