@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from rallypoint.base.log import get_logger
 from rallypoint.coordinator.connection_limiter import ConnectionLimiter
 from rallypoint.protocol import codec
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from rallypoint.protocol.handshake import Keys
     from rallypoint.protocol.messages import Notification
     from rallypoint.protocol.observation import WatcherNotification
+
+log = get_logger(__name__)
 
 
 class Connection(Protocol):
@@ -120,4 +123,8 @@ class ConnectionContext:
         self._posting = False  # first: an append from now on causes another call
         while self._outbox:
             connection, payload = self._outbox.popleft()
-            connection.send(payload)
+            try:
+                connection.send(payload)
+            except Exception:  # of this connection alone: the others' notifications follow
+                log.exception("a notification could not be sent; the control connection is closed")
+                connection.abort()

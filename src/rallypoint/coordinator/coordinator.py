@@ -296,7 +296,7 @@ class Coordinator(JobState):
         if self.state.verdict is not None:
             self._reply(speaker, end_notification(self.state, speaker.node, self.state.verdict))
             return
-        told = missed_notifications(self.state, speaker.node, request)
+        told = missed_notifications(self.state, speaker.node, request, self._placements)
         speaker.skips_join = request.joining and bool(told)
         speaker.repeats_join = request.joining and not told
         for each in told:

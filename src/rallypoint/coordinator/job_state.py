@@ -14,7 +14,7 @@ from rallypoint.base.endpoint import is_loopback
 from rallypoint.base.light_typing import TYPE_CHECKING, ParamSpec
 from rallypoint.coordinator.apply_loop import OperationResult, join_refusal, run_operation
 from rallypoint.coordinator.history import JobHistory
-from rallypoint.coordinator.notifications import end_notification, nodes_waiting, notification_diff
+from rallypoint.coordinator.notifications import Placements, end_notification, nodes_waiting, notification_diff
 from rallypoint.coordinator.recovery import recovery_timeout
 from rallypoint.coordinator.session_registry import SessionRecord, SessionRegistry
 from rallypoint.membership.decisions import ClockView, backoff_ends, last_call_decides, needs_all
@@ -22,6 +22,7 @@ from rallypoint.membership.liveness import Liveness
 from rallypoint.membership.observer import StallObserver
 from rallypoint.membership.operations import Exit, Join, Operation
 from rallypoint.membership.state import NodeId, NodeInfo, Reason, Settings, State, name_of, nodes_waiting_alike
+from rallypoint.membership.transitions import without_nodes
 from rallypoint.protocol.messages import ConfigDiffers, NodesWaiting, Notification, Placed, Placement
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class JobState:
         self._hosts: set[str] = set()
         """The addresses, as we see them, of the nodes of the round that runs or last ran."""
         self._hosts_round = -1
+        self._placements = Placements()
         self._completed_a_round = False
         """Whether a round was completed here, and not only taken over from an earlier coordinator."""
         self._placeholders_until: float | None = None
@@ -142,9 +144,23 @@ class JobState:
     def _lose(self, nodes: Iterable[NodeId], now: float, reason: Reason, detail: str = "") -> None:
         """Remove these nodes: all in one change, or a round might be completed with one that is removed next."""
 
+        waiting: list[NodeId] = []
+
+        def remove_waiting() -> None:
+            if waiting:
+                self._write(without_nodes(self.state, waiting, reason, self.settings), now)
+                waiting.clear()
+
         def remove_all() -> None:
             for node in nodes:
-                self._run(node, Exit(reason, detail), now)
+                state = self.state
+                ends_round = node in state.participants and (not state.is_preempted or node in state.succeeded)
+                if state.complete and ends_round:
+                    remove_waiting()
+                    self._run(node, Exit(reason, detail), now)
+                elif state.knows(node):
+                    waiting.append(node)
+            remove_waiting()
 
         self._change(now, remove_all)
 
@@ -174,8 +190,10 @@ class JobState:
     def _notify(self, before: State, after: State) -> None:
         if after.verdict is not None and before.verdict is None:
             self._pending.clear()
+            made: dict[Notification, Notification] = {}  # equal ones are one object, which is encoded once
             for session, each in self.sessions:
-                self._sends.append((session, end_notification(after, each.node, after.verdict)))
+                ended = end_notification(after, each.node, after.verdict)
+                self._sends.append((session, made.setdefault(ended, ended)))
             return
         for nodes, notification in notification_diff(before, after):
             # A node that leaves by this very change need not be notified of it.

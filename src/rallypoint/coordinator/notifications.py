@@ -114,6 +114,21 @@ def placements(state: State) -> dict[NodeId, Placement]:
     }
 
 
+class Placements:
+    """The placements of one round at a time, worked out once for all nodes that missed theirs."""
+
+    def __init__(self) -> None:
+        self._of: tuple[object, ...] = ()
+        self._placements: dict[NodeId, Placement] = {}
+
+    def of(self, state: State, node: NodeId) -> Placement:
+        """The placement of a participant of a complete round."""
+        of = (state.participants, state.finished, state.progress, state.size, state.max_restarts, state.origin)
+        if len(of) != len(self._of) or any(new is not old for new, old in zip(of, self._of, strict=True)):
+            self._of, self._placements = of, placements(state)
+        return self._placements[node]
+
+
 def progress(
     state: State, node: NodeId, settings: Settings, view: ClockView, *, ends_in: float = -1.0, reports: bool = True
 ) -> Progress:

@@ -19,7 +19,7 @@ Laws:
 
 from __future__ import annotations
 
-from rallypoint.coordinator.notifications import placements, preempted
+from rallypoint.coordinator.notifications import Placements, preempted
 from rallypoint.membership.operations import Action, ActionKind
 from rallypoint.membership.state import NodeId, NodeInfo, Participant, Reason, RoundEnd, Settings, State, name_of
 from rallypoint.membership.transitions import apply, end_round
@@ -109,12 +109,14 @@ def with_later_rounds(state: State, request: ResumeRequest) -> State:
     )
 
 
-def missed_notifications(state: State, node: NodeId, request: ResumeRequest) -> list[Notification]:
+def missed_notifications(
+    state: State, node: NodeId, request: ResumeRequest, placements: Placements
+) -> list[Notification]:
     """The notifications that `node` has missed, judged by what it holds."""
     if node in state.participants and state.is_preempted:
         return [] if node in state.consents | state.succeeded else [preempted(state)]
     if node in state.participants and state.complete:
-        return [Placed(placements(state)[node])] if state.round > request.round else []
+        return [Placed(placements.of(state, node))] if state.round > request.round else []
     if node in state.succeeded and state.round == request.round:
         return []
     if not request.round_over:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_STEPS = 1024
+"""Steps of one turn of clearing; nothing else waits for its end here."""
+
 
 class _Shared:
     """The table and its lock. Its clients are events: each reply to an event sets it."""
@@ -49,6 +52,8 @@ class _Shared:
         """The client waits no longer."""
         with self.lock:
             self.table.forget(client)
+            while self.table.clear(_STEPS):
+                pass
 
 
 class HashStore(RequestStore):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.coordinator.notifications import end_notification, notification_diff, placements
+from rallypoint.coordinator.notifications import Placements, end_notification, notification_diff, placements
 from rallypoint.coordinator.recovery import missed_notifications
 from rallypoint.membership.operations import Action, ActionKind
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Participant, Preemption, Settings, State, Verdict
@@ -62,7 +62,7 @@ def test_who_hears_late_of_its_place_has_the_ranks_that_count_who_has_succeeded_
     read = decode_state(encode_state(after))
     placed = Placed(placements(runs)[late])
     joins = ResumeRequest("0", late, sizes[late].node_info, joining=True)
-    assert missed_notifications(read, late, joins) == [placed]
+    assert missed_notifications(read, late, joins, Placements()) == [placed]
     assert notification_diff(State(participants=sizes), read) == [((late,), placed)]
     over = apply(Action(ActionKind.REMOVE_FROM_PARTICIPANTS), read, late, Settings("job", 1, 2))
     assert not over.finished, "the next round counts only its own"
@@ -98,3 +98,13 @@ def test_who_has_succeeded_and_left_still_says_whether_its_workers_could_go_on()
     new = Participant(IN.node_info._replace(restarts_workers=True), 1)
     runs = RUNS._replace(participants={A: IN}, finished={B: new})
     assert placements(runs)[A].restart_workers
+
+
+def test_placements_are_worked_out_once_for_all_that_missed_theirs() -> None:
+    nodes = {NodeId(f"n{rank}", 1, 0): Participant(IN.node_info, rank) for rank in range(3)}
+    state, table = State(complete=True, participants=nodes), Placements()
+    placed = {node: table.of(state, node) for node in nodes}
+    assert placed == placements(state)
+    assert all(table.of(state, node) is placement for node, placement in placed.items())
+    further = state._replace(progress=state.progress._replace(step=7))
+    assert {node: table.of(further, node) for node in nodes} == placements(further) != placed

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.job_state import OutgoingNotification
+from rallypoint.coordinator.recovery import recovery_timeout
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.failures.cause import Cause, Ending
 from rallypoint.membership.operations import Drain, Fail, PreemptJob, ReportQuiet, Succeed
@@ -501,3 +502,34 @@ def test_a_node_is_not_told_of_the_end_of_a_round_that_it_knows_nothing_of() -> 
     told = coordinator.receive(2, JoinRequest(members[0]._replace(store_port=7003), 600.0), 0.0)
     told += coordinator.receive(1, JoinRequest(members[1]._replace(store_port=7004), 600.0), 0.0)
     assert ports(told) == {7003}
+
+
+def test_thousands_of_places_that_nobody_fills_are_given_up_in_one_difference() -> None:
+    """A node can claim a round of any size that the job's own settings allow."""
+
+    class Counting(Coordinator):
+        states = 0
+
+        def _write(self, state: State, now: float) -> None:
+            self.states += 1
+            super()._write(state, now)
+
+    settings = Settings("job", 1, 5000)
+    coordinator = Counting(settings, "new")
+    coordinator.open(1, SessionRecord(NodeId("h0", 1, 0), "h0"), 0.0)
+    coordinator.receive(1, HELD._replace(round=3, group_world_size=5000, round_over=False), 0.0)
+    assert len(absents(coordinator.state)) == 4999
+    later = recovery_timeout(settings) + 1
+    coordinator.heartbeat(1, later)
+    coordinator.tick(later)
+    assert (absents(coordinator.state), coordinator.state.round, coordinator.states) == ([], 4, 2)
+
+
+def test_the_end_of_a_job_is_one_message_for_all_but_its_delegate() -> None:
+    coordinator = Coordinator(Settings("job", 3, 3), "0")
+    for number in range(3):
+        coordinator.open(number, SessionRecord(NodeId(f"h{number}", 1, 0), f"h{number}"), 0.0)
+        coordinator.receive(number, JoinRequest(NodeInfo("default", 1, "", 7001), 600.0), 0.0)
+    ended = [notice for _, notice in coordinator.receive(1, Fail(0, CAUSE, 0), 0.0)]
+    assert [type(each) for each in ended] == [JobEnded] * 3
+    assert len({id(each) for each in ended}) == len(set(ended))

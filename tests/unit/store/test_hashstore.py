@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from rallypoint.base.errors import UserError
-from rallypoint.store.hashstore import HashStore
+from rallypoint.base.errors import RallypointError, UserError
+from rallypoint.store.hashstore import HashStore, _Shared
 
 
 def test_clones_share_and_others_do_not() -> None:
@@ -38,3 +38,13 @@ def test_threads_hand_values_over_by_a_queue() -> None:
     for thread in threads:
         thread.join(30)
     assert sorted(got) == [b"%d" % number for number in range(8)]
+
+
+def test_nothing_is_left_of_waits_that_timed_out() -> None:
+    shared = _Shared()
+    store = HashStore(_shared=shared)
+    for _ in range(3):
+        with pytest.raises(RallypointError, match="never"):
+            store.wait(["never"], 0.001)
+    assert not shared.table._waiters.lines
+    assert not shared.table._waiters._cancelled

@@ -1,0 +1,74 @@
+"""Many nodes that are removed at once leave the state that their removal one after the other leaves."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rallypoint.failures.cause import Cause
+from rallypoint.membership.decisions import ClockView, next_action
+from rallypoint.membership.operations import (
+    FINAL_ACTIONS,
+    SYNC,
+    Close,
+    Drain,
+    Exit,
+    Fail,
+    Join,
+    Operation,
+    PreemptJob,
+    Succeed,
+)
+from rallypoint.membership.state import NodeId, NodeInfo, Reason, Settings, State
+from rallypoint.membership.transitions import apply, without_nodes
+from tests.effort import examples
+
+JOB = Settings("job", 2, 4)
+NODES = tuple(NodeId(name, 1, 0, name) for name in "abcdefg")
+INFO = NodeInfo("default", 1, "host", 7000)
+VIEW = ClockView(10.0, last_call_at=0.0)
+ROUNDS = st.integers(0, 3)
+OPERATIONS = st.one_of(
+    st.just(Join(INFO)),
+    st.builds(Succeed, ROUNDS),
+    st.builds(Fail, ROUNDS, st.just(Cause(0, 0, "host", 42, 1, "no", "", 0.0, "")), st.just(9)),
+    st.builds(Drain, ROUNDS, st.booleans()),
+    st.just(PreemptJob(60.0, "received SIGUSR2")),
+    st.just(Exit(Reason.LOST)),
+    st.just(Close()),
+)
+
+
+def run(state: State, node: NodeId, operation: Operation) -> State:
+    """The state after as much of an operation as can be done now."""
+    while True:
+        action = next_action(operation, state, node, VIEW, JOB)
+        if action == SYNC or action.kind in FINAL_ACTIONS:
+            return state
+        state = apply(action, state, node, JOB)
+
+
+@settings(max_examples=examples(2000))
+@given(
+    st.lists(st.tuples(st.sampled_from(NODES), OPERATIONS), max_size=40), st.lists(st.sampled_from(NODES), unique=True)
+)
+def test_it_is_what_one_removal_after_the_other_leaves(
+    before: list[tuple[NodeId, Operation]], chosen: list[NodeId]
+) -> None:
+    state = State()
+    for node in NODES[:4]:
+        state = run(state, node, Join(INFO))
+    for node, operation in before:
+        state = run(state, node, operation)
+    ends_round = state.participants.keys() - (state.succeeded ^ state.participants.keys() if state.is_preempted else ())
+    gone = [node for node in chosen if not (state.complete and node in ends_round)]
+    one_by_one = state
+    for node in gone:
+        one_by_one = run(one_by_one, node, Exit(Reason.LOST))
+    at_once = without_nodes(state, gone, Reason.LOST, JOB)
+    if at_once.closed and not state.closed:  # which of them was there when a preempted job ended is not the same
+        assert one_by_one.closed
+        assert at_once.verdict is not None
+        assert one_by_one.verdict is not None
+        one_by_one = one_by_one._replace(removed=at_once.removed, verdict=at_once.verdict, consents=at_once.consents)
+    assert at_once == one_by_one
