@@ -16,7 +16,7 @@ NOBODY = 65534
 T = TypeVar("T")
 
 
-def as_other_user(work: Callable[[], T]) -> T:
+def as_other_user(work: Callable[[], T], uid: int = NOBODY) -> T:
     """What `work` returns, called by a user who has nothing to do with the job. It may import nothing new."""
     reading, writing = os.pipe()
     pid = os.fork()
@@ -25,8 +25,8 @@ def as_other_user(work: Callable[[], T]) -> T:
         try:
             os.close(reading)
             os.setgroups([])
-            os.setresgid(NOBODY, NOBODY, NOBODY)
-            os.setresuid(NOBODY, NOBODY, NOBODY)
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
             with open(writing, "wb") as answer:
                 try:
                     pickle.dump((work(), ""), answer)

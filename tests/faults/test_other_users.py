@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -226,6 +229,53 @@ def listening(pid: int) -> list[tuple[str, int]]:
                 address, port = fields[1].split(":")
                 found.append((address, int(port, 16)))
     return found
+
+
+def test_sockets_of_others_that_look_like_agents_delay_nobody(rallyrun: Launcher) -> None:
+    """Some are full, so that a connection to them waits; some take it and answer a byte at a time."""
+    ready, end = os.pipe(), os.pipe()
+
+    def squat() -> None:
+        full: list[socket.socket] = []
+        drips: list[socket.socket] = []
+        for number in range(16):
+            made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            made.bind(f"\0rallypoint/agent/{number + 1}.squat")
+            made.listen(0 if number % 2 else 16)
+            made.setblocking(False)
+            (full if number % 2 else drips).append(made)
+        waiting = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in full for _ in range(4)]
+        for each, number in zip(waiting, list(range(1, 16, 2)) * 4, strict=True):
+            each.setblocking(False)
+            with suppress(BlockingIOError):
+                each.connect(f"\0rallypoint/agent/{number + 1}.squat")
+        os.write(ready[1], b"x")
+        taken: list[socket.socket] = []
+        while not select.select([end[0]], [], [], 0.05)[0]:
+            for listener in drips:
+                with suppress(OSError):
+                    taken.append(listener.accept()[0])
+            for each in taken:
+                with suppress(OSError):
+                    each.send(b"1")
+
+    thread = threading.Thread(target=as_other_user, args=(squat,))
+    thread.start()
+    try:
+        os.read(ready[0], 1)
+        job = running(rallyrun, "--standalone", workers=1)
+        began = time.monotonic()
+        assert job.pid in [each.pid for each in local_jobs()]
+        assert time.monotonic() - began < 5, "root asks the agents of all users, within one deadline"
+        began = time.monotonic()
+        as_other_user(lambda: list(local_jobs()), NOBODY - 1)
+        assert time.monotonic() - began < 0.9, "nobody else waits for those of other users"
+        finish(rallyrun, job)
+    finally:
+        os.write(end[1], b"x")
+        thread.join()
+        for fd in (*ready, *end):
+            os.close(fd)
 
 
 def test_the_secret_of_a_job_cannot_be_read(rallyrun: Launcher) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import time
 from typing import Any
 
+from rallypoint.agent.local_socket import local_jobs
 from tests.jobs.launching import TIMEOUT, AtOnce, Launcher
 from tests.jobs.nodes import Node, Nodes, all_end, c10d, common
 from tests.jobs.test_control_plane import RALLYCTL, outside, serve
 from tests.ports import free_port
+from tests.processes import below
 
 SECRET = "k3n-secret-of-this-test-0123456789"
 
@@ -129,6 +132,28 @@ def jobs_of_one_machine_are_found_without_an_endpoint(rallyrun: Launcher) -> Non
     assert Operator(rallyrun, f"--rdzv-id={job}")("status")[0] == 1
 
 
+def two_jobs_of_one_id_are_told_apart_by_their_endpoints(rallyrun: Launcher) -> None:
+    flags = ["--rdzv-backend=c10d", "--rdzv-id=twins", "--nnodes=1"]
+    ports = [free_port(), free_port()]
+    nodes = []
+    for port in ports:
+        jobs = Nodes(rallyrun, *flags, f"--rdzv-endpoint=127.0.0.1:{port}")
+        nodes.append(jobs.start(f"of {port}"))
+        nodes[-1].comes_up(1)
+    while len([each for each in local_jobs() if each.job == "twins"]) < 2:  # an agent is found after its workers' start
+        assert all(each.job.pid in below(os.getpid()) for each in nodes)
+    for verb in (["stop"], ["restart"], ["resize", "1:1"], ["stacks"], ["status"], ["bundle"]):
+        code, text = Operator(rallyrun, "--rdzv-id=twins")(*verb)
+        assert code == 2, (verb, text)
+        for port, node in zip(ports, nodes, strict=True):
+            assert f"127.0.0.1:{port} (agent {node.job.pid})" in text, text
+    code, text = Operator(rallyrun, f"127.0.0.1:{ports[1]}")("stop")
+    assert code == 0, text
+    nodes[1].job.ends()
+    assert Operator(rallyrun, "--rdzv-id=twins")("stop")[0] == 0, "the other one still runs, and is the only one"
+    nodes[0].job.ends()
+
+
 def a_static_job_is_shown_restarted_and_keeps_its_size(rallyrun: Launcher) -> None:
     port = free_port()
     static = Nodes(rallyrun, "--nnodes=2", "--rdzv-backend=static", f"--rdzv-endpoint=127.0.0.1:{port}")
@@ -220,6 +245,7 @@ def test_jobs_are_watched_and_steered(at_once: AtOnce) -> None:
     at_once(
         a_job_is_shown_restarted_resized_drained_and_stopped,
         jobs_of_one_machine_are_found_without_an_endpoint,
+        two_jobs_of_one_id_are_told_apart_by_their_endpoints,
         a_static_job_is_shown_restarted_and_keeps_its_size,
         a_job_with_a_secret_is_shown_to_those_who_have_it,
         stacks_of_running_workers_are_grouped,

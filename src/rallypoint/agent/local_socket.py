@@ -13,8 +13,10 @@ command or agent that finds it. Laws:
 from __future__ import annotations
 
 import os
+import select
 import socket
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 from rallypoint.base.kernel import remove_socket, socket_address, socket_names, uid_of_peer
@@ -22,8 +24,11 @@ from rallypoint.rendezvous.control_plane import LocalJob
 
 _PREFIX = "rallypoint/agent/"
 _MAX_ANSWER = 16 * 1024
+_FIELDS = 5
 _TIMEOUT = 1.0
-"""Seconds that an agent has to answer."""
+"""Seconds that all agents have to answer."""
+_BUSY_TIMEOUT, _RETRY = 0.1, 0.01
+"""Seconds for which an agent is asked again that too many are asking already, and from one time to the next."""
 
 
 class LocalSocket:
@@ -93,27 +98,79 @@ def _token_of(job: str) -> str:
 
 
 def _answers() -> Iterator[tuple[LocalJob, str]]:
+    """What the agents here answer, in the order of their names; all are asked side by side."""
     with suppress(OSError):
-        for name in socket_names():
-            if name.startswith(_PREFIX) and (answer := _ask(socket_address(name))) is not None:
-                yield answer
+        names = [each for each in socket_names() if each.startswith(_PREFIX)]
+        with _Questions([socket_address(each) for each in names]) as questions:
+            for pid, job, backend, endpoint, token in questions.answers():
+                yield LocalJob(int(pid), job, backend, endpoint), token
 
 
-def _ask(address: str) -> tuple[LocalJob, str] | None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        asking.settimeout(_TIMEOUT)
+class _Questions:
+    """Connections to agents' sockets, all with one deadline: whoever is slow delays nobody but himself.
+
+    A socket of another user is closed before anything is read from it; root asks all users' agents.
+    """
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._addresses = addresses
+        self._asking: dict[int, tuple[str, socket.socket, bytearray]] = {}
+        self._answers: dict[str, list[str]] = {}
+        self._poll = select.poll()
+
+    def __enter__(self) -> _Questions:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for _, asking, _ in self._asking.values():
+            asking.close()
+
+    def answers(self) -> Iterator[list[str]]:
+        """The answers that are complete when all have answered, or the time is over."""
+        began = time.monotonic()
+        busy = [each for each in self._addresses if not self._connect(each)]
+        while (self._asking or busy) and (elapsed := time.monotonic() - began) < _TIMEOUT:
+            pause = _RETRY if busy else _TIMEOUT - elapsed
+            for descriptor, _ in self._poll.poll(pause * 1000):
+                self._read(descriptor)
+            busy = [each for each in busy if elapsed < _BUSY_TIMEOUT and not self._connect(each)]
+        return (self._answers[each] for each in self._addresses if each in self._answers)
+
+    def _connect(self, address: str) -> bool:
+        """Ask; returns whether that need not be tried again."""
+        asking = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        asking.setblocking(False)
         try:
             asking.connect(address)
-            if uid_of_peer(asking) not in {os.getuid(), 0} and os.getuid() != 0:
-                return None
-            data = b""
-            while len(data) < _MAX_ANSWER and (more := asking.recv(4096)):
-                data += more
-            pid, job, backend, endpoint, token = data.decode().split("\0")
+            if uid_of_peer(asking) in {os.getuid(), 0} or os.getuid() == 0:
+                self._asking[asking.fileno()] = address, asking, bytearray()
+                self._poll.register(asking, select.POLLIN)
+                return True
+        except BlockingIOError:  # too many are asking it
+            asking.close()
+            return False
         except ConnectionRefusedError:  # its agent was killed
             remove_socket(address)
-            return None
-        except (OSError, ValueError):
-            return None
-    known = pid.isdecimal() and all(each.isprintable() for each in (job, backend, endpoint, token))
-    return (LocalJob(int(pid), job, backend, endpoint), token) if known else None
+        except OSError:
+            pass
+        asking.close()
+        return True
+
+    def _read(self, descriptor: int) -> None:
+        address, asking, data = self._asking[descriptor]
+        try:
+            more = asking.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            more = b""
+        data += more
+        if more and len(data) < _MAX_ANSWER:
+            return
+        self._poll.unregister(asking)
+        del self._asking[descriptor]
+        asking.close()
+        with suppress(UnicodeDecodeError):
+            fields = data.decode().split("\0")
+            if len(fields) == _FIELDS and fields[0].isdecimal() and all(each.isprintable() for each in fields):
+                self._answers[address] = fields

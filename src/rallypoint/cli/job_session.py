@@ -72,11 +72,21 @@ def _local_target(options: argparse.Namespace) -> list[DialTarget]:
         _take_token(jobs[0])
         return targets(options)
     named = f" with --rdzv-id={options.rdzv_id}" if options.rdzv_id else ""
+    if len({each.job for each in jobs}) == 1:
+        raise UsageError(
+            f"there are {len(jobs)} jobs {jobs[0].job!r} on this machine, {_places(jobs)}; give the endpoint of one"
+        )
     if jobs:
         raise UsageError(
             f"there are {len(jobs)} jobs on this machine; name one by --rdzv-id ('rallyctl status' lists them)"
         )
     raise RallypointError(f"no job of this user{named} runs on this machine; give the job's --rdzv-endpoint")
+
+
+def _places(jobs: list[LocalJob]) -> str:
+    """Where jobs of one id are, in words."""
+    shown = [f"at {each.endpoint} (agent {each.pid})" for each in jobs[:_MOST_NAMED]]
+    return " and ".join([*shown, "others"] if len(jobs) > _MOST_NAMED else shown)
 
 
 def _take_token(job: LocalJob) -> None:
@@ -89,11 +99,13 @@ def _take_token(job: LocalJob) -> None:
 
 
 def local_jobs_of_user() -> list[LocalJob]:
-    """The jobs on this machine that this user may see, each once: all agents of a job report the same."""
+    """The jobs on this machine that this user may see, each once: all agents of a job report the same, and two jobs of
+    one id differ in their endpoints.
+    """
     from rallypoint.agent.local_socket import local_jobs
 
-    found = {(each.job, each.backend): each for each in local_jobs()}
-    return sorted(found.values(), key=lambda each: each.job)
+    found = {each[1:]: each for each in local_jobs()}
+    return sorted(found.values(), key=lambda each: (each.job, each.pid))
 
 
 def with_session(options: argparse.Namespace, use: Callable[[WatcherSession], Awaitable[int]]) -> int:
