@@ -25,11 +25,14 @@ from rallypoint.base.secrets import new_secret
 from rallypoint.membership.operations import Close
 from rallypoint.membership.state import Settings
 from rallypoint.protocol.observation import StopCommand
+from rallypoint.store.transport import STORE_VARIABLE
+from tests import typed_requests as wire
 from tests.faults.intruder import Intruder
 from tests.faults.other_user import NOBODY, allowed, as_other_user, openings
 from tests.jobs.launching import Job, Launcher, launching
 from tests.ports import free_port
 from tests.processes import below, command_line
+from tests.unit.store.both import KINDS, choose
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be a second user")
 
@@ -229,6 +232,37 @@ def listening(pid: int) -> list[tuple[str, int]]:
                 address, port = fields[1].split(":")
                 found.append((address, int(port, 16)))
     return found
+
+
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_worker_store_serves_no_other_user_of_its_machine(
+    rallyrun: Launcher, kind: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's clients unpickle some of what is there. The workers, and others of the same user, are served."""
+    choose(kind, monkeypatch)
+    flags = [f"--rdzv-backend={backend}", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=job", "--nnodes=1"]
+    script = SCRIPT.replace('b"up', 'b"up " + os.environ["MASTER_PORT"].encode() + b"')
+    for open_to_all in (False, True):
+        (rallyrun.folder / "finish").unlink(missing_ok=True)
+        more = ["--store-peers=any"] if open_to_all else []
+        job = rallyrun(*flags, *more, rallyrun.script(script), env={STORE_VARIABLE: kind} if kind == "python" else {})
+        job.until(lambda lines: any("up " in line for line in lines), "the worker is up")
+        port = int(next(line for line in job.out if "up " in line).split()[-1])
+        assert as_other_user(partial(keeps, port)) is open_to_all
+        assert keeps(port)
+        assert ("is of another user of this machine" in job.err) is not open_to_all
+        finish(rallyrun, job)
+
+
+def keeps(port: int) -> bool:
+    """Whether the store at a port stores a value and returns it."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as made:
+        with suppress(OSError):
+            requests: list[wire.Request] = [wire.Validate(), wire.Set(b"key", b"value"), wire.Get(b"key")]
+            made.sendall(b"".join(map(wire.encode, requests)))
+            return made.recv(100).endswith(b"value")
+        return False
 
 
 def test_sockets_of_others_that_look_like_agents_delay_nobody(rallyrun: Launcher) -> None:

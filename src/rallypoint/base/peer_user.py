@@ -16,9 +16,10 @@ import socket
 import struct
 import sys
 from contextlib import suppress
-from errno import ENOENT
+from enum import Enum, auto
+from errno import ENOENT, ENOTCONN
 
-from rallypoint.base.endpoint import unmapped_address
+from rallypoint.base.endpoint import is_loopback, unmapped_address
 from rallypoint.base.kernel import AF_NETLINK, PORTABLE
 from rallypoint.base.light_typing import NamedTuple
 
@@ -34,6 +35,19 @@ _FOUND = struct.Struct("=xB62xII")  # inet_diag_msg (linux/inet_diag.h): its sta
 _ESTABLISHED = 1
 _MAPPED = bytes(10) + b"\xff\xff"
 """Before an IPv4 address: how a socket for both kinds of addresses shows it."""
+
+
+class Peer(Enum):
+    """Who is at the other end of a connection."""
+
+    OWN_USER = auto()
+    """A process of this machine, of our own user or of root."""
+    OTHER_USER = auto()
+    """A process of this machine, of another user; or a connection of this machine that no process holds any more."""
+    REMOTE = auto()
+    """A process of another machine, or of another network namespace of this one."""
+    UNKNOWN = auto()
+    """Somebody: the kernel cannot be asked."""
 
 
 class _Side(NamedTuple):
@@ -55,8 +69,11 @@ def peer_user(connected: socket.socket) -> int:
     Raises:
         OSError: the connection has ended, or the kernel cannot be asked.
     """
+    return _user_of(_side(connected.getpeername()), _side(connected.getsockname()))
+
+
+def _user_of(peer: _Side, own: _Side) -> int:
     global _netlink_works
-    peer, own = _side(connected.getpeername()), _side(connected.getsockname())
     with suppress(OSError):
         found = _ask(peer, own)
         # The kernel answers alike where it has no such socket and where it cannot look: it has this one.
@@ -73,6 +90,41 @@ _netlink_works = False
 def is_own_user(uid: int) -> bool:
     """Whether this user may do what this process may: the same user, or root."""
     return uid in {os.geteuid(), 0}
+
+
+class PeerUsers:
+    """Finds out who is at the other end of the connections of one server."""
+
+    def __init__(self) -> None:
+        self._own_addresses: frozenset[str] | None = None
+
+    def peer_of(self, connected: socket.socket) -> Peer:
+        """Who is at the other end."""
+        try:
+            own, peer = _side(connected.getsockname()), _side(connected.getpeername())
+            local = is_loopback(own.address) or own.address == peer.address
+            if not local and peer.address not in self._addresses_here():
+                return Peer.REMOTE
+            uid = _user_of(peer, own)
+        except OSError as error:
+            return Peer.OTHER_USER if error.errno == ENOTCONN else Peer.UNKNOWN
+        if uid == NOT_HERE:
+            return Peer.OTHER_USER if is_loopback(own.address) else Peer.REMOTE
+        return Peer.OWN_USER if is_own_user(uid) else Peer.OTHER_USER
+
+    def _addresses_here(self) -> frozenset[str]:
+        """The addresses of this machine. One that it gets later, and that no connection shows, counts as another's:
+        that is less than a user here may do, and not more than one elsewhere may.
+        """
+        if self._own_addresses is None:
+            from rallypoint.base.interfaces import interfaces
+
+            try:
+                found = interfaces()
+            except OSError:
+                found = []
+            self._own_addresses = frozenset(address for each in found for address in each.addresses)
+        return self._own_addresses
 
 
 def _side(name: tuple[str, int] | tuple[str, int, int, int]) -> _Side:

@@ -115,9 +115,10 @@ class ControlConnection(asyncio.Protocol):
 
     def _begin(self, data: bytes) -> bool:
         """Detect from the first byte what kind of connection this is; returns whether it is one of ours."""
-        if self._context.keys is None and not self._admit():
-            return False
         first, tls = data[:1], self._context.tls
+        for_fallback = first not in {TLS_HANDSHAKE, MAGIC[:1]} and self._context.fallback is not None
+        if self._context.keys is None and not for_fallback and not self._admit():
+            return False
         if first == TLS_HANDSHAKE:
             if tls is not None:
                 from rallypoint.base.tls import TlsChannel
@@ -136,7 +137,8 @@ class ControlConnection(asyncio.Protocol):
 
     def _admit(self) -> bool:
         """Whether this peer, which proves nothing about the job, is served at all (`peer_access`)."""
-        from rallypoint.coordinator.peer_access import OTHER_USER_REFUSED, Peer
+        from rallypoint.base.peer_user import Peer
+        from rallypoint.coordinator.peer_access import OTHER_USER_REFUSED
 
         peer = self._context.peer_of(self._transport.get_extra_info("socket"))
         self._is_own_user = peer is Peer.OWN_USER

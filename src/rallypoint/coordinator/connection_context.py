@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     import socket
 
     from rallypoint.base.loop import LoopThread
+    from rallypoint.base.peer_user import Peer
     from rallypoint.base.tls import ControlTls
     from rallypoint.coordinator.job_directory import ServedJobs
-    from rallypoint.coordinator.peer_access import Peer, PeerAccess
+    from rallypoint.coordinator.peer_access import PeerAccess
     from rallypoint.protocol.handshake import Keys
     from rallypoint.protocol.messages import Notification
     from rallypoint.protocol.observation import WatcherNotification

@@ -141,7 +141,8 @@ class AgentStoreSupply(WorkerStoreSupply):
         if self._prepared is None:
             where = listening_address(self._address or address, only_here=self._loopback_only)
             held = self._access is not None and self._access.guards and not is_loopback(where)
-            self._prepared = StoreServer(where, held=held)
+            own_user = self._access is None or self._access.guards
+            self._prepared = StoreServer(where, own_user=own_user, held=held)
         return self._address, self._prepared.port
 
     def discard_prepared(self) -> None:

@@ -10,6 +10,7 @@ import errno
 import socket
 from collections.abc import Sequence
 
+from rallypoint.base.peer_user import Peer, PeerUsers
 from rallypoint.store import _native, wire
 from rallypoint.store.guard import SINGLE_ADDRESS_BITS, networks, shown_peers
 from rallypoint.store.refusals import Reason, refusal
@@ -22,7 +23,7 @@ from rallypoint.store.transport_context import (
     set_options,
 )
 
-if getattr(_native, "INTERFACE", 0) != 4:
+if getattr(_native, "INTERFACE", 0) != 5:
     raise ImportError("it was built from other sources; install again, or run `python build_native.py`")
 
 
@@ -36,11 +37,18 @@ class CompiledTransport:
             listener = context.listener.fileno()
         self._context = context
         self._peers = granted.peers
+        self._users = PeerUsers()
         self._descriptors = reserved_from()
         first = context.retry, granted.validate_timeout
         limits = *first, granted.connections, granted.request, granted.value, granted.keys, granted.bytes
         self._sockets = _native.Sockets(
-            listener, context.wakeup_fd, self._descriptors, limits, self._refused, self._on_cannot_accept
+            listener,
+            context.wakeup_fd,
+            self._descriptors,
+            limits,
+            self._refused,
+            self._on_cannot_accept,
+            self._is_other_user if granted.own_user else None,
         )
         self.serve = self._sockets.serve
         self.run_once = self._sockets.run_once
@@ -73,6 +81,13 @@ class CompiledTransport:
         try:
             error = refusal(Reason(reason), number, self._limit(Reason(reason)), first, second)
             log_refusal(self._context.log_lines, peer_of(client), error)
+        finally:
+            client.detach()
+
+    def _is_other_user(self, descriptor: int) -> bool:
+        client = socket.socket(fileno=descriptor)
+        try:
+            return self._users.peer_of(client) is Peer.OTHER_USER
         finally:
             client.detach()
 

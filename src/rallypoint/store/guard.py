@@ -22,6 +22,8 @@ class StoreGuard(NamedTuple):
 
     peers: Sequence[str] | None = None
     """Addresses and networks (`10.0.0.0/8`) that may connect; None for all. `StoreThread.set_peers` changes it."""
+    own_user: bool = False
+    """Whether connections of other users of this machine are refused (`base.peer_user`); root's are not."""
     validate_timeout: float = 30.0
     """Seconds that a connection has to greet; 0 for no limit."""
     keepalive: tuple[int, int, int] = (120, 30, 6)

@@ -20,6 +20,7 @@ import time
 from collections.abc import Sequence
 
 from rallypoint.base.log import get_logger
+from rallypoint.base.peer_user import Peer, PeerUsers
 from rallypoint.store.guard import SINGLE_ADDRESS_BITS, Network, networks, packed_address, shown_peers
 from rallypoint.store.refusals import Reason, refusal
 from rallypoint.store.serving import IN, OUT, ServedTable, StoreConnection
@@ -53,6 +54,7 @@ class PollingTransport:
         self.served = ServedTable(context.log_lines, context.guard)
         self._context = context
         self._peers: Sequence[str] | None = None
+        self._users = PeerUsers()
         self._networks: list[Network] | None = None
         self._addresses: frozenset[bytes] = frozenset()
         """Single addresses that may connect; `_networks` has the others, or is None where all may."""
@@ -196,11 +198,13 @@ class PollingTransport:
         self._accept_again_at = time.monotonic() + self._context.retry
 
     def _may_connect(self, client: socket.socket) -> bool:
-        if self._is_peer(client):
+        if not self._is_peer(client):
+            error = refusal(Reason.NOT_A_PEER, limit=shown_peers(self._peers))
+        elif self._context.guard.own_user and self._users.peer_of(client) is Peer.OTHER_USER:
+            error = refusal(Reason.OTHER_USER)
+        else:
             return True
-        log_refusal(
-            self._context.log_lines, peer_of(client), refusal(Reason.NOT_A_PEER, limit=shown_peers(self._peers))
-        )
+        log_refusal(self._context.log_lines, peer_of(client), error)
         client.close()
         return False
 

@@ -25,6 +25,7 @@ class Reason(IntEnum):
     BYTES_OF_ONE = 13
     SILENT = 14
     NOT_A_PEER = 15
+    OTHER_USER = 16
 
 
 _SENTENCES = {
@@ -45,6 +46,10 @@ _SENTENCES = {
     Reason.NOT_A_PEER: (
         "its address is not among those that may use this store ({limit}); if it is the job's, add its network to "
         "--store-peers"
+    ),
+    Reason.OTHER_USER: (
+        "it is of another user of this machine than the agent; if it is a worker that has changed its user, give "
+        "--store-peers=any"
     ),
 }
 

@@ -22,10 +22,12 @@ class RoundStores:
 
     Args:
         guard: who may connect, and what each may have.
+        own_user: see `StoreThread`.
     """
 
-    def __init__(self, guard: StoreGuard | None = None) -> None:
+    def __init__(self, guard: StoreGuard | None = None, *, own_user: bool = False) -> None:
         self._guard = guard
+        self._own_user = own_user
         self._peers: list[Sequence[str] | None] = []  # who is, if that was said
         self._lock = threading.Lock()
         self._current: StoreThread | None = None
@@ -41,7 +43,7 @@ class RoundStores:
         with self._lock:
             try:
                 if self._current is None and not self._closed:
-                    self._current = StoreThread("the store of this round", guard=self._guard)
+                    self._current = StoreThread("the store of this round", guard=self._guard, own_user=self._own_user)
                     for peers in self._peers:
                         self._current.set_peers(peers)
             finally:

@@ -46,6 +46,7 @@ class StoreThread:
         name: of the thread, and of the store in log lines.
         listener: a listening socket, closed in the end; without one, connections come by `add_connection` only.
         guard: who may connect, and what each may have; see there for what is granted otherwise.
+        own_user: whether other users of this machine are refused, whatever `guard` says.
         held: whether clients have to wait, in the kernel, until `set_peers` has said who may.
 
     Raises:
@@ -53,9 +54,16 @@ class StoreThread:
     """
 
     def __init__(
-        self, name: str, listener: socket.socket | None = None, guard: StoreGuard | None = None, *, held: bool = False
+        self,
+        name: str,
+        listener: socket.socket | None = None,
+        guard: StoreGuard | None = None,
+        *,
+        own_user: bool = False,
+        held: bool = False,
     ) -> None:
         self._guard = guard
+        self._own_user = own_user
         self._waits_for_peers = held
         self._process = os.getpid()
         self._name = name
@@ -160,11 +168,9 @@ class StoreThread:
                 from rallypoint.store.transport import open_transport
                 from rallypoint.store.transport_context import TransportContext
 
-                return open_transport(
-                    TransportContext(
-                        self._listener, self._wakeup.fileno(), self._log_lines, self._guard or StoreGuard()
-                    )
-                )
+                guard = self._guard or StoreGuard()
+                guard = guard._replace(own_user=guard.own_user or self._own_user)
+                return open_transport(TransportContext(self._listener, self._wakeup.fileno(), self._log_lines, guard))
             except (OSError, MemoryError, ImportError) as error:
                 self._log_lines.warning("%s cannot serve yet, and tries again in %g s: %s", self._name, RETRY, error)
                 self._wakeup.clear()  # clients that have connected have to wait as well
@@ -207,7 +213,7 @@ class StoreServer(StoreThread):
         host: an address or name of this machine, or empty for all its interfaces, IPv6 and IPv4.
         port: 0 lets the kernel choose; see `port` for what it chose.
         listener: a listening socket to use instead of a new one; the server closes it in the end.
-        guard, held: see `StoreThread`.
+        guard, own_user, held: see `StoreThread`.
 
     Raises:
         OSError: the port is taken, the address is not of this machine, or there are no descriptors or threads left.
@@ -220,13 +226,14 @@ class StoreServer(StoreThread):
         listener: socket.socket | None = None,
         guard: StoreGuard | None = None,
         *,
+        own_user: bool = False,
         held: bool = False,
     ) -> None:
         self.host = host
         listener = listener if listener is not None else listening_socket(host, port)
         self.port: int = listener.getsockname()[1]
         try:
-            super().__init__(f"the store on port {self.port}", listener, guard, held=held)
+            super().__init__(f"the store on port {self.port}", listener, guard, own_user=own_user, held=held)
         except BaseException:
             listener.close()
             raise

@@ -249,7 +249,7 @@ def test_the_store_in_c_is_used_by_one_at_a_time_and_not_after_its_end() -> None
         wake = os.eventfd(0)
         stack.callback(os.close, wake)
         limits = 1.0, 1.0, 0, 1, 1, 1, 1
-        sockets = Sockets(listener.fileno(), wake, 100, limits, lambda *_: None, lambda _: 100)
+        sockets = Sockets(listener.fileno(), wake, 100, limits, lambda *_: None, lambda _: 100, None)
         assert sockets.connections() == 0
         sockets.close()
         sockets.close()
@@ -259,4 +259,4 @@ def test_the_store_in_c_is_used_by_one_at_a_time_and_not_after_its_end() -> None
         sockets.release_memory()
         sockets.release_memory()
         with pytest.raises(OSError, match="Bad file descriptor"):
-            Sockets(-1, -1, 100, limits, lambda *_: None, lambda _: 100)
+            Sockets(-1, -1, 100, limits, lambda *_: None, lambda _: 100, None)

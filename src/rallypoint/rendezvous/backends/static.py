@@ -119,7 +119,9 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
         allow_nodes(self.settings.max_nodes)
         self._dispatcher = dispatcher = Dispatcher(self.settings)
         # No worker can connect before this node has been sent its placement and the peers.
-        self._stores = RoundStores(StoreGuard(peers=()) if self._access is not None and self._access.guards else None)
+        guarded = self._access is not None and self._access.guards
+        own_user = self._access is None or guarded
+        self._stores = RoundStores(StoreGuard(peers=()) if guarded else None, own_user=own_user)
         self._server = ControlServer(
             dispatcher, listeners, keys=accepted_keys(), tls=self._tls, fallback=self._stores.add_connection
         )

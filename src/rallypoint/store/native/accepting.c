@@ -90,6 +90,13 @@ bool is_peer(const Store *store, int fd)
     return false;
 }
 
+Reason why_refused(Store *store, int fd)
+{
+    if (!is_peer(store, fd))
+        return NOT_A_PEER;
+    return store->is_other_user && store->is_other_user(store, fd) ? OTHER_USER : REFUSE_NOTHING;
+}
+
 static bool out_of_means(int error)
 {
     return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM || error == ENOSPC;
@@ -104,8 +111,9 @@ void accept_all(Store *store)
         }
         int fd = accept4(store->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         int error = fd < 0 ? errno : 0;
-        if (fd >= 0 && !is_peer(store, fd)) {
-            store->refused(store, fd, &(Refusal){.reason = NOT_A_PEER});
+        Reason refused = fd < 0 ? REFUSE_NOTHING : why_refused(store, fd);
+        if (refused) {
+            store->refused(store, fd, &(Refusal){.reason = refused});
             close(fd);
             continue;
         }

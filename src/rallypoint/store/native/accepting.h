@@ -4,6 +4,7 @@
 #include "store.h"
 
 bool is_peer(const Store *, int fd);
+Reason why_refused(Store *, int fd); /* of a new connection */
 void accept_all(Store *);
 void accept_again(Store *);
 void store_set_peers(Store *, Network *peers, size_t count, bool guarded); /* takes `peers` over */

@@ -19,7 +19,7 @@
 typedef struct {
     PyObject_HEAD
     Store store;
-    PyObject *refused, *cannot_accept;
+    PyObject *refused, *cannot_accept, *is_other_user;
     PyThreadState *thread; /* of whoever has the store work, while the lock is released */
     bool held, open, busy; /* something is stored; connections can be made; a thread is at work */
 } Sockets;
@@ -72,6 +72,17 @@ static int on_cannot_accept(Store *store, int error)
     return (int)descriptors;
 }
 
+static bool on_connected(Store *store, int fd)
+{
+    Sockets *self = owner(store);
+    PyEval_RestoreThread(self->thread);
+    PyObject *result = call(self->is_other_user, Py_BuildValue("(i)", fd));
+    bool is_other = result != Py_False; /* where it fails, nobody is let in */
+    Py_XDECREF(result);
+    self->thread = PyEval_SaveThread();
+    return is_other;
+}
+
 static bool usable(Sockets *self)
 {
     if (self->open && !self->busy)
@@ -83,13 +94,14 @@ static bool usable(Sockets *self)
 
 static PyObject *sockets_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
 {
-    static char *names[] = {"listener", "wake", "descriptors", "limits", "refused", "cannot_accept", NULL};
+    static char *names[] = {"listener", "wake", "descriptors", "limits", "refused", "cannot_accept", "is_other_user", NULL};
     int listener, wake, descriptors;
     double retry, greeting;
     unsigned long long connections, request, value, keys, bytes;
-    PyObject *refused, *cannot_accept;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "iii(ddKKKKK)OO", names, &listener, &wake, &descriptors, &retry,
-                                     &greeting, &connections, &request, &value, &keys, &bytes, &refused, &cannot_accept))
+    PyObject *refused, *cannot_accept, *is_other_user;
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "iii(ddKKKKK)OOO", names, &listener, &wake, &descriptors, &retry,
+                                     &greeting, &connections, &request, &value, &keys, &bytes, &refused, &cannot_accept,
+                                     &is_other_user))
         return NULL;
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     Sockets *self = (Sockets *)allocate(type, 0);
@@ -110,8 +122,10 @@ static PyObject *sockets_new(PyTypeObject *type, PyObject *arguments, PyObject *
     self->held = self->open = true;
     self->store.refused = on_refused;
     self->store.cannot_accept = on_cannot_accept;
+    self->store.is_other_user = is_other_user == Py_None ? NULL : on_connected;
     self->refused = Py_NewRef(refused);
     self->cannot_accept = Py_NewRef(cannot_accept);
+    self->is_other_user = Py_NewRef(is_other_user);
     return (PyObject *)self;
 }
 
@@ -119,6 +133,7 @@ static int sockets_clear(Sockets *self)
 {
     Py_CLEAR(self->refused);
     Py_CLEAR(self->cannot_accept);
+    Py_CLEAR(self->is_other_user);
     return 0;
 }
 
@@ -127,6 +142,7 @@ static int sockets_traverse(Sockets *self, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE((PyObject *)self));
     Py_VISIT(self->refused);
     Py_VISIT(self->cannot_accept);
+    Py_VISIT(self->is_other_user);
     return 0;
 }
 
@@ -300,7 +316,7 @@ static int begin(PyObject *module)
         return -1;
     }
     Py_DECREF(type);
-    if (PyModule_AddIntConstant(module, "INTERFACE", 4) < 0) /* one more whenever `_native.pyi` changes */
+    if (PyModule_AddIntConstant(module, "INTERFACE", 5) < 0) /* one more whenever `_native.pyi` changes */
         return -1;
     return PyModule_AddStringConstant(module, "SOURCES", SOURCES);
 }

@@ -88,8 +88,9 @@ bool poll_once(Store *store, bool may_wait)
 
 int conn_add(Store *store, int fd, Text data)
 {
-    if (!is_peer(store, fd)) {
-        store->refused(store, fd, &(Refusal){.reason = NOT_A_PEER});
+    Reason refused = why_refused(store, fd);
+    if (refused) {
+        store->refused(store, fd, &(Refusal){.reason = refused});
         return EPERM;
     }
     if (!conn_open(store, fd))

@@ -67,7 +67,7 @@ typedef struct {
 /* Why a connection is refused; `refusals.py` has the sentences. */
 typedef enum {
     REFUSE_NOTHING, LONG_KEY, LONG_VALUE, MANY_KEYS, WRONG_MAGIC, NO_GREETING, GREETED_AGAIN, UNKNOWN_OPCODE, NO_NUMBER,
-    NO_MEMORY, LONG_REQUEST, GROWN_VALUE, KEYS_OF_ONE, BYTES_OF_ONE, SILENT, NOT_A_PEER
+    NO_MEMORY, LONG_REQUEST, GROWN_VALUE, KEYS_OF_ONE, BYTES_OF_ONE, SILENT, NOT_A_PEER, OTHER_USER
 } Reason;
 
 typedef struct {
@@ -121,6 +121,7 @@ struct Store {
     /* Nobody can be accepted: no means, or with 0 enough connections. What `descriptors` is to be; if that is
      * something else than before, it is tried again at once, and else after a while. */
     int (*cannot_accept)(Store *, int error);
+    bool (*is_other_user)(Store *, int fd); /* whether another user of this machine has connected; NULL: nobody asks */
 };
 
 uint64_t monotonic_now(void);                /* nanoseconds */
