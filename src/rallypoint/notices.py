@@ -39,6 +39,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from rallypoint.base.light_typing import NamedTuple
+from rallypoint.base.private_files import is_private, make_private, open_regular
 
 VARIABLE = "RALLYPOINT_NOTICES"
 """The variable that names the folder."""
@@ -101,7 +102,7 @@ def acknowledge() -> None:
         return
     path = os.path.join(folder, f"{ACK_PREFIX}{rank}.{(_last_returned or out).number}")
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     except (OSError, ValueError):
         return
 
@@ -139,11 +140,10 @@ def _map_progress(folder: str | None) -> memoryview[int] | None:
     import mmap
 
     try:
-        with suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
+        make_private(folder)
         path = os.path.join(folder, PROGRESS_PREFIX + rank)
         # Opened to append, as logs are, it is not taken for a checkpoint whose writing a stop has to wait for.
-        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             # Allocate disk space before writing to the memory: a full disk would raise a signal there. No step yet: -1.
             if os.fstat(file).st_size < PROGRESS_SIZE:
@@ -237,7 +237,7 @@ def _poll() -> Notice | None:
         return None
     mark = (seen.st_ino, seen.st_mtime_ns)
     if _last_read[0] != mark:
-        _last_read = (mark, _read(path))
+        _last_read = (mark, _read(path) if is_private(folder) else None)
     return _last_read[1]
 
 
@@ -245,7 +245,7 @@ def _read(path: str) -> Notice | None:
     import json
 
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(open_regular(path), encoding="utf-8") as file:
             found = json.load(file)
         return Notice(
             str(found["reason"]),

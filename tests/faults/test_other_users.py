@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from rallypoint.agent.incident_files import Incident, NodeFacts, WorkerFacts, flight_recorder_paths, pieces_of
 from rallypoint.agent.local_socket import local_jobs
+from rallypoint.agent.notice_directory import NoticeDirectory
+from rallypoint.agent.progress import steps_of_workers
 from rallypoint.base.secrets import new_secret
 from rallypoint.membership.operations import Close
 from rallypoint.membership.state import Settings
 from rallypoint.protocol.observation import StopCommand
 from rallypoint.store.transport import STORE_VARIABLE
+from rallypoint.workers.resumable import WorkerChannel
 from tests import typed_requests as wire
 from tests.faults.intruder import Intruder
 from tests.faults.other_user import NOBODY, allowed, as_other_user, openings
@@ -410,3 +416,113 @@ def test_being_the_other_user_is_real(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     assert as_other_user(os.getuid) == NOBODY
     assert not as_other_user(lambda: allowed(lambda: os.listdir(tmp_path)))
+
+
+@contextmanager
+def planted(rallyrun: Launcher, make: Callable[[Path], object]) -> Iterator[tuple[Path, Path]]:
+    """A folder that the other user has made where one of ours will be, with a trap in it, and the file of ours that is
+    the trap's victim.
+    """
+    folder, victim = rallyrun.folder / "tmp" / "rallypoint-notices-known", rallyrun.folder / "victim"
+    victim.write_text("precious")
+
+    def plant() -> bool:
+        os.mkdir(folder)
+        os.chmod(folder, 0o777)
+        make(folder)
+        return True
+
+    assert as_other_user(plant)
+    try:
+        yield folder, victim
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_a_notice_is_not_written_into_a_folder_of_another_user(
+    rallyrun: Launcher, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The name of the folder can be learned: it is in the workers' environment."""
+    notices = NoticeDirectory()
+
+    def trap(folder: Path) -> None:
+        os.symlink(folder.parent.parent / "victim", folder / "notice.json.new")
+        os.symlink(folder.parent.parent / "victim", folder / "notice.json")
+
+    with planted(rallyrun, trap) as (folder, victim):
+        notices._folder = str(folder)
+        notices.post("preemption", "n1", 0, 60.0, waits=True)
+        assert victim.read_text() == "precious"
+        assert "not a folder of this user alone" in caplog.text
+        assert [type(each).__name__ for each in notices.poll(lambda: [0])] == ["WorkersReady"]
+        notices.clear()
+        assert (folder / "notice.json").is_symlink(), "what is another user's is left alone"
+
+
+@pytest.mark.parametrize(
+    "work", ["notices.progress(7)", "print(notices.pending())", "notices.acknowledge()", "Channel(sys.argv[1], '0')"]
+)
+def test_a_worker_uses_no_folder_of_another_user(rallyrun: Launcher, work: str) -> None:
+    def trap(folder: Path) -> None:
+        for name in ("progress.0", "ack.0.1", ".inprocess.0"):
+            os.symlink(folder.parent.parent / "victim", folder / name)
+        said = {"reason": "preemption", "node": "", "round": 0, "deadline": 1e9, "number": 1}
+        with open(folder / "notice.json", "w", encoding="utf-8") as file:
+            json.dump(said, file)
+
+    program = f"import sys\nfrom rallypoint import notices\nfrom rallypoint.inprocess.channel import Channel\n{work}"
+    with planted(rallyrun, trap) as (folder, victim):
+        before = sorted(folder.iterdir())
+        environment = os.environ | {"RALLYPOINT_NOTICES": str(folder), "LOCAL_RANK": "0"}
+        command = [sys.executable, "-c", program, str(folder)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert done.stdout in ("", "None\n")
+        assert ("PermissionError" in done.stderr) == work.startswith("Channel")
+        assert (victim.read_bytes(), sorted(folder.iterdir())) == (b"precious", before)
+
+
+def test_an_agent_believes_no_file_of_another_user(rallyrun: Launcher) -> None:
+    """What says that a worker can go on, that it has left, or how far it is."""
+
+    def trap(folder: Path) -> None:
+        os.mkfifo(folder / "inprocess.0", 0o666)
+        (folder / "left.0.0").touch()
+        (folder / "progress.0").write_bytes(struct.pack("qqqq", 5, time.monotonic_ns(), 5, time.monotonic_ns()))
+
+    with planted(rallyrun, trap) as (folder, _):
+        channel = WorkerChannel(str(folder))
+        assert (channel.announced(), channel.left(0)) == (set(), set())
+        assert not channel.enter(0, 1, {})
+        assert steps_of_workers(str(folder), 1) == ()
+
+
+def test_a_bundle_takes_no_dump_of_another_user_and_follows_no_link(rallyrun: Launcher) -> None:
+    def trap(folder: Path) -> None:
+        os.symlink(folder.parent.parent / "victim", folder / "nccl_trace_rank_0")
+        (folder / "dump_0").write_bytes(b"from another user")
+
+    with planted(rallyrun, trap) as (folder, _):
+        for prefix in ("nccl_trace_rank_", "dump_"):
+            added = {"TORCH_FR_DUMP_TEMP_FILE": str(folder / prefix)}
+            worker = WorkerFacts(0, 0, 1, "", "", "", added, lambda: b"", None)
+            facts = NodeFacts("job", "role", 0, "host", 1, 0, 1, 0, 0.0, "program", (worker,), {})
+            pieces = list(pieces_of(facts, Incident(0, "why", "detail", ends_job=False)))
+            assert not [each.name for each in pieces if "flight" in each.name]
+            assert not any(b"precious" in each.data for each in pieces)
+    assert not [path for path in flight_recorder_paths({"HOME": "/home/me"}) if path.startswith("/tmp")]
+
+
+def test_events_are_not_written_through_a_link_and_are_for_their_owner_alone(rallyrun: Launcher) -> None:
+    script = rallyrun.script("print('ran')")
+    with planted(rallyrun, lambda folder: os.symlink(folder.parent.parent / "victim", folder / "a")) as (
+        folder,
+        victim,
+    ):
+        refused = rallyrun("--standalone", f"--event-log-handler=jsonl:{folder / 'a'}", script)
+        assert refused.ends() != 0
+        assert "it is a symbolic link" in refused.err
+        assert "Traceback" not in refused.err
+        assert victim.read_text() == "precious"
+        job = rallyrun("--standalone", f"--event-log-handler=jsonl:{folder / 'own'}", script)
+        assert job.ends() == 0, job.err
+        assert (folder / "own").stat().st_mode & 0o777 == 0o600

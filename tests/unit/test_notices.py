@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def hang(folder: Path, text: str) -> None:
     """Post a notice as an agent does: whole or not at all."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
     (folder / "new").write_text(text)
     (folder / "new").replace(folder / notices.NOTICE_FILE)
 
@@ -125,7 +125,7 @@ def test_progress_is_cheap_enough_for_every_step(folder: Path, monkeypatch: pyte
 def test_an_acknowledgement_is_a_file_and_idempotent(folder: Path) -> None:
     notices.acknowledge()
     assert not folder.exists(), "nobody has asked"
-    folder.mkdir()
+    folder.mkdir(0o700)
     notices.acknowledge()
     assert os.listdir(folder) == [], "nor now"
     hang(folder, notice(3, time.monotonic() + 60))
@@ -253,6 +253,7 @@ def test_it_brings_next_to_nothing_of_rallypoint_along() -> None:
     code = "import sys, rallypoint.notices as n; n.pending(); n.acknowledge(); print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules = done.stdout.split()
-    allowed = {"rallypoint", "rallypoint.base", "rallypoint.base.light_typing", "rallypoint.notices"}
+    allowed = {"rallypoint", "rallypoint.base", "rallypoint.notices"}
+    allowed |= {"rallypoint.base.light_typing", "rallypoint.base.private_files"}
     assert {name for name in modules if name.startswith("rallypoint")} == allowed
     assert not {"json", "dataclasses", "logging", "socket"} & set(modules)

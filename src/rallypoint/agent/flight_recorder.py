@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from rallypoint.agent.hang_evidence import attempt_folder
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
+from rallypoint.base.private_files import make_private
 from rallypoint.hangs.dumps import BUFFER, DUMP, DUMP_ON_TIMEOUT, OLD_NAMES, PIPE, SOCKET
 from rallypoint.hangs.evidence import dump_folder
 from rallypoint.workers.local import LocalProcessesContext
@@ -61,7 +62,7 @@ def switch_on(context: PContext, notices: str, previous: PContext | None) -> Non
             os.makedirs(folder, exist_ok=True)
             variables[DUMP] = os.path.join(folder, "rank_")
         if notices:
-            os.makedirs(notices, mode=0o700, exist_ok=True)
+            make_private(notices)
             variables[PIPE] = os.path.join(notices, "flight_recorder_")
     except OSError as error:
         log.warning("the flight recorders of the workers cannot be asked for dumps: %s", error)

@@ -11,10 +11,11 @@ from contextlib import suppress
 from importlib import metadata
 
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
+from rallypoint.base.private_files import open_regular
 from rallypoint.base.process_table import read_stat
 from rallypoint.failures.report import failure_detail
 from rallypoint.observe.bundle import Piece
-from rallypoint.observe.masking import mask_command, mask_environment
+from rallypoint.observe.masking import helpful_variables, mask_command, mask_environment, mask_text
 
 if TYPE_CHECKING:
     from rallypoint.agent.controller import WorkerController
@@ -33,11 +34,13 @@ _MOST_KERNEL = 64 * 1024
 _LARGEST_RECORD = 8 * 1024 * 1024
 """Bytes of one file of the flight recorder."""
 
+MORE_VARIABLES = "RALLYPOINT_INCIDENT_ENV"
+"""The variable that names further variables that a bundle shows."""
 _PACKAGES = ("rallypoint", "torch", "numpy", "msgspec", "uvloop", "triton", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 _FLIGHT_RECORDER = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """Variables with the prefix of the paths that workers dump their flight recorders to; the rank follows."""
-_FLIGHT_RECORDER_DEFAULTS = ("torch/comm_lib_trace_rank_", "/tmp/nccl_trace_rank_")
-"""Where torch dumps by default, relative to the user's cache; and where older versions did."""
+_DEFAULT_RECORDER = "torch/comm_lib_trace_rank_"
+"""Where torch dumps by default, below the user's cache. Older versions did in /tmp, where anybody may put files."""
 _KERNEL = re.compile(
     r"out of memory|oom-kill|oom_reaper|killed process|segfault|NVRM|\bXid\b|hung_task|blocked for more"
 )
@@ -188,7 +191,7 @@ def pieces_of(facts: NodeFacts, incident: Incident) -> Iterator[Piece]:
     """The other files, the most important first."""
     if incident.cause is not None:
         text = f"{incident.cause.headline}\n\n{failure_detail(incident.cause)}\n"
-        yield Piece("failure.txt", text.encode())
+        yield Piece("failure.txt", mask_text(text).encode())
     yield Piece("system.txt", _system(facts).encode(errors="replace"))
     yield Piece("environment.txt", _environment(facts).encode(errors="replace"))
     for worker in facts.workers:
@@ -203,9 +206,13 @@ def _outputs(worker: WorkerFacts) -> Iterator[Piece]:
         if not data and name == "stderr.txt":
             data = last_lines(_quietly(worker.last_lines, b""))
         if data:
-            yield Piece(f"{folder}/{name}", data)
+            yield Piece(f"{folder}/{name}", _masked(data))
     if error := _read_end(worker.error_file):
-        yield Piece(f"{folder}/error.json", error)
+        yield Piece(f"{folder}/error.json", _masked(error))
+
+
+def _masked(data: bytes) -> bytes:
+    return mask_text(data.decode(errors="surrogateescape")).encode(errors="surrogateescape")
 
 
 def last_lines(data: bytes, count: int = LINES) -> bytes:
@@ -216,11 +223,19 @@ def last_lines(data: bytes, count: int = LINES) -> bytes:
 
 
 def _environment(facts: NodeFacts) -> str:
-    shown = [f"{name}={value!r}" for name, value in mask_environment(os.environ).items()]
+    more = os.environ.get(MORE_VARIABLES, "").split(",")
+
+    def lines(environ: Mapping[str, str]) -> list[str]:
+        helpful = helpful_variables(environ, more)
+        return [f"{name}={value!r}" for name, value in mask_environment(helpful).items()]
+
+    shown = lines(os.environ)
     for worker in facts.workers:
-        shown += ["", f"# beyond that, rank {worker.rank}:"]
-        shown += [f"{name}={value!r}" for name, value in mask_environment(worker.added).items()]
-    return "\n".join(["# of the agent, secrets masked:", *shown, ""])
+        shown += ["", f"# beyond that, rank {worker.rank}:", *lines(worker.added)]
+    head = (
+        f"# of the agent, secrets masked; variables that help to understand a failure, and those of {MORE_VARIABLES}:"
+    )
+    return "\n".join([head, *shown, ""])
 
 
 # The kernel's log
@@ -274,11 +289,11 @@ def _flight_records(facts: NodeFacts) -> Iterator[Piece]:
     for worker in facts.workers:
         for start in flight_recorder_paths({**os.environ, **worker.added}):
             path = f"{start}{worker.rank}"
-            with suppress(OSError):
-                seen = os.stat(path)
-                if seen.st_mtime < facts.since or seen.st_uid != os.getuid():
+            with suppress(OSError), open(open_regular(path), "rb") as file:
+                seen = os.fstat(file.fileno())
+                if seen.st_mtime < facts.since or seen.st_uid != os.geteuid():
                     continue  # of another run, or another user's
-                if seen.st_size <= _LARGEST_RECORD and (data := _read(path, _LARGEST_RECORD)):
+                if seen.st_size <= _LARGEST_RECORD and (data := file.read(_LARGEST_RECORD)):
                     yield Piece(f"flight_recorder/rank_{worker.rank}", data, is_whole=True)
                 break
 
@@ -286,8 +301,7 @@ def _flight_records(facts: NodeFacts) -> Iterator[Piece]:
 def flight_recorder_paths(environ: Mapping[str, str]) -> list[str]:
     """The prefixes of the paths of dumps, according to a worker's environment."""
     cache = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", "/"), ".cache")
-    defaults = (os.path.join(cache, each) for each in _FLIGHT_RECORDER_DEFAULTS)
-    return [*(environ[each] for each in _FLIGHT_RECORDER if environ.get(each)), *defaults]
+    return [*(environ[each] for each in _FLIGHT_RECORDER if environ.get(each)), os.path.join(cache, _DEFAULT_RECORDER)]
 
 
 # The index
@@ -316,6 +330,7 @@ def index_fields(seen: Snapshot, why: str, headline: str, by: str) -> dict[str, 
 
 
 def _read(path: str, most: int) -> bytes:
+    """Read a file of the kernel's."""
     with suppress(OSError), open(path, "rb") as file:
         return file.read(most)
     return b""
@@ -324,7 +339,7 @@ def _read(path: str, most: int) -> bytes:
 def _read_end(path: str) -> bytes:
     if not path:
         return b""
-    with suppress(OSError), open(path, "rb") as file:
+    with suppress(OSError), open(open_regular(path), "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _MOST_READ))
         return file.read(_MOST_READ)
     return b""

@@ -5,7 +5,8 @@ Laws:
 
 1. The folder has a different, unguessable name for each start of workers, and is made when there is something to post,
    or by a worker that reports progress, or that it can go on in its process when a round ends: a job without these
-   touches no disk.
+   touches no disk. Who finds it there uses it only if it is private (`base/private_files.py`): its name is in the
+   workers' environment, which others may learn.
 2. `WorkersReady` and `NoticeExpired` come once for each notice that is waited for.
 3. When the workers are gone, so is the folder. It stays while some of them go on in their processes, and newly started
    workers find it too; files that the others have left in it are removed first (`workers/resumable.py`).
@@ -25,6 +26,7 @@ from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.errors import UserError
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
+from rallypoint.base.private_files import is_private, make_private, replace_file
 from rallypoint.logs.folders import temporary_folder
 from rallypoint.notices import ACK_PREFIX, NOTICE_FILE
 
@@ -116,7 +118,7 @@ class NoticeDirectory:
         if self._inotify is not None:
             self._inotify.close()
             self._inotify = None
-        if self._created or (self._folder and os.path.isdir(self._folder)):  # or a worker has made it
+        if self._created or (self._folder and is_private(self._folder)):  # or a worker has made it
             from shutil import rmtree
 
             rmtree(self._folder, ignore_errors=True)
@@ -165,14 +167,10 @@ class NoticeDirectory:
         if not self._folder:
             raise OSError("there is no folder for it")
         if not self._created:
-            with contextlib.suppress(FileExistsError):  # made by a worker that reports progress
-                os.mkdir(self._folder, 0o700)
+            make_private(self._folder)  # or a worker that reports progress has made it
             self._created = True
             self._inotify = self._watch()
-        path = os.path.join(self._folder, NOTICE_FILE)
-        with open(path + ".new", "w", encoding="utf-8") as file:
-            json.dump(notice, file)
-        os.replace(path + ".new", path)
+        replace_file(os.path.join(self._folder, NOTICE_FILE), json.dumps(notice).encode())
 
     def _watch(self) -> Inotify | None:
         from rallypoint.base.inotify import CREATED, POLLED, Inotify

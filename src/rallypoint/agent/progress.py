@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable
 
 from rallypoint.base.clock import Clock
 from rallypoint.base.light_typing import NamedTuple
+from rallypoint.base.private_files import is_private, open_regular
 from rallypoint.membership.operations import RecordProgress
 from rallypoint.notices import PROGRESS_PREFIX, PROGRESS_SIZE
 from rallypoint.protocol.messages import Request
@@ -219,7 +220,7 @@ class ProgressTracker:
 
 def steps_of_workers(folder: str, ranks: int, since: float = -math.inf) -> tuple[Reached | None, ...]:
     """The progress that each worker of a node has reported since then, by local rank; empty if none has."""
-    if not folder or not os.path.isdir(folder):
+    if not folder or not is_private(folder):
         return ()
     return tuple(_read_worker(os.path.join(folder, f"{PROGRESS_PREFIX}{rank}"), since) for rank in range(ranks))
 
@@ -235,7 +236,7 @@ def _newest(told: Iterable[Reached | None]) -> Reached | None:
 
 def _read_worker(path: str, since: float) -> Reached | None:
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open(open_regular(path), "rb", buffering=0) as file:
             text = file.read(PROGRESS_SIZE)
             step, at = _LAYOUT.unpack_from(text)
             first, first_at = _LAYOUT.unpack_from(text, _LAYOUT.size) if len(text) == PROGRESS_SIZE else (-1, 0)

@@ -101,9 +101,10 @@ def termination_message(verdict: Mapping[str, Any]) -> bytes:
 
 
 def _replace_file(path: str, text: str) -> None:
-    new = f"{path}.{os.getpid()}.new"
+    new = f"{path}.{os.getpid()}.{os.urandom(8).hex()}"
     try:
-        with open(new, "w", encoding="utf-8") as file:
+        created = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        with open(created, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from typing import NamedTuple
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.log import printable
+from rallypoint.base.private_files import open_regular, replace_file
 from rallypoint.hangs.dump_format import MAX_DUMP, read_dump, record_of
 from rallypoint.hangs.messages import MAX_TEXT, RankRecord
 from rallypoint.hangs.unpickle import unpickled
@@ -42,6 +44,8 @@ TIMEOUT = 5.0
 """Seconds for the dumps of all workers of a node."""
 _AT_ONCE = 64
 """Workers that are asked at the same time."""
+_reading = threading.Semaphore(4)
+"""Held while a dump is read, which can take some hundred megabytes of memory."""
 _POLL = 0.05
 _REQUEST = b"POST /handler/fr_trace_json HTTP/1.0\r\nHost: worker\r\nContent-Length: 0\r\n\r\n"
 
@@ -92,7 +96,7 @@ def _awaited(rank: int, path: str, seen: tuple[int, int, int], deadline: Deadlin
         if now != seen:
             seen = now
             try:
-                with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                with _reading, open(open_regular(path), "rb") as file:
                     return record_of(rank, read_dump(unpickled(file, max(0.5, deadline.remaining()))))
             except (OSError, ValueError) as error:
                 why = f"has written no whole dump ({error})"
@@ -103,7 +107,7 @@ def _awaited(rank: int, path: str, seen: tuple[int, int, int], deadline: Deadlin
 
 def _written(path: str) -> tuple[int, int, int]:
     with suppress(OSError):
-        seen = os.stat(path)
+        seen = os.lstat(path)
         return seen.st_ino, seen.st_mtime_ns, seen.st_size
     return 0, 0, 0
 
@@ -131,8 +135,8 @@ def _by_socket(rank: int, path: str, folder: str, deadline: Deadline) -> RankRec
     except (OSError, ValueError) as error:
         return RankRecord(rank, why_none=printable(f"torch's worker server gave no dump: {error}", MAX_TEXT))
     if folder:
-        with suppress(OSError), open(os.path.join(folder, f"worker_server_{rank}.json"), "wb") as file:
-            file.write(data)
+        with suppress(OSError):
+            replace_file(os.path.join(folder, f"worker_server_{rank}.json"), data)
     return record
 
 

@@ -5,7 +5,8 @@ Laws:
 1. A pickle is read by something that admits containers, numbers and texts only: whatever class or function it names is
    refused. torch writes no other.
 2. A few bytes can make pickle take all memory and time even so: that is the child's, which may take `_MEMORY` and
-   `_SECONDS`, and ends with them. The agent never unpickles.
+   `_SECONDS`, and ends with them. The agent never unpickles. Values that refer to one another many times can be small
+   as a pickle and large as JSON: what comes out has at most `MAX_JSON` bytes.
 3. The child imports nothing but Python's own modules.
 """
 
@@ -21,6 +22,8 @@ from typing import IO, NoReturn
 
 _MEMORY = 2 * 1024**3
 """Bytes of address space."""
+MAX_JSON = 32 * 1024 * 1024
+"""Bytes of the JSON."""
 _SECONDS = 10
 """Of processor time."""
 _FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
@@ -71,4 +74,25 @@ def main_of_child() -> None:
     for what, most in ((resource.RLIMIT_AS, _MEMORY), (resource.RLIMIT_CPU, _SECONDS), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(what, (most, most))
     value = PlainUnpickler(sys.stdin.buffer).load()
-    sys.stdout.write(json.dumps(value))
+    _check_size(value)
+    text = json.dumps(value)
+    if len(text) > MAX_JSON:
+        raise ValueError(f"as JSON it has {len(text)} bytes")
+    sys.stdout.write(text)
+
+
+def _check_size(value: object) -> None:
+    """Raises: ValueError: as JSON the value would have more than `MAX_JSON` bytes: found before any of it is made."""
+    size, pending = 0, [value]
+    while pending:
+        each = pending.pop()
+        size += len(each) if isinstance(each, str) else 1
+        if isinstance(each, dict):
+            size += len(each)
+            pending += each
+            pending += each.values()
+        elif isinstance(each, list | tuple):
+            size += len(each)
+            pending += each
+        if size > MAX_JSON:
+            raise ValueError("as JSON it is too large")

@@ -18,6 +18,7 @@ import os
 from contextlib import suppress
 from typing import NamedTuple
 
+from rallypoint.base.private_files import make_private, open_regular
 from rallypoint.notices import FIFO_PREFIX, LEFT_PREFIX, ROUND_PREFIX
 
 LEAVE, ENTER = "leave", "enter"
@@ -39,13 +40,13 @@ class Channel:
         Args: `folder`: for notices; `rank`: local rank.
 
         Raises:
-            OSError: there is no space, a FIFO cannot be made, or another process reads that of this local rank.
+            OSError: there is no space, the folder is not ours alone, a FIFO cannot be made, or another process reads
+                that of this local rank.
         """
         self._folder, self._rank = folder, rank
         self._path = os.path.join(folder, FIFO_PREFIX + rank)
         self._rest = b""
-        with suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
+        make_private(folder)
         _refuse_if_read(self._path)
         self._draft = os.path.join(folder, f".{FIFO_PREFIX}{rank}.{os.getpid()}")
         with suppress(FileNotFoundError):
@@ -88,7 +89,7 @@ class Channel:
             OSError: the agent cannot be told.
         """
         path = os.path.join(self._folder, f"{LEFT_PREFIX}{self._rank}.{round_}")
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
 
     def environment(self, round_: int) -> dict[str, str | None]:
         """The variables of that round; None for those to remove.
@@ -97,7 +98,7 @@ class Channel:
             OSError, ValueError, KeyError, TypeError: the file is missing or invalid.
         """
         path = os.path.join(self._folder, f"{ROUND_PREFIX}{self._rank}.json")
-        with open(path, encoding="utf-8") as file:
+        with open(open_regular(path), encoding="utf-8") as file:
             found = json.load(file)
         if found["round"] != round_:
             raise ValueError(f"{path} is of round {found['round']!r}, not of {round_}")
@@ -118,7 +119,7 @@ def parse(line: bytes) -> Order | None:
 def _refuse_if_read(path: str) -> None:
     """Raises: FileExistsError: another process reads the FIFO."""
     try:
-        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC))
     except OSError:  # missing, or without a reader: left behind by a dead process
         return
     raise FileExistsError(f"another process of this local rank is resumable already: {path} has a reader")

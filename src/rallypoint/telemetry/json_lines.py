@@ -8,6 +8,7 @@ Laws:
 1. The agent never waits for a disk: a thread writes. What cannot be written is counted, and said in the file when that
    can be written again.
 2. A line is written by one system call to the end of the file, so agents of one machine may share it.
+3. The file is for our own user alone, and never written through a link.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from urllib.parse import parse_qs
 
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
+from rallypoint.base.private_files import open_to_append
 from rallypoint.telemetry.agent_events import AgentEvent, EventsLost, TorchEvent, encode
 from rallypoint.telemetry.events import Event
 
@@ -51,7 +53,6 @@ class JsonLinesHandler(logging.Handler):
     """Whether this handler is given `AgentEvent`s as well as torch's events."""
 
     def __init__(self, destination: str) -> None:
-        super().__init__()
         path, _, options = destination.partition("?")
         if not path:
             raise UserError(f"{PREFIX}{destination} names no file; write {PREFIX}PATH, such as {PREFIX}events.jsonl")
@@ -68,6 +69,7 @@ class JsonLinesHandler(logging.Handler):
             raise UserError(
                 f"events cannot be written to {self.path}: {error.strerror}; name another file after {PREFIX}"
             ) from None
+        super().__init__()  # only now: what it registers is flushed at the end of the process
         self._lines: queue.Queue[bytes | threading.Event | None] = queue.Queue(_MAX_QUEUE)
         self._lost = 0
         self._last: AgentEvent | None = None
@@ -129,7 +131,7 @@ class JsonLinesHandler(logging.Handler):
                 log.warning("events are lost: %s cannot be written: %s", self.path, error.strerror)
 
     def _open(self) -> int:
-        return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        return open_to_append(self.path)
 
     def _rotate_if_due(self, more: int) -> None:
         """Another agent of this machine may have done it: then there is another file at our path."""

@@ -2,14 +2,14 @@
 
 It is the notice directory, with these files for the worker of each local rank:
 
-    inprocess.<rank>       a FIFO, made and read by the worker: it can go on. Lines `leave <round>` and `enter <round>`
-    left.<rank>.<round> made by the worker: its function has ended, and it waits for `enter`
-    round.<rank>.json the environment of the round that it will enter
+    inprocess.<rank>     a FIFO, made and read by the worker: it can go on. Lines `leave <round>` and `enter <round>`
+    left.<rank>.<round>  made by the worker: its function has ended, and it waits for `enter`
+    round.<rank>.json    the environment of the round that it will enter
 
 Laws:
 
 1. The files are only hints: a worker counts as ready to go on only while its process runs, and one that does not answer
-   is ended by the stop that waits for it.
+   is ended by the stop that waits for it. Those in a folder that is not ours alone count for nothing.
 2. Nothing here waits, for a worker or for a full pipe.
 """
 
@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
+from rallypoint.base.private_files import is_private, make_private, replace_file
 from rallypoint.notices import ACK_PREFIX, FIFO_PREFIX, LEFT_PREFIX, PROGRESS_PREFIX, ROUND_PREFIX
 
 if TYPE_CHECKING:
@@ -69,9 +70,8 @@ class WorkerChannel:
 
         path = os.path.join(self.folder, f"{ROUND_PREFIX}{rank}.json")
         try:
-            with open(f"{path}.new", "w", encoding="utf-8") as file:
-                json.dump({"round": round_, "environment": dict(environment)}, file)
-            os.replace(f"{path}.new", path)
+            make_private(self.folder)
+            replace_file(path, json.dumps({"round": round_, "environment": dict(environment)}).encode())
         except OSError as error:
             log.warning("the worker of local rank %d cannot be told of its round: %s", rank, error)
             return False
@@ -113,7 +113,7 @@ class WorkerChannel:
 
     def _listing(self) -> list[str]:
         try:
-            return os.listdir(self.folder) if self.folder else []
+            return os.listdir(self.folder) if self.folder and is_private(self.folder) else []
         except OSError:
             return []
 

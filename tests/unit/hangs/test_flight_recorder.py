@@ -325,3 +325,19 @@ def serve(listener: socket.socket, answer: bytes) -> None:
     with connection:
         assert connection.recv(1000).startswith(b"POST /handler/fr_trace_json ")
         connection.sendall(answer)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", ["texts", "lists"])
+def test_a_small_pickle_that_is_large_as_json_is_refused(tmp_path: Path, kind: str) -> None:
+    """Pickle writes once what is referred to many times; JSON writes it each time."""
+    value: object = "x" * 100_000
+    if kind == "texts":
+        value = [value] * 1000
+    for _ in range(24 if kind == "lists" else 0):
+        value = [value, value]
+    path = tmp_path / "dump"
+    path.write_bytes(pickle.dumps({"entries": value}))
+    assert path.stat().st_size < 110_000
+    with path.open("rb") as file, pytest.raises(ValueError, match="no pickle of plain values"):
+        unpickled(file, 60)

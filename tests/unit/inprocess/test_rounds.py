@@ -489,7 +489,7 @@ def test_one_process_speaks_for_a_local_rank(tmp_path: Path) -> None:
 @process
 def test_what_a_dead_process_has_left_is_replaced(tmp_path: Path) -> None:
     folder = tmp_path / "notices"
-    folder.mkdir()
+    folder.mkdir(0o700)
     os.mkfifo(folder / "inprocess.0")
     with worker(tmp_path, RACES, RANK="0") as agent:
         assert agent.line() == "in 0"
@@ -564,6 +564,7 @@ def test_it_brings_no_torch_along_and_little_else() -> None:
         "rallypoint",
         "rallypoint.base",
         "rallypoint.base.light_typing",
+        "rallypoint.base.private_files",
         "rallypoint.notices",
         "rallypoint.inprocess",
         *(

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.observe.masking import MASK, is_secret_name, mask_command, mask_environment, mask_text
+from rallypoint.observe.masking import (
+    MASK,
+    helpful_variables,
+    is_secret_name,
+    mask_command,
+    mask_environment,
+    mask_text,
+)
 
 SECRET = "correct-horse-battery"
 
@@ -15,6 +22,7 @@ SECRET = "correct-horse-battery"
         *("RALLYPOINT_SECRET", "WANDB_API_KEY", "HF_TOKEN", "DB_PASSWORD", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD"),
         *("GOOGLE_APPLICATION_CREDENTIALS", "SSH_PRIVATE", "apikey", "api-key", "Authorization", "SLACK_WEBHOOK"),
         *("SENTRY_DSN", "COOKIE", "DB_PASS", "AZURE_STORAGE_CONNECTION_STRING"),
+        *("DBPASS", "MYKEY", "MY_PW", "DBPWD", "AccountKey", "sig"),
     ],
 )
 def test_names_that_say_so(name: str) -> None:
@@ -33,6 +41,10 @@ def test_names_that_say_so(name: str) -> None:
         "SSH_AUTH_SOCK",
         "PWD",
         "COMPASS",
+        "BYPASS",
+        "HOTKEY",
+        "DESIGN",
+        "OLDPWD",
         "AUTHOR",
     ],
 )
@@ -95,3 +107,50 @@ def test_command_lines() -> None:
         "--tokens",
         "--keep",
     ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"user": "me", "password": "hunter2 and more", "port": 1}',
+        '{"db": {"passwd":"hunter2"}}',
+        r"config={\"api_key\": \"hunter2\"}",
+        "{'secret': 'hunter2'}",
+        "mysql --user me --password hunter2 db",
+        "curl -token hunter2",
+        "DefaultEndpointsProtocol=https;AccountName=me;AccountKey=hunter2==;EndpointSuffix=core.windows.net",
+        "https://me.blob.core.windows.net/c?sv=2022&sig=hunter2%3D&se=2026",
+        "postgres://me:hun/hunter2@x@db:5432/x",
+        "redis://:hunter2@cache:6379/0",
+        "https://hooks.slack.com/services/T0000/B0000/hunter2",
+        "https://discord.com/api/webhooks/1234/hunter2",
+        "password: hunter2",
+        "export MY_PW=hunter2",
+    ],
+)
+def test_secrets_within_a_text(text: str) -> None:
+    found = mask_text(text)
+    assert "hunter2" not in found
+    assert MASK in found
+
+
+def test_what_stands_beside_a_secret_stays() -> None:
+    assert (
+        mask_text('{"user": "me", "password": "hunter2", "port": 1}')
+        == f'{{"user": "me", "password": {MASK}, "port": 1}}'
+    )
+    assert mask_text("train.py --lr 0.1 --token hunter2 --steps 5") == f"train.py --lr 0.1 --token {MASK} --steps 5"
+    text = 'Traceback (most recent call last):\n  File "train.py", line 3, in main\nValueError: step: 12, loss=0.5\n'
+    assert mask_text(text) == text
+
+
+def test_of_an_environment_what_helps_is_kept() -> None:
+    environ = dict.fromkeys(
+        ("NCCL_DEBUG", "SLURM_JOB_ID", "RANK", "MASTER_ADDR", "CUSTOMER_NAME", "MY_FLAG", "MY_NAME"), "1"
+    )
+    kept = ["NCCL_DEBUG", "SLURM_JOB_ID", "RANK", "MASTER_ADDR"]
+    assert list(helpful_variables(environ)) == kept
+    assert list(helpful_variables(environ, ["MY_*"])) == [*kept, "MY_FLAG", "MY_NAME"]
+    assert list(helpful_variables(environ, ["MY_FLAG", "OTHER"])) == [*kept, "MY_FLAG"]
+    assert helpful_variables(environ, ["*"]) == environ
+    assert mask_environment({"RALLYPOINT_NOTICES": "/tmp/x"}) == {"RALLYPOINT_NOTICES": MASK}

@@ -1,0 +1,97 @@
+"""Folders and files that no other user of the machine can read, write, or have planted.
+
+Laws:
+
+1. A folder is private if `lstat` says so: a directory of our own user, with no access for others. Anything else of that
+   name is refused and not touched.
+2. A file is written under a new name, which cannot be a link, and then moved into its place.
+3. A file that others could have planted is opened without following a link and without waiting for a pipe; what has
+   been opened must be a regular file of our own user or of root.
+
+Workers import this too: it needs little.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def is_private(folder: str) -> bool:
+    """Whether a folder of this name is there that is ours alone."""
+    try:
+        seen = os.lstat(folder)
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISDIR(seen.st_mode) and seen.st_uid == os.geteuid() and not seen.st_mode & _OTHERS
+
+
+def make_private(folder: str) -> None:
+    """Make a folder for our own user alone, unless it is there.
+
+    Raises:
+        PermissionError: something else has its name, or others have access.
+        OSError: it cannot be made.
+    """
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        if not is_private(folder):
+            raise PermissionError(errno.EPERM, "it is not a folder of this user alone", folder) from None
+
+
+def replace_file(path: str, data: bytes) -> None:
+    """Write a file of a folder that is ours, atomically, for our own user alone. Raises OSError."""
+    new = f"{path}.{os.getpid()}.{os.urandom(8).hex()}"
+    try:
+        with open(os.open(new, _NEW, 0o600), "wb") as file:
+            file.write(data)
+        os.replace(new, path)
+    except OSError:
+        with suppress(FileNotFoundError):
+            os.unlink(new)
+        raise
+
+
+def open_to_append(path: str) -> int:
+    """Open or make a file of our own, for our own user alone, to which lines are appended; returns its descriptor.
+
+    Raises:
+        PermissionError: it is a link, not a regular file, or of another user.
+        OSError: it cannot be opened.
+    """
+    return _open(path, _APPEND, (os.geteuid(),))
+
+
+def open_regular(path: str) -> int:
+    """Open a file for reading that others could have planted; returns its descriptor.
+
+    Raises:
+        PermissionError: it is a link, not a regular file, or of another user than us and root.
+        OSError: it cannot be opened.
+    """
+    return _open(path, _READ, (os.geteuid(), 0))
+
+
+def _open(path: str, flags: int, owners: tuple[int, ...]) -> int:
+    try:
+        fd = os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise PermissionError(errno.EPERM, "it is a symbolic link", path) from None
+    seen = os.fstat(fd)
+    if stat.S_ISREG(seen.st_mode) and seen.st_uid in owners:
+        return fd
+    os.close(fd)
+    what = (
+        f"it belongs to another user (uid {seen.st_uid})" if stat.S_ISREG(seen.st_mode) else "it is not a regular file"
+    )
+    raise PermissionError(errno.EPERM, what, path)
