@@ -33,9 +33,11 @@ from rallypoint.protocol.observation import StopCommand
 from rallypoint.store.transport import STORE_VARIABLE
 from rallypoint.workers.resumable import WorkerChannel
 from tests import typed_requests as wire
+from tests.faults.cluster import settle
 from tests.faults.intruder import Intruder
 from tests.faults.other_user import NOBODY, allowed, as_other_user, openings
 from tests.jobs.launching import Job, Launcher, launching
+from tests.jobs.test_control_plane import RALLYCTL
 from tests.ports import free_port
 from tests.processes import below, command_line
 from tests.unit.store.both import KINDS, choose
@@ -409,6 +411,53 @@ def test_a_probe_s_port_tells_no_more_to_others(rallyrun: Launcher) -> None:
     assert b" 200 " in first[:16], first
     assert last[:12] == first[:12]
     finish(rallyrun, job)
+
+
+@pytest.mark.parametrize("with_token", [False, True])
+def test_what_a_health_port_says_of_the_job_is_for_its_user(rallyrun: Launcher, with_token: bool) -> None:
+    """A probe needs a status code; the rest is for the same user, or for those who have the token."""
+    port, token_file = free_port(), rallyrun.folder / "token"
+    token_file.write_text(f"{new_secret()}\n")
+    token_file.chmod(0o600)
+    env = {"TORCHELASTIC_HEALTH_CHECK_PORT": str(port)}
+    env |= {"RALLYPOINT_HTTP_TOKEN_FILE": str(token_file)} if with_token else {}
+    job = running(rallyrun, "--standalone", workers=1, env=env)
+    paths = ["/healthz", "/livez", "/readyz", "/status", "/status.json", "/events", "/metrics"]
+    probes, rest = [200] * 3, [401 if with_token else 403] * 4
+    assert [as_other_user(partial(status_of, port, path)) for path in paths] == [*probes, *rest]
+    given = [f"Authorization: Bearer {token_file.read_text().strip()}"] if with_token else []
+    assert [status_of(port, path, *given) for path in paths] == [200] * 7
+    finish(rallyrun, job)
+
+
+def test_what_a_control_plane_says_over_http_is_for_its_user(rallyrun: Launcher) -> None:
+    port, pages = free_port(), free_port()
+    serve = [*RALLYCTL, "serve", f"--endpoint=127.0.0.1:{port}", f"--http={pages}"]
+    server = rallyrun.command(serve)
+    settle(lambda: accepts(pages), "the pages are served")
+    for path in ("/status.json", "/events", "/metrics"):
+        assert as_other_user(partial(status_of, pages, path)) == 403
+        assert status_of(pages, path) == 200
+    server.signal(signal.SIGTERM)
+    assert server.ends() == 0
+    refused = rallyrun.command(
+        [*RALLYCTL, "serve", f"--endpoint=127.0.0.1:{port}", f"--http=0.0.0.0:{pages}"],
+        env={"RALLYPOINT_SECRET": new_secret()},
+    )
+    assert refused.ends() == 2
+    assert "--http-token-file" in refused.err
+
+
+def accepts(port: int) -> bool:
+    with socket.socket() as made:
+        return made.connect_ex(("127.0.0.1", port)) == 0
+
+
+def status_of(port: int, path: str, *headers: str) -> int:
+    """The status of the answer to a request."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as made:
+        made.sendall("\r\n".join((f"GET {path} HTTP/1.1", "Host: localhost", *headers, "", "")).encode())
+        return int(made.recv(100).split()[1])
 
 
 def test_being_the_other_user_is_real(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from rallypoint.telemetry.lazy import profiled
 
 if TYPE_CHECKING:
     from rallypoint.agent.pages import AgentPages
-    from rallypoint.base.http import Handler
     from rallypoint.health.check import HealthCheckServer
     from rallypoint.health.progress_probe import ProgressProbe
 
@@ -105,8 +104,17 @@ def health_check(
         port = requested_port()
         if port is not None:
             probe = ProgressProbe()
-            others = None if pages is None else _begun(pages())
-            server = create_healthcheck_server(probe.last_progress, port, DEFAULT_TIMEOUT, probe.status, others)
+            others = None if pages is None else pages()
+            if others is not None:
+                others.begin()
+            server = create_healthcheck_server(
+                probe.last_progress,
+                port,
+                DEFAULT_TIMEOUT,
+                probe.status,
+                None if others is None else others.answer,
+                None if others is None else others.access,
+            )
     if server is None:
         yield None
         return
@@ -115,8 +123,3 @@ def health_check(
         yield probe
     finally:
         server.stop()
-
-
-def _begun(pages: AgentPages) -> Handler:
-    pages.begin()
-    return pages.answer

@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 
 from rallypoint.agent.controller import WorkerController
 from rallypoint.base.endpoint import host_name
-from rallypoint.base.http import Answer
+from rallypoint.base.http import Answer, Client
+from rallypoint.base.http_access import Access
 from rallypoint.base.light_typing import TYPE_CHECKING, Any
 from rallypoint.base.secrets import http_token
 from rallypoint.telemetry.agent_account import AgentAccount
@@ -50,7 +51,8 @@ class AgentPages:
         """Protects the account, which the agent's thread writes and others read."""
         self._site: Site | None = None
         self._source: RemoteJob
-        self._token = ""
+        self.access = Access()
+        """Who may see the pages, from `begin` on."""
 
     def begin(self) -> None:
         """The agent begins: count its events from here on.
@@ -59,22 +61,22 @@ class AgentPages:
             UsageError: the file with the token cannot be used.
         """
         path = os.environ.get(TOKEN_FILE, "")
-        self._token = http_token(path, TOKEN_FILE) if path else ""
+        self.access = Access(http_token(path, TOKEN_FILE) if path else "")
         self._workers.events.observe(self._take)
 
-    async def answer(self, head: bytes, peer: str) -> Answer:
+    async def answer(self, head: bytes, client: Client) -> Answer:
         """See `base.http.Handler`."""
         if self._site is None:
             self._site = await asyncio.to_thread(self._make)
-        return await self._site.answer(head, peer)
+        return await self._site.answer(head, client)
 
     def _make(self) -> Site:
-        from rallypoint.observe.site import Access, Site
+        from rallypoint.observe.site import Site
         from rallypoint.observe.sources import RemoteJob
 
         job = self._workers.group.spec.rdzv_handler.get_run_id()
         self._source = RemoteJob(job, self._targets)
-        return Site(self._source, Access(self._token), self._metrics)
+        return Site(self._source, self.access, self._metrics)
 
     def _targets(self) -> Sequence[DialTarget]:
         from rallypoint.agent.coordinators import coordinators

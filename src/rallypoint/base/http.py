@@ -10,8 +10,11 @@ import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, unquote
+
+if TYPE_CHECKING:
+    from rallypoint.base.peer_user import Peer
 
 MAX_REQUEST = 8192
 """Bytes of a request's head; a larger one is refused."""
@@ -48,8 +51,17 @@ class Stream(NamedTuple):
 
 
 Answer = bytes | Stream
-Handler = Callable[[bytes, str], Awaitable[Answer]]
-"""Answers a request, given its head up to the blank line, and the address that it comes from."""
+
+
+class Client(NamedTuple):
+    """Who asks: the address that the request comes from, and what is known of the user there."""
+
+    address: str
+    user: Peer
+
+
+Handler = Callable[[bytes, Client], Awaitable[Answer]]
+"""Answers a request, given its head up to the blank line, and who asks."""
 
 
 def parse(head: bytes) -> Request:

@@ -16,8 +16,9 @@ import socket
 from collections.abc import Sequence
 from http import HTTPStatus
 
-from rallypoint.base.http import MAX_REQUEST, Answer, Handler, Stream, refusal
+from rallypoint.base.http import MAX_REQUEST, Answer, Client, Handler, Stream, refusal
 from rallypoint.base.log import get_logger
+from rallypoint.base.peer_user import PeerUsers
 
 log = get_logger(__name__)
 
@@ -51,6 +52,7 @@ class HttpConnections:
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
+        self._users = PeerUsers()
         self._requests: dict[asyncio.Task[None], None] = {}  # the oldest first
         self._streams: dict[asyncio.Task[None], None] = {}
 
@@ -100,8 +102,9 @@ class HttpConnections:
 
     async def _answer(self, head: bytes, writer: asyncio.StreamWriter) -> Answer:
         peer = writer.get_extra_info("peername")
+        user = self._users.peer_of(writer.get_extra_info("socket"))
         try:
-            return await self._handler(head, str(peer[0]) if isinstance(peer, tuple) else "")
+            return await self._handler(head, Client(str(peer[0]) if isinstance(peer, tuple) else "", user))
         except Exception as error:
             log.warning("an HTTP request cannot be answered (%s: %s)", type(error).__name__, error)
             return refusal(HTTPStatus.INTERNAL_SERVER_ERROR)

@@ -8,14 +8,15 @@ from collections.abc import Sequence
 
 from rallypoint.base.endpoint import Endpoint, is_loopback, listening_sockets, parse_endpoint, resolve
 from rallypoint.base.errors import RallypointError, UsageError, UserError
+from rallypoint.base.http_access import Access
 from rallypoint.base.http_server import serve
 from rallypoint.base.log import get_logger
 from rallypoint.base.loop import shared_loop
-from rallypoint.base.secrets import http_token
+from rallypoint.base.secrets import http_token, job_secret
 from rallypoint.coordinator.jobs import ManyJobs
 from rallypoint.observe.job_metrics import build_family, job_families, jobs_families
 from rallypoint.observe.metric_names import Family
-from rallypoint.observe.site import Access, Site
+from rallypoint.observe.site import Site
 from rallypoint.observe.sources import LocalJobs
 
 log = get_logger(__name__)
@@ -44,6 +45,11 @@ class PageServer:
         endpoint = _endpoint(where)
         listeners = _listeners(endpoint)
         here = all(is_loopback(each.getsockname()[0]) for each in listeners)
+        if not here and not token and job_secret() is not None:
+            raise UsageError(
+                f"--http={where} would show jobs to whoever reaches it, while this control plane has a secret; give "
+                "--http-token-file, or listen on localhost"
+            )
         if not here and not token:
             log.warning(
                 "whoever reaches %s can see all jobs of this control plane; give --http-token-file, or listen on "

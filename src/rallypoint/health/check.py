@@ -13,14 +13,16 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from rallypoint.base.http import Answer, Handler, RequestError, parse, refusal
+from rallypoint.base.http import Answer, Client, Handler, RequestError, parse, refusal
 from rallypoint.base.log import get_logger
 from rallypoint.base.loop import LoopError, LoopThread, shared_loop
-from rallypoint.health.http import HealthView, reply_to
+from rallypoint.health.http import STATUS, HealthView, reply_to
 
 if TYPE_CHECKING:
     import asyncio
     import socket
+
+    from rallypoint.base.http_access import Access
 
 log = get_logger(__name__)
 
@@ -43,6 +45,7 @@ class HealthCheckServer:
         status: what else `/status` shows; called like the other.
         loop: where to serve; the process's shared loop by default.
         others: answers requests for anything else, if that is known; 404 otherwise.
+        access: who may see `/status`; without it the same user and root on this machine.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class HealthCheckServer:
         status: Callable[[], Mapping[str, object]] = dict,
         loop: LoopThread | None = None,
         others: Handler | None = None,
+        access: Access | None = None,
     ) -> None:
         self.alive_callback = alive_callback
         self._port = port
@@ -60,6 +64,7 @@ class HealthCheckServer:
         self._status = status
         self._loop = loop
         self._others = others
+        self._access = access
         self._serving: _Serving | None = None
 
     @property
@@ -92,13 +97,20 @@ class HealthCheckServer:
         if serving is not None:
             serving.close()
 
-    async def _answer(self, head: bytes, peer: str) -> Answer:
+    async def _answer(self, head: bytes, client: Client) -> Answer:
         try:
-            own = reply_to(parse(head), self._view)
+            request = parse(head)
         except RequestError as error:
             return refusal(error.status)
+        if request.path == STATUS:
+            from rallypoint.base.http_access import Access
+
+            refused = (self._access or Access()).refusal_for(request, client)
+            if refused is not None:
+                return refused
+        own = reply_to(request, self._view)
         if own is None and self._others is not None:
-            return await self._others(head, peer)
+            return await self._others(head, client)
         return own or refusal(HTTPStatus.NOT_FOUND)
 
     def _view(self) -> HealthView:
@@ -152,9 +164,10 @@ def create_healthcheck_server(
     timeout: float,
     status: Callable[[], Mapping[str, object]] = dict,
     others: Handler | None = None,
+    access: Access | None = None,
 ) -> HealthCheckServer:
     """A server that has not been started; the arguments are those of `HealthCheckServer`."""
-    return HealthCheckServer(alive_callback, port, timeout, status, others=others)
+    return HealthCheckServer(alive_callback, port, timeout, status, others=others, access=access)
 
 
 def requested_port(environ: Mapping[str, str] = os.environ) -> int | None:

@@ -64,4 +64,7 @@ def _ready(health: HealthView) -> tuple[HTTPStatus, dict[str, object]]:
     return HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE, {**_health_of(health), "ready": ready}
 
 
-_PAGES = {"/healthz": _healthz, "/livez": _healthz, "/readyz": _ready, "/status": _status}
+STATUS = "/status"
+"""The one page with more than yes or no."""
+
+_PAGES = {"/healthz": _healthz, "/livez": _healthz, "/readyz": _ready, STATUS: _status}

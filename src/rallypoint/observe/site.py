@@ -10,18 +10,16 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from http import HTTPStatus
-from ipaddress import ip_address
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-from rallypoint.base.endpoint import is_loopback, unmapped_address
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.http import (
     Answer,
+    Client,
     Request,
     RequestError,
     Stream,
@@ -31,6 +29,7 @@ from rallypoint.base.http import (
     response,
     stream_head,
 )
+from rallypoint.base.http_access import Access
 from rallypoint.observe.metric_names import Family
 from rallypoint.observe.page import CONTENT_SECURITY_POLICY, page
 from rallypoint.observe.sources import JobsSource, Seen, UnknownJobError
@@ -40,42 +39,6 @@ from rallypoint.protocol.observation import JobList, Snapshot
 _RETRY = b"retry: 2000\n\n"
 """Milliseconds after which a browser's EventSource comes again."""
 _NO_NEWS = b": no news\n\n"
-
-
-class Access(NamedTuple):
-    """Which clients may see jobs: those with the `token`; without a token those on this machine, or all (`is_open`)."""
-
-    token: str = ""
-    is_open: bool = False
-
-    def refusal_for(self, request: Request, peer: str) -> bytes | None:
-        """The reply to who may not; None for who may.
-
-        Args:
-            request: what is asked for.
-            peer: the address of who asks.
-        """
-        if self.token:
-            scheme, _, given = request.headers.get("authorization", "").partition(" ")
-            if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self.token.encode()):
-                return None
-            return refusal(HTTPStatus.UNAUTHORIZED, "give the token as 'Authorization: Bearer TOKEN'")
-        if self.is_open:
-            return None
-        if not is_loopback(unmapped_address(peer)):
-            return refusal(HTTPStatus.FORBIDDEN, "without a token this is for the machine itself only")
-        # A name that leads here may belong to a page from elsewhere, which must not read this (DNS rebinding).
-        if not _is_local_name(request.headers.get("host", "")):
-            return refusal(HTTPStatus.FORBIDDEN, "ask for this machine by its address, or as localhost")
-        return None
-
-
-def _is_local_name(host: str) -> bool:
-    name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
-    try:
-        return not name or name.lower() == "localhost" or ip_address(name.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 Metrics = Callable[[], Awaitable[Sequence[Family]]]
@@ -100,8 +63,8 @@ class Site:
         self._metrics = metrics
         self._now = now
 
-    async def answer(self, head: bytes, peer: str) -> Answer:
-        """The answer to a request, of which `head` is all up to the blank line, from the address `peer`."""
+    async def answer(self, head: bytes, client: Client) -> Answer:
+        """The answer to a request, of which `head` is all up to the blank line, by `client`."""
         try:
             request = parse(head)
         except RequestError as error:
@@ -113,7 +76,7 @@ class Site:
         show = self._PAGES.get(request.path)
         if show is None:
             return refusal(HTTPStatus.NOT_FOUND)
-        refused = self._access.refusal_for(request, peer)
+        refused = self._access.refusal_for(request, client)
         if refused is not None:
             return refused
         try:

@@ -10,7 +10,7 @@ import pytest
 
 from rallypoint.base import http_server
 from rallypoint.base.endpoint import listening_socket
-from rallypoint.base.http import Answer, Stream, stream_head
+from rallypoint.base.http import Answer, Client, Stream, stream_head
 
 TIMEOUT = 120.0
 GET = b"GET / HTTP/1.1\r\n\r\n"
@@ -25,7 +25,7 @@ class Ticker:
         self.changed = asyncio.Event()
         self.end = asyncio.Event()
 
-    async def answer(self, _head: bytes, _peer: str) -> Answer:
+    async def answer(self, _head: bytes, _client: Client) -> Answer:
         return Stream(stream_head("text/plain"), self._chunks())
 
     async def _chunks(self) -> AsyncIterator[bytes]:

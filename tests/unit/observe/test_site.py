@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from rallypoint.base.http import Answer, Stream
+from rallypoint.base.http import Answer, Client, Stream
+from rallypoint.base.http_access import Access
+from rallypoint.base.peer_user import Peer
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.job_directory import JobDirectory
 from rallypoint.coordinator.jobs import ManyJobs
@@ -20,7 +22,7 @@ from rallypoint.membership.operations import Close
 from rallypoint.membership.state import NodeId, NodeInfo, Settings
 from rallypoint.observe.job_metrics import build_family
 from rallypoint.observe.metric_names import Family
-from rallypoint.observe.site import Access, Site
+from rallypoint.observe.site import Site
 from rallypoint.observe.sources import LocalJobs
 from rallypoint.observe.status_json import status_fields
 from rallypoint.protocol.handshake import Hello
@@ -29,7 +31,9 @@ from rallypoint.protocol.messages import JoinRequest
 NOW = 1.75e9
 TIMEOUT = 120.0
 TOKEN = "a-token-of-26-characters-x"
-HERE, ELSEWHERE = "127.0.0.1", "10.1.2.3"
+ADDRESS = "127.0.0.1"
+HERE, ELSEWHERE = Client(ADDRESS, Peer.OWN_USER), Client("10.1.2.3", Peer.REMOTE)
+NOBODY_KNOWS = Client(ADDRESS, Peer.UNKNOWN)
 
 
 async def metrics() -> Sequence[Family]:
@@ -41,9 +45,9 @@ def site_of(jobs: JobDirectory, access: Access | None = None) -> Site:
 
 
 def joined(dispatcher: Dispatcher, host: str) -> int:
-    node = NodeId(HERE, 1, 0, host)
-    session, _ = dispatcher.attach(lambda _: None, SessionRecord(node, HERE, HERE, HERE, dispatcher.settings))
-    dispatcher.receive(session, JoinRequest(NodeInfo("default", 2, HERE, 0), 600))
+    node = NodeId(ADDRESS, 1, 0, host)
+    session, _ = dispatcher.attach(lambda _: None, SessionRecord(node, ADDRESS, ADDRESS, ADDRESS, dispatcher.settings))
+    dispatcher.receive(session, JoinRequest(NodeInfo("default", 2, ADDRESS, 0), 600))
     return session
 
 
@@ -58,8 +62,8 @@ def whole(answer: Answer) -> tuple[int, bytes, bytes]:
     return int(head.split()[1]), head, body
 
 
-def ask(site: Site, path: str, *headers: str, peer: str = HERE, method: str = "GET") -> tuple[int, bytes, bytes]:
-    return whole(asyncio.run(site.answer(request(path, *headers, method=method), peer)))
+def ask(site: Site, path: str, *headers: str, client: Client = HERE, method: str = "GET") -> tuple[int, bytes, bytes]:
+    return whole(asyncio.run(site.answer(request(path, *headers, method=method), client)))
 
 
 async def event(chunks: AsyncIterator[bytes]) -> tuple[str, dict[str, Any]]:
@@ -77,15 +81,19 @@ def _job() -> Dispatcher:
 
 
 @pytest.mark.parametrize(
-    ("access", "peer", "headers", "status"),
+    ("access", "client", "headers", "status"),
     [
         (Access(), HERE, (), 200),
-        (Access(), "::1", (), 200),
-        (Access(), "::ffff:127.0.0.1", ("Host: localhost:29480",), 200),
+        (Access(), HERE, ("Host: localhost:29480",), 200),
+        (Access(), Client(ADDRESS, Peer.OTHER_USER), (), 403),
+        (Access(), Client("10.1.2.3", Peer.OWN_USER), (), 200),
+        (Access(), NOBODY_KNOWS, (), 200),
+        (Access(), NOBODY_KNOWS._replace(address="::ffff:127.0.0.1"), (), 200),
+        (Access(), NOBODY_KNOWS._replace(address="10.1.2.3"), (), 403),
         (Access(), HERE, ("Host: [::1]:29480",), 200),
         (Access(), HERE, ("Host: 127.0.0.1",), 200),
         (Access(), ELSEWHERE, (), 403),
-        (Access(), "", (), 403),
+        (Access(), NOBODY_KNOWS._replace(address=""), (), 403),
         (Access(), HERE, ("Host: rebound.example",), 403),
         (Access(), HERE, ("Host: 127.0.0.1.rebound.example:80",), 403),
         (Access(is_open=True), ELSEWHERE, ("Host: node1",), 200),
@@ -97,19 +105,19 @@ def _job() -> Dispatcher:
         (Access(TOKEN), HERE, ("Authorization: Bearer \xff",), 401),
     ],
 )
-def test_who_sees_jobs(job: Dispatcher, access: Access, peer: str, headers: tuple[str, ...], status: int) -> None:
+def test_who_sees_jobs(job: Dispatcher, access: Access, client: Client, headers: tuple[str, ...], status: int) -> None:
     site = site_of(job, access)
     for path in ("/status.json", "/metrics"):
-        found, _, body = ask(site, path, *headers, peer=peer)
+        found, _, body = ask(site, path, *headers, client=client)
         assert found == status, body
         assert status == 200 or b"train" not in body
-    found, _, _ = ask(site, "/events", *headers, peer=peer, method="HEAD") if status != 200 else (status, b"", b"")
+    found, _, _ = ask(site, "/events", *headers, client=client, method="HEAD") if status != 200 else (status, b"", b"")
     assert found == status
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/"])
 def test_probes_and_the_empty_page_are_for_all(job: Dispatcher, path: str) -> None:
-    status, head, body = ask(site_of(job, Access(TOKEN)), path, peer=ELSEWHERE)
+    status, head, body = ask(site_of(job, Access(TOKEN)), path, client=ELSEWHERE)
     assert status == HTTPStatus.OK
     assert b"train" not in body
     assert path != "/" or b"Content-Security-Policy: default-src 'none'" in head
@@ -197,8 +205,8 @@ def test_of_several_jobs_there_is_a_list() -> None:
     site = site_of(jobs)
     assert json.loads(ask(site, "/status.json")[2])["jobs"] == []
     for name in ("one", "two"):
-        hello = Hello(1, name, b"", HERE, 1, 0, False, Settings(name, 1, 2))
-        joined(jobs.dispatcher_for(hello, HERE), "a")
+        hello = Hello(1, name, b"", ADDRESS, 1, 0, False, Settings(name, 1, 2))
+        joined(jobs.dispatcher_for(hello, ADDRESS), "a")
     listed = json.loads(ask(site, "/status.json")[2])
     assert sorted(each["job"] for each in listed["jobs"]) == ["one", "two"]
     assert json.loads(ask(site, "/status.json?job=two")[2])["job"] == "two"
