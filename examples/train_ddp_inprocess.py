@@ -3,8 +3,9 @@
     rallyrun --standalone --nproc-per-node=2 --max-restarts=3 examples/train_ddp_inprocess.py
 
 When a round ends, `train` is interrupted, and called again in the next one. Then some workers have finished a step that
-others have not, and those that are new have nothing: all receive the state of the one that is furthest. The checkpoint
-is read, and a large model loaded, only where nobody has survived.
+others have not, and those that are new have nothing, nor have survivors that were interrupted before they had a state:
+all receive the state of the one that is furthest. The checkpoint is read, and a large model loaded, only where nobody
+has a state.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Training:
         self.step, self.mean = state["step"], state["loss"]
 
     def start(self, options: argparse.Namespace) -> None:
-        """Nobody has survived: begin with the checkpoint, or anew."""
+        """Nobody has a state: begin with the checkpoint, or anew."""
         new = build_model(options.seed, options.construction_seconds).state_dict()
         saved = Checkpoint(options.checkpoint_dir).load()
         with inprocess.uninterrupted():

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.inprocess_kills import Kills, Plan
-from tests.jobs.launching import Launcher, run_at_once
+from tests.jobs.launching import Launcher, launching, run_at_once
+from tests.unit.inprocess.agent import worker
 
 pytestmark = pytest.mark.torch
 
@@ -58,3 +63,111 @@ print(dist.is_initialized())
 def test_groups_have_the_names_that_they_have_in_new_workers_after_an_interruption() -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False, timeout=90)
     assert done.stdout.split() == ["0", "False"], done.stderr
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "in-process.md"
+AROUND = """
+import os, signal, sys
+from types import SimpleNamespace
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional
+from torch.nn.parallel import DistributedDataParallel
+from rallypoint import inprocess
+
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
+def build(options):
+    model = torch.nn.Linear(2, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+def load_checkpoint(model, optimizer):
+    say("checkpoint")
+    return 100
+
+def broadcast(model, optimizer, step, source):
+    sent = [step]
+    dist.broadcast_object_list(sent, source)
+    return sent[0]
+
+def load(model, optimizer, state):
+    return state
+
+reached = []
+def batch(step):
+    reached.append(step)
+    count, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+    if count == "0" or (count == "1" and step == 102):
+        say("dies" if rank == "1" else "lives", step, os.getpid())
+        signal.pause()
+    return torch.ones(2)
+
+def loss(ddp, batch):
+    return ddp(batch).sum()
+
+SNIPPET
+    say("done", reached[-1])
+    dist.destroy_process_group()
+train(SimpleNamespace(steps=103))
+"""
+
+
+def snippet() -> str:
+    """The function of the page that trains from a checkpoint."""
+    blocks = PAGE.read_text().split("```python\n")[1:]
+    (found,) = [text for block in blocks if "load_checkpoint" in (text := block.partition("```")[0])]
+    return found
+
+
+def test_the_function_of_the_page_reads_the_checkpoint_until_a_step_was_finished(tmp_path: Path) -> None:
+    """A worker dies before the first step after a resume from step 100, and another after that step."""
+    with launching(tmp_path) as rallyrun:
+        script = rallyrun.script(AROUND.replace("SNIPPET", snippet()))
+        job = rallyrun("--standalone", "--nproc-per-node=2", "--max-restarts=2", script)
+        for count in (1, 2):
+            lines = job.until(partial(all_at_rest, 2 * count), "both are at a step")
+            os.kill(next(int(line.split()[2]) for line in reversed(lines) if line.startswith("dies")), signal.SIGKILL)
+        assert job.ends() == 0, job.err
+    steps = [line.rpartition(" ")[0] for line in job.out if line.startswith(("lives", "dies"))]
+    assert sorted(steps) == ["dies 101", "dies 102", "lives 101", "lives 102"]
+    assert job.out.count("checkpoint") == 4, "by both, in the first round and in the second"
+    assert job.out.count("done 103") == 2
+
+
+def all_at_rest(count: int, lines: list[str]) -> bool:
+    """Whether so many workers, of all rounds, have waited for the death of one."""
+    return sum(line.startswith(("lives", "dies")) for line in lines) == count
+
+
+LOADS = """
+import torch
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1000
+    def __getitem__(self, index):
+        return index
+@inprocess.resumable
+def train(round):
+    if os.environ["RANK"] == "10":
+        return
+    loader = torch.utils.data.DataLoader(Numbers(), batch_size=2, num_workers=2)
+    for _ in loader:
+        say("in")
+        sys.stdin.readline()
+        raise ConnectionError("another worker is gone")
+train()
+"""
+
+
+def test_the_end_of_a_data_loader_is_not_cut(tmp_path: Path) -> None:
+    """The round ends while an error leaves the loop, whose iterator then ends its processes."""
+    with worker(tmp_path, LOADS, RANK="0") as agent:
+        assert agent.process.stdin is not None
+        for number in range(10):
+            assert agent.line() == "in"
+            agent.process.stdin.write(b"\n")
+            time.sleep(number * 0.005)  # what the kills of a job come at: any moment of the clean-up
+            agent.next_round(number, RANK=str(number + 1))
+        code, errors = agent.end()
+    assert (code, "Exception ignored" in errors) == (0, False), errors

@@ -13,12 +13,13 @@
 When a round ends, because a worker died or a node joins, the function is interrupted in each worker that is still
 alive: whatever torch waits for is aborted, and `RoundEnded` is raised in the main thread. Once the function has
 returned or raised, process groups are destroyed; when the next round begins, its variables are set in `os.environ` and
-the function is called again. `round.survived` is then true, and `round.memory` is a dict that outlives rounds. Ranks
-may have changed.
+the function is called again. `round.survived` is then true, and `round.memory` is a dict that outlives rounds; what
+the function has put there, and not `survived`, says how far it came. Ranks may have changed.
 
 A part that must be done as a whole or not at all, such as an optimizer's step, goes into `uninterrupted`. Let
 `RoundEnded` pass: it is not an `Exception`, so `except Exception` does not catch it. The function is not interrupted
-while it handles an exception, `RoundEnded` or another: in `except`, and in `finally` and `with` after an exception.
+while it handles an exception, `RoundEnded` or another: in `except`, and in `finally` and `with` after an exception; nor
+in `__del__` and finalizers.
 
 A worker whose function does not end in time (`--inprocess-timeout`) is killed and restarted. Outside of Rallypoint the
 function is called once. Nothing here imports torch; `docs/how-to/in-process.md` says what survives, and what does not.

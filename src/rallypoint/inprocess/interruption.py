@@ -7,8 +7,10 @@ Laws:
 3. Nothing is raised while the function handles an exception, be it `RoundEnded` or another: `except`, and `finally` and
    `with` on the way out. Such a clean-up is not interrupted. Exceptions that the caller of the function handles do not
    count. `send` has to be repeated until the function ends: nothing else notices that the handling is over.
-4. Nothing is raised while a module is imported, which would leave half of it: many cannot be imported twice.
-5. A forked process is never interrupted.
+4. Nothing is raised in `__del__` and in finalizers: whatever they raise is only printed, and their clean-up would be
+   cut. One that runs while an error leaves a loop, as that of torch's data loader, does not even see the error.
+5. Nothing is raised while a module is imported, which would leave half of it: many cannot be imported twice.
+6. A forked process is never interrupted.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 
 from rallypoint import notices
 
 _IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
+_FINALIZERS = (("weakref", "finalize"), ("multiprocessing.util", "Finalize"))
+"""Classes of what is called when an object is gone."""
 _used = 0
 """The signal that earlier functions used; few signals are free."""
 _CALLER = os.path.join(os.path.dirname(__file__), "survivor.py")
@@ -70,7 +74,9 @@ class Interruption:
         """Raise `RoundEnded` if it is due and the main thread may be interrupted at this point."""
         if not self.inside or os.getpid() != self._pid or not self._due():
             return
-        if notices.open_blocks or threading.get_ident() != self._main or self._handles_an_exception() or _importing():
+        if notices.open_blocks or threading.get_ident() != self._main or self._handles_an_exception():
+            return
+        if _importing_or_finalizing():
             return
         self.raised = True
         raise RoundEnded
@@ -86,14 +92,22 @@ class Interruption:
         return error is not None and id(error) != self._handled_by_caller
 
 
-def _importing() -> bool:
-    """Whether the function is within an import. It may itself be called by one: frames above it do not count."""
+def _importing_or_finalizing() -> bool:
+    """Whether the function is within an import or a finalizer. It may itself be called by one: frames above it do not
+    count.
+    """
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_filename != _CALLER:
-        if frame.f_code.co_filename == _IMPORT_SYSTEM:
+    finalizers = _finalizers()
+    while frame is not None and (code := frame.f_code).co_filename != _CALLER:
+        if code.co_filename == _IMPORT_SYSTEM or code.co_name == "__del__" or code in finalizers:
             return True
         frame = frame.f_back
     return False
+
+
+def _finalizers() -> list[CodeType]:
+    found = (getattr(sys.modules.get(module), name, None) for module, name in _FINALIZERS)
+    return [each.__call__.__code__ for each in found if each is not None]
 
 
 def _free_signal() -> int:

@@ -23,7 +23,8 @@ _MAKES_AN_OBJECT = 0x20 | 0x80 | 0x200
 class Round(NamedTuple):
     """The round in which the function runs; its first argument.
 
-    `survived`: this process ran in an earlier round. `memory`: a dict that outlives rounds, empty in a new process.
+    `survived`: this process ran in an earlier round, perhaps without finishing a step: what it has is in `memory`, a
+    dict that outlives rounds, empty in a new process.
     `restart_count`: restarts that the job has used, as in `TORCHELASTIC_RESTART_COUNT`.
     """
 

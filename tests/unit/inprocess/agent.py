@@ -34,6 +34,7 @@ class Agent:
         self.process = subprocess.Popen(
             [sys.executable, "-c", PREAMBLE + code],
             env={**os.environ, "RALLYPOINT_NOTICES": str(folder), "LOCAL_RANK": "0", **variables},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,

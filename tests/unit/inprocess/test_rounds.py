@@ -187,7 +187,7 @@ def test_a_clean_up_is_not_cut(tmp_path: Path) -> None:
 
 
 OWN_ERRORS = """
-import contextlib, signal
+import contextlib, multiprocessing.util, signal, weakref
 def fail():
     raise ConnectionError("a worker is gone")
 def clean_up():
@@ -238,13 +238,35 @@ def in_block():
             clean_up()
         say("block has ended")
     time.sleep(60)
+class Batches:  # as a data loader's iterator: no frame holds it but the loop, which an error leaves
+    def __iter__(self):
+        return self
+    def __next__(self):
+        return 1
+class Loader(Batches):
+    def __del__(self):
+        clean_up()
+def in_iterator():
+    for _ in Loader():
+        fail()
+def finalized(finalize):
+    batches = Batches()
+    finalize(batches, clean_up)
+    for _ in batches:
+        del batches
+        fail()
+def in_finalizer():
+    finalized(weakref.finalize)
+def in_finalizer_of_multiprocessing():
+    finalized(multiprocessing.util.Finalize)
 def without_error():
     say("in")
     time.sleep(60)
-CASES = [in_handler, in_finally, in_exit, in_generator, in_nested_handler, in_block, without_error]
+CASES = [in_handler, in_finally, in_exit, in_generator, in_nested_handler, in_iterator, in_finalizer,
+    in_finalizer_of_multiprocessing, in_block, without_error]
 @inprocess.resumable
 def train(round):
-    if os.environ["RANK"] == "7":
+    if int(os.environ["RANK"]) == len(CASES):
         return
     global sent
     sent, number = os.pipe2(os.O_NONBLOCK)
@@ -260,12 +282,12 @@ CALLED_IN_A_HANDLER = "try:\n    raise LookupError\nexcept LookupError:\n    tra
 @pytest.mark.parametrize("call", [CALLED, CALLED_IN_A_HANDLER], ids=["called", "called_in_a_handler"])
 def test_a_clean_up_after_an_error_of_the_function_is_not_cut(tmp_path: Path, call: str) -> None:
     with worker(tmp_path, OWN_ERRORS + call, RANK="0") as agent:
-        for number in range(7):
+        for number in range(10):
             assert agent.line() == "in"
             agent.next_round(number, RANK=str(number + 1))
-            if number < 6:
+            if number < 9:
                 assert agent.line() == "cleaned up", number
-            if number == 5:
+            if number == 8:
                 assert agent.line() == "block has ended"
         assert agent.end() == (0, "")
 
