@@ -21,7 +21,7 @@ from errno import ENOENT, ENOTCONN
 
 from rallypoint.base.endpoint import is_loopback, unmapped_address
 from rallypoint.base.kernel import AF_NETLINK, PORTABLE
-from rallypoint.base.light_typing import NamedTuple
+from rallypoint.base.light_typing import NamedTuple, TypeAlias
 
 NOT_HERE = -1
 """Instead of a user id: no process of this machine (of this network namespace) holds the other end."""
@@ -48,6 +48,10 @@ class Peer(Enum):
     """A process of another machine, or of another network namespace of this one."""
     UNKNOWN = auto()
     """Somebody: the kernel cannot be asked."""
+
+
+SocketName: TypeAlias = "tuple[str, int] | tuple[str, int, int, int]"
+"""What a socket says of one of its ends."""
 
 
 class _Side(NamedTuple):
@@ -101,13 +105,20 @@ class PeerUsers:
     def peer_of(self, connected: socket.socket) -> Peer:
         """Who is at the other end."""
         try:
-            own, peer = _side(connected.getsockname()), _side(connected.getpeername())
+            return self.peer_between(connected.getsockname(), connected.getpeername())
+        except OSError as error:
+            return Peer.OTHER_USER if error.errno == ENOTCONN else Peer.UNKNOWN
+
+    def peer_between(self, own_name: SocketName, peer_name: SocketName) -> Peer:
+        """The same for the names of its two sockets."""
+        try:
+            own, peer = _side(own_name), _side(peer_name)
             local = is_loopback(own.address) or own.address == peer.address
             if not local and peer.address not in self._addresses_here():
                 return Peer.REMOTE
             uid = _user_of(peer, own)
-        except OSError as error:
-            return Peer.OTHER_USER if error.errno == ENOTCONN else Peer.UNKNOWN
+        except OSError:
+            return Peer.UNKNOWN
         if uid == NOT_HERE:
             return Peer.OTHER_USER if is_loopback(own.address) else Peer.REMOTE
         return Peer.OWN_USER if is_own_user(uid) else Peer.OTHER_USER
@@ -127,7 +138,7 @@ class PeerUsers:
         return self._own_addresses
 
 
-def _side(name: tuple[str, int] | tuple[str, int, int, int]) -> _Side:
+def _side(name: SocketName) -> _Side:
     address = unmapped_address(name[0].partition("%")[0])
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return _Side(family, address, name[1], name[3] if len(name) == 4 and family == socket.AF_INET6 else 0)

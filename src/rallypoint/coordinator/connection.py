@@ -140,7 +140,9 @@ class ControlConnection(asyncio.Protocol):
         from rallypoint.base.peer_user import Peer
         from rallypoint.coordinator.peer_access import OTHER_USER_REFUSED
 
-        peer = self._context.peer_of(self._transport.get_extra_info("socket"))
+        own, name = (self._transport.get_extra_info(each) for each in ("sockname", "peername"))
+        # Without these two it has gone.
+        peer = self._context.peer_between(own, name) if own and name else Peer.OTHER_USER
         self._is_own_user = peer is Peer.OWN_USER
         if peer is Peer.OTHER_USER and self._context.is_open:
             self._refuse(OTHER_USER_REFUSED)

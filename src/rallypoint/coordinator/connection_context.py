@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import socket
 
     from rallypoint.base.loop import LoopThread
-    from rallypoint.base.peer_user import Peer
+    from rallypoint.base.peer_user import Peer, SocketName
     from rallypoint.base.tls import ControlTls
     from rallypoint.coordinator.job_directory import ServedJobs
     from rallypoint.coordinator.peer_access import PeerAccess
@@ -86,13 +86,13 @@ class ConnectionContext:
         """Whether peers prove nothing: there is neither a secret nor TLS."""
         return self.keys is None and self.tls is None
 
-    def peer_of(self, connected: socket.socket) -> Peer:
-        """Who is at the other end of a connection."""
+    def peer_between(self, own: SocketName, peer: SocketName) -> Peer:
+        """Who is at the other end of a connection, by the names of both ends."""
         if self._access is None:
             from rallypoint.coordinator.peer_access import PeerAccess
 
             self._access = PeerAccess()
-        return self._access.peer_of(connected)
+        return self._access.peer_between(own, peer)
 
     def opened(self, connection: Connection) -> None:
         """A connection has been made."""

@@ -10,10 +10,8 @@ Laws:
 
 from __future__ import annotations
 
-import socket
-
 from rallypoint.base.log import get_logger
-from rallypoint.base.peer_user import Peer, PeerUsers
+from rallypoint.base.peer_user import Peer, PeerUsers, SocketName
 
 log = get_logger(__name__)
 
@@ -42,9 +40,9 @@ class PeerAccess:
         self._users = PeerUsers()
         self._warned = False
 
-    def peer_of(self, connected: socket.socket) -> Peer:
-        """Who is at the other end."""
-        peer = self._users.peer_of(connected)
+    def peer_between(self, own: SocketName, peer_name: SocketName) -> Peer:
+        """Who is at the other end, by the names of both ends."""
+        peer = self._users.peer_between(own, peer_name)
         if peer is Peer.UNKNOWN and not self._warned:
             self._warned = True
             log.warning(
