@@ -194,6 +194,15 @@ class StepExecutor:
         if self._events is not None:
             self._events.failed(cause)
         self._rendezvous.send(step)
+        self._settle(cause)
+
+    def _settle(self, cause: Cause) -> None:
+        """The failure is announced: find out what would have delayed that, for the log and the report of this node."""
+        for rank, failure in () if self.last is None else self.last.failures.items():
+            if failure.settle():
+                log.warning("the kernel's log explains the failure of rank %d: %s", rank, failure.text)
+                if rank == cause.rank:
+                    self._announced = cause._replace(message=failure.text)
 
     def _do_fail_hung(self, step: steps.FailHung) -> None:
         cause = node_failure(step.text, Ending.HANG, exitcode=1)
@@ -295,6 +304,8 @@ class StepExecutor:
 
         own = verdict.cause is not None and verdict.cause.is_of(self._announced)
         elsewhere = not own and not self._rendezvous.hosts_coordinator
+        if own:
+            verdict = verdict._replace(cause=self._announced)
         self.result = result_of(verdict, last, self._workers, reported_elsewhere=elsewhere)
 
     def _do_raise(self, step: steps.EndWithError | steps.EndUnfit | steps.EndBySignal) -> None:

@@ -6,8 +6,12 @@ import os
 import time
 
 from rallypoint.base.light_dataclasses import dataclass, field
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.signals import signal_name
 from rallypoint.failures.error_file import ErrorFile, JsonObject, UnreadableErrorFile, read_error_file, refine_timestamp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NO_FILE = "<N/A>"
 _HOW_TO_TRACE = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
@@ -49,6 +53,8 @@ class ProcessFailure:
     reason: str = field(init=False, default="", repr=False)
 
     def __post_init__(self) -> None:
+        self.look_closer: Callable[[], str | None] | None = None
+        """Finds a better explanation where that takes milliseconds; see `settle`."""
         reply = read_error_file(self.error_file)
         if isinstance(reply, ErrorFile):
             self.error_file_data = reply.data
@@ -75,6 +81,17 @@ class ProcessFailure:
         """Use this explanation as the message, unless it is empty."""
         if reason:
             self.reason = self.message = reason
+            self.look_closer = None
+
+    def settle(self) -> bool:
+        """Look closer, if there is something to look at: after the failure was announced, which this would delay.
+
+        Returns whether the explanation is another one.
+        """
+        look, self.look_closer = self.look_closer, None
+        before, found = self.reason, None if look is None else look()
+        self.set_reason(found or "")
+        return self.reason != before
 
     @property
     def text(self) -> str:

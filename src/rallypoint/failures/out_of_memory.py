@@ -41,7 +41,7 @@ class OomKills:
         self._before = self._count()
 
     def reason(self, pid: int, killed: int) -> str:
-        """Why a worker that died of SIGKILL was killed; empty if this killer is not a likely cause.
+        """Why a worker that died of SIGKILL was killed, by the counters; empty if this killer is not a likely cause.
 
         Args:
             pid: the worker's.
@@ -50,11 +50,15 @@ class OomKills:
         before, now = self._before, self._count()
         if now <= before:
             return ""
+        sure = self._group is not None and now - before >= killed
+        return f"{'most likely' if sure else 'perhaps'} {_OOM_KILLED} ({self._facts(before, now)})"
+
+    def reason_by_log(self, pid: int) -> str | None:
+        """The same by the kernel's log, which takes milliseconds to read; None if it does not tell."""
         victims = killed_for_memory()
-        facts = self._facts(before, now)
         if victims is None:
-            sure = self._group is not None and now - before >= killed
-            return f"{'most likely' if sure else 'perhaps'} {_OOM_KILLED} ({facts})"
+            return None
+        facts = self._facts(self._before, self._count())
         if pid in victims:
             return f"{_OOM_KILLED} (it held {megabytes(victims[pid])}, {facts})"
         return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.failures.failure import NO_FILE
@@ -21,6 +22,8 @@ _FULL = 0.05
 def explain_signal(failure: ProcessFailure, kills: OomKills | None = None, killed: int = 1) -> None:
     """Set the reason of a failure by a signal, if it is known; else add what may be related to its context.
 
+    The kernel's log is only read by the failure's `settle`.
+
     Args:
         failure: the worker's; the exception in an error file is not overridden.
         kills: counts kills by the out-of-memory killer since the worker's start.
@@ -30,13 +33,20 @@ def explain_signal(failure: ProcessFailure, kills: OomKills | None = None, kille
         failure.context = "\n".join(filter(None, (failure.context, kills.context())))
     if failure.error_file != NO_FILE:
         return
-    why = ""
+    why, text = "", failure.text
     if failure.exitcode == -signal.SIGKILL and kills is not None:
         why = kills.reason(failure.pid, killed)
     elif failure.exitcode == -signal.SIGBUS:
         why = bus_error(SHARED_MEMORY)
     if why:
-        failure.set_reason(f"{failure.text}: {why}")
+        failure.set_reason(f"{text}: {why}")
+        if kills is not None and failure.exitcode == -signal.SIGKILL:
+            failure.look_closer = partial(_by_kernel_log, text, kills, failure.pid)
+
+
+def _by_kernel_log(text: str, kills: OomKills, pid: int) -> str | None:
+    why = kills.reason_by_log(pid)
+    return f"{text}: {why}" if why else why if why is None else text
 
 
 def bus_error(shared: str) -> str:

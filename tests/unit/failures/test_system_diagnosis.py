@@ -102,11 +102,20 @@ def test_the_kernel_s_log_decides(machine: Machine, monkeypatch: pytest.MonkeyPa
     machine.first("/x", "x", kills=0)
     kills = machine.kills()
     monkeypatch.setattr(out_of_memory, "killed_for_memory", lambda: {77: 3 << 20})
-    assert kills.reason(77, 1) == "", "the pid of an earlier process"
+    failure = ProcessFailure(0, 77, -9, "")
+    explain_signal(failure, kills)
+    assert not failure.settle(), "the pid of an earlier process"
     machine.first("/x", "x", kills=1)
     facts = "control group /x: oom_kill rose from 0 to 1, limit 512 MB)"
-    assert kills.reason(77, 1) == f"{KILLER} (it held 3 MB, {facts}"
-    assert kills.reason(78, 1) == f"killed by somebody, after another process was {KILLER} ({facts}"
+    somebody = f"killed by somebody, after another process was {KILLER} ("
+    for pid, why in ((77, f"{KILLER} (it held 3 MB, "), (78, somebody)):
+        failure = ProcessFailure(0, pid, -9, "")
+        explain_signal(failure, kills)
+        text = f"Signal 9 (SIGKILL) received by PID {pid}: "
+        assert failure.text == f"{text}most likely {KILLER} ({facts}", "the log is not read before it is announced"
+        assert failure.settle()
+        assert failure.text == f"{text}{why}{facts}"
+        assert not failure.settle()
 
 
 def test_the_log_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,6 +120,7 @@ class OwnLoop:
             self._rendezvous.send(Drain(self._round, needs_consent=self._rendezvous.notice_timeout > 0))
         else:  # unlimited, since it has said that there is a restart left
             self._rendezvous.send(Fail(self._round, failed.first_cause(exitcode=1), NO_LIMIT))
+            _settle(failed)
 
     def finish(self, timeout: float) -> None:
         """Report that all workers of this node have succeeded, and wait for the job's end.
@@ -154,6 +155,7 @@ class OwnLoop:
             self.finish(timeout)
         elif result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
             self._rendezvous.send(Fail(self._round, result.first_cause(exitcode=1), 0))
+            _settle(result)
             self._wait_for_the_end(_VERDICT_TIMEOUT)
 
     # Inside
@@ -198,3 +200,9 @@ class OwnLoop:
                 return notification
             if isinstance(notification, RoundEnded) and notification.end.round >= self._round:
                 return notification
+
+
+def _settle(result: RunResult) -> None:
+    """Find out what would have delayed the announcement of a failure."""
+    for failure in result.failures.values():
+        failure.settle()
