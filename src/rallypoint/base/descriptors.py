@@ -65,3 +65,9 @@ def limits() -> tuple[int, int]:
 def for_connections(limit: int) -> int:
     """The first descriptor that is reserved for other uses than connections, with this limit."""
     return limit - min(RESERVED, limit // 4)
+
+
+def connection_limit() -> int:
+    """The number of connections that this process may have: the descriptors behind are for its other uses."""
+    soft = limits()[0]
+    return for_connections(soft if soft != resource.RLIM_INFINITY else 1 << 30)

@@ -6,6 +6,7 @@ keeps its traceback, since then the launcher, or a plug-in, has a defect.
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -62,6 +63,9 @@ def _ended(work: Callable[[], None], program: str) -> tuple[BaseException | None
         print_error(f"{program}: interrupted")
         return interrupt, INTERRUPTED
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            print_error(f"{program}: error: {error.strerror}; raise the limit of this process (`ulimit -n`)")
+            return error, FAILED
         import traceback
 
         with suppress(OSError, ValueError):

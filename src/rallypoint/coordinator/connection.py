@@ -7,6 +7,7 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
+from rallypoint.base.descriptors import connection_limit
 from rallypoint.base.endpoint import shorten_retransmission, unmapped_address, usable_address
 from rallypoint.base.log import get_logger
 from rallypoint.coordinator.server_session import HEARTBEAT, ServerSession
@@ -29,8 +30,10 @@ log = get_logger(__name__)
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds that a connection has to become a session."""
 
-_WRITE_BUFFER_LIMIT = 4 * 1024 * 1024
-"""Bytes of notifications that a node may leave unread before it counts as gone."""
+_WRITE_BUFFER_LIMIT, _WATCHER_LIMIT = 4 * 1024 * 1024, 16 * 1024 * 1024
+"""Bytes that a node, or a watcher, may leave unread before it counts as gone."""
+_COLLECTED_LIMIT = 64 * 1024 * 1024
+"""Bytes of what was collected from other nodes that a node may leave unread besides; what is beyond is left out."""
 
 _HEARTBEAT_FRAME = frame(HEARTBEAT)
 """A heartbeat without signature: most of the traffic of a large job, and the same bytes each time."""
@@ -62,6 +65,13 @@ class ControlConnection(asyncio.Protocol):
         self._takes_plain = False
         """Whether this is the session of a node, whose frames are not signed."""
         self._done = False
+        self._limit = _WRITE_BUFFER_LIMIT
+        self._collected = 0
+        """Bytes of what was collected that may be unread: those sent since nothing was unread."""
+        self._tenant = ""
+        """Whose share of the server it takes (`shares`); empty before the handshake."""
+        self._unread = b""
+        """What has arrived and waits until its tenant may use the loop again."""
         self._is_own_user = False
         """Whether it is known that a process of our own user, or of root, is at the other end."""
 
@@ -79,9 +89,36 @@ class ControlConnection(asyncio.Protocol):
         shorten_retransmission(transport.get_extra_info("socket"))
         self._context.opened(self)
         self._timeout = self._loop.call_later(HANDSHAKE_TIMEOUT, self._on_handshake_timeout)
+        if transport.get_extra_info("socket").fileno() >= connection_limit():
+            context.limiter.make_room()  # for who comes next; the descriptors from here on are not for connections
+            self._refuse("it has no descriptor for another session now; raise its limit of open files (`ulimit -Hn`)")
 
     def data_received(self, data: bytes) -> None:
         """Bytes have arrived."""
+        shares, begun = self._context.shares, 0.0
+        if shares is not None and self._tenant:
+            if self._unread or (wait := shares.wait(self._tenant)):
+                self._read_later(data, 0.0 if self._unread else wait)
+                return
+            begun = self._loop.time()
+        self._receive(data)
+        if shares is not None and begun:
+            shares.used(self._tenant, self._loop.time() - begun)
+
+    def _read_later(self, data: bytes, wait: float) -> None:
+        """Its tenant has used more than its share of the loop's time."""
+        self._unread += data
+        if wait:
+            self._transport.pause_reading()
+            self._loop.call_later(wait, self._read_now)
+
+    def _read_now(self) -> None:
+        data, self._unread = self._unread, b""
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+            self.data_received(data)
+
+    def _receive(self, data: bytes) -> None:
         if not self._kind_known and data:
             self._kind_known = True
             if not self._begin(data):
@@ -96,8 +133,12 @@ class ControlConnection(asyncio.Protocol):
                 self._close_for(session.heartbeat())
                 return
             for payload in self._reader.feed(data):
+                was_open = session.is_open
                 if self._close_for(session.receive(payload)):
                     return
+                if session.is_open and not was_open:  # who only asks something has until the timeout
+                    self._timeout.cancel()
+                    self._context.limiter.remove(self)
         except (FrameError, codec.CodecError) as error:
             self._close(str(error))
         except Exception:
@@ -109,6 +150,8 @@ class ControlConnection(asyncio.Protocol):
         self._timeout.cancel()
         how = "its connection was closed before it left" if error is None else f"its connection broke: {error}"
         self._session.detach(how)
+        if self._context.shares is not None and self._tenant:
+            self._context.shares.leave(self._tenant)
         self._context.closed(self)
 
     # The handshake, then the session
@@ -183,8 +226,11 @@ class ControlConnection(asyncio.Protocol):
 
     def describe(self, hello: Hello) -> SessionRecord:
         """The handshake is done."""
-        self._timeout.cancel()
-        self._context.limiter.remove(self)
+        if self._context.shares is not None:
+            tenant = hello.job if self._context.keys is not None else self._peer_host.partition("%")[0] or _UNKNOWN
+            self._context.shares.enter(tenant)
+            self._tenant = tenant
+        self._limit = _WATCHER_LIMIT if hello.is_watcher else _WRITE_BUFFER_LIMIT
         self._takes_plain = self._session.signers is None and not (hello.is_watcher or hello.only_greets)
         own = usable_address(unmapped_address(str(self._transport.get_extra_info("sockname")[0])))
         trusted = self._is_own_user or not self._context.is_open
@@ -227,6 +273,14 @@ class ControlConnection(asyncio.Protocol):
         name = self._session.node_name
         return f"{self._peer_address} ({name})" if name else self._peer_address
 
+    def send_collected(self, payload: bytes) -> None:
+        """Send what another node has collected: much of it at once does not mean that this one reads nothing."""
+        if not self._transport.get_write_buffer_size():
+            self._collected = 0
+        if self._collected + len(payload) <= _COLLECTED_LIMIT:
+            self._collected += len(payload)
+            self.send(payload)
+
     def send(self, payload: bytes) -> None:
         """Send a frame, signed if the session's are. On the loop's thread."""
         signers = self._session.signers
@@ -243,7 +297,7 @@ class ControlConnection(asyncio.Protocol):
             self._channel.send(data)
             data = self._channel.to_send()
         self._transport.write(data)
-        if self._transport.get_write_buffer_size() > _WRITE_BUFFER_LIMIT:
+        if self._transport.get_write_buffer_size() > self._limit + 2 * self._collected:  # TLS adds a little
             log.warning("control connection from %s does not read what it is sent; it is closed", self._peer)
             self._transport.abort()
 
@@ -279,6 +333,10 @@ class ControlConnection(asyncio.Protocol):
         self._transport.close()
 
     def _on_handshake_timeout(self) -> None:
+        if self._session.has_answered:
+            self._done = True
+            self._transport.close()
+            return
         self._close(f"it said nothing that opens a session within {HANDSHAKE_TIMEOUT:.0f} s")
 
     def evict(self) -> None:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from rallypoint.base.log import get_logger
 from rallypoint.coordinator.connection_limiter import ConnectionLimiter
+from rallypoint.coordinator.shares import Shares
 from rallypoint.protocol import codec
+from rallypoint.protocol.operator_messages import CollectedPart
 
 if TYPE_CHECKING:
     import socket
@@ -32,6 +34,10 @@ class Connection(Protocol):
 
     def send(self, payload: bytes) -> None:
         """Send a frame."""
+        ...
+
+    def send_collected(self, payload: bytes) -> None:
+        """Send a frame with what another node has collected."""
         ...
 
     def finish(self, why: str) -> None:
@@ -67,11 +73,12 @@ class ConnectionContext:
         self.fallback = fallback
         self.has_local_nodes = has_local_nodes
         self.limiter = ConnectionLimiter()
+        self.shares = Shares() if jobs.job is None else None
         self._access: PeerAccess | None = None
         self.emptied = asyncio.Event()
         """Set when the last connection is gone."""
         self._loop = loop
-        self._outbox: deque[tuple[Connection, bytes]] = deque()
+        self._outbox: deque[tuple[Connection, Callable[[bytes], None], bytes]] = deque()
         self._posting = False
         self._last_encoded: tuple[Notification | WatcherNotification, bytes] | None = None
         """The last notification, and its bytes: often many receive the same."""
@@ -115,7 +122,8 @@ class ConnectionContext:
         told = self._last_encoded
         if told is None or told[0] is not notification:
             told = self._last_encoded = (notification, codec.encode(notification))
-        self._outbox.append((connection, told[1]))
+        send = connection.send_collected if isinstance(notification, CollectedPart) else connection.send
+        self._outbox.append((connection, send, told[1]))
         if not self._posting:
             self._posting = True
             self._loop.call(self._write_posted)
@@ -123,9 +131,9 @@ class ConnectionContext:
     def _write_posted(self) -> None:
         self._posting = False  # first: an append from now on causes another call
         while self._outbox:
-            connection, payload = self._outbox.popleft()
+            connection, send, payload = self._outbox.popleft()
             try:
-                connection.send(payload)
+                send(payload)
             except Exception:  # of this connection alone: the others' notifications follow
                 log.exception("a notification could not be sent; the control connection is closed")
                 connection.abort()

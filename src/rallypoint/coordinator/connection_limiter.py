@@ -46,6 +46,12 @@ class ConnectionLimiter:
         """It has become a session, or is gone. Idempotent."""
         self._waiting.pop(connection, None)
 
+    def make_room(self) -> None:
+        """End the oldest one now, if there is one."""
+        if self._waiting:
+            oldest = next(iter(self._waiting))
+            self._waiting.pop(oldest)[1]()
+
     def log_refusal(self, line: str, *args: object) -> None:
         """Log a refused connection, unless there were too many such lines just now."""
         if self._timer is None:

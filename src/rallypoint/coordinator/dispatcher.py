@@ -46,6 +46,9 @@ log = get_logger(__name__)
 
 _PAUSE = 5.0
 """Seconds until a failed tick is tried again."""
+MAX_WATCHERS = 64
+"""Sessions that may watch a job at a time: each is sent the whole state after each change."""
+_REPLACED_DETAIL = f"{MAX_WATCHERS} others watch this job, and it has said nothing for the longest time"
 
 
 class JournalSink(Protocol):
@@ -193,12 +196,20 @@ class Dispatcher:
 
     def attach_watcher(self, deliver: Callable[[WatcherNotification], None], disconnect: Callable[[str], None]) -> int:
         """Open the session of a watcher, which is not a node; returns its number."""
+        replaced: list[Callable[[], None]] = []
         with self._lock:
+            if len(self.watchers) >= MAX_WATCHERS:
+                quietest = self._coordinator.watchers.remove_quietest()
+                self.watchers.discard(quietest)
+                self._deliver.pop(quietest, None)
+                replaced = [partial(self._disconnect.pop(quietest), _REPLACED_DETAIL)]
             session = next(self._numbers)
             self._deliver[session] = deliver
             self._disconnect[session] = disconnect
             self.watchers.add(session)
             self._coordinator.watchers.open(session)
+        for end in replaced:
+            self._guarded_call(end)
         return session
 
     def receive_from_watcher(self, session: int, request: WatcherRequest, refusal: str = "") -> None:

@@ -22,7 +22,7 @@ import heapq
 import itertools
 import math
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -42,6 +42,8 @@ MAX_JOBS = 1024
 """Jobs at a time, so that the memory cannot be filled with names."""
 MAX_JOBS_OF_ONE = MAX_JOBS // 4
 """Jobs at a time that were begun from one address, or from one network of IPv6 (64 bits), where a machine has many."""
+_TICK = 0.05
+"""Seconds after which a tick leaves the jobs that are due to the next one: connections are served in between."""
 _IDLE_JOB_KEPT = 60.0
 """Seconds for which a job without nodes and without a verdict is remembered."""
 _MOST_ENDED, _ENDED_KEPT = 4096, 86400.0
@@ -148,14 +150,17 @@ class ManyJobs:
     def tick(self) -> None:
         """Time has passed."""
         now = self._clock.monotonic()
-        due: list[_Job] = []
+        due: deque[_Job] = deque()
         with self._lock:
             while self._next_due() <= now:
                 job = heapq.heappop(self._schedule)[2]
                 job.at = math.inf
                 due.append(job)
-        for job in due:
-            job.dispatcher.tick()
+        while due and self._clock.monotonic() <= now + _TICK:
+            due.popleft().dispatcher.tick()
+        with self._lock:
+            for job in due:
+                self._reschedule(job)
 
     # One job. With the lock held, except `_look`.
 

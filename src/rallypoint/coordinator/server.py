@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
+_CLOSE_TIMEOUT = 5.0
+"""Seconds that `close` waits for the loop, beyond the time that nodes have."""
+
 
 class ControlServer:
     """Listens for nodes.
@@ -101,7 +104,13 @@ class ControlServer:
         """
         if self._closed is None:
             self._closed = self._loop.submit(self._close_all(linger, why))
-        self._closed.result()
+        try:
+            self._closed.result(linger + _CLOSE_TIMEOUT)
+        except TimeoutError:  # the loop is busy; nothing may keep this process from ending
+            log.warning(
+                "the control plane was not closed within %.1f s; it ends without a last message",
+                linger + _CLOSE_TIMEOUT,
+            )
 
     def _start(self) -> None:
         import asyncio

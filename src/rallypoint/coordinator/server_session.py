@@ -87,8 +87,8 @@ class ServerSession:
         self._dispatcher: Dispatcher | None = None
         self._command_refusal: str | None = None
         """For a watcher: why it may not give commands, empty if it may; None for a node."""
-        self._told_all = False
-        """Whether the other side has received all that it asked for, such as the list of jobs."""
+        self.has_answered = False
+        """Whether the other side has received all that it asked for, such as the list of jobs: it is no session."""
         self._leaving = False
         self._answered = False
         """Whether the last heartbeat was answered."""
@@ -118,7 +118,7 @@ class ServerSession:
                 self._dispatcher.receive_from_watcher(self.number, request, self._command_refusal)
                 return None
             return self.heartbeat() if payload == HEARTBEAT else self._on_request(self._dispatcher, payload)
-        if self._told_all:
+        if self.has_answered:
             return None
         greeted = self._handshake.greeted
         if greeted is None:
@@ -205,7 +205,7 @@ class ServerSession:
         name = self._output.describe(hello).node
         lease = hello.settings.lease
         self._output.send(codec.encode(Welcome(name, lease, "", self._jobs.job is not None, timestamp=time.time())))
-        self._told_all = True
+        self.has_answered = True
 
     def _open_watcher(self, hello: Hello) -> None:
         from rallypoint.coordinator.watcher_access import command_refusal, watched_dispatcher, welcome_watcher
@@ -216,7 +216,7 @@ class ServerSession:
         self._output.send(codec.encode(welcome_watcher(record, dispatcher)))
         if dispatcher is None:
             self._output.send(codec.encode(JobList(self._jobs.summaries())))
-            self._told_all = True
+            self.has_answered = True
             return
         self._command_refusal = command_refusal(record, dispatcher.remote_control or self.signers is not None)
         self.number = dispatcher.attach_watcher(self._output.post, self._on_disconnect)

@@ -13,21 +13,16 @@ from rallypoint.protocol.handshake import HandshakeError, Hello, Welcome
 if TYPE_CHECKING:
     from rallypoint.coordinator.job_directory import JobDirectory
 
-MAX_WATCHERS = 64
-"""Sessions that may watch one job at a time: each is sent the whole state after each change."""
-
 
 def watched_dispatcher(jobs: JobDirectory, hello: Hello) -> Dispatcher | None:
     """The dispatcher of the job that a watcher names; None if it names none and there are several, or none.
 
     Raises:
-        HandshakeError: there is no such job, or it has too many watchers.
+        HandshakeError: there is no such job.
     """
     dispatcher = jobs.find(hello.job)
     if dispatcher is None and hello.job:
         raise HandshakeError(f"it has no job {hello.job!r}; leave --rdzv-id out for a list of its jobs")
-    if dispatcher is not None and len(dispatcher.watchers) >= MAX_WATCHERS:
-        raise HandshakeError(f"{MAX_WATCHERS} sessions watch job {dispatcher.settings.run_id!r} already; end some")
     return dispatcher
 
 

@@ -97,6 +97,12 @@ class Watchers:
         """A watcher has connected."""
         self._watchers[session] = _Watcher()
 
+    def remove_quietest(self) -> int:
+        """Remove the watcher that has said nothing for the longest time; returns its session."""
+        session = next(iter(self._watchers))
+        self.close(session)
+        return session
+
     def close(self, session: int) -> bool:
         """A session has ended. Returns whether it was a watcher's."""
         for number in [each for each, asked in self._collections.items() if asked.watcher == session]:
@@ -105,6 +111,9 @@ class Watchers:
 
     def receive(self, session: int, request: WatcherRequest, now: float, refusal: str) -> None:
         """A watcher has sent a message; `refusal` is why it may not give commands, if it may not."""
+        if (watcher := self._watchers.pop(session, None)) is None:
+            return  # replaced
+        self._watchers[session] = watcher  # as the last of all that have said something
         if isinstance(request, WatchRequest):
             self._watch(session, request.follow, now)
             return

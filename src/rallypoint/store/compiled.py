@@ -10,6 +10,7 @@ import errno
 import socket
 from collections.abc import Sequence
 
+from rallypoint.base.descriptors import connection_limit
 from rallypoint.base.peer_user import Peer, PeerUsers
 from rallypoint.store import _native, wire
 from rallypoint.store.guard import SINGLE_ADDRESS_BITS, networks, shown_peers
@@ -19,7 +20,6 @@ from rallypoint.store.transport_context import (
     log_refusal,
     peer_of,
     raise_descriptor_limit,
-    reserved_from,
     set_options,
 )
 
@@ -38,7 +38,7 @@ class CompiledTransport:
         self._context = context
         self._peers = granted.peers
         self._users = PeerUsers()
-        self._descriptors = reserved_from()
+        self._descriptors = connection_limit()
         first = context.retry, granted.validate_timeout
         limits = *first, granted.connections, granted.request, granted.value, granted.keys, granted.bytes
         self._sockets = _native.Sockets(

@@ -19,6 +19,7 @@ import socket
 import time
 from collections.abc import Sequence
 
+from rallypoint.base.descriptors import connection_limit
 from rallypoint.base.log import get_logger
 from rallypoint.base.peer_user import Peer, PeerUsers
 from rallypoint.store.guard import SINGLE_ADDRESS_BITS, Network, networks, packed_address, shown_peers
@@ -30,7 +31,6 @@ from rallypoint.store.transport_context import (
     log_refusal,
     peer_of,
     raise_descriptor_limit,
-    reserved_from,
     set_options,
 )
 
@@ -59,7 +59,7 @@ class PollingTransport:
         self._addresses: frozenset[bytes] = frozenset()
         """Single addresses that may connect; `_networks` has the others, or is None where all may."""
         self._note_address(context.guard.peers)
-        self._descriptors = reserved_from()
+        self._descriptors = connection_limit()
         self._wakeup_seen = False
         self._at_connection_limit = False
         self._cleanup_pending = False  # something must be tidied up

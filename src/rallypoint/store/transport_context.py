@@ -92,9 +92,3 @@ def raise_descriptor_limit(context: TransportContext, error: int, present: int) 
         reason = f"{reason} (some of the {limit} are kept for the agent); raise the hard limit (`ulimit -Hn`)"
     context.log_lines.warning("the store accepts no connections for %g s: %s", context.retry, reason)
     return present
-
-
-def reserved_from() -> int:
-    """From which number on descriptors are kept for others in this process, before more were asked for."""
-    soft = limits()[0]
-    return for_connections(soft if soft != resource.RLIM_INFINITY else 1 << 30)

@@ -8,12 +8,10 @@ from rallypoint.agent.policy import decide
 from rallypoint.agent.policy_state import Phase as AgentPhase
 from rallypoint.agent.policy_state import PolicyState
 from rallypoint.coordinator.coordinator import Coordinator
-from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.coordinator.dispatcher import MAX_WATCHERS, Dispatcher
 from rallypoint.coordinator.session_registry import SessionRecord
-from rallypoint.coordinator.watcher_access import MAX_WATCHERS, watched_dispatcher
 from rallypoint.membership.operations import Drain, Fail, PreemptJob
 from rallypoint.membership.state import NodeId, NodeInfo, NodeRange, Settings
-from rallypoint.protocol.handshake import PROTOCOL_VERSION, HandshakeError, Hello
 from rallypoint.protocol.messages import JoinRequest, Placed, ResumeRequest
 from rallypoint.protocol.observation import (
     CollectCommand,
@@ -22,7 +20,6 @@ from rallypoint.protocol.observation import (
     Phase,
     ResizeCommand,
     RestartCommand,
-    SnapshotPart,
     StopCommand,
     WatchRequest,
 )
@@ -261,15 +258,21 @@ def test_a_stop_of_a_job_that_is_over_says_so() -> None:
     assert (reply.done, reply.detail) == (False, "the job has stopped already")
 
 
-def test_only_so_many_watch_one_job() -> None:
+def test_a_new_watcher_takes_the_place_of_the_one_that_has_been_silent_for_the_longest_time() -> None:
     dispatcher = Dispatcher(Settings("job", 1, 1))
-    hello = Hello(PROTOCOL_VERSION, "job", b"", "10.0.0.9", 7, 0, False, dispatcher.settings, "", "h", True)
-    told: list[object] = []
-    for _ in range(MAX_WATCHERS):
-        assert watched_dispatcher(dispatcher, hello) is dispatcher
-        last = dispatcher.attach_watcher(told.append, told.append)
-    with pytest.raises(HandshakeError, match="64 sessions watch job 'job' already"):
-        watched_dispatcher(dispatcher, hello)
-    dispatcher.detach(last)
-    assert watched_dispatcher(dispatcher, hello) is dispatcher
-    assert not any(isinstance(each, SnapshotPart) for each in told)
+    ended: list[int] = []
+    sessions: list[int] = []
+    for number in range(MAX_WATCHERS):
+
+        def disconnect(_why: str, number: int = number) -> None:
+            ended.append(number)
+
+        sessions.append(dispatcher.attach_watcher(lambda _: None, disconnect))
+    dispatcher.receive_from_watcher(sessions[0], WatchRequest())
+    dispatcher.attach_watcher(lambda _: None, lambda _: None)
+    assert (ended, len(dispatcher.watchers)) == ([1], MAX_WATCHERS)
+    dispatcher.receive_from_watcher(sessions[1], WatchRequest())
+    assert len(dispatcher.watchers) == MAX_WATCHERS
+    dispatcher.detach(sessions[1])
+    dispatcher.attach_watcher(lambda _: None, lambda _: None)
+    assert ended == [1, 2]

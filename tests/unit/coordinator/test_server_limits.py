@@ -1,0 +1,99 @@
+"""What connections may take of a server that are no nodes, that do not read, or that come when it is busy."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from rallypoint.base.endpoint import Endpoint, listening_socket
+from rallypoint.base.loop import LoopThread
+from rallypoint.coordinator import server as server_module
+from rallypoint.coordinator.connection import ControlConnection
+from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.coordinator.jobs import ManyJobs
+from rallypoint.coordinator.server import ControlServer
+from rallypoint.membership.state import Settings
+from rallypoint.protocol import codec
+from rallypoint.protocol.frames import MAGIC, frame
+from rallypoint.protocol.handshake import ClientHandshake, Hello, Proof
+from rallypoint.protocol.messages import NodesWaiting
+from rallypoint.protocol.operator_messages import CollectedPart
+from tests.unit.coordinator.test_control import TIMEOUT, raw_session
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def greeting(endpoint: Endpoint, change: Callable[[Hello], Hello]) -> socket.socket:
+    """A connection that has greeted, and has proved what there is to prove."""
+    raw = socket.create_connection((endpoint.host, endpoint.port), timeout=TIMEOUT)
+    hello = ClientHandshake("", None, b"n", Settings("", 1, 1)).hello("127.0.0.1", 1, 0)
+    raw.sendall(MAGIC + frame(codec.encode(change(hello))))
+    assert raw.recv(1000)
+    raw.sendall(frame(codec.encode(Proof(b""))))
+    assert raw.recv(1000)
+    return raw
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda hello: hello._replace(only_greets=True), lambda hello: hello._replace(is_watcher=True)],
+    ids=["only greets", "watches no job"],
+)
+def test_who_has_been_answered_counts_as_no_session_and_makes_room(change: Callable[[Hello], Hello]) -> None:
+    server = ControlServer(ManyJobs(), listening_socket("127.0.0.1", 0))
+    try:
+        with greeting(Endpoint("127.0.0.1", server.port), change) as raw:
+            limiter = server._context.limiter
+            assert len(limiter._waiting) == 1
+            server._loop.call(limiter.make_room)
+            while raw.recv(1000):
+                pass
+    finally:
+        server.close()
+
+
+def test_much_that_was_collected_does_not_end_the_session_of_who_reads_it_slowly() -> None:
+    dispatcher = Dispatcher(Settings("job", 1, 1))
+    server = ControlServer(dispatcher, listening_socket("127.0.0.1", 0))
+    try:
+        with raw_session(Endpoint("127.0.0.1", server.port)) as raw:
+            (connection,) = server.connections
+            assert isinstance(connection, ControlConnection)
+            part = CollectedPart(1, bytes(48 * 1024), False, "n1")
+            for _ in range(200):
+                connection.post(part)
+            transport = connection._transport
+            until(lambda: transport.get_write_buffer_size() > 4 * 1024 * 1024 or transport.is_closing())
+            assert not transport.is_closing()
+            for number in range(200):
+                connection.post(NodesWaiting(number, 1, ("x" * 40_000,)))
+            until(transport.is_closing)
+            raw.close()
+    finally:
+        server.close()
+
+
+def test_a_server_whose_loop_is_busy_is_closed_in_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_module, "_CLOSE_TIMEOUT", 0.2)
+    loop, busy = LoopThread("busy"), threading.Event()
+    server = ControlServer(Dispatcher(Settings("job", 1, 1)), listening_socket("127.0.0.1", 0), loop=loop)
+    loop.call(cast("Callable[[], None]", busy.wait))
+    with caplog.at_level(logging.WARNING):
+        server.close(linger=0.0)
+    assert "was not closed within" in caplog.text
+    busy.set()
+    server.close(linger=0.0)
+    loop.stop()

@@ -1,0 +1,53 @@
+"""What each tenant of a server may take."""
+
+from __future__ import annotations
+
+import pytest
+
+from rallypoint.base.descriptors import connection_limit
+from rallypoint.coordinator.shares import BURST, RATE, Shares
+from rallypoint.protocol.handshake import HandshakeError
+from tests.unit.coordinator.test_jobs import Clock
+
+
+def test_a_tenant_that_has_used_its_share_waits_and_the_others_do_not() -> None:
+    clock = Clock()
+    shares = Shares(clock)
+    shares.enter("greedy")
+    shares.enter("modest")
+    shares.used("greedy", BURST)
+    shares.used("modest", BURST / 2)
+    assert (shares.wait("greedy"), shares.wait("modest")) == (0.0, 0.0)
+    shares.used("greedy", 3.0)
+    assert (shares.wait("greedy"), shares.wait("modest")) == (3.0 / RATE, 0.0)
+    clock.now += 2.0
+    assert shares.wait("greedy") == 3.0 / RATE - 2.0
+    clock.now += 3.0 / RATE - 2.0
+    assert shares.wait("greedy") == 0.0
+
+
+def test_who_is_alone_waits_for_nothing() -> None:
+    shares = Shares(Clock())
+    shares.enter("alone")
+    shares.used("alone", 100.0)
+    assert shares.wait("alone") == 0.0
+    shares.enter("other")
+    assert shares.wait("alone") > 0.0
+    shares.leave("other")
+    assert shares.wait("alone") == 0.0
+
+
+def test_one_tenant_has_at_most_half_of_the_sessions() -> None:
+    shares = Shares(Clock())
+    most = connection_limit() // 2
+    for _ in range(min(most, 100_000)):
+        shares.enter("greedy")
+    if most <= 100_000:
+        with pytest.raises(HandshakeError, match=f"greedy has {most} sessions"):
+            shares.enter("greedy")
+        shares.leave("greedy")
+        shares.enter("greedy")
+    shares.enter("modest")
+    shares.leave("modest")
+    shares.used("modest", 5.0)
+    assert shares.wait("modest") == 0.0, "nothing is kept of who has left"
