@@ -33,7 +33,7 @@ def told(folder: Path, node: str) -> dict[str, str]:
 
 def a_failure_is_the_same_on_both_nodes_and_kept_on_both(rallyrun: Launcher) -> None:
     folder = rallyrun.folder
-    env = {"MY_API_TOKEN": "this-is-not-for-others"}
+    env = {"MY_API_TOKEN": "this-is-not-for-others", "RALLYPOINT_INCIDENT_ENV": "MY_*"}
     job = c10d(rallyrun, "2", CLASSIFIED, f"--incident-dir={folder / 'kept'}", "--tee=3", "--log-dir=logs", env=env)
     nodes = [job.host("A", env=told(folder, "A")), job.start("B", env=told(folder, "B"))]
     for node in nodes:
