@@ -9,10 +9,10 @@ from unittest.mock import patch
 
 from rallypoint.agent import policy, policy_notices
 from rallypoint.agent.policy_state import Decision, PolicyState
-from rallypoint.coordinator import hangs, job_state, notifications, recovery
+from rallypoint.coordinator import hangs, job_state, notifications
 from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.dispatcher import Dispatcher
-from rallypoint.coordinator.notifications import placements
+from rallypoint.coordinator.notifications import Placements, placements
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.election import leadership, resign, takeover
 from rallypoint.election.candidacy import PredecessorWait
@@ -264,7 +264,7 @@ def _failure_cuts_saving() -> AbstractContextManager[object]:
 
 def _ranks_of_who_is_left() -> AbstractContextManager[object]:
     """Who hears late of its place is told ranks that do not count those who have succeeded and left."""
-    return patch.object(recovery, "placements", lambda state: placements(state._replace(finished={})))
+    return patch.object(Placements, "of", lambda _, state, node: placements(state._replace(finished={}))[node])
 
 
 def _refusal_proves_death() -> AbstractContextManager[object]:
@@ -285,10 +285,7 @@ def _mixed_job_survives() -> AbstractContextManager[object]:
     def bad(state: State) -> dict[NodeId, Placement]:
         return {node: each._replace(restart_workers=False) for node, each in placements(state).items()}
 
-    both = ExitStack()
-    for module in (notifications, recovery):
-        both.enter_context(patch.object(module, "placements", bad))
-    return both
+    return patch.object(notifications, "placements", bad)
 
 
 def _hangs_with_one_awake() -> AbstractContextManager[object]:

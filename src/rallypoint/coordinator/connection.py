@@ -7,7 +7,6 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from rallypoint.base.descriptors import connection_limit
 from rallypoint.base.endpoint import shorten_retransmission, unmapped_address, usable_address
 from rallypoint.base.log import get_logger
 from rallypoint.coordinator.server_session import HEARTBEAT, ServerSession
@@ -87,11 +86,12 @@ class ControlConnection(asyncio.Protocol):
         context, host = self._context, self._peer_host.partition("%")[0] or _UNKNOWN
         self._session = ServerSession(context.jobs, context.keys, context.nonce(), self, host)
         shorten_retransmission(transport.get_extra_info("socket"))
+        if not context.has_room(transport.get_extra_info("socket").fileno()):
+            context.limiter.log_refusal("control connection from %s refused: no descriptor is left for it", self._peer)
+            self._done = True
+            transport.abort()  # without a word, so that it comes again
         self._context.opened(self)
         self._timeout = self._loop.call_later(HANDSHAKE_TIMEOUT, self._on_handshake_timeout)
-        if transport.get_extra_info("socket").fileno() >= connection_limit():
-            context.limiter.make_room()  # for who comes next; the descriptors from here on are not for connections
-            self._refuse("it has no descriptor for another session now; raise its limit of open files (`ulimit -Hn`)")
 
     def data_received(self, data: bytes) -> None:
         """Bytes have arrived."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from rallypoint.base.descriptors import connection_limit
 from rallypoint.base.log import get_logger
 from rallypoint.coordinator.connection_limiter import ConnectionLimiter
 from rallypoint.coordinator.shares import Shares
@@ -79,6 +81,8 @@ class ConnectionContext:
         """Set when the last connection is gone."""
         self._loop = loop
         self._outbox: deque[tuple[Connection, Callable[[bytes], None], bytes]] = deque()
+        self._most: float = math.inf
+        """The number of connections at which the descriptors for connections were last used up."""
         self._posting = False
         self._last_encoded: tuple[Notification | WatcherNotification, bytes] | None = None
         """The last notification, and its bytes: often many receive the same."""
@@ -100,6 +104,12 @@ class ConnectionContext:
 
             self._access = PeerAccess()
         return self._access.peer_between(own, peer)
+
+    def has_room(self, descriptor: int) -> bool:
+        """Whether one more connection, with this descriptor, can stay; the oldest that is no session may make room."""
+        if descriptor >= connection_limit():  # those below are in use: there are as many connections as there may be
+            self._most = len(self.connections)
+        return len(self.connections) < self._most or self.limiter.make_room()
 
     def opened(self, connection: Connection) -> None:
         """A connection has been made."""

@@ -46,11 +46,13 @@ class ConnectionLimiter:
         """It has become a session, or is gone. Idempotent."""
         self._waiting.pop(connection, None)
 
-    def make_room(self) -> None:
-        """End the oldest one now, if there is one."""
-        if self._waiting:
-            oldest = next(iter(self._waiting))
-            self._waiting.pop(oldest)[1]()
+    def make_room(self) -> bool:
+        """End the oldest one now; returns whether there was one."""
+        oldest = next(iter(self._waiting), None)
+        if oldest is None:
+            return False
+        self._waiting.pop(oldest)[1]()
+        return True
 
     def log_refusal(self, line: str, *args: object) -> None:
         """Log a refused connection, unless there were too many such lines just now."""

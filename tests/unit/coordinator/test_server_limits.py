@@ -56,7 +56,7 @@ def test_who_has_been_answered_counts_as_no_session_and_makes_room(change: Calla
         with greeting(Endpoint("127.0.0.1", server.port), change) as raw:
             limiter = server._context.limiter
             assert len(limiter._waiting) == 1
-            server._loop.call(limiter.make_room)
+            server._loop.call(cast("Callable[[], None]", limiter.make_room))
             while raw.recv(1000):
                 pass
     finally:
