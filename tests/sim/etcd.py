@@ -188,6 +188,9 @@ class Etcd:
     def _holds(self, compare: Compare) -> bool:
         assert compare.relation == "==", compare
         assert compare.field in ("create_revision", "mod_revision"), compare
+        if compare.prefix:
+            keys = [key for key in self.stored if key.startswith(compare.key)] or [compare.key]
+            return all(self._holds(compare._replace(key=key, prefix=False)) for key in keys)
         found = self.stored.get(compare.key)
         number = 0 if found is None else getattr(found, compare.field)
         return bool(number == compare.operand)

@@ -111,13 +111,27 @@ class _Running(NamedTuple):
 
 
 class Runner:
-    """The procedure in progress, if there is one."""
+    """The procedure in progress, if there is one; between two of its requests, one that cannot wait for its end."""
 
-    def __init__(self, context: StepContext, on_failure: Callable[[Exception, Chore | None], None]) -> None:
-        """`on_failure` is called when a procedure has ended in an error; it may begin another."""
+    def __init__(
+        self,
+        context: StepContext,
+        on_failure: Callable[[Exception, Chore | None], None],
+        urgent: Callable[[], tuple[Procedure[None], Chore] | None],
+    ) -> None:
+        """Nothing is in progress.
+
+        Args:
+            context: takes the requests.
+            on_failure: called when a procedure has ended in an error; it may begin another.
+            urgent: returns the chore that is due and cannot wait for the end of the procedure in progress, if any.
+        """
         self._context = context
         self._on_failure = on_failure
+        self._urgent = urgent
         self._running: _Running | None = None
+        self._held: tuple[_Running, Answered | Failed] | None = None
+        """A procedure whose next request waits for an urgent chore, and the answer with which it continues."""
         self._asked = 0
 
     @property
@@ -127,17 +141,28 @@ class Runner:
 
     def begin(self, procedure: Procedure[None], chore: Chore | None = None) -> None:
         """Begin this procedure instead of the one in progress."""
+        self.drop()
         self._take(procedure, chore, lambda: next(procedure))
 
     def drop(self) -> None:
-        """Drop the procedure in progress; a late answer is ignored."""
-        self._running = None
+        """Drop what is in progress; a late answer is ignored."""
+        self._running = self._held = None
 
     def go_on(self, event: Answered | Failed) -> None:
         """The request of that number is done, or could not be."""
         running = self._running
         if running is None or running.number != event.number:
             return
+        if self._held is None and running.chore is None and (urgent := self._urgent()) is not None:
+            self._held, (procedure, chore) = (running, event), urgent
+            self._take(procedure, chore, lambda: next(procedure))
+            return
+        self._resume(running, event)
+        if not self.busy and self._held is not None:
+            held, self._held = self._held, None
+            self._resume(*held)
+
+    def _resume(self, running: _Running, event: Answered | Failed) -> None:
         if isinstance(event, Answered):
             self._take(running.procedure, running.chore, lambda: running.procedure.send(event.answer))
         else:

@@ -8,7 +8,8 @@
     GONE       has left etcd
 
 A lasting state is a phase; a sequence of requests is a `Procedure`, of which one runs at a time: the goal, a chore
-(keeping the lease alive, another name), or the end. One table has the time of each chore.
+(keeping the lease alive, another name), or the end. One table has the time of each chore. A goal may take longer than
+the lease lives, where etcd is slow: the lease is kept alive between two of its requests.
 
 Laws:
 
@@ -76,7 +77,7 @@ class Election:
         self._ttl = max(1, math.ceil(settings.lease))
         self._closed = False
         self._context = StepContext()
-        self._runner = Runner(self._context, self._on_procedure_error)
+        self._runner = Runner(self._context, self._on_procedure_error, self._urgent)
         self._wait = candidacy.PredecessorWait(self._context)
         self._leadership = Leadership(keys, settings, self._context)
         self._goal: _Method = Election._register
@@ -179,6 +180,8 @@ class Election:
             return self._end(None), None
         if self.leads and self._leadership.deposed:
             return self._end(EtcdLeaseGone(self._leadership.deposed)), None
+        if (urgent := self._urgent()) is not None:
+            return urgent
         if self.phase is CandidatePhase.RESTING and self._context.now >= self._rest_until:
             self.phase = CandidatePhase.ASKING
             return self._goal(self), None
@@ -191,6 +194,13 @@ class Election:
             return None
         del self._due[chore]
         return self._CHORES[chore](self), chore
+
+    def _urgent(self) -> tuple[Procedure[None], Chore] | None:
+        """Keeping the lease alive, if it is due while a goal is in progress."""
+        if self.phase is CandidatePhase.ENDING or self._due.get(Chore.KEEP_LEASE, math.inf) > self._context.now:
+            return None
+        del self._due[Chore.KEEP_LEASE]
+        return self._keep_lease_alive(), Chore.KEEP_LEASE
 
     def _on_procedure_error(self, error: Exception, chore: Chore | None) -> None:
         """A procedure could not be gone through: law 3 where etcd is away, and else law 6."""
@@ -278,7 +288,8 @@ class Election:
         self._due[Chore.KEEP_LEASE] = asked_at + PAUSE
         if (yield from number_of(steps.KeepLeaseAlive(self.lease, self._ttl / 2))) == 0:
             raise EtcdLeaseGone("its lease was not kept alive in time")
-        self._due[Chore.KEEP_LEASE] = asked_at + self._ttl / 3
+        # Not at once, even if etcd is slow: the goal makes its next request in between.
+        self._due[Chore.KEEP_LEASE] = max(asked_at + self._ttl / 3, self._context.now + PAUSE)
         self._wait.lease_kept(asked_at, self._ttl)
         self._look_at_link()
 

@@ -59,8 +59,10 @@ def _is_of(keys: ElectionKeys, state: KeyValue, met: str) -> bool:
 
 
 def _delete_job_keys(keys: ElectionKeys, state: KeyValue) -> Procedure[None]:
+    # One that has registered meanwhile may have read the state already, to continue with it.
+    alone = Compare(keys.nodes, "create_revision", "==", 0, prefix=True)
     unchanged = Compare(keys.state, "mod_revision", "==", state.mod_revision)
     gone = (Delete(keys.state), Delete(keys.store, prefix=True))
-    cleared = yield from transact((unchanged,), gone, timeout_s=TIMEOUT)
+    cleared = yield from transact((alone, unchanged), gone, timeout_s=TIMEOUT)
     if cleared.succeeded and state.lease:
         yield Revoke(state.lease, TIMEOUT)

@@ -84,13 +84,16 @@ class KeyValue(NamedTuple):
 class Compare(NamedTuple):
     """A condition of a transaction: `Compare(key, "mod_revision", "==", 17)`.
 
-    A key that does not exist has 0 for all its numbers, and no value: a comparison with its value does not hold.
+    A key that does not exist has 0 for all its numbers, and no value: a comparison with its value does not hold. With
+    `prefix` all keys that begin with it must satisfy the condition; if there are none, it is as for one that does not
+    exist.
     """
 
     key: bytes
     field: Literal["create_revision", "mod_revision", "version", "value", "lease"]
     relation: Literal["==", "!=", "<", ">"]
     operand: int | bytes
+    prefix: bool = False
 
 
 class Put(NamedTuple):

@@ -99,7 +99,8 @@ def _encode_compare(compare: Compare) -> bytes:
     encoded = (
         message(field, operand) if isinstance(operand, bytes) else number(field, operand) or bytes([field << 3, 0])
     )
-    return number(1, _RELATIONS[compare.relation]) + number(2, target) + string(3, compare.key) + encoded
+    begin, end = range_end(compare.key, compare.prefix)
+    return number(1, _RELATIONS[compare.relation]) + number(2, target) + string(3, begin) + encoded + string(64, end)
 
 
 def _encode_operation(operation: Operation) -> bytes:

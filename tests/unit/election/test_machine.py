@@ -9,6 +9,7 @@ import pytest
 
 from rallypoint.election import steps
 from rallypoint.election.keys import decode_leader
+from rallypoint.election.leadership import STATE_TTL
 from rallypoint.election.machine import LONG_PAUSE, PAUSE, Election
 from rallypoint.election.steps import CandidatePhase, EndTerm, Revoke, StartTerm, Watched
 from rallypoint.etcd.api import Delete, EtcdLeaseGone, EtcdRefused, EtcdUnreachable, WatchCancelled, WatchCompacted
@@ -352,3 +353,58 @@ def test_the_same_events_lead_to_the_same_effects() -> None:
     assert play() == play()
     own = NodeId("", 1, 0, "h")
     assert Election(KEYS, SETTINGS, own, Random(1)).step(steps.Tick(), 0.0) == [steps.Ask(1, steps.FindAddresses())]
+
+
+@pytest.mark.parametrize("seconds", [0.8, 1.0, 1.2])
+def test_the_lease_is_kept_alive_during_a_take_over_from_a_slow_etcd(seconds: float) -> None:
+    """A take-over makes several requests, one after the other."""
+    cluster = Cluster()
+    agent = cluster.add()
+    while not agent.election.leads:
+        assert cluster.now < 60, "nobody is ever elected"
+        cluster.world.run(until := cluster.now + (seconds if agent.asked else 0.1))
+        cluster.world.now = until
+        if agent.asked:
+            agent.answer()
+        elif agent.election.wake_at <= cluster.now:
+            agent.step(steps.Tick())
+    assert cluster.now < 15
+    assert sum(isinstance(each, steps.KeepLeaseAlive) for each in agent.requests()) >= 1
+    assert [each.ttl_s for each in agent.requests() if isinstance(each, steps.Grant)][1:] == [STATE_TTL]
+
+
+def until_asked(agent: Agent, kind: type) -> None:
+    """Answer what an agent asks until it makes a request of this kind."""
+    while not (agent.asked and isinstance(agent.asked[0].request, kind)):
+        agent.answer() if agent.asked else agent.step(steps.Tick())
+
+
+def test_a_lease_that_has_ended_during_a_take_over_gives_up_the_term() -> None:
+    cluster = Cluster()
+    agent = cluster.add()
+    until_asked(agent, StartTerm)
+    cluster.world.now += SETTINGS.lease / 2
+    agent.answer()
+    assert isinstance(agent.asked[0].request, steps.KeepLeaseAlive)
+    cluster.etcd.revoke(agent.election.lease)
+    agent.settle()
+    assert isinstance(agent.requests()[-1], EndTerm)
+    cluster.pass_time(1.0)
+    assert leads(cluster, agent)
+
+
+def test_who_registers_while_the_last_one_leaves_keeps_the_state_that_it_has_read() -> None:
+    first = (cluster := Cluster(1)).agents[0]
+    assert first.term is not None
+    first.write()
+    first.greeted(first.term.incarnation)
+    first.settle()
+    assert KEYS.state in cluster.etcd.stored
+    first.close()
+    while KEYS.node(first.election.lease) in cluster.etcd.stored:
+        first.answer()
+    new = cluster.add()
+    until_asked(new, StartTerm)
+    first.settle()
+    assert first.election.phase is CandidatePhase.GONE
+    assert KEYS.state in cluster.etcd.stored, "the next coordinator continues with it"

@@ -79,6 +79,8 @@ def test_every_field_can_be_compared_in_every_way(client: EtcdClient, prefix: by
         fields.append(compare._replace(relation=">"))
     held = [client.txn([compare], []).succeeded for compare in fields]
     assert held == [True, False, False, False] * 5
+    assert client.txn([Compare(key + b"/", "create_revision", "==", 0, prefix=True)], []).succeeded
+    assert not client.txn([Compare(key, "create_revision", "==", 0, prefix=True)], []).succeeded
     assert client.txn([Compare(key, "version", ">", 1), Compare(key, "value", ">", b"a")], []).succeeded
     assert not client.txn([Compare(key, "version", "==", 2), Compare(key, "value", "<", b"a")], []).succeeded
     client.lease_revoke(lease)
