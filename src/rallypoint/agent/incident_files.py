@@ -15,7 +15,7 @@ from rallypoint.base.private_files import open_regular
 from rallypoint.base.process_table import read_stat
 from rallypoint.failures.report import failure_detail
 from rallypoint.observe.bundle import Piece
-from rallypoint.observe.masking import helpful_variables, mask_command, mask_environment, mask_text
+from rallypoint.observe.masking import helpful_variables, mask_command, mask_environment, mask_strings, mask_text
 
 if TYPE_CHECKING:
     from rallypoint.agent.controller import WorkerController
@@ -144,10 +144,10 @@ def summary_of(incident: Incident, facts: NodeFacts) -> dict[str, Any]:
         "round": incident.round,
         "at": time.time(),
         "why": incident.why,
-        "headline": incident.headline,
-        "detail": incident.detail,
+        "headline": mask_text(incident.headline),
+        "detail": mask_text(incident.detail),
         "ends_job": incident.ends_job,
-        "cause": None if cause is None else {**cause._asdict(), "traceback": "see failure.txt"},
+        "cause": None if cause is None else mask_strings({**cause._asdict(), "traceback": "see failure.txt"}),
         "node": {
             "host": facts.host,
             "pid": facts.pid,
@@ -184,7 +184,7 @@ def stack_pieces(facts: NodeFacts) -> list[Piece]:
     if not pids:
         return []
     text = "\n".join(stack_lines(stacks_of_workers(pids)))
-    return [Piece("stacks.txt", f"{text}\n".encode())]
+    return [Piece("stacks.txt", f"{mask_text(text)}\n".encode(errors="replace"))]
 
 
 def pieces_of(facts: NodeFacts, incident: Incident) -> Iterator[Piece]:
@@ -192,7 +192,7 @@ def pieces_of(facts: NodeFacts, incident: Incident) -> Iterator[Piece]:
     if incident.cause is not None:
         text = f"{incident.cause.headline}\n\n{failure_detail(incident.cause)}\n"
         yield Piece("failure.txt", mask_text(text).encode())
-    yield Piece("system.txt", _system(facts).encode(errors="replace"))
+    yield Piece("system.txt", mask_text(_system(facts)).encode(errors="replace"))
     yield Piece("environment.txt", _environment(facts).encode(errors="replace"))
     for worker in facts.workers:
         yield from _outputs(worker)
@@ -314,15 +314,16 @@ def index_fields(seen: Snapshot, why: str, headline: str, by: str) -> dict[str, 
 
     folders = {each.name: f"{safe_name(each.host)}-{each.pid}" for each in seen.nodes}
     now = time.time()
+    status = status_fields(seen, now)
     return {
         "job": seen.job,
         "round": seen.round,
         "at": now,
         "why": why,
-        "headline": headline,
+        "headline": mask_text(headline),
         "written_on": by,
         "folders": folders,
-        "status": status_fields(seen, now),
+        "status": {**status, **{name: mask_strings(status[name]) for name in ("detail", "failures", "events")}},
     }
 
 

@@ -16,7 +16,6 @@ import os
 import select
 import signal
 import socket
-import stat
 import sys
 import tempfile
 import threading
@@ -24,6 +23,8 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Any, Protocol
+
+from rallypoint.base.private_files import make_private
 
 LACKS = (
     "what leaves a worker's process group, as a daemon does, outlives it; so do workers whose agent and reaper are "
@@ -158,11 +159,7 @@ def uid_of_peer(_connected: socket.socket, /) -> int:
 
 def _socket_folder() -> str:
     path = f"{SOCKETS}{os.getuid()}"
-    with suppress(FileExistsError):
-        os.mkdir(path, 0o700)
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise PermissionError(errno.EPERM, f"it is not a folder that only this user can open: {path}")
+    make_private(path)
     return path
 
 

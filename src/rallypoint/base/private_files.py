@@ -47,14 +47,24 @@ def make_private(folder: str) -> None:
             raise PermissionError(errno.EPERM, "it is not a folder of this user alone", folder) from None
 
 
-def replace_file(path: str, data: bytes) -> None:
-    """Write a file of a folder that is ours, atomically, for our own user alone. Raises OSError."""
+def replace_file(path: str, data: bytes, *, mode: int = 0o600, sync: bool = False) -> None:
+    """Write a file atomically. Raises OSError.
+
+    Args:
+        path: the file.
+        data: its contents.
+        mode: who may use it, within the umask; our own user alone unless given.
+        sync: whether to wait until the disk has it.
+    """
     new = f"{path}.{os.getpid()}.{os.urandom(8).hex()}"
     try:
-        with open(os.open(new, _NEW, 0o600), "wb") as file:
+        with open(os.open(new, _NEW, mode), "wb") as file:
             file.write(data)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(new, path)
-    except OSError:
+    except BaseException:
         with suppress(FileNotFoundError):
             os.unlink(new)
         raise

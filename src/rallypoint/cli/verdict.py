@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from rallypoint.base.log import get_logger
+from rallypoint.base.private_files import replace_file
 from rallypoint.cli.exit_codes import Classified, classified
 from rallypoint.failures.report import ChildFailedError
 from rallypoint.failures.truncate import truncate
@@ -49,7 +50,7 @@ def finish(error: BaseException | None, code: int, job: str, wants_classified: b
     path = environ.get(VERDICT_FILE, "")
     if path:
         try:
-            _replace_file(path, json.dumps(verdict, indent=2) + "\n")
+            replace_file(path, f"{json.dumps(verdict, indent=2)}\n".encode(), mode=0o666, sync=True)
         except OSError as trouble:
             log.error("%s=%s cannot be written: %s", VERDICT_FILE, path, trouble.strerror)
     shown = environ.get(TERMINATION_LOG) or DEFAULT_TERMINATION_LOG
@@ -98,18 +99,3 @@ def termination_message(verdict: Mapping[str, Any]) -> bytes:
         if len(line) <= MAX_TERMINATION_LOG:
             break
     return line
-
-
-def _replace_file(path: str, text: str) -> None:
-    new = f"{path}.{os.getpid()}.{os.urandom(8).hex()}"
-    try:
-        created = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        with open(created, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, path)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(new)
-        raise

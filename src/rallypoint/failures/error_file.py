@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from rallypoint.base.light_typing import NamedTuple, TypeAlias
 from rallypoint.base.log import get_logger
+from rallypoint.base.private_files import replace_file
 
 JsonObject: TypeAlias = dict[str, object]
 
@@ -102,17 +103,8 @@ def write_error_file(path: str, data: JsonObject) -> None:
     """Write an error file atomically. A failure is logged."""
     import json
 
-    unfinished = f"{path}.{os.getpid()}.{os.urandom(8).hex()}"
     try:
-        fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        try:
-            with open(fd, "w", encoding="utf-8") as file:
-                json.dump(data, file)
-            os.replace(unfinished, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(unfinished)
-            raise
+        replace_file(path, json.dumps(data).encode(), mode=0o666)
     except OSError as error:
         _logger.warning("the error file %r cannot be written: %s", path, error)
 

@@ -149,6 +149,8 @@ def _ask_by_socket(path: str, deadline: Deadline) -> bytes:
         while size <= MAX_DUMP and (part := connection.recv(65536)):
             parts.append(part)
             size += len(part)
+            if deadline.expired:
+                raise TimeoutError("it takes too long")
             connection.settimeout(max(0.1, deadline.remaining()))
     head, _, body = b"".join(parts).partition(b"\r\n\r\n")
     if head.split(b" ", 2)[1:2] != [b"200"]:

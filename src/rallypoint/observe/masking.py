@@ -3,12 +3,17 @@
 A value is masked if its name says that it is secret, or if it looks like a token itself. Rather too much than too
 little: what is masked can be asked for, and what was written to a shared disk cannot be taken back. Of an environment
 only the variables are kept that help to understand a failure.
+
+Law: each search looks a bounded way ahead from any place. Output can have lines of half a megabyte, and no other thread
+of the agent runs during a search.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+
+from rallypoint.base.light_typing import Any
 
 MASK = "<masked>"
 
@@ -33,17 +38,19 @@ _HELPFUL = re.compile(
 """Names of variables that help to understand a failure; each is masked like any other."""
 
 _TOKENS = re.compile(
-    r"-----BEGIN [A-Z ]+-----[\s\S]*?(?:-----END [A-Z ]+-----|$)"
+    r"-----BEGIN [A-Z ]{1,40}-----[\s\S]*?(?:-----END [A-Z ]+-----|$)"
     r"|\b(?:ghp|gho|ghu|ghs|ghr|github_pat|glpat|hf|npm|pypi|xox[abprs]|sk|rk|pk|rpt1|dckr_pat|shpat|ya29)[-_.]"
     r"[A-Za-z0-9_\-.]{12,}"
     r"|\b(?:AKIA|ASIA|AIza)[A-Za-z0-9_\-]{12,}"
     r"|\beyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]+(?:\.[A-Za-z0-9_\-]*)?"
     r"|\b(?:Bearer|Basic)\s+[A-Za-z0-9+/=_\-.]{8,}",
 )
-_IN_URL = re.compile(r"(?P<before>[a-zA-Z][a-zA-Z0-9+.\-]*://)(?:[^/\s@]+|[^/\s@:\"']*:[^\s\"']+)@(?![^\s\"']*@)")
+_IN_URL = re.compile(
+    r"(?P<before>(?<![a-zA-Z])[a-zA-Z][a-zA-Z0-9+.\-]{0,30}://)(?:[^/\s@]{1,500}|[^/\s@:\"']{0,100}:[^\s\"']{1,500})@(?![^\s\"']{0,500}@)"
+)
 """What stands before the last @: passwords may contain / and @."""
 _HOOK = re.compile(
-    r"(?P<before>https?://(?:hooks\.slack\.com/\w+|[\w.]*discord(?:app)?\.com/api/webhooks|[\w.\-]*webhook\.office\.com"
+    r"(?P<before>https?://(?:hooks\.slack\.com/\w+|[\w.]{0,100}discord(?:app)?\.com/api/webhooks|[\w.\-]{0,100}webhook\.office\.com"
     r"|outlook\.office\.com/webhook)/)[^\s\"']+"
 )
 _LONG = re.compile(r"(?<![A-Za-z0-9+/=_\-.])[A-Za-z0-9+/_\-]{32,}={0,2}(?![A-Za-z0-9+/=_\-.])")
@@ -51,7 +58,7 @@ _LEAST_DIFFERENT = 12
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 """What names jobs and GPUs."""
 _PAIR = re.compile(
-    r"(?P<name>[A-Za-z_][A-Za-z0-9_\-.]{0,100})(?P<sign>\\?[\"']?\s{0,4}(?:=|:)\s{0,4})"
+    r"(?P<name>(?<![A-Za-z0-9_\-.])[A-Za-z0-9_\-.]{1,400})(?P<sign>\\?[\"']?\s{0,4}(?:=|:)\s{0,4})"
     r"(?P<value>\\?\"(?:[^\"\\]|\\[^\"])*\\?\"|'[^']*'|[^,;\s&\"'}\])]+)"
 )
 """A name and its value: `a=b`, `a: b`, and as in JSON, whose quotes may be escaped."""
@@ -71,6 +78,15 @@ def mask_text(text: str) -> str:
     text = _PAIR.sub(_pair, text)
     text = _FLAG.sub(_flag, text)
     return _LONG.sub(lambda found: MASK if _looks_random(found[0]) else found[0], text)
+
+
+def mask_strings(value: Any) -> Any:
+    """A value of JSON whose texts are masked."""
+    if isinstance(value, str):
+        return mask_text(value)
+    if isinstance(value, dict):
+        return {name: mask_strings(each) for name, each in value.items()}
+    return [mask_strings(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def helpful_variables(environ: Mapping[str, str], more: Sequence[str] = ()) -> dict[str, str]:

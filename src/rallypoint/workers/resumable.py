@@ -88,6 +88,8 @@ class WorkerChannel:
 
     def _send(self, rank: int, line: str) -> bool:
         path = os.path.join(self.folder, f"{FIFO_PREFIX}{rank}")
+        if not is_private(self.folder):
+            return False
         try:
             fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:  # no reader: the process has ended, or cannot go on any more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from rallypoint.agent.incident import IncidentRecorder
-from rallypoint.agent.incident_files import NodeFacts, WorkerFacts
+from rallypoint.agent.incident_files import Incident, NodeFacts, WorkerFacts, pieces_of, summary_of
 from rallypoint.agent.policy_state import Phase, PolicyState
 from rallypoint.base.process_table import read_stat
+from rallypoint.failures.cause import Cause
+from rallypoint.failures.failure import ProcessFailure
 from rallypoint.membership.state import Reason, RoundEnd
 from rallypoint.protocol.messages import RoundEnded
 
@@ -36,3 +39,21 @@ def test_a_process_with_the_number_of_a_worker_that_has_ended_is_left_alone(tmp_
     written = tmp_path / "job" / "round-0" / "host-1"
     assert (written / "incident.json").exists()
     assert not (written / "stacks.txt").exists()
+
+
+def test_no_file_of_a_bundle_has_a_secret(tmp_path: Path) -> None:
+    """It may be in whatever a program says: its exception, its output, its error file."""
+    said = "cannot reach postgres://me:hunter2@db/x with --password hunter2"
+    for name in ("out", "err", "error.json"):
+        (tmp_path / name).write_text(f'{{"message": "{said}", "api_key": "hunter2"}}\n')
+    failure = ProcessFailure(0, 7, 1, str(tmp_path / "error.json"), last_lines=said.encode())
+    cause = Cause(0, 0, "host", 7, 1, said, said, 0.0, "")
+    out, err, error = (str(tmp_path / name) for name in ("out", "err", "error.json"))
+    worker = WorkerFacts(0, 0, 7, out, err, error, {"NCCL_TOKEN": "hunter2", "DB": "hunter2"}, said.encode, None)
+    facts = NodeFacts("job", "role", 0, "host", 1, 0, 1, 0, 0.0, "program", (worker,), {0: failure})
+    incident = Incident(0, "failure", said, ends_job=True, cause=cause)
+    pieces = {each.name: each.data for each in pieces_of(facts, incident)}
+    summary = json.dumps(summary_of(incident, facts))
+    assert {"failure.txt", "system.txt", "environment.txt", "workers/rank_0/stdout.txt"} < set(pieces)
+    assert [name for name, data in {**pieces, "incident.json": summary.encode()}.items() if b"hunter2" in data] == []
+    assert "cannot reach postgres" in summary

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -318,6 +319,31 @@ def test_torchs_worker_server_is_asked_on_its_socket(folder: Path, monkeypatch: 
     ]
     for each in listening:
         each.close()
+
+
+def test_what_drips_from_a_socket_is_not_awaited_for_ever(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a worker listens, another program may."""
+    monkeypatch.setattr("rallypoint.hangs.dumps.TIMEOUT", 0.5)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"{folder}/0")
+    listener.listen()
+
+    def drip() -> None:
+        connection, _ = listener.accept()
+        pace, over = threading.Event(), time.monotonic() + 8
+        with connection, suppress(BrokenPipeError, ConnectionResetError):
+            while time.monotonic() < over:
+                connection.send(b"x")
+                pace.wait(0.02)
+
+    thread = threading.Thread(target=drip, name="answers")
+    thread.start()
+    began = time.monotonic()
+    (found,) = take_dumps({0: Recorder("", "", f"{folder}/0")}, "")
+    assert time.monotonic() - began < 5
+    assert found.why_none == "torch's worker server gave no dump: it takes too long"
+    thread.join()
+    listener.close()
 
 
 def serve(listener: socket.socket, answer: bytes) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from rallypoint.observe.masking import (
@@ -10,6 +12,7 @@ from rallypoint.observe.masking import (
     is_secret_name,
     mask_command,
     mask_environment,
+    mask_strings,
     mask_text,
 )
 
@@ -154,3 +157,35 @@ def test_of_an_environment_what_helps_is_kept() -> None:
     assert list(helpful_variables(environ, ["MY_FLAG", "OTHER"])) == [*kept, "MY_FLAG"]
     assert helpful_variables(environ, ["*"]) == environ
     assert mask_environment({"RALLYPOINT_NOTICES": "/tmp/x"}) == {"RALLYPOINT_NOTICES": MASK}
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "a",
+        "0123456789abcdef",
+        "a://x:",
+        "a://x@",
+        "-a.b",
+        "a_",
+        'a=\\"',
+        "https://a.discord",
+        "-----BEGIN A",
+        "eyJaaaaaaaa.",
+    ],
+)
+def test_long_lines_take_no_long_time(unit: str) -> None:
+    """No other thread of the agent runs during a search, and half a megabyte of output is searched."""
+    text = unit * (500_000 // len(unit))
+    began = time.thread_time()
+    mask_text(text)
+    assert time.thread_time() - began < 10, "minutes, where it grows with the square of the length"
+
+
+def test_the_texts_of_a_value() -> None:
+    value = {"headline": "token=hunter2", "causes": [{"message": "postgres://me:hunter2@db/x", "rank": 3}], "at": 1.5}
+    assert mask_strings(value) == {
+        "headline": f"token={MASK}",
+        "causes": [{"message": f"postgres://{MASK}@db/x", "rank": 3}],
+        "at": 1.5,
+    }
