@@ -508,6 +508,33 @@ def test_a_notice_is_not_written_into_a_folder_of_another_user(
         assert (folder / "notice.json").is_symlink(), "what is another user's is left alone"
 
 
+def test_a_job_whose_folder_another_user_has_made_is_preempted_without_notice(rallyrun: Launcher) -> None:
+    """The whole way: whoever has learned the name plants the folder, and a preemption would be written through it."""
+    script = rallyrun.script(
+        "import os, signal\nprint('up', os.environ['RALLYPOINT_NOTICES'], flush=True)\nsignal.pause()"
+    )
+    victim = rallyrun.folder / "victim"
+    victim.write_text("precious")
+    victim.chmod(0o600)
+    job = rallyrun("--standalone", "--preempt-signals=SIGUSR1", "--rdzv-conf=notice_timeout=60", script)
+    (line,) = job.until(lambda lines: any("up" in line for line in lines), "a worker is up")
+    folder = Path(line.split()[-1])
+
+    def plant() -> None:
+        os.mkdir(folder)
+        os.chmod(folder, 0o777)
+        for name in ("notice.json", "notice.json.new", "progress.0", "inprocess.0"):
+            os.symlink(victim, folder / name)
+
+    as_other_user(plant)
+    job.signal(signal.SIGUSR1)
+    assert job.ends() == 143, job.err
+    assert victim.read_text() == "precious"
+    assert job.err.count("not a folder of this user alone") == 1
+    assert len(list(folder.iterdir())) == 4, "what is another user's is left alone"
+    shutil.rmtree(folder)
+
+
 @pytest.mark.parametrize(
     "work", ["notices.progress(7)", "print(notices.pending())", "notices.acknowledge()", "Channel(sys.argv[1], '0')"]
 )
