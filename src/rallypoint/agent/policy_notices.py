@@ -23,6 +23,11 @@ from rallypoint.protocol import messages, operator_messages
 
 def on_waiting(status: PolicyState, event: messages.NodesWaiting) -> Decision:
     """Nodes wait to join: the workers are asked to save, if they are given notice, and the round is drained."""
+    pending = status.pending_placement
+    if pending is not None and pending.round == event.round and event.waiting:
+        # The workers of the round before are still stopping: this round has none yet that could save anything.
+        line = steps.LogLine(_log_new_nodes(event, pending.group_rank))
+        return status, (line, Drain(pending.round, needs_consent=status.notice_timeout > 0))
     if status.phase not in STARTED or event.round != status.round:
         return status, ()
     if not event.waiting:

@@ -182,6 +182,14 @@ def test_new_nodes_drain_the_round_that_they_wait_behind() -> None:
     assert kinds(placed(2), NodesWaiting(1, 1), NodesWaiting(2, 0)) == [StartWorkers]
 
 
+def test_new_nodes_drain_a_round_whose_workers_have_not_been_started_yet() -> None:
+    """The notification comes once, perhaps while the workers of the round before still stop."""
+    steps = acts(placed(0), ended(0), placed(1), NodesWaiting(1, 1), ended(1), STOPPED, placed(2))
+    assert [type(step) for step in steps] == [StartWorkers, RequestJoin, StopWorkers, Drain, RequestJoin, StartWorkers]
+    assert steps[3] == Drain(1, needs_consent=False)
+    assert kinds(placed(0), ended(0), placed(1), NodesWaiting(1, 0), NodesWaiting(0, 1))[-1] is StopWorkers
+
+
 def test_what_the_person_is_told_names_rank_host_and_how() -> None:
     told = next(step for step in after(placed(0), ended(0))[1] if isinstance(step, LogLine))
     assert told.warning
