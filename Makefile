@@ -13,7 +13,7 @@ OF_SDIST = .venv-release/bin/python -m pip wheel --quiet --no-deps --no-build-is
 # Where this says not to keep bytecode, each of the thousands of processes that tests start compiles the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: check record demo fuzz test test-all conformance-preload sweep inprocess-kills sim lint docs man recording frameworks bench dist release-check lock clean
+.PHONY: check record demo fuzz test test-all conformance-preload sweep chaos inprocess-kills sim lint docs man recording frameworks bench dist release-check lock clean
 
 check: $(DEV)  ## in a minute, without torch: lint, all tests that start no process, with fewer examples, and 200 simulated jobs
 	@$(MAKE) --no-print-directory lint
@@ -41,6 +41,9 @@ conformance-preload: $(READY)  ## the same commands under torchrun and under ral
 
 sweep: $(READY)  ## the coordinator of a job on etcd dies at each of its steps
 	RALLYPOINT_SWEEP=1 $(BIN)/python -m pytest -n 2 tests/faults/test_etcd_steps.py $(ARGS)
+
+chaos: $(READY)  ## random faults against real jobs of three agents (ARGS="--backend etcd --faults 100 --seed 7")
+	@$(BIN)/python -m tests.chaos $(ARGS)
 
 inprocess-kills: $(READY)  ## training that goes on in process through 50 random kills of workers and nodes, to the same loss
 	@$(BIN)/python -m tests.inprocess_kills $(ARGS)

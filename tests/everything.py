@@ -34,6 +34,7 @@ PARTS = (
         "RALLYPOINT_SWEEP",
     ),
     Part("random kills of training in process", "-m tests.inprocess_kills"),
+    Part("random faults against real jobs", "-m tests.chaos --faults 40"),
     Part("decoders, guided by coverage", "-m tests.fuzz"),
 )
 
