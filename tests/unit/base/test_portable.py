@@ -177,7 +177,7 @@ def test_a_folder_for_sockets_that_others_can_open_is_refused(tmp_path: Path, mo
     folder = tmp_path / f"rallypoint-{os.getuid()}"
     folder.mkdir()
     folder.chmod(0o755)
-    with pytest.raises(PermissionError, match="only this user can open"):
+    with pytest.raises(PermissionError, match="a folder of this user alone"):
         portable.socket_address("any")
 
 
