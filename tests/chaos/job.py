@@ -23,6 +23,8 @@ NODES, WORKERS = 3, 2
 LEASE = 2.0
 DEADLINE = 60.0
 """Seconds within which the job must be whole again."""
+_SETTLES = 0.5
+"""Seconds for which all workers must run: a fault is not noticed at once."""
 
 WORKER = """
 import os, sys, time
@@ -124,14 +126,21 @@ class ChaosJob:
             NotWholeError: that takes too long, or an agent has ended by itself.
         """
         begun = time.monotonic()
-        while not is_whole(self.read(), NODES * WORKERS, since):
+        whole: tuple[str, float] | None = None
+        """The round whose workers were all seen, and when that was so first."""
+        while whole is None or time.monotonic() < whole[1] + _SETTLES:
+            lives, now = self.read(), time.monotonic()
+            if not is_whole(lives, NODES * WORKERS, max(since, now - _SETTLES)):
+                whole = None
+            elif whole is None or whole[0] != current(lives)[0].round:
+                whole = current(lives)[0].round, now
             for each in self._agents:
                 if (code := each.poll()) is not None:
                     raise NotWholeError(f"an agent has ended with {code}")
-            if time.monotonic() > begun + DEADLINE:
+            if now > begun + DEADLINE:
                 raise NotWholeError(f"after {DEADLINE:.0f} s not all workers run: {sorted(current(self.read()))}")
             time.sleep(0.02)
-        return time.monotonic() - begun
+        return whole[1] - begun
 
     def finish(self) -> list[str]:
         """Let the workers end; returns what is wrong: an exit code, or what is left."""
