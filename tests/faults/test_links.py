@@ -39,6 +39,29 @@ def test_down_for_more_than_the_lease(cluster: Cluster, lease: float | None, car
     assert [len(agent.ups) for agent in (a, b, c)] == [3, 3, 2]
 
 
+def test_no_worker_starts_on_a_place_that_is_older_than_the_lease(cluster: Cluster) -> None:
+    """C is cut off when it has its place, and its old worker is still to be killed; then the others run without it."""
+    cluster.lease = 2.0
+    cluster.host("A")
+    agents = [cluster.start(name, "--max-restarts=1", env={"DEAF": "1"} if name == "C" else {}) for name in "ABC"]
+    cluster.all_up(agents)
+    a, b, c = agents
+    old = c.pid
+    cluster.say("fail-B-0")
+    for agent in (a, b):
+        agent.comes_up(1, starts=2, world_size=3)
+    with c.host.unplugged():
+        settle(lambda: gone(old), "the old worker is killed")
+        for agent in (a, b):
+            agent.comes_up(1, starts=3, world_size=2)
+        c.job.until_err("the workers start once it has confirmed their round")
+        stays([a, b], cluster.lease)
+        assert len(c.ups) == 1, "a worker was started in a round that is over"
+    for agent, starts in ((a, 4), (b, 4), (c, 2)):
+        agent.comes_up(1, starts=starts, world_size=3)
+    cluster.finish(agents)
+
+
 def test_of_the_control_plane_down_for_more_than_the_lease(cluster: Cluster) -> None:
     """Both sides see the others go. Only the side with the control plane may say what follows, and it is below 2."""
     cluster.lease = LEASE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 from tests.faults.cluster import SOON, Cluster, gone, settle, stays
@@ -39,6 +40,32 @@ def test_longer_than_the_lease_with_no_place_left(cluster: Cluster) -> None:
     b.job.until_err("waits as a spare")
     cluster.finish([a, spare, b])
     assert len(b.ups) == 1
+
+
+def test_longer_than_the_lease_with_a_place_that_was_not_taken_yet(cluster: Cluster) -> None:
+    """All processes of C freeze when it has its place, and thaw where it cannot hear that the others run without it."""
+    cluster.lease = 2.0
+    a, b, c = agents = [
+        cluster.start(name, "--max-restarts=1", env={"DEAF": "1"} if name == "C" else {}) for name in "ABC"
+    ]
+    cluster.all_up(agents)
+    cluster.say("fail-B-0")
+    for agent in (a, b):
+        agent.comes_up(1, starts=2, world_size=3)
+    old, frozen = c.pid, c.host.pids()
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    for agent in (a, b):
+        agent.comes_up(1, starts=3, world_size=2)
+    with c.host.unplugged():
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+        settle(lambda: gone(old), "the old worker is killed")
+        c.job.until_err("the workers start once it has confirmed their round")
+        assert len(c.ups) == 1, "a worker was started in a round that is over"
+    for agent, starts in ((a, 4), (b, 4), (c, 2)):
+        agent.comes_up(1, starts=starts, world_size=3)
+    cluster.finish(agents)
 
 
 def test_shorter_than_the_lease(cluster: Cluster) -> None:

@@ -46,6 +46,8 @@ from rallypoint.protocol.handshake import (
 from rallypoint.protocol.messages import (
     ConfigDifference,
     ConfigDiffers,
+    Confirmed,
+    ConfirmRequest,
     Heartbeat,
     JobEnded,
     JoinRefused,
@@ -110,6 +112,7 @@ REQUESTS: tuple[object, ...] = (
         JoinRequest(MEMBER, 20.0),
         Heartbeat(),
         ProgressRequest(),
+        ConfirmRequest(7),
         LeaveRequest(),
         LeaveRequest(True),
         Fail(0, _CAUSE, 3),
@@ -141,6 +144,7 @@ NOTICES: tuple[object, ...] = (
             Verdict(Outcome.STOPPED, detail="d", ending=Ending.PREEMPTED, delegate=NodeId("10.0.0.1", 7, 0)), True
         ),
         LeaveReply(True, 2),
+        Confirmed(7),
         ConfigDiffers("n", (ConfigDifference("--x=", "1", "2"),)),
         SessionEnded("d"),
     ),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
+from rallypoint.agent.confirmation import Confirmation
 from rallypoint.agent.policy import begin, decide
 from rallypoint.agent.policy_state import Phase, PolicyState
 from rallypoint.agent.steps import (
@@ -105,6 +106,13 @@ class _SimControlPlane(ControlPlane):
         return self._open_link(deliver, deadline)
 
 
+class ProcessClock:
+    """The clock of a process."""
+
+    def __init__(self, process: Process) -> None:
+        self.monotonic = process.clock
+
+
 class Agent:
     """One agent from its start to its end."""
 
@@ -139,6 +147,8 @@ class Agent:
         """What the last join said of the workers of the round before."""
         self._start: Timer | None = None
         """The start of workers that waits until those of the round before have been ended."""
+        self._held: StartWorkers | None = None
+        """The start that waits until the coordinator has confirmed the round."""
         self._check: Timer | None = None
         self._is_checked = not checks
         """Whether this node may join, as far as the user's check of it goes."""
@@ -154,6 +164,7 @@ class Agent:
         self.stores = Stores(job.world, plan.number)
         control = _SimControlPlane(job.settings, self._open_link)
         self.handler = ElasticHandler("sim", control, self.stores, self.process.clock, self.wall_clock)
+        self._confirmation = Confirmation(self.handler, ProcessClock(self.process))
         self.handler.listen(self._post)
         job.world.note(self.process, "starts")
         self.status, steps = begin(self.status)
@@ -168,6 +179,11 @@ class Agent:
     def wall_clock(self) -> float:
         """What this host believes the time to be; nothing may depend on it."""
         return max(0.0, self.job.world.now + self.wall_skew)  # nobody's time is before 1970
+
+    @property
+    def holds_start(self) -> bool:
+        """Whether its workers wait until the coordinator has confirmed their round."""
+        return self._held is not None
 
     @property
     def connected(self) -> bool:
@@ -231,6 +247,7 @@ class Agent:
         self._look_at_workers()
 
     def _take(self, event: Event) -> None:
+        self._confirmation.heard(event)
         before = self.status
         self.status, steps = decide(before, event)
         if isinstance(event, RoundEnded) and event.end.cause is not None and event.end.cause.is_of(before.failure):
@@ -240,12 +257,15 @@ class Agent:
         for step in steps:
             if self.fate is None:
                 self._do(step)
+        if self._held is not None and self.fate is None:
+            self._start_if_confirmed(self._held)
 
     def _do(self, step: Step) -> None:
         self._HOW[type(step)](self, step)
 
     def _look_at_workers(self) -> None:
-        if self.fate is not None or self.status.phase is not Phase.RUNNING:
+        starts = self._start is not None or self._held is not None
+        if self.fate is not None or starts or self.status.phase is not Phase.RUNNING:
             return
         ended = self.workers.exit
         if ended is None or ended is self._told:
@@ -266,6 +286,7 @@ class Agent:
         if not self._is_checked:
             raise Violation("a place was requested before the node was checked", f"node {self.number}")
         self.joined_at = self.job.world.now
+        self._confirmation.requests_place()
         limit, restarted = self.job.scenario.max_restarts, self.workers.restarted
         self.restarts_workers = restarted
         member = NodeInfo("default", self.plan.size, "", 0, None, limit, "train.py", restarts_workers=restarted)
@@ -288,15 +309,20 @@ class Agent:
         if step.placement.restart_workers and self.workers.survivors:  # as the preparation of the round does
             self._start = self.process.later(self.process.rng.uniform(0.0, 0.2), self._start_anew, step)
         else:
-            self._start_workers(step)
+            self._start_if_confirmed(step)
 
     def _start_anew(self, step: StartWorkers) -> None:
         self._start = None
         self.workers.gone()
-        self._start_workers(step)
+        self._start_if_confirmed(step)
+
+    def _start_if_confirmed(self, step: StartWorkers) -> None:
+        self._held = step if self._confirmation.holds() else None
+        if self._held is None:
+            self._start_workers(step)
 
     def _start_workers(self, step: StartWorkers) -> None:
-        self.job.audit.starts(self, step.placement)
+        self.job.audit.starts(self, step.placement, self._source())
         self._end_notice()
         self.handler.begin_round(step.placement)
         self._told, self._acknowledged = None, False
@@ -323,6 +349,8 @@ class Agent:
         if self._start is not None:
             self._start.cancel()
             self._start = None
+        self._held = None
+        self._confirmation.cancel()
         self._releases = step.restarts and not step.ends_all and self.workers.resumable
         takes = self.workers.release_time() if self._releases else self.workers.stop_time()
         self._stop = self.process.later(takes, self._stopped, self._releases)

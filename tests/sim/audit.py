@@ -330,6 +330,7 @@ class Audit:
         name, ended = book.names.get(before.round), after.ended
         if name is not None:
             self._ended.add(name)
+            book.ended.setdefault(name, self._job.world.now)
         if before.is_preempted or ended is None or ended.round != before.round:
             what = "of a preempted job ended before the job" if before.is_preempted else "ended without a reason"
             raise Violation(f"a round {what}", f"{name}: {ended}")
@@ -457,8 +458,8 @@ class Audit:
             if common(other) != common(placement):
                 raise Violation("two nodes were told different things of one round", f"{other} and {placement}")
 
-    def starts(self, agent: Agent, placement: Placement) -> None:
-        """A node is about to start its workers."""
+    def starts(self, agent: Agent, placement: Placement, source: int) -> None:
+        """A node is about to start its workers; `source` is the server that it has talked to last."""
         if self._drained.get(agent.number, placement) != placement:
             raise Violation("a drained node was started again", f"node {agent.number}: {placement}")
         if agent.workers.running is not None:
@@ -466,6 +467,10 @@ class Audit:
         if self._placed.get(agent.number) != placement:
             raise Violation("workers were started for an old place", f"node {agent.number}: {placement}")
         name = self.names[agent.number, placement.round]
+        now = self._job.world.now
+        over = now - self._books[source].ended.get(name, now) if source in self._books else 0.0
+        if over > self._job.settings.lease + 1e-6:
+            raise Violation("workers were started in a round that was long over", f"node {agent.number}: {over:.3f} s")
         if self._stores.setdefault(placement.store_port, name) != name:
             before = self._stores[placement.store_port]
             raise Violation("two rounds have one worker store", f"{before} and {name} on node {agent.number}")
@@ -498,7 +503,7 @@ class Audit:
             self._failures[event.cause.pid] = (agent.number, name)
         elif isinstance(event, WorkersSucceeded) and name is not None:
             self.rounds[name].finished.add(agent.number)
-        elif isinstance(event, LinkLost) and before.phase is Phase.RUNNING:
+        elif isinstance(event, LinkLost) and before.phase is Phase.RUNNING and not agent.holds_start:
             raise Violation("running workers were stopped for want of a server", f"node {agent.number}")
         if isinstance(event, JoinRefused):
             self._check_refused(agent, event)
@@ -510,7 +515,7 @@ class Audit:
         if isinstance(event, DrainRequested):
             self._drained[agent.number] = self._placed.get(agent.number)
             self.disturb(agent.number, self._job.settings.notice_timeout + self._job.scenario.grace)
-        if stops and not isinstance(event, _STOPPING):
+        if stops and not isinstance(event, _STOPPING) and not agent.holds_start:
             raise Violation("running workers were stopped for no reason", f"node {agent.number}: {event}")
         if any(isinstance(step, EndWithError | EndInSuccess) for step in steps) and isinstance(event, LinkLost):
             self._check_lost(agent)

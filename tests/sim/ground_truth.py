@@ -37,6 +37,8 @@ class RoundBook:
     """The names of rounds by their numbers, as this server's nodes know them."""
     counted: set[RoundName] = field(default_factory=set)
     """Rounds of which this server has counted a failure."""
+    ended: dict[RoundName, float] = field(default_factory=dict)
+    """When this server ended rounds, in the world's time."""
     verdict: Verdict | None = None
     size: NodeRange | None = None
     """How many nodes its rounds have; None before the first step."""

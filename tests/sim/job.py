@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +24,8 @@ from tests.sim.world import Process, Violation, World
 
 if TYPE_CHECKING:
     from tests.sim.election import SimTerm
+
+logging.getLogger("rallypoint").addHandler(logging.NullHandler())  # the trace tells what happens
 
 _LOOK_EVERY = 1.0
 """Seconds between looks whether the job still moves, once it is calm."""

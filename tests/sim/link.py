@@ -105,6 +105,11 @@ class SimLink:
         """Whether there is a session."""
         return self._open
 
+    @property
+    def lease(self) -> float:
+        """See `Link.lease`."""
+        return self._lease
+
     def send(self, request: Request) -> None:
         """Say something, now or as soon as a session is open."""
         self._hold(after_request(self._held, request, self.process.clock()))

@@ -382,6 +382,11 @@ class SimLocalSession:
         if not isinstance(notice, Heartbeat):
             self.process.later(0.0, self._deliver, notice)
 
+    @property
+    def lease(self) -> float:
+        """See `Link.lease`."""
+        return self._server.dispatcher.settings.lease
+
     def send(self, request: Request) -> None:
         """Say something to the coordinator."""
         self._server.dispatcher.receive(self.number, request)

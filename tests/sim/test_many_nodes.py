@@ -152,7 +152,7 @@ def test_ten_thousand_nodes_meet_regroup_and_finish(monkeypatch: pytest.MonkeyPa
     assert 1 <= ledger.lost <= lost
     per_round = played.each / len(sizes)
     print(f"{played.each:.1f} messages a node in {len(sizes)} rounds; of 200 nodes {few.each:.1f}")
-    assert per_round <= 6
+    assert per_round <= 8  # two of them where a round was waited for longer than the lease: then it is confirmed
     assert max(played.most.values()) <= 8 * len(sizes)
     assert len(sizes) <= played.addresses <= len(sizes) * (many // 1000 + 1), (
         "one host of each round, a thousand at once"

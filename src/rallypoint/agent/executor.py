@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from signal import Signals
 
 from rallypoint.agent import steps
+from rallypoint.agent.confirmation import Confirmation
 from rallypoint.agent.controller import WorkerController
 from rallypoint.agent.notice_directory import NoticeDirectory
 from rallypoint.agent.rendezvous_client import RendezvousClient, joining
@@ -63,7 +64,8 @@ class StepExecutor:
         self._round = -1
         self._stopping: Stopping | None = None
         self.starting: steps.StartWorkers | None = None
-        """The start that is due as soon as its preparations are done."""
+        """The start that is due as soon as its preparations are done, and it is certain that its round still stands."""
+        self._confirmation = Confirmation(rendezvous)
         self.waiting = WaitingForOthers(rendezvous, clock)
         self.result: RunResult | None = None
         """The result of the run, once it ends."""
@@ -91,7 +93,8 @@ class StepExecutor:
 
     def wake_at(self) -> float:
         """The time of the next thing to do, on the clock; infinite for never."""
-        start_at = math.inf if self.starting is None or self._workers.preparing() else -math.inf
+        waits = self._confirmation.awaited or self._workers.preparing()
+        start_at = math.inf if self.starting is None or waits else -math.inf
         begun = (each.wake_at() for each in (self._stopping, self._preempted) if each is not None)
         return min(self._notices.wake_at(), self._signal_by, start_at, *begun)
 
@@ -99,6 +102,10 @@ class StepExecutor:
     def stops(self) -> bool:
         """Whether a stop of the workers is in progress."""
         return self._stopping is not None and self._stopping.stop is not None
+
+    def heard(self, event: steps.Event) -> None:
+        """An event has occurred, whatever the policy makes of it."""
+        self._confirmation.heard(event)
 
     def stop_events(self) -> Iterator[steps.Event]:
         """Continue the stop in progress, and the running check of this node."""
@@ -109,8 +116,10 @@ class StepExecutor:
         """Start the workers, if that is due and no preparation is left; or report why they cannot start."""
         if self.starting is None or self._workers.preparing():
             return
-        step, self.starting = self.starting, None
         cause = self._workers.preparation_failure()
+        if cause is None and self._confirmation.holds():
+            return
+        step, self.starting = self.starting, None
         if cause is None:
             self._workers.start(step.placement)
         else:
@@ -162,6 +171,7 @@ class StepExecutor:
             self._events.joins()
         self._workers.group.join_requested_at = self.waiting.begin()
         log.info("[%s] Rendezvous'ing worker group", spec.role)
+        self._confirmation.requests_place()
         self._rendezvous.join(joining(spec, restarts_workers=self._workers.restarts_workers()))
 
     def _do_start(self, step: steps.StartWorkers) -> None:
@@ -233,6 +243,7 @@ class StepExecutor:
             stopping.check.begin_stop(step.signal)
             return
         self.starting = None
+        self._confirmation.cancel()
         self._workers.cancel_preparations()
         self._workers.report_progress()
         if self._events is not None:

@@ -121,6 +121,7 @@ class AgentLoop:
                     told.heard(event)
                 if self._workers.incidents is not None:
                     self._workers.incidents.look_at(event, self._state)
+                self._executor.heard(event)
                 self._take(decide(self._state, event))
         self._raise_interrupt()
         return self._executor.result

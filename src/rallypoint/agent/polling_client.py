@@ -10,6 +10,7 @@ earlier round, so that workers that scope their keys by it never share keys, eve
 
 from __future__ import annotations
 
+import math
 import queue
 import socket
 import threading
@@ -110,6 +111,11 @@ class PollingRendezvousClient:
     def notice_timeout(self) -> float:
         """0: such a handler cannot collect the consent of all."""
         return 0.0
+
+    @property
+    def lease(self) -> float:
+        """Infinite: whom such a handler counts as lost, only it knows."""
+        return math.inf
 
     @property
     def hosts_coordinator(self) -> bool:

@@ -44,6 +44,10 @@ class RendezvousClient(Protocol):
         """Whether nodes learn from each other whether their workers can go on in their processes when a round ends."""
 
     @property
+    def lease(self) -> float:
+        """Seconds of silence after which the others count this node as lost; infinite if they never do."""
+
+    @property
     def hosts_coordinator(self) -> bool:
         """Whether the coordinator of the job is in this agent at the moment."""
 

@@ -21,6 +21,18 @@ class Clock(Protocol):
 SYSTEM_CLOCK: Clock = time
 
 
+_BOOT_TIME: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class _BootClock:
+    def monotonic(self) -> float:
+        return time.clock_gettime(_BOOT_TIME)
+
+
+BOOT_CLOCK: Clock = _BootClock()
+"""Like `SYSTEM_CLOCK`, but it also counts the time in which the whole machine is suspended (on Linux)."""
+
+
 class Deadline(NamedTuple):
     """A time `at`, in seconds on `clock`, before which something must happen; infinity for no limit."""
 

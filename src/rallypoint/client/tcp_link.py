@@ -93,6 +93,8 @@ class TcpLink:
         self._closed = False
         self.address: str | None = None
         """See `Link.address`. Set once, on the loop's thread, before `LinkOpened` is delivered."""
+        self.lease = settings.lease
+        """See `Link.lease`: that of the job, once a session is open."""
         self._waiting_since: float | None = None
         self._embedded = True
         """Whether the server lives inside an agent of the job, by the last session; before the first it may."""
@@ -188,7 +190,7 @@ class TcpLink:
     async def _serve_session(self, session: ClientSession) -> tuple[float, str]:
         """Use the session until it is lost; returns when that was, and why."""
         welcome = session.welcome
-        self._embedded = welcome.embedded
+        self._embedded, self.lease = welcome.embedded, welcome.lease
         self._end_detail = ""
         for request in requests_to_repeat(self._resume_state, SYSTEM_CLOCK.monotonic(), welcome.incarnation):
             self._write_frame(session, _payload(request))

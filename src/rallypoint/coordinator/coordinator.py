@@ -50,6 +50,8 @@ from rallypoint.membership.state import (
     name_of,
 )
 from rallypoint.protocol.messages import (
+    Confirmed,
+    ConfirmRequest,
     Heartbeat,
     JoinRequest,
     LeaveRequest,
@@ -343,6 +345,9 @@ class Coordinator(JobState):
         ends_in = ends_at - now if ends_at < math.inf else -1.0
         self._reply(speaker, progress(self.state, node, self.settings, view, ends_in=ends_in, reports=reports))
 
+    def _on_confirm_request(self, speaker: SessionRecord, request: ConfirmRequest, _now: float) -> None:
+        self._reply(speaker, Confirmed(request.number))
+
     def _on_heartbeat(self, speaker: SessionRecord, request: Heartbeat, _now: float) -> None:
         self._reply(speaker, request)
 
@@ -352,6 +357,7 @@ class Coordinator(JobState):
         **dict.fromkeys(get_args(NodeOperation), _on_operation),
         ResumeRequest: _on_resume_state,
         ProgressRequest: _on_progress_request,
+        ConfirmRequest: _on_confirm_request,
         Heartbeat: _on_heartbeat,
         **dict.fromkeys(get_args(NodeAnswer), _on_answer),
     }

@@ -53,6 +53,11 @@ class LocalLink:
             deliver, SessionRecord(node, address, leased=False, in_this_process=True, local=True)
         )
 
+    @property
+    def lease(self) -> float:
+        """See `Link.lease`."""
+        return self._dispatcher.settings.lease
+
     def send(self, request: Request) -> None:
         """Send a request to the dispatcher; notifications may be delivered before this returns."""
         self._dispatcher.receive(self._session, request)

@@ -65,6 +65,8 @@ _TYPES: tuple[type, ...] = (
     operator_messages.HangFound,
     operator_messages.CollectionEnded,
     operator_messages.HangReport,
+    messages.ConfirmRequest,
+    messages.Confirmed,
 )
 _TAG = {kind: tag for tag, kind in enumerate(_TYPES)}
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])

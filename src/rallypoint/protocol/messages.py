@@ -52,6 +52,12 @@ class ProgressRequest(NamedTuple):
     """Request the progress of the rendezvous. Answered by `Progress`."""
 
 
+class ConfirmRequest(NamedTuple):
+    """Does the coordinator still count on this node? Answered by `Confirmed` with the same number."""
+
+    number: int
+
+
 class ResumeRequest(NamedTuple):
     """What a node holds, sent again when its link was lost and is open again; it fills a new coordinator.
 
@@ -76,7 +82,16 @@ class ResumeRequest(NamedTuple):
     size: NodeRange | None = None
 
 
-Request = JoinRequest | LeaveRequest | NodeOperation | Heartbeat | ProgressRequest | ResumeRequest | NodeAnswer
+Request = (
+    JoinRequest
+    | LeaveRequest
+    | NodeOperation
+    | Heartbeat
+    | ProgressRequest
+    | ConfirmRequest
+    | ResumeRequest
+    | NodeAnswer
+)
 
 
 class Placement(NamedTuple):
@@ -260,6 +275,14 @@ class LeaveReply(NamedTuple):
     outcome: Outcome | None = None
 
 
+class Confirmed(NamedTuple):
+    """The answer to the `ConfirmRequest` of this number, after all that this node was to be told before: a round that
+    it has heard no end of still stood when the request came.
+    """
+
+    number: int
+
+
 class LinkDown(NamedTuple):
     """The control plane cannot be reached for now; made on the node's own side, never sent."""
 
@@ -301,6 +324,7 @@ Notification = (
     | Progress
     | ProgressText
     | LeaveReply
+    | Confirmed
     | ConfigDiffers
     | SessionEnded
     | Heartbeat
@@ -329,6 +353,10 @@ class Link(Protocol):
     @property
     def address(self) -> str | None:
         """This node's address towards the control plane; None until that has been reached, which `LinkOpened` tells."""
+
+    @property
+    def lease(self) -> float:
+        """Seconds of silence after which the others count this node as lost."""
 
     def send(self, request: Request) -> None:
         """Send a request. Never blocks; a lost link delivers `LinkLost`."""

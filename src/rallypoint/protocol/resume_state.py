@@ -23,6 +23,8 @@ from typing import NamedTuple
 from rallypoint.membership.operations import Close, Fail, NodeOperation, PreemptJob, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, NodeRange
 from rallypoint.protocol.messages import (
+    Confirmed,
+    ConfirmRequest,
     Heartbeat,
     JobEnded,
     JoinRefused,
@@ -47,6 +49,11 @@ _MAX_IDENTITIES = 8
 """The number of coordinators whose names for it a waiting node remembers."""
 
 
+_Repeated = NodeOperation | ConfirmRequest
+_NEEDS_ANSWER = (Fail, Succeed, ConfirmRequest)
+"""After these the node waits for the coordinator, with no worker that runs."""
+
+
 class ResumeState(NamedTuple):
     """A node's place, its open requests, and its identity.
 
@@ -68,7 +75,7 @@ class ResumeState(NamedTuple):
     refused: bool = False
     join: tuple[JoinRequest, float] | None = None
     is_spare: bool = False
-    repeated_requests: tuple[NodeOperation, ...] = ()
+    repeated_requests: tuple[_Repeated, ...] = ()
     ended: bool = False
     size: NodeRange | None = None
     """The number of nodes of a round, if an operator has changed it."""
@@ -76,7 +83,7 @@ class ResumeState(NamedTuple):
     @property
     def needs_coordinator(self) -> bool:
         """Whether the node cannot continue without the control plane."""
-        return self.join is not None or any(isinstance(each, Fail | Succeed) for each in self.repeated_requests)
+        return self.join is not None or any(isinstance(each, _NEEDS_ANSWER) for each in self.repeated_requests)
 
 
 def after_request(held: ResumeState, request: Request, now: float) -> ResumeState:
@@ -95,7 +102,7 @@ def after_request(held: ResumeState, request: Request, now: float) -> ResumeStat
             return held._replace(repeated_requests=_with(held.repeated_requests, operation))
 
 
-def _with(requests: tuple[NodeOperation, ...], request: NodeOperation) -> tuple[NodeOperation, ...]:
+def _with(requests: tuple[_Repeated, ...], request: _Repeated) -> tuple[_Repeated, ...]:
     """The requests, with this one in place of another of its kind."""
     return (*(each for each in requests if type(each) is not type(request)), request)
 
@@ -137,6 +144,14 @@ def after_notification(held: ResumeState, notification: Notification) -> ResumeS
             return held._replace(is_spare=spare)
         case JoinRefused():
             return held._replace(join=None, refused=True)
+        case Confirmed(number=number):
+            # Compared with its type: as tuples, `Succeed(2)` equals `ConfirmRequest(2)`.
+            others = tuple(
+                each
+                for each in held.repeated_requests
+                if not (isinstance(each, ConfirmRequest) and each.number == number)
+            )
+            return held._replace(repeated_requests=others)
         case JobEnded():
             return held._replace(join=None, repeated_requests=(), ended=True)
         case _:

@@ -271,6 +271,11 @@ class ElasticHandler(RendezvousHandler):
         return self._settings.notice_timeout
 
     @property
+    def lease(self) -> float:
+        """Seconds of silence after which the others count this node as lost."""
+        return self._settings.lease if self._link is None else self._link.lease
+
+    @property
     def hosts_coordinator(self) -> bool:
         """Whether the coordinator of the job is in this agent at the moment."""
         return self._control.hosts_coordinator()

@@ -30,6 +30,8 @@ from rallypoint.membership.state import NodeId, NodeInfo, Reason, Settings, Stat
 from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousError
 from rallypoint.protocol.messages import (
     ConfigDiffers,
+    Confirmed,
+    ConfirmRequest,
     Deliver,
     Heartbeat,
     JoinRequest,
@@ -103,6 +105,11 @@ class SharedStateLink:
         self._thread = threading.Thread(target=self._run, name="rallypoint-shared-state", daemon=True)
         self._thread.start()
 
+    @property
+    def lease(self) -> float:
+        """See `Link.lease`."""
+        return self._observer.allowance
+
     def send(self, request: Request) -> None:
         """Say something; what comes of it is delivered as notifications."""
         self._requests.put(request)
@@ -171,11 +178,7 @@ class SharedStateLink:
     def _step_request(self, request: Request) -> None:
         """Take in what others have done, do what was asked, and see whether the join can go on."""
         self._read()
-        for node in self._observer.silent(self._clock.monotonic()):
-            if node != self._node:
-                silent = f"nothing was heard from it for {self._observer.allowance:g} s"
-                log.warning("%s is taken out of the rendezvous: %s", name_of(self._state, node), silent)
-                self._step(node, Exit(Reason.LOST, silent))
+        self._remove_silent()
         match request:
             case JoinRequest(node_info=node_info, timeout=timeout, waited=waited):
                 address = node_info.address or self.address
@@ -191,6 +194,8 @@ class SharedStateLink:
                     self._deliver_if_open(standing_without(self._state, self._node, self._settings))
             case ProgressRequest():
                 self._deliver_if_open(self._progress())
+            case ConfirmRequest(number=number):  # what has been read since is delivered
+                self._deliver_if_open(Confirmed(number))
             case NodeReport() | CollectedPart() | HangReport():  # a job without a coordinator has no watchers
                 if self._hangs is not None:
                     self._hangs.answered(self._node, request, self._clock.monotonic())
@@ -203,6 +208,14 @@ class SharedStateLink:
         self._continue_join()
         if self._heartbeat_at is not None and self._state.knows(self._node):
             self._step(self._node, KeepLeaseAlive())
+
+    def _remove_silent(self) -> None:
+        """Take the nodes out of the rendezvous from which nothing was heard for too long."""
+        for node in self._observer.silent(self._clock.monotonic()):
+            if node != self._node:
+                silent = f"nothing was heard from it for {self._observer.allowance:g} s"
+                log.warning("%s is taken out of the rendezvous: %s", name_of(self._state, node), silent)
+                self._step(node, Exit(Reason.LOST, silent))
 
     def _report_differences(self, node_info: NodeInfo) -> None:
         """Tell people if this node was started in another way than the job, as far as the state shows that."""

@@ -12,6 +12,8 @@ from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Drain, Fail, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Settings, State
 from rallypoint.protocol.messages import (
+    Confirmed,
+    ConfirmRequest,
     Heartbeat,
     JobEnded,
     JoinRequest,
@@ -174,6 +176,18 @@ def test_nobody_is_told_before_it_is_kept_and_heartbeats_are_answered_all_the_sa
     assert [node.told for node in job.nodes] == [[Heartbeat()], []]
     job.keep()
     assert [[type(each) for each in node.told] for node in job.nodes] == [[Heartbeat, RoundEnded], [RoundEnded]]
+
+
+def test_a_place_is_confirmed_after_all_that_was_to_be_told_before() -> None:
+    job = Job(2, 2)
+    for node in job.nodes:
+        node.told.clear()
+    job.dispatcher.receive(job.nodes[0].session, ConfirmRequest(1))
+    job.dispatcher.receive(job.nodes[1].session, Fail(0, CAUSE, 3))
+    job.dispatcher.receive(job.nodes[0].session, ConfirmRequest(2))
+    assert job.nodes[0].told == [Confirmed(1)]
+    job.keep()
+    assert [type(each) for each in job.nodes[0].told] == [Confirmed, RoundEnded, Confirmed]
 
 
 def test_what_changed_nothing_is_told_at_once() -> None:

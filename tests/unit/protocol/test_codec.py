@@ -21,6 +21,8 @@ from rallypoint.protocol.handshake import (
 from rallypoint.protocol.messages import (
     ConfigDifference,
     ConfigDiffers,
+    Confirmed,
+    ConfirmRequest,
     Heartbeat,
     JobEnded,
     JoinRefused,
@@ -67,6 +69,7 @@ REQUESTS: list[Request] = [
     Close(),
     Heartbeat(),
     ProgressRequest(),
+    ConfirmRequest(7),
 ]
 NOTICES: list[Notification] = [
     Placed(Placement(1, 0, 2, NodeRanks(0, 3, 0, 3), "host", 7000, 1)),
@@ -109,6 +112,7 @@ NOTICES: list[Notification] = [
     Heartbeat(),
     LeaveReply(True, 3),
     LeaveReply(False, 0, Outcome.SUCCEEDED),
+    Confirmed(7),
 ]
 
 

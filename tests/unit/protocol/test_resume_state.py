@@ -11,20 +11,34 @@ from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.client.endpoint_resolver import DialTarget, FixedEndpoint
 from rallypoint.client.tcp_link import TcpLink
-from rallypoint.membership.operations import Fail
-from rallypoint.membership.state import NodeId, NodeInfo, Settings
-from rallypoint.protocol.messages import Heartbeat, JoinRequest, LinkLost, Notification, Progress, ResumeRequest
+from rallypoint.membership.operations import Fail, Succeed
+from rallypoint.membership.state import NodeId, NodeInfo, Reason, RoundEnd, Settings
+from rallypoint.protocol.messages import (
+    Confirmed,
+    ConfirmRequest,
+    Heartbeat,
+    JoinRequest,
+    LinkLost,
+    Notification,
+    Placement,
+    Progress,
+    ResumeRequest,
+    RoundEnded,
+)
 from rallypoint.protocol.resume_state import (
     ResumeState,
     after_notification,
     after_request,
+    give_up_at,
     requests_to_repeat,
     session_opened,
     without_foreign_join,
 )
+from rallypoint.ranks.assign import NodeRanks
 from tests.unit.coordinator.test_control import CAUSE, TIMEOUT
 
 MEMBER = NodeInfo("default", 1, "h", 7000)
+PLACEMENT = Placement(0, 0, 2, NodeRanks(0, 2, 0, 2), "h", 7000, 0)
 FIRST, SECOND = NodeId("h", 1, 0), NodeId("h", 1, 1)
 
 
@@ -62,6 +76,26 @@ def test_a_spare_waits_for_as_long_as_it_takes() -> None:
 def test_a_join_is_not_asked_of_a_second_coordinator() -> None:
     assert without_foreign_join(waiting(), "a") == waiting()
     assert without_foreign_join(waiting(), "b").join is None
+
+
+def test_a_place_that_is_to_be_confirmed_needs_the_coordinator_until_it_is() -> None:
+    """No worker runs meanwhile: without a limit, the agent would wait for ever where the control plane is gone."""
+    held = after_request(ResumeState(), ConfirmRequest(1), 0.0)
+    assert requests_to_repeat(held, 0.0, "a") == [ConfirmRequest(1)]
+    assert give_up_at(held, 10.0, 600.0) == 610.0
+    newer = after_request(held, ConfirmRequest(2), 0.0)
+    assert requests_to_repeat(after_notification(newer, Confirmed(1)), 0.0, "a") == [ConfirmRequest(2)]
+    for answer in (Confirmed(2), RoundEnded(RoundEnd(0, Reason.LOST, "h"))):
+        told = after_notification(newer._replace(placement=PLACEMENT), answer)
+        assert give_up_at(told, 10.0, 600.0) == math.inf
+        assert ConfirmRequest(2) not in requests_to_repeat(told, 0.0, "a")
+
+
+def test_a_confirmation_of_the_number_of_a_round_drops_nothing_else() -> None:
+    """As tuples, `Succeed(2)` and `ConfirmRequest(2)` are equal."""
+    held = after_request(ResumeState(placement=PLACEMENT._replace(round=2)), Succeed(2), 0.0)
+    held = after_notification(after_request(held, ConfirmRequest(2), 0.0), Confirmed(2))
+    assert [type(each) for each in held.repeated_requests] == [Succeed]
 
 
 def test_a_name_stays_where_it_was_given() -> None:

@@ -16,6 +16,7 @@ import signal
 import time
 from contextlib import AbstractContextManager, ExitStack
 
+from rallypoint.agent.confirmation import Confirmation
 from rallypoint.agent.controller import WorkerController
 from rallypoint.agent.polling_client import PollingRendezvousClient
 from rallypoint.agent.rank_exchange import wait_at_exit_barrier
@@ -58,6 +59,7 @@ class OwnLoop:
         self._workers = workers
         self._rendezvous = workers.rendezvous
         self._inbox: queue.SimpleQueue[Notification] = queue.SimpleQueue()
+        self._confirmation = Confirmation(workers.rendezvous)
         self._takes_part = False
         """Whether the agent takes part in the rendezvous through this."""
         self._round = -1
@@ -100,12 +102,19 @@ class OwnLoop:
             self.end_round(None)
         self._join()
         incoming = incoming_notifications(self._inbox, lambda: self._rendezvous.send(ProgressRequest()))
-        while True:
+        given: Placement | None = None
+        while given is None or self._confirmation.holds():
             notification = next(incoming)
+            self._confirmation.heard(notification)
             if isinstance(notification, Placed):
-                self._round, self._has_place = notification.placement.round, True
-                return notification.placement
-            self._handle(notification)
+                given = notification.placement
+                self._round, self._has_place = given.round, True
+            elif given is not None and isinstance(notification, RoundEnded) and notification.end.round >= given.round:
+                given, self._has_place = None, False
+                self._join()
+            else:
+                self._handle(notification)
+        return given
 
     def end_round(self, failed: RunResult | None) -> None:
         """Announce that this node starts again; an agent with a rendezvous of its own does so by itself.
@@ -166,6 +175,7 @@ class OwnLoop:
         self._workers.forward(number)
 
     def _join(self) -> None:
+        self._confirmation.requests_place()
         self._rendezvous.join(joining(self._workers.group.spec, restarts_workers=True))
 
     def _handle(self, notification: Notification) -> None:

@@ -1,0 +1,90 @@
+"""Whether the place that this node was given still stands when its workers are about to start.
+
+An agent that was frozen, or cut off, finds a `Placed` that may be older than the lease: by then the others have counted
+its node as lost, and run without it.
+
+Laws:
+
+1. A word of the coordinator is as old as the request that it answers. When it was read means nothing: a process that
+   was frozen reads late what has come early.
+2. Workers start only on a word younger than the lease. A place that was requested less than a lease ago is one;
+   otherwise the coordinator is asked, and its answer follows all that it had to tell this node before.
+3. Until it has answered, or has ended the round, nothing is started. The link repeats the question in each session, and
+   gives up as where a place is waited for (`protocol.resume_state`).
+"""
+
+from __future__ import annotations
+
+from rallypoint.agent.steps import Event
+from rallypoint.base.clock import BOOT_CLOCK, Clock
+from rallypoint.base.light_typing import Protocol
+from rallypoint.base.log import get_logger
+from rallypoint.protocol.messages import Confirmed, ConfirmRequest, LinkDown, LinkUp, Request
+
+log = get_logger(__name__)
+
+
+class Coordinator(Protocol):
+    """What this needs of a `RendezvousClient`."""
+
+    @property
+    def lease(self) -> float:
+        """See `RendezvousClient.lease`."""
+
+    def send(self, request: Request) -> None:
+        """Send a request."""
+
+
+class Confirmation:
+    """Asks the coordinator, where its last word is too old."""
+
+    def __init__(self, rendezvous: Coordinator, clock: Clock = BOOT_CLOCK) -> None:
+        self._rendezvous = rendezvous
+        self._clock = clock
+        self._asked_at = clock.monotonic()
+        """When the last request was sent whose answer counts."""
+        self._number = 0
+        """That of the last request for a confirmation."""
+        self.awaited = False
+        """Whether its answer is awaited."""
+        self._link_down = False
+
+    def requests_place(self) -> None:
+        """This node is about to request a place: what it is given is younger than this moment."""
+        self._asked_at, self.awaited = self._clock.monotonic(), False
+
+    def holds(self) -> bool:
+        """Whether the workers of the place that was given must wait for the coordinator; asks it, if need be."""
+        now = self._clock.monotonic()
+        if not self.awaited and now - self._asked_at > self._rendezvous.lease:
+            self._asked_at, self.awaited = now, True
+            self._number += 1
+            self._rendezvous.send(ConfirmRequest(self._number))
+            if self._link_down:
+                self._log()
+        return self.awaited
+
+    def cancel(self) -> None:
+        """The round is over: no answer is awaited any more. Idempotent."""
+        self.awaited = False
+
+    def heard(self, event: Event) -> None:
+        """An event has occurred that may be an answer, or the end or the beginning of a session."""
+        match event:
+            case Confirmed(number=number) if number == self._number:
+                self.awaited = False
+            case LinkDown():
+                self._link_down = True
+                if self.awaited:
+                    self._log()
+            case LinkUp():
+                self._link_down = False
+            case _:
+                pass
+
+    def _log(self) -> None:
+        log.warning(
+            "nothing was heard from the control plane for more than %g s; "
+            "the workers start once it has confirmed their round",
+            self._rendezvous.lease,
+        )

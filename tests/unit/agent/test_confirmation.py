@@ -1,0 +1,74 @@
+"""An agent asks whether its place still stands, if what it has heard last may be older than the lease."""
+
+from __future__ import annotations
+
+import math
+
+from rallypoint.agent.confirmation import Confirmation
+from rallypoint.protocol.messages import Confirmed, ConfirmRequest, Request
+
+LEASE = 3.0
+
+
+class Place:
+    """A node with a clock that stands still; what it sends is kept."""
+
+    def __init__(self, lease: float = LEASE) -> None:
+        self.now = 100.0
+        self.lease = lease
+        self.sent: list[Request] = []
+        self.confirmation = Confirmation(self, self)
+        self.confirmation.requests_place()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def send(self, request: Request) -> None:
+        self.sent.append(request)
+
+    def holds_after(self, seconds: float) -> bool:
+        self.now += seconds
+        return self.confirmation.holds()
+
+
+def test_a_place_given_within_the_lease_needs_no_message() -> None:
+    place = Place()
+    assert not place.holds_after(LEASE)
+    assert not place.sent
+
+
+def test_an_older_one_waits_for_the_answer() -> None:
+    place = Place()
+    assert place.holds_after(LEASE + 0.1)
+    assert place.holds_after(0.0)
+    assert place.sent == [ConfirmRequest(1)]
+    place.confirmation.heard(Confirmed(1))
+    assert not place.holds_after(0.0)
+
+
+def test_an_answer_is_as_old_as_its_request() -> None:
+    """It was in the buffer of a frozen process."""
+    place = Place()
+    assert place.holds_after(LEASE + 0.1)
+    place.now += LEASE + 0.1
+    place.confirmation.heard(Confirmed(1))
+    assert place.holds_after(0.0)
+    place.confirmation.heard(Confirmed(1))
+    assert place.holds_after(0.0)
+    place.confirmation.heard(Confirmed(2))
+    assert not place.holds_after(0.0)
+    assert place.sent == [ConfirmRequest(1), ConfirmRequest(2)]
+
+
+def test_the_end_of_the_round_ends_the_wait() -> None:
+    place = Place()
+    assert place.holds_after(10.0)
+    place.confirmation.cancel()
+    place.confirmation.requests_place()
+    assert not place.holds_after(0.0)
+    assert place.sent == [ConfirmRequest(1)]
+
+
+def test_nobody_is_asked_where_nobody_is_counted_as_lost() -> None:
+    place = Place(math.inf)
+    assert not place.holds_after(1e6)
