@@ -171,12 +171,13 @@ class Kubelet:
                 (folder / "volumes" / each["name"]).symlink_to(self._shared[each["name"]])
             elif each["name"] != "shm":
                 self._volume(folder, each["name"])
-        env = {**self._environment(names.rsplit(maxsplit=1)[-1]), **variables(container), **given}
+        own = self._environment(names.rsplit(maxsplit=1)[-1])
+        env = {**own, **variables(container), **given}
         words = [*container["command"], *self._arguments(container, program)]
         enter = ["nsenter", f"--net=/run/netns/{host.namespace}", "unshare", "--uts", "--mount", "--pid", "--fork"]
         start = [*enter, "sh", "-c", _START, "sh", env["HOSTNAME"], str(self._hosts), str(self._launcher.folder)]
         start += [str(folder), str(_USER), "env", "-i"]
-        start += [f"{name}={_moved(value, container)}" for name, value in env.items()]
+        start += [f"{name}={value if name in own else _moved(value, container)}" for name, value in env.items()]
         job = self._launcher.command([*start, *(_moved(_expanded(each, env), container) for each in words)])
         made = Pod(job, host, folder)
         self._pods.append(made)
