@@ -22,7 +22,7 @@ from tests.faults.network import Host, Network
 from tests.jobs.launching import RALLYRUN, Job, Launcher
 from tests.jobs.nodes import NAMES, Node
 
-LEASE = 1.0
+LEASE = 3.0
 """Seconds; shorter than the default, to be quick where a loss is waited for and one more would do no harm."""
 SAFE_LEASE = 6.0
 """Seconds; on a busy machine, processes may stand still for seconds, and none of them is to be taken for lost."""

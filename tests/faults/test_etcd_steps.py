@@ -37,7 +37,7 @@ def test_the_others_finish_and_each_round_has_one_membership(rallyrun: Launcher,
     """One worker fails once, so that there are two rounds: formed, run, ended by a failure, formed again, finished."""
     name = rallyrun.mark[:8]
     flags = ["--nnodes=2:3", "--max-restarts=1", "--rdzv-backend=etcd", f"--rdzv-id={name}"]
-    flags += [f"--rdzv-endpoint={etcd.endpoints[0]}", "--rdzv-conf=lease=2,last_call_timeout=1"]
+    flags += [f"--rdzv-endpoint={etcd.endpoints[0]}", "--rdzv-conf=lease=4,last_call_timeout=1"]
     events = rallyrun.folder / "events"
     flags += [f"--event-log-handler=jsonl:{events}/"]
     script = rallyrun.script(f"NAMES = {NAMES!r}\n{SCRIPT}")

@@ -41,7 +41,7 @@ def test_down_for_more_than_the_lease(cluster: Cluster, lease: float | None, car
 
 def test_no_worker_starts_on_a_place_that_is_older_than_the_lease(cluster: Cluster) -> None:
     """C is cut off when it has its place, and its old worker is still to be killed; then the others run without it."""
-    cluster.lease = 2.0
+    cluster.lease, cluster.conf = 4.0, "failure_grace=10"
     cluster.host("A")
     agents = [cluster.start(name, "--max-restarts=1", env={"DEAF": "1"} if name == "C" else {}) for name in "ABC"]
     cluster.all_up(agents)

@@ -44,7 +44,7 @@ def test_longer_than_the_lease_with_no_place_left(cluster: Cluster) -> None:
 
 def test_longer_than_the_lease_with_a_place_that_was_not_taken_yet(cluster: Cluster) -> None:
     """All processes of C freeze when it has its place, and thaw where it cannot hear that the others run without it."""
-    cluster.lease = 2.0
+    cluster.lease, cluster.conf = 4.0, "failure_grace=10"
     a, b, c = agents = [
         cluster.start(name, "--max-restarts=1", env={"DEAF": "1"} if name == "C" else {}) for name in "ABC"
     ]
