@@ -31,41 +31,8 @@ PRELOAD = os.environ.get("RALLYPOINT_TEST_PRELOAD", "")
 """What each rallyrun under test is to import ahead (`make conformance-preload`); torchrun does not know the
 variable."""
 RALLYRUN = [sys.executable, "-m", "rallypoint.run"]
-_CHANGED = """
-import importlib, sys
-from rallypoint.cli.rallyrun import main
-for given in sys.argv.pop(1).split():
-    where, value = given.split("=")
-    module, _, name = where.rpartition(".")
-    found = importlib.import_module(f"rallypoint.{module}")
-    assert isinstance(getattr(found, name), float), where
-    setattr(found, name, float(value))
-sys.exit(main())
-"""
-
-
-def rallyrun_with(**seconds: float) -> list[str]:
-    """The words of a `rallyrun` whose periods are others, by their names: of `_PERIODS`.
-
-    What a process does within a second, one that is left without processor time for a while does later.
-    """
-    return [
-        sys.executable,
-        "-c",
-        _CHANGED,
-        " ".join(f"{_PERIODS[name]}.{name}={each}" for name, each in seconds.items()),
-    ]
-
-
-_PERIODS = {
-    "STACKS_TIMEOUT": "workers.escalation",
-    "SWEEP_GRACE_PERIOD": "workers.escalation",
-    "DETECTION_TIME": "workers.open_writes",
-    "QUIET_TIME": "workers.open_writes",
-    "SETTLE_TIME": "workers.forwarding",
-    "_SIGNAL_COMES": "agent.executor",
-}
-"""The module of each period, below `rallypoint`."""
+_SIDE_BY_SIDE = 6
+"""Scenarios that `run_at_once` has under way at a time: they mostly wait, and more would make other tests late."""
 
 
 def readable(fd: int, seconds: float | None = None) -> bool:
@@ -305,7 +272,8 @@ AtOnce = Callable[..., None]
 
 
 def run_at_once(folder: Path, *scenarios: Callable[[Launcher], None]) -> None:
-    """Run scenarios that mostly wait beside one another, so that they share their waits; each has a launcher.
+    """Run scenarios that mostly wait beside one another, a few at a time, so that they share their waits; each has a
+    launcher.
 
     Args:
         folder: each launcher gets a folder below it.
@@ -326,7 +294,7 @@ def run_at_once(folder: Path, *scenarios: Callable[[Launcher], None]) -> None:
             return error
         return None
 
-    with ThreadPoolExecutor(len(scenarios)) as pool:
+    with ThreadPoolExecutor(min(len(scenarios), _SIDE_BY_SIDE)) as pool:
         found = list(pool.map(run, range(len(scenarios)), scenarios))
     failures = [error for error in found if error is not None]
     if failures:

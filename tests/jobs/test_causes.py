@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from tests.jobs.launching import RALLYRUN, Job, Launcher, rallyrun_with
+from tests.jobs.launching import RALLYRUN, Job, Launcher
 from tests.jobs.test_rough_ends import until_ended
 from tests.ports import free_port
 
@@ -91,8 +91,7 @@ training()
 
 def test_stacks_before_a_kill_tell_whose_they_are(rallyrun: Launcher) -> None:
     flags = ["--standalone", "--nproc-per-node=3", "--shutdown-timeout=1", rallyrun.script(STUCK)]
-    patient = rallyrun_with(STACKS_TIMEOUT=30)
-    job, hidden = (rallyrun.command([*patient, *more, *flags]) for more in ([], ["--redirects=3", "--log-dir=logs"]))
+    job, hidden = (rallyrun(*more, *flags) for more in ([], ["--redirects=3", "--log-dir=logs"]))
     assert [job.ends(), hidden.ends()] == [1, 1]
     host = socket.gethostname()
     for rank in (0, 1):

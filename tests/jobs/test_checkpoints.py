@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from functools import partial
 
-from tests.jobs.launching import AtOnce, Launcher, rallyrun_with
+from tests.jobs.launching import AtOnce, Launcher
 from tests.ports import free_port
 
 TRAINING = """
@@ -44,8 +44,7 @@ def test_a_checkpoint_that_is_written_while_another_node_dies_is_whole(at_once: 
 def a_checkpoint_is_whole(rallyrun: Launcher, *, how: str) -> None:
     script = rallyrun.script(TRAINING.replace("{save}", SAVES[how]))
     flags = ["--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=job"]
-    patient = rallyrun_with(DETECTION_TIME=10, QUIET_TIME=5)  # the one that writes may be left without time to
-    a = rallyrun.command([*patient, *flags, "--rdzv-conf=is_host=true", script], {"NODE": "A"})
+    a = rallyrun(*flags, "--rdzv-conf=is_host=true", script, env={"NODE": "A"})
     b = rallyrun(*flags, "--rdzv-conf=is_host=false", script, env={"NODE": "B"})
     a.until(lambda lines: "saving" in lines, "the checkpoint is begun")
     b.signal(signal.SIGKILL)
@@ -70,6 +69,6 @@ def test_a_helper_that_outlives_its_worker_may_write_to_the_end(rallyrun: Launch
         "helper = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)\n"
         "helper.stdout.readline()\nos._exit(0)\n"
     )
-    job = rallyrun.command([*rallyrun_with(SWEEP_GRACE_PERIOD=30), "--standalone", script])
+    job = rallyrun("--standalone", script)
     assert job.ends() == 0, job.err
     assert (rallyrun.folder / "records").read_text() == "record\n" * 4

@@ -11,14 +11,13 @@ import re
 import select
 import shlex
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
 import pytest
 
-from tests.jobs.launching import RALLYRUN, AtOnce, Launcher, rallyrun_with
+from tests.jobs.launching import RALLYRUN, AtOnce, Launcher
 from tests.jobs.test_rough_ends import until_ended
 from tests.unit.workers.test_process import parent_of
 
@@ -214,17 +213,17 @@ def the_grace_is_kept(rallyrun: Launcher, *, who: str, grace: str) -> None:
     script = rallyrun.script(STUBBORN)
     nproc = 1 if who == "SIGTERM" else 2
     flags = ["--standalone", f"--nproc-per-node={nproc}", grace, script]
-    job = rallyrun.command([*rallyrun_with(STACKS_TIMEOUT=30), *flags])
+    job = rallyrun(*flags)
     job.until(lambda lines: lines == ["up"] * nproc, "all are up")
-    before = time.monotonic()
     if who == "SIGTERM":
         job.signal(signal.SIGTERM)
     else:
         (rallyrun.folder / "now").touch()
     assert job.ends() == 1
-    assert 1.0 <= time.monotonic() - before < 20, "the default is 30 s"
     assert "in stubborn" in job.err
-    assert re.search(r"did not end within [1-9] s; sending SIGKILL", job.err)
+    waited = re.search(r"did not end within ([0-9]+) s; sending SIGKILL", job.err)
+    assert waited is not None
+    assert 1 <= int(waited[1]) < 30, "the default"
 
 
 def test_the_signal_goes_to_the_worker_alone(rallyrun: Launcher) -> None:
@@ -240,7 +239,7 @@ def test_the_signal_goes_to_the_worker_alone(rallyrun: Launcher) -> None:
         "signal.signal(15, end)\nos.write(1, b'up\\n')\n"
         "while True: time.sleep(0.02)\n"  # a signal right before a pause would not end it
     )
-    job = rallyrun.command([*rallyrun_with(SWEEP_GRACE_PERIOD=30), "--standalone", script])
+    job = rallyrun("--standalone", script)
     job.until(lambda lines: lines.count("up") == 2, "worker and child are up")
     job.signal(signal.SIGTERM)
     job.ends()
@@ -251,10 +250,9 @@ def test_many_workers_start_and_stop_quickly(rallyrun: Launcher) -> None:
     waits = ["--no-python", "sh", "-c", "echo up; sleep 600 & wait"]
     job = rallyrun("--standalone", "--nproc-per-node=64", "--shutdown-timeout=90", *waits)
     job.until(lambda lines: lines == ["up"] * 64, "all are up")
-    before = time.monotonic()
     job.signal(signal.SIGTERM)
     job.ends()
-    assert time.monotonic() - before < 60, "none has waited for SIGKILL"
+    assert "did not end within" not in job.err, "none has waited for SIGKILL"
     assert not rallyrun.left()
 
 

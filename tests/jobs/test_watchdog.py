@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from tests.jobs.launching import Launcher, rallyrun_with
+from tests.jobs.launching import Launcher
 
 ON = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
 
@@ -28,9 +28,6 @@ if os.environ["RANK"] == "{late}" and os.environ["TORCHELASTIC_RESTART_COUNT"] =
 os.write(1, f"done {{os.environ['RANK']}} {{path}}\\n".encode())  # at once: another worker writes to the same pipe
 """
 
-PATIENT = rallyrun_with(STACKS_TIMEOUT=30)
-"""Who is late may also be late with showing its stacks."""
-
 RAN_OUT = r"its timer 'the step' of 0\.[0-3] s ran out"
 """A request says when a timer ends, and the report what was left of it when the request arrived."""
 
@@ -38,7 +35,7 @@ RAN_OUT = r"its timer 'the step' of 0\.[0-3] s ran out"
 def test_a_worker_that_is_late_is_shown_killed_and_started_again(rallyrun: Launcher) -> None:
     script = rallyrun.script(USES.format(module="rallypoint.watchdog.client", late="1", signal=""))
     flags = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", script]
-    job = rallyrun.command([*PATIENT, *flags], ON)
+    job = rallyrun(*flags, env=ON)
     assert job.ends() == 0, job.err
     assert re.search(RAN_OUT, job.err)
     assert "in hangs_here" in job.err
@@ -51,7 +48,7 @@ def test_a_worker_that_is_late_is_shown_killed_and_started_again(rallyrun: Launc
 def test_a_worker_that_is_late_by_torch_s_timer_is_shown_and_killed(rallyrun: Launcher) -> None:
     """One worker that is not started again: torch is slow to import."""
     script = rallyrun.script(USES.format(module="torch.distributed.elastic.timer", late="0", signal=""))
-    job = rallyrun.command([*PATIENT, "--standalone", script], ON)
+    job = rallyrun("--standalone", script, env=ON)
     assert job.ends() == 1, job.err
     assert re.search(RAN_OUT, job.err)
     assert "in hangs_here" in job.err
