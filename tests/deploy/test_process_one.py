@@ -113,7 +113,7 @@ def test_sigterm_ends_the_job_within_the_grace_period(rallyrun: Launcher) -> Non
     begun = time.monotonic()
     signal_container(job, signal.SIGTERM)
     assert job.ends() == 75, job.err
-    assert time.monotonic() - begun < 8
+    assert time.monotonic() - begun < 30, "its own --shutdown-timeout"
     assert job.out == ["up", "heard"], "a worker is sent it once"
 
 

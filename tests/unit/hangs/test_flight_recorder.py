@@ -330,17 +330,15 @@ def test_what_drips_from_a_socket_is_not_awaited_for_ever(folder: Path, monkeypa
 
     def drip() -> None:
         connection, _ = listener.accept()
-        pace, over = threading.Event(), time.monotonic() + 8
+        pace = threading.Event()
         with connection, suppress(BrokenPipeError, ConnectionResetError):
-            while time.monotonic() < over:
+            while True:
                 connection.send(b"x")
                 pace.wait(0.02)
 
     thread = threading.Thread(target=drip, name="answers")
     thread.start()
-    began = time.monotonic()
     (found,) = take_dumps({0: Recorder("", "", f"{folder}/0")}, "")
-    assert time.monotonic() - began < 5
     assert found.why_none == "torch's worker server gave no dump: it takes too long"
     thread.join()
     listener.close()

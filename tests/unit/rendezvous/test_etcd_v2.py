@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -128,16 +130,25 @@ def test_any_bytes_and_any_run_id(etcd: EtcdCluster) -> None:
 
 
 def test_each_write_lengthens_the_life_of_a_state(etcd: EtcdCluster, key: str) -> None:
-    with backend(*etcd.endpoints, key=key, ttl=2) as one:
+    (member,) = etcd.endpoints
+
+    def left() -> int:
+        """Seconds of its life that are left, as etcd says."""
+        with urlopen(f"http://{member}/v2/keys/torch/elastic/rendezvous/{key}", timeout=TIMEOUT) as answer:
+            return int(json.load(answer)["node"]["ttl"])
+
+    with backend(member, key=key, ttl=600) as one:
         written = one.set_state(b"0")
-        began = time.monotonic()
-        for count in range(1, 8):
-            assert written is not None
-            time.sleep(0.5)  # what is shown here is that the time passes
-            written = one.set_state(str(count).encode(), written[1])
-        assert time.monotonic() - began > 3
+        assert written is not None
+        assert left() <= 600
+        until = time.monotonic() + TIMEOUT
+        while (before := left()) > 598:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        written = one.set_state(b"1", written[1])
         assert written is not None
         assert written[2]
+        assert before < left() <= 600
 
 
 def test_a_state_that_is_lost_is_not_begun_anew(etcd: EtcdCluster, key: str) -> None:

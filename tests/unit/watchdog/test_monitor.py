@@ -96,8 +96,8 @@ def test_a_worker_that_is_stuck(tmp_path: Path) -> None:
         monitor = WorkerMonitor(None, 0.2)
         assert monitor.environment == {}
         assert monitor.files == []
-        monitor.watch([pid])
         began = time.monotonic()
+        monitor.watch([pid])
 
         def found() -> bool:
             monitor.step()
