@@ -8,6 +8,7 @@ does not count.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import NamedTuple
@@ -84,6 +85,7 @@ def imported(program: str, *arguments: str) -> Imported:
         text=True,
         timeout=60,
         check=True,
+        env={name: value for name, value in os.environ.items() if not name.startswith(("PET_", "RALLYPOINT_"))},
     )
     (answer,) = [line for line in ran.stdout.splitlines() if line.startswith("MODULES ")]
     modules, size = json.loads(answer.removeprefix("MODULES "))
