@@ -9,6 +9,7 @@ import pytest
 
 from rallypoint.agent.grace_period import (
     VARIABLE,
+    GracePeriods,
     TerminationGrace,
     kill_wait,
     scheduler_grace_period,
@@ -48,6 +49,11 @@ def test_notice_and_stop_share_what_there_is() -> None:
     assert TerminationGrace(25, 10).left(20) == 5
     assert TerminationGrace(25, 10).left(26) == 0
     assert TerminationGrace(math.inf, 25).left(1000) == 25
+
+
+def test_after_a_failure_workers_have_less_time_and_never_more() -> None:
+    assert [GracePeriods(stop).of(failed=True) for stop in (30, 3)] == [5, 3]
+    assert GracePeriods(3, failure=20).of(failed=True) == 20
 
 
 def test_kill_wait_is_read_where_slurm_has_it(tmp_path: Path) -> None:

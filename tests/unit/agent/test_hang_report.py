@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import queue
+from typing import Any
 
 import pytest
 
-from rallypoint.agent import hang_report
+from rallypoint.agent import collect, hang_report
 from rallypoint.agent.hang_report import HangReporter
+from rallypoint.agent.steps import Collect
 from rallypoint.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence
 from rallypoint.hangs.messages import encode_evidence
-from rallypoint.protocol.operator_messages import CollectedPart, CollectionEnded, HangReport
+from rallypoint.protocol.operator_messages import (
+    MAX_PART,
+    CollectedPart,
+    CollectionEnded,
+    CollectKind,
+    CollectRequested,
+    HangReport,
+)
 
 TIMEOUT = 60.0
+
+
+def test_what_fills_its_parts_has_a_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    data = bytes(2 * MAX_PART)
+    monkeypatch.setattr(collect, "_COLLECTORS", {CollectKind.STACKS: lambda *_: lambda: data})
+    reporter = collect.StatusReporter(None, sent.put)  # type: ignore[arg-type]
+    reporter.carry_out(Collect(CollectRequested(1, CollectKind.STACKS)), 0)
+    assert [sent.get(timeout=TIMEOUT).is_last for _ in range(2)] == [False, True]
 
 
 class Reports:

@@ -8,6 +8,7 @@ import pytest
 
 from rallypoint.base.devices import cpu_count
 from rallypoint.base.errors import UsageError, UserError
+from rallypoint.cli import cluster_options
 from rallypoint.cli.cluster_options import warn_of_own_worlds, with_cluster
 from rallypoint.cli.parse import Options, parse
 from rallypoint.cli.rallyrun import _SEVERAL_NODES
@@ -109,6 +110,12 @@ def test_variables_of_trainers_hold_too() -> None:
 )
 def test_workers_are_what_the_task_may_use(flags: list[str], changed: dict[str, str], workers: str) -> None:
     assert filled(*flags, environ={**STEP, **changed}).nproc_per_node == workers
+
+
+@pytest.mark.parametrize(("seen", "workers"), [(0, "4"), (2, "2"), (8, "4")])
+def test_workers_are_no_more_than_the_task_s_gpus(seen: int, workers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_options, "cuda_count", lambda environ: seen)
+    assert filled(environ={**STEP, "SLURM_GPUS_ON_NODE": "4"}).nproc_per_node == workers
 
 
 def test_a_task_that_is_bound_to_few_processors_is_told_of(caplog: pytest.LogCaptureFixture) -> None:

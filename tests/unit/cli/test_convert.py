@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -153,6 +154,11 @@ def test_a_bad_value_from_the_environment_is_named_by_its_variable() -> None:
         _convert("s.py", PET_MAX_RESTARTS="-1")
     with pytest.raises(UserError, match="PET_TEE: 'x'"):
         _convert("s.py", PET_TEE="x")
+
+
+def test_the_progress_file_is_where_it_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert _convert("--progress-file=step", "train.py")[0].progress_file == str(tmp_path / "step")
 
 
 def test_unknown_signals_are_skipped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:

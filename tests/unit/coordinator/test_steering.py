@@ -11,7 +11,8 @@ from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.dispatcher import MAX_WATCHERS, Dispatcher
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.membership.operations import Drain, Fail, PreemptJob
-from rallypoint.membership.state import NodeId, NodeInfo, NodeRange, Settings
+from rallypoint.membership.resize import resize
+from rallypoint.membership.state import NodeId, NodeInfo, NodeRange, Participant, Settings, State
 from rallypoint.protocol.messages import JoinRequest, Placed, ResumeRequest
 from rallypoint.protocol.observation import (
     CollectCommand,
@@ -62,6 +63,15 @@ def test_those_who_have_no_place_any_more_are_spares() -> None:
     assert job.command(ResizeCommand(BY, 1, 2)).done
     assert job.coordinator.state.complete
     assert hosts(job) == (["a", "b"], ["c"])
+
+
+def test_who_had_a_place_before_keeps_it_where_there_are_fewer() -> None:
+    first, new = NodeId("a", 1, 0, "a"), NodeId("b", 1, 0, "b")
+    info = NodeInfo("default", 1, "", 7000)
+    after = resize(
+        State(participants={new: Participant(info), first: Participant(info, previous_rank=0)}), NodeRange(1, 1)
+    )
+    assert (list(after.participants), list(after.redundancy_list)) == ([first], [new])
 
 
 def test_a_round_that_is_held_back_is_not_larger_than_the_job_was_made() -> None:

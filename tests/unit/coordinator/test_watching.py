@@ -160,6 +160,13 @@ def test_a_job_that_runs_shows_ranks_and_spares() -> None:
     ]
 
 
+def test_ranks_behind_a_node_that_has_finished_and_left_are_not_known() -> None:
+    job = running("a", "b")
+    job.hears("a", Succeed(0))
+    job.hears("a", LeaveRequest())
+    assert [(each.host, each.group_rank, each.first_rank) for each in job.status().nodes] == [("b", 1, -1)]
+
+
 def test_nodes_report_when_somebody_asks_and_never_else() -> None:
     job = running("a", "b")
     assert not any(isinstance(each, ReportRequested) for _, each in job.sent)

@@ -89,12 +89,16 @@ def test_only_the_last_piece_of_a_line_ends_it(tmp_path: Path) -> None:
 def test_an_emptied_file_is_followed_from_its_start(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"a long line\n")
-    followed = Tail(str(path), b"")
-    assert _joined(followed.chunks(0.0, bytearray(READ_SIZE))) == b"a long line\n"
+    followed = Tail(str(path), b"p:")
+    assert _joined(followed.chunks(0.0, bytearray(READ_SIZE))) == b"p:a long line\n"
     os.truncate(path, 0)
     with path.open("ab") as file:
         file.write(b"new\n")
-    assert _joined(followed.chunks(0.0, bytearray(READ_SIZE))) == b"new\n"
+    assert _joined(followed.chunks(0.0, bytearray(READ_SIZE))) == b"p:new\n"
+    os.truncate(path, 0)
+    with path.open("ab") as file:
+        file.write(b"end")
+    assert _joined(followed.finish(0.0, bytearray(READ_SIZE))) == b"p:end\n"
     followed.close()
 
 

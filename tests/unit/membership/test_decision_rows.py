@@ -201,6 +201,11 @@ def test_asking_and_acting_change_no_state_in_place(operation: Operation, state:
     assert repr(state) == before
 
 
+def test_nobody_has_consented_once_nobody_waits_any_more() -> None:
+    state = State(complete=True, participants=FULL, wait_list={ME: MEMBER}, consents=frozenset({A}))
+    assert apply(next_action(Exit(), state, ME, ClockView(0), JOB), state, ME, JOB).consents == frozenset()
+
+
 def test_every_change_counts_as_a_heartbeat_and_leaving_forgets_it() -> None:
     state = apply(next_action(JOIN, State(), ME, ClockView(0), JOB), State(), ME, JOB)
     assert state.heartbeats == {ME: 1}

@@ -97,6 +97,7 @@ def test_what_is_no_secret_stays(value: str) -> None:
 
 
 def test_command_lines() -> None:
+    assert mask_command([f"--token={SECRET}", "train.py"]) == [f"--token={MASK}", "train.py"]
     words = ["rallyrun", "train.py", "--api-key", SECRET, f"--model-token={SECRET}", "--lr=0.1", "--tokens", "--keep"]
     shown = mask_command(words)
     assert SECRET not in " ".join(shown)

@@ -147,6 +147,7 @@ def test_what_is_not_ours_is_refused_at_its_first_byte() -> None:
         FrameReader().feed(MAGIC + b"\xff\xff\xff\xff")
     with pytest.raises(FrameError, match="larger than a frame"):
         frame(bytes(MAX_FRAME + 1))
+    assert FrameReader().feed(MAGIC + frame(bytes(MAX_FRAME))) == [bytes(MAX_FRAME)]
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=repr)

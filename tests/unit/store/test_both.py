@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rallypoint.base.endpoint import listening_socket
 from rallypoint.store.errors import StoreProtocolError
+from rallypoint.store.guard import StoreGuard
 from tests import typed_requests as wire
 from tests.effort import examples
 from tests.unit.store.both import KINDS, RETRY, Bench, Peer, bench, is_compiled, no_more_descriptors
@@ -96,7 +97,19 @@ def streams(draw: st.DrawFn) -> list[Step]:
     return [pieces[who].pop(0) for who in order]
 
 
+def of(who: int, *requests: wire.Request) -> Step:
+    """The piece in which a client greets and asks for all this."""
+    return who, b"".join(map(wire.encode, (wire.Validate(), *requests)))
+
+
+WAITS, QUEUES = wire.Wait([b"q"]), (wire.QueuePush(b"q", b"1"), wire.QueuePop(b"q"))
+
+
 @compiled
+@example([of(0, WAITS), of(1, WAITS), of(2, wire.QueuePush(b"q", b""))])
+@example([of(0, wire.Set(b"q", b""), *QUEUES, *QUEUES, wire.QueueLen(b"q"))])
+@example([of(0, wire.Set(b"n", b"9223372036854775807"), wire.Add(b"n", 0))])
+@example([of(0, wire.Set(b"n", b"9223372036854775808"), wire.Add(b"n", 0))])
 @given(pieces=streams())
 @settings(max_examples=examples(150), deadline=None)
 def test_any_bytes_in_any_pieces_come_to_the_same(pieces: list[Step]) -> None:
@@ -105,6 +118,16 @@ def test_any_bytes_in_any_pieces_come_to_the_same(pieces: list[Step]) -> None:
         expected = [bytes(sorted(data)) for data in expected[0]], *expected[1:]
         ours = [bytes(sorted(data)) for data in ours[0]], *ours[1:]
     assert ours == expected
+
+
+@both
+def test_a_value_may_grow_to_its_limit(kind: str) -> None:
+    for size, closed in ((4, False), (5, True)):
+        with bench(kind, StoreGuard(value=4)) as it, logged():
+            peer = it.connect()
+            it.send(peer, wire.encode(wire.Append(b"a", b"1")) + wire.encode(wire.Append(b"a", bytes(size - 1))))
+            peer.received()
+            assert peer.closed is closed
 
 
 @both

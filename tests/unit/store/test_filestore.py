@@ -86,6 +86,11 @@ def test_the_last_of_the_world_removes_the_file(path: str) -> None:
     with FileStore(path):
         pass
     assert os.path.exists(path)
+    first, second = FileStore(path, 1), FileStore(path, 1)
+    first.close()
+    assert os.path.exists(path), "one more than was foretold has it open"
+    second.close()
+    assert not os.path.exists(path)
 
 
 def test_a_closed_store_says_so(path: str) -> None:

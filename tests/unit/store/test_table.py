@@ -72,6 +72,12 @@ def test_a_push_wakes_the_first_who_has_all_and_counts_for_those_before(table: T
     assert wire.execute(table, "P", wire.QueuePush(b"q", b"")) == [("C", b"\0")]
 
 
+def test_an_emptied_queue_leaves_nothing(table: Table[str]) -> None:
+    wire.execute(table, "P", wire.QueuePush(b"q", b"value"))
+    wire.execute(table, "P", wire.QueuePop(b"q"))
+    assert (table.keys, table.bytes) == (0, 0)
+
+
 def test_a_wait_for_a_queue_and_a_missing_key_counts_both(table: Table[str]) -> None:
     wire.execute(table, "P", wire.QueuePush(b"q", b""))
     assert wire.execute(table, "A", wire.Wait([b"q", b"x"])) == []

@@ -76,6 +76,14 @@ def test_a_scheduler_that_signals_the_agent_alone() -> None:
     assert site.forwarding.wake_at() == math.inf
 
 
+def test_a_signal_that_is_repeated_is_put_off_no_longer() -> None:
+    site = Site(scheduled=True)
+    for _ in range(2):
+        assert site.forwarding.forward(TERM)
+        site.later(SETTLE_TIME / 2)
+    assert site.sent == [TERM]
+
+
 def test_a_scheduler_that_is_still_at_it() -> None:
     site = Site(scheduled=True)
     assert site.forwarding.forward(TERM)
