@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import queue
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from rallypoint.agent import collect, hang_report
 from rallypoint.agent.hang_report import HangReporter
-from rallypoint.agent.steps import Collect
+from rallypoint.agent.steps import Collect, ReportStatus
 from rallypoint.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence
 from rallypoint.hangs.messages import encode_evidence
 from rallypoint.protocol.operator_messages import (
@@ -19,6 +21,7 @@ from rallypoint.protocol.operator_messages import (
     CollectKind,
     CollectRequested,
     HangReport,
+    NodeReport,
 )
 
 TIMEOUT = 60.0
@@ -31,6 +34,24 @@ def test_what_fills_its_parts_has_a_last_one(monkeypatch: pytest.MonkeyPatch) ->
     reporter = collect.StatusReporter(None, sent.put)  # type: ignore[arg-type]
     reporter.carry_out(Collect(CollectRequested(1, CollectKind.STACKS)), 0)
     assert [sent.get(timeout=TIMEOUT).is_last for _ in range(2)] == [False, True]
+
+
+def test_a_status_is_reported_while_the_ages_of_outputs_are_awaited() -> None:
+    sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    known = threading.Event()
+
+    class Workers:
+        report = staticmethod(lambda round_: NodeReport(round_, ()))
+
+        def output_ages(self) -> Callable[[], tuple[float, ...]]:
+            return lambda: (float(known.wait(TIMEOUT)),)
+
+    reporter = collect.StatusReporter(Workers(), sent.put)  # type: ignore[arg-type]
+    for _ in range(2):
+        reporter.carry_out(ReportStatus(), 3)
+    assert sent.get(timeout=TIMEOUT) == NodeReport(3, ())
+    known.set()
+    assert sent.get(timeout=TIMEOUT) == NodeReport(3, (), output_ages=(1.0,))
 
 
 class Reports:

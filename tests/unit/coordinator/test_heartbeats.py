@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,15 +19,16 @@ from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.server import ControlServer
 from rallypoint.coordinator.session_registry import SessionRecord
-from rallypoint.membership.state import NodeId, Settings
+from rallypoint.membership.state import NodeId, NodeInfo, Settings
 from rallypoint.protocol import codec
 from rallypoint.protocol.frames import MAGIC, FrameReader, frame
 from rallypoint.protocol.handshake import Challenge, ClientHandshake, Welcome
-from rallypoint.protocol.messages import Heartbeat, Progress, ProgressRequest
+from rallypoint.protocol.messages import Heartbeat, JoinRequest, LeaveRequest, Progress, ProgressRequest
 from rallypoint.protocol.signing import transcript_of
 
 TIMEOUT = 120.0
 SETTINGS = Settings("job", 2, 2, lease=3600.0)
+JOIN = JoinRequest(NodeInfo("default", 1, "", 7000), 600.0)
 HEARTBEAT, INQUIRE = frame(codec.encode(Heartbeat())), frame(codec.encode(ProgressRequest()))
 
 
@@ -102,6 +104,21 @@ def test_every_heartbeat_of_a_small_job_is_answered() -> None:
         for _ in range(5):
             node.says(HEARTBEAT)
             assert node.hears() is Heartbeat
+
+
+def test_who_has_joined_again_before_its_connection_breaks_is_lost_and_has_not_left() -> None:
+    dispatcher = Dispatcher(SETTINGS._replace(min_nodes=1, max_nodes=1))
+    with session(dispatcher) as node:
+        for request in (JOIN, LeaveRequest(), JOIN):
+            node.says(frame(codec.encode(request)))
+        while not (dispatcher.state.complete and dispatcher.state.round == 1):
+            node.hears()
+        node.made.close()
+        until = time.monotonic() + TIMEOUT
+        while sum(dispatcher.state.ledger) < 2:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    assert (dispatcher.state.ledger.departed, dispatcher.state.ledger.lost) == (1, 1)
 
 
 def test_heartbeats_count_however_the_network_cuts_them() -> None:

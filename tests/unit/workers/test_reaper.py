@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -329,6 +330,18 @@ def test_a_sweep_kills_nothing_that_is_started_after_it(reaper: ReaperClient) ->
     assert ends(held) == -signal.SIGKILL
     held.release()
     next_one.release()
+
+
+def test_one_that_is_stopped_hears_that_it_is_to_end(reaper: ReaperClient) -> None:
+    text = "trap 'exit 7' TERM; kill -STOP $$; while :; do sleep 0.05; done"
+    held = WorkerProcess(reaper, ["sh", "-c", text], os.environ)
+    until = time.monotonic() + TIMEOUT
+    while Path(f"/proc/{held.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < until
+    fd = reaper.begin_sweep(TIMEOUT)
+    assert ends(held) == 7
+    os.close(fd)
+    held.release()
 
 
 OUR_FILES = ("supervisor", "program", "protocol", "process_tree", "process_setup")
