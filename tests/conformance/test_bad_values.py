@@ -165,6 +165,8 @@ ONLY_OURS = [
     value("--flight-recorder", "1", "takes no value", code=2),
     variable("--flight-recorder", "abc", "1 for on or 0 for off"),
     *[value("--inprocess-timeout", text, "above 0", code=2) for text in ("0", "-1", "nan", "inf", "86401")],
+    value("--fence", "1", "takes no value", code=2),
+    variable("--fence", "abc", "1 for on or 0 for off"),
     value("--inprocess-timeout", "soon", "not a number", code=2),
     value("--node-check-timeout", "soon", "not a number", code=2),
     value("--node-check", " ", "not a command", code=2),

@@ -33,6 +33,7 @@ ONLY_OURS = [
     "node_check",
     "node_check_timeout",
     "inprocess_timeout",
+    "fence",
     "worker_env",
     "preempt_signals",
     "stop_before_end",

@@ -62,6 +62,21 @@ def test_no_worker_starts_on_a_place_that_is_older_than_the_lease(cluster: Clust
     cluster.finish(agents)
 
 
+def test_fenced_workers_of_a_node_that_is_cut_off_are_gone_before_the_others_start_anew(cluster: Cluster) -> None:
+    cluster.lease = LEASE
+    cluster.host("A")
+    a, b, c = agents = [cluster.start(name, "--fence", "--max-restarts=0") for name in "ABC"]
+    cluster.all_up(agents)
+    old = c.pid
+    with c.host.unplugged():
+        settle(lambda: gone(old), "the reaper kills its worker")
+        c.job.until_err("nothing was heard from the control plane for the lease")
+        cluster.all_up([a, b], starts=2)
+        assert len(c.ups) == 1
+    cluster.all_up([a, b, c], starts=2)
+    cluster.finish(agents)
+
+
 def test_of_the_control_plane_down_for_more_than_the_lease(cluster: Cluster) -> None:
     """Both sides see the others go. Only the side with the control plane may say what follows, and it is below 2."""
     cluster.lease = LEASE

@@ -68,6 +68,20 @@ def test_longer_than_the_lease_with_a_place_that_was_not_taken_yet(cluster: Clus
     cluster.finish(agents)
 
 
+def test_fenced_workers_of_an_agent_that_is_frozen_are_gone_before_the_others_start_anew(cluster: Cluster) -> None:
+    """Nor do they run once all of it thaws."""
+    cluster.lease = LEASE
+    a, b, c = agents = [cluster.start(name, "--fence") for name in "ABC"]
+    cluster.all_up(agents)
+    old = c.pid
+    c.job.signal(signal.SIGSTOP)
+    settle(lambda: gone(old), "the reaper kills its worker", LEASE + SOON)
+    cluster.all_up([a, b], starts=2)
+    c.job.signal(signal.SIGCONT)
+    cluster.all_up([a, b, c], starts=2)
+    cluster.finish(agents)
+
+
 def test_shorter_than_the_lease(cluster: Cluster) -> None:
     cluster.lease = 8.0
     agents = cluster.three()

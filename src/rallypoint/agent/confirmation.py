@@ -1,4 +1,4 @@
-"""Whether the place that this node was given still stands when its workers are about to start.
+"""How old the coordinator's last word to this node is, and what this node may not do on an old one.
 
 An agent that was frozen, or cut off, finds a `Placed` that may be older than the lease: by then the others have counted
 its node as lost, and run without it.
@@ -11,9 +11,15 @@ Laws:
    otherwise the coordinator is asked, and its answer follows all that it had to tell this node before.
 3. Until it has answered, or has ended the round, nothing is started. The link repeats the question in each session, and
    gives up as where a place is waited for (`protocol.resume_state`).
+4. With `--fence`, workers run only on a word younger than the lease: while they run, the coordinator is asked four
+   times a lease, and each answer moves the moment at which the reaper kills them. The reaper has that moment, so that
+   it comes for a frozen agent too.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
 
 from rallypoint.agent.steps import Event
 from rallypoint.base.clock import BOOT_CLOCK, Clock
@@ -22,6 +28,9 @@ from rallypoint.base.log import get_logger
 from rallypoint.protocol.messages import Confirmed, ConfirmRequest, LinkDown, LinkUp, Request
 
 log = get_logger(__name__)
+
+_ASKED_PER_LEASE = 4
+"""Questions in each lease while fenced workers run: with one lost or late, three are left."""
 
 
 class Coordinator(Protocol):
@@ -36,30 +45,43 @@ class Coordinator(Protocol):
 
 
 class Confirmation:
-    """Asks the coordinator, where its last word is too old."""
+    """Asks the coordinator, where its last word is too old.
 
-    def __init__(self, rendezvous: Coordinator, clock: Clock = BOOT_CLOCK) -> None:
+    Args:
+        rendezvous: what the coordinator is asked through.
+        clock: counts the time in which the machine is suspended too.
+        fence: takes the moment, on that clock, at which the workers are to be killed; None without `--fence`.
+    """
+
+    def __init__(
+        self, rendezvous: Coordinator, clock: Clock = BOOT_CLOCK, fence: Callable[[float], None] | None = None
+    ) -> None:
         self._rendezvous = rendezvous
         self._clock = clock
-        self._asked_at = clock.monotonic()
-        """When the last request was sent whose answer counts."""
+        self._fence = fence
+        self._heard_at = clock.monotonic()
+        """When the last request was sent that was answered, or whose answer is the place that is awaited."""
+        self._sent: dict[int, float] = {}
+        """When the questions were sent that have no answer yet and are younger than the lease, by number."""
         self._number = 0
-        """That of the last request for a confirmation."""
+        """That of the last question."""
+        self._ask_at = math.inf
+        """When to ask next; infinity where no fenced workers run."""
         self.awaited = False
-        """Whether its answer is awaited."""
+        """Whether workers that are due to start wait for an answer."""
         self._link_down = False
 
     def requests_place(self) -> None:
         """This node is about to request a place: what it is given is younger than this moment."""
-        self._asked_at, self.awaited = self._clock.monotonic(), False
+        self._heard_at, self.awaited = self._clock.monotonic(), False
 
     def holds(self) -> bool:
         """Whether the workers of the place that was given must wait for the coordinator; asks it, if need be."""
-        now = self._clock.monotonic()
-        if not self.awaited and now - self._asked_at > self._rendezvous.lease:
-            self._asked_at, self.awaited = now, True
-            self._number += 1
-            self._rendezvous.send(ConfirmRequest(self._number))
+        now, lease = self._clock.monotonic(), self._rendezvous.lease
+        oldest = lease if self._fence is None else lease / 2
+        if not self.awaited and now - self._heard_at > oldest:
+            self.awaited = True
+            self._ask(now)
             if self._link_down:
                 self._log()
         return self.awaited
@@ -71,8 +93,12 @@ class Confirmation:
     def heard(self, event: Event) -> None:
         """An event has occurred that may be an answer, or the end or the beginning of a session."""
         match event:
-            case Confirmed(number=number) if number == self._number:
-                self.awaited = False
+            case Confirmed(number=number) if number in self._sent:
+                self._heard_at = max(self._heard_at, self._sent[number])
+                self._sent = {each: at for each, at in self._sent.items() if each > number}
+                self.awaited &= number < self._number
+                if self._ask_at < math.inf:
+                    self._move_fence()
             case LinkDown():
                 self._link_down = True
                 if self.awaited:
@@ -81,6 +107,45 @@ class Confirmation:
                 self._link_down = False
             case _:
                 pass
+
+    # The fence
+
+    def workers_start(self) -> None:
+        """The workers of a round are about to start."""
+        if self._fence is not None and self._rendezvous.lease < math.inf:
+            self._ask_at = self._clock.monotonic() + self._rendezvous.lease / _ASKED_PER_LEASE
+            self._move_fence()
+
+    def workers_ended(self) -> None:
+        """No worker of a round is left. Idempotent."""
+        if self._ask_at < math.inf and self._fence is not None:
+            self._ask_at = math.inf
+            self._fence(math.inf)
+
+    def wake_in(self) -> float:
+        """Seconds until the next question is due; infinity for never."""
+        return self._ask_at if self._ask_at == math.inf else max(0.0, self._ask_at - self._clock.monotonic())
+
+    def step(self) -> None:
+        """Ask, if that is due."""
+        now = self._clock.monotonic()
+        if now >= self._ask_at:
+            self._ask_at = now + self._rendezvous.lease / _ASKED_PER_LEASE
+            self._ask(now)
+
+    def has_fenced(self) -> bool:
+        """Whether the time of the running workers is over, so that the reaper has killed them."""
+        return self._ask_at < math.inf and self._clock.monotonic() >= self._heard_at + self._rendezvous.lease
+
+    def _ask(self, now: float) -> None:
+        self._number += 1
+        self._sent = {each: at for each, at in self._sent.items() if now - at <= self._rendezvous.lease}
+        self._sent[self._number] = now
+        self._rendezvous.send(ConfirmRequest(self._number))
+
+    def _move_fence(self) -> None:
+        assert self._fence is not None
+        self._fence(self._heard_at + self._rendezvous.lease)
 
     def _log(self) -> None:
         log.warning(

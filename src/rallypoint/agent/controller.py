@@ -162,6 +162,9 @@ class WorkerController(ABC):
         assert self.group.placement is not None, "no placement before the first round"
         self.rendezvous.send(Succeed(self.group.placement.round))
 
+    def fence(self, until: float) -> None:  # noqa: B027 - most have nothing to do
+        """Have the workers killed at this moment (`BOOT_CLOCK`), even if this agent is frozen; infinity for never."""
+
     def exit_fds(self) -> list[int] | None:
         """Descriptors that become readable when a worker ends; None if workers must be polled at intervals."""
         return None

@@ -65,7 +65,8 @@ class StepExecutor:
         self._stopping: Stopping | None = None
         self.starting: steps.StartWorkers | None = None
         """The start that is due as soon as its preparations are done, and it is certain that its round still stands."""
-        self._confirmation = Confirmation(rendezvous)
+        fence = workers.fence if workers.group.spec.fence else None
+        self._confirmation = Confirmation(rendezvous, fence=fence)
         self.waiting = WaitingForOthers(rendezvous, clock)
         self.result: RunResult | None = None
         """The result of the run, once it ends."""
@@ -96,7 +97,8 @@ class StepExecutor:
         waits = self._confirmation.awaited or self._workers.preparing()
         start_at = math.inf if self.starting is None or waits else -math.inf
         begun = (each.wake_at() for each in (self._stopping, self._preempted) if each is not None)
-        return min(self._notices.wake_at(), self._signal_by, start_at, *begun)
+        ask_at = self._clock.monotonic() + self._confirmation.wake_in()
+        return min(self._notices.wake_at(), self._signal_by, start_at, ask_at, *begun)
 
     @property
     def stops(self) -> bool:
@@ -114,6 +116,7 @@ class StepExecutor:
 
     def start_events(self) -> Iterator[steps.Event]:
         """Start the workers, if that is due and no preparation is left; or report why they cannot start."""
+        self._confirmation.step()
         if self.starting is None or self._workers.preparing():
             return
         cause = self._workers.preparation_failure()
@@ -121,6 +124,7 @@ class StepExecutor:
             return
         step, self.starting = self.starting, None
         if cause is None:
+            self._confirmation.workers_start()
             self._workers.start(step.placement)
         else:
             yield steps.WorkersFailed(cause, max_restarts=self._workers.restart_limit())
@@ -133,6 +137,10 @@ class StepExecutor:
             self._signal_by = math.inf
             yield steps.SignalTimedOut()
         yield from self._notices.poll(self._workers.running)
+
+    def has_fenced(self) -> bool:
+        """Whether the reaper has killed the workers because the coordinator's last word is too old (`--fence`)."""
+        return self._confirmation.has_fenced()
 
     def acknowledged(self) -> bool:
         """Whether a worker of this node has acknowledged a notice."""
@@ -160,6 +168,7 @@ class StepExecutor:
 
     def _ended(self) -> None:
         self._notices.clear(keep=bool(self._workers.survivors()))
+        self._confirmation.workers_ended()
         self._workers.events.workers_ended(self.last, self._workers.succeeded())
 
     # Steps: the rounds

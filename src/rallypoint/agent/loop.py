@@ -21,6 +21,7 @@ from rallypoint.agent.steps import (
     SignalArrived,
     Step,
     WorkersFailed,
+    WorkersFenced,
     WorkersSucceeded,
 )
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
@@ -230,6 +231,8 @@ class AgentLoop:
             case WorkerState.SUCCEEDED:
                 self._executor.last = result
                 yield WorkersSucceeded(self._executor.acknowledged())
+            case WorkerState.FAILED if self._executor.has_fenced():
+                yield WorkersFenced()
             case WorkerState.FAILED | WorkerState.UNHEALTHY:
                 cause = result.first_cause()
                 reached = frozenset[int]() if cause.exitcode == -SIGKILL else self._workers.shared_signals()

@@ -28,7 +28,8 @@ Laws:
 11. A worker that ends by a signal that this agent was sent too was stopped and has not failed, whichever is seen first.
 12. To leave by SIGTERM a job that goes on elsewhere, with workers that end in order, is a success. The job must be seen
     to go on for a moment, because all its nodes may be ending.
-13. If the user has a check of the node, no place is requested before it has passed: at first, and after a round that
+13. Workers that the fence has killed have not failed: their round is drained, at no cost to the restarts.
+14. If the user has a check of the node, no place is requested before it has passed: at first, and after a round that
     was ended by a failure of this node's own workers, once these are gone: none goes on in its process, since the check
     may need its devices. If it does not pass, the node leaves.
 """
@@ -55,7 +56,7 @@ from rallypoint.agent.signal_set import FORWARDED_SIGNALS
 from rallypoint.base.light_typing import get_args
 from rallypoint.base.signals import exit_codes_of
 from rallypoint.failures.cause import Ending
-from rallypoint.membership.operations import Fail, Succeed
+from rallypoint.membership.operations import Drain, Fail, Succeed
 from rallypoint.membership.state import Outcome, Reason, RoundEnd, Verdict
 from rallypoint.protocol import messages, operator_messages
 from rallypoint.protocol.messages import LeaveRequest
@@ -182,6 +183,13 @@ def _on_workers_failed(status: PolicyState, event: steps.WorkersFailed) -> Decis
     if event.shared_signals - FORWARDED_SIGNALS and not status.leave_signal:
         return status._replace(held_failure=event), (steps.AwaitSignal(),)
     return _fail(status, event)
+
+
+def _on_workers_fenced(status: PolicyState, _event: steps.WorkersFenced) -> Decision:
+    if status.phase is not Phase.RUNNING:
+        return status, ()
+    text = "nothing was heard from the control plane for the lease: the workers have been ended (--fence)"
+    return status._replace(phase=Phase.BROKEN, held_failure=None), (warning(text), Drain(status.round))
 
 
 def _fail(status: PolicyState, event: steps.WorkersFailed) -> Decision:
@@ -311,6 +319,7 @@ _RULES: dict[type, Callable[..., Decision]] = {
     steps.NoticeExpired: policy_notices.on_notice_expired,
     steps.WorkersSucceeded: _on_workers_succeeded,
     steps.WorkersFailed: _on_workers_failed,
+    steps.WorkersFenced: _on_workers_fenced,
     steps.SignalTimedOut: _on_signal_timed_out,
     messages.JobEnded: _on_job_ended,
     messages.JoinRefused: _on_refused,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Collection, Sequence
@@ -148,6 +149,11 @@ class ProcessController(WorkerController):
         if self._reaper is None:
             self._reaper = take_prestarted()
         return self._reaper
+
+    def fence(self, until: float) -> None:
+        reaper = self.ensure_reaper() if until < math.inf else self._reaper
+        if reaper is not None:
+            reaper.fence(until)
 
     def close(self) -> None:
         super().close()

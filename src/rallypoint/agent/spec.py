@@ -73,6 +73,7 @@ class WorkerSpec:
         progress_file: a file that the workers write when they have made progress; empty for none.
         tee_collapse: seconds within which equal teed lines of several ranks are shown once; 0 for never.
         preemption: what causes the whole job to end after its workers have saved; None for nothing.
+        fence: whether the workers are killed once nothing was heard from the coordinator for the lease.
         flight_recorder: whether the flight recorders of torch's process groups are switched on for the workers.
         on_hang: the reaction to a hang: `report`, `restart` or `fail`.
         inprocess_timeout: seconds within which a worker that can go on in its process must leave a round that has
@@ -103,6 +104,7 @@ class WorkerSpec:
     tee_collapse: float = 0.0
     preemption: PreemptionSettings | None = None
     flight_recorder: bool = False
+    fence: bool = False
     on_hang: str = ""
     inprocess_timeout: float = 10.0
 

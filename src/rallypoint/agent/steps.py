@@ -32,6 +32,10 @@ class WorkersFailed(NamedTuple):
     max_restarts: int = 0
 
 
+class WorkersFenced(NamedTuple):
+    """The reaper has killed the workers of this node, since nothing was heard from the coordinator for the lease."""
+
+
 class WorkersStopped(NamedTuple):
     """The stop that was begun is done: no worker of this node is left, nor anything that one has started.
 
@@ -92,6 +96,7 @@ Event = (
     Notification
     | WorkersSucceeded
     | WorkersFailed
+    | WorkersFenced
     | WorkersStopped
     | NodeChecked
     | WorkersReady

@@ -73,6 +73,7 @@ def config_from_options(
         virtual_local_rank=options.virtual_local_rank,
         shutdown_timeout=options.shutdown_timeout,
         inprocess_timeout=options.inprocess_timeout,
+        fence=options.fence,
         preempt_signals=options.preempt_signals,
         stop_before_end=options.stop_before_end,
         requeue=options.requeue,

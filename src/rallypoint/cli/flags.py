@@ -261,6 +261,12 @@ GROUPS = (
                 "SECONDS",
             ),
             Flag(
+                "--fence",
+                SWITCH,
+                False,
+                "Kill the workers of a node that has not heard from the control plane for the lease",
+            ),
+            Flag(
                 "--progress-file",
                 str,
                 "",

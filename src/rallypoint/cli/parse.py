@@ -67,6 +67,7 @@ class Options(NamedTuple):
     signals_to_handle: str
     shutdown_timeout: int | None
     inprocess_timeout: float
+    fence: bool
     preempt_signals: str
     stop_before_end: float
     requeue: int

@@ -198,6 +198,7 @@ def _agent(
         flight_recorder=config.flight_recorder,
         on_hang=config.on_hang if config.hang_timeout else "",
         inprocess_timeout=config.inprocess_timeout,
+        fence=config.fence,
     )
     assert config.logs_specs is not None
     assert config.shutdown_timeout is not None

@@ -77,6 +77,8 @@ class LaunchConfig:
             asked for a dump when the job hangs. Beyond torch.
         inprocess_timeout: seconds within which the function of a worker with `rallypoint.inprocess` has to end after a
             round has ended; then the worker is killed and restarted. Beyond torch.
+        fence: whether the workers of a node that has not heard from the control plane for the lease are killed. Beyond
+            torch.
         endpoint_flag: the flag or variable by which the user gave the endpoint, for messages. Beyond torch.
         endpoint_given: whether the user gave the endpoint, or it is the default. Beyond torch.
         node_rank: the group rank that this node would like where the rendezvous assigns ranks. Beyond torch.
@@ -127,6 +129,7 @@ class LaunchConfig:
     on_hang: str = "report"
     flight_recorder: bool = False
     inprocess_timeout: float = 10.0
+    fence: bool = False
 
     shutdown_timeout_given: bool = field(init=False, default=True)
     """Whether `shutdown_timeout` was chosen by the user."""

@@ -48,6 +48,7 @@ def torch_flags(args: argparse.Namespace) -> dict[str, Any]:
         and name
         not in {
             "inprocess_timeout",
+            "fence",
             "tee_collapse",
             "progress_file",
             "preflight",

@@ -72,3 +72,66 @@ def test_the_end_of_the_round_ends_the_wait() -> None:
 def test_nobody_is_asked_where_nobody_is_counted_as_lost() -> None:
     place = Place(math.inf)
     assert not place.holds_after(1e6)
+
+
+class Fenced(Place):
+    """The same, whose workers are killed at `fences[-1]`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fences: list[float] = []
+        self.confirmation = Confirmation(self, self, self.fences.append)
+        self.confirmation.requests_place()
+
+    def after(self, seconds: float) -> None:
+        self.now += seconds
+        self.confirmation.step()
+
+
+def test_fenced_workers_run_a_lease_from_the_request_of_their_place() -> None:
+    place = Fenced()
+    place.now += 1.0
+    place.confirmation.workers_start()
+    assert place.fences == [100.0 + LEASE]
+    assert place.confirmation.wake_in() == LEASE / 4
+    place.after(LEASE / 4)
+    assert place.sent == [ConfirmRequest(1)]
+    assert not place.confirmation.has_fenced()
+    place.now = 100.0 + LEASE
+    assert place.confirmation.has_fenced()
+
+
+def test_each_answer_moves_the_fence_to_a_lease_after_its_request() -> None:
+    place = Fenced()
+    place.confirmation.workers_start()
+    place.after(1.0)
+    place.after(1.0)
+    place.confirmation.heard(Confirmed(2))
+    place.confirmation.heard(Confirmed(1))
+    assert place.fences == [100.0 + LEASE, 102.0 + LEASE]
+
+
+def test_an_answer_that_is_read_late_does_not_help() -> None:
+    place = Fenced()
+    place.confirmation.workers_start()
+    place.after(1.0)
+    place.now += 10.0
+    place.confirmation.heard(Confirmed(1))
+    assert place.confirmation.has_fenced()
+
+
+def test_without_workers_there_is_no_fence() -> None:
+    place = Fenced()
+    place.confirmation.workers_start()
+    place.confirmation.workers_ended()
+    place.confirmation.workers_ended()
+    assert place.fences == [100.0 + LEASE, math.inf]
+    place.after(10.0)
+    assert not place.sent
+    assert not place.confirmation.has_fenced()
+
+
+def test_fenced_workers_start_only_where_half_a_lease_is_left() -> None:
+    place = Fenced()
+    assert not place.holds_after(LEASE / 2)
+    assert place.holds_after(0.1)

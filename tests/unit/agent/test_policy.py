@@ -41,6 +41,7 @@ from rallypoint.agent.steps import (
     VerdictTimedOut,
     WithdrawNotice,
     WorkersFailed,
+    WorkersFenced,
     WorkersReady,
     WorkersStopped,
     WorkersSucceeded,
@@ -406,6 +407,14 @@ def test_a_signal_that_does_not_come_leaves_a_failure() -> None:
     ]
     lost = after(placed(0), by(SIGTERM, SIGTERM), LinkLost("gone"), STOPPED)[1][-1]
     assert lost == EndWithVerdict(JobEnded(Verdict(Outcome.FAILED, by(SIGTERM).cause, ending=Ending.INFRASTRUCTURE)))
+
+
+def test_workers_that_the_fence_has_killed_have_not_failed() -> None:
+    status, steps = after(placed(0), WorkersFenced())
+    assert status.phase is Phase.BROKEN
+    assert status.failure is None
+    assert steps[-1] == Drain(0)
+    assert kinds(placed(0), WorkersFenced(), ended(0), STOPPED, placed(1))[-1] is StartWorkers
 
 
 @pytest.mark.parametrize("failed", [by(SIGTERM), by(SIGUSR1, SIGUSR1), by(SIGTERM, SIGCONT), WorkersFailed(CAUSE)])

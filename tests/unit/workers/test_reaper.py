@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -117,6 +118,30 @@ def test_it_reaps_what_it_adopts(reaper: ReaperClient) -> None:
     assert os.read(fd, 1)
     os.close(fd)
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_fence_kills_all_that_is_below_and_nothing_that_is_started_later(reaper: ReaperClient) -> None:
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    process = WorkerProcess(reaper, ["sh", "-c", "trap '' TERM; setsid sleep 600 & sleep 600"], os.environ)
+    reaper.fence(now + 3600)
+    assert said(reaper, "echo well") == "well"
+    os.kill(process.pid, signal.SIGSTOP)
+    reaper.fence(now - 1)
+    assert ends(process) == -signal.SIGKILL
+    assert said(reaper, "echo well") == "well"
+    reaper.fence(math.inf)
+    process.release()
+    sweep = reaper.begin_sweep()
+    assert os.read(sweep, 1), "its own sweeps still end"
+    os.close(sweep)
+
+
+def test_a_fence_comes_while_its_agent_does_nothing(reaper: ReaperClient) -> None:
+    process = WorkerProcess(reaper, ["sleep", "600"], os.environ)
+    reaper.fence(time.clock_gettime(time.CLOCK_BOOTTIME) + 0.3)
+    assert readable(process.fileno(), TIMEOUT)
+    assert ends(process) == -signal.SIGKILL
+    process.release()
 
 
 def test_an_exception_in_the_midst_of_a_call_breaks_the_connection(reaper: ReaperClient) -> None:

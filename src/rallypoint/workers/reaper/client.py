@@ -225,6 +225,13 @@ class ReaperClient:
         with contextlib.suppress(ReaperLost):
             self._exchange((protocol.GIVE_UP,), answered=False)
 
+    def fence(self, until: float) -> None:
+        """Have it kill all workers at this moment, in seconds on CLOCK_BOOTTIME; replaces the last one, and infinity
+        takes it back. Once it has, the next worker that is started is not affected.
+        """
+        with contextlib.suppress(ReaperLost):  # which has killed them
+            self._exchange((protocol.FENCE, until), answered=False)
+
     def close(self) -> None:
         """End it and everything left below it. Waits a moment for that. Idempotent."""
         if self._closed:

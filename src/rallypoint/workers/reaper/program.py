@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import posix
 import select
+import time
 from _socket import socket
 
 from rallypoint.workers.reaper import process_setup, protocol
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
 
 _AGENT_EXIT_WINDOW = 0.5
 """Seconds between the end of the connection and the agent's end, within which they count as one."""
+_FENCE_CHECK = 0.5
+"""Seconds at most between looks at the clock for a fence: `poll` does not count the time in suspension."""
 _EIO, _EMFILE = 5, 24
+_NEVER = float("inf")
 
 
 class Reaper:
@@ -50,6 +54,10 @@ class Reaper:
         """Received descriptors that no request has taken yet."""
         self._sweep_pipe = -1
         """The pipe into which the end of the running sweep is written; -1 if none runs."""
+        self._fence_at = _NEVER
+        """When all is killed unless the agent moves it, on CLOCK_BOOTTIME."""
+        self._fencing = False
+        """Whether that time has come, and not all have been found dead yet."""
         self._cleanup: tuple[list[bytes], list[bytes]] = ([], [])
         self._closed = False
 
@@ -60,13 +68,25 @@ class Reaper:
             poller.register(fd, select.POLLIN)
         gone = False
         while not gone and not self._closed:
-            events = poller.poll(None if self._sweep_pipe < 0 else SWEEP_INTERVAL * 1000)
+            events = poller.poll(self._timeout())
             self._tree.reap()
             for fd, _ in events:
                 gone |= fd == self._agent or (fd == self._link.fileno() and not self._receive())
-            if self._sweep_pipe >= 0 and not self._tree.sweep():
+            if self._fence_at < _NEVER and time.clock_gettime(time.CLOCK_BOOTTIME) >= self._fence_at:
+                self._fence_at, self._fencing = _NEVER, True
+                self._tree.begin_sweep(0.0)
+            if (self._fencing or self._sweep_pipe >= 0) and not self._tree.sweep():
                 self._end_sweep()
         self._end()
+
+    def _timeout(self) -> float | None:
+        """Milliseconds until there is something to do that no descriptor announces; None for never."""
+        if self._fencing or self._sweep_pipe >= 0:
+            return SWEEP_INTERVAL * 1000
+        if self._fence_at == _NEVER:
+            return None
+        left = self._fence_at - time.clock_gettime(time.CLOCK_BOOTTIME)
+        return max(0.0, min(left, _FENCE_CHECK)) * 1000
 
     def _end(self) -> None:
         """Kill all; if the agent is gone too, remove what it has asked to be removed."""
@@ -173,7 +193,7 @@ class Reaper:
         self._tree.begin_sweep(seconds, spared)
 
     def _end_sweep(self) -> None:
-        pipe, self._sweep_pipe = self._sweep_pipe, -1
+        pipe, self._sweep_pipe, self._fencing = self._sweep_pipe, -1, False
         if pipe >= 0:
             try:  # noqa: SIM105 - contextlib is not built in
                 posix.write(pipe, b"\0")
@@ -184,6 +204,9 @@ class Reaper:
     def _give_up(self) -> None:
         self._tree.give_up()
         self._end_sweep()
+
+    def _fence(self, until: float) -> None:
+        self._fence_at = until
 
     def _close(self) -> None:
         self._closed = True
@@ -197,6 +220,7 @@ class Reaper:
         protocol.CLEANUP: _set_cleanup,
         protocol.SWEEP: _begin_sweep,
         protocol.GIVE_UP: _give_up,
+        protocol.FENCE: _fence,
         protocol.CLOSE: _close,
     }
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 SPAWN, STATUS, KILL, ADOPT, SIGNALS = "spawn", "status", "kill", "adopt", "signals"
-SWEEP, GIVE_UP, CLEANUP, CLOSE = "sweep", "give up", "cleanup", "close"
+SWEEP, GIVE_UP, FENCE, CLEANUP, CLOSE = "sweep", "give up", "fence", "cleanup", "close"
 """The requests `(name, *arguments)`. Those with an arrow are answered by `(answer,)`, in order.
 
 SPAWN   programs, arguments, environment, settings, excluded -> pid and a pidfd, or minus errno. `settings` are places
@@ -38,6 +38,7 @@ SWEEP   seconds, pids, with the writing end of a pipe: SIGTERM to all that is be
             what is below them or in their sessions. It replaces a sweep before it. When it is over, or given up, a
             byte goes into the pipe
 GIVE_UP the sweep is given up
+FENCE   a moment on CLOCK_BOOTTIME at which all that is below is killed, if no later one has come before
 CLOSE the agent no longer needs the reaper
 """
 
