@@ -13,7 +13,7 @@ OF_SDIST = .venv-release/bin/python -m pip wheel --quiet --no-deps --no-build-is
 # Where this says not to keep bytecode, each of the thousands of processes that tests start compiles the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: check record demo fuzz test test-all conformance-preload sweep chaos inprocess-kills sim lint docs man recording frameworks bench dist release-check lock clean
+.PHONY: check record demo fuzz hops test test-all conformance-preload sweep chaos inprocess-kills sim lint docs man recording frameworks bench dist release-check lock clean
 
 check: $(DEV)  ## in a minute, without torch: lint, all tests that start no process, with fewer examples, and 200 simulated jobs
 	@$(MAKE) --no-print-directory lint
@@ -47,6 +47,9 @@ chaos: $(READY)  ## random faults against real jobs of three agents (ARGS="--bac
 
 inprocess-kills: $(READY)  ## training that goes on in process through 50 random kills of workers and nodes, to the same loss
 	@$(BIN)/python -m tests.inprocess_kills $(ARGS)
+
+hops: $(READY)  ## through how many functions and files one event runs (ARGS="kill term" for some)
+	@$(BIN)/python -m tests.hops $(ARGS)
 
 sim: $(DEV)  ## 10,000 jobs in virtual time, with faults from seeds
 	@$(BIN)/python -m tests.sim $(ARGS)

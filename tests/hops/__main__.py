@@ -1,0 +1,201 @@
+"""Through how many functions and files of Rallypoint one event runs: `python -m tests.hops [EVENT...]`.
+
+    kill    SIGKILL to a worker, until all new workers run; both agents of two nodes with two workers each
+    term    SIGTERM to one of two nodes, until its agent is gone; that agent
+    join    the request of a place by the second of two nodes, until it has its place; both agents
+    etcd    SIGKILL to the agent that is the coordinator on etcd, until the next one is reached; an agent that remains
+
+Real agents run under a profiler; calls of other threads in that time count too. Only the package's own functions count,
+without comprehensions and module bodies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tests import etcd_cluster
+from tests.ports import free_port
+
+_TIMEOUT = 60.0
+_WORKER = """\
+import os, time
+rank, start = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+with open(f"up.{start}.{rank}.new", "w") as out:
+    out.write(f"{os.getpid()} {time.monotonic()}")
+os.rename(f"up.{start}.{rank}.new", f"up.{start}.{rank}")
+while not os.path.exists("finish"):
+    time.sleep(0.02)
+"""
+_JOIN, _PLACED = ("rendezvous/", ".join"), ("rendezvous/", "._on_placed")
+_LINK_UP = ("agent/policy.py", "_on_link_up")
+
+
+class Call(NamedTuple):
+    """A call of a function, at seconds on the monotonic clock."""
+
+    at: float
+    file: str
+    name: str
+
+    def is_of(self, mark: tuple[str, str]) -> bool:
+        return self.file.startswith(mark[0]) and self.name.endswith(mark[1])
+
+
+class Job:
+    """Agents under a profiler, in one folder."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self._folder = folder
+        self._flags = flags
+        self._agents: list[subprocess.Popen[bytes]] = []
+        (folder / "worker.py").write_text(_WORKER, encoding="utf-8")
+
+    def start(self) -> subprocess.Popen[bytes]:
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "LOGLEVEL": "WARNING",
+            "TRACE_OUT": str(self._trace(len(self._agents))),
+            "PYTHONPATH": os.pathsep.join(each for each in sys.path if each),
+        }
+        log = (self._folder / f"log.{len(self._agents)}").open("wb")
+        command = [sys.executable, str(Path(__file__).with_name("agent.py")), *self._flags, "worker.py"]
+        with log:
+            agent = subprocess.Popen(command, cwd=self._folder, env=environment, stdout=log, stderr=log)
+        self._agents.append(agent)
+        return agent
+
+    def up(self, start: int, ranks: int) -> list[tuple[int, float]]:
+        """Pids of the workers of a start, and when they ran, once all do."""
+        paths = [self._folder / f"up.{start}.{rank}" for rank in range(ranks)]
+        self.until(lambda: all(path.exists() for path in paths), f"workers of start {start}")
+        return [(int(pid), float(at)) for pid, at in (path.read_text("utf-8").split() for path in paths)]
+
+    def settled(self) -> float:
+        """The time at which what follows a start is over."""
+        time.sleep(1.5)
+        return time.monotonic()
+
+    def until(self, done: Callable[[], bool], what: str) -> None:
+        until = time.monotonic() + _TIMEOUT
+        while not done():
+            if time.monotonic() > until:
+                logs = "".join(path.read_text("utf-8", "replace") for path in self._folder.glob("log.*"))
+                raise SystemExit(f"waited {_TIMEOUT:g} s in vain for {what}\n{logs}")
+            time.sleep(0.02)
+
+    def finish(self) -> list[list[Call]]:
+        """The calls of each agent that has written them."""
+        (self._folder / "finish").touch()
+        for agent in self._agents:
+            agent.wait(_TIMEOUT)
+        paths = [self._trace(number) for number in range(len(self._agents))]
+        return [[Call(*each) for each in json.loads(path.read_text())] if path.exists() else [] for path in paths]
+
+    def end(self) -> None:
+        for agent in self._agents:
+            if agent.poll() is None:
+                agent.kill()
+                agent.wait()
+
+    def _trace(self, number: int) -> Path:
+        return self._folder / f"trace.{number}.json"
+
+
+@contextlib.contextmanager
+def job(*flags: str) -> Iterator[Job]:
+    with tempfile.TemporaryDirectory(prefix="rallypoint-hops-") as folder:
+        made = Job(Path(folder), "--nproc-per-node=2", "--max-restarts=1", "--rdzv-id=hops", *flags)
+        try:
+            yield made
+        finally:
+            made.end()
+
+
+def kill() -> list[Call]:
+    with job("--nnodes=2", *c10d()) as made:
+        made.start()
+        made.start()
+        pids = [pid for pid, _ in made.up(0, 4)]
+        begin = made.settled()
+        os.kill(pids[3], signal.SIGKILL)
+        end = max(at for _, at in made.up(1, 4))
+        return between(made.finish(), begin, end)
+
+
+def term() -> list[Call]:
+    with job("--nnodes=1:2", "--rdzv-conf=last_call_timeout=30", *c10d()) as made:
+        agents = made.start(), made.start()
+        made.up(0, 4)
+        begin = made.settled()
+        agents[1].terminate()
+        agents[1].wait(_TIMEOUT)
+        end = time.monotonic()
+        return between(made.finish()[1:], begin, end)
+
+
+def join() -> list[Call]:
+    with job("--nnodes=2", *c10d()) as made:
+        made.start()
+        made.start()
+        made.up(0, 4)
+        calls = made.finish()
+        # Rank 1's agent is the one that asks last.
+        begin, asking = max(
+            (next(each.at for each in of if each.is_of(_JOIN)), number) for number, of in enumerate(calls)
+        )
+        end = next(each.at for each in calls[asking] if each.is_of(_PLACED))
+        return between(calls, begin, end)
+
+
+def etcd() -> list[Call]:
+    with (
+        tempfile.TemporaryDirectory(prefix="rallypoint-hops-etcd-") as data,
+        etcd_cluster.running(Path(data), 1) as cluster,
+    ):
+        endpoint = str(cluster.endpoints[0])
+        with job("--nnodes=1:3", "--rdzv-backend=etcd", f"--rdzv-endpoint={endpoint}") as made:
+            first = made.start()
+            made.up(0, 2)
+            made.start()
+            made.start()
+            made.up(0, 6)
+            begin = made.settled()
+            first.kill()
+            first.wait()
+            made.until(lambda: made.up(0, 1)[0][1] > begin, "the next round")
+            calls = made.finish()[1]
+            end = next((each.at for each in calls if each.at > begin and each.is_of(_LINK_UP)), time.monotonic())
+            return between([calls], begin, end)
+
+
+def c10d() -> Sequence[str]:
+    return "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}"
+
+
+def between(calls: Sequence[Sequence[Call]], begin: float, end: float) -> list[Call]:
+    return [each for of in calls for each in of if begin <= each.at <= end]
+
+
+EVENTS = {"kill": kill, "term": term, "join": join, "etcd": etcd}
+
+
+def main(events: Sequence[str]) -> None:
+    for name in events or EVENTS:
+        calls = EVENTS[name]()
+        functions, files = {(each.file, each.name) for each in calls}, {each.file for each in calls}
+        print(f"{name:5} {len(functions):4} functions in {len(files):3} files", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
