@@ -45,7 +45,6 @@ LEFT_TO_ALL = (
     "tests/jobs/test_etcd.py::test_an_etcd_that_is_away_or_full_or_has_forgotten_everything",
     "tests/jobs/test_etcd.py::test_jobs_that_an_etcd_coordinates_beside_one_another",
     "tests/jobs/test_etcd_bad_input.py",
-    "tests/jobs/test_etcd_v2.py",
     "tests/jobs/test_hangs.py::test_a_job_that_gives_signs_of_life_is_left_alone",
     "tests/jobs/test_idle.py",
     "tests/jobs/test_pages.py",
@@ -56,7 +55,6 @@ LEFT_TO_ALL = (
     "[a node that waits is another one to a coordinator that comes back]",
     "tests/unit/benchmarks",
     "tests/unit/cli/completion",
-    "tests/unit/rendezvous/test_etcd_v2.py",
 )
 KEPT = (
     "tests/documents/test_commands.py::test_the_commands_of[docs-tutorials-first-job]",

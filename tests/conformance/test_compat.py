@@ -65,13 +65,6 @@ PUBLIC = {
         "RendezvousBackend RendezvousTimeout RendezvousSettings DynamicRendezvousHandler create_handler Token"
     ),
     "distributed.elastic.rendezvous.c10d_rendezvous_backend": "C10dRendezvousBackend create_backend DEFAULT_PORT",
-    "distributed.elastic.rendezvous.etcd_rendezvous_backend": "EtcdRendezvousBackend create_backend",
-    "distributed.elastic.rendezvous.etcd_rendezvous": (
-        "EtcdRendezvous EtcdRendezvousHandler EtcdRendezvousRetryableFailure EtcdRendezvousRetryImmediately "
-        "create_rdzv_handler"
-    ),
-    "distributed.elastic.rendezvous.etcd_store": "EtcdStore",
-    "distributed.elastic.rendezvous.etcd_server": "EtcdServer",
     "distributed.elastic.rendezvous.static_tcp_rendezvous": "StaticTCPRendezvous create_rdzv_handler",
     "distributed.elastic.rendezvous.utils": "parse_rendezvous_endpoint",
     "distributed.elastic.timer": (
@@ -107,18 +100,9 @@ _PLUMBING = (
     "torch builds it from objects of its own that are not public; `from_backend` and `create_handler` are the way"
 )
 _EXTRAS = "made by `start_processes`, which takes them; nobody else makes or derives from it"
-_ETCD = "a step of torch's own protocol in etcd, which is not spoken here; `EtcdRendezvousHandler` does it all"
-_ETCD_STEPS = (
-    "announce_self_waiting confirm_membership confirm_phase create_path_if_not_exists get_path get_rdzv_state "
-    "handle_existing_rendezvous handle_join_last_call init_phase join_phase join_rendezvous load_extra_data "
-    "rendezvous_barrier set_closed setup_kv_store setup_lease_renewal store_extra_data try_create_rendezvous "
-    "try_wait_for_state_change wait_for_final wait_for_peers wait_for_rendezvous_to_free"
-)
 _SERVER = "a step of torch's own server; here `start` and `stop` are all there is to call"
 
 DIFFERENT: dict[str, str] = {
-    **{f"EtcdRendezvous: has no {name}": _ETCD for name in _ETCD_STEPS.split()},
-    "EtcdStore: wait: parameter 2 is ['timeout'], not override_timeout": "as all stores; torch's name is taken too",
     "DynamicRendezvousHandler: parameter 0 is ['params'], not node": _PLUMBING,
     "DynamicRendezvousHandler: parameter 1 is ['store'], not settings": _PLUMBING,
     "DynamicRendezvousHandler: parameter 2 is ['backend'], not backend_name": _PLUMBING,
@@ -281,7 +265,6 @@ def test_whatever_a_module_says_is_public_is_there() -> None:
 
 NOT_GIVEN = {
     "get_method_name": "of torch's own tracing",
-    "cas_delay": "a step of torch's own protocol in etcd",
 }
 """Names of torch's modules that ours do not have, and why."""
 
@@ -305,8 +288,6 @@ def test_names_that_no_class_or_function_stands_for() -> None:
     )
     registry = module_of_ours("distributed.elastic.rendezvous.registry").handler_registry
     assert registry is module_of_ours("distributed.elastic.rendezvous").rendezvous_handler_registry
-    with module_of_ours("distributed.elastic.rendezvous.etcd_server").find_free_port() as sock:
-        assert sock.getsockname()[1]
     module_of_ours("distributed.elastic.timer.debug_info_logging").log_debug_info_for_expired_timers("job", {1: ["s"]})
 
 

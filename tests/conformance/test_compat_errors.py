@@ -28,7 +28,6 @@ DYNAMIC = "distributed.elastic.rendezvous.dynamic_rendezvous"
 C10D = "distributed.elastic.rendezvous.c10d_rendezvous_backend"
 STATIC = "distributed.elastic.rendezvous.static_tcp_rendezvous"
 REGISTRY = "distributed.elastic.rendezvous.registry"
-ETCD_SERVER = "distributed.elastic.rendezvous.etcd_server"
 TIMER = "distributed.elastic.timer"
 EVENTS = "distributed.elastic.events"
 METRICS = "distributed.elastic.metrics"
@@ -107,7 +106,6 @@ CASES = [
     Made(STATIC, "create_rdzv_handler(RendezvousParameters('static', 'h:1', 'j', 1, 1))"),
     Made(STATIC, "create_rdzv_handler(RendezvousParameters('static', '', 'j', 1, 1, rank=0))"),
     Made(STATIC, "create_rdzv_handler(RendezvousParameters('static', 'h', 'j', 1, 1, rank=0))"),
-    Made(ETCD_SERVER, "EtcdServer(folder).start(timeout=2, num_retries=0)"),
     Made(TIMER, "expires(1).__enter__()"),
     Made(TIMER, "FileTimerClient(text + '.pipe').acquire('s', 1)"),
     Made(TIMER, "FileTimerServer(text + '/below', 'r').start()"),

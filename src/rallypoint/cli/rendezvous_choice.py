@@ -9,13 +9,11 @@ from rallypoint.base.errors import UsageError, UserError
 from rallypoint.base.light_typing import Any, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.cli.parse import Options, naming
-from rallypoint.rendezvous.params import C10D_PORT, parse_rdzv_conf
+from rallypoint.rendezvous.params import C10D_PORT, ON_ETCD, parse_rdzv_conf
 
 _log = get_logger(__name__)
 
 STATIC_PORT = 29500
-
-_ON_ETCD = ("etcd", "etcd-v2")
 
 _RESERVED = ("backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_addr")
 """Options that the launcher itself sets."""
@@ -61,7 +59,7 @@ def choose_rendezvous(options: Options, max_nodes: int) -> RendezvousChoice:
     elif options.rdzv_backend == "c10d" and str(configs.get("store_type", "tcp")).lower() == "tcp":
         with naming(source):
             parse_endpoint(options.rdzv_endpoint, C10D_PORT)
-    elif options.rdzv_backend in _ON_ETCD:
+    elif options.rdzv_backend in ON_ETCD:
         from rallypoint.rendezvous.backends.etcd_options import endpoints_of
 
         with naming(source):

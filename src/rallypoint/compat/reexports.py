@@ -78,18 +78,6 @@ _HOMES: dict[str, dict[str, str]] = {
         "elastic.rendezvous.dynamic_rendezvous": "RendezvousBackend",
         _RENDEZVOUS_UTILS: "parse_rendezvous_endpoint",
     },
-    "elastic.rendezvous.etcd_rendezvous_backend": {
-        _RENDEZVOUS: "RendezvousStateError",
-        "elastic.rendezvous.dynamic_rendezvous": "RendezvousBackend",
-        _RENDEZVOUS_UTILS: "parse_rendezvous_endpoint",
-    },
-    "elastic.rendezvous.etcd_rendezvous": {
-        _RENDEZVOUS: (
-            "RendezvousClosedError RendezvousError RendezvousHandler RendezvousInfo RendezvousStoreInfo "
-            "RendezvousTimeoutError"
-        ),
-        _RENDEZVOUS_UTILS: "parse_rendezvous_endpoint",
-    },
     "elastic.rendezvous.static_tcp_rendezvous": {
         _RENDEZVOUS: "RendezvousHandler RendezvousInfo RendezvousStoreInfo",
         _RENDEZVOUS_UTILS: "parse_rendezvous_endpoint",

@@ -71,7 +71,7 @@ def _of_package() -> str | None:
 
 
 class LocalEtcd:
-    """One etcd with both its APIs, as far as it has v2. Not running before `start`, and not after `stop`.
+    """One etcd. Not running before `start`, and not after `stop`.
 
     Args:
         port: where it shall listen for clients on 127.0.0.1; 0 for a free one.
@@ -194,7 +194,6 @@ class LocalEtcd:
     def _command(self, folder: str) -> list[str]:
         client = f"http://{self.endpoint}"
         peer = f"http://{_HOST}:{free_port()}"
-        version = _version(self._binary)
         command = [
             self._binary,
             f"--name={self._name}",
@@ -205,9 +204,7 @@ class LocalEtcd:
             f"--initial-advertise-peer-urls={peer}",
             f"--initial-cluster={self._name}={peer}",
         ]
-        if (3, 3) <= version < (3, 6):
-            command.append("--enable-v2")
-        if version >= (3, 5):
+        if _version(self._binary) >= (3, 5):
             command.append("--unsafe-no-fsync")  # the data are not needed after a power failure
         return command
 

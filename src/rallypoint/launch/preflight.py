@@ -15,7 +15,7 @@ from rallypoint.preflight.disks import LOG_SPACE
 from rallypoint.preflight.results import counts
 from rallypoint.preflight.run import run_checks
 from rallypoint.preflight.table import CheckInputs
-from rallypoint.rendezvous.params import C10D_PORT
+from rallypoint.rendezvous.params import C10D_PORT, ON_ETCD
 
 if TYPE_CHECKING:
     from rallypoint.launch.config import LaunchConfig
@@ -65,11 +65,11 @@ def inputs_of(parameters: RendezvousParameters, log_dir: str) -> CheckInputs:
     return CheckInputs(log_dir, tuple(places), parameters.backend, parameters.run_id, coordinators=ask)
 
 
-_WITH_COORDINATOR = ("c10d", "static", "etcd")
+_WITH_COORDINATOR = ("c10d", "static", *ON_ETCD)
 
 
 def _endpoints(parameters: RendezvousParameters) -> list[Endpoint]:
-    if parameters.backend in ("etcd", "etcd-v2"):
+    if parameters.backend in ON_ETCD:
         from rallypoint.rendezvous.backends.etcd_options import endpoints_of
 
         return endpoints_of(parameters.endpoint)

@@ -92,7 +92,7 @@ rendezvous_handler_registry = RendezvousHandlerRegistry()
 rendezvous_handler_registry.register("c10d", "rallypoint.rendezvous.backends.embedded:create_handler")
 rendezvous_handler_registry.register("etcd", "rallypoint.rendezvous.backends.etcd:create_handler")
 rendezvous_handler_registry.register("static", "rallypoint.rendezvous.backends.static:create_handler")
-rendezvous_handler_registry.register("etcd-v2", "rallypoint.rendezvous.backends.etcd_v2:create_handler")
+rendezvous_handler_registry.register("etcd-v2", "rallypoint.rendezvous.backends.etcd:create_handler")
 
 
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:

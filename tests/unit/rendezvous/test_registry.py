@@ -27,7 +27,7 @@ def another(params: RendezvousParameters) -> RendezvousHandler:
     return counting(params)
 
 
-@pytest.mark.parametrize("name", ["c10d", "static"])
+@pytest.mark.parametrize("name", ["c10d", "static", "etcd", "etcd-v2"])
 def test_ours(name: str) -> None:
     handler = get_rendezvous_handler(params(name))
     assert handler.get_backend() == name

@@ -1,5 +1,7 @@
 """`etcd`: the coordinator lives in an agent that etcd elects, and its journal in etcd (the v3 API).
 
+`etcd-v2` is another name of it, for command lines of torchrun: no node of ours needs torch's keys in the v2 API.
+
 No machine is special: if any is lost, the others go on. A round costs each node what it costs with the embedded
 server, and etcd a few writes, whatever the number of nodes (decision 18).
 """
@@ -13,10 +15,11 @@ from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, host_name, is_loopback, own_address
+from rallypoint.base.log import get_logger
 from rallypoint.election.keys import ElectionKeys
 from rallypoint.membership.state import NodeId
 from rallypoint.protocol.messages import Deliver, Link, Placement
-from rallypoint.rendezvous.backends.etcd_options import credentials_of, endpoints_of, tls_of
+from rallypoint.rendezvous.backends.etcd_options import credentials_of, endpoints_of, prefix_of, tls_of
 from rallypoint.rendezvous.backends.options import control_listeners, control_tls, rank_hint, settings_of, worker_stores
 from rallypoint.rendezvous.control_plane import ControlPlane, local_id
 from rallypoint.rendezvous.elastic import ElasticHandler
@@ -29,17 +32,20 @@ if TYPE_CHECKING:
     from rallypoint.protocol.observation import Snapshot
     from rallypoint.store.api import Store
 
-DEFAULT_PREFIX = "/rallypoint"
+log = get_logger(__name__)
+
 _TIMEOUT = 3.0
 """Seconds that a request has, over all members together."""
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """The handler for `etcd` parameters. Nothing is opened before the first join.
+    """The handler for the parameters of `etcd` or `etcd-v2`. Nothing is opened before the first join.
 
     Raises:
         UserError: an option or an endpoint cannot work.
     """
+    if params.backend == "etcd-v2":
+        log.info("--rdzv-backend=etcd-v2 is another name for etcd: the v3 API of etcd is used")
     return _EtcdHandler(params, _EtcdControl(params))
 
 
@@ -66,7 +72,7 @@ class _EtcdControl(ControlPlane):
         self._tls = tls_of(params)
         self._control_tls = control_tls(params.config)
         self._credentials = credentials_of(params)
-        self._keys = ElectionKeys.of(str(params.get("prefix", DEFAULT_PREFIX)), params.run_id)
+        self._keys = ElectionKeys.of(prefix_of(params), params.run_id)
         self._local_addr = params.local_addr
         self._listen = partial(control_listeners, params, port=0)
         self._candidate: Candidate | None = None

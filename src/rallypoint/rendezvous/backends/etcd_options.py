@@ -10,6 +10,7 @@ from rallypoint.etcd.api import Credentials, EtcdTls
 from rallypoint.rendezvous.params import RendezvousParameters
 
 DEFAULT_PORT = 2379
+_DEFAULT_PREFIX = "/rallypoint"
 
 log = get_logger(__name__)
 
@@ -47,6 +48,11 @@ def tls_of(params: RendezvousParameters) -> EtcdTls | None:
     if key is not None and cert is None:
         raise UsageError(f"rendezvous option key={key!r} is the key of no certificate; give cert too")
     return EtcdTls(cacert, cert, key)
+
+
+def prefix_of(params: RendezvousParameters) -> str:
+    """What the keys of all jobs begin with, by our name for it or torch's."""
+    return str(params.get("prefix", params.get("etcd_prefix", _DEFAULT_PREFIX)))
 
 
 def credentials_of(params: RendezvousParameters) -> Credentials | None:

@@ -13,8 +13,9 @@ STATIC, C10D, ETCD_V2, ETCD = "static", "c10d", "etcd-v2", "etcd"
 
 _ALL = (STATIC, C10D, ETCD, ETCD_V2)
 _ELASTIC = (C10D, ETCD, ETCD_V2)
-_HOSTING = (STATIC, C10D, ETCD)
+_HOSTING = (STATIC, C10D, ETCD, ETCD_V2)
 _STORING = (C10D, ETCD_V2)
+"""torch's backends whose nodes write heartbeats into a store; here only those of a shared file do."""
 _ON_ETCD = (ETCD, ETCD_V2)
 
 
@@ -61,7 +62,7 @@ OPTIONS = (
         "keep_alive_interval",
         "5 s",
         _STORING,
-        "Time between two heartbeats in a shared file and with `etcd-v2`.",
+        "Time between two heartbeats in a shared file.",
     ),
     OptionText(
         "keep_alive_max_attempt",
@@ -69,15 +70,8 @@ OPTIONS = (
         _STORING,
         "Number of consecutive heartbeats that may be missed there before the node counts as lost.",
     ),
-    OptionText(
-        "heartbeat_timeout",
-        "5 s",
-        _STORING,
-        "With `etcd-v2`, a request may take at most this or `read_timeout`, whichever is less.",
-    ),
-    OptionText(
-        "read_timeout", "60 s", _STORING, "See `heartbeat_timeout`. With `c10d` it is validated but has no effect."
-    ),
+    OptionText("heartbeat_timeout", "5 s", _STORING, "Validated but has no effect."),
+    OptionText("read_timeout", "60 s", _STORING, "Validated but has no effect."),
     OptionText("close_timeout", "30 s", _STORING, "Validated but has no effect: closing a rendezvous does not wait."),
     OptionText(
         "protocol", "`http`", _ON_ETCD, "How etcd is reached: `http` or `https`. A certificate implies `https`."
@@ -97,13 +91,8 @@ OPTIONS = (
         "`RALLYPOINT_ETCD_PASSWORD_FILE` instead.",
         beyond_torchrun=True,
     ),
-    OptionText("prefix", "`/rallypoint`", (ETCD,), "Prefix of the keys of all jobs.", beyond_torchrun=True),
-    OptionText(
-        "etcd_prefix",
-        "`/torch/elastic/rendezvous`",
-        (ETCD_V2,),
-        "Prefix of the key that contains the state of the job.",
-    ),
+    OptionText("prefix", "`/rallypoint`", _ON_ETCD, "Prefix of the keys of all jobs.", beyond_torchrun=True),
+    OptionText("etcd_prefix", "none", _ON_ETCD, "Another name for `prefix`."),
     OptionText(
         "listen",
         "inferred",
