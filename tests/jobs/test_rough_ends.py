@@ -71,7 +71,7 @@ def interrupt(record):
         signal.raise_signal(signal.SIGINT)
     return True
 
-logger = logging.getLogger("rallypoint.workers.escalation")
+logger = logging.getLogger("rallypoint.workers.stop")
 logger.addFilter(interrupt)
 sys.exit(main())
 """

@@ -5,10 +5,10 @@ The layers that a stop goes through; each knows only the next one:
     agent/policy      StopWorkers               one at a time; `WorkersStopped` follows
     agent/executor    WorkerController.stop     waits on the stop's `fds` until its `wake_at`, beside everything else
     agent/processes   PContext.begin_close
-    workers/local     Escalation                signal, grace period, stacks, SIGKILL, sweep; then all output is written
+    workers/stop      Stop                      signal, grace period, stacks, SIGKILL, sweep; then all output is written
       WriteDetector which workers are spared, since they write a file
       ChildProcess    a signal to the worker alone, through its pidfd
-      workers/sweep   all that workers have left: by the reaper, or, where that is lost, as /proc shows it
+      Sweep           all that workers have left: by the reaper, or, where that is lost, as /proc shows it
     workers/reaper    SIGTERM, then SIGKILL to all below it, until nothing is left; its supervisor kills what it leaves
 """
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from rallypoint.failures.failure import ProcessFailure
     from rallypoint.ranks.assign import NodeRanks
     from rallypoint.workers.context import PContext
-    from rallypoint.workers.escalation import StopInProgress
+    from rallypoint.workers.stop import StopInProgress
 
 log = get_logger(__name__)
 

@@ -18,7 +18,6 @@ from rallypoint.base.log import get_logger
 from rallypoint.base.private_files import make_private
 from rallypoint.hangs.dumps import BUFFER, DUMP, DUMP_ON_TIMEOUT, OLD_NAMES, PIPE, SOCKET
 from rallypoint.hangs.evidence import dump_folder
-from rallypoint.workers.local import LocalProcessesContext
 
 if TYPE_CHECKING:
     from rallypoint.workers.context import PContext
@@ -66,10 +65,10 @@ def switch_on(context: PContext, notices: str, previous: PContext | None) -> Non
             variables[PIPE] = os.path.join(notices, "flight_recorder_")
     except OSError as error:
         log.warning("the flight recorders of the workers cannot be asked for dumps: %s", error)
-    survivors = previous.survivors if isinstance(previous, LocalProcessesContext) else ()
+    held = () if previous is None else previous.held
     for local_rank, environment in context.envs.items():
         own = dict(variables)
-        if previous is not None and local_rank in survivors and DUMP in previous.envs[local_rank]:
+        if previous is not None and local_rank in held and DUMP in previous.envs[local_rank]:
             own[DUMP] = previous.envs[local_rank][DUMP]
         path = os.path.join(notices, f"worker_server_{local_rank}")
         if PIPE in own and len(os.fsencode(path)) <= _MAX_SOCKET:

@@ -21,10 +21,9 @@ from rallypoint.base.poll import until_readable
 from rallypoint.base.signals import how_it_ended
 from rallypoint.failures.stderr_tail import clean_lines
 from rallypoint.failures.truncate import truncate_line
-from rallypoint.workers.escalation import Escalation
 from rallypoint.workers.process import WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
-from rallypoint.workers.sweep import Sweep
+from rallypoint.workers.stop import Stop, Sweep
 
 log = get_logger(__name__)
 
@@ -64,7 +63,7 @@ class NodeCheck:
         """The reason why it has not passed, once that is known."""
         self._stopped = False
         self._process: WorkerProcess | None = None
-        self._ending: Escalation | None = None
+        self._ending: Stop | None = None
         self._output = -1
         now = clock.monotonic()
         self._deadline = now + timeout
@@ -170,8 +169,8 @@ class NodeCheck:
 
     def _begin_end(self, number: int) -> None:
         if self._process is not None and self._ending is None:
-            processes = [self._process]
-            self._ending = Escalation(processes, Sweep(self._reaper, processes), number, _GRACE, clock=self._clock)
+            sweep = Sweep(self._reaper, [self._process])
+            self._ending = Stop({0: self._process}, sweep, number, _GRACE, clock=self._clock)
 
     def _read(self, reads: int) -> None:
         while self._output >= 0 and reads:

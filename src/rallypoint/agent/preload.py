@@ -13,7 +13,7 @@ from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.logs.specs import ERROR_FILE_VARIABLE
 from rallypoint.notices import VARIABLE as NOTICES_VARIABLE
-from rallypoint.workers.macros import macros
+from rallypoint.workers.context import macros
 
 if TYPE_CHECKING:
     from rallypoint.workers.preload.manager import PreloadManager

@@ -21,20 +21,18 @@ from rallypoint.logs.prefix import line_prefixes
 from rallypoint.logs.specs import LogsSpecs, log_only_in_files
 from rallypoint.protocol.messages import Placement
 from rallypoint.telemetry.lazy import profiled
-from rallypoint.workers.context import PContext, ProcessOptions
-from rallypoint.workers.macros import macros
+from rallypoint.workers.context import PContext, ProcessOptions, SubprocessContext, macros
 from rallypoint.workers.reaper.client import ReaperClient, ReaperLost
 from rallypoint.workers.reaper.prestart import take_prestarted
-from rallypoint.workers.start import make_context
 
 if TYPE_CHECKING:
+    from rallypoint.agent.held_workers import HeldWorkers
     from rallypoint.agent.monitors import Monitor
-    from rallypoint.agent.survivors import Survivors
     from rallypoint.watchdog.monitor import WorkerMonitor
     from rallypoint.watchdog.requests import FileTimerRequest
-    from rallypoint.workers.escalation import StopInProgress
     from rallypoint.workers.forwarding import SignalForwarding
     from rallypoint.workers.preload.manager import PreloadManager
+    from rallypoint.workers.stop import StopInProgress
 
 log = get_logger(__name__)
 
@@ -78,7 +76,7 @@ class ProcessController(WorkerController):
         self._output_paths_logged = False
         self._forwarding: SignalForwarding | None = None
         self._forwarded: set[int] = set()
-        self._survivors: Survivors | None = None
+        self._held: HeldWorkers | None = None
         """Lets workers go on in their processes, once one has announced that it can."""
         self._releases = False  # whether the workers that are being stopped will be restarted
 
@@ -121,13 +119,18 @@ class ProcessController(WorkerController):
         ignored = () if spec.preemption is None else spec.preemption.ignored
         numa, method, watched = spec.numa_options, self.start_method, self.hang_watch is not None
         options = ProcessOptions(numa, *filters, method, self._preload, spec.tee_collapse, ignored, watched)
-        context = make_context(spec.role, spec.entrypoint, args, envs, self.logs_specs, prefixes, options, reaper)
+        kind: type[PContext] = SubprocessContext
+        if not isinstance(spec.entrypoint, str):
+            from rallypoint.workers.functions.context import FunctionContext
+
+            kind = FunctionContext
+        context = kind(spec.role, spec.entrypoint, args, envs, self.logs_specs, prefixes, reaper, options)
         self._register_cleanup(reaper)
         if spec.flight_recorder:
             from rallypoint.agent.flight_recorder import switch_on
 
             switch_on(context, group.notices, self.pcontext)
-        group.survived = () if self._survivors is None else self._survivors.enter(context)
+        group.survived = () if self._held is None else self._held.enter(context)
         context.start()
         self.pcontext, self.failures, pids = context, {}, context.pids()
         self._output_paths_logged = self._output_paths_logged or log_only_in_files(context.dest, spec.role)
@@ -314,8 +317,8 @@ class ProcessController(WorkerController):
             return None
         self.events.workers_stopping()
         limit, sent = self.grace.within(self.grace.stop), self._workers_have_signal(death_sig)
-        if (survivors := self._going_on()) is not None and self._releases:
-            return survivors.begin_release(self.pcontext, death_sig, timeout, limit, sent=sent)
+        if (held := self._going_on()) is not None and self._releases:
+            return held.begin_release(self.pcontext, death_sig, timeout, limit, sent=sent)
         stopping = self.pcontext.begin_close(death_sig, timeout, limit, sent=sent)
         return None if stopping.step() else stopping
 
@@ -348,16 +351,16 @@ class ProcessController(WorkerController):
         return bool(self.started_at) and self._going_on() is None
 
     def look_ahead(self) -> None:
-        if (survivors := self._going_on()) is not None:
-            survivors.make_ready()
+        if (held := self._going_on()) is not None:
+            held.make_ready()
 
     def survivors(self) -> Collection[int]:
-        return () if self.pcontext is None else self.pcontext.survivors
+        return () if self.pcontext is None else self.pcontext.held
 
-    def _going_on(self) -> Survivors | None:
+    def _going_on(self) -> HeldWorkers | None:
         """Lets workers go on, if those of all local ranks of this node have announced that they can."""
-        if self._survivors is None and self.group.notices and os.path.isdir(self.group.notices):
-            from rallypoint.agent.survivors import find_survivors
+        if self._held is None and self.group.notices and os.path.isdir(self.group.notices):
+            from rallypoint.agent.held_workers import find_held_workers
 
-            self._survivors = find_survivors(self)
-        return None if self._survivors is None or not self._survivors.all_announced() else self._survivors
+            self._held = find_held_workers(self)
+        return None if self._held is None or not self._held.all_announced() else self._held

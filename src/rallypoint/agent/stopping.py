@@ -14,7 +14,7 @@ from rallypoint.base.light_typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rallypoint.agent.node_check import NodeCheck
-    from rallypoint.workers.escalation import StopInProgress
+    from rallypoint.workers.stop import StopInProgress
 
 
 class Stopping:

@@ -44,7 +44,7 @@ from rallypoint.remote.messages import (
 )
 from rallypoint.workers.process import UNKNOWN_EXIT, WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
-from rallypoint.workers.sweep import Sweep
+from rallypoint.workers.stop import Sweep
 
 _UNPREPARED = 60.0
 """Seconds of silence after which the launcher counts as lost, before it has said how many."""

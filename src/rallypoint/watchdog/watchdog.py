@@ -28,7 +28,7 @@ from rallypoint.base.signals import signal_name
 from rallypoint.watchdog.clients import TimerClients
 from rallypoint.watchdog.requests import FileTimerRequest, RequestReader
 from rallypoint.watchdog.table import Timer, TimerTable
-from rallypoint.workers.escalation import STACKS_TIMEOUT, Escalation, NoSweep
+from rallypoint.workers.stop import STACKS_TIMEOUT, NoSweep, Stop
 
 log = get_logger(__name__)
 
@@ -89,7 +89,7 @@ class Watchdog:
         self.path = path
         self._fifo = _NamedPipe(path)
         self._timers: TimerTable[FileTimerRequest] = TimerTable()
-        self._escalations: dict[int, Escalation] = {}
+        self._stops: dict[int, Stop] = {}
         self._clients = TimerClients(may_kill, self._is_needed, self._on_gone)
         self._run_id = run_id
         self._grace_period = grace
@@ -107,18 +107,18 @@ class Watchdog:
         """Descriptors that become readable when there is something to do."""
         if self._fifo.fd < 0:
             return []
-        return [self._fifo.fd, *(fd for each in self._escalations.values() for fd in each.fds())]
+        return [self._fifo.fd, *(fd for each in self._stops.values() for fd in each.fds())]
 
     def wake_at(self) -> float:
         """When there is something to do by itself, in seconds on the clock; infinite for never."""
         due = self._timers.due if self._enforcing else math.inf
-        return min([due, *(each.wake_at() for each in self._escalations.values())])
+        return min([due, *(each.wake_at() for each in self._stops.values())])
 
     def step(self) -> list[TimerExpiry]:
         """Do what is due. Returns the timers that have expired, each once, the first of each process first."""
         if self._fifo.fd < 0:
             return []
-        self._escalations = {pid: each for pid, each in self._escalations.items() if not each.step()}
+        self._stops = {pid: each for pid, each in self._stops.items() if not each.step()}
         now = self._clock.monotonic()
         self._read_requests()
         if not self._enforcing or now < self._timers.due:
@@ -135,7 +135,7 @@ class Watchdog:
             return
         self._fifo.close()
         self._clients.close()
-        self._escalations.clear()
+        self._stops.clear()
         self._enforcing = False
         self._report_event(STOPPED)
 
@@ -147,7 +147,7 @@ class Watchdog:
         for request in requests:
             self.client_seen = True
             pid = request.worker_pid
-            enforced = request.expiration_time < 0 or (pid not in self._escalations and self._clients.admit(pid))
+            enforced = request.expiration_time < 0 or (pid not in self._stops and self._clients.admit(pid))
             if enforced and not self._timers.register(request, now, wall):
                 complaints.append(f"too many timers; {request.scope_id[:80]!r} is not enforced")
         for complaint in complaints[: max(0, _MAX_WARNINGS - self._warnings)]:
@@ -162,11 +162,11 @@ class Watchdog:
                 log.exception("the watchdog's %r could not be reported", name)
 
     def _is_needed(self, pid: int) -> bool:
-        return pid in self._escalations or self._timers.has_timer(pid)
+        return pid in self._stops or self._timers.has_timer(pid)
 
     def _on_gone(self, pid: int) -> None:
         self._timers.drop_worker(pid)
-        self._escalations.pop(pid, None)
+        self._stops.pop(pid, None)
 
     def _expire(self, pid: int, timers: list[Timer[FileTimerRequest]]) -> list[TimerExpiry]:
         process = self._clients.running(pid)
@@ -185,7 +185,7 @@ class Watchdog:
         log.error("Reaping worker_pid=[%d] by %s: %s", pid, signal_name(number), _expiry(deadly).why)
         if number == SIGKILL and catches(pid, SIGABRT):  # faulthandler does, and shows the stacks of all threads
             number, grace = SIGABRT, STACKS_TIMEOUT
-        self._escalations[pid] = Escalation([process], NoSweep(), number, grace, clock=self._clock)
+        self._stops[pid] = Stop({pid: process}, NoSweep(), number, grace, clock=self._clock)
         self._timers.drop_worker(pid)
         self._report_event(KILLED, deadly.request)
         return [_expiry(deadly), *(_expiry(each) for each in timers if each is not deadly)]

@@ -1,7 +1,14 @@
 """All worker processes of one start on one node, as one object (contract sections 6.1 and 6.2).
 
-Law: a context is closed when all its processes, and whatever they have spawned, are gone, not before: a `close` that an
-exception cuts short (a ^C) has sent SIGKILL to all of them at least, and the next `close` finishes.
+Laws:
+
+1. A context is closed when all its processes, and whatever they have spawned, are gone, not before: a `close` that an
+   exception cuts short (a ^C) has sent SIGKILL to all of them at least, and the next `close` finishes.
+2. From the moment that stopping begins, no worker is found to have failed: those that end then were stopped.
+3. If the reaper is lost, the workers that were not known to have ended have failed; they are killed with all that can
+   be found, as far as the reaper's supervisor has not done that already.
+4. A worker that keeps its process is handed from the context of one round to that of the next, with its outputs: at
+   each moment one context has it, and answers for it as for those that it has started itself.
 """
 
 from __future__ import annotations
@@ -10,19 +17,51 @@ import os
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
-from rallypoint.base.light_dataclasses import dataclass, field
+from rallypoint.base.light_dataclasses import dataclass, field, replace
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
+from rallypoint.base.log import get_logger
 from rallypoint.base.poll import until_readable
-from rallypoint.logs.specs import LogsDest, LogsSpecs
+from rallypoint.base.signals import exit_codes_of
+from rallypoint.logs.outputs import Outputs
+from rallypoint.logs.specs import LogsDest, LogsSpecs, link_log
+from rallypoint.workers.process import AdoptedProcess, ChildProcess, WorkerProcess
+from rallypoint.workers.reaper.client import ReaperClient
 
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
     from rallypoint.failures.failure import ProcessFailure
-    from rallypoint.workers.escalation import StopInProgress
-    from rallypoint.workers.handover import Handover
+    from rallypoint.failures.out_of_memory import OomKills
+    from rallypoint.logs.collapse import Collapse
     from rallypoint.workers.preload.manager import PreloadManager
+    from rallypoint.workers.resumable import LeavingWorkers
+    from rallypoint.workers.stop import Stop, SweepInProgress
+
+log = get_logger(__name__)
+
+
+class macros:
+    """Placeholders in worker arguments, replaced for each worker (contract section 1.7)."""
+
+    local_rank = "${local_rank}"
+
+    @staticmethod
+    def substitute(args: Sequence[Any], local_rank: str) -> list[Any]:
+        """The arguments of one worker: in each that is a string, `${local_rank}` becomes `local_rank`.
+
+        Other `${name}` and a lone `$` stay, `$$` becomes `$`.
+        """
+        return [_substituted(each, local_rank) if isinstance(each, str) else each for each in args]
+
+
+def _substituted(text: str, local_rank: str) -> str:
+    if "$" not in text:
+        return text
+    from string import Template
+
+    return Template(text).safe_substitute(local_rank=local_rank)
 
 
 @dataclass
@@ -72,11 +111,32 @@ class ProcessOptions(NamedTuple):
         return [()] * workers if found is None else found
 
 
-class PContext(ABC):
-    """Processes that start, are watched and end together. Used once: start, watch, close."""
+class HeldWorker(NamedTuple):
+    """A worker between two rounds. `outputs` are those of the start that it is from, `environment` is what the agent
+    has last set for it.
+    """
 
-    handover: Handover | None = None
-    """Ends the round and holds the workers that go on, once that has begun."""
+    process: ChildProcess
+    outputs: Outputs
+    environment: Mapping[str, str]
+
+
+class PContext(ABC):
+    """Processes that start, are watched and end together. Used once: start, watch, close.
+
+    Args:
+        name: what messages call the group.
+        entrypoint: what runs.
+        args: local rank to its arguments; those of a program are made strings.
+        envs: local rank to what is added to the agent's environment.
+        logs_specs: where output goes. The folders are made at once; nothing is started yet.
+        log_line_prefixes: local rank to what stands before each teed line.
+        reaper: starts the workers; None for one of this context's own, which ends with it.
+        options: further options of the workers.
+
+    Raises:
+        UserError: `args` or `envs` are not for just the local ranks 0 to n-1.
+    """
 
     def __init__(
         self,
@@ -86,20 +146,9 @@ class PContext(ABC):
         envs: Mapping[int, Mapping[str, str]],
         logs_specs: LogsSpecs,
         log_line_prefixes: Mapping[int, str] | None = None,
+        reaper: ReaperClient | None = None,
+        options: ProcessOptions | None = None,
     ) -> None:
-        """Decide on the files; nothing is started yet.
-
-        Args:
-            name: what messages call the group.
-            entrypoint: what runs.
-            args: local rank to its arguments.
-            envs: local rank to what is added to the agent's environment.
-            logs_specs: where output goes.
-            log_line_prefixes: local rank to what stands before each teed line.
-
-        Raises:
-            UserError: `args` or `envs` are not for just the local ranks 0 to n-1.
-        """
         self.nprocs = len(args)
         _check_ranks("args", args, self.nprocs)
         _check_ranks("envs", envs, self.nprocs)
@@ -114,86 +163,194 @@ class PContext(ABC):
         self.stdouts = self.dest.stdouts
         self.stderrs = self.dest.stderrs
         self.error_files = self.dest.error_files
+        self._reaper = reaper
+        self._owns_reaper = reaper is None
+        self._options = options or ProcessOptions()
+        self._processes: dict[int, ChildProcess] = {}
+        self._outputs: dict[int, Outputs] = {}
+        self._failures: dict[int, ProcessFailure] = {}
+        self._oom_kills: OomKills | None = None
+        self.stopping: Stop | None = None
+        """The one stop of these workers, once it has begun; it also holds those that keep their processes."""
+        self._were_held: Collection[int] | None = None
+        """Once all are stopped: those that were held then; the others have ended in a round before."""
+        self._polled_ended: Collection[int] = ()
+        """Local ranks whose end `poll` has reported; that of others wakes its caller, whoever else has seen it."""
+        self._started = False
+        self._closed = False
+
+    # What differs between kinds of workers
 
     @abstractmethod
+    def _start_one(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> ChildProcess:
+        """Start the worker of a local rank with these descriptors, None for ours, on these processors."""
+
+    def _prepare(self) -> None:
+        """Prepare what `_start_one` needs."""
+        self._reaper = self._reaper or ReaperClient()
+        self._reaper.ignored = self._options.ignored_signals
+
+    def _sweep(self) -> SweepInProgress:
+        """The sweep that ends all that the workers have left."""
+        from rallypoint.workers.stop import NoSweep, Sweep
+
+        return NoSweep() if self._reaper is None else Sweep(self._reaper, self._processes.values())
+
+    def _failure_reason(self, rank: int, exitcode: int) -> str:
+        """Why a worker has failed, if its exit code does not show it; else, and if it has not failed, empty."""
+        return ""
+
+    def _value(self, rank: int) -> Any:
+        """The return value of a worker that has succeeded."""
+        return None
+
+    # The start
+
     def start(self) -> None:
         """Start all. If one cannot be started, those already started are ended, and the error is raised."""
+        if self._started:
+            raise ValueError(f"the processes of {self.name!r} have been started before; make a new context")
+        self._started = True
+        try:
+            self._prepare()
+            new = [rank for rank in range(self.nprocs) if rank not in self._processes]
+            if new:
+                self._start_new(new)
+            for rank, process in self._processes.items():
+                process.on_stacks = partial(self.announce_stacks, process.pid)
+                process.stacks_wanted = partial(self.without_stacks.__contains__, rank)
+            from rallypoint.failures.out_of_memory import OomKills
 
-    @abstractmethod
+            self._oom_kills = OomKills()
+        except BaseException:
+            self.close(signal.SIGKILL)
+            raise
+
+    def _start_new(self, ranks: Sequence[int]) -> None:
+        outputs = Outputs(
+            replace(self.dest, collapse=self._collapse(), reads_all=self._options.reads_all_output),
+            ranks,
+            self.prefixes,
+            stdout_filters=self._options.stdout_filters,
+            stderr_filters=self._options.stderr_filters,
+        )
+        self._outputs.update(dict.fromkeys(ranks, outputs))
+        cpus = self._options.cpus(self.nprocs)
+        for rank in ranks:
+            self._processes[rank] = self._start_one(rank, *outputs.stdio(rank), cpus[rank])
+            outputs.started(rank)
+        self._processes = dict(sorted(self._processes.items()))
+
+    def _collapse(self) -> Collapse | None:
+        """The options for showing equal lines of several workers once, if that is wanted."""
+        if not self._options.tee_collapse:
+            return None
+        from rallypoint.logs.collapse import Collapse
+
+        ranks = {rank: int(env.get("RANK", rank)) for rank, env in self.envs.items()}
+        return Collapse(self._options.tee_collapse, ranks)
+
+    # While they run
+
     def pids(self) -> dict[int, int]:
         """Local rank to process id."""
+        return {rank: process.pid for rank, process in self._processes.items()}
 
     def last_lines(self, local_rank: int) -> Callable[[], bytes]:
         """A function that returns the end of a worker's standard error, as far as it is kept: also after `close`, when
-        the worker has gone on in another context, and from any thread.
+        the worker is in another context, and from any thread.
         """
-        return bytes
+        return partial(self._outputs[local_rank].last_lines, local_rank) if local_rank in self._outputs else bytes
 
-    @abstractmethod
     def exit_fds(self) -> list[int]:
         """Descriptors of processes that had not ended at the last `poll`; readable once they have."""
+        waited = (
+            []
+            if self._closed or (self.stopping is not None and self.stopping.over)
+            else [each for rank, each in self._processes.items() if rank not in self._polled_ended]
+        )
+        running = [each.fileno() for each in waited if not each.held_by_debugger]
+        if waited and self._reaper is not None:  # also one that is lost: `poll` must follow at once
+            running.append(self._reaper.fileno())
+        return running
 
-    @abstractmethod
     def poll(self) -> RunProcsResult | None:
         """Check without waiting: None while all is well, else the result. Stops nothing.
 
         After `close` it returns what was known before; `return_values` holds those that succeeded before or during it.
         """
-
-    @property
-    def stopped(self) -> tuple[int, ...]:
-        """Local ranks that were sent a signal to stop while they still ran; none by default."""
-        return ()
-
-    @property
-    def survivors(self) -> tuple[int, ...]:
-        """Local ranks of those that wait in their processes for the next round."""
-        return () if self.handover is None else self.handover.survivors
-
-    def keep_nobody(self, death_sig: signal.Signals, timeout: float) -> None:
-        """Let no worker go on after the stop in progress: all are stopped by this signal, within `timeout` seconds."""
-        if self.handover is not None:
-            self.handover.keep_nobody(death_sig, timeout)
-
-    @property
-    def succeeded(self) -> tuple[int, ...]:
-        """Local ranks that have succeeded without being asked to stop; none by default."""
-        return ()
-
-    @property
-    def running(self) -> tuple[int, ...]:
-        """Local ranks that have not ended; all by default."""
-        return tuple(range(self.nprocs))
-
-    @property
-    def exit_codes(self) -> dict[int, int]:
-        """The exit codes of those that have ended, by local rank; none by default."""
-        return {}
-
-    @property
-    def ended_in_order(self) -> bool:
-        """Whether all processes have ended with success or by SIGTERM; False by default."""
-        return False
+        # Each is polled once: one that ended between two polls would be neither a failure nor a success.
+        exitcodes = {rank: process.poll() for rank, process in self._processes.items()}
+        self._polled_ended = {rank for rank, exitcode in exitcodes.items() if exitcode is not None}
+        if self.stopping is None:
+            self._record_failures(exitcodes)
+        if self._failures:
+            return RunProcsResult({}, dict(self._failures), self.stdouts, self.stderrs)
+        if None in exitcodes.values() and not self._closed:
+            return None
+        succeeded = [rank for rank, exitcode in exitcodes.items() if exitcode == 0]
+        values = {rank: self._value(rank) for rank in succeeded}
+        return RunProcsResult(values, {}, self.stdouts, self.stderrs)
 
     @property
     def must_be_polled(self) -> bool:
         """Whether a process can end without a descriptor that shows it (see `ChildProcess.held_by_debugger`)."""
-        return False
+        return not self._closed and any(
+            each.held_by_debugger and not each.seen_ended for each in self._processes.values()
+        )
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Local ranks that have not ended, and are in the round."""
+        if self._closed or (self.stopping is not None and self.stopping.over):
+            return ()
+        return tuple(rank for rank, each in self._processes.items() if each.poll() is None)
+
+    @property
+    def stopped(self) -> tuple[int, ...]:
+        """Local ranks that were sent a signal to stop while they still ran."""
+        return tuple(rank for rank, process in self._processes.items() if process.signalled)
+
+    @property
+    def succeeded(self) -> tuple[int, ...]:
+        """Local ranks that have succeeded without being asked to stop."""
+        well = (rank for rank, process in self._processes.items() if process.poll() == 0 and not process.signalled)
+        return tuple(rank for rank in well if rank not in self._failures)
+
+    @property
+    def exit_codes(self) -> dict[int, int]:
+        """The exit codes of those that have ended, by local rank."""
+        return {rank: code for rank, each in self._processes.items() if (code := each.poll()) is not None}
+
+    @property
+    def ended_in_order(self) -> bool:
+        """Whether all processes that were to be stopped have ended with success or by SIGTERM."""
+        those = self._processes if self._were_held is None else self._were_held
+        return all(self._processes[rank].poll() in (0, *exit_codes_of(signal.SIGTERM)) for rank in those)
 
     def forward_signal(self, number: int) -> None:
-        """Forward a signal to each running process; does nothing where that is not possible."""
-        return
+        """Forward a signal to each running process."""
+        for process in self._processes.values():
+            process.forward_signal(number)
 
     def announce_stacks(self, pid: int) -> None:
-        """A process is about to write the stacks of its threads: log whose they are. Does nothing here."""
-        return
+        """A process is about to write the stacks of its threads: log whose they are."""
+        rank = next((rank for rank, each in self._processes.items() if each.pid == pid), None)
+        if rank is None or rank not in self._outputs:
+            return
+        own = self.envs[rank].get("RANK")
+        name = f"{f'local rank {rank}' if own is None else f'rank {own}'} on {os.uname().nodename}"
+        path = self._outputs[rank].log_of(rank)
+        log.warning("the stacks of %s (pid %d) %s", name, pid, f"are in {os.path.abspath(path)}" if path else "follow")
+        self._outputs[rank].label(rank, f"[{name}] ")
 
     def output_ages(self) -> Callable[[], tuple[float, ...]]:
         """A function that returns the seconds since each process has written something; empty if that is not known.
 
         It asks the file system, of which a disk may hang, so it is for another thread.
         """
-        return tuple
+        outputs = sorted(self._outputs.items())
+        return lambda: tuple(each.age(rank) for rank, each in outputs)
 
     def output_marks(self) -> Callable[[], object] | None:
         """A function that returns a value that changes when a process has written anything; None if that cannot be
@@ -201,46 +358,13 @@ class PContext(ABC):
 
         It asks the file system, of which a disk may hang, so it is for another thread.
         """
-        return None
+        if not self._outputs or not self._options.reads_all_output:
+            return None
+        outputs = self._distinct_outputs()
+        return lambda: [each.marks() for each in outputs]
 
-    @abstractmethod
-    def begin_close(
-        self,
-        death_sig: signal.Signals | None = None,
-        timeout: float = 30,
-        limit: float = 0.0,
-        *,
-        sent: bool = False,
-    ) -> StopInProgress:
-        """Begin to close, and return the object that drives it to its end; the same object if it has begun already.
-
-        Args:
-            death_sig, timeout, sent: see `close`.
-            limit: seconds for which a process that is writing a file is spared, if that is more than `timeout`.
-        """
-
-    def shorten_close(self, until: float) -> None:
-        """If stopping has begun: end the time that processes have at this moment, on the monotonic clock."""
-        return
-
-    def close(self, death_sig: signal.Signals | None = None, timeout: float = 30, *, sent: bool = False) -> None:
-        """Stop what still runs, write all remaining output, and release everything. Idempotent.
-
-        Args:
-            death_sig: the first signal; SIGTERM if not given. SIGKILL also hurries a stop that has begun.
-            timeout: seconds between it and SIGKILL.
-            sent: whether the signal is sent to the processes from elsewhere.
-        """
-        from rallypoint.workers.escalation import run_to_end
-
-        stopping = self.begin_close(death_sig, timeout, sent=sent)
-        if death_sig == signal.SIGKILL:
-            stopping.kill_now()
-        try:
-            run_to_end(stopping)
-        except BaseException:
-            stopping.kill_now()
-            raise
+    def _distinct_outputs(self) -> Collection[Outputs]:
+        return {id(each): each for each in self._outputs.values()}.values()
 
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:
         """Wait until all have succeeded or one has failed, and stop the others then.
@@ -263,6 +387,206 @@ class PContext(ABC):
     def _sleep(self, seconds: float) -> None:
         """Wait this long for something that `poll` may report."""
         until_readable(self.exit_fds(), seconds)
+
+    # Failures
+
+    def _record_failures(self, exitcodes: Mapping[int, int | None]) -> None:
+        """Record workers that have failed on their own. Those that are being stopped are never looked at here."""
+        orphans = self._orphans()
+        for rank, process in self._processes.items():
+            exitcode = -signal.SIGKILL if rank in orphans else exitcodes[rank]
+            if exitcode is None or rank in self._failures:
+                continue
+            fault = self._failure_reason(rank, exitcode)
+            if rank in orphans and self._reaper is not None:
+                fault = self._reaper.lost_reason
+            if exitcode or fault:
+                self._failures[rank] = self._failure(rank, process.pid, exitcode)
+                self._failures[rank].set_reason(fault)
+
+    def _orphans(self) -> list[int]:
+        """Local ranks of the workers that ran when the reaper was lost; they have been killed."""
+        if self._reaper is None or not self._reaper.lost:
+            return []
+        orphans = [rank for rank, each in self._processes.items() if each.poll() is None or each.orphaned]
+        if orphans and not self._failures:
+            from rallypoint.workers.stop import kill_trees
+
+            log.error("%s", self._reaper.lost_reason)
+            kill_trees(self._processes.values())
+        return orphans
+
+    def _failure(self, rank: int, pid: int, exitcode: int) -> ProcessFailure:
+        from rallypoint.failures.failure import ProcessFailure
+
+        outputs, error_file = self._outputs[rank], self.error_files.get(rank, "")
+        lines, log_path = outputs.last_lines(rank), outputs.log_of(rank)
+        failure = ProcessFailure(rank, pid, exitcode, error_file, last_lines=lines, log=log_path)
+        if exitcode:
+            from rallypoint.failures.system_diagnosis import explain_signal
+
+            ended = [each for each in self._processes.values() if each.poll() == -signal.SIGKILL]
+            explain_signal(failure, self._oom_kills, sum(not each.signalled for each in ended))
+        return failure
+
+    # The stop
+
+    def begin_close(
+        self,
+        death_sig: signal.Signals | None = None,
+        timeout: float = 30,
+        limit: float = 0.0,
+        *,
+        sent: bool = False,
+    ) -> Stop:
+        """Begin to close, and return the stop to drive to its end; the same one if it has begun already.
+
+        Args:
+            death_sig, timeout, sent: see `close`.
+            limit: seconds for which a process that is writing a file is spared, if that is more than `timeout`.
+        """
+        number = death_sig or signal.SIGTERM
+        if self.stopping is None:
+            return self._begin_stop(number, timeout, limit, sent)
+        if self.stopping.over and not self._closed:
+            self._were_held = self.held
+        self.stopping.keep_nobody(number, timeout, sent=sent)
+        return self.stopping
+
+    def begin_release(
+        self,
+        leaving: LeavingWorkers,
+        leaving_time: float,
+        death_sig: signal.Signals,
+        timeout: float,
+        limit: float,
+        *,
+        sent: bool,
+    ) -> Stop:
+        """Begin to end all workers except those that leave their round in time: these are `held` then.
+
+        Args:
+            leaving: the workers that were told to leave.
+            leaving_time: seconds within which they have to.
+            death_sig, timeout, limit, sent: how the others are stopped; see `begin_close`.
+        """
+        return self._begin_stop(death_sig, timeout, limit, sent, leaving, leaving_time)
+
+    def _begin_stop(
+        self,
+        number: int,
+        grace: float,
+        limit: float,
+        sent: bool,
+        leaving: LeavingWorkers | None = None,
+        leaving_time: float = 0.0,
+    ) -> Stop:
+        from rallypoint.workers.stop import Stop
+
+        self.stopping = Stop(
+            self._processes,
+            self._sweep(),
+            number,
+            grace,
+            limit,
+            sent=sent,
+            leaving=leaving,
+            leaving_time=leaving_time,
+            finish=self._on_stopped,
+        )
+        return self.stopping
+
+    def shorten_close(self, until: float) -> None:
+        """If stopping has begun: end the time that processes have at this moment, on the monotonic clock."""
+        if self.stopping is not None:
+            self.stopping.shorten(until)
+
+    def keep_nobody(self, death_sig: signal.Signals, timeout: float) -> None:
+        """Hold no worker after the stop in progress: all are stopped by this signal, within `timeout` seconds."""
+        if self.stopping is not None:
+            self.stopping.keep_nobody(death_sig, timeout)
+
+    def close(self, death_sig: signal.Signals | None = None, timeout: float = 30, *, sent: bool = False) -> None:
+        """Stop what still runs, write all remaining output, and release everything. Idempotent.
+
+        Args:
+            death_sig: the first signal; SIGTERM if not given. SIGKILL also hurries a stop that has begun.
+            timeout: seconds between it and SIGKILL.
+            sent: whether the signal is sent to the processes from elsewhere.
+        """
+        from rallypoint.workers.stop import run_to_end
+
+        stopping = self.begin_close(death_sig, timeout, sent=sent)
+        if death_sig == signal.SIGKILL:
+            stopping.kill_now()
+        try:
+            run_to_end(stopping)
+        except BaseException:
+            stopping.kill_now()
+            raise
+
+    def _on_stopped(self) -> None:
+        """No worker is in the round any more."""
+        if not (held := self.held):
+            self._finish()
+            return
+        log.info("%d of %d workers wait in their processes for the next round", len(held), len(self._processes))
+        used = {id(self._outputs[rank]) for rank in held}
+        for rank in self._processes.keys() - held:
+            self._processes[rank].release()
+            if id(self._outputs[rank]) in used:
+                self._outputs[rank].end(rank)
+        for outputs in self._distinct_outputs():
+            if id(outputs) not in used:
+                outputs.close()
+
+    def _finish(self) -> None:
+        """Write all remaining output, and release everything."""
+        for outputs in self._distinct_outputs():
+            outputs.close()
+        for process in self._processes.values():
+            process.release()
+        if self._owns_reaper and self._reaper is not None:
+            self._reaper.close()
+        self._closed = True
+
+    # Workers that keep their processes
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """Local ranks of those that wait in their processes for the next round."""
+        return () if self.stopping is None else self.stopping.held
+
+    def hand_over(self, rank: int) -> HeldWorker:
+        """Hand a worker that waits to the context of the next round. Call this once for each."""
+        if self.stopping is not None:
+            self.stopping.hand_over(rank)
+        return HeldWorker(self._processes.pop(rank), self._outputs.pop(rank), self.envs[rank])
+
+    def adopt(self, rank: int, held: HeldWorker) -> None:
+        """Take over the worker of a local rank in its process, instead of starting one."""
+        self._processes[rank], self._outputs[rank] = held.process, held.outputs
+        held.outputs.relabel(rank, self.prefixes.get(rank, ""), int(self.envs[rank].get("RANK", rank)))
+        streams = (self.stdouts, self.dest.tee_stdouts), (self.stderrs, self.dest.tee_stderrs)
+        for (files, shown), path in zip(streams, held.outputs.paths(rank), strict=True):
+            if path not in ("", os.devnull):
+                link_log(path, files[rank])
+            files[rank] = path
+            shown.update({rank: path} if rank in shown else {})
+
+
+class SubprocessContext(PContext):
+    """Workers that are commands."""
+
+    def _start_one(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> ChildProcess:
+        assert self._reaper is not None
+        argv = [str(self.entrypoint), *map(str, self.args[rank])]
+        environ = {**os.environ, **self.envs[rank]}
+        preload = self._options.preload
+        started = None if preload is None else preload.start(argv, environ, stdout, stderr, cpus)
+        if started is not None:
+            return AdoptedProcess(self._reaper, started)
+        return WorkerProcess(self._reaper, argv, environ, stdout, stderr, cpus)
 
 
 def _check_ranks(what: str, mapping: Mapping[int, object], nprocs: int) -> None:

@@ -12,7 +12,7 @@ from rallypoint.agent.spec import RunResult, WorkerState
 from rallypoint.failures.failure import ProcessFailure
 from rallypoint.protocol.messages import Placement
 from rallypoint.rendezvous.handler import RendezvousHandler
-from rallypoint.workers.escalation import StopInProgress
+from rallypoint.workers.stop import StopInProgress
 from tests.unit.compat.test_subclass import Task, ours, spec
 
 

@@ -11,11 +11,10 @@ from pathlib import Path
 from rallypoint.base.process_table import read_stat
 from rallypoint.logs.specs import DefaultLogsSpecs
 from rallypoint.logs.std import Std
-from rallypoint.workers.context import ProcessOptions
-from rallypoint.workers.escalation import StopInProgress
-from rallypoint.workers.local import SubprocessContext
+from rallypoint.workers.context import ProcessOptions, SubprocessContext
 from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.resumable import LeavingWorkers, WorkerChannel
+from rallypoint.workers.stop import StopInProgress
 from tests.unit.workers.test_process import TIMEOUT
 from tests.unit.workers.tracing import until
 
@@ -62,13 +61,12 @@ class Rounds:
         """Begin the next round, with those workers that wait."""
         context = self.make(ranks)
         previous = self.contexts[-1] if self.contexts else None
-        survivors = () if previous is None else previous.survivors
-        new = set(ranks).difference(survivors)
+        held = () if previous is None else previous.held
+        new = set(ranks).difference(held)
         self.channel.remove(new)
-        for local in survivors:
+        for local in held:
             assert previous is not None
-            assert previous.handover is not None
-            context.adopt(local, previous.handover.hand_over(local))
+            context.adopt(local, previous.hand_over(local))
         self.start(context, new)
         return context
 
@@ -95,7 +93,7 @@ class Rounds:
 
 def waiting(context: SubprocessContext) -> set[int]:
     """Local ranks of those who wait."""
-    return set(context.survivors)
+    return set(context.held)
 
 
 def runs(pid: int) -> bool:

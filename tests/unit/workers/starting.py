@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rallypoint.logs.specs import LogsSpecs
-from rallypoint.workers.context import PContext, ProcessOptions
+from rallypoint.workers.context import PContext, ProcessOptions, SubprocessContext
+from rallypoint.workers.functions.context import FunctionContext
 from rallypoint.workers.reaper.client import ReaperClient
-from rallypoint.workers.start import make_context
 
 
 def start_processes(
@@ -19,8 +19,9 @@ def start_processes(
     start_method: str = "spawn",
     reaper: ReaperClient | None = None,
 ) -> PContext:
-    """See `make_context`."""
+    """Start a context of a program or a function."""
     options = ProcessOptions(start_method=start_method)
-    context = make_context("group", entrypoint, args, envs, specs, options=options, reaper=reaper)
+    kind: type[PContext] = SubprocessContext if isinstance(entrypoint, str) else FunctionContext
+    context = kind("group", entrypoint, args, envs, specs, options=options, reaper=reaper)
     context.start()
     return context

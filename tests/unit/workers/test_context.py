@@ -17,9 +17,7 @@ import pytest
 from rallypoint.base.errors import UserError
 from rallypoint.logs.specs import DefaultLogsSpecs
 from rallypoint.logs.std import Std
-from rallypoint.workers.context import PContext, RunProcsResult
-from rallypoint.workers.local import SubprocessContext
-from rallypoint.workers.start import make_context
+from rallypoint.workers.context import PContext, RunProcsResult, SubprocessContext
 from tests.unit.workers.starting import start_processes
 from tests.unit.workers.test_process import TIMEOUT, guarded, parent_of
 from tests.unit.workers.tracing import TRACEABLE, traced, until
@@ -281,7 +279,7 @@ def test_success_in_the_hands_of_a_debugger_is_success(tmp_path: Path) -> None:
 
 def test_the_folders_are_there_before_anything_is_started(tmp_path: Path) -> None:
     specs = DefaultLogsSpecs(str(tmp_path))
-    context = make_context("group", "no-such-program", {0: ()}, {0: {}}, specs)
+    context = SubprocessContext("group", "no-such-program", {0: ()}, {0: {}}, specs)
     assert len(os.listdir(tmp_path)) == 1
     with pytest.raises(UserError, match="no-such-program"):
         context.start()

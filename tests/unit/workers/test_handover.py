@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.poll import until_readable
-from rallypoint.workers.escalation import Escalation, NoSweep, run_to_end
 from rallypoint.workers.process import WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
-from rallypoint.workers.release import Release
 from rallypoint.workers.resumable import LeavingWorkers
-from rallypoint.workers.sweep import Sweep
+from rallypoint.workers.stop import Stop, Sweep, run_to_end
 from tests.unit.workers.rounds import Rounds, rounds_in, runs, waiting
 from tests.unit.workers.test_process import TIMEOUT, ends
 from tests.unit.workers.tracing import until
@@ -152,16 +150,14 @@ def test_who_dies_while_it_waits_is_no_survivor_and_what_it_has_left_is_ended(ro
     pids = context.pids()
     run_to_end(rounds.end((0, 1)))
     assert waiting(context) == {0, 1}
-    assert context.handover is not None
-    assert context.handover.end_remains() is None
+    assert context.stopping is not None
+    assert context.stopping.step()
     other = rounds.pid("other.1")
     os.kill(pids[1], signal.SIGKILL)
-    until_readable(context.handover.fds(), TIMEOUT)
+    until_readable(context.stopping.fds(), TIMEOUT)
     assert waiting(context) == {0}
-    remains = context.handover.end_remains()
-    assert remains is not None
-    run_to_end(remains)
-    assert context.handover.end_remains() is None
+    assert not context.stopping.step()
+    run_to_end(context.stopping)
     assert not any(map(runs, (other, rounds.pid("child.1"))))
     assert runs(pids[0])
     assert context.ended_in_order is False
@@ -190,14 +186,14 @@ def test_each_that_is_late_writes_its_stacks_once(rounds: Rounds) -> None:
         os.mkfifo(f"inprocess.{rank + 5}")
     assert until(lambda: all(path.read_bytes() == b"up\n" for path in outputs))
     listens = [os.open(f"inprocess.{rank}", os.O_RDWR) for rank in (5, 6)]
-    release = Release(
-        LeavingWorkers(rounds.channel, [5, 6], 0),
+    release = Stop(
         {rank + 5: process for rank, process in processes.items()},
-        Escalation([], NoSweep(), signal.SIGTERM, 0.0),
-        lambda _spared: Sweep(rounds.reaper, list(processes.values())),
-        0.05,
+        Sweep(rounds.reaper, list(processes.values())),
+        signal.SIGTERM,
+        0.0,
         TIMEOUT,
-        lambda _spared: None,
+        leaving=LeavingWorkers(rounds.channel, [5, 6], 0),
+        leaving_time=0.05,
     )
 
     def step() -> bool:
@@ -225,15 +221,11 @@ def test_one_that_writes_a_file_is_waited_for(rounds: Rounds) -> None:
     os.close(read)
     os.mkfifo("inprocess.5")
     listens = os.open("inprocess.5", os.O_RDWR)
-    left: list[int] = []
-    release = Release(
-        LeavingWorkers(rounds.channel, [5], 0),
-        {5: process},
-        Escalation([], NoSweep(), signal.SIGTERM, 0.0),
-        lambda spared: Sweep(rounds.reaper, [process], [process.pid] if spared else []),
-        0.05,
-        TIMEOUT,
-        left.extend,
+    leaving = LeavingWorkers(rounds.channel, [5], 0)
+    release = Stop(
+        *({5: process}, Sweep(rounds.reaper, [process]), signal.SIGTERM, 0.0, TIMEOUT),
+        leaving=leaving,
+        leaving_time=0.05,
     )
     deadline = time.monotonic() + 1.0
     while time.monotonic() < deadline:
@@ -241,7 +233,7 @@ def test_one_that_writes_a_file_is_waited_for(rounds: Rounds) -> None:
         assert not release.step(), "it writes"
     (rounds.folder / "left.5.0").touch()
     run_to_end(release)
-    assert left == [5]
+    assert release.held == (5,)
     assert process.poll() is None
     os.close(listens)
     process.signal(signal.SIGKILL)

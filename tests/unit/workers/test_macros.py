@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.workers.macros import macros
+from rallypoint.workers.context import macros
 
 PIECES = st.lists(st.sampled_from(["$", "${local_rank}", "$local_rank", "{", "}", "${other}", "x", " ", "$$"]))
 

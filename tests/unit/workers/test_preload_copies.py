@@ -16,7 +16,7 @@ from rallypoint.workers.preload import manager
 from rallypoint.workers.preload.manager import PreloadManager
 from rallypoint.workers.process import WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
-from rallypoint.workers.sweep import Sweep
+from rallypoint.workers.stop import Sweep
 from tests.unit.workers.test_preload_manager import Clock, command, copies, preloading, start, until
 from tests.unit.workers.test_process import TIMEOUT, ends, parent_of
 

@@ -24,7 +24,7 @@ from rallypoint.workers.preload import manager, zygote_client
 from rallypoint.workers.preload.manager import PreloadManager
 from rallypoint.workers.process import AdoptedProcess, WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
-from rallypoint.workers.sweep import Sweep
+from rallypoint.workers.stop import Sweep
 from tests.unit.workers.test_process import TIMEOUT, ends, parent_of
 
 pytestmark = pytest.mark.process
@@ -393,6 +393,6 @@ def test_who_is_below_but_not_what_is_kept() -> None:
 
 
 def test_nothing_of_a_zygote_is_imported_where_none_is_asked_for() -> None:
-    code = "import sys, rallypoint.launch.api, rallypoint.workers.start\nprint(*sys.modules)"
+    code = "import sys, rallypoint.launch.api, rallypoint.workers.context\nprint(*sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not [name for name in shown.stdout.split() if "preload" in name]

@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any
 from rallypoint.base.errors import UserError
 from rallypoint.base.kernel import PORTABLE
 from rallypoint.logs.specs import LogsSpecs
-from rallypoint.workers.context import ProcessOptions
-from rallypoint.workers.escalation import SweepInProgress
+from rallypoint.workers.context import PContext, ProcessOptions
 from rallypoint.workers.functions.payload import NothingReturned, Payload, job_spec
-from rallypoint.workers.local import LocalProcessesContext
 from rallypoint.workers.process import AdoptedProcess, ChildProcess, WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
+from rallypoint.workers.stop import SweepInProgress
 
 if TYPE_CHECKING:
     from rallypoint.workers.functions.fork_server_client import ForkServerClient
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 START_METHODS = ("spawn", "fork", "forkserver")
 
 
-class FunctionContext(LocalProcessesContext):
+class FunctionContext(PContext):
     """Workers that call a function, which `ProcessOptions.start_method` starts as multiprocessing would.
 
     Those of `fork` start without a reaper.
@@ -123,7 +122,7 @@ class FunctionContext(LocalProcessesContext):
             return super()._sweep()
         from rallypoint.workers.functions.forked import ForkedSweep
 
-        return ForkedSweep(list(self._processes.values()))
+        return ForkedSweep(self._processes.values())
 
     def _failure_reason(self, rank: int, exitcode: int) -> str:
         if exitcode:

@@ -32,11 +32,10 @@ from typing import Any, TextIO
 from rallypoint.base.kernel import PORTABLE, exit_of_child, own_descriptor, pidfd_open
 from rallypoint.base.poll import always_readable
 from rallypoint.failures.record import record
-from rallypoint.workers.escalation import NoSweep
 from rallypoint.workers.functions.worker import apply_environment, call
 from rallypoint.workers.process import ChildProcess, process_start_error
 from rallypoint.workers.reaper.process_setup import open_null
-from rallypoint.workers.sweep import kill_trees
+from rallypoint.workers.stop import NoSweep, kill_trees
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)  # here, since to load it in a copy of a process with threads may hang
@@ -109,10 +108,10 @@ class ForkedProcess(ChildProcess):
 class ForkedSweep(NoSweep):
     """Ends forked workers and what they have left, as far as /proc shows it; then there is nothing left to wait for."""
 
-    def __init__(self, processes: Sequence[ChildProcess]) -> None:
+    def __init__(self, processes: Collection[ChildProcess]) -> None:
         self._processes = processes
 
-    def begin(self, seconds: float = 0.0) -> None:
+    def begin(self, seconds: float = 0.0, spared: Collection[int] = ()) -> None:
         """End it, with this many seconds between SIGTERM and SIGKILL; all that can be found is gone on return."""
         kill_trees(self._processes, [each.pid for each in self._processes if each.fileno() >= 0], seconds)
 

@@ -21,7 +21,7 @@ from rallypoint.compat.reexports import reexports_of
 from rallypoint.failures.failure import ProcessFailure
 from rallypoint.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
 from rallypoint.logs.std import Std, to_map
-from rallypoint.workers import local
+from rallypoint.workers import context
 from rallypoint.workers.context import PContext, ProcessOptions, RunProcsResult
 from rallypoint.workers.functions.context import FunctionContext
 
@@ -47,7 +47,7 @@ __all__ = [
 __getattr__ = reexports_of(__name__)
 
 
-class _HandlingSignals(local.LocalProcessesContext):
+class _HandlingSignals(PContext):
     """Handles the signals of this process from its start to its end."""
 
     _handles = False
@@ -67,7 +67,7 @@ class _HandlingSignals(local.LocalProcessesContext):
             restore_handlers()
 
 
-class SubprocessContext(_HandlingSignals, local.SubprocessContext):
+class SubprocessContext(_HandlingSignals, context.SubprocessContext):
     """Workers that are commands, made with torch's arguments; see `start_processes` for what they mean."""
 
     def __init__(
@@ -118,7 +118,7 @@ def start_processes(
     duplicate_stdout_filters: Sequence[str] | None = None,
     duplicate_stderr_filters: Sequence[str] | None = None,
 ) -> PContext:
-    """Start one process for each local rank; see `rallypoint.workers.start.make_context`.
+    """Start one process for each local rank; see `PContext`.
 
     Until all are done or `close` is called, a signal to this process raises SignalException in its main thread.
     """

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from rallypoint.base.ports import get_env_variable_or_raise, get_socket_with_port
-from rallypoint.workers.macros import macros
+from rallypoint.workers.context import macros
 
 __all__ = ["get_env_variable_or_raise", "get_socket_with_port", "macros"]

@@ -27,7 +27,7 @@ from rallypoint.protocol.messages import Placement
 from rallypoint.store.api import Store
 from rallypoint.telemetry.events import Event
 from rallypoint.telemetry.lazy import profiled
-from rallypoint.workers.escalation import StopInProgress
+from rallypoint.workers.stop import StopInProgress
 
 if TYPE_CHECKING:
     from rallypoint.health.progress_probe import ProgressProbe

@@ -19,7 +19,7 @@ from rallypoint.compat.elastic.agent.server.api import OverriddenWorkers, Simple
 from rallypoint.compat.reexports import reexports_of
 from rallypoint.logs.specs import LogsSpecs
 from rallypoint.telemetry.lazy import profiled
-from rallypoint.workers.escalation import StopInProgress
+from rallypoint.workers.stop import StopInProgress
 
 if TYPE_CHECKING:
     from rallypoint.health.check import HealthCheckServer

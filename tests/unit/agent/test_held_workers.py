@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from rallypoint.agent.grace_period import GracePeriods
+from rallypoint.agent.held_workers import HeldWorkers
 from rallypoint.agent.spec import WorkerGroup, WorkerSpec
-from rallypoint.agent.survivors import Survivors
 from rallypoint.base.poll import until_readable
 from rallypoint.protocol.messages import Placement
 from rallypoint.ranks.assign import NodeRanks
-from rallypoint.workers.escalation import run_to_end
+from rallypoint.workers.stop import run_to_end
 from tests.unit.compat.test_subclass import ours
 from tests.unit.workers.rounds import Rounds, rounds_in, runs, waiting
 from tests.unit.workers.test_process import TIMEOUT, guarded
@@ -31,7 +31,7 @@ class Node:
         self.rounds = rounds
         self.group = WorkerGroup(WorkerSpec("default", 2, ours(), entrypoint="sh", inprocess_timeout=TIMEOUT))
         self.group.notices = str(rounds.folder)
-        self.survivors = Survivors(self.group, GracePeriods())
+        self.held = HeldWorkers(self.group, GracePeriods())
         self.enters(0)
         self.context = self.rounds.begin({0: 0, 1: 1})
 
@@ -43,24 +43,24 @@ class Node:
     def enters(self, round_: int, *, restart: bool = False) -> None:
         ranks = NodeRanks(0, 2, 0, 2)
         self.group.placement = Placement(round_, 0, 1, ranks, "127.0.0.1", 1, 0, restart_workers=restart)
-        self.survivors.begin(self.group)
+        self.held.begin(self.group)
 
     def ends(self) -> None:
         """The round is over, and its workers are out of it."""
-        assert self.survivors.all_announced()
-        stop = self.survivors.begin_release(self.context, signal.SIGTERM, TIMEOUT, 0.0, sent=False)
+        assert self.held.all_announced()
+        stop = self.held.begin_release(self.context, signal.SIGTERM, TIMEOUT, 0.0, sent=False)
         if stop is not None:
             run_to_end(stop)
 
     def prepares(self) -> None:
         """Wait until nothing is in preparation any more."""
-        while self.survivors.preparing():
-            until_readable(self.survivors.fds(), 0.05)
+        while self.held.preparing():
+            until_readable(self.held.fds(), 0.05)
 
     def starts(self) -> tuple[int, ...]:
         """Start the workers of the round that was entered; returns who goes on."""
         context = self.rounds.make({0: 0, 1: 1})
-        entered = self.survivors.enter(context)
+        entered = self.held.enter(context)
         self.rounds.start(context, {0, 1}.difference(entered))
         self.context = context
         return entered
@@ -106,7 +106,7 @@ def test_where_others_cannot_go_on_they_are_ended_before_new_ones_start(node: No
     pids, child = node.context.pids(), node.rounds.pid("child.0")
     node.ends()
     node.enters(1, restart=True)
-    assert node.survivors.preparing()
+    assert node.held.preparing()
     node.prepares()
     assert not any(map(runs, (*pids.values(), child)))
     assert node.starts() == ()
@@ -128,7 +128,7 @@ def test_one_that_dies_while_it_waits_is_swept_after_before_the_round_begins(nod
     pids, other = node.context.pids(), node.rounds.pid("other.1")
     node.ends()
     os.kill(pids[1], signal.SIGKILL)
-    until_readable(node.survivors.fds(), TIMEOUT)
+    until_readable(node.held.fds(), TIMEOUT)
     node.enters(1)
     node.prepares()
     assert not runs(other)

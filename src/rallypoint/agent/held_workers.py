@@ -1,15 +1,15 @@
-"""Workers of this node that go on in their processes when a round ends (`rallypoint.inprocess`).
+"""Workers of this node that keep their processes when a round ends (`rallypoint.inprocess`).
 
 Imported when a worker may have announced that it can. In each round
 
-    begin_release the round is over: workers that can go on are told to leave it, the others end (`workers/release.py`)
-    (a Preparation) they wait; if not all workers of the job can go on, they are ended before the new ones start
-    enter a context of the new round takes them over, and they are notified
+    begin_release      the round is over: workers that can are told to leave it, the others end (`workers/stop.py`)
+    (a Preparation)    they wait; if not all workers of the job can, they are ended before the new ones start
+    enter              a context of the new round takes them over, and they are notified
 
 Laws:
 
-1. A worker goes on only if one of each local rank of its node has announced itself in this run: otherwise all workers
-   of the job are restarted anyway, and none is asked to leave.
+1. A worker keeps its process only if one of each local rank of its node has announced itself in this run: otherwise all
+   workers of the job are restarted anyway, and none is asked to leave.
 2. A worker that dies while it waits is restarted, and does not count as failed in any round.
 3. Processes that it has left are ended before another worker starts in its place.
 """
@@ -22,20 +22,19 @@ from signal import SIGKILL, SIGTERM, Signals
 from rallypoint.agent.spec import WorkerGroup
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
-from rallypoint.workers.local import LocalProcessesContext
 from rallypoint.workers.resumable import LeavingWorkers, WorkerChannel
 
 if TYPE_CHECKING:
     from rallypoint.agent.controller import WorkerController
     from rallypoint.agent.grace_period import GracePeriods
     from rallypoint.workers.context import PContext
-    from rallypoint.workers.escalation import StopInProgress
+    from rallypoint.workers.stop import Stop
 
 log = get_logger(__name__)
 
 
-def find_survivors(workers: WorkerController) -> Survivors | None:
-    """Let the workers go on that can; None as long as none has announced itself."""
+def find_held_workers(workers: WorkerController) -> HeldWorkers | None:
+    """Hold the workers that can be; None as long as none has announced itself."""
     if not WorkerChannel(workers.group.notices).announced():
         return None
     spec, why = workers.group.spec, ""
@@ -45,18 +44,18 @@ def find_survivors(workers: WorkerController) -> Survivors | None:
         why = f"the rendezvous backend {spec.rdzv_handler.get_backend()!r} cannot tell other nodes that they do"
     if why:
         log.warning("[%s] workers do not go on in their processes when a round ends: %s", spec.role, why)
-    found = Survivors(workers.group, workers.grace, possible=not why)
+    found = HeldWorkers(workers.group, workers.grace, possible=not why)
     workers.preparations.append(found)
     return found
 
 
-class Survivors:
-    """The workers of one agent that go on. A `Preparation` of each round.
+class HeldWorkers:
+    """The workers of one agent that keep their processes. A `Preparation` of each round.
 
     Args:
         group: all workers of the agent.
         grace: how long workers have to end.
-        possible: whether any of them can go on.
+        possible: whether any of them can keep its process.
     """
 
     failure = failed_node = ""
@@ -67,12 +66,11 @@ class Survivors:
         self._grace = grace
         self._possible = possible
         self._announced: set[int] = set()
-        self._context: LocalProcessesContext | None = None
+        self._context: PContext | None = None
         """The context of the previous round, while some of its workers wait."""
-        self._ending: StopInProgress | None = None
 
     def all_announced(self) -> bool:
-        """Whether a worker of each local rank has announced itself in this run, and can go on.
+        """Whether a worker of each local rank has announced itself in this run.
 
         Call this before workers are stopped, since the files of ended workers are then removed.
         """
@@ -86,22 +84,21 @@ class Survivors:
         """Import what the end of a round needs now, while nothing waits for it."""
         import rallypoint.agent.stopping
         import rallypoint.base.inotify
-        import rallypoint.workers.handover
-        import rallypoint.workers.open_writes  # noqa: F401
+        import rallypoint.workers.open_writes
+        import rallypoint.workers.stop  # noqa: F401
 
     # The end of a round
 
     def begin_release(
         self, context: PContext, death_sig: Signals, grace: float, limit: float, *, sent: bool
-    ) -> StopInProgress | None:
-        """Let those workers leave their round that can, and end the others; see `LocalProcessesContext.begin_release`.
+    ) -> Stop | None:
+        """Let those workers leave their round that can, and end the others; see `PContext.begin_release`.
 
         Returns:
-            The stop in progress; None if no worker is in a round: those that go on have left theirs before.
+            The stop in progress; None if no worker is in a round: those that are held have left theirs before.
         """
-        assert isinstance(context, LocalProcessesContext), "only such workers are asked to leave"
         if context is self._context:  # the round is over before it has begun here
-            return self._ending
+            return None if context.stopping is None or context.stopping.step() else context.stopping
         assert self._group.placement is not None
         channel = WorkerChannel(self._group.notices)
         can = channel.announced().intersection(context.running)
@@ -111,47 +108,40 @@ class Survivors:
 
     # While they wait
 
+    @property
+    def _stop(self) -> Stop | None:
+        return None if self._context is None else self._context.stopping
+
     def begin(self, group: WorkerGroup) -> None:
         """The node has entered a round."""
         context = self._context
-        if context is None or not context.survivors or group.placement is None or not group.placement.restart_workers:
+        if context is None or not context.held or group.placement is None or not group.placement.restart_workers:
             return
         log.warning(
             "[%s] all workers are started anew: not all workers of the job can go on in their processes",
             group.spec.role,
         )
-        self._ending = context.begin_close(SIGTERM, self._grace.of(failed=True))
+        context.begin_close(SIGTERM, self._grace.of(failed=True))
 
     def fds(self) -> list[int]:
-        """Readable when a waiting worker has ended, or when there is something to do for a stop in progress."""
-        if self._ending is not None:
-            return self._ending.fds()
-        handover = None if self._context is None else self._context.handover
-        return [] if handover is None else handover.fds()
+        return [] if self._stop is None else self._stop.fds()
 
     def wake_at(self) -> float:
-        """The time of the next thing to do for a stop in progress; infinite for never."""
-        return math.inf if self._ending is None else self._ending.wake_at()
+        return math.inf if self._stop is None else self._stop.wake_at()
 
     def step(self) -> None:
-        """Continue what has begun; end what is left of workers that have ended while they waited."""
-        if self._ending is not None:
-            if not self._ending.step():
-                return
-            self._ending = None
-        if self._context is not None and self._context.handover is not None:
-            self._ending = self._context.handover.end_remains()
+        """Continue a stop that has begun; end what is left of workers that have ended while they waited."""
+        if self._stop is not None:
+            self._stop.step()
 
     def preparing(self) -> bool:
         """Whether something of the previous round has to end first."""
-        self.step()
-        return self._ending is not None
+        return self._stop is not None and not self._stop.step()
 
     def cancel(self) -> None:
         """Do nothing: what has begun to end continues to."""
 
     def close(self) -> None:
-        """The run is over; the workers are gone."""
         self._context = None
 
     # The next round
@@ -164,22 +154,20 @@ class Survivors:
         """
         assert self._group.placement is not None
         previous, self._context = self._context, None
-        if previous is None or previous.handover is None or not isinstance(context, LocalProcessesContext):
+        if previous is None:
             return ()
         channel, round_ = WorkerChannel(self._group.notices), self._group.placement.round
         entered = []
-        for rank in previous.survivors:
-            survivor = previous.handover.hand_over(rank)
-            gone = dict.fromkeys(survivor.environment.keys() - context.envs[rank].keys())
+        for rank in previous.held:
+            held = previous.hand_over(rank)
+            gone = dict.fromkeys(held.environment.keys() - context.envs[rank].keys())
             if channel.enter(rank, round_, {**gone, **context.envs[rank]}):
-                context.adopt(rank, survivor)
+                context.adopt(rank, held)
                 entered.append(rank)
             else:
-                log.warning(
-                    "worker %d (local rank %d) does not go on; another takes its place", survivor.process.pid, rank
-                )
-                survivor.process.signal(SIGKILL)
-                survivor.process.release()
+                log.warning("worker %d (local rank %d) does not go on; another takes its place", held.process.pid, rank)
+                held.process.signal(SIGKILL)
+                held.process.release()
         size = self._group.spec.local_world_size
         channel.remove(set(range(size)).difference(entered))
         if entered:

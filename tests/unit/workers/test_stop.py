@@ -1,4 +1,4 @@
-"""The escalation, on real processes."""
+"""How workers end, on real processes."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ import re
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from rallypoint.base.clock import SYSTEM_CLOCK
-from rallypoint.workers import escalation as module
 from rallypoint.workers import open_writes
-from rallypoint.workers.escalation import SWEEP_GRACE_PERIOD, Escalation, StoppableProcess, run_to_end
+from rallypoint.workers import stop as module
 from rallypoint.workers.process import UNKNOWN_EXIT, WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
-from rallypoint.workers.sweep import Sweep
+from rallypoint.workers.stop import SWEEP_GRACE_PERIOD, Stop, StoppableProcess, Sweep, SweepInProgress, run_to_end
 from tests.unit.workers.test_process import TIMEOUT, ends, gone, parent_of
 from tests.unit.workers.tracing import TRACEABLE, traced, until
 
@@ -65,14 +64,25 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_writes, "QUIET_TIME", 4.0)
 
 
-def stopped(reaper: ReaperClient, processes: list[WorkerProcess], death_sig: int, grace: float) -> Escalation:
-    """An escalation that has been seen through to its end."""
-    escalation = Escalation(processes, Sweep(reaper, processes), death_sig, grace)
-    run_to_end(escalation)
-    assert escalation.step()
-    assert escalation.fds() == []
-    assert escalation.wake_at() == math.inf
-    return escalation
+def stop_of(
+    processes: Sequence[StoppableProcess],
+    sweep: SweepInProgress,
+    death_sig: int,
+    grace: float,
+    limit: float = 0.0,
+    *,
+    sent: bool = False,
+) -> Stop:
+    return Stop(dict(enumerate(processes)), sweep, death_sig, grace, limit, sent=sent)
+
+
+def stopped(reaper: ReaperClient, processes: list[WorkerProcess], death_sig: int, grace: float) -> None:
+    """Stop them, to the end."""
+    stop = stop_of(processes, Sweep(reaper, processes), death_sig, grace)
+    run_to_end(stop)
+    assert stop.step()
+    assert stop.fds() == []
+    assert stop.wake_at() == math.inf
 
 
 def readable(*fds: int) -> bool:
@@ -90,7 +100,7 @@ class NothingLeft:
 
     cannot_find_all = False
 
-    def begin(self, seconds: float) -> None:
+    def begin(self, seconds: float, spared: Collection[int] = ()) -> None:
         """Nothing to begin with."""
 
     def fds(self) -> list[int]:
@@ -125,13 +135,13 @@ class Stuck:
 
 def test_those_who_listen_end_by_themselves(reaper: ReaperClient, up: Up) -> None:
     processes = [up(GENTLE) for _ in range(3)]
-    assert stopped(reaper, processes, signal.SIGTERM, 30).stuck == []
+    stopped(reaper, processes, signal.SIGTERM, 30)
     assert [process.poll() for process in processes] == [0, 0, 0]
 
 
 def test_who_does_not_listen_is_killed(reaper: ReaperClient, up: Up) -> None:
     gentle, deaf = up(GENTLE), up(DEAF)
-    assert stopped(reaper, [deaf, gentle], signal.SIGTERM, 5.0).stuck == []
+    stopped(reaper, [deaf, gentle], signal.SIGTERM, 5.0)
     assert (deaf.poll(), gentle.poll()) == (-signal.SIGKILL, 0)
 
 
@@ -159,7 +169,7 @@ def test_whose_stacks_nobody_has_seen_shows_them_instead_of_ending_at_once(reape
         mute, gentle = up(f"import faulthandler, os, signal; faulthandler.disable()\n{hangs}"), up(GENTLE)
         for process in (shows, mute, gentle):
             process.stacks_wanted = lambda: True
-        assert stopped(reaper, [shows, mute, gentle], signal.SIGTERM, 30).stuck == []
+        stopped(reaper, [shows, mute, gentle], signal.SIGTERM, 30)
         assert [process.poll() for process in (shows, mute, gentle)] == [-signal.SIGABRT, -signal.SIGTERM, 0]
         assert b"in here" in told.read()
 
@@ -183,12 +193,12 @@ def test_the_signal_that_was_asked_for_is_sent(reaper: ReaperClient, up: Up) -> 
 
 def test_a_hurried_stop_gives_no_more_time(reaper: ReaperClient, up: Up) -> None:
     process = up(DEAF)
-    escalation = Escalation([process], Sweep(reaper, [process]), signal.SIGTERM, 600)
-    assert not escalation.step()
-    assert escalation.wake_at() > SYSTEM_CLOCK.monotonic() + 1
-    escalation.kill_now()
-    escalation.kill_now()
-    run_to_end(escalation)
+    stop = stop_of([process], Sweep(reaper, [process]), signal.SIGTERM, 600)
+    assert not stop.step()
+    assert stop.wake_at() > SYSTEM_CLOCK.monotonic() + 1
+    stop.kill_now()
+    stop.kill_now()
+    run_to_end(stop)
     assert process.poll() == -signal.SIGKILL
 
 
@@ -225,9 +235,9 @@ def test_what_runs_when_the_reaper_is_lost_is_killed_at_once(reaper: ReaperClien
         text += "subprocess.Popen(['setsid', 'sleep', '600'])\n"
         process = up(text + "os.write(1, b'up'); signal.pause()", stdout=write)
         os.close(write)
-        escalation = Escalation([process], Sweep(reaper, [process]), signal.SIGTERM, 600)
+        stop = stop_of([process], Sweep(reaper, [process]), signal.SIGTERM, 600)
         os.kill(reaper.pid, signal.SIGKILL)
-        run_to_end(escalation)
+        run_to_end(stop)
         # Where the reaper's supervisor is quicker than we are, nobody is left who knows how it ended.
         assert process.poll() in (-signal.SIGKILL, UNKNOWN_EXIT)
         assert gone(read)
@@ -237,25 +247,24 @@ def test_what_runs_when_the_reaper_is_lost_is_killed_at_once(reaper: ReaperClien
 
 def test_who_has_the_signal_already_is_not_sent_it_again(reaper: ReaperClient, up: Up) -> None:
     gentle = up(GENTLE)
-    escalation = Escalation([gentle], Sweep(reaper, [gentle]), signal.SIGTERM, LONG, sent=True)
+    stop = stop_of([gentle], Sweep(reaper, [gentle]), signal.SIGTERM, LONG, sent=True)
     assert gentle.signalled
     assert not readable_now(gentle.fileno())
     gentle.forward_signal(signal.SIGTERM)
-    run_to_end(escalation)
+    run_to_end(stop)
     assert gentle.poll() == 0
 
 
 def test_nobody_to_stop(reaper: ReaperClient) -> None:
-    assert stopped(reaper, [], signal.SIGTERM, 30).stuck == []
+    stopped(reaper, [], signal.SIGTERM, 30)
 
 
 def test_who_is_stuck_in_the_kernel_is_told_of_and_does_not_hold_up_the_end(caplog: pytest.LogCaptureFixture) -> None:
     read, write = os.pipe()
     try:
         stuck = Stuck(read)
-        escalation = Escalation([stuck], NothingLeft(), signal.SIGTERM, 0.05)
-        run_to_end(escalation)
-        assert escalation.stuck == [stuck]
+        stop = stop_of([stuck], NothingLeft(), signal.SIGTERM, 0.05)
+        run_to_end(stop)
         assert stuck.got == [signal.SIGTERM, signal.SIGKILL]
         assert "Process 4000000 does not end even on SIGKILL" in caplog.text
     finally:
@@ -291,9 +300,8 @@ def test_an_end_between_two_looks_does_not_keep_the_processor_busy(looks: int) -
         os.write(other, b"x")
         stuck = Counting(quiet)
         processes: list[StoppableProcess] = [stuck, Late(ended, looks)]
-        escalation = Escalation(processes, NothingLeft(), signal.SIGKILL, 0.2)
-        run_to_end(escalation)
-        assert escalation.stuck == [stuck]
+        stop = stop_of(processes, NothingLeft(), signal.SIGKILL, 0.2)
+        run_to_end(stop)
         assert stuck.looks < 20
     finally:
         for fd in (quiet, far, ended, other):
@@ -305,8 +313,7 @@ def test_a_sweep_that_was_given_up_kills_nothing_later_and_costs_no_later_stop_i
 ) -> None:
     held = up(TRACEABLE + DEAF)
     with traced(held.pid) as tracer:
-        escalation = stopped(reaper, [held], signal.SIGKILL, 0.1)
-        assert escalation.stuck == [held]
+        stopped(reaper, [held], signal.SIGKILL, 0.1)
         assert f"Process {held.pid} does not end even on SIGKILL" in caplog.text
         assert f"Process {reaper.pid} " not in caplog.text
         assert f"Process {parent_of(held.pid)} " not in caplog.text
@@ -316,7 +323,7 @@ def test_a_sweep_that_was_given_up_kills_nothing_later_and_costs_no_later_stop_i
         assert ends(next_round) == 0, "nobody has killed it"
         deaf = up(DEAF)
         before = SYSTEM_CLOCK.monotonic()
-        assert stopped(reaper, [deaf], signal.SIGTERM, 0.1).stuck == []
+        stopped(reaper, [deaf], signal.SIGTERM, 0.1)
         assert deaf.poll() == -signal.SIGKILL
         stopped(reaper, [], signal.SIGTERM, 2 * LONG)
         assert SYSTEM_CLOCK.monotonic() - before < LONG
@@ -330,25 +337,25 @@ def test_a_worker_that_is_held_by_a_debugger_is_waited_for_and_keeps_the_process
 ) -> None:
     process = up(TRACEABLE + GENTLE)
     with traced(process.pid) as tracer:
-        escalation = Escalation([process], Sweep(reaper, [process]), signal.SIGTERM, 600)
+        stop = stop_of([process], Sweep(reaper, [process]), signal.SIGTERM, 600)
         tracer.holds()
-        assert not escalation.step()
+        assert not stop.step()
         assert process.held_by_debugger
-        assert process.fileno() not in escalation.fds()
-        assert escalation.wake_at() <= SYSTEM_CLOCK.monotonic() + 1
+        assert process.fileno() not in stop.fds()
+        assert stop.wake_at() <= SYSTEM_CLOCK.monotonic() + 1
         tracer.lets_go()
-        run_to_end(escalation)
+        run_to_end(stop)
         assert process.poll() == 0
 
 
 def test_whatever_the_sweep_comes_to_the_workers_are_killed(up: Up) -> None:
     class Refused(NothingLeft):
-        def begin(self, seconds: float) -> None:
+        def begin(self, seconds: float, spared: Collection[int] = ()) -> None:
             raise PermissionError("/proc cannot be read")
 
     process = up(DEAF)
     with pytest.raises(PermissionError):
-        Escalation([process], Refused(), signal.SIGKILL, 30)
+        stop_of([process], Refused(), signal.SIGKILL, 30)
     assert ends(process) == -signal.SIGKILL
 
 
@@ -414,11 +421,11 @@ def test_nobody_is_asked_by_one_who_is_in_a_hurry(reaper: ReaperClient, up: Up, 
     if hurried == "from the first":
         stopped(reaper, [process], signal.SIGKILL, 30)
     else:
-        escalation = Escalation([process], Sweep(reaper, [process]), signal.SIGTERM, 30)
+        stop = stop_of([process], Sweep(reaper, [process]), signal.SIGTERM, 30)
         ends(process)
-        assert not escalation.step()
-        escalation.kill_now()
-        run_to_end(escalation)
+        assert not stop.step()
+        stop.kill_now()
+        run_to_end(stop)
     assert SYSTEM_CLOCK.monotonic() - before < LONG
     assert told() == b""
 
@@ -458,8 +465,8 @@ def test_a_checkpoint_that_is_being_written_is_not_cut(
     process = up(text)
     before = SYSTEM_CLOCK.monotonic()
     # It has three seconds to begin with its save, which takes five.
-    escalation = Escalation([process], Sweep(reaper, [process]), signal.SIGTERM, 3.0, 2 * LONG)
-    run_to_end(escalation)
+    stop = stop_of([process], Sweep(reaper, [process]), signal.SIGTERM, 3.0, 2 * LONG)
+    run_to_end(stop)
     assert path.stat().st_size == 10_000_000
     assert SYSTEM_CLOCK.monotonic() - before < LONG
     told = rf"worker {process.pid} is writing {re.escape(str(path))}; it is stopped when that is done, or in \d+ s"
@@ -470,7 +477,7 @@ def test_whoever_writes_without_end_is_stopped_all_the_same(reaper: ReaperClient
     text = f"import os, time\nfile = open({str(tmp_path / 'data')!r}, 'wb')\nos.write(1, b'up')\n"
     process = up(text + "while True: file.write(bytes(100_000)); file.flush(); time.sleep(0.005)")
     before = SYSTEM_CLOCK.monotonic()
-    run_to_end(Escalation([process], Sweep(reaper, [process]), signal.SIGTERM, 0.1, 1.0))
+    run_to_end(stop_of([process], Sweep(reaper, [process]), signal.SIGTERM, 0.1, 1.0))
     assert process.poll() == -signal.SIGTERM
     assert 1.0 <= SYSTEM_CLOCK.monotonic() - before < LONG
 
@@ -478,10 +485,10 @@ def test_whoever_writes_without_end_is_stopped_all_the_same(reaper: ReaperClient
 def test_those_who_write_nothing_are_asked_while_another_writes(reaper: ReaperClient, up: Up, tmp_path: Path) -> None:
     text = SAVING.format(path=str(tmp_path / "model.pt"), started="_ or os.write(1, b'up')")
     writer, other = up(text + "save(); signal.pause()"), up(GENTLE)
-    escalation = Escalation([writer, other], Sweep(reaper, [writer, other]), signal.SIGTERM, 30)
+    stop = stop_of([writer, other], Sweep(reaper, [writer, other]), signal.SIGTERM, 30)
     assert other.signalled
     assert not writer.signalled
-    run_to_end(escalation)
+    run_to_end(stop)
     assert (writer.poll(), other.poll()) == (-signal.SIGTERM, 0)
 
 

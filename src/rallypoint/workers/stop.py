@@ -1,0 +1,619 @@
+"""How the workers of one start end (contract section 5.6): one stop, in which each worker has a stage of its own.
+
+    stage      on entry                                            for               then
+    ---------  --------------------------------------------------  ----------------  --------------------------------
+    LEAVING    it has been told to leave its round                 `leaving_time`    STACKS; WAITING once it has left
+    WAITING    it is held for the next round, with all its own     ever              SIGNALLED by `keep_nobody`
+    SIGNALLED  the signal, to the worker itself and not to what    `grace`           STACKS
+               it has started: a data loader that gets SIGTERM
+               too takes away what its trainer needs to save
+    STACKS     SIGABRT, if it catches that: Python's faulthandler  `STACKS_TIMEOUT`  KILLED
+               then writes the stacks of all threads
+    KILLED     SIGKILL                                             `KILL_TIMEOUT`    the sweep does not wait for it
+
+A worker that has ended is in none of them.
+
+When no worker has time left, the sweep ends whatever workers have spawned, in whatever session: by SIGTERM, and after
+`SWEEP_GRACE_PERIOD` seconds by SIGKILL. Then the stop is done, though not all that is left may end even on SIGKILL.
+
+Laws:
+
+1. Nothing here blocks: a loop waits on `fds` until `wake_at` and calls `step`.
+2. The sweep is never left out. It begins with SIGTERM, unless there is no time, and takes none where nothing is left.
+   It spares those that wait, with all that they have started.
+3. Whatever happens to the sweep, the workers are sent SIGKILL.
+4. What was given up once costs no later stop its grace period, and no sweep goes on that was given up.
+5. A worker that is found to be writing a file is not interrupted: a signal that would end it at once waits until it is
+   done, and so does whatever follows the grace period or the time to leave; but for `limit` seconds at most. The others
+   are signalled without delay.
+6. A worker that ends while it waits is no longer held: the stop is then not done until what it has left is gone.
+7. Only processes that are known to be ours are killed. The reaper's descendants are; without it, those of workers that
+   still run, and the sessions that these lead. A process that had left both before is not found then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from enum import Enum
+from signal import SIGABRT, SIGCONT, SIGKILL, SIGTERM
+
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.kernel import PORTABLE
+from rallypoint.base.light_typing import TYPE_CHECKING, Protocol
+from rallypoint.base.log import get_logger
+from rallypoint.base.poll import readable, until_readable
+from rallypoint.base.process_table import ProcessStat, process_table, signal_process
+from rallypoint.base.procfs import catches, is_ended_by
+from rallypoint.base.signals import signal_name
+from rallypoint.workers.process import ChildProcess
+from rallypoint.workers.reaper.client import ReaperClient, ReaperLost
+
+if TYPE_CHECKING:
+    from rallypoint.workers.open_writes import WriteDetector
+    from rallypoint.workers.resumable import LeavingWorkers
+
+log = get_logger(__name__)
+
+STACKS_TIMEOUT = 1.0
+"""Seconds in which a worker that was sent SIGABRT may write its stacks."""
+KILL_TIMEOUT = 1.0
+"""Seconds in which a worker that was sent SIGKILL ends, before the sweep begins without waiting for it."""
+SWEEP_GRACE_PERIOD = 1.0
+"""Seconds between SIGTERM and SIGKILL for the processes that a worker has left."""
+_KILL_TREES_TIMEOUT = 1.0
+"""Seconds for ending the trees of workers whose reaper is lost."""
+_POLL_INTERVAL = 0.05
+"""Seconds between checks of a worker that may be writing, or that a debugger holds: nothing wakes us for these."""
+_WARN_AFTER = 2.0
+"""Seconds until the workers are logged that have not ended yet; each interval is twice the one before."""
+
+
+class StopInProgress(Protocol):
+    """A stop that a loop drives to its end while it waits for other things too."""
+
+    def fds(self) -> list[int]:
+        """Descriptors that become readable when there is something to do."""
+
+    def wake_at(self) -> float:
+        """When there is something to do by itself, in seconds on the monotonic clock; infinite for never."""
+
+    def step(self) -> bool:
+        """Do what is due. Returns whether all workers, and whatever they have spawned, are gone or held."""
+
+    def kill_now(self) -> None:
+        """Give no more time, and hold no worker: SIGKILL to all that is left."""
+
+
+class StoppableProcess(Protocol):
+    """The part of a `ChildProcess` that a stop needs."""
+
+    pid: int
+    held_by_debugger: bool
+    signalled: bool
+
+    def fileno(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def signal(self, number: int) -> None: ...
+
+
+class SweepInProgress(Protocol):
+    """Ends all that workers have left."""
+
+    @property
+    def cannot_find_all(self) -> bool:
+        """Whether it can no longer find all, so that there is no time to lose."""
+
+    def begin(self, seconds: float, spared: Collection[int] = ()) -> None:
+        """Begin to end all, in place of any sweep before.
+
+        Args:
+            seconds: between SIGTERM and SIGKILL; 0 for SIGKILL at once.
+            spared: pids of workers that are held.
+        """
+
+    def fds(self) -> list[int]:
+        """Readable when `cannot_find_all` or `done` may have changed; none if it is done."""
+
+    def done(self) -> bool:
+        """Whether nothing is left of what could be found."""
+
+    def give_up(self) -> list[int]:
+        """Stop waiting for what is left, now and in later sweeps. Returns its pids, for a message."""
+
+
+class NoSweep:
+    """Ends nothing: nothing was started, or it is ended elsewhere."""
+
+    cannot_find_all = False
+
+    def begin(self, seconds: float, spared: Collection[int] = ()) -> None: ...
+
+    def fds(self) -> list[int]:
+        return []
+
+    def done(self) -> bool:
+        return True
+
+    def give_up(self) -> list[int]:
+        return []
+
+
+class Stage(Enum):
+    """The stage of one worker."""
+
+    LEAVING = "leaving"
+    WAITING = "waiting"
+    SIGNALLED = "signalled"
+    STACKS = "stacks"
+    KILLED = "killed"
+
+
+_BEFORE_THE_SWEEP = (Stage.LEAVING, Stage.SIGNALLED, Stage.STACKS)
+
+
+class _Worker:
+    def __init__(self, rank: int, process: StoppableProcess, now: float, until: float) -> None:
+        self.rank = rank
+        self.process = process
+        self.stage = Stage.LEAVING
+        self.since, self.until = now, until
+        """When it was told to leave or signalled, and when its stage ends."""
+        self.is_sent = True
+        """Whether it has been sent the signal of its stage; it has not while it is writing."""
+        self.writing: WriteDetector | None = None
+        self.is_logged = False
+        """Whether it was logged that it is writing."""
+
+
+class Stop:
+    """One stop of some workers. The signal goes out when this is made, but to those that law 5 spares.
+
+    Args:
+        processes: by local rank; some may have ended already.
+        sweep: ends all that they have left.
+        death_sig: the first signal.
+        grace: seconds between it and the next stage.
+        limit: seconds for which a worker that is writing a file is spared, at least `grace`; also, but one at least,
+            between the beginning of the sweep's SIGKILL and giving up.
+        clock: of `wake_at`.
+        sent: whether the signal is sent to the processes from elsewhere.
+        leaving: workers that were told to leave their round instead; None for none.
+        leaving_time: seconds within which these have to leave.
+        finish: called each time that the stop is done; `held` says who waits then.
+    """
+
+    def __init__(
+        self,
+        processes: Mapping[int, StoppableProcess],
+        sweep: SweepInProgress,
+        death_sig: int,
+        grace: float,
+        limit: float = 0.0,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        sent: bool = False,
+        leaving: LeavingWorkers | None = None,
+        leaving_time: float = 0.0,
+        finish: Callable[[], None] = lambda: None,
+    ) -> None:
+        now = clock.monotonic()
+        self._sweep = sweep
+        self._limit = max(limit, grace)
+        self._clock = clock
+        self._leaving = leaving
+        self._leaving_time = leaving_time
+        self._finish = finish
+        self._spared_until = now + self._limit
+        self._warn_at, self._warn_every = now + _WARN_AFTER, _WARN_AFTER
+        self._sweep_until: float | None = None
+        """When the sweep is given up; None before it has begun."""
+        self._terminates_rest = False
+        """Whether the sweep sends SIGTERM before it kills."""
+        self._done = False
+        self.over = False
+        """Whether it has been done once: no worker is in the round any more."""
+        running = ((rank, process) for rank, process in processes.items() if process.poll() is None)
+        self._workers = [_Worker(rank, process, now, now + leaving_time) for rank, process in running]
+        told = frozenset[int]() if leaving is None else leaving.told
+        self._signal_all([each for each in self._workers if each.rank not in told], death_sig, grace, sent)
+        if not self._workers and self._sweep_until is None:
+            self._begin_sweep(SWEEP_GRACE_PERIOD)
+
+    # For the loop
+
+    def fds(self) -> list[int]:
+        """Descriptors that become readable when there is something to do."""
+        fds = [each.process.fileno() for each in self._workers if not each.process.held_by_debugger]
+        if self._leaving is not None and self._in(Stage.LEAVING):
+            fds += self._leaving.fds()
+        return fds if self._done else [*fds, *self._sweep.fds()]
+
+    def wake_at(self) -> float:
+        """When there is something to do by itself, in seconds on the clock; infinite for never."""
+        timed = self._in(*_BEFORE_THE_SWEEP, *((Stage.KILLED,) if self._sweep_until is None else ()))
+        times = [each.until for each in timed]
+        if self._sweep_until is not None and not self._done:
+            unfinished = bool(self._in(Stage.KILLED) or self._sweep.fds())
+            times.append(self._sweep_until if unfinished else 0.0)
+        if any(each.stage is Stage.SIGNALLED for each in timed):
+            times.append(self._warn_at)
+        if self._must_be_polled():
+            times.append(self._clock.monotonic() + _POLL_INTERVAL)
+        return min(times, default=math.inf if self._done else 0.0)
+
+    def step(self) -> bool:
+        """Do what is due. Returns whether the stop is done: it is not any more if a worker has ended that waited."""
+        self._look()
+        now = self._clock.monotonic()
+        if self._in(*_BEFORE_THE_SWEEP, Stage.KILLED) and self._sweep_until is None and self._sweep.cannot_find_all:
+            self._kill_all()
+        self._end_waits(now)
+        if self._sweep_until is None and not self._in(*_BEFORE_THE_SWEEP):
+            killed = self._in(Stage.KILLED)
+            if all(now >= each.until for each in killed):
+                self._begin_sweep(0.0 if killed else SWEEP_GRACE_PERIOD)
+        if self._sweep_until is not None and not self._done:
+            nothing_left = not self._in(Stage.KILLED) and self._sweep.done()
+            if not nothing_left and self._clock.monotonic() >= self._sweep_until:
+                self._give_up()
+                nothing_left = True
+            if nothing_left:
+                self.over = True
+                self._finish()
+                self._done = True
+        return self._done
+
+    def shorten(self, until: float) -> None:
+        """The time of each worker, also of one that writes a file, ends at this moment on the clock, if not earlier."""
+        self._spared_until = min(self._spared_until, until)
+        for each in self._in(Stage.LEAVING, Stage.SIGNALLED):
+            each.until = min(each.until, until)
+
+    def kill_now(self) -> None:
+        """Give no more time, and hold no worker: SIGKILL to all that is left."""
+        if self._in(*_BEFORE_THE_SWEEP, Stage.WAITING) or (not self._done and self._kills_later()):
+            self._kill_all()
+
+    def keep_nobody(self, number: int, grace: float, *, sent: bool = False) -> None:
+        """Hold no worker: those that wait or were told to leave are stopped, by this signal and what follows it."""
+        told = self._in(Stage.LEAVING, Stage.WAITING)
+        if not told:
+            return
+        self._leave_no_more()
+        self._done, self._sweep_until = False, None  # what they leave must be ended too
+        now = self._clock.monotonic()
+        self._warn_at, self._warn_every = now + _WARN_AFTER, _WARN_AFTER
+        self._spared_until = now + max(self._limit, grace)
+        self._signal_all(told, number, grace, sent)
+
+    # Workers that are held
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """Local ranks of the workers that have left their round and wait; none before the stop has been done once."""
+        return tuple(each.rank for each in self._in(Stage.WAITING) if self.over and each.process.poll() is None)
+
+    def hand_over(self, rank: int) -> None:
+        """A worker that waits is another's from now on."""
+        self._workers = [each for each in self._workers if each.rank != rank]
+
+    # The stages
+
+    def _in(self, *stages: Stage) -> list[_Worker]:
+        return [each for each in self._workers if each.stage in stages]
+
+    def _must_be_polled(self) -> bool:
+        if any(each.process.held_by_debugger or not each.is_sent for each in self._workers):
+            return True
+        return self._leaving is not None and self._leaving.must_be_polled and bool(self._in(Stage.LEAVING))
+
+    def _look(self) -> None:
+        """Find out who has ended, and who has left its round."""
+        ended = [each for each in self._workers if each.process.poll() is not None]
+        for each in ended:
+            if each.stage is Stage.WAITING:
+                self._ended_while_waiting(each)
+        self._workers = [each for each in self._workers if each not in ended]
+        if self._leaving is not None and (leaving := self._in(Stage.LEAVING)):
+            left = self._leaving.left()
+            for each in leaving:
+                if each.rank in left:
+                    each.stage = Stage.WAITING
+        if not self._in(Stage.LEAVING):
+            self._leave_no_more()
+
+    def _ended_while_waiting(self, worker: _Worker) -> None:
+        self._sweep_until = None  # again: the one before has spared what it leaves
+        if self._done:
+            self._done = False
+            pid, rank = worker.process.pid, worker.rank
+            log.warning("worker %d (local rank %d) has ended while it waited; it is started anew", pid, rank)
+
+    def _leave_no_more(self) -> None:
+        leaving, self._leaving = self._leaving, None
+        if leaving is not None:
+            leaving.close()
+
+    def _end_waits(self, now: float) -> None:
+        """End the stages whose time is over."""
+        for each in self._in(Stage.LEAVING):
+            if now >= each.until and not self._waits_for_writes(each, now):
+                log.warning(
+                    "worker %d (local rank %d) has not come out of its function within %g s: it is ended and started "
+                    "anew",
+                    *(each.process.pid, each.rank, self._leaving_time),
+                )
+                self._request_stacks(each, now)
+        self._end_grace(now)
+        for each in self._in(Stage.STACKS):
+            if now >= each.until:
+                self._kill(each, now)
+
+    def _end_grace(self, now: float) -> None:
+        signalled = self._in(Stage.SIGNALLED)
+        for each in signalled:
+            if not each.is_sent and not self._is_spared(each, now):
+                each.is_sent = True
+                each.until = max(each.until, now + KILL_TIMEOUT)
+                each.process.signal(self._sending(each))
+        due = [each for each in signalled if now >= each.until]
+        # They may wait for one that writes: its checkpoint may be theirs too.
+        if due and any(self._is_spared(each, now) for each in signalled):
+            for each in due:
+                each.until = now + _POLL_INTERVAL
+            due = []
+        for each in due:
+            log.warning("Process %d did not end within %.0f s; sending SIGKILL", each.process.pid, now - each.since)
+            self._request_stacks(each, now)
+        if signalled and now >= self._warn_at:
+            self._log_remaining(now)
+
+    def _log_remaining(self, now: float) -> None:
+        self._warn_every *= 2
+        self._warn_at = now + self._warn_every
+        for each in self._in(Stage.SIGNALLED):
+            left = each.until - now  # to the next stage, or to the next check of one that writes
+            if each.is_sent and left >= 1:
+                log.warning("worker %d has not ended, SIGKILL in %.0f s", each.process.pid, left)
+
+    def _signal_all(self, workers: Iterable[_Worker], number: int, grace: float, sent: bool = False) -> None:
+        """Enter SIGNALLED, or KILLED if that is the signal."""
+        self._death_sig, now = number, self._clock.monotonic()
+        for each in workers:
+            each.stage, each.since, each.until = Stage.SIGNALLED, now, now + grace
+            if sent:
+                each.process.signalled = True
+                continue
+            spared = number != SIGKILL and self._writes(each) and is_ended_by(each.process.pid, number)
+            each.is_sent = not spared
+            if not spared:
+                self._sending(each)
+                if number != SIGKILL:
+                    each.process.signal(number)
+        if number == SIGKILL and not self._in(Stage.LEAVING):
+            self._kill_all()
+        elif number == SIGKILL:
+            for each in workers:
+                self._kill(each, now)
+
+    def _sending(self, worker: _Worker) -> int:
+        log.warning("Sending process %d closing signal %s", worker.process.pid, signal_name(self._death_sig))
+        return self._death_sig
+
+    def _request_stacks(self, worker: _Worker, now: float) -> None:
+        if catches(worker.process.pid, SIGABRT):
+            worker.stage, worker.until = Stage.STACKS, now + STACKS_TIMEOUT
+            worker.process.signal(SIGABRT)
+        else:
+            self._kill(worker, now)
+
+    def _kill(self, worker: _Worker, now: float) -> None:
+        """What it has started is swept when it is gone."""
+        worker.stage, worker.until, worker.is_sent = Stage.KILLED, now + KILL_TIMEOUT, True
+        worker.process.signal(SIGKILL)
+
+    # Those that write
+
+    def _waits_for_writes(self, worker: _Worker, now: float) -> bool:
+        spared = self._is_spared(worker, now)
+        if spared:
+            worker.until = now + _POLL_INTERVAL
+        return spared
+
+    def _is_spared(self, worker: _Worker, now: float) -> bool:
+        """Whether this one must not be interrupted yet; logged once, when it is certain."""
+        left = self._spared_until - now
+        if left <= 0 or not self._writes(worker):
+            return False
+        if worker.writing is not None and worker.writing.certain and not worker.is_logged:
+            worker.is_logged = True
+            pid, what = worker.process.pid, worker.writing.what
+            if worker.stage is Stage.LEAVING:
+                log.warning("worker %d is writing %s; it has %.0f s more to come out", pid, what, left)
+            else:
+                log.warning("worker %d is writing %s; it is stopped when that is done, or in %.0f s", pid, what, left)
+        return True
+
+    def _writes(self, worker: _Worker) -> bool:
+        if worker.writing is None:
+            from rallypoint.workers.open_writes import WriteDetector
+
+            worker.writing = WriteDetector(worker.process.pid, self._clock)
+        return worker.writing.check()
+
+    # The sweep
+
+    def _kills_later(self) -> bool:
+        """Whether something has time left: a sweep that has begun with SIGTERM, or one that has not begun."""
+        return self._terminates_rest or self._sweep_until is None
+
+    def _kill_all(self) -> None:
+        """Send SIGKILL to all at once: to workers last, since what a dead worker has left is harder to find."""
+        self._leave_no_more()
+        self._done = False
+        until = self._clock.monotonic() + KILL_TIMEOUT
+        for each in self._workers:
+            each.stage, each.until, each.is_sent = Stage.KILLED, until, True
+        try:
+            self._begin_sweep(0.0)
+        finally:
+            for each in self._workers:
+                each.process.signal(SIGKILL)
+
+    def _begin_sweep(self, seconds: float) -> None:
+        # The time last, so that an exception in here lets the next call begin again.
+        until = self._clock.monotonic() + seconds + max(self._limit, 1.0)
+        spared = [each.process.pid for each in self._in(Stage.WAITING)]
+        self._sweep.begin(seconds, spared)
+        self._sweep_until, self._terminates_rest = until, seconds > 0
+
+    def _give_up(self) -> None:
+        stuck = self._in(Stage.KILLED)
+        self._workers = self._in(Stage.WAITING)
+        for pid in sorted({each.process.pid for each in stuck} | set(self._sweep.give_up())):
+            log.error("Process %d does not end even on SIGKILL; it may be stuck in the kernel", pid)
+
+
+def run_to_end(stopping: StopInProgress, clock: Clock = SYSTEM_CLOCK) -> None:
+    """Drive a stop to its end, where there is nothing else to wait for."""
+    while not stopping.step():
+        until_readable(stopping.fds(), stopping.wake_at() - clock.monotonic())
+
+
+class Sweep:
+    """One sweep after another below one reaper, or, if that is lost, as far as /proc shows what is to be ended.
+
+    Args:
+        reaper: the reaper that all are below.
+        processes: the workers.
+    """
+
+    def __init__(self, reaper: ReaperClient, processes: Collection[ChildProcess]) -> None:
+        self._reaper = reaper
+        self._processes = processes
+        self._spared: set[int] = set()
+        self._fd = -1
+        """Readable when the sweep is over; -1 before it has begun."""
+        self._over = False
+
+    @property
+    def cannot_find_all(self) -> bool:
+        """Whether the reaper is lost."""
+        return self._reaper.lost
+
+    def begin(self, seconds: float = 0.0, spared: Collection[int] = ()) -> None:
+        """Begin the sweep; if the reaper is lost, all that can be found has been killed on return."""
+        self._close()
+        self._over, self._spared = False, set(spared)
+        try:
+            self._fd = self._reaper.begin_sweep(seconds, self._spared)
+        except ReaperLost:
+            self._sweep_by_procfs()
+
+    def fds(self) -> list[int]:
+        """Readable when the sweep is done, or the reaper is gone."""
+        return [] if self._over else [fd for fd in (self._reaper.fileno(), self._fd) if fd >= 0]
+
+    def done(self) -> bool:
+        """Whether nothing is left of what could be found."""
+        if not self._over and self._fd >= 0 and readable(self._fd):
+            if os.read(self._fd, 1):
+                self._over = True
+                self._close()
+            else:
+                self._sweep_by_procfs()
+        return self._over
+
+    def give_up(self) -> list[int]:
+        """Stop waiting. Returns the pids below the reaper that have not ended."""
+        if self._over:
+            return []
+        self._over = True
+        self._reaper.give_up_sweep()
+        self._close()
+        # The session is that of the reaper and its supervisor; what they start is in others.
+        spared = self._reaper.excluded | {stat.pid for stat in _descendants(self._spared)}
+        return [
+            stat.pid
+            for stat in _descendants({self._reaper.pid})
+            if not stat.ended and stat.session != self._reaper.pid and stat.pid not in spared
+        ]
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _sweep_by_procfs(self) -> None:
+        self._over = True
+        self._close()
+        kill_trees(self._processes)
+
+
+def kill_trees(processes: Iterable[ChildProcess], unreaped: Collection[int] = (), seconds: float = 0.0) -> None:
+    """Kill the workers that still run, their descendants, and the sessions that any of these lead.
+
+    Args:
+        processes: the workers.
+        unreaped: pids of workers that have ended and have not been reaped, so that their sessions are still ours.
+        seconds: between SIGTERM and SIGKILL; waits as long as needed. 0 for SIGKILL at once.
+    """
+    if PORTABLE:
+        _kill_groups(processes, unreaped, seconds)
+        return
+    running = [each for each in processes if each.poll() is None]
+    known = {stat.pid: stat for stat in _descendants({*(each.pid for each in running), *unreaped}) if not stat.ended}
+    if seconds:
+        _terminate(known.values(), seconds)
+    for each in running:
+        each.signal(SIGKILL)
+    until = time.monotonic() + _KILL_TREES_TIMEOUT
+    while known and time.monotonic() < until:
+        for stat in known.values():
+            if (fd := signal_process(stat, SIGKILL)) is not None:
+                os.close(fd)
+        known.update((stat.pid, stat) for stat in _descendants(set(known)))
+        known = {pid: stat for pid, stat in known.items() if stat.is_running()}
+        os.sched_yield()
+
+
+def _kill_groups(processes: Iterable[ChildProcess], unreaped: Collection[int], seconds: float) -> None:
+    """The same if descendants cannot be found: kill the process groups that the workers lead."""
+    from rallypoint.base.portable import POLL_INTERVAL, kill_group
+
+    led = [each.pid for each in processes if each.poll() is None or each.orphaned or each.pid in unreaped]
+    asked = [each for each in led if seconds and kill_group(each, SIGTERM)]
+    if asked:
+        until = time.monotonic() + seconds
+        while any(kill_group(each, 0) for each in asked) and (left := until - time.monotonic()) > 0:
+            until_readable((), min(left, POLL_INTERVAL))
+    for each in led:
+        kill_group(each)
+
+
+def _descendants(roots: set[int]) -> list[ProcessStat]:
+    """The descendants of these processes and members of sessions that one of them leads; the roots as well."""
+    stats = () if PORTABLE else process_table().values()
+    found = set(roots)
+    while new := {
+        each.pid for each in stats if each.pid not in found and (each.parent in found or each.session in found)
+    }:
+        found |= new
+    return [stat for stat in stats if stat.pid in found]
+
+
+def _terminate(stats: Iterable[ProcessStat], seconds: float) -> None:
+    """Send SIGTERM, and give time to act on it; send SIGCONT to those that were stopped."""
+    deadline = time.monotonic() + seconds
+    with contextlib.ExitStack() as stack:
+        fds = [fd for each in stats if (fd := signal_process(each, SIGTERM, SIGCONT)) is not None]
+        for fd in fds:
+            stack.callback(os.close, fd)
+        for fd in fds:
+            until_readable([fd], deadline - time.monotonic())
