@@ -62,7 +62,6 @@ lint: $(DEV)  ## style, types and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin src
 	$(BIN)/lint-imports
 
 docs: $(DEV)  ## the site, in docs/_build/html; a warning is an error

@@ -48,7 +48,6 @@ LEFT_TO_ALL = (
     "tests/jobs/test_hangs.py::test_a_job_that_gives_signs_of_life_is_left_alone",
     "tests/jobs/test_idle.py",
     "tests/jobs/test_pages.py",
-    "tests/jobs/test_portable.py",
     "tests/sim/test_many_nodes.py::test_ten_thousand_nodes_meet_regroup_and_finish",
     # The seed that found it plays otherwise since new nodes are taken in earlier; another is not known yet.
     "tests/sim/test_simulator.py::test_planted_bugs_are_found"

@@ -1,8 +1,7 @@
 """Lets commands on this machine find the agents that run here: each has a socket that names its job.
 
 The socket is an abstract one (unix(7)), so that it disappears with the process, however that ends, and leaves no file.
-On systems without them, it is a file in a folder that only its user can open; a left-over one is removed by the next
-command or agent that finds it. Laws:
+Laws:
 
 1. It answers only the agent's own user and root.
 2. It tells where the job's coordinator can be reached, and the job's token if there is a secret: the command then
@@ -15,11 +14,11 @@ from __future__ import annotations
 import os
 import select
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
-from rallypoint.base.kernel import remove_socket, socket_address, socket_names, uid_of_peer
 from rallypoint.rendezvous.control_plane import LocalJob
 
 _PREFIX = "rallypoint/agent/"
@@ -49,7 +48,7 @@ class LocalSocket:
         with suppress(OSError):
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._socket.setblocking(False)
-            self._socket.bind(socket_address(f"{_PREFIX}{os.getpid()}.{os.urandom(4).hex()}"))
+            self._socket.bind(_address(f"{_PREFIX}{os.getpid()}.{os.urandom(4).hex()}"))
             self._socket.listen(16)
             self._listens = True
 
@@ -66,14 +65,13 @@ class LocalSocket:
             except OSError:
                 return
             with asking, suppress(OSError):
-                if uid_of_peer(asking) in {os.getuid(), 0} and (job := self._answer()) is not None:
+                if _uid_of_peer(asking) in {os.getuid(), 0} and (job := self._answer()) is not None:
                     asking.setblocking(False)
                     asking.send("\0".join([*map(str, job), _token_of(job.job)]).encode())
 
     def close(self) -> None:
         """Stop listening. Idempotent."""
         if self._socket is not None:
-            remove_socket(self._socket.getsockname())
             self._socket.close()
             self._socket, self._listens = None, False
 
@@ -100,8 +98,8 @@ def _token_of(job: str) -> str:
 def _answers() -> Iterator[tuple[LocalJob, str]]:
     """What the agents here answer, in the order of their names; all are asked side by side."""
     with suppress(OSError):
-        names = [each for each in socket_names() if each.startswith(_PREFIX)]
-        with _Questions([socket_address(each) for each in names]) as questions:
+        names = [each for each in _names() if each.startswith(_PREFIX)]
+        with _Questions([_address(each) for each in names]) as questions:
             for pid, job, backend, endpoint, token in questions.answers():
                 yield LocalJob(int(pid), job, backend, endpoint), token
 
@@ -142,16 +140,14 @@ class _Questions:
         asking.setblocking(False)
         try:
             asking.connect(address)
-            if uid_of_peer(asking) in {os.getuid(), 0} or os.getuid() == 0:
+            if _uid_of_peer(asking) in {os.getuid(), 0} or os.getuid() == 0:
                 self._asking[asking.fileno()] = address, asking, bytearray()
                 self._poll.register(asking, select.POLLIN)
                 return True
         except BlockingIOError:  # too many are asking it
             asking.close()
             return False
-        except ConnectionRefusedError:  # its agent was killed
-            remove_socket(address)
-        except OSError:
+        except OSError:  # its agent has ended
             pass
         asking.close()
         return True
@@ -174,3 +170,20 @@ class _Questions:
             fields = data.decode().split("\0")
             if len(fields) == _FIELDS and fields[0].isdecimal() and all(each.isprintable() for each in fields):
                 self._answers[address] = fields
+
+
+def _address(name: str) -> str:
+    return f"\0{name}"
+
+
+def _names() -> list[str]:
+    """The names of all abstract sockets, in order. Raises OSError."""
+    with open("/proc/net/unix", errors="replace") as table:
+        found = {line.rstrip().rpartition(" ")[2] for line in table}
+    return sorted(each[1:] for each in found if each.startswith("@"))
+
+
+def _uid_of_peer(connected: socket.socket) -> int:
+    """The user id of the other end. Raises OSError."""
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int.from_bytes(credentials[4:8], sys.byteorder)

@@ -173,14 +173,14 @@ class NoticeDirectory:
         replace_file(os.path.join(self._folder, NOTICE_FILE), json.dumps(notice).encode())
 
     def _watch(self) -> Inotify | None:
-        from rallypoint.base.inotify import CREATED, POLLED, Inotify
+        from rallypoint.base.inotify import CREATED, Inotify
 
         news = None
         try:
             news = Inotify()
             news.watch(self._folder, CREATED)
         except OSError as error:
-            log.log(POLLED, "acknowledgements are polled every %s s instead of at each: %s", _POLL, error)
+            log.warning("acknowledgements are polled every %s s instead of at each: %s", _POLL, error)
             if news is not None:
                 news.close()
             return None

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection
 from rallypoint.agent.environment import constant_environment
 from rallypoint.agent.spec import WorkerGroup, WorkerSpec
 from rallypoint.base.devices import VISIBLE
-from rallypoint.base.kernel import PORTABLE
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.logs.specs import ERROR_FILE_VARIABLE
@@ -46,11 +45,6 @@ def preload_manager(
         return None
     if not isinstance(spec.entrypoint, str):
         log.warning("Workers start without preloading: they are functions, and --preload forks scripts only")
-        return None
-    if PORTABLE:
-        log.warning(
-            "Workers start without preloading: this system has no subreapers, which would adopt orphaned processes"
-        )
         return None
     from rallypoint.workers.preload.manager import PreloadManager
 

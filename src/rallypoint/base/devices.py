@@ -8,13 +8,13 @@ Variables".
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from rallypoint.base.errors import UserError
-from rallypoint.base.kernel import sched_getaffinity
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -33,7 +33,7 @@ class Gpu(NamedTuple):
 
 def cpu_count() -> int:
     """Processors that this process may run on: its cpuset and affinity mask count, as in torch."""
-    return len(sched_getaffinity(0))
+    return len(os.sched_getaffinity(0))
 
 
 def cuda_count(environ: Mapping[str, str], root: Path = Path("/")) -> int:

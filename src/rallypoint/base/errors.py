@@ -78,8 +78,8 @@ class JobPreempted(RallypointError):
     """The whole job was preempted (`--preempt-signals`): its workers have saved, and it has ended on all nodes."""
 
 
-NOT_ON_WINDOWS = "Rallypoint runs on Linux, and on macOS for development, but not on Windows: use WSL 2, which is Linux"
-"""The message for those who try."""
+NEEDS_LINUX = "Rallypoint needs Linux: on Windows use WSL 2, which is Linux, and on macOS a container"
+"""The message for those who try another system."""
 
 
 def user_error(text: str, like: type[BaseException] | BaseException) -> UserError:

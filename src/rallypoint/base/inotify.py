@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import errno
-import logging
 import os
 import struct
 
-from rallypoint.base.kernel import PORTABLE
-
-POLLED = logging.INFO if PORTABLE else logging.WARNING
-"""The level of a log line that says that files are polled instead."""
 WRITTEN = 0x00000002
 """A file was written to (IN_MODIFY)."""
 CREATED = 0x00000100 | 0x00000080
@@ -28,8 +22,6 @@ class Inotify:
     """
 
     def __init__(self) -> None:
-        if PORTABLE:
-            raise OSError(errno.ENOSYS, "this system has no inotify")
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._fd = self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), "inotify_init1")
 

@@ -7,8 +7,6 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from rallypoint.base.kernel import AF_NETLINK
-
 MAX_ADDRESSES = 256
 """A machine with more addresses, such as a load balancer, counts as unknown."""
 
@@ -41,7 +39,7 @@ def interfaces() -> list[Interface]:
     Raises:
         OSError: the kernel does not list them.
     """
-    with socket.socket(AF_NETLINK, socket.SOCK_RAW, 0) as kernel:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as kernel:
         kernel.settimeout(_TIMEOUT)
         links = list(_parse_dump(kernel, _GETLINK, _NEWLINK))
         addresses: dict[int, list[str]] = {}
@@ -67,7 +65,7 @@ def interface_addresses() -> tuple[str, ...] | None:
     themselves: for these it is their network.
     """
     try:
-        with socket.socket(AF_NETLINK, socket.SOCK_RAW, 0) as kernel:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as kernel:
             kernel.settimeout(_TIMEOUT)
             links = [_LINK.unpack_from(each) for each in _parse_dump(kernel, _GETLINK, _NEWLINK)]
             up = {interface for _, _, interface, flags, _ in links if flags & _UP}

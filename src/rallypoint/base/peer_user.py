@@ -20,7 +20,6 @@ from enum import Enum, auto
 from errno import ENOENT, ENOTCONN
 
 from rallypoint.base.endpoint import is_loopback, unmapped_address
-from rallypoint.base.kernel import AF_NETLINK, PORTABLE
 from rallypoint.base.light_typing import NamedTuple, TypeAlias
 
 NOT_HERE = -1
@@ -146,8 +145,6 @@ def _side(name: SocketName) -> _Side:
 
 def _ask(source: _Side, target: _Side) -> int:
     """The user of the established socket from `source` to `target`, by sock_diag(7)."""
-    if PORTABLE:
-        raise OSError("only Linux has this")
     wanted = b"".join(
         (
             _QUERY.pack(source.family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF),
@@ -158,7 +155,7 @@ def _ask(source: _Side, target: _Side) -> int:
             _ANY_COOKIE,
         )
     )
-    with socket.socket(AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
         kernel.setblocking(False)  # the answer is there as soon as the request is sent
         kernel.send(_HEADER.pack(_HEADER.size + len(wanted), _BY_FAMILY, _REQUEST, 1, 0) + wanted)
         answer = kernel.recv(4096)

@@ -10,10 +10,6 @@ import posix
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from typing import Any
-
-_posix: Any = posix
-"""For functions that only Linux has."""
 
 
 class ProcessStat:
@@ -51,7 +47,7 @@ def signal_process(stat: ProcessStat, *numbers: int) -> int | None:
         signal.
     """
     try:
-        fd: int = _posix.pidfd_open(stat.pid)
+        fd = posix.pidfd_open(stat.pid)
     except OSError:
         return None
     try:

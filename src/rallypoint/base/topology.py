@@ -9,7 +9,6 @@ from pathlib import Path
 
 from rallypoint.base.devices import VISIBLE, cuda_devices
 from rallypoint.base.errors import UserError
-from rallypoint.base.kernel import sched_getaffinity, sched_setaffinity
 from rallypoint.base.log import get_logger
 from rallypoint.base.numa import AffinityMode, Cpus, NumaOptions, Topology, bindings, format_cpus, parse_cpus
 
@@ -29,7 +28,7 @@ def worker_cpus(
     try:
         gpus = _addresses(environ, root)
         topology = read_topology(options.mode, gpus, root)
-        found = bindings(options.mode, topology, frozenset(sched_getaffinity(0)), workers)
+        found = bindings(options.mode, topology, frozenset(os.sched_getaffinity(0)), workers)
     except UserError as error:
         if not options.should_fall_back_if_binding_fails:
             raise
@@ -69,11 +68,11 @@ def bind_this_process(cpus: Cpus) -> None:
     Raises:
         OSError: none of these processors may be used.
     """
-    before = sched_getaffinity(os.getpid())
+    before = os.sched_getaffinity(os.getpid())
     for name in os.listdir("/proc/self/task"):
         with contextlib.suppress(ProcessLookupError):
-            if sched_getaffinity(int(name)) == before:
-                sched_setaffinity(int(name), cpus)
+            if os.sched_getaffinity(int(name)) == before:
+                os.sched_setaffinity(int(name), cpus)
 
 
 def _addresses(environ: Mapping[str, str], root: Path) -> list[str]:

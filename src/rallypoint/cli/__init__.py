@@ -2,8 +2,8 @@
 
 import sys
 
-if sys.platform == "win32":
-    from rallypoint.base.errors import NOT_ON_WINDOWS
+if sys.platform != "linux":
+    from rallypoint.base.errors import NEEDS_LINUX
 
-    sys.stderr.write(f"error: {NOT_ON_WINDOWS}\n")
+    sys.stderr.write(f"error: {NEEDS_LINUX}\n")
     sys.exit(2)

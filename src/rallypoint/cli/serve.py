@@ -13,7 +13,6 @@ import socket
 from typing import TYPE_CHECKING
 
 from rallypoint.base.errors import RallypointError, UsageError, UserError
-from rallypoint.base.kernel import wait_for_signal
 from rallypoint.cli.parse import Verb
 from rallypoint.rendezvous.params import C10D_PORT
 
@@ -116,8 +115,8 @@ def _serve_until_signal(ready: str) -> signal.Signals:
             answered = "WATCHDOG=1" if timeout else ""
         if not timeout:
             return signal.Signals(signal.sigwait(_ENDING))
-        if (received := wait_for_signal(_ENDING, timeout / 2)) is not None:
-            return signal.Signals(received)
+        if (received := signal.sigtimedwait(_ENDING, timeout / 2)) is not None:
+            return signal.Signals(received.si_signo)
 
 
 def _watchdog_timeout() -> float:

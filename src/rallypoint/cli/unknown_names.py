@@ -21,7 +21,7 @@ OURS = frozenset(
     for name in (
         *("SECRET", "SECRET_FILE", "ETCD_PASSWORD", "ETCD_PASSWORD_FILE"),
         *("STORE", "NOTICES", "TERMINATION_GRACE"),
-        *("VERDICT_FILE", "TERMINATION_LOG", "HTTP_TOKEN_FILE", "INCIDENT_ENV", "SERVICE", "PLATFORM"),
+        *("VERDICT_FILE", "TERMINATION_LOG", "HTTP_TOKEN_FILE", "INCIDENT_ENV", "SERVICE"),
     )
 )
 """The variables that this program reads."""

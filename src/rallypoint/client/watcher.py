@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from rallypoint.base.errors import RallypointError
-from rallypoint.base.kernel import TCP_KEEPIDLE
 from rallypoint.client.dialing import RETRYABLE, ClientSession, Dialer, error_words
 from rallypoint.client.endpoint_resolver import DialTarget
 from rallypoint.membership.state import Settings
@@ -137,7 +136,7 @@ class WatcherSession:
 def _keep_alive(connected: socket.socket) -> None:
     """Switch on TCP keep-alive: a session that only receives would not notice that the server is gone."""
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in ((TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
+    for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
         connected.setsockopt(socket.IPPROTO_TCP, option, value)
 
 

@@ -23,7 +23,6 @@ from typing import IO, Any, BinaryIO
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, free_port
 from rallypoint.base.errors import RallypointError, UsageError, UserError, user_error
-from rallypoint.base.kernel import pidfd_open
 from rallypoint.base.poll import until_readable
 from rallypoint.base.signals import how_it_ended
 
@@ -211,7 +210,7 @@ class LocalEtcd:
     def _wait(self, endpoint: Endpoint, deadline: Deadline, unwanted: Callable[[], bool]) -> str:
         """Until it answers; returns what is wrong if it does not."""
         assert self._supervisor is not None
-        gone = pidfd_open(self._supervisor.pid)
+        gone = os.pidfd_open(self._supervisor.pid)
         try:
             while True:
                 if self._answers(endpoint):

@@ -19,7 +19,6 @@ import sys
 if __name__ == "__main__":  # run without site-packages, it finds the package by its own place
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from rallypoint.base.kernel import pidfd_open
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,12 +36,12 @@ def main(owner: int, folder: str, command: list[str]) -> int:
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the owner may have blocked them, and etcd would inherit that
     try:
-        watched = pidfd_open(owner)
+        watched = os.pidfd_open(owner)
         if os.getppid() != owner:
             return 0
         # This process has no other thread, so the child may run code before the program.
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent())  # noqa: PLW1509
-        _until_readable(asked, watched, pidfd_open(process.pid))
+        _until_readable(asked, watched, os.pidfd_open(process.pid))
         process.kill()
         return process.wait()
     except ProcessLookupError:  # the owner has ended

@@ -2,7 +2,7 @@
 
 import sys
 
-if sys.platform == "win32":
-    from rallypoint.base.errors import NOT_ON_WINDOWS
+if sys.platform != "linux":
+    from rallypoint.base.errors import NEEDS_LINUX
 
-    raise ImportError(NOT_ON_WINDOWS)
+    raise ImportError(NEEDS_LINUX)

@@ -13,7 +13,6 @@ from rallypoint.agent.rendezvous_client import rendezvous_of
 from rallypoint.agent.signal_set import SIGNALS_VARIABLE
 from rallypoint.agent.spec import RunResult, WorkerSpec, program_name
 from rallypoint.base.errors import JobPreempted, NodeLeftInOrder, SignalException
-from rallypoint.base.kernel import PORTABLE
 from rallypoint.base.light_typing import TYPE_CHECKING, Any
 from rallypoint.base.log import get_logger
 from rallypoint.base.secrets import take_from_environment
@@ -87,10 +86,6 @@ def launch_agent(
         from rallypoint.telemetry.handlers import get_logging_handler
 
         get_logging_handler(config.event_log_handler)  # before anything is started
-    if PORTABLE:
-        from rallypoint.base.portable import lacks
-
-        log.warning("%s", lacks())
     run_id = config.run_id or _random_run_id()
     log.info("launching:\n%s", describe(config, program_name(entrypoint, args)))
     os.environ[SIGNALS_VARIABLE] = config.signals_to_handle

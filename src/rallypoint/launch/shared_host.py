@@ -8,12 +8,12 @@ where its nodes meet, and the processors that the agent may use: agents that a s
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from zlib import crc32
 
-from rallypoint.base.kernel import sched_getaffinity
 from rallypoint.base.log import get_logger
 from rallypoint.rendezvous.params import RendezvousParameters
 
@@ -28,7 +28,7 @@ def register_on_host(parameters: RendezvousParameters, environ: Mapping[str, str
         parameters: of the rendezvous.
         environ: the environment of the workers.
     """
-    cpus = sorted(sched_getaffinity(0))
+    cpus = sorted(os.sched_getaffinity(0))
     where = parameters.endpoint.rpartition(":")[2]
     name = f"rallypoint-{crc32(repr((parameters.run_id, where, cpus)).encode()):08x}"
     with socket.socket(socket.AF_UNIX) as place:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import stat
 import threading
 from collections.abc import Callable
 from select import POLLIN
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
-from rallypoint.base.kernel import Wakeup, new_poller
+from rallypoint.base.kernel import Wakeup
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.logs.console import Chunk, ConsoleSink, ConsoleStream
@@ -52,7 +53,7 @@ class Pump:
     def __init__(self, sink: ConsoleSink, clock: Clock = SYSTEM_CLOCK) -> None:
         self._sink = sink
         self._clock = clock
-        self._poller = new_poller()
+        self._poller = select.epoll()
         self._wakeup = Wakeup()
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -134,14 +135,14 @@ class Pump:
             self._poller.register(fd, 0)
 
     def _watch_files(self) -> None:
-        from rallypoint.base.inotify import POLLED, Inotify
+        from rallypoint.base.inotify import Inotify
 
         self._buffer = bytearray(READ_SIZE)
         try:
             self._inotify = Inotify()
             self._watches = {self._inotify.watch(path): tail for path, tail in self._paths}
         except OSError as error:
-            _logger.log(POLLED, "log files are polled every %s s: %s", POLL, error)
+            _logger.warning("log files are polled every %s s: %s", POLL, error)
             self._clear_inotify()
         else:
             self._poller.register(self._inotify, POLLIN)

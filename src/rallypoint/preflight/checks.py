@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from rallypoint.base.kernel import PORTABLE
 from rallypoint.preflight.disks import DISKS
 from rallypoint.preflight.gpus import GPUS
 from rallypoint.preflight.host_name import HOST_NAME
@@ -14,10 +13,6 @@ from rallypoint.preflight.reaching import ENDPOINT
 from rallypoint.preflight.table import Reading
 
 READINGS: tuple[Reading[Any], ...] = (*DISKS, LIMITS, HOST_NAME, ENDPOINT, PROXY, *GPUS)
-if PORTABLE:
-    from rallypoint.preflight.system import SYSTEM
-
-    READINGS = (SYSTEM, *READINGS)
 
 NAMES = tuple(each.name for reading in READINGS for each in reading.checks)
 """The names of all checks."""

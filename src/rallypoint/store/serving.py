@@ -23,7 +23,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from rallypoint.base.kernel import new_poller
 from rallypoint.base.log import RateLimitedLog
 from rallypoint.store.decoder import Decoder, OpcodeReaders
 from rallypoint.store.errors import StoreProtocolError
@@ -53,7 +52,7 @@ class ServedTable:
         self.readers: OpcodeReaders[Replies[StoreConnection] | Work[StoreConnection]] = OpcodeReaders(
             self.table.commands(), guard.request
         )
-        self.poller = new_poller()
+        self.poller = select.epoll()
         self.connections: dict[int, StoreConnection] = {}
         """By the descriptors of their sockets."""
         self.unvalidated: dict[StoreConnection, float] = {}

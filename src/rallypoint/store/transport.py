@@ -12,7 +12,6 @@ import socket
 from collections.abc import Sequence
 from typing import Protocol
 
-from rallypoint.base.kernel import PORTABLE
 from rallypoint.base.log import get_logger
 from rallypoint.store.transport_context import TransportContext
 
@@ -47,9 +46,7 @@ def open_transport(context: TransportContext) -> StoreTransport:
     """A new store that serves what the context says."""
     name = "a shared port" if context.listener is None else f"port {context.listener.getsockname()[1]}"
     reason = f"{STORE_VARIABLE}=python"
-    if PORTABLE:
-        reason = "the one in C is for Linux"
-    elif os.environ.get(STORE_VARIABLE) != "python":
+    if os.environ.get(STORE_VARIABLE) != "python":
         try:
             from rallypoint.store.compiled import CompiledTransport
         except ImportError as error:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from rallypoint.base.descriptors import allow_descriptors, for_connections, limits
 from rallypoint.base.endpoint import Endpoint
-from rallypoint.base.kernel import TCP_KEEPIDLE
 from rallypoint.base.log import RateLimitedLog
 from rallypoint.store.guard import StoreGuard
 
@@ -40,7 +39,7 @@ def set_options(made: socket.socket, guard: StoreGuard) -> None:
         return
     idle, interval, count = guard.keepalive
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    made.setsockopt(socket.IPPROTO_TCP, TCP_KEEPIDLE, idle)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, count)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -9,9 +9,9 @@ Laws:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
 
-from rallypoint.base.kernel import pidfd_open
 from rallypoint.base.log import get_logger
 from rallypoint.base.process_table import read_stat
 from rallypoint.workers.process import ChildProcess
@@ -79,7 +79,7 @@ class TimerClients:
 
     def _open(self, pid: int) -> bool:
         try:
-            self._processes[pid] = process = TimedProcess(pid, pidfd_open(pid))
+            self._processes[pid] = process = TimedProcess(pid, os.pidfd_open(pid))
         except ProcessLookupError:  # it has ended, and its timers with it
             return False
         except OSError as error:

@@ -19,7 +19,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from rallypoint.base.errors import RallypointError, ResourceError
-from rallypoint.base.kernel import send_signal
 from rallypoint.base.poll import readable
 from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, StartedWorker
 
@@ -127,7 +126,7 @@ class ChildProcess(ABC):
         """Forward a signal to the worker. Does nothing once it has ended."""
         if self._pidfd >= 0 and self._exitcode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                send_signal(self._pidfd, self.pid, number)
+                signal.pidfd_send_signal(self._pidfd, number)
 
     def release(self) -> None:
         """Release it. Idempotent."""

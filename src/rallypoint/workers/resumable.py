@@ -158,14 +158,14 @@ class LeavingWorkers:
 
 
 def _watch(folder: str) -> Inotify | None:
-    from rallypoint.base.inotify import CREATED, POLLED, Inotify
+    from rallypoint.base.inotify import CREATED, Inotify
 
     news = None
     try:
         news = Inotify()
         news.watch(folder, CREATED)
     except OSError as error:
-        log.log(POLLED, "workers that leave a round are polled every %s s instead of at each: %s", POLL, error)
+        log.warning("workers that leave a round are polled every %s s instead of at each: %s", POLL, error)
         if news is not None:
             news.close()
         return None

@@ -42,7 +42,6 @@ from enum import Enum
 from signal import SIGABRT, SIGCONT, SIGKILL, SIGTERM
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
-from rallypoint.base.kernel import PORTABLE
 from rallypoint.base.light_typing import TYPE_CHECKING, Protocol
 from rallypoint.base.log import get_logger
 from rallypoint.base.poll import readable, until_readable
@@ -564,9 +563,6 @@ def kill_trees(processes: Iterable[ChildProcess], unreaped: Collection[int] = ()
         unreaped: pids of workers that have ended and have not been reaped, so that their sessions are still ours.
         seconds: between SIGTERM and SIGKILL; waits as long as needed. 0 for SIGKILL at once.
     """
-    if PORTABLE:
-        _kill_groups(processes, unreaped, seconds)
-        return
     running = [each for each in processes if each.poll() is None]
     known = {stat.pid: stat for stat in _descendants({*(each.pid for each in running), *unreaped}) if not stat.ended}
     if seconds:
@@ -583,23 +579,9 @@ def kill_trees(processes: Iterable[ChildProcess], unreaped: Collection[int] = ()
         os.sched_yield()
 
 
-def _kill_groups(processes: Iterable[ChildProcess], unreaped: Collection[int], seconds: float) -> None:
-    """The same if descendants cannot be found: kill the process groups that the workers lead."""
-    from rallypoint.base.portable import POLL_INTERVAL, kill_group
-
-    led = [each.pid for each in processes if each.poll() is None or each.orphaned or each.pid in unreaped]
-    asked = [each for each in led if seconds and kill_group(each, SIGTERM)]
-    if asked:
-        until = time.monotonic() + seconds
-        while any(kill_group(each, 0) for each in asked) and (left := until - time.monotonic()) > 0:
-            until_readable((), min(left, POLL_INTERVAL))
-    for each in led:
-        kill_group(each)
-
-
 def _descendants(roots: set[int]) -> list[ProcessStat]:
     """The descendants of these processes and members of sessions that one of them leads; the roots as well."""
-    stats = () if PORTABLE else process_table().values()
+    stats = process_table().values()
     found = set(roots)
     while new := {
         each.pid for each in stats if each.pid not in found and (each.parent in found or each.session in found)

@@ -17,7 +17,6 @@ from multiprocessing import spawn, util
 from typing import TYPE_CHECKING, Any
 
 from rallypoint.base.errors import UserError
-from rallypoint.base.kernel import PORTABLE
 from rallypoint.logs.specs import LogsSpecs
 from rallypoint.workers.context import PContext, ProcessOptions
 from rallypoint.workers.functions.payload import NothingReturned, Payload, job_spec
@@ -55,8 +54,6 @@ class FunctionContext(PContext):
         self.start_method = options.start_method
         if self.start_method not in START_METHODS:
             raise UserError(f"start_method={self.start_method!r} is none; use one of {', '.join(START_METHODS)}")
-        if PORTABLE and self.start_method == "forkserver":
-            self.start_method = "spawn"  # no subreaper would take over what the server forks
         self._forking = self.start_method == "fork"
         super().__init__(
             name, entrypoint, args, envs, logs_specs, log_line_prefixes, None if self._forking else reaper, options

@@ -29,7 +29,6 @@ from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from typing import Any, TextIO
 
-from rallypoint.base.kernel import PORTABLE, exit_of_child, own_descriptor, pidfd_open
 from rallypoint.base.poll import always_readable
 from rallypoint.failures.record import record
 from rallypoint.workers.functions.worker import apply_environment, call
@@ -62,12 +61,12 @@ class ForkedProcess(ChildProcess):
         Raises:
             RallypointError: this machine has no room for another process.
         """
-        mine = own_descriptor()
+        mine = os.pidfd_open(os.getpid())
         # None of our handlers may run in the copy.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             guard = partial(_die_with_agent, mine)
-            if threading.current_thread() is threading.main_thread() and not PORTABLE:
+            if threading.current_thread() is threading.main_thread():
                 guard = partial(_die_with_main_thread, os.getpid())
 
             def run() -> None:
@@ -89,13 +88,13 @@ class ForkedProcess(ChildProcess):
 
     def _collect_exit(self) -> None:
         try:
-            code = exit_of_child(self._pidfd, self.pid)
+            found = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # which does not reap
         except OSError:  # multiprocessing has reaped it on some other occasion, and knows
             self._end(self._process.exitcode)
         else:
-            self.held_by_debugger = code is None
-            if code is not None:
-                self._end(code)
+            self.held_by_debugger = found is None
+            if found is not None:
+                self._end(found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
 
     def release(self) -> None:
         """Release it. Idempotent."""
@@ -123,7 +122,7 @@ def _pid(process: BaseProcess) -> int:
 
 def _pidfd(process: BaseProcess) -> int:
     try:
-        return pidfd_open(_pid(process))
+        return os.pidfd_open(_pid(process))
     except ProcessLookupError:  # it has been reaped already
         return always_readable()
     except OSError:

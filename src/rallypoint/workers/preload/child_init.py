@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-_posix: Any = posix
-"""For functions that only Linux has."""
 _SIGINT, _SIGPIPE, _SIGXFSZ = 2, 13, 25
 _NAMES = ("stdin", "stdout", "stderr")
 
@@ -64,7 +62,7 @@ def become_worker(
     posix.fchdir(request.folder)
     posix.umask(request.umask)
     if request.cpus:
-        _posix.sched_setaffinity(0, request.cpus)
+        posix.sched_setaffinity(0, request.cpus)
     set_process_name(name)
     _set_standard_streams(request)
     replace(request.environ, changed)

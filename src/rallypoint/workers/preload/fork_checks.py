@@ -19,10 +19,7 @@ from rallypoint.workers.preload.threads import describe_threads
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from typing import Any
 
-_posix: Any = posix
-"""For functions that only Linux has."""
 _SIGKILL = 9
 _FORK_TEST_TIMEOUT = 5.0
 """Seconds for a copy that ends at once."""
@@ -69,7 +66,7 @@ def _accelerator() -> str | None:
 
 def _child() -> str | None:
     try:
-        _posix.waitid(posix.P_ALL, 0, posix.WEXITED | posix.WNOHANG | posix.WNOWAIT)
+        posix.waitid(posix.P_ALL, 0, posix.WEXITED | posix.WNOHANG | posix.WNOWAIT)
     except ChildProcessError:
         return None
     return "it starts a process that goes on"
@@ -102,7 +99,7 @@ def thread_obstacle() -> str | None:
     pid = posix.fork()
     if pid == 0:
         posix._exit(0)
-    fd = _posix.pidfd_open(pid)
+    fd = posix.pidfd_open(pid)
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     ended = bool(poller.poll(_FORK_TEST_TIMEOUT * 1000))

@@ -41,8 +41,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_posix: Any = posix
-"""For functions that only Linux has."""
 _NAME = b"rally-zygote"
 _EIO, _EAGAIN = 5, 11
 
@@ -107,7 +105,7 @@ def _fork_copies(link: Connection, count: int) -> Connection | None:
                 await_exit(between)
                 return Connection(ours)
             ours.close()
-            fd = _posix.pidfd_open(pid)
+            fd = posix.pidfd_open(pid)
             send(link, "copy", pid, descriptors=(fd, theirs.fileno()))
             posix.close(fd)
             theirs.close()

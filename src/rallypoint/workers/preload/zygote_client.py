@@ -17,7 +17,7 @@ from enum import Enum
 from socket import socketpair
 from typing import Any, NamedTuple
 
-from rallypoint.base.kernel import FOLDER, memory_file, sched_getaffinity, send_signal
+from rallypoint.base.kernel import memory_file
 from rallypoint.base.poll import readable
 from rallypoint.base.procfs import inherited_settings
 from rallypoint.workers.preload.command import NeverForkable, NotForkable, PreloadCommand, parse_command
@@ -110,7 +110,7 @@ class ZygoteClient:
         self._environ = dict(environ)
         self._read: Mapping[str, str] = {}
         self._beginnings: Mapping[str, str] = {}
-        self._cpus = sched_getaffinity(0)
+        self._cpus = os.sched_getaffinity(0)
         self._folder = _folder()
         self._pidfd = self._status_text = -1
         link, theirs = socketpair()
@@ -209,7 +209,7 @@ class ZygoteClient:
         command = [os.fsdecode(each) for each in arguments], self._command.length
         message = (*command, list(variables.items()), worker_settings(places, cpus, ignored=self.reaper.ignored))
         try:
-            folder = os.open(".", FOLDER)
+            folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise NotForkable(f"no copy could be requested: {error.strerror}") from None
         try:
@@ -273,7 +273,7 @@ class ZygoteClient:
             end = f"; the end of its standard error: {last[-_MAX_STATUS_TEXT:]}" if last else ""
             self.reason += f" during the imports{end}"
         with contextlib.suppress(OSError):
-            send_signal(self._pidfd, self.pid, signal.SIGKILL)
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         self.close()
 
     def _exit_words(self, importing: bool) -> str:

@@ -22,7 +22,7 @@ from collections.abc import Collection, Mapping, Sequence
 from socket import socket, socketpair
 
 from rallypoint.base.errors import RallypointError, ResourceError
-from rallypoint.base.kernel import FOLDER, PORTABLE, check_kernel, denied_error, own_descriptor, pidfd_open, send_signal
+from rallypoint.base.kernel import check_kernel, denied_error
 from rallypoint.base.light_typing import Any, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.base.poll import always_readable, readable
@@ -145,7 +145,7 @@ class ReaperClient:
             ReaperLost: see the class.
         """
         program = executable_candidates(argv[0], env), encoded_arguments(argv), encoded_environment(env)
-        folder = os.open(".", FOLDER)
+        folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             standard, places = standard_descriptors(*stdio)
             settings = worker_settings(places, cpus, blocked, self.ignored)
@@ -271,7 +271,7 @@ class ReaperClient:
         self._link.close()
         if silence:
             with contextlib.suppress(ProcessLookupError):
-                send_signal(self._pidfd, self.pid, signal.SIGKILL)
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         ended = readable(self._pidfd, _CLOSE_TIMEOUT)
         code = self._reap() if ended else None
         if code in protocol.DENIED:
@@ -287,10 +287,8 @@ class ReaperClient:
 
     def _reap(self) -> int | None:
         """Reap the process if it has ended; how it ended, if that can be known."""
-        # Its pipe is closed a moment before it can be reaped, a pidfd tells of nothing before that.
-        ending = PORTABLE and readable(self._pidfd)
         with contextlib.suppress(ChildProcessError):
-            pid, status = os.waitpid(self.pid, 0 if ending else os.WNOHANG)
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 return os.waitstatus_to_exitcode(status)
         return None
@@ -304,39 +302,24 @@ def _start() -> tuple[int, socket, int]:
             ours = socket(fileno=above_standard(ours.detach()))
         stack.callback(ours.close)
         with theirs:
-            if PORTABLE:
-                pid, ended = _start_with_pipe(theirs.fileno())
-            else:
-                pid = _spawn_supervisor(theirs.fileno())
-                ended = _pidfd(pid)
+            pid = _spawn_supervisor(theirs.fileno())
+            ended = _pidfd(pid)
         stack.pop_all()
     return pid, ours, ended
 
 
 def _pidfd(pid: int) -> int:
     try:
-        return above_standard(pidfd_open(pid))
+        return above_standard(os.pidfd_open(pid))
     except ProcessLookupError:  # it has been reaped already
         return above_standard(always_readable())
 
 
-def _start_with_pipe(link: int) -> tuple[int, int]:
-    """Start it with the only writing end of a pipe, which the system closes when it has ended."""
-    reading, writing = os.pipe()
-    try:
-        return _spawn_supervisor(link, writing), above_standard(reading)
-    except BaseException:
-        os.close(reading)
-        raise
-    finally:
-        os.close(writing)
-
-
-def _spawn_supervisor(link: int, *held: int) -> int:
+def _spawn_supervisor(link: int) -> int:
     """Start it with a pidfd of this process, so that no other process can be mistaken for this one."""
-    me = own_descriptor()
+    me = os.pidfd_open(os.getpid())
     try:
-        given = (link, me, *held)
+        given = (link, me)
         numbers = [max(given) + place for place in range(1, len(given) + 1)]  # none takes another's place on the way
         quiet = ["-B"] if sys.dont_write_bytecode else []
         command = [sys.executable, "-I", "-S", *quiet, "-c", _BOOTSTRAP, _FOLDER, *map(str, numbers)]

@@ -19,12 +19,8 @@ import select
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from rallypoint.workers.reaper.protocol import Connection
 
-_posix: Any = posix
-"""For functions that only Linux has."""
 _EIO = 5
 
 
@@ -46,7 +42,7 @@ def fork_orphan(link: Connection) -> int:
         pid = posix.fork()
         if pid == 0:
             return between
-        send(link, "started", pid, descriptors=(_posix.pidfd_open(pid),))
+        send(link, "started", pid, descriptors=(posix.pidfd_open(pid),))
     except OSError as error:
         send(link, "failed", error.errno or _EIO)
     posix._exit(0)
@@ -69,7 +65,7 @@ def await_release(fd: int) -> None:
 def await_exit(parent: int) -> None:
     """In the worker: wait until the parent has ended and the reaper has become the parent."""
     try:
-        fd = _posix.pidfd_open(parent)
+        fd = posix.pidfd_open(parent)
     except OSError:
         return
     poller = select.poll()

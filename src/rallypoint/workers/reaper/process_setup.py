@@ -16,10 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _signal = __import__("_signal")
-SIGKILL, SIGPIPE, SIGTERM, SIGXFSZ = 9, 13, 15, 25
-SIGCHLD: int = _signal.SIGCHLD
-SIGCONT: int = _signal.SIGCONT
-"""Both have other numbers on macOS."""
+SIGKILL, SIGPIPE, SIGTERM, SIGCHLD, SIGCONT, SIGXFSZ = 9, 13, 15, 17, 18, 25
 _SET_CHILD_SUBREAPER = 36
 
 
@@ -56,11 +53,11 @@ def sigchld_fd() -> int:
     return reading
 
 
-def close_inherited(kept: set[int], folder: str = "/proc/self/fd") -> None:
+def close_inherited(kept: set[int]) -> None:
     """Close what the agent had inherited and is none of ours; 0 and 1 lead nowhere, 2 stays, for error messages."""
     # By name: where the kernel has no close_range(2), `closerange` tries every number there could be.
     try:
-        numbers = [int(name) for name in posix.listdir(folder)]
+        numbers = [int(name) for name in posix.listdir("/proc/self/fd")]
     except FileNotFoundError:
         numbers = list(range(3, posix.sysconf("SC_OPEN_MAX")))
     for fd in numbers:

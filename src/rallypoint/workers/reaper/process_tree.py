@@ -22,10 +22,6 @@ from rallypoint.workers.reaper.process_setup import SIGCONT, SIGKILL, SIGTERM
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from typing import Any
-
-_posix: Any = posix
-"""For functions that only Linux has."""
 
 SWEEP_INTERVAL = 0.05
 """Seconds between two passes of a sweep, in addition to those at each end of a child."""
@@ -52,11 +48,6 @@ class ProcessTree:
         self._excluded: set[int] = set()
         self._spared: set[int] = set()
         """Children that the sweep that was begun last spares."""
-
-    def open_descriptor(self, pid: int) -> int:
-        """A descriptor that is readable when a just started process has ended and was reaped. Raises OSError."""
-        fd: int = _posix.pidfd_open(pid)
-        return fd
 
     def exclude(self, pid: int) -> None:
         """Spare this child, and what is below it, in every sweep from now on."""
@@ -96,10 +87,6 @@ class ProcessTree:
             if pid in self.started:
                 self.started.discard(pid)
                 self.exits[pid] = posix.waitstatus_to_exitcode(status)
-            self._forget(pid)
-
-    def _forget(self, pid: int) -> None:
-        """A child was reaped."""
 
     def begin_sweep(self, seconds: float, spared: Collection[int] = ()) -> None:
         """Let `sweep` send SIGTERM to all that is below, except the spared, and SIGKILL after this many seconds."""

@@ -24,7 +24,6 @@ from rallypoint.workers.reaper.process_tree import LAST_TIMEOUT, SWEEP_INTERVAL,
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 _AGENT_EXIT_WINDOW = 0.5
@@ -154,7 +153,7 @@ class Reaper:
             self._tree.started.add(pid)
             if excluded:
                 self._tree.exclude(pid)
-            pidfd = self._tree.open_descriptor(pid)
+            pidfd = posix.pidfd_open(pid)
             self._answer(pid, (pidfd,))
         except OSError as error:
             self._answer(-(error.errno or _EIO))
@@ -292,20 +291,19 @@ def _start_on(cpus: list[int], *request: Any) -> int:
     """`_start`, with a process that may run on these processors only; on all that we may use, if it is empty."""
     if not cpus:
         return _start(*request)
-    system: Any = posix  # processes are bound on Linux only
-    ours = system.sched_getaffinity(0)
-    system.sched_setaffinity(0, cpus)  # what is started inherits it
+    ours = posix.sched_getaffinity(0)
+    posix.sched_setaffinity(0, cpus)  # what is started inherits it
     try:
         return _start(*request)
     finally:
-        system.sched_setaffinity(0, ours)
+        posix.sched_setaffinity(0, ours)
 
 
-def run_reaper(link: int, agent: int, tree_below: Callable[[int], ProcessTree]) -> None:
-    """Run the reaper of the process whose connection and pidfd have these numbers; `tree_below` is as `ProcessTree`."""
+def run_reaper(link: int, agent: int) -> None:
+    """Run the reaper of the process whose connection and pidfd have these numbers."""
     for fd in (link, agent):
         posix.set_inheritable(fd, False)
-    tree = tree_below(process_setup.sigchld_fd())
+    tree = ProcessTree(process_setup.sigchld_fd())
     connection = protocol.Connection(socket(fileno=link))
     connection.socket.setblocking(False)
     Reaper(connection, agent, tree).run()

@@ -9,7 +9,6 @@ reaper that is killed leaves falls to the supervisor.
     protocol the messages between agent and reaper
     process_tree the processes below a process: finding, killing, reaping them
     process_setup set-up of reaper and supervisor: orphans, signals, descriptors
-    process_groups the same as process_tree, where there are no subreapers: what a worker spawns is its process group
 
 Laws:
 
@@ -38,32 +37,18 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the supervisor, and by a fork the reaper, of the process whose connection and pidfd have these numbers.
-
-    A third number is that of a pipe of which the supervisor holds the only writing end: it is there on systems that
-    have neither pidfds nor subreapers (`process_groups`).
-    """
-    link, agent, *held = map(int, arguments[:-1])
-    tree_below: Callable[[int], ProcessTree] = ProcessTree
+    """Run the supervisor, and by a fork the reaper, of the process whose connection and pidfd have these numbers."""
+    link, agent = map(int, arguments[:-1])
     _exit_if_denied(101, posix.setsid)
-    if held:
-        from rallypoint.workers.reaper.process_groups import FDS, ProcessGroups
-
-        process_setup.close_inherited({link, agent, *held}, FDS)
-        tree_below = ProcessGroups
-    else:
-        process_setup.close_inherited({link, agent})
-        _exit_if_denied(102, process_setup.become_subreaper)
+    process_setup.close_inherited({link, agent})
+    _exit_if_denied(102, process_setup.become_subreaper)
     reaper = posix.fork()
     if reaper:
         posix.close(link)
         posix.close(agent)
-        _supervise(reaper, tree_below)
-    if held:
-        posix.close(held[0])
-    else:
-        process_setup.become_subreaper()  # that is not inherited
-    run_reaper(link, agent, tree_below)
+        _supervise(reaper)
+    process_setup.become_subreaper()  # that is not inherited
+    run_reaper(link, agent)
 
 
 def _exit_if_denied(code: int, call: Callable[[], None]) -> None:
@@ -74,9 +59,9 @@ def _exit_if_denied(code: int, call: Callable[[], None]) -> None:
         posix._exit(code)
 
 
-def _supervise(reaper: int, tree_below: Callable[[int], ProcessTree]) -> None:
+def _supervise(reaper: int) -> None:
     """Supervise the reaper: wait until it ends, kill everything it has left, and end with the same status."""
-    tree = tree_below(process_setup.sigchld_fd())
+    tree = ProcessTree(process_setup.sigchld_fd())
     tree.started.add(reaper)
     poller = select.poll()
     poller.register(tree.wake, select.POLLIN)

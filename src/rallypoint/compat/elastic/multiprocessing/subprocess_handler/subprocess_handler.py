@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
-from rallypoint.base.kernel import sched_getaffinity, sched_setaffinity
-
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
 
@@ -82,9 +80,9 @@ def _on(options: NumaOptions | None, env: Mapping[str, str], local_rank: int) ->
     if found is None:
         yield
         return
-    before = sched_getaffinity(0)
-    sched_setaffinity(0, found[local_rank])
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, found[local_rank])
     try:
         yield
     finally:
-        sched_setaffinity(0, before)
+        os.sched_setaffinity(0, before)
