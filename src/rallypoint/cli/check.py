@@ -11,7 +11,7 @@ from rallypoint.cli.job_session import add_rendezvous, parameters_of
 from rallypoint.cli.parse import Verb
 
 if TYPE_CHECKING:
-    from rallypoint.preflight.table import CheckInputs
+    from rallypoint.preflight.results import CheckInputs
 
 
 def add_check(verb: Verb) -> None:
@@ -48,7 +48,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _inputs(options: argparse.Namespace) -> CheckInputs:
-    from rallypoint.preflight.table import CheckInputs
+    from rallypoint.preflight.results import CheckInputs
 
     log_dir = os.path.abspath(options.log_dir) if options.log_dir else ""
     if not options.endpoint:
@@ -66,7 +66,7 @@ def _inputs(options: argparse.Namespace) -> CheckInputs:
 
 
 def _required(text: str) -> tuple[str, ...]:
-    from rallypoint.preflight.checks import NAMES
+    from rallypoint.preflight.run import NAMES
 
     names = tuple(part.strip() for part in text.split(",")) if text else ()
     for name in names:

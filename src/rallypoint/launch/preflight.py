@@ -10,11 +10,8 @@ from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.endpoint import Endpoint, parse_endpoint
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
-from rallypoint.preflight.admission import REQUIRE, WARN, admit
-from rallypoint.preflight.disks import LOG_SPACE
-from rallypoint.preflight.results import counts
-from rallypoint.preflight.run import run_checks
-from rallypoint.preflight.table import CheckInputs
+from rallypoint.preflight.results import REQUIRE, WARN, CheckInputs, admit, counts
+from rallypoint.preflight.run import LOG_SPACE, run_checks
 from rallypoint.rendezvous.params import C10D_PORT, ON_ETCD
 
 if TYPE_CHECKING:
@@ -49,8 +46,8 @@ def await_log_dir(log_dir: str, mode: str) -> None:
     Raises:
         PreflightError: it does not, and `mode` requires that it does.
     """
-    results = run_checks(CheckInputs(log_dir), readings=(LOG_SPACE,))
-    if results == LOG_SPACE.silent():
+    results = run_checks(CheckInputs(log_dir), checks=(LOG_SPACE,))
+    if results == LOG_SPACE.all(LOG_SPACE.silence):
         admit(results, mode)
 
 

@@ -1,4 +1,5 @@
-"""The mesh: which node of a round dials which, what each tells of it, and what is said of nodes that are not reached.
+"""The mesh: which node of a round dials which, how a node greets one that dials it, what each tells of it, and what
+is said of nodes that are not reached.
 
 Pure. Laws:
 
@@ -6,11 +7,15 @@ Pure. Laws:
    dialled by as many as it dials, in both directions of the same pairs, and no two nodes are far apart in that graph.
 2. All nodes are told the same lines, which group rank 0 makes of what each has found.
 3. What another node has written is checked once, in `decode_finding` and `decode_lines`.
+4. A node greets who dials it by a line with its group rank and a digest of the `scope`, which names the job, its
+   coordinator and the round: no other machine with its address is mistaken for it. It is no protection against people.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -43,6 +48,14 @@ class MeshLine(NamedTuple):
     text: str
     node: str
     ranks: tuple[int, ...]
+
+
+class MeshNode(NamedTuple):
+    """A node of the mesh: the scope is that of the round, the same on all."""
+
+    scope: str
+    group_rank: int
+    node: str
 
 
 def dialled_ranks(rank: int, count: int) -> list[int]:
@@ -127,6 +140,37 @@ class _Names:
 def concerned(line: MeshLine, rank: int) -> bool:
     """Whether a node logs this line: all do that it is about, but of many only the one that they have in common."""
     return rank == 0 or rank in (line.ranks if len(line.ranks) <= FEW + 1 else line.ranks[:1])
+
+
+# How a node greets
+
+MAX_GREETING = 1100
+"""Bytes of a greeting at most."""
+_GREETING = re.compile(rb"rallypoint-mesh 2 ([0-9]{1,7}) ([0-9a-f]{32}) ([^\n]{1,1020})\n")
+
+
+def greeting(own: MeshNode) -> bytes:
+    """A node's line to one that dials it."""
+    name = printable(own.node).encode()
+    return b"rallypoint-mesh 2 %d %s %s\n" % (own.group_rank, _digest(own), name)
+
+
+def why_another(expected: MeshNode, greeted: bytes) -> str:
+    """Why what greets is not the node that was dialled; empty if it is."""
+    found = _GREETING.fullmatch(greeted)
+    if found is None:
+        return "no agent of this job listens there" if greeted else "the connection is closed without an answer"
+    rank = int(found[1])
+    name = printable(found[3].decode(errors="replace"))
+    if found[2] != _digest(expected):
+        return f"an agent of another job answers there, on {name}"
+    if rank != expected.group_rank:
+        return f"{name} (group rank {rank}) answers there: two nodes have that address"
+    return ""
+
+
+def _digest(node: MeshNode) -> bytes:
+    return hashlib.sha256(node.scope.encode()).hexdigest()[:32].encode()
 
 
 # How it is written into the store

@@ -1,4 +1,4 @@
-"""The results of checks, and what follows from a list of them. Pure.
+"""What a check is, the results of checks, and what follows from a list of them.
 
 Laws:
 
@@ -11,9 +11,17 @@ Laws:
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from rallypoint.base.errors import PreflightError
+from rallypoint.base.log import get_logger
+
+if TYPE_CHECKING:
+    from rallypoint.client.endpoint_resolver import DialTarget
+
+_log = get_logger(__name__)
 
 
 class Status(StrEnum):
@@ -29,7 +37,10 @@ EXIT_CODES = {Status.PASS: 0, Status.WARN: 1, Status.FAIL: 2}
 
 
 class CheckResult(NamedTuple):
-    """One line: the check's name, what was found, and what to do about it unless it has passed."""
+    """One line: the check's name, what was found, and what to do about it unless it has passed.
+
+    The functions that check leave the name empty: `Check` has it.
+    """
 
     name: str
     status: Status
@@ -48,37 +59,79 @@ class CheckResult(NamedTuple):
         return f"{fact}; {self.remedy}" if self.remedy else fact
 
 
-class Judgement(NamedTuple):
-    """A `CheckResult` without the check's name: what a check makes of a fact."""
-
-    status: Status
-    fact: str
-    remedy: str = ""
-    known: bool = True
-
-    def of(self, name: str) -> CheckResult:
-        """The result of the check of that name."""
-        return CheckResult(name, *self)
-
-
-def passed(fact: str) -> Judgement:
+def passed(fact: str) -> CheckResult:
     """Nothing is in the way."""
-    return Judgement(Status.PASS, fact)
+    return CheckResult("", Status.PASS, fact)
 
 
-def warned(fact: str, remedy: str) -> Judgement:
+def warned(fact: str, remedy: str) -> CheckResult:
     """Something will be slow, unreliable or misleading."""
-    return Judgement(Status.WARN, fact, remedy)
+    return CheckResult("", Status.WARN, fact, remedy)
 
 
-def failed(fact: str, remedy: str) -> Judgement:
+def failed(fact: str, remedy: str) -> CheckResult:
     """It cannot work as it is."""
-    return Judgement(Status.FAIL, fact, remedy)
+    return CheckResult("", Status.FAIL, fact, remedy)
 
 
-def not_known(why: str) -> Judgement:
+def not_known(why: str) -> CheckResult:
     """The check does not apply here, or its fact cannot be known."""
-    return Judgement(Status.PASS, why, known=False)
+    return CheckResult("", Status.PASS, why, known=False)
+
+
+def by_amount(fact: str, amount: float, least: float, enough: float, remedy: str) -> CheckResult:
+    """A FAIL below `least`, a WARN below `enough`."""
+    if amount >= enough:
+        return passed(fact)
+    return failed(fact, remedy) if amount < least else warned(fact, remedy)
+
+
+class CheckInputs(NamedTuple):
+    """The inputs of the checks.
+
+    `log_dir` is empty where logs go to the temporary folder; `endpoints` are hosts and ports where nodes meet, none if
+    there is nothing to reach; `job` is the job's id, or empty; `workers` and `max_nodes` are how many this node
+    and the job will have, 0 if that is not known. A node that `joins` afterwards waits for what is not there yet.
+    """
+
+    log_dir: str = ""
+    endpoints: tuple[tuple[str, int], ...] = ()
+    backend: str = "c10d"
+    job: str = ""
+    workers: int = 0
+    max_nodes: int = 0
+    joins: bool = False
+    coordinators: Callable[[], list[DialTarget]] | None = None
+    """Says where the job's coordinator may be; None if there is no control plane to ask. May take seconds, and raises
+    as `coordinators` of the agent does."""
+
+
+class Check(NamedTuple):
+    """A function that checks, and the names of its results, in order: several where they need the same facts.
+
+    `silence` is the result if there is none in time. Where the function may block in the kernel for ever it
+    `may_hang`, and runs in a process of its own; it waits for the network some seconds at most.
+    """
+
+    names: tuple[str, ...]
+    find: Callable[[CheckInputs], Iterable[CheckResult]]
+    silence: CheckResult
+    may_hang: bool = False
+
+    def results(self, inputs: CheckInputs) -> list[CheckResult]:
+        """Check. A defect of the check is a result as well."""
+        try:
+            found = zip(self.names, self.find(inputs), strict=True)
+            return [result._replace(name=name) for name, result in found]
+        except Exception as error:
+            return self.all(warned(f"the check itself failed ({type(error).__name__}: {error})", "please report it"))
+
+    def all(self, result: CheckResult) -> list[CheckResult]:
+        """This result, for each of the names."""
+        return [result._replace(name=name) for name in self.names]
+
+
+# What follows from results
 
 
 def worst(results: Iterable[CheckResult]) -> Status:
@@ -111,3 +164,29 @@ def results_json(results: Sequence[CheckResult]) -> str:
     """The results as JSON; `docs/how-to/preflight.md` describes each field."""
     checks = [each._asdict() for each in results]
     return json.dumps({"version": VERSION, "status": worst(results), "checks": checks}, indent=2)
+
+
+WARN, REQUIRE = "warn", "require"
+"""The values of `--preflight`."""
+
+
+def admit(results: Sequence[CheckResult], mode: str) -> None:
+    """Log what has not passed, one line each, as a warning.
+
+    Raises:
+        PreflightError: `mode` is `REQUIRE` and something has failed; this node is to stay out of the job.
+    """
+    failures = [each for each in results if each.status is Status.FAIL] if mode == REQUIRE else []
+    told_by_error = failures if len(failures) == 1 else []
+    for each in results:
+        if each.status is not Status.PASS and each not in told_by_error:
+            _log.warning("%s", each)
+    if failures:
+        raise PreflightError(_sentence(failures))
+
+
+def _sentence(failures: Sequence[CheckResult]) -> str:
+    if len(failures) == 1:
+        return f"this node stays out of the job, by --preflight=require: {failures[0]}"
+    names = ", ".join(each.name for each in failures)
+    return f"this node stays out of the job, by --preflight=require: {len(failures)} checks failed ({names}), see above"

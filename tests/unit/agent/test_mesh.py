@@ -15,7 +15,7 @@ from rallypoint.agent.preparations.mesh import Mesh
 from rallypoint.agent.preparations.peer_exchange import PeerExchange
 from rallypoint.agent.spec import WorkerGroup
 from rallypoint.base.poll import until_readable
-from rallypoint.preflight.admission import REQUIRE, WARN
+from rallypoint.preflight.results import REQUIRE, WARN
 from rallypoint.protocol.messages import Placement
 from rallypoint.ranks.assign import NodeRanks
 from rallypoint.store.server import StoreServer

@@ -7,7 +7,7 @@ Laws:
 2. Every node listens before another can know its address, and does so until all have dialled, or its round is over.
 3. All nodes get the same result (`preflight.mesh`), over the round's worker store. If it is required that all are
    reached, group rank 0 announces the failure, and the others wait for the verdict.
-4. The loop never waits: it answers nodes that dial, and a separate thread dials and uses the store.
+4. The loop never waits: it greets nodes that dial, and a separate thread dials and uses the store.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.endpoint import Endpoint, is_loopback, own_address
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
-from rallypoint.preflight.admission import REQUIRE
-from rallypoint.preflight.mesh import concerned, dialled_ranks
-from rallypoint.preflight.mesh_dialing import MeshListener
-from rallypoint.preflight.mesh_handshake import MeshNode
+from rallypoint.preflight.dialing import MeshListener
+from rallypoint.preflight.mesh import MeshNode, concerned, dialled_ranks
+from rallypoint.preflight.results import REQUIRE
 
 if TYPE_CHECKING:
     from rallypoint.agent.controller import WorkerController
@@ -152,7 +151,7 @@ class Mesh:
         return min(self._verdict_by, math.inf if self._attempt is None else self._attempt.give_up_at)
 
     def step(self) -> None:
-        """Answer nodes that dial, and take the results of the thread."""
+        """Greet nodes that dial, and take the results of the thread."""
         if self._listener is not None:
             self._listener.step()
         if (done := self._work.take()) is not None:

@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import Clock, Deadline
 from rallypoint.base.endpoint import Endpoint
-from rallypoint.base.kernel import Wakeup
 from rallypoint.base.log import printable
+from rallypoint.preflight.dialing import DIAL_TIMEOUT, Target, dial_all
 from rallypoint.preflight.mesh import (
     Finding,
     MeshLine,
+    MeshNode,
     decode_finding,
     decode_lines,
     encode_finding,
     encode_lines,
     mesh_lines,
 )
-from rallypoint.preflight.mesh_dialing import DIAL_TIMEOUT, Target, dial_all
-from rallypoint.preflight.mesh_handshake import MeshNode
 
 if TYPE_CHECKING:
     from rallypoint.agent.preparations.peer_exchange import OpenStore
@@ -70,7 +69,6 @@ class MeshAttempt:
         self._record = record
         self._others = others
         self._open_store = open_store
-        self._ended = Wakeup()
         self._over = False
         self._lock = threading.Lock()
         self._close_store: Callable[[], None] = lambda: None
@@ -81,17 +79,12 @@ class MeshAttempt:
             self._work()
         except Exception as error:  # a store may be a third party's, and raise anything
             self.trouble = self.sentence(printable(f"{error}" or type(error).__name__, _MAX_SENTENCE))
-        finally:
-            with self._lock:
-                self._ended.close()
         return self
 
     def end(self) -> None:
         """Drop the result. Idempotent."""
         with self._lock:
             self._over = True
-            if self._ended.fileno() >= 0:
-                self._ended.set()
             close, self._close_store = self._close_store, lambda: None
         close()
 
@@ -117,7 +110,9 @@ class MeshAttempt:
             for each in self._others
             if MESH in each.ports
         ]
-        failures = dial_all(targets, self._own, self._ended.fileno())
+        failures = dial_all(targets, self._own)
+        if self._is_over():
+            return
         where = str(Endpoint(self._record.address, self._record.ports[MESH][0]))
         own = encode_finding(Finding(self._own.node, where, failures))
         opened.store.set(opened.key(f"mesh/{self.rank}"), own)

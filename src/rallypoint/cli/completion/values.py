@@ -44,7 +44,7 @@ def _by_flag() -> dict[str, Values]:
     from rallypoint.agent.preparations.worker_env.kinds import KINDS
     from rallypoint.base.plugins import entry_point_names
     from rallypoint.logs.specs import PLUGIN_GROUP
-    from rallypoint.preflight.checks import NAMES
+    from rallypoint.preflight.run import NAMES
     from rallypoint.rendezvous.backends.option_table import OPTIONS
     from rallypoint.rendezvous.registry import rendezvous_handler_registry
 

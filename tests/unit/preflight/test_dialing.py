@@ -1,21 +1,48 @@
-"""Dialing real listeners: those of the round, and whatever else may answer at an address."""
+"""Dialing: look-ups, connections to whatever may listen, and the nodes of a round."""
 
 from __future__ import annotations
 
 import os
 import socket
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+import pytest
+
 from rallypoint.base.poll import until_readable
-from rallypoint.preflight.mesh_dialing import MeshListener, Target, dial_all
-from rallypoint.preflight.mesh_handshake import MeshNode
+from rallypoint.preflight.dialing import Attempt, MeshListener, Outcome, Target, attempt_all, dial_all, look_up
+from rallypoint.preflight.mesh import MeshNode
 from tests.ports import free_port
 
 SCOPE = "job/coordinator/0"
 TIMEOUT = 120.0
+
+
+def test_attempts_end_as_the_kernel_says() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert attempt_all([("127.0.0.1", port)]) == [Attempt("127.0.0.1", Outcome.ACCEPTED)]
+    assert attempt_all([("127.0.0.1", port)]) == [Attempt("127.0.0.1", Outcome.REFUSED, "Connection refused")]
+    assert attempt_all([]) == []
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        where = ("127.0.0.1", full.getsockname()[1])
+        with socket.create_connection(where):  # nobody accepts it, and there is no place for a second one
+            assert attempt_all([where], 0.2) == [Attempt("127.0.0.1", Outcome.SILENT)]
+
+
+def test_a_look_up_that_nobody_answers_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+
+    def hang(host: str) -> list[str]:
+        answered.wait(30)
+        return ["10.0.0.1"]
+
+    monkeypatch.setattr("rallypoint.preflight.dialing.resolve", hang)
+    try:
+        assert look_up("node1", 0.05).unanswered
+    finally:
+        answered.set()
 
 
 def node(rank: int, scope: str = SCOPE) -> MeshNode:
@@ -64,28 +91,18 @@ def listening(serve: Callable[[socket.socket], object]) -> Iterator[int]:
 
 def dial(port: int, expected: MeshNode, timeout: float = TIMEOUT, address: str = "127.0.0.1") -> str:
     """Why node 0 has not reached this one; empty if it has."""
-    never = os.eventfd(0)
-    try:
-        found = dial_all([Target(expected, address, port)], node(0), never, timeout)
-    finally:
-        os.close(never)
+    found = dial_all([Target(expected, address, port)], node(0), timeout)
     return found.get(expected.group_rank, "")
 
 
-def test_a_node_is_reached() -> None:
+def test_a_node_is_reached_and_no_other_is_mistaken_for_it() -> None:
     with answering(node(1)) as port:
         assert dial(port, node(1)) == ""
         assert dial(port, node(1), address="localhost") == ""
-
-
-def test_another_node_of_the_same_address_is_found() -> None:
-    with answering(node(1)) as port:
         assert dial(port, node(2)) == "n1 (group rank 1) answers there: two nodes have that address"
-
-
-def test_another_job_is_no_peer() -> None:
-    with answering(node(1, "job/another/0")) as port:
-        assert dial(port, node(1)) == "an agent of another job answers there, on n1"
+        assert dial(port, node(1, "job/another/0")) == "an agent of another job answers there, on n1"
+        with socket.create_connection(("127.0.0.1", port), TIMEOUT):
+            assert dial(port, node(1)) == "", "who says nothing keeps nobody waiting"
 
 
 def test_what_listens_may_be_anything() -> None:
@@ -93,10 +110,10 @@ def test_what_listens_may_be_anything() -> None:
         assert dial(port, node(1)) == "no agent of this job listens there"
     with listening(lambda visitor: visitor.sendall(b"\xff" * 100_000)) as port:
         assert dial(port, node(1)) == "no agent of this job listens there"
-    with listening(lambda visitor: visitor.recv(99)) as port:
+    with listening(lambda visitor: None) as port:
         assert dial(port, node(1)) == "the connection is closed without an answer"
-    with listening(lambda visitor: [visitor.recv(99), visitor.recv(99)]) as port:
-        assert dial(port, node(1), timeout=3.0) == "the connection is made and nobody answers"
+    with listening(lambda visitor: visitor.recv(99)) as port:
+        assert dial(port, node(1), timeout=1.0) == "the connection is made and nobody answers"
 
 
 def test_nobody_listens() -> None:
@@ -105,46 +122,12 @@ def test_nobody_listens() -> None:
     shared = "connection refused (127.0.0.1 is an address of n0 too)"
     assert dial(port, node(1)) == shared, "as with the bridge of Docker, which has one address everywhere"
     assert dial(port, node(1), address="no-such-host.invalid").startswith("its address cannot be resolved: ")
+    assert dial(9, node(1), address="255.255.255.255") != "", "which fails at once"
 
 
 def test_many_are_dialled_side_by_side_and_none_waits_for_another() -> None:
-    with answering(node(1)) as port, listening(lambda visitor: [visitor.recv(99), visitor.recv(99)]) as silent:
-        never = os.eventfd(0)
+    with answering(node(1)) as port, listening(lambda visitor: visitor.recv(99)) as silent:
         targets = [Target(node(1), "127.0.0.1", port) for _ in range(100)]
-        assert dial_all([Target(node(2), "127.0.0.1", silent), *targets], node(0), never, 10.0) == {
+        assert dial_all([Target(node(2), "127.0.0.1", silent), *targets], node(0), 3.0) == {
             2: "the connection is made and nobody answers"
         }
-        os.close(never)
-
-
-def test_dialing_ends_when_nobody_wants_the_result() -> None:
-    stopped = os.eventfd(1)
-    with listening(lambda visitor: [visitor.recv(99), visitor.recv(99)]) as port:
-        assert dial_all([Target(node(1), "127.0.0.1", port)], node(0), stopped, 60.0) == {}
-    os.close(stopped)
-
-
-def test_what_visitors_say_does_the_listener_no_harm() -> None:
-    with answering(node(1)) as port:
-        for words in (b"", b"hello", b"GET / HTTP/1.0\r\n\r\n" * 9, b"\xff" * 100, b"rallypoint-mesh 1 " + b"g" * 33):
-            with socket.create_connection(("127.0.0.1", port), TIMEOUT) as visitor:
-                visitor.sendall(words)
-                answer = b""
-                with suppress(OSError):  # what it has not read is refused
-                    visitor.shutdown(socket.SHUT_WR)
-                    answer = visitor.recv(100)
-                assert answer == b"", words
-        with socket.create_connection(("127.0.0.1", port), TIMEOUT):
-            assert dial(port, node(1)) == "", "who says nothing keeps nobody waiting"
-
-
-def test_a_dial_that_fails_at_once_leaves_no_socket() -> None:
-    stopped = os.eventfd(0)
-    try:
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            failures = dial_all([Target(node(1), "255.255.255.255", 9)], node(0), stopped, TIMEOUT)
-    finally:
-        os.close(stopped)
-    assert list(failures) == [1]
-    assert [str(each.message) for each in told] == []
