@@ -25,6 +25,7 @@ from rallypoint.membership.operations import (
     Preempt,
     PreemptJob,
     RecordProgress,
+    Refusal,
     ReportQuiet,
     Succeed,
 )
@@ -62,7 +63,6 @@ from rallypoint.protocol.messages import (
     Preempted,
     Progress,
     ProgressRequest,
-    Refusal,
     ResumeRequest,
     RoundEnded,
     SessionEnded,

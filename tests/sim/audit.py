@@ -24,7 +24,7 @@ from rallypoint.agent.steps import (
 )
 from rallypoint.election.steps import Fence
 from rallypoint.failures.cause import Ending
-from rallypoint.membership.operations import Close, Drain, Fail, PreemptJob
+from rallypoint.membership.operations import Close, Drain, Fail, PreemptJob, Refusal
 from rallypoint.membership.state import NodeRange, Outcome, Reason, State, Verdict, known_to, name_of
 from rallypoint.protocol.messages import (
     JobEnded,
@@ -32,7 +32,6 @@ from rallypoint.protocol.messages import (
     LinkLost,
     Notification,
     Placement,
-    Refusal,
     Request,
     ResumeRequest,
     RoundEnded,

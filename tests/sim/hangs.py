@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rallypoint.agent.policy_state import Phase
 from rallypoint.agent.steps import AddToReport, Collect
-from rallypoint.membership.hang import is_hung
+from rallypoint.membership.endings import is_hung
 from rallypoint.membership.operations import ReportQuiet
 from rallypoint.membership.state import State
 from rallypoint.protocol.operator_messages import CollectedPart, CollectionEnded, CollectKind, HangFound, HangReport

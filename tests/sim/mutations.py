@@ -9,10 +9,10 @@ from unittest.mock import patch
 
 from rallypoint.agent import policy, policy_notices
 from rallypoint.agent.policy_state import Decision, PolicyState
-from rallypoint.coordinator import hangs, job_state, notifications
+from rallypoint.coordinator import coordinator, hangs
 from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.dispatcher import Dispatcher
-from rallypoint.coordinator.notifications import Placements, placements
+from rallypoint.coordinator.notifications import placements
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.election import leadership, resign, takeover
 from rallypoint.election.candidacy import PredecessorWait
@@ -21,10 +21,10 @@ from rallypoint.election.steps import Changed, Fence, Procedure, Watched
 from rallypoint.election.takeover import Takeover
 from rallypoint.etcd import api
 from rallypoint.failures.cause import Ending
-from rallypoint.membership import decisions, transitions
-from rallypoint.membership.decisions import ClockView
-from rallypoint.membership.operations import FINISH, Action, ActionKind, Close, Exit, Fail, Join
-from rallypoint.membership.state import NodeId, Reason, Settings, State, Verdict
+from rallypoint.membership import rules
+from rallypoint.membership.operations import Close, Exit, Fail, Join, Stop
+from rallypoint.membership.rules import ClockView, Step
+from rallypoint.membership.state import NodeId, Reason, RoundEnd, Settings, State, Verdict
 from rallypoint.protocol import resume_state
 from rallypoint.protocol.messages import (
     JobEnded,
@@ -73,7 +73,7 @@ def find_mutation(bug: Mutation, start: int, most: int) -> Found | None:
 
 def _departure_closes() -> AbstractContextManager[object]:
     def on_leave(self: Coordinator, speaker: SessionRecord, _request: LeaveRequest, now: float) -> None:
-        self._change(now, self._run, speaker.node, Close(), now)
+        self.operate(speaker.node, Close(), now)
 
     return patch.dict(Coordinator._RECEIVE, {LeaveRequest: on_leave})
 
@@ -125,16 +125,16 @@ def _one_store() -> AbstractContextManager[object]:
 
 def _counted_twice() -> AbstractContextManager[object]:
     """A failure that is reported when its round has just ended, by another's failure, is counted as well."""
-    fail = decisions._fail
+    fail = rules._fail
 
-    def bad(operation: Fail, state: State, node: NodeId, view: ClockView, settings: Settings) -> Action:
-        action = fail(operation, state, node, view, settings)
+    def bad(operation: Fail, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
+        after = fail(operation, state, node, view, settings)
         ended = state.ended
-        if action is FINISH and node in state.survivors and ended is not None and ended.round == operation.round:
-            return Action(ActionKind.END_ROUND, reason=Reason.FAILURE, cause=operation.cause)
-        return action
+        if after is Stop.DONE and node in state.survivors and ended is not None and ended.round == operation.round:
+            return rules.end_round(state, RoundEnd(state.round, Reason.FAILURE, "", operation.cause))
+        return after
 
-    return patch.object(decisions, "_fail", bad)
+    return patch.dict(rules._RULES, {Fail: bad})
 
 
 def _dead_node() -> AbstractContextManager[object]:
@@ -155,7 +155,7 @@ def _dead_node() -> AbstractContextManager[object]:
 
 def _over_for_all() -> AbstractContextManager[object]:
     """The time of any node ends the rendezvous of all, be the others enough or not."""
-    return patch.object(decisions, "needs_all", lambda state, _settings: not state.complete)
+    return patch.object(rules, "needs_all", lambda state, _settings: not state.complete)
 
 
 def _told_before_kept() -> AbstractContextManager[object]:
@@ -197,7 +197,7 @@ def _one_name() -> AbstractContextManager[object]:
 
     def lose(self: Coordinator, nodes: Iterable[NodeId], now: float, reason: Reason, detail: str = "") -> None:
         for node in nodes:
-            self._change(now, self._run, node, Exit(reason, detail), now)
+            self.operate(node, Exit(reason, detail), now)
 
     stack = ExitStack()
     stack.enter_context(patch.object(link, "session_opened", bad))
@@ -227,7 +227,7 @@ def _deaf_to_rivals() -> AbstractContextManager[object]:
 
 def _restart_costs() -> AbstractContextManager[object]:
     """A restart on request uses up one of the budget."""
-    return patch.dict(transitions._LEDGER_FIELDS, {Reason.REQUESTED: "failures"})
+    return patch.dict(rules._LEDGER_FIELDS, {Reason.REQUESTED: "failures"})
 
 
 def _drained_stays() -> AbstractContextManager[object]:
@@ -243,28 +243,28 @@ def _drained_stays() -> AbstractContextManager[object]:
 def _all_survivors_stay() -> AbstractContextManager[object]:
     """Who was in the round before gets a place, however small the job was made."""
 
-    def bad(operation: Join, state: State, node: NodeId, view: ClockView, settings: Settings) -> Action:
+    def bad(operation: Join, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
         if node in state.survivors and len(state.participants) >= settings.max_nodes:
-            return Action(ActionKind.ADD_TO_PARTICIPANTS, node_info=operation.node_info)
+            return rules._add_participant(state, node, operation.node_info, settings)
         return join(operation, state, node, view, settings)
 
-    join = decisions._join_forming_round
-    return patch.object(decisions, "_join_forming_round", bad)
+    join = rules._join_forming_round
+    return patch.object(rules, "_join_forming_round", bad)
 
 
 def _failure_cuts_saving() -> AbstractContextManager[object]:
     """A failure ends the round though the other nodes of a preempted job still save."""
-    fail = decisions._fail
+    fail = rules._fail
 
-    def bad(operation: Fail, state: State, node: NodeId, view: ClockView, settings: Settings) -> Action:
+    def bad(operation: Fail, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
         return fail(operation, state._replace(preempted=None), node, view, settings)
 
-    return patch.object(decisions, "_fail", bad)
+    return patch.dict(rules._RULES, {Fail: bad})
 
 
 def _ranks_of_who_is_left() -> AbstractContextManager[object]:
     """Who hears late of its place is told ranks that do not count those who have succeeded and left."""
-    return patch.object(Placements, "of", lambda _, state, node: placements(state._replace(finished={}))[node])
+    return patch.object(coordinator, "placements", lambda state, *more: placements(state._replace(finished={}), *more))
 
 
 def _refusal_proves_death() -> AbstractContextManager[object]:
@@ -275,17 +275,17 @@ def _refusal_proves_death() -> AbstractContextManager[object]:
 def _all_requeue() -> AbstractContextManager[object]:
     """Each node of a preempted job believes that it is the one which requeues it."""
 
-    def bad(_state: State, _node: NodeId, verdict: Verdict) -> Notification:
-        return JobEnded(verdict, is_delegate=verdict.ending is Ending.PREEMPTED)
+    def bad(_state: State, verdict: Verdict) -> tuple[Notification, dict[NodeId, Notification]]:
+        return JobEnded(verdict, is_delegate=verdict.ending is Ending.PREEMPTED), {}
 
-    return patch.object(job_state, "end_notification", bad)
+    return patch.object(coordinator, "end_notifications", bad)
 
 
 def _mixed_job_survives() -> AbstractContextManager[object]:
-    def bad(state: State) -> dict[NodeId, Placement]:
-        return {node: each._replace(restart_workers=False) for node, each in placements(state).items()}
+    def bad(state: State, *more: Any) -> dict[NodeId, Placement]:
+        return {node: each._replace(restart_workers=False) for node, each in placements(state, *more).items()}
 
-    return patch.object(notifications, "placements", bad)
+    return patch.object(coordinator, "placements", bad)
 
 
 def _hangs_with_one_awake() -> AbstractContextManager[object]:

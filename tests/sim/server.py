@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from math import inf
 from typing import TYPE_CHECKING
 
-from rallypoint.coordinator.coordinator import Coordinator
+from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
 from rallypoint.coordinator.dispatcher import Dispatcher, JournalSink, RestoredState, do_nothing
-from rallypoint.coordinator.job_state import OutgoingNotification
 from rallypoint.coordinator.server_session import ServerSession
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.membership.state import NodeId, Reason, Settings, State
@@ -106,11 +105,11 @@ class AuditedDispatcher(Dispatcher):
     def _enqueue(self, sends: Iterable[OutgoingNotification]) -> None:
         sends = list(sends)
         super()._enqueue(sends)
-        self._numbers_due += [self._number for _, notice in sends if not isinstance(notice, Heartbeat)]
+        self._numbers_due += [self._number for _ in sends]
         self._server.stepped(self._number)
 
     def _deliver_to(self, session: int, notice: Notification | WatcherNotification) -> None:
-        if isinstance(notice, Notification) and not isinstance(notice, Heartbeat):
+        if isinstance(notice, Notification):
             self._server.tells(self._numbers_due.popleft(), notice)
         super()._deliver_to(session, notice)
 
@@ -379,8 +378,7 @@ class SimLocalSession:
 
     def _post(self, notice: Notification) -> None:
         # To the node's mailbox: another thread takes it from there.
-        if not isinstance(notice, Heartbeat):
-            self.process.later(0.0, self._deliver, notice)
+        self.process.later(0.0, self._deliver, notice)
 
     @property
     def lease(self) -> float:

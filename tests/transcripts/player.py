@@ -23,15 +23,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from rallypoint.coordinator.coordinator import Coordinator
-from rallypoint.coordinator.job_state import OutgoingNotification
+from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
 from rallypoint.coordinator.progress_text import RendezvousName, timeout_sentence, waiting_line
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Close, Drain, Fail, Preempt, PreemptJob, RecordProgress, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Settings, join_names
 from rallypoint.protocol.messages import (
-    Heartbeat,
     JobEnded,
     JoinRefused,
     JoinRequest,
@@ -223,7 +221,9 @@ class Player:
         return self._say(names, ProgressRequest)
 
     def _heartbeat(self, names: list[str], _options: Options) -> list[str]:
-        return self._say(names, Heartbeat)
+        for name in names:
+            self.coordinator.heartbeat(self._session(name), self.now)
+        return []
 
     def _crash(self, names: list[str], _options: Options) -> list[str]:
         sends: list[OutgoingNotification] = []
@@ -348,7 +348,5 @@ def shown(notice: Notification) -> str:
         case LeaveReply(goes_on=goes_on, others=others, outcome=outcome):
             ended = "" if outcome is None else f", it has {outcome.value}"
             return f"the job {'goes on' if goes_on else 'does not go on'}, others: {others}{ended}"
-        case Heartbeat():
-            return "heartbeat"
         case _:
             return repr(notice)

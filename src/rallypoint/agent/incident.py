@@ -32,9 +32,10 @@ from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.base.process_table import signal_process
 from rallypoint.failures.cause import Ending
+from rallypoint.membership.operations import Refusal
 from rallypoint.membership.state import Outcome, Reason, Verdict
 from rallypoint.observe.bundle import LIMIT, ON_DEMAND_LIMIT, Piece, bundle, safe_name, write_bundle, write_index
-from rallypoint.protocol.messages import JobEnded, JoinRefused, LinkLost, Refusal, RoundEnded
+from rallypoint.protocol.messages import JobEnded, JoinRefused, LinkLost, RoundEnded
 
 if TYPE_CHECKING:
     from rallypoint.agent.controller import WorkerController

@@ -1,10 +1,9 @@
-"""The coordinator: it decides for all nodes in one place.
+"""The coordinator: it decides for all nodes of one job in one place.
 
-It runs the pure core over one state. A node sends its operation once over its session and is notified when it is done;
-all waiting joins are checked again when the state changes in a way that could matter to them. Nothing polls.
-
-This module does no I/O: sessions are numbers, `now` is passed in, and messages to send are returned as a list. The
-shell around it (`dispatcher`) delivers.
+It runs the rules (`membership.rules`) over one state. A node sends its operation once over its session and is notified
+when it is done; all waiting joins are checked again when the state changes in a way that could matter to them. Nothing
+polls. This module does no I/O: sessions are numbers, `now` is passed in, and messages to send are returned as a list.
+The shell around it (`dispatcher`) delivers.
 
 Laws:
 
@@ -22,12 +21,23 @@ Laws:
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 
-from rallypoint.base.light_typing import TYPE_CHECKING, get_args
-from rallypoint.coordinator.job_state import JobState, OutgoingNotification
-from rallypoint.coordinator.notifications import end_notification, nodes_waiting, progress, standing_without
+from rallypoint.base.light_typing import TYPE_CHECKING, Any, Protocol, get_args
+from rallypoint.coordinator.history import JobHistory
+from rallypoint.coordinator.notifications import (
+    end_notifications,
+    join_refusal,
+    newly_complete,
+    nodes_waiting,
+    notification_diff,
+    placements,
+    progress,
+    standing_without,
+)
 from rallypoint.coordinator.recovery import (
     earlier_identity,
     end_of,
@@ -39,23 +49,48 @@ from rallypoint.coordinator.recovery import (
     with_size,
     without_given_up_join,
 )
-from rallypoint.coordinator.session_registry import SessionRecord
-from rallypoint.membership.operations import Close, Exit, Join, NodeOperation, Operation, PreemptJob, RecordProgress
+from rallypoint.coordinator.session_registry import SessionRecord, SessionRegistry
+from rallypoint.membership.liveness import Liveness, Observer
+from rallypoint.membership.operations import (
+    Close,
+    Exit,
+    Join,
+    NodeOperation,
+    Operation,
+    PreemptJob,
+    RecordProgress,
+    Refusal,
+    Stop,
+)
+from rallypoint.membership.rules import (
+    ClockView,
+    backoff_ends,
+    last_call_decides,
+    needs_all,
+    renewed,
+    step,
+    without_nodes,
+)
 from rallypoint.membership.state import (
     NodeId,
+    NodeInfo,
     Reason,
     Settings,
     State,
     known_to,
     name_of,
+    nodes_waiting_alike,
 )
 from rallypoint.protocol.messages import (
+    ConfigDiffers,
     Confirmed,
     ConfirmRequest,
-    Heartbeat,
     JoinRequest,
     LeaveRequest,
+    NodesWaiting,
+    Notification,
     Placed,
+    Placement,
     ProgressRequest,
     Request,
     ResumeRequest,
@@ -65,19 +100,80 @@ from rallypoint.protocol.operator_messages import NodeAnswer
 
 if TYPE_CHECKING:
     from rallypoint.coordinator.hangs import HangCollection
-    from rallypoint.coordinator.watchers import Watchers
-    from rallypoint.protocol.observation import WatcherNotification, WatcherRequest
+
+OutgoingNotification = tuple[int, Notification]
 
 _SILENCE_DETAIL = "nothing was heard from it for {:g} s"
 _NOT_BACK_DETAIL = "it has not come back to the control plane"
 _CUT_OFF_DETAIL = "no node at all was heard for {:g} s, so the control plane was cut off"
-_CONCERNS_ALL = (Close, PreemptJob, RecordProgress)
-"""The operations with which a node can change the job without a place in its round."""
 _REPLACED_DETAIL = "its node has opened another"
 """Texts for how a node was lost, and for why a session was ended."""
+_CONCERNS_ALL = (Close, PreemptJob, RecordProgress)
+"""The operations with which a node can change the job without a place in its round."""
+_MAX_DIFFERENCES = 32
+"""The number of differences that one session is told."""
 
 
-class Coordinator(JobState):
+class Part(Protocol):
+    """Something that only some jobs have, such as watchers: it hears of nodes and of time as the coordinator does."""
+
+    def answered(self, node: NodeId, answer: NodeAnswer, now: float) -> None:
+        """A node has answered, perhaps without having been asked."""
+
+    def forget(self, node: NodeId, now: float) -> None:
+        """A node is gone."""
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+
+    def wake_at(self) -> float:
+        """The time at which `tick` has something to do; infinity for never."""
+
+
+class PendingJoins:
+    """The waiting joins, by node, and when their time is over."""
+
+    def __init__(self) -> None:
+        self._joins: dict[NodeId, Join] = {}
+        self._deadlines: list[tuple[float, NodeId]] = []
+        """A heap. An entry whose join no longer waits, or waits for longer, is ignored."""
+
+    def add(self, node: NodeId, join: Join) -> None:
+        """A node waits with this join, which replaces any earlier one."""
+        self._joins[node] = join
+        if join.deadline < math.inf:
+            heapq.heappush(self._deadlines, (join.deadline, node))
+
+    def get(self, node: NodeId) -> Join | None:
+        return self._joins.get(node)
+
+    def remove(self, node: NodeId) -> None:
+        """The node no longer waits. Idempotent."""
+        self._joins.pop(node, None)
+
+    def clear(self) -> None:
+        self._joins.clear()
+
+    def __iter__(self) -> Iterator[NodeId]:
+        """The nodes that wait at this moment."""
+        return iter(list(self._joins))
+
+    def next_deadline(self) -> float:
+        """The earliest of the deadlines; infinity if there is none."""
+        while self._deadlines and not self._is_current(*self._deadlines[0]):
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else math.inf
+
+    def pop_due(self, now: float) -> NodeId | None:
+        """A node whose time is over and that was not returned for this before; None for none."""
+        return heapq.heappop(self._deadlines)[1] if self.next_deadline() <= now else None
+
+    def _is_current(self, deadline: float, node: NodeId) -> bool:
+        join = self._joins.get(node)
+        return join is not None and join.deadline == deadline
+
+
+class Coordinator:
     """Decides for all nodes of one job; its methods return the messages to send."""
 
     def __init__(self, settings: Settings, incarnation: str = "", *, learns_settings: bool = False) -> None:
@@ -89,30 +185,51 @@ class Coordinator(JobState):
             learns_settings: whether `settings` are only those of the first node, so that those of a node which had a
                 place in the job before us take precedence.
         """
-        super().__init__(settings, incarnation)
+        self.settings = settings
+        self._started_with = settings
+        """The settings without later changes by an operator."""
         self._learns_settings = learns_settings
-        self._watchers: Watchers | None = None
-        """Set once there was a watcher."""
-        self._all_released = False
-        self._ticked_at = -math.inf
+        self.incarnation = incarnation
+        self.state = State()
+        self.sessions = SessionRegistry(Liveness(settings.lease, recovery_timeout(settings)))
+        self._observer = Observer(settings)
+        self._pending = PendingJoins()
+        self._sends: list[OutgoingNotification] = []
         self._ended: list[tuple[int, str]] = []
+        self.history = JobHistory()
+        self.parts: list[Part] = []
+        self.on_change: Callable[[float], None] | None = None
+        """Called with the time after each change, if there are watchers."""
+        self._hangs: HangCollection | None = None
+        """Set once the job has hung."""
+        self.collections = count(1)
+        """The numbers of requested collections."""
+        self._hosts: set[str] = set()
+        """The addresses, as we see them, of the nodes of the round that runs or last ran."""
+        self._hosts_round = -1
+        self._placements: tuple[tuple[object, ...], dict[NodeId, Placement]] = ((), {})
+        """What the placements of the running round follow from, and these."""
+        self._completed_a_round = False
+        """Whether a round was completed here, and not only taken over from an earlier coordinator."""
         self._restored = False
         """Whether a node has reported that it had a place."""
+        self._placeholders_until: float | None = None
+        """The time until which known nodes without a session are awaited."""
+        self._all_released = False
+        self._ticked_at = -math.inf
 
     def restore(self, state: State, now: float) -> None:
         """Continue with the state that a previous coordinator of our incarnation has left."""
-        self.state = state
+        self._set(state, now)
         self._restored = bool(state.origin)
         self._completed_a_round = not self._restored and (state.complete or state.round > 0)
-        self._observer.observe(state, now)
-        self._take_size(state)
         self.history.taken_over(State(), state, now)
         for node in known_to(state):
             self.sessions.reserve(node)
         if self._any_unreported():
             self._placeholders_until = now + recovery_timeout(self.settings)
 
-    # Events of the coordinator; each returns the messages to send.
+    # Events; each returns the messages to send.
 
     def open(self, number: int, session: SessionRecord, now: float) -> NodeId:
         """A node has connected. Returns its name: the requested one, unless that was given before."""
@@ -126,7 +243,7 @@ class Coordinator(JobState):
             return []
         self._node_heard(session, now)
         self._RECEIVE[type(request)](self, speaker, request, now)
-        return self._pop_sends()
+        return self.pop_sends()
 
     def heartbeat(self, session: int, now: float) -> bool:
         """A node is alive. Returns whether the session exists; the caller sends the answer."""
@@ -139,44 +256,15 @@ class Coordinator(JobState):
         self, session: int, now: float, reason: Reason = Reason.LOST, detail: str = ""
     ) -> list[OutgoingNotification]:
         """A session has ended, in the way that `detail` says; its node is gone, unless it had left before."""
-        of_watcher = self._watchers is not None and self._watchers.close(session)
-        if not of_watcher and not self.sessions.hand_over(session, self.state.knows):
+        if not self.sessions.hand_over(session, self.state.knows):
             self._end([session], now, reason, detail)
-        return self._pop_sends()
+        return self.pop_sends()
 
     def nodes_lost(self, nodes: Iterable[NodeId], now: float, detail: str = "") -> list[OutgoingNotification]:
         """These nodes are lost according to others; for nodes with a session, the session is the better evidence."""
         self._lose([each for each in nodes if each not in self.sessions], now, Reason.LOST, detail)
         self._check_all_reported()
-        return self._pop_sends()
-
-    @property
-    def watchers(self) -> Watchers:
-        """The sessions that are not nodes."""
-        if self._watchers is None:
-            from rallypoint.coordinator.watchers import Watchers
-
-            self._watchers = Watchers(self)
-            self.on_change = self._watchers.changed
-        return self._watchers
-
-    def receive_from_watcher(
-        self, session: int, request: WatcherRequest, now: float, refusal: str = ""
-    ) -> list[OutgoingNotification]:
-        """A watcher has sent a message. See `Watchers.receive`; messages to watchers are in `Watchers.sends`."""
-        self.watchers.receive(session, request, now, refusal)
-        return self._pop_sends()
-
-    def pop_watcher_sends(self) -> list[tuple[int, WatcherNotification]]:
-        """Take the messages for watchers."""
-        if self._watchers is None:
-            return []
-        sends, self._watchers.sends = self._watchers.sends, []
-        return sends
-
-    def _on_answer(self, speaker: SessionRecord, answer: NodeAnswer, now: float) -> None:
-        for each in self._occasional():
-            each.answered(speaker.node, answer, now)
+        return self.pop_sends()
 
     def tick(self, now: float) -> list[OutgoingNotification]:
         """Time has passed: end silent sessions, and check the joins that wait for a moment."""
@@ -189,24 +277,20 @@ class Coordinator(JobState):
             self._ended.append((session, _CUT_OFF_DETAIL.format(recovery_timeout(self.settings))))
             self._release_session(session, now)
         while (late := self._pending.pop_due(now)) is not None:
-            self._change(now, self._retry_join, late, now)
+            self._continue_join(late, now)
         if self._placeholders_until is not None and now >= self._placeholders_until:
             self._lose(sorted(self._unreported()), now, Reason.LOST, _NOT_BACK_DETAIL)
             self._all_reported()
         if self._waits_for_time():
-            self._change(now, self._retry_join, next(iter(self.state.participants)), now)
-        for each in self._occasional():
+            self._continue_join(next(iter(self.state.participants)), now)
+        for each in self.parts:
             each.tick(now)
-        return self._pop_sends()
-
-    def _occasional(self) -> list[Watchers | HangCollection]:
-        """The parts that only some jobs have."""
-        return [each for each in (self._watchers, self.hangs) if each is not None]
+        return self.pop_sends()
 
     def wake_at(self) -> float:
         """The time at which `tick` has something to do, in seconds on the clock of `now`; infinity for never."""
         moments = [self.sessions.liveness.check_at(), self._pending.next_deadline()]
-        moments += [each.wake_at() for each in self._occasional()]
+        moments += [each.wake_at() for each in self.parts]
         if self._placeholders_until is not None:
             moments.append(self._placeholders_until)
         if self._waits_for_time():
@@ -217,6 +301,11 @@ class Coordinator(JobState):
         """Sessions that were ended by us since the last call, and why: their connections must be closed."""
         ended, self._ended = self._ended, []
         return ended
+
+    def pop_sends(self) -> list[OutgoingNotification]:
+        """The messages that have not been returned yet."""
+        sends, self._sends = self._sends, []
+        return sends
 
     # Requests
 
@@ -232,11 +321,11 @@ class Coordinator(JobState):
             node_info = node_info._replace(address=speaker.address)
         asked = Join(node_info, now + request.timeout, now - request.waited, self.state.abandoned.number)
         self._pending.add(speaker.node, asked)
-        self._change(now, self._retry_join, speaker.node, now)
+        self._continue_join(speaker.node, now)
 
     def _on_leave(self, speaker: SessionRecord, request: LeaveRequest, now: float) -> None:
         self._pending.remove(speaker.node)
-        self._change(now, self._run, speaker.node, Exit(), now)
+        self.operate(speaker.node, Exit(), now)
         if request.wants_reply:
             left = standing_without(self.state, speaker.node, self.settings)
             # When a node of our own process leaves, we go too.
@@ -247,7 +336,7 @@ class Coordinator(JobState):
         if isinstance(request, _CONCERNS_ALL) and self.is_stranger(speaker):
             self._refuse(speaker, now)
             return
-        self._change(now, self._run, speaker.node, request, now)
+        self.operate(speaker.node, request, now)
 
     def _refuse(self, speaker: SessionRecord, now: float) -> None:
         """A stranger wants to end or change the job. One that waits for a place keeps waiting."""
@@ -281,7 +370,9 @@ class Coordinator(JobState):
         if earlier is not None:
             ended = self.sessions.resume(speaker, earlier)
             self._ended += [] if ended is None else [(ended, _REPLACED_DETAIL)]
-            self._change(now, self._write, without_given_up_join(self.state, speaker.node, request, self.settings), now)
+            before = self.state
+            self._set(without_given_up_join(before, speaker.node, request, self.settings), now)
+            self._settle(before, now)
             self._sends = [each for each in self._sends if each[0] != speaker.number]  # it knows nothing of that round
             self._check_all_reported()
         if request.incarnation != self.incarnation and not stranger:
@@ -296,19 +387,25 @@ class Coordinator(JobState):
         if self.state.complete and speaker.node in self.state.participants:
             self._note_host(speaker.node)
         if self.state.verdict is not None:
-            self._reply(speaker, end_notification(self.state, speaker.node, self.state.verdict))
-            return
-        told = missed_notifications(self.state, speaker.node, request, self._placements)
-        speaker.skips_join = request.joining and bool(told)
-        speaker.repeats_join = request.joining and not told
+            ended_for_all, ended_for = end_notifications(self.state, self.state.verdict)
+            self._reply(speaker, ended_for.get(speaker.node, ended_for_all))
+        else:
+            self._tell_what_was_missed(speaker, request)
+
+    def _tell_what_was_missed(self, speaker: SessionRecord, request: ResumeRequest) -> None:
+        told = missed_notifications(self.state, speaker.node, request)
+        place = self.state.participants.get(speaker.node) if self.state.complete else None
+        misses_place = place is not None and self.state.round > request.round and not self.state.is_preempted
+        if misses_place:
+            self._send_placed(speaker.node)
         for each in told:
-            if isinstance(each, Placed):
-                self._send_placed(speaker.node, each.placement)
-            else:
-                self._reply(speaker, each)
-        if self.hangs is not None:
-            self.hangs.resumed(speaker.node, self.state)
-        if not told and self.state.complete and self.state.wait_list and self._placeholders_until is None:
+            self._reply(speaker, each)
+        news = misses_place or bool(told)
+        speaker.skips_join = request.joining and news
+        speaker.repeats_join = request.joining and not news
+        if self._hangs is not None:
+            self._hangs.resumed(speaker.node, self.state)
+        if not news and self.state.complete and self.state.wait_list and self._placeholders_until is None:
             self._reply(speaker, nodes_waiting(self.state))
 
     def _restore_from_node(self, speaker: SessionRecord, request: ResumeRequest, now: float) -> None:
@@ -318,7 +415,7 @@ class Coordinator(JobState):
             self._started_with = self.settings
             liveness = self.sessions.liveness
             liveness.lease, liveness.outage_timeout = self.settings.lease, recovery_timeout(self.settings)
-        self.state = with_size(self.state, speaker.node, request, self.settings)
+        self.state = with_size(self.state, request)
         self._take_size(self.state)
         if not may_have_been(request, self.settings) and not may_have_been(request, self._started_with):
             return
@@ -335,7 +432,9 @@ class Coordinator(JobState):
             self._placeholders_until = now + recovery_timeout(self.settings)
         if before.complete and self.state.round > before.round:
             self.send_to(before.participants, RoundEnded(end_of(self.state, before.round)))
-        self._change(now, self._retry_all_joins, now)
+        restored = self.state
+        self._retry_all_joins(now)
+        self._settle(restored, now)
         if not self._any_unreported():
             self._all_reported()
 
@@ -348,17 +447,17 @@ class Coordinator(JobState):
     def _on_confirm_request(self, speaker: SessionRecord, request: ConfirmRequest, _now: float) -> None:
         self._reply(speaker, Confirmed(request.number))
 
-    def _on_heartbeat(self, speaker: SessionRecord, request: Heartbeat, _now: float) -> None:
-        self._reply(speaker, request)
+    def _on_answer(self, speaker: SessionRecord, answer: NodeAnswer, now: float) -> None:
+        for each in self.parts:
+            each.answered(speaker.node, answer, now)
 
-    _RECEIVE: dict[type, Callable[..., None]] = {  # noqa: RUF012 - a table, never changed
+    _RECEIVE: dict[type, Callable[[Any, SessionRecord, Any, float], None]] = {  # noqa: RUF012 - a table, never changed
         JoinRequest: _on_join,
         LeaveRequest: _on_leave,
         **dict.fromkeys(get_args(NodeOperation), _on_operation),
         ResumeRequest: _on_resume_state,
         ProgressRequest: _on_progress_request,
         ConfirmRequest: _on_confirm_request,
-        Heartbeat: _on_heartbeat,
         **dict.fromkeys(get_args(NodeAnswer), _on_answer),
     }
 
@@ -369,7 +468,7 @@ class Coordinator(JobState):
         for node in gone:
             self._pending.remove(node)
             self.sessions.forget(node)
-            for each in self._occasional():
+            for each in self.parts:
                 each.forget(node, now)
         self._lose(gone, now, reason, detail)
 
@@ -388,3 +487,276 @@ class Coordinator(JobState):
         if self._all_released:
             self._all_released = False
             self._placeholders_until = now + recovery_timeout(self.settings)
+
+    # Running operations
+
+    def operate(self, node: NodeId, operation: Operation, now: float) -> None:
+        """Run an operation of a node, or on behalf of an operator, and all that follows from it."""
+        before = self.state
+        self._run(node, operation, now)
+        self._settle(before, now)
+
+    def _continue_join(self, node: NodeId, now: float) -> None:
+        before = self.state
+        self._retry_join(node, now)
+        self._settle(before, now)
+
+    def _retry_join(self, node: NodeId, now: float) -> None:
+        """Continue a waiting join as far as possible now."""
+        join = self._pending.get(node)
+        if join is None:
+            return
+        before = self.state
+        end = self._run(node, join, now)
+        if end is Stop.WAIT:
+            return
+        self._pending.remove(node)
+        if isinstance(end, Refusal):
+            view = self._observer.clock_view(now)
+            self.send_to([node], join_refusal(end, join, node, before, self.state, self.settings, view))
+
+    def _run(self, node: NodeId, operation: Operation, now: float) -> Stop | Refusal:
+        """Take steps until the operation ends or has to wait."""
+        while True:
+            before = self.state
+            after = step(operation, before, node, self._observer.clock_view(now), self.settings)
+            if not isinstance(after, State):
+                return after
+            if isinstance(operation, Join):
+                join, operation = operation, renewed(operation, before, after, node, now, self.settings)
+                if operation is not join:
+                    self._pending.add(node, operation)
+            self._set(after, now)
+
+    def _set(self, state: State, now: float) -> None:
+        self.state = state
+        self._observer.observe(state, now)
+        self._take_size(state)
+
+    def _take_size(self, state: State) -> None:
+        """Apply a change of the number of nodes by an operator."""
+        if state.size is not None:
+            self.settings = self.settings._replace(**state.size._asdict())
+
+    def _lose(self, nodes: Iterable[NodeId], now: float, reason: Reason, detail: str = "") -> None:
+        """Remove these nodes: all in one change, or a round might be completed with one that is removed next."""
+        before = self.state
+        waiting: list[NodeId] = []
+        for node in nodes:
+            state = self.state
+            ends_round = node in state.participants and (not state.is_preempted or node in state.succeeded)
+            if state.complete and ends_round:
+                self._remove_waiting(waiting, reason, now)
+                waiting = []
+                self._run(node, Exit(reason, detail), now)
+            elif state.knows(node):
+                waiting.append(node)
+        self._remove_waiting(waiting, reason, now)
+        self._settle(before, now)
+
+    def _remove_waiting(self, nodes: list[NodeId], reason: Reason, now: float) -> None:
+        if nodes:
+            self._set(without_nodes(self.state, nodes, reason, self.settings), now)
+
+    # From one state to the next
+
+    def _settle(self, before: State, now: float) -> None:
+        """Notify the nodes that a change concerns, and check all joins again while it could matter to them."""
+        while before is not self.state:
+            after = self.state
+            self._notify(before, after)
+            self.history.record(before, after, now)
+            if after.quiet:
+                self._look_for_hang(before, after, now)
+            if self.on_change is not None:
+                self.on_change(now)
+            if not _may_unblock_joins(before, after, self.settings):
+                return
+            before = after
+            self._retry_all_joins(now)
+
+    def _retry_all_joins(self, now: float) -> None:
+        for node in self._pending:
+            self._retry_join(node, now)
+
+    def _notify(self, before: State, after: State) -> None:
+        if after.verdict is not None and before.verdict is None:
+            self._pending.clear()
+            for_all, for_some = end_notifications(after, after.verdict)
+            self._sends += [(session, for_some.get(each.node, for_all)) for session, each in self.sessions]
+            return
+        for nodes, notification in notification_diff(before, after):
+            # A node that leaves by this very change need not be notified of it.
+            if not (isinstance(notification, NodesWaiting) and self._placeholders_until is not None):
+                concerned = [each for each in nodes if after.knows(each) or each not in before.participants]
+                self.send_to(concerned, notification)
+        if newly_complete(before, after):
+            for node in sorted(after.participants, key=lambda each: after.participants[each].rank):
+                self._place(node)
+
+    def _look_for_hang(self, before: State, after: State, now: float) -> None:
+        if self._hangs is None:
+            from rallypoint.coordinator.hangs import HangCollection
+
+            self._hangs = HangCollection(self.send_to, self.collections, lambda node: name_of(self.state, node))
+            self.parts.append(self._hangs)
+        if self._hangs.look(before, after, self.sessions.__contains__, now):
+            self.history.add("hang found", after.round, "no rank has given a sign of life for long", now)
+
+    def send_to(self, nodes: Iterable[NodeId], notification: Notification) -> None:
+        """Send to a node if it has a session; otherwise it asks when it is back."""
+        sessions = (self.sessions.session_of(node) for node in nodes)
+        self._sends += [(session, notification) for session in sessions if session is not None]
+
+    def _reply(self, speaker: SessionRecord, notification: Notification) -> None:
+        self._sends.append((speaker.number, notification))
+
+    def _place(self, node: NodeId) -> None:
+        """The round is complete, with this node in it."""
+        self._completed_a_round = True
+        self._pending.remove(node)
+        number = self.sessions.session_of(node)
+        speaker = None if number is None else self.sessions.get(number)
+        if speaker is None:
+            return
+        self._note_host(node)
+        if speaker.repeats_join:  # it has its place by the earlier one, and requests no other
+            speaker.skips_join, speaker.repeats_join = True, False
+        self._send_placed(node)
+
+    def _send_placed(self, node: NodeId) -> None:
+        """Send a placement; to the host of the round's store, after its allowed peers."""
+        placement = self._placement_of(node)
+        if placement.group_rank == 0:
+            self._notify_peers(node)
+        self.send_to([node], Placed(placement))
+
+    def _placement_of(self, node: NodeId) -> Placement:
+        """The placement of a participant of the running round: those of all are worked out once."""
+        state, places = self.state, self.state.participants
+        control_rank = next((places[each].rank for each in self.sessions.local_nodes if each in places), -1)
+        host, origin = self.sessions.own_external_address, state.origin or self.incarnation
+        follows_from = (places, state.finished, state.progress, state.size, state.max_restarts, control_rank, host)
+        known, made = self._placements
+        # Compared by identity where the comparison itself would take long for a large job.
+        if known[2:] != follows_from[2:] or known[0] is not places or known[1] is not state.finished:
+            made = placements(state, origin, control_rank, host)
+            self._placements = follows_from, made
+        return made[node]
+
+    def _notify_peers(self, host: NodeId) -> None:
+        """Tell the host of the round's store the addresses of workers, if the nodes have reported them."""
+        if any(each.addresses is not None for _, each in self.sessions):
+            from rallypoint.coordinator.store_peers import peers_notification
+
+            for notification in peers_notification(self.state, self.sessions):
+                self.send_to([host], notification)
+
+    def _report_differences(self, speaker: SessionRecord, node_info: NodeInfo) -> None:
+        """Notify a node once if it was started with other settings than the job."""
+        own, job, state = speaker.settings, self._started_with, self.state
+        if state.is_initial:
+            state = State()
+        if len(speaker.differences_reported) >= _MAX_DIFFERENCES:
+            return
+        alike = state.max_restarts in (-1, node_info.max_restarts)
+        if alike and own in (None, job) and state.programs.get(node_info.role, node_info.program) == node_info.program:
+            return
+        from rallypoint.coordinator.differences import differences
+
+        found = tuple(
+            each for each in differences(node_info, own, state, job) if each not in speaker.differences_reported
+        )
+        if found:
+            speaker.differences_reported += found
+            self._reply(speaker, ConfigDiffers(name_of(state, speaker.node), found))
+
+    # Nodes that have proved nothing (`coordinator.peer_access`)
+
+    def _note_host(self, node: NodeId) -> None:
+        """A node of the running round is at the other end of its session."""
+        number = self.sessions.session_of(node)
+        session = None if number is None else self.sessions.get(number)
+        if self._hosts_round != self.state.round:
+            self._hosts_round, self._hosts = self.state.round, set()
+        if session is not None:
+            self._hosts.add(session.observed_address)
+
+    def is_stranger(self, speaker: SessionRecord) -> bool:
+        """Whether nothing shows that a node belongs to the job: it has proved nothing, and its machine hosts no node of
+        the round that runs or last ran. Before the first round that is shown by a place.
+        """
+        if speaker.trusted:
+            return False
+        return speaker.observed_address not in self._hosts if self._hosts else not self.state.knows(speaker.node)
+
+    # Known nodes that have not reported yet
+
+    def _unreported(self) -> Iterator[NodeId]:
+        return (node for node in known_to(self.state) if node not in self.sessions)
+
+    def _any_unreported(self) -> bool:
+        return next(self._unreported(), None) is not None
+
+    def _check_all_reported(self) -> None:
+        if self._placeholders_until is not None and not self._any_unreported():
+            self._all_reported()
+
+    def _all_reported(self) -> None:
+        """Stop awaiting nodes that were in the job when this coordinator was filled."""
+        self._placeholders_until = None
+        state = self.state
+        if state.complete and state.wait_list:
+            self.send_to(state.participants, nodes_waiting(state))
+
+    # Effects of time
+
+    def clock_view(self, now: float) -> ClockView:
+        return self._observer.clock_view(now)
+
+    def _waits_for_time(self) -> bool:
+        """Whether the forming round may become complete by the passing of time alone."""
+        state = self.state
+        if state.complete or not state.participants or state.closed:
+            return False
+        return bool(state.restart_delay) or (bool(state.last_call) and last_call_decides(state))
+
+    def _completion_times(self) -> list[float]:
+        """The moments at which it may, on our clock: the ends of the last call and of the restart delay."""
+        view = self._observer.clock_view(0.0)
+        moments = [backoff_ends(self.state, view)] if self.state.restart_delay else []
+        if view.last_call_at is not None and last_call_decides(self.state):
+            moments.append(view.last_call_at + self.settings.last_call_timeout)
+        return moments
+
+    def _ends_at(self, node: NodeId) -> float:
+        """When the wait of a node is over: its own deadline, or, if all nodes are needed, the first of all."""
+        own = self._pending.get(node)
+        if own is None or node in self.state.redundancy_list:
+            return math.inf
+        if not needs_all(self.state, self.settings):
+            return own.deadline
+        return min(own.deadline, self._pending.next_deadline())
+
+    def _reports_progress(self, node: NodeId) -> bool:
+        """Whether a node logs the progress: among nodes that wait alike, the one in this process, or the first."""
+        alike = nodes_waiting_alike(self.state, node)
+        return node == next((each for each in self.sessions.nodes_in_this_process if each in alike), next(iter(alike)))
+
+
+def _may_unblock_joins(before: State, after: State, settings: Settings) -> bool:
+    """Whether a waiting join could continue now.
+
+    Another node's arrival in a forming round does not matter to waiting nodes, except that it may start the last call
+    or be the one that was awaited. This keeps a rendezvous of n nodes at n checks instead of n squared.
+    """
+    if (before.round, before.complete, before.closed) != (after.round, after.complete, after.closed):
+        return True
+    if (before.abandoned.number, before.size) != (after.abandoned.number, after.size):
+        return True
+    places_before = len(before.participants) + len(before.wait_list) + len(before.survivors)
+    places_after = len(after.participants) + len(after.wait_list) + len(after.survivors)
+    if places_after < places_before and places_after < settings.max_nodes:
+        return True
+    reforms = after.round > 0 and not after.complete
+    return reforms and not after.survivors and not after.wait_list and len(after.participants) >= settings.min_nodes

@@ -6,8 +6,8 @@ Laws:
 2. One thread delivers at a time, from one queue, so that a session is notified in the order of events.
 3. A session to which a notification cannot be delivered is ended. Neither that nor a failed tick affects other
    sessions.
-4. With a `JournalSink`, no notification is delivered before the state from which it follows is stored there. Heartbeats
-   are answered anyway: they only show that we are alive.
+4. With a `JournalSink`, no notification is delivered before the state from which it follows is stored there. (The
+   connections answer heartbeats themselves: these only show that we are alive.)
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ from functools import partial
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from rallypoint.base.log import get_logger
-from rallypoint.coordinator.coordinator import Coordinator
-from rallypoint.coordinator.job_state import OutgoingNotification
+from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.membership.state import NodeId, Reason, Settings, State
 from rallypoint.protocol.messages import (
     ConfigDiffers,
     Deliver,
-    Heartbeat,
     JoinRefused,
     Notification,
     Progress,
@@ -39,6 +37,7 @@ from rallypoint.protocol.messages import (
 
 if TYPE_CHECKING:
     from rallypoint.coordinator.job_log import JobLog
+    from rallypoint.coordinator.watchers import Watchers
     from rallypoint.protocol.handshake import Hello
     from rallypoint.protocol.observation import JobSummary, Snapshot, WatcherNotification, WatcherRequest
 
@@ -118,13 +117,12 @@ class Dispatcher:
         self._deliver: dict[int, Callable[[Any], None]] = {}
         self._disconnect: dict[int, Callable[[str], None]] = {}
         self._outbox: deque[_PendingNotification] = deque()
-        self._heartbeats: deque[OutgoingNotification] = deque()
         self._sessions_after_end: set[int] = set()
         """Sessions that began after the end of the job."""
         self.remote_control = settings.remote_control
         """Whether commands from other machines are accepted if there is no secret."""
-        self.watchers: set[int] = set()
-        """Sessions that are not nodes."""
+        self._watchers: Watchers | None = None
+        """The sessions that are not nodes, once there was one."""
         self._tick_again_at = float("-inf")
         self._delivering = threading.Lock()
         self.on_change: Callable[[], None] = do_nothing
@@ -143,7 +141,8 @@ class Dispatcher:
     @property
     def members(self) -> int:
         """The number of open sessions, without those that began after the end of the job."""
-        return len(self._deliver) - len(self._sessions_after_end) - len(self.watchers)
+        watchers = 0 if self._watchers is None else len(self._watchers)
+        return len(self._deliver) - len(self._sessions_after_end) - watchers
 
     @property
     def job(self) -> str | None:
@@ -198,16 +197,15 @@ class Dispatcher:
         """Open the session of a watcher, which is not a node; returns its number."""
         replaced: list[Callable[[], None]] = []
         with self._lock:
-            if len(self.watchers) >= MAX_WATCHERS:
-                quietest = self._coordinator.watchers.remove_quietest()
-                self.watchers.discard(quietest)
+            watchers = self._opened_watchers()
+            if len(watchers) >= MAX_WATCHERS:
+                quietest = watchers.remove_quietest()
                 self._deliver.pop(quietest, None)
                 replaced = [partial(self._disconnect.pop(quietest), _REPLACED_DETAIL)]
             session = next(self._numbers)
             self._deliver[session] = deliver
             self._disconnect[session] = disconnect
-            self.watchers.add(session)
-            self._coordinator.watchers.open(session)
+            watchers.open(session)
         for end in replaced:
             self._guarded_call(end)
         return session
@@ -216,7 +214,7 @@ class Dispatcher:
         """A watcher has sent a message; `refusal` is why it may not give commands, if it may not."""
         with self._lock:
             now = self._clock.monotonic()
-            self._enqueue(self._coordinator.receive_from_watcher(session, request, now, refusal))
+            self._opened_watchers().receive(session, request, now, refusal)
             self._enqueue(self._coordinator.tick(now))
             disconnects = self._pop_disconnects()
         self._flush(disconnects)
@@ -224,7 +222,14 @@ class Dispatcher:
     def snapshot(self) -> Snapshot:
         """The state of the job, as far as it is known without asking the nodes."""
         with self._lock:
-            return self._coordinator.watchers.snapshot(self._clock.monotonic())
+            return self._opened_watchers().snapshot(self._clock.monotonic())
+
+    def _opened_watchers(self) -> Watchers:
+        if self._watchers is None:
+            from rallypoint.coordinator.watchers import Watchers
+
+            self._watchers = Watchers(self._coordinator)
+        return self._watchers
 
     def receive(self, session: int, request: Request) -> bool:
         """A session has sent a request. Returns whether the session still exists: a node that was silent for longer
@@ -248,8 +253,8 @@ class Dispatcher:
             self._deliver.pop(session, None)
             self._disconnect.pop(session, None)
             self._sessions_after_end.discard(session)
-            self.watchers.discard(session)
-            self._enqueue(self._coordinator.close(session, self._clock.monotonic(), reason, detail))
+            if self._watchers is None or not self._watchers.close(session):
+                self._enqueue(self._coordinator.close(session, self._clock.monotonic(), reason, detail))
         self._flush()
 
     def nodes_lost(self, nodes: Iterable[NodeId], detail: str = "") -> None:
@@ -292,21 +297,18 @@ class Dispatcher:
         if self._coordinator.state is not self._numbered:
             self._numbered = self._coordinator.state
             self._number += 1
-        self._outbox += [_PendingNotification(self._number, *each) for each in self._coordinator.pop_watcher_sends()]
-        for session, notification in sends:
-            if isinstance(notification, Heartbeat):
-                self._heartbeats.append((session, notification))
-            else:
-                self._outbox.append(_PendingNotification(self._number, session, notification))
+        if self._watchers is not None:
+            self._outbox += [_PendingNotification(self._number, *each) for each in self._watchers.pop_sends()]
+        self._outbox += [_PendingNotification(self._number, *each) for each in sends]
 
     def _flush(self, disconnects: Sequence[Callable[[], None]] = ()) -> None:
         for disconnect in disconnects:
             self._guarded_call(disconnect)
         self._append_to_journal()
-        while (self._heartbeats or self._may_deliver()) and self._delivering.acquire(blocking=False):
+        while self._may_deliver() and self._delivering.acquire(blocking=False):
             try:
-                while self._heartbeats or self._may_deliver():
-                    self._deliver_to(*(self._heartbeats.popleft() if self._heartbeats else self._outbox.popleft()[1:]))
+                while self._may_deliver():
+                    self._deliver_to(*self._outbox.popleft()[1:])
             finally:
                 self._delivering.release()
         self.on_change()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from rallypoint.membership.hang import hang_began
+from rallypoint.membership.endings import hang_began
 from rallypoint.membership.state import NodeId, State
 from rallypoint.protocol.messages import Notification
 from rallypoint.protocol.operator_messages import (

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from rallypoint.base.endpoint import is_loopback
 from rallypoint.failures.cause import Ending
-from rallypoint.membership.decisions import ClockView, settled, starts_at
+from rallypoint.membership.operations import Join, Refusal
+from rallypoint.membership.rules import ClockView, settled, starts_at
 from rallypoint.membership.state import (
     NodeId,
+    Outcome,
     Reason,
     RoundEnd,
     Settings,
@@ -24,18 +27,16 @@ from rallypoint.protocol.messages import (
     MissingNode,
     NodesWaiting,
     Notification,
-    Placed,
     Placement,
     Preempted,
     Progress,
-    Refusal,
     RoundEnded,
 )
 from rallypoint.ranks.assign import assign_worker_ranks
 
 
 def notification_diff(before: State, after: State) -> list[tuple[Collection[NodeId], Notification]]:
-    """The notifications that a change of the state makes due, for each node, except for the end of the job.
+    """The notifications that a change of the state makes due, except for placements and the end of the job.
 
     Rounds in between may have been missed.
     """
@@ -44,9 +45,7 @@ def notification_diff(before: State, after: State) -> list[tuple[Collection[Node
         # A node that had succeeded and was unreachable for a while has no place there any more, but waits for the rest.
         others = sorted(before.succeeded.difference(before.participants))
         due.append(([*before.participants, *others], RoundEnded(_round_end(before, after))))
-    if newly_complete(before, after) and not after.is_preempted:
-        due += [((node,), Placed(placement)) for node, placement in placements(after).items()]
-    elif after.complete and len(after.wait_list) != len(before.wait_list):
+    if after.complete and len(after.wait_list) != len(before.wait_list) and not newly_complete(before, after):
         due.append((after.participants, nodes_waiting(after)))
     said = after.preempted
     if said is not None and (said != before.preempted or after.round != before.round):
@@ -63,8 +62,8 @@ def preempted(state: State) -> Preempted:
 
 
 def newly_complete(before: State, after: State) -> bool:
-    """Whether the round of `after` is complete, and was not in `before`."""
-    return after.complete and (not before.complete or after.round > before.round)
+    """Whether the round of `after` is complete, was not in `before`, and its nodes are to begin it."""
+    return after.complete and not after.is_preempted and (not before.complete or after.round > before.round)
 
 
 def _round_end(before: State, after: State) -> RoundEnd:
@@ -75,13 +74,18 @@ def _round_end(before: State, after: State) -> RoundEnd:
     return RoundEnd(before.round, Reason.LOST if ended is None else ended.reason, "" if ended is None else ended.node)
 
 
-def end_notification(state: State, node: NodeId, verdict: Verdict) -> Notification:
-    """The notification to a node about the end of the job; a spare that was never needed is not affected by how it
-    ended, unless the job will be started again.
+def end_notifications(state: State, verdict: Verdict) -> tuple[Notification, dict[NodeId, Notification]]:
+    """What nodes are told at the end of the job, and the few that are told something else; each is made once.
+
+    A spare that was never needed is not affected by how the job ended, unless the job will be started again.
     """
-    if node in state.redundancy_list and verdict.ending is not Ending.PREEMPTED:
-        return JoinRefused(Refusal.SPARE_NOT_NEEDED, f"the job has {verdict.outcome.value}")
-    return JobEnded(verdict, is_delegate=node == verdict.delegate)
+    others: dict[NodeId, Notification] = {}
+    if verdict.delegate is not None:
+        others[verdict.delegate] = JobEnded(verdict, is_delegate=True)
+    if verdict.ending is not Ending.PREEMPTED:
+        spare = JoinRefused(Refusal.SPARE_NOT_NEEDED, f"the job has {verdict.outcome.value}")
+        others |= dict.fromkeys(state.redundancy_list, spare)
+    return JobEnded(verdict), others
 
 
 def nodes_waiting(state: State) -> NodesWaiting:
@@ -89,11 +93,16 @@ def nodes_waiting(state: State) -> NodesWaiting:
     return NodesWaiting(state.round, len(state.wait_list), names_of(state, state.wait_list))
 
 
-def placements(state: State) -> dict[NodeId, Placement]:
-    """The placement of every participant of a complete round: the same for nodes that are notified late."""
+def placements(state: State, origin: str = "", control_rank: int = -1, host: str = "") -> dict[NodeId, Placement]:
+    """The placement of every participant of a complete round: the same for nodes that are notified late.
+
+    `origin` and `control_rank` are those of `Placement`; `host` is the address that nodes on other machines use for the
+    coordinator's, which takes the place of a loopback address: a node of its process may know only that of itself.
+    """
     in_order = sorted((*state.participants.items(), *state.finished.items()), key=lambda entry: entry[1].rank)
     ranks = assign_worker_ranks([(each.node_info.role, each.node_info.local_world_size) for _, each in in_order])
-    host = in_order[0][1].node_info
+    first = in_order[0][1].node_info
+    address = (is_loopback(first.address) and host) or first.address
     restart_workers = any(each.node_info.restarts_workers for _, each in in_order)
     return {
         node: Placement(
@@ -101,9 +110,11 @@ def placements(state: State) -> dict[NodeId, Placement]:
             group_rank=each.rank,
             group_world_size=len(in_order),
             ranks=own,
-            store_address=host.address,
-            store_port=host.store_port,
+            store_address=address,
+            store_port=first.store_port,
             restarts=state.restarts,
+            control_rank=control_rank,
+            origin=origin,
             max_restarts=state.max_restarts,
             progress=state.progress.step,
             size=state.size,
@@ -114,26 +125,11 @@ def placements(state: State) -> dict[NodeId, Placement]:
     }
 
 
-class Placements:
-    """The placements of one round at a time, worked out once for all nodes that missed theirs."""
-
-    def __init__(self) -> None:
-        self._of: tuple[object, ...] = ()
-        self._placements: dict[NodeId, Placement] = {}
-
-    def of(self, state: State, node: NodeId) -> Placement:
-        """The placement of a participant of a complete round."""
-        of = (state.participants, state.finished, state.progress, state.size, state.max_restarts, state.origin)
-        if len(of) != len(self._of) or any(new is not old for new, old in zip(of, self._of, strict=True)):
-            self._of, self._placements = of, placements(state)
-        return self._placements[node]
-
-
 def progress(
     state: State, node: NodeId, settings: Settings, view: ClockView, *, ends_in: float = -1.0, reports: bool = True
 ) -> Progress:
     """The progress of the rendezvous, seen by `node`. For `ends_in` and `reports` see `Progress`."""
-    from rallypoint.membership.names import hosts_of, missing
+    from rallypoint.membership.endings import hosts_of, missing
 
     starts = settled(state, settings) and node in state.participants
     return Progress(
@@ -182,3 +178,34 @@ def standing_without(state: State, node: NodeId, settings: Settings) -> LeaveRep
     others = len({each for each in known_to(state) if each != node and not each.is_placeholder})
     goes_on = not state.closed and others > 0 and (state.complete or others >= settings.min_nodes)
     return LeaveReply(goes_on, others, None if state.verdict is None else state.verdict.outcome)
+
+
+def join_refusal(
+    refusal: Refusal, join: Join, node: NodeId, before: State, after: State, settings: Settings, view: ClockView
+) -> JoinRefused | JobEnded:
+    """The notification for a node whose join has failed.
+
+    It reports the progress in `before`, the state before the last steps, when the node still counted itself.
+    """
+    if refusal is Refusal.RANK_TAKEN:
+        return JoinRefused(refusal, f"rank {join.node_info.rank_hint}")
+    if after.verdict is not None and after.verdict.ending is Ending.PREEMPTED:
+        return JobEnded(after.verdict)
+    if after.closed:
+        return JoinRefused(refusal, _end_of_job(after))
+    own = name_of(before, node)
+    if join.since != after.abandoned.number:
+        how_far = abandoned_progress(after, settings, view, reports=own == after.abandoned.given_up_by)
+    else:
+        waited = view.now - join.asked_at
+        how_far = progress(before, node, settings, view)._replace(gave_up_by=own, waited=waited)
+    return JoinRefused(refusal, "", how_far)
+
+
+def _end_of_job(state: State) -> str:
+    verdict = state.verdict
+    if verdict is None:
+        return "it was closed"
+    if verdict.outcome is Outcome.FAILED and verdict.cause is not None:
+        return f"it has failed: {verdict.cause.headline}"
+    return f"it has {verdict.outcome.value}"

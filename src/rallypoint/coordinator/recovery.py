@@ -19,11 +19,10 @@ Laws:
 
 from __future__ import annotations
 
-from rallypoint.coordinator.notifications import Placements, preempted
-from rallypoint.membership.operations import Action, ActionKind
+from rallypoint.coordinator.notifications import preempted
+from rallypoint.membership.rules import end_round, resize, with_consent
 from rallypoint.membership.state import NodeId, NodeInfo, Participant, Reason, RoundEnd, Settings, State, name_of
-from rallypoint.membership.transitions import apply, end_round
-from rallypoint.protocol.messages import Notification, Placed, ResumeRequest, RoundEnded
+from rallypoint.protocol.messages import Notification, ResumeRequest, RoundEnded
 
 _UNKNOWN_NODE = NodeInfo("", 0, "", 0)
 _LEASES, _CONNECT = 3, 5.0
@@ -69,12 +68,12 @@ def may_have_been(request: ResumeRequest, settings: Settings) -> bool:
     return request.group_world_size <= settings.max_nodes or request.size is not None
 
 
-def with_size(state: State, node: NodeId, request: ResumeRequest, settings: Settings) -> State:
+def with_size(state: State, request: ResumeRequest) -> State:
     """The state with the number of nodes of a round, if only the nodes know that an operator has changed it."""
     size = request.size
     if size is None or state.size is not None or size.min_nodes > size.max_nodes:
         return state
-    return apply(Action(ActionKind.RESIZE, size=size), state, node, settings)
+    return resize(state, size)
 
 
 def earlier_identity(state: State, incarnation: str, node: NodeId, request: ResumeRequest) -> NodeId | None:
@@ -109,14 +108,12 @@ def with_later_rounds(state: State, request: ResumeRequest) -> State:
     )
 
 
-def missed_notifications(
-    state: State, node: NodeId, request: ResumeRequest, placements: Placements
-) -> list[Notification]:
-    """The notifications that `node` has missed, judged by what it holds."""
+def missed_notifications(state: State, node: NodeId, request: ResumeRequest) -> list[Notification]:
+    """The notifications that `node` has missed besides its placement, judged by what it holds."""
     if node in state.participants and state.is_preempted:
         return [] if node in state.consents | state.succeeded else [preempted(state)]
     if node in state.participants and state.complete:
-        return [Placed(placements.of(state, node))] if state.round > request.round else []
+        return []
     if node in state.succeeded and state.round == request.round:
         return []
     if not request.round_over:
@@ -198,9 +195,7 @@ def _adopt_round(state: State, node: NodeId, request: ResumeRequest, settings: S
 
 def _over_for(state: State, node: NodeId, end: RoundEnd, settings: Settings) -> State:
     """The state after its round has ended for a node. That of a preempted job goes on for those who still save."""
-    return (
-        apply(Action(ActionKind.MARK_CONSENT), state, node, settings) if state.is_preempted else end_round(state, end)
-    )
+    return with_consent(state, node, settings) if state.is_preempted else end_round(state, end)
 
 
 def _add_participant(state: State, node: NodeId, request: ResumeRequest, settings: Settings) -> State:

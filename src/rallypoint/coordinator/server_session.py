@@ -228,6 +228,8 @@ class ServerSession:
             self._leaving = True
         elif isinstance(request, JoinRequest):
             self._leaving = False
+        elif isinstance(request, Heartbeat):  # in another encoding than ours
+            return self.heartbeat()
         return None if dispatcher.receive(self.number, request) else self.end_reason
 
     def _on_disconnect(self, why: str) -> None:

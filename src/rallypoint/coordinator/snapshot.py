@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from rallypoint.coordinator.history import Event, Failure, JobHistory, verdict_sentence
 from rallypoint.coordinator.session_registry import SessionRegistry
-from rallypoint.membership.decisions import ClockView, backoff_ends
-from rallypoint.membership.names import missing
+from rallypoint.membership.endings import missing
+from rallypoint.membership.rules import ClockView, backoff_ends
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Settings, State, name_of
 from rallypoint.protocol.observation import (
     EventKind,

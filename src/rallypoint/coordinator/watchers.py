@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rallypoint.coordinator.commands import CommandRefused, nodes_with_rank, plan_command
-from rallypoint.coordinator.job_state import JobState
+from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.snapshot import snapshot_of
 from rallypoint.membership.state import NodeId, name_of, names_of
 from rallypoint.protocol.observation import (
@@ -76,7 +76,7 @@ class _Collection:
 class Watchers:
     """All watchers of one job."""
 
-    def __init__(self, job: JobState) -> None:
+    def __init__(self, job: Coordinator) -> None:
         self.sends: list[tuple[int, WatcherNotification]] = []
         """Messages to watchers, by session; delivery removes them."""
         self._job = job
@@ -89,9 +89,16 @@ class Watchers:
         self._due_at = math.inf
         self._told_at = -math.inf
         self._collections: dict[int, _Collection] = {}
+        job.parts.append(self)
+        job.on_change = self.changed
 
-    def __contains__(self, session: int) -> bool:
-        return session in self._watchers
+    def __len__(self) -> int:
+        return len(self._watchers)
+
+    def pop_sends(self) -> list[tuple[int, WatcherNotification]]:
+        """Take the messages for watchers, by session."""
+        sends, self.sends = self.sends, []
+        return sends
 
     def open(self, session: int) -> None:
         """A watcher has connected."""
@@ -136,7 +143,7 @@ class Watchers:
         if plan.drained is not None:
             job.send_to([plan.drained], DrainRequested(command.by))
         if plan.operation is not None:
-            job.operate(plan.operation, command.by, now)
+            job.operate(NodeId("", 0, 0, command.by), plan.operation, now)
         return plan.text
 
     def changed(self, now: float) -> None:

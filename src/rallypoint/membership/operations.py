@@ -1,4 +1,4 @@
-"""The operations that a node can request, and the actions that change the state. Plain data.
+"""The operations that a node can request, and how they end. Plain data.
 
 Join, exit, close and keep-alive are torch's (contract section 4.6); fail, succeed and drain are ours. A `deadline` is a
 moment on the clock of the part that runs the operation: the coordinator, or a shared-state link.
@@ -7,11 +7,11 @@ moment on the clock of the part that runs the operation: the coordinator, or a s
 from __future__ import annotations
 
 import math
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
 
 from rallypoint.base.light_typing import NamedTuple
-from rallypoint.failures.cause import Cause, Ending
-from rallypoint.membership.state import FailureStreak, JobProgress, NodeInfo, NodeRange, Reason
+from rallypoint.failures.cause import Cause
+from rallypoint.membership.state import NodeInfo, NodeRange, Reason
 
 
 class Join(NamedTuple):
@@ -127,67 +127,18 @@ NodeOperation = Fail | Succeed | Drain | Preempt | PreemptJob | RecordProgress |
 Operation = NodeOperation | Join | Exit | Restart | Resize | KeepLeaseAlive
 
 
-class ActionKind(Enum):
-    """The kinds of action, named as in the contract if torch has them."""
+class Stop(Enum):
+    """Why `rules.step` changes nothing."""
 
-    KEEP_ALIVE = auto()
-    ADD_TO_PARTICIPANTS = auto()
-    ADD_TO_WAIT_LIST = auto()
-    ADD_TO_REDUNDANCY_LIST = auto()
-    REMOVE_FROM_PARTICIPANTS = auto()
-    REMOVE_FROM_WAIT_LIST = auto()
-    REMOVE_FROM_REDUNDANCY_LIST = auto()
-    REMOVE_FROM_SURVIVORS = auto()
-    MARK_RENDEZVOUS_COMPLETE = auto()
-    MARK_RENDEZVOUS_CLOSED = auto()
-    MARK_SUCCEEDED = auto()
-    MARK_CONSENT = auto()
-    MARK_PREEMPTED = auto()
-    MARK_JOB_PREEMPTED = auto()
-    MARK_PROGRESS = auto()
-    MARK_QUIET = auto()
-    """This node is quiet; if it was, it no longer is."""
-    MARK_JOB_FAILED = auto()
-    ABANDON = auto()
-    """The time of a node that this rendezvous needs is over: the rendezvous fails for all waiting nodes."""
-    END_ROUND = auto()
-    RESIZE = auto()
-    SYNC = auto()
-    """Nothing can be done now: check again when the state or the time has changed."""
-    FINISH = auto()
-    ERROR_CLOSED = auto()
-    ERROR_TIMEOUT = auto()
-    ERROR_RANK_TAKEN = auto()
-    GRACEFUL_EXIT = auto()
+    DONE = auto()
+    WAIT = auto()
+    """Nothing can be done now: try again when the state or the time has changed."""
 
 
-class Action(NamedTuple):
-    """One step: its kind, and its data besides the node."""
+class Refusal(StrEnum):
+    """Why an operation, most often a join, has failed."""
 
-    kind: ActionKind
-    node_info: NodeInfo | None = None
-    reason: Reason = Reason.DEPARTED
-    cause: Cause | None = None
-    failure_streak: FailureStreak = FailureStreak()
-    seconds: float = 0.0
-    detail: str = ""
-    who: str = ""
-    max_restarts: int = 0
-    size: NodeRange | None = None
-    progress: JobProgress | None = None
-    ending: Ending = Ending.PROGRAM
-
-
-SYNC = Action(ActionKind.SYNC)
-FINISH = Action(ActionKind.FINISH)
-
-FINAL_ACTIONS = frozenset(
-    {
-        ActionKind.FINISH,
-        ActionKind.ERROR_CLOSED,
-        ActionKind.ERROR_TIMEOUT,
-        ActionKind.ERROR_RANK_TAKEN,
-        ActionKind.GRACEFUL_EXIT,
-    }
-)
-"""Acts that change nothing and end the operation."""
+    CLOSED = "closed"
+    TIMEOUT = "timeout"
+    RANK_TAKEN = "rank taken"
+    SPARE_NOT_NEEDED = "spare not needed"

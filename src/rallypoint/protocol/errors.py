@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from rallypoint.base.errors import RallypointError
 from rallypoint.failures.cause import Ending
+from rallypoint.membership.operations import Refusal
 from rallypoint.membership.state import Outcome, Verdict
-from rallypoint.protocol.messages import JobEnded, JoinRefused, LinkLost, Notification, Progress, Refusal
+from rallypoint.protocol.messages import JobEnded, JoinRefused, LinkLost, Notification, Progress
 
 
 class RendezvousError(RallypointError):

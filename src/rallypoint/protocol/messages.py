@@ -7,10 +7,9 @@ of nodes: a notification holds the node's own place and never the full membershi
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import StrEnum
 
 from rallypoint.base.light_typing import NamedTuple, Protocol
-from rallypoint.membership.operations import NodeOperation
+from rallypoint.membership.operations import NodeOperation, Refusal
 from rallypoint.membership.state import NodeId, NodeInfo, NodeRange, Outcome, Reason, RoundEnd, Verdict
 from rallypoint.protocol.operator_messages import (
     CollectRequested,
@@ -170,15 +169,6 @@ class JobEnded(NamedTuple):
 
     verdict: Verdict
     is_delegate: bool = False
-
-
-class Refusal(StrEnum):
-    """Why a join failed."""
-
-    CLOSED = "closed"
-    TIMEOUT = "timeout"
-    RANK_TAKEN = "rank taken"
-    SPARE_NOT_NEEDED = "spare not needed"
 
 
 class ConfigDifference(NamedTuple):

@@ -21,11 +21,18 @@ from itertools import count
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
-from rallypoint.coordinator.apply_loop import OperationResult, join_refusal, run_operation
-from rallypoint.coordinator.notifications import end_notification, notification_diff, progress, standing_without
-from rallypoint.membership.decisions import ClockView
-from rallypoint.membership.observer import StallObserver
-from rallypoint.membership.operations import Exit, Join, KeepLeaseAlive, Operation
+from rallypoint.coordinator.notifications import (
+    end_notifications,
+    join_refusal,
+    newly_complete,
+    notification_diff,
+    placements,
+    progress,
+    standing_without,
+)
+from rallypoint.membership.liveness import Observer
+from rallypoint.membership.operations import Exit, Join, KeepLeaseAlive, Operation, Refusal, Stop
+from rallypoint.membership.rules import renewed, step
 from rallypoint.membership.state import NodeId, NodeInfo, Reason, Settings, State, name_of, nodes_waiting_alike
 from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousError
 from rallypoint.protocol.messages import (
@@ -38,6 +45,7 @@ from rallypoint.protocol.messages import (
     LeaveRequest,
     LinkLost,
     Notification,
+    Placed,
     Progress,
     ProgressRequest,
     Request,
@@ -90,7 +98,7 @@ class SharedStateLink:
         self.address = address
         self._deliver = deliver
         self._clock = clock
-        self._observer = StallObserver(settings)
+        self._observer = Observer(settings)
         self._state = State()
         self._token: Token | None = None
         self._heartbeat_at: float | None = None
@@ -239,26 +247,28 @@ class SharedStateLink:
         if join is None:
             return
         before = self._state
-        ran = self._step(self._node, join)
-        if ran.final_action is None:
-            self._pending = ran.operation if isinstance(ran.operation, Join) else None
+        end = self._step(self._node, join)
+        if end is Stop.WAIT:
             return
         self._pending = None
-        view = self._observer.clock_view(self._clock.monotonic())
-        refused = join_refusal(ran, self._node, before, self._state, self._settings, view)
-        if refused is not None:
-            self._deliver_if_open(refused)
+        if isinstance(end, Refusal):
+            view = self._observer.clock_view(self._clock.monotonic())
+            self._deliver_if_open(join_refusal(end, join, self._node, before, self._state, self._settings, view))
 
-    def _step(self, node: NodeId, operation: Operation) -> OperationResult:
-        def view() -> ClockView:
-            return self._observer.clock_view(self._clock.monotonic(), self._heartbeat_at)
-
-        def write(state: State) -> None:
-            began = self._clock.monotonic()
-            if self._write(state) and node == self._node:
-                self._heartbeat_at = began
-
-        return run_operation(operation, node, self._settings, lambda: self._state, view, write)
+    def _step(self, node: NodeId, operation: Operation) -> Stop | Refusal:
+        """Take steps until the operation ends or has to wait: each is decided on the state that is there by then."""
+        while True:
+            before, now = self._state, self._clock.monotonic()
+            view = self._observer.clock_view(now, self._heartbeat_at)
+            after = step(operation, before, node, view, self._settings)
+            if not isinstance(after, State):
+                if isinstance(operation, Join):
+                    self._pending = operation
+                return after
+            if isinstance(operation, Join):
+                operation = renewed(operation, before, after, node, now, self._settings)
+            if self._write(after) and node == self._node:
+                self._heartbeat_at = now
 
     def _read(self) -> None:
         found = self._backend.get_state()
@@ -288,12 +298,14 @@ class SharedStateLink:
         self._joined = self._joined or after.knows(self._node)
         if after.verdict is not None and before.verdict is None:
             if self._joined:  # otherwise the job's end does not concern this node
-                self._deliver_if_open(end_notification(after, self._node, after.verdict))
+                for_all, for_some = end_notifications(after, after.verdict)
+                self._deliver_if_open(for_some.get(self._node, for_all))
             return
         for nodes, notification in notification_diff(before, after):
             if self._node in nodes:
                 self._deliver_if_open(notification)
-
+        if newly_complete(before, after) and self._node in after.participants:
+            self._deliver_if_open(Placed(placements(after)[self._node]))
         if after.quiet:
             self._look_for_hang(before, after)
 

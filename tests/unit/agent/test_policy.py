@@ -47,7 +47,7 @@ from rallypoint.agent.steps import (
     WorkersSucceeded,
 )
 from rallypoint.failures.cause import Cause, Ending
-from rallypoint.membership.operations import Drain, Fail, Preempt, Succeed
+from rallypoint.membership.operations import Drain, Fail, Preempt, Refusal, Succeed
 from rallypoint.membership.state import Outcome, Reason, RoundEnd, Verdict
 from rallypoint.notices import PREEMPTION, SCALE
 from rallypoint.protocol.messages import (
@@ -64,7 +64,6 @@ from rallypoint.protocol.messages import (
     Placement,
     Preempted,
     ProgressText,
-    Refusal,
     RoundEnded,
 )
 from rallypoint.ranks.assign import NodeRanks

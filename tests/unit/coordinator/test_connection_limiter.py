@@ -20,7 +20,7 @@ from rallypoint.membership.state import NodeId, Settings
 from rallypoint.protocol import codec
 from rallypoint.protocol.frames import MAGIC, FrameReader, frame
 from rallypoint.protocol.handshake import PROTOCOL_VERSION, ClientHandshake, HandshakeRefused, Proof, Welcome
-from rallypoint.protocol.messages import Heartbeat, Notification
+from rallypoint.protocol.messages import Confirmed, ConfirmRequest, Heartbeat, Notification
 
 TIMEOUT = 120.0
 SETTINGS = Settings("job", 1, 1)
@@ -168,8 +168,8 @@ def test_a_session_that_cannot_be_told_something_ends_alone(caplog: pytest.LogCa
     second, _ = dispatcher.attach(
         told.append, SessionRecord(NodeId("b", 1, 0), "b"), disconnect=lambda _why: ended.append("second")
     )
-    dispatcher.receive(first, Heartbeat())
-    dispatcher.receive(second, Heartbeat())
-    assert (ended, told) == (["it could not be told what concerns its node"], [Heartbeat()])
+    dispatcher.receive(first, ConfirmRequest(1))
+    dispatcher.receive(second, ConfirmRequest(2))
+    assert (ended, told) == (["it could not be told what concerns its node"], [Confirmed(2)])
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert "cannot say Heartbeat()" in caplog.text
+    assert "cannot say Confirmed" in caplog.text

@@ -22,7 +22,7 @@ from rallypoint.coordinator.local_link import LocalLink
 from rallypoint.coordinator.server import ControlServer
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.failures.cause import Cause, Ending
-from rallypoint.membership.operations import Close, Fail, Succeed
+from rallypoint.membership.operations import Close, Fail, Refusal, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Settings, Verdict
 from rallypoint.protocol import codec
 from rallypoint.protocol.frames import MAGIC, frame
@@ -38,7 +38,6 @@ from rallypoint.protocol.messages import (
     Notification,
     Placed,
     Progress,
-    Refusal,
     ResumeRequest,
     RoundEnded,
     SessionEnded,

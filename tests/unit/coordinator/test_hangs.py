@@ -143,7 +143,7 @@ def test_a_node_whose_connection_broke_is_told_again_when_it_is_back() -> None:
 
 def test_a_report_before_all_have_answered_is_the_end_of_it() -> None:
     job, _ = hung()
-    hangs = job.coordinator.hangs
+    hangs = job.coordinator._hangs
     assert hangs is not None
     job.hears("a", CollectedPart(1, b"all", True))
     job.hears("a", HangReport(1, 0, "a report"))
@@ -153,7 +153,7 @@ def test_a_report_before_all_have_answered_is_the_end_of_it() -> None:
 
 def test_a_hang_of_nodes_out_of_reach_asks_nobody() -> None:
     job, _ = hung()
-    hangs, hung_state = job.coordinator.hangs, job.coordinator.state
+    hangs, hung_state = job.coordinator._hangs, job.coordinator.state
     assert hangs is not None
     before = hung_state._replace(quiet=frozenset())
     assert hangs.look(before, hung_state, lambda _: False, job.now)

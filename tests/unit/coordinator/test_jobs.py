@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 
@@ -12,7 +11,7 @@ from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.jobs import MAX_JOBS, MAX_JOBS_OF_ONE, ManyJobs
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.failures.cause import Cause
-from rallypoint.membership.operations import Fail, Succeed
+from rallypoint.membership.operations import Fail, Refusal, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Reason, Settings, Verdict
 from rallypoint.protocol.handshake import ClientHandshake, HandshakeError
 from rallypoint.protocol.messages import (
@@ -22,7 +21,6 @@ from rallypoint.protocol.messages import (
     JoinRequest,
     Notification,
     Placed,
-    Refusal,
     Request,
     ResumeRequest,
     RoundEnded,
@@ -59,7 +57,7 @@ class World:
         while self.clock.now < end:
             self.clock.now = min(end, self.clock.now + 0.25)
             for node in living:
-                node.says(Heartbeat())
+                node.beats()
             if self.timer <= self.clock.now:
                 self.jobs.tick()
                 self.timer = self.jobs.wake_at()
@@ -100,6 +98,10 @@ class Node:
     def says(self, request: Request) -> None:
         """Say something, if the session is open still."""
         self.dispatcher.receive(self.session, request)
+
+    def beats(self) -> None:
+        """Send a heartbeat."""
+        self.dispatcher.heartbeat(self.session)
 
     def joins(self) -> None:
         """Ask for a place."""
@@ -294,7 +296,7 @@ def test_one_heartbeat_and_one_tick_cost_the_same_among_many_jobs() -> None:
             node.joins()
         world.passes(5.0, *nodes)
         looks = world.looks
-        heartbeats.append(costs(partial(nodes[0].says, Heartbeat())))
+        heartbeats.append(costs(nodes[0].beats))
         assert world.looks == looks, "the timer stays as it is"
         world.clock.now = world.timer
         ticks.append(costs(world.jobs.tick))

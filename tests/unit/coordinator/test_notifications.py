@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.coordinator.notifications import Placements, end_notification, notification_diff, placements
-from rallypoint.coordinator.recovery import missed_notifications
-from rallypoint.membership.operations import Action, ActionKind
+from rallypoint.coordinator.coordinator import Coordinator
+from rallypoint.coordinator.notifications import end_notifications, newly_complete, notification_diff, placements
+from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.membership.operations import Exit, Refusal, Succeed
+from rallypoint.membership.rules import ClockView, step
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Participant, Preemption, Settings, State, Verdict
-from rallypoint.membership.transitions import apply
-from rallypoint.protocol.messages import JobEnded, JoinRefused, Placed, Refusal, ResumeRequest
+from rallypoint.protocol.messages import JobEnded, JoinRefused, Placed, ResumeRequest
 from rallypoint.protocol.state_codec import decode_state, encode_state
 
 A, B, C = NodeId("a", 1, 0), NodeId("b", 1, 0), NodeId("c", 1, 0)
@@ -23,7 +24,15 @@ def names(before: State, after: State) -> dict[str, list[str]]:
     for nodes, notification in notification_diff(before, after):
         for node in nodes:
             told.setdefault(node.addr, []).append(type(notification).__name__)
+    for node in placements(after) if newly_complete(before, after) else ():
+        told.setdefault(node.addr, []).append("Placed")
     return told
+
+
+def stepped(operation: Exit | Succeed, state: State, node: NodeId) -> State:
+    after = step(operation, state, node, ClockView(0.0), Settings("job", 1, 2))
+    assert isinstance(after, State)
+    return after
 
 
 def test_nothing_is_due_where_nothing_has_changed() -> None:
@@ -56,16 +65,20 @@ def test_who_hears_late_of_its_place_has_the_ranks_that_count_who_has_succeeded_
     sizes = {A: Participant(NodeInfo("default", 2, "a", 1), 0), B: Participant(NodeInfo("default", 3, "b", 2), 1)}
     runs = State(complete=True, participants=sizes)
     after = runs
-    for kind in (ActionKind.MARK_SUCCEEDED, ActionKind.REMOVE_FROM_PARTICIPANTS):
-        after = apply(Action(kind), after, gone, Settings("job", 1, 2))
+    for operation in (Succeed(0), Exit()):
+        after = stepped(operation, after, gone)
     assert list(after.participants) == [late]
     read = decode_state(encode_state(after))
-    placed = Placed(placements(runs)[late])
+    placed = placements(runs)[late]
+    assert placements(read) == {late: placed}
+    assert newly_complete(State(participants=sizes), read)
+    coordinator = Coordinator(Settings("job", 1, 2), "0")
+    coordinator.restore(read, 0.0)
+    coordinator.open(1, SessionRecord(late, late.addr), 0.0)
     joins = ResumeRequest("0", late, sizes[late].node_info, joining=True)
-    assert missed_notifications(read, late, joins, Placements()) == [placed]
-    assert notification_diff(State(participants=sizes), read) == [((late,), placed)]
-    over = apply(Action(ActionKind.REMOVE_FROM_PARTICIPANTS), read, late, Settings("job", 1, 2))
-    assert not over.finished, "the next round counts only its own"
+    ((_, told),) = coordinator.receive(1, joins, 0.0)
+    assert told == Placed(placed._replace(origin="0"))
+    assert not stepped(Exit(), read, late).finished, "the next round counts only its own"
 
 
 def test_who_runs_hears_of_those_who_wait_and_of_who_will_be_taken_away() -> None:
@@ -78,10 +91,11 @@ def test_who_runs_hears_of_those_who_wait_and_of_who_will_be_taken_away() -> Non
 def test_a_spare_has_no_part_in_the_end() -> None:
     done = Verdict(Outcome.SUCCEEDED)
     after = State(closed=True, verdict=done, redundancy_list={A: IN.node_info})
-    told = end_notification(after, A, done)
+    for_all, for_some = end_notifications(after, done)
+    told = for_some[A]
     assert isinstance(told, JoinRefused)
     assert told.refusal is Refusal.SPARE_NOT_NEEDED
-    assert end_notification(after, B, done) == JobEnded(done)
+    assert (for_all, list(for_some)) == (JobEnded(done), [A])
 
 
 def test_where_workers_of_one_node_cannot_go_on_no_node_keeps_its_own() -> None:
@@ -102,9 +116,11 @@ def test_who_has_succeeded_and_left_still_says_whether_its_workers_could_go_on()
 
 def test_placements_are_worked_out_once_for_all_that_missed_theirs() -> None:
     nodes = {NodeId(f"n{rank}", 1, 0): Participant(IN.node_info, rank) for rank in range(3)}
-    state, table = State(complete=True, participants=nodes), Placements()
-    placed = {node: table.of(state, node) for node in nodes}
-    assert placed == placements(state)
-    assert all(table.of(state, node) is placement for node, placement in placed.items())
-    further = state._replace(progress=state.progress._replace(step=7))
-    assert {node: table.of(further, node) for node in nodes} == placements(further) != placed
+    coordinator = Coordinator(Settings("job", 3, 3), "0")
+    coordinator.restore(State(complete=True, participants=nodes), 0.0)
+    placed = {node: coordinator._placement_of(node) for node in nodes}
+    assert placed == placements(coordinator.state, "0")
+    assert all(coordinator._placement_of(node) is placement for node, placement in placed.items())
+    further = coordinator.state.progress._replace(step=7)
+    coordinator.restore(coordinator.state._replace(progress=further), 0.0)
+    assert all(coordinator._placement_of(node).progress == 7 for node in nodes)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.coordinator.coordinator import Coordinator
-from rallypoint.coordinator.job_state import OutgoingNotification
+from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
 from rallypoint.coordinator.recovery import recovery_timeout
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.failures.cause import Cause, Ending
 from rallypoint.membership.operations import Drain, Fail, PreemptJob, ReportQuiet, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, NodeRange, Outcome, Settings, State
 from rallypoint.protocol.messages import (
-    Heartbeat,
     JobEnded,
     JoinRequest,
     LeaveRequest,
@@ -106,7 +104,7 @@ class Job:
         while self.now < until:
             self.now += 0.5
             for node in beating:
-                self.deliver(self.coordinator.receive(node.session, Heartbeat(), self.now))
+                self.coordinator.heartbeat(node.session, self.now)
             self.deliver(self.coordinator.tick(self.now))
 
 
@@ -510,9 +508,9 @@ def test_thousands_of_places_that_nobody_fills_are_given_up_in_one_difference() 
     class Counting(Coordinator):
         states = 0
 
-        def _write(self, state: State, now: float) -> None:
+        def _set(self, state: State, now: float) -> None:
             self.states += 1
-            super()._write(state, now)
+            super()._set(state, now)
 
     settings = Settings("job", 1, 5000)
     coordinator = Counting(settings, "new")

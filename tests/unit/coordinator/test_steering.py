@@ -10,8 +10,9 @@ from rallypoint.agent.policy_state import PolicyState
 from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.dispatcher import MAX_WATCHERS, Dispatcher
 from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.coordinator.watchers import Watchers
 from rallypoint.membership.operations import Drain, Fail, PreemptJob
-from rallypoint.membership.resize import resize
+from rallypoint.membership.rules import resize
 from rallypoint.membership.state import NodeId, NodeInfo, NodeRange, Participant, Settings, State
 from rallypoint.protocol.messages import JoinRequest, Placed, ResumeRequest
 from rallypoint.protocol.observation import (
@@ -183,10 +184,11 @@ def test_who_watches_sees_that_a_job_is_preempted_and_which_nodes_are_lost_meanw
 def test_of_two_operators_each_is_told_what_came_of_its_own_command() -> None:
     job = running("a", "b")
     other = WATCHER + 1
-    job.coordinator.watchers.open(other)
+    job.watchers.open(other)
     told = []
     for session in (WATCHER, other):
-        told += job.told(job.coordinator.receive_from_watcher(session, RestartCommand(BY), job.now))
+        job.watchers.receive(session, RestartCommand(BY), job.now, "")
+        told += job.told(job.coordinator.pop_sends())
     replies = {session: each.done for session, each in told if isinstance(each, CommandReply)}
     assert replies == {WATCHER: True, other: False}
     assert job.coordinator.state.ledger.requested == 1
@@ -204,7 +206,7 @@ def test_who_takes_over_says_so_and_does_not_tell_of_a_round_that_started() -> N
     job = running("a", "b")
     fresh = Coordinator(job.settings, "inc")
     fresh.restore(job.coordinator.state, 90_000.0)
-    seen = fresh.watchers.snapshot(90_001.0)
+    seen = Watchers(fresh).snapshot(90_001.0)
     assert seen.phase_for == pytest.approx(1.0)
     assert [each.kind.value for each in seen.events] == ["coordinator started"]
     assert "round 0 runs" in seen.events[0].text
@@ -243,11 +245,12 @@ def test_what_nobody_asked_for_is_not_listened_to() -> None:
     coordinator.receive(1, JOINED, 0.0)
     for said in (NodeReport(0, (666,)), CollectedPart(1, b"x", True)):
         assert coordinator.receive(1, said, 0.0) == []
-    assert coordinator._watchers is None, "nothing is kept for watchers before one has come"
-    coordinator.watchers.open(WATCHER)
+    assert coordinator.parts == [], "nothing is kept for watchers before one has come"
+    watchers = Watchers(coordinator)
+    watchers.open(WATCHER)
     coordinator.receive(1, NodeReport(0, (666,)), 0.0)
-    assert all(each.report is None for each in coordinator.watchers.snapshot(0.0).nodes)
-    assert coordinator.pop_watcher_sends() == []
+    assert all(each.report is None for each in watchers.snapshot(0.0).nodes)
+    assert watchers.pop_sends() == []
 
 
 def test_nobody_waits_for_a_node_that_is_lost_while_it_collects() -> None:
@@ -280,9 +283,8 @@ def test_a_new_watcher_takes_the_place_of_the_one_that_has_been_silent_for_the_l
         sessions.append(dispatcher.attach_watcher(lambda _: None, disconnect))
     dispatcher.receive_from_watcher(sessions[0], WatchRequest())
     dispatcher.attach_watcher(lambda _: None, lambda _: None)
-    assert (ended, len(dispatcher.watchers)) == ([1], MAX_WATCHERS)
+    assert ended == [1]
     dispatcher.receive_from_watcher(sessions[1], WatchRequest())
-    assert len(dispatcher.watchers) == MAX_WATCHERS
     dispatcher.detach(sessions[1])
     dispatcher.attach_watcher(lambda _: None, lambda _: None)
     assert ended == [1, 2]

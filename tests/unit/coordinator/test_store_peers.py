@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.base.errors import UsageError
-from rallypoint.coordinator.coordinator import Coordinator
-from rallypoint.coordinator.job_state import OutgoingNotification
+from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.coordinator.store_peers import PeerPolicy, parse_policy, peers_of
 from rallypoint.membership.state import NodeId, NodeInfo, Settings

@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.coordinator.coordinator import Coordinator
-from rallypoint.coordinator.job_state import OutgoingNotification
+from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
 from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.coordinator.watchers import Watchers
 from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Fail, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Settings
 from rallypoint.protocol.messages import (
-    Heartbeat,
     JobEnded,
     JoinRequest,
     LeaveRequest,
@@ -70,7 +69,8 @@ class Job:
     def __post_init__(self) -> None:
         self.coordinator = Coordinator(self.settings, "inc")
         self.sent: list[Told] = []
-        self.coordinator.watchers.open(WATCHER)
+        self.watchers = Watchers(self.coordinator)
+        self.watchers.open(WATCHER)
 
     def node(self, name: str, size: int = 2) -> int:
         """A node comes and asks for a place."""
@@ -83,12 +83,13 @@ class Job:
 
     def ask(self, request: WatcherRequest, refusal: str = "") -> list[Told]:
         """The watcher says something; returns all that is told for it."""
-        told = self.told(self.coordinator.receive_from_watcher(WATCHER, request, self.now, refusal))
+        self.watchers.receive(WATCHER, request, self.now, refusal)
+        told = self.told(self.coordinator.pop_sends())
         return told + self.told(self.coordinator.tick(self.now))
 
     def told(self, to_nodes: list[OutgoingNotification]) -> list[Told]:
         """What nodes are told, and watchers."""
-        return [*to_nodes, *self.coordinator.pop_watcher_sends()]
+        return [*to_nodes, *self.watchers.pop_sends()]
 
     def hears(self, name: str, request: Request) -> list[Told]:
         """A node says something; returns all that is told for it."""
@@ -199,7 +200,7 @@ def test_a_report_of_an_earlier_round_is_not_shown() -> None:
 def test_how_long_a_node_is_silent_is_shown() -> None:
     job = running("a", "b")
     job.wait(1.0)
-    job.hears("b", Heartbeat())
+    job.coordinator.heartbeat(ord("b"), job.now)
     silent = [each.silent_for for each in job.status().nodes]
     assert silent == pytest.approx([1.25, 0.25])
 
@@ -209,7 +210,7 @@ def test_a_follower_is_told_of_changes_and_of_nothing_else() -> None:
     job.ask(WatchRequest(follow=True))
     job.wait(1.0)
     for name in "ab":
-        job.hears(name, Heartbeat())
+        job.coordinator.heartbeat(ord(name), job.now)
     assert not [each for _, each in job.wait(0.9) if isinstance(each, SnapshotPart)]
     told = job.hears("b", Fail(0, CAUSE, 3))
     seen = snapshot_in(told + job.wait(0.2))
@@ -324,7 +325,7 @@ def test_what_is_collected_comes_from_each_node_and_then_the_end() -> None:
     ]
     job.now += 30.0
     for name in "ab":
-        job.hears(name, Heartbeat())
+        job.coordinator.heartbeat(ord(name), job.now)
     (end,) = [each for session, each in job.told(job.coordinator.tick(job.now)) if session == WATCHER]
     assert end == CommandReply(False, "no answer within 30 s from b (rank 1)")
 
@@ -353,13 +354,15 @@ def test_the_laws_of_rounds_hold_whatever_operators_ask(
 ) -> None:
     life = Life(job)
     coordinator = life.coordinator
-    coordinator.watchers.open(WATCHER)
+    watchers = Watchers(coordinator)
+    watchers.open(WATCHER)
     sizes = {(job.min_nodes, job.max_nodes)}
     for at, event in enumerate([*events, ("wait", 0, 30)]):
         life.happen(*event)
         for when, request in asked:
             if when == at:
-                life._hear(coordinator.receive_from_watcher(WATCHER, request, life.now))
+                watchers.receive(WATCHER, request, life.now, "")
+                life._hear(coordinator.pop_sends())
                 life.states.append(coordinator.state)
                 sizes.add((coordinator.settings.min_nodes, coordinator.settings.max_nodes))
     for roll in life.rolls.values():
@@ -373,7 +376,7 @@ def test_the_laws_of_rounds_hold_whatever_operators_ask(
     ledger, state = coordinator.state.ledger, coordinator.state
     failed = state.verdict is not None and state.verdict.outcome is Outcome.FAILED
     assert sum(ledger) - failed == state.round
-    seen = coordinator.watchers.snapshot(life.now)
+    seen = watchers.snapshot(life.now)
     assert len([each for each in seen.nodes if each.state is NodeState.PARTICIPANT]) == len(state.participants)
     assert (seen.phase is Phase.RUNNING) == (state.complete and state.verdict is None)
 

@@ -106,6 +106,11 @@ class Job:
         if node.session:
             self.dispatcher.receive(node.session, request)
 
+    def beat(self, node: Node) -> None:
+        """The connection answers a heartbeat itself."""
+        if self.dispatcher.heartbeat(node.session):
+            node.hear(Heartbeat())
+
     def join(self, node: Node) -> None:
         self.say(node, JoinRequest(NodeInfo("default", 1, "", node.port), 600.0))
 
@@ -138,7 +143,7 @@ class Job:
         for node in self.nodes:
             node.port += 100  # a join that is said anew brings another store
             self.open(node)
-            self.dispatcher.receive(node.session, Heartbeat())
+            self.beat(node)
         self.shelf = Shelf()
         self.shelf.kept = kept
         self.dispatcher = Dispatcher(
@@ -154,7 +159,7 @@ class Job:
             self.time.now += 0.5
             for node in self.nodes:
                 if node.session:
-                    self.dispatcher.receive(node.session, Heartbeat())
+                    self.beat(node)
             self.dispatcher.tick()
             self.keep()
 
@@ -172,7 +177,7 @@ def test_nobody_is_told_before_it_is_kept_and_heartbeats_are_answered_all_the_sa
     for node in job.nodes:
         node.told.clear()
     job.say(job.nodes[0], Fail(0, CAUSE, 3))
-    job.dispatcher.receive(job.nodes[0].session, Heartbeat())
+    job.beat(job.nodes[0])
     assert [node.told for node in job.nodes] == [[Heartbeat()], []]
     job.keep()
     assert [[type(each) for each in node.told] for node in job.nodes] == [[Heartbeat, RoundEnded], [RoundEnded]]
@@ -288,7 +293,7 @@ def test_what_a_node_had_told_a_coordinator_that_did_not_keep_it_is_heard_again(
     first, second = job.nodes
     job.forgotten()
     job.open(first)
-    job.dispatcher.receive(first.session, Heartbeat())
+    job.beat(first)
     job.succeeded()
     job.open(first)
     job.open(second)

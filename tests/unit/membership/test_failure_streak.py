@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.failures.cause import Cause
-from rallypoint.membership.decisions import ClockView, next_action
-from rallypoint.membership.failure_streak import failure_streak_after
-from rallypoint.membership.operations import ActionKind, Fail, RecordProgress
+from rallypoint.failures.cause import Cause, Ending
+from rallypoint.membership.endings import failure_streak_after
+from rallypoint.membership.operations import Fail, RecordProgress, Stop
+from rallypoint.membership.rules import ClockView, step
 from rallypoint.membership.state import FailureStreak, JobProgress, NodeId, NodeInfo, Participant, Settings, State
-from rallypoint.membership.transitions import apply
 
 SETTINGS = Settings("job", 1, 1, same_failure_limit=3)
 
@@ -52,13 +51,18 @@ def running(round_: int, progress: JobProgress, failures: int = 0) -> State:
 
 def told(state: State, *said: RecordProgress, node: NodeId = ME) -> State:
     for each in said:
-        action = next_action(each, state, node, ClockView(0.0), SETTINGS)
-        if action.kind is ActionKind.FINISH:
-            continue
-        assert action.kind is ActionKind.MARK_PROGRESS
-        state = apply(action, state, node, SETTINGS)
-        assert next_action(each, state, node, ClockView(0.0), SETTINGS).kind is ActionKind.FINISH, "it is done"
+        after = step(each, state, node, ClockView(0.0), SETTINGS)
+        if isinstance(after, State):
+            assert after == state._replace(progress=after.progress)
+            state = after
+        assert step(each, state, node, ClockView(0.0), SETTINGS) is Stop.DONE
     return state
+
+
+def failed(state: State, view: ClockView, settings: Settings = SETTINGS) -> State:
+    after = step(Fail(state.round, BOOM, 99), state, ME, view, settings)
+    assert isinstance(after, State)
+    return after
 
 
 @pytest.mark.parametrize(
@@ -109,7 +113,7 @@ def test_who_has_no_place_makes_no_progress() -> None:
 def test_where_progress_is_told_nothing_else_counts_as_such(progress: JobProgress, ran: float, failures: int) -> None:
     state = running(3, progress, 2)
     view = ClockView(1000.0, running_at=1000.0 - ran)
-    assert next_action(Fail(3, BOOM, 10), state, ME, view, SETTINGS).failure_streak.failures == failures
+    assert failed(state, view).failure_streak.failures == failures
 
 
 def test_a_job_that_fails_at_the_same_step_again_and_again_is_ended() -> None:
@@ -117,19 +121,18 @@ def test_a_job_that_fails_at_the_same_step_again_and_again_is_ended() -> None:
     state = running(0, JobProgress())
     for round_ in range(5):
         state = told(state, RecordProgress(round_, 1000))
-        action = next_action(Fail(round_, BOOM, 99), state, ME, ClockView(1e6, running_at=0.0), SETTINGS)
-        if action.kind is ActionKind.MARK_JOB_FAILED:
+        ended = failed(state, ClockView(1e6, running_at=0.0))
+        if ended.verdict is not None:
             break
-        ended = apply(action, state, ME, SETTINGS)
         state = ended._replace(complete=True, participants=state.participants)
     assert round_ == 3
-    assert "came back 3 times without progress" in action.detail
+    assert ended.verdict is not None
+    assert (ended.verdict.ending, "3 times" in ended.verdict.detail) == (Ending.REPEATED, True)
 
 
 def test_the_end_of_a_round_says_for_how_long_the_next_one_is_held_back() -> None:
     settings = SETTINGS._replace(restart_backoff=2.0)
     state = running(1, JobProgress(), 1)
-    action = next_action(Fail(1, BOOM, 99), state, ME, ClockView(0.0), settings)
-    after = apply(action, state, ME, settings)
+    after = failed(state, ClockView(0.0), settings)
     assert after.ended is not None
     assert after.ended.held_back == after.restart_delay == 4.0

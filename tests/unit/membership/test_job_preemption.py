@@ -7,10 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.failures.cause import Cause, Ending
-from rallypoint.membership.decisions import ClockView, next_action
 from rallypoint.membership.operations import (
-    FINAL_ACTIONS,
-    SYNC,
     Close,
     Drain,
     Exit,
@@ -23,8 +20,8 @@ from rallypoint.membership.operations import (
     Restart,
     Succeed,
 )
+from rallypoint.membership.rules import ClockView, step
 from rallypoint.membership.state import NodeId, NodeInfo, NodeRange, Outcome, Reason, Settings, State
-from rallypoint.membership.transitions import apply
 from tests.effort import examples
 
 JOB = Settings("job", 1, 4)
@@ -38,11 +35,9 @@ VIEW = ClockView(10.0, last_call_at=0.0)
 
 def run(state: State, node: NodeId, operation: Operation) -> State:
     """The state after as much of an operation as can be done now."""
-    while True:
-        action = next_action(operation, state, node, VIEW, JOB)
-        if action == SYNC or action.kind in FINAL_ACTIONS:
-            return state
-        state = apply(action, state, node, JOB)
+    while isinstance(after := step(operation, state, node, VIEW, JOB), State):
+        state = after
+    return state
 
 
 def running() -> State:

@@ -6,10 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.failures.cause import Cause
-from rallypoint.membership.decisions import ClockView, next_action
 from rallypoint.membership.operations import (
-    FINAL_ACTIONS,
-    SYNC,
     Close,
     Drain,
     Exit,
@@ -19,8 +16,8 @@ from rallypoint.membership.operations import (
     PreemptJob,
     Succeed,
 )
+from rallypoint.membership.rules import ClockView, step, without_nodes
 from rallypoint.membership.state import NodeId, NodeInfo, Reason, Settings, State
-from rallypoint.membership.transitions import apply, without_nodes
 from tests.effort import examples
 
 JOB = Settings("job", 2, 4)
@@ -41,11 +38,9 @@ OPERATIONS = st.one_of(
 
 def run(state: State, node: NodeId, operation: Operation) -> State:
     """The state after as much of an operation as can be done now."""
-    while True:
-        action = next_action(operation, state, node, VIEW, JOB)
-        if action == SYNC or action.kind in FINAL_ACTIONS:
-            return state
-        state = apply(action, state, node, JOB)
+    while isinstance(after := step(operation, state, node, VIEW, JOB), State):
+        state = after
+    return state
 
 
 @settings(max_examples=examples(2000))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.failures.cause import Cause
-from rallypoint.membership.operations import Close, Drain, Fail, Preempt, RecordProgress, ReportQuiet, Succeed
+from rallypoint.membership.operations import Close, Drain, Fail, Preempt, RecordProgress, Refusal, ReportQuiet, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Reason, RoundEnd, Settings, Verdict
 from rallypoint.protocol import codec
 from rallypoint.protocol.frames import MAGIC, MAX_FRAME, FrameError, FrameReader, frame
@@ -37,7 +37,6 @@ from rallypoint.protocol.messages import (
     Preempted,
     Progress,
     ProgressRequest,
-    Refusal,
     Request,
     ResumeRequest,
     RoundEnded,

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from rallypoint.coordinator.coordinator import Coordinator
-from rallypoint.coordinator.job_state import OutgoingNotification
+from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Drain, Fail, Succeed

@@ -6,9 +6,8 @@ import pytest
 
 from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.session_registry import SessionRecord
-from rallypoint.membership.operations import Action, ActionKind, Drain, Preempt
+from rallypoint.membership.operations import Drain, Preempt
 from rallypoint.membership.state import NodeId, NodeInfo, Participant, Settings, State, join_names, name_of, names_of
-from rallypoint.membership.transitions import apply
 from rallypoint.protocol import codec
 from rallypoint.protocol.errors import RendezvousStateError
 from rallypoint.protocol.handshake import ClientHandshake, Hello
@@ -99,6 +98,6 @@ def test_the_name_of_a_machine_is_cut_and_cleaned_on_arrival() -> None:
 
 
 def test_a_shared_state_with_names_that_are_no_text_is_refused() -> None:
-    state = apply(Action(ActionKind.ADD_TO_PARTICIPANTS, node_info=MEMBER), State(), A._replace(host="n\x1b"), SETTINGS)
+    state = State(participants={A._replace(host="n\x1b"): Participant(MEMBER)})
     with pytest.raises(RendezvousStateError, match="no text"):
         decode_state(encode_state(state))

@@ -11,19 +11,10 @@ import pytest
 from hypothesis import given
 
 from rallypoint.failures.cause import Cause
-from rallypoint.membership.operations import Fail, Succeed
+from rallypoint.membership.operations import Fail, Refusal, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Reason, Settings, State, Verdict
 from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousStateError
-from rallypoint.protocol.messages import (
-    JobEnded,
-    JoinRefused,
-    JoinRequest,
-    LinkLost,
-    Notification,
-    Placed,
-    Refusal,
-    RoundEnded,
-)
+from rallypoint.protocol.messages import JobEnded, JoinRefused, JoinRequest, LinkLost, Notification, Placed, RoundEnded
 from rallypoint.protocol.state_codec import decode_state, encode_state
 from rallypoint.rendezvous.backend import RendezvousBackend
 from rallypoint.rendezvous.shared_state_link import SharedStateLink
