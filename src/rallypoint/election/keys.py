@@ -3,7 +3,6 @@
     PREFIX/JOB/nodes/LEASE    one for each agent, for as long as its lease lives; the oldest is the coordinator's
     PREFIX/JOB/leader         where the coordinator listens; lives with the coordinator's lease
     PREFIX/JOB/state          what the coordinator knows; outlives it
-    PREFIX/JOB/store/... the agents' store, if it is used
 
 Everything but the state is JSON, for people with `etcdctl`.
 """
@@ -81,11 +80,6 @@ class ElectionKeys(NamedTuple):
     def state(self) -> bytes:
         """The key of what the coordinator knows."""
         return f"{self.root}state".encode()
-
-    @property
-    def store(self) -> bytes:
-        """The prefix of the keys of the agents' store."""
-        return f"{self.root}store/".encode()
 
 
 class LeaderRecord(NamedTuple):

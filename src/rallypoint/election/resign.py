@@ -62,7 +62,6 @@ def _delete_job_keys(keys: ElectionKeys, state: KeyValue) -> Procedure[None]:
     # One that has registered meanwhile may have read the state already, to continue with it.
     alone = Compare(keys.nodes, "create_revision", "==", 0, prefix=True)
     unchanged = Compare(keys.state, "mod_revision", "==", state.mod_revision)
-    gone = (Delete(keys.state), Delete(keys.store, prefix=True))
-    cleared = yield from transact((alone, unchanged), gone, timeout_s=TIMEOUT)
+    cleared = yield from transact((alone, unchanged), (Delete(keys.state),), timeout_s=TIMEOUT)
     if cleared.succeeded and state.lease:
         yield Revoke(state.lease, TIMEOUT)

@@ -7,7 +7,7 @@ callers give them. A store may be used by several threads; where one of them wai
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rallypoint.base.errors import UserError
@@ -186,29 +186,6 @@ class Store(ABC):
             f"not all of {world_size} came to the barrier {key!r} within {limit:g} s in {self._where()}; "
             "see which of them is missing, or wait longer"
         )
-
-
-class ReplacingStore(Store):
-    """A store whose values are changed by replacing them with the result of a function."""
-
-    @abstractmethod
-    def _change(self, key: str, choose: Callable[[bytes | None], bytes | None]) -> bytes | None:
-        """Replace a value (None: it is missing) by the result of `choose`; None leaves it unchanged.
-
-        Returns:
-            The value afterwards. `choose` may be called several times, if others change the value too.
-        """
-
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        wanted, new = value_bytes(expected), value_bytes(desired)
-        present = self._change(key, lambda present: new if wanted == (present or b"") else None)
-        return wanted if present is None else present
-
-    def add(self, key: str, amount: int) -> int:
-        return int(self._change(key, lambda present: increased(key, present, amount)) or b"0")
-
-    def append(self, key: str, value: str | bytes) -> None:
-        self._change(key, lambda present: (present or b"") + value_bytes(value))
 
 
 _NO_QUEUES = "{} has no queues; use a TCPStore or a HashStore"

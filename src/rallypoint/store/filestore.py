@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rallypoint.base.clock import Deadline
-from rallypoint.store.api import DEFAULT_TIMEOUT, ReplacingStore, increased, key_bytes, key_text, pairs, value_bytes
+from rallypoint.store.api import DEFAULT_TIMEOUT, Store, increased, key_bytes, key_text, pairs, value_bytes
 from rallypoint.store.errors import StoreConnectionError, StoreProtocolError
 from rallypoint.store.filerecords import CLEANUP, REFCOUNT, removing, replay, setting
 from rallypoint.store.torch_adapter import torch_module
@@ -30,7 +30,7 @@ _POLL = 0.01
 _PIECE = 1 << 20
 
 
-class FileStore(ReplacingStore):
+class FileStore(Store):
     """A store in the file at `path`.
 
     Args:
@@ -62,6 +62,17 @@ class FileStore(ReplacingStore):
     def set(self, key: str, value: str | bytes) -> None:
         with self._mutex, self._locked() as append:
             append(setting(_slashed(key), value_bytes(value)))
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        wanted, new = value_bytes(expected), value_bytes(desired)
+        present = self._change(key, lambda present: new if wanted == (present or b"") else None)
+        return wanted if present is None else present
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._change(key, lambda present: increased(key, present, amount)) or b"0")
+
+    def append(self, key: str, value: str | bytes) -> None:
+        self._change(key, lambda present: (present or b"") + value_bytes(value))
 
     def check(self, keys: Sequence[str]) -> bool:
         with self._mutex, self._locked(shared=True):
@@ -138,6 +149,7 @@ class FileStore(ReplacingStore):
         return (now.st_ino, now.st_size) != (self._inode, self._size)
 
     def _change(self, key: str, choose: Callable[[bytes | None], bytes | None]) -> bytes | None:
+        """Replace a value (None: missing) by what `choose` says, whose None leaves it; returns what is there then."""
         name = _slashed(key)
         with self._mutex, self._locked() as append:
             present = self._content.get(name)

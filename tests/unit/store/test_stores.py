@@ -11,29 +11,18 @@ from typing import TypeVar
 import pytest
 
 from rallypoint.base.errors import UserError
-from rallypoint.etcd.client import EtcdClient
 from rallypoint.store.api import Store
 from rallypoint.store.client import TCPStore
 from rallypoint.store.errors import QueueEmptyError, StoreTimeoutError
-from rallypoint.store.etcd import EtcdStore
 from rallypoint.store.filestore import FileStore
 from rallypoint.store.hashstore import HashStore
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.server import StoreServer
-from tests.etcd_cluster import EtcdCluster
 
 T = TypeVar("T")
 
 SHORT = 0.05
-ON_ETCD = [pytest.param(kind, marks=[pytest.mark.process, pytest.mark.etcd]) for kind in ("etcd", "prefix-etcd")]
-KINDS = ["tcp", "hash", "file", "prefix-tcp", "prefix-hash", "prefix-file", *ON_ETCD]
-
-
-@pytest.fixture(name="client")
-def _client(etcd: EtcdCluster) -> Iterator[EtcdClient]:
-    client = EtcdClient(etcd.endpoints)
-    yield client
-    client.close()
+KINDS = ["tcp", "hash", "file", "prefix-tcp", "prefix-hash", "prefix-file"]
 
 
 @pytest.fixture(name="store", params=KINDS)
@@ -45,8 +34,6 @@ def _store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         store = TCPStore("127.0.0.1", server.port, timeout=30)
     elif kind.endswith("file"):
         store = FileStore(str(tmp_path / "store"), timeout=30)
-    elif kind.endswith("etcd"):
-        store = EtcdStore(request.getfixturevalue("client"), f"/{tmp_path}/".encode(), timeout=30)
     else:
         store = HashStore(30)
     if kind.startswith("prefix"):

@@ -18,19 +18,18 @@ from rallypoint.base.endpoint import Endpoint, host_name, is_loopback, own_addre
 from rallypoint.base.log import get_logger
 from rallypoint.election.keys import ElectionKeys
 from rallypoint.membership.state import NodeId
-from rallypoint.protocol.messages import Deliver, Link, Placement
+from rallypoint.protocol.messages import Deliver, Link
 from rallypoint.rendezvous.backends.etcd_options import credentials_of, endpoints_of, prefix_of, tls_of
 from rallypoint.rendezvous.backends.options import control_listeners, control_tls, rank_hint, settings_of, worker_stores
 from rallypoint.rendezvous.control_plane import ControlPlane, local_id
 from rallypoint.rendezvous.elastic import ElasticHandler
-from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo
+from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import RendezvousParameters
 
 if TYPE_CHECKING:
     from rallypoint.election.shell import Candidate
     from rallypoint.etcd.client import EtcdClient
     from rallypoint.protocol.observation import Snapshot
-    from rallypoint.store.api import Store
 
 log = get_logger(__name__)
 
@@ -46,21 +45,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     """
     if params.backend == "etcd-v2":
         log.info("--rdzv-backend=etcd-v2 is another name for etcd: the v3 API of etcd is used")
-    return _EtcdHandler(params, _EtcdControl(params))
-
-
-class _EtcdHandler(ElasticHandler):
-    """The handler of every rendezvous, but that the agents' own store is in etcd, and no machine's."""
-
-    def __init__(self, params: RendezvousParameters, control: _EtcdControl) -> None:
-        super().__init__(params.backend, control, worker_stores(params))
-        self._on_etcd = control
-
-    def info(self, placement: Placement) -> RendezvousInfo:
-        """A placement as torch's users know it."""
-        info = super().info(placement)
-        store = partial(self._on_etcd.store, placement.round)
-        return RendezvousInfo(store, info.rank, info.world_size, info.bootstrap_store_info)
+    return ElasticHandler(params.backend, _EtcdControl(params), worker_stores(params))
 
 
 class _EtcdControl(ControlPlane):
@@ -76,8 +61,6 @@ class _EtcdControl(ControlPlane):
         self._local_addr = params.local_addr
         self._listen = partial(control_listeners, params, port=0)
         self._candidate: Candidate | None = None
-        self._client: EtcdClient | None = None
-        """The client of the agents' store, once that is used."""
 
     def open(self, deliver: Deliver, deadline: Deadline) -> Link:
         """Become a candidate, and connect to the elected coordinator; returns at once."""
@@ -104,23 +87,12 @@ class _EtcdControl(ControlPlane):
         """The endpoints of etcd, where the elected coordinator can be found."""
         return ",".join(map(str, self._endpoints))
 
-    def store(self, round_: int) -> Store:
-        """The agents' store of a round. It goes with the job."""
-        from rallypoint.store.etcd import EtcdStore
-
-        if self._client is None:
-            self._client = self._connect()
-        state = self._client.range(self._keys.state).kvs
-        return EtcdStore(self._client, self._keys.store + b"%d/" % round_, state[0].lease if state else 0)
-
     def hosts_coordinator(self) -> bool:
         """Whether this agent is the elected one."""
         return self._candidate is not None and self._candidate.leads
 
     def close(self) -> None:
         """Leave etcd. Idempotent."""
-        if self._client is not None:
-            self._client.close()
         if self._candidate is not None:
             self._candidate.close()
 
