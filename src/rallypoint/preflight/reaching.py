@@ -25,7 +25,7 @@ from rallypoint.preflight.results import warned
 from rallypoint.preflight.table import Check, CheckInputs, Reading
 
 if TYPE_CHECKING:
-    from rallypoint.client.endpoint_resolver import DialTarget
+    from rallypoint.client.dialing import DialTarget
 
 CONNECT, ASK = 3.0, 3.0
 """Seconds for a TCP connection; for the control plane's welcome."""

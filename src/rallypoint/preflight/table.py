@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 from rallypoint.preflight.results import CheckResult, Judgement
 
 if TYPE_CHECKING:
-    from rallypoint.client.endpoint_resolver import DialTarget
+    from rallypoint.client.dialing import DialTarget
 
 F = TypeVar("F")
 

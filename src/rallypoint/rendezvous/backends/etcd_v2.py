@@ -26,7 +26,7 @@ from rallypoint.rendezvous.control_plane import ControlPlane, own_node
 from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.rendezvous.shared_state_link import SharedStateLink
+from rallypoint.rendezvous.shared_state import SharedStateLink
 
 if TYPE_CHECKING:
     from rallypoint.rendezvous.backends.etcd_v2_http import EtcdV2Client, LongPoll, V2Read
