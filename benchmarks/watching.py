@@ -19,7 +19,7 @@ from benchmarks.messages import Gather, Gathered, Go, Serving, Sustain, Sustaine
 from benchmarks.table import Budget, Row
 from benchmarks.turns import Turns, in_turn
 from rallypoint.base.endpoint import Endpoint
-from rallypoint.client.endpoint_resolver import DialTarget
+from rallypoint.client.dialing import DialTarget
 from rallypoint.client.watcher import WatcherSession
 from rallypoint.protocol.observation import Snapshot, WatchRequest
 

@@ -23,8 +23,7 @@ from rallypoint.membership.state import NodeInfo, Settings
 from rallypoint.protocol import codec
 from rallypoint.protocol.frames import MAGIC, FrameReader, frame
 from rallypoint.protocol.handshake import Challenge, ClientHandshake, Welcome
-from rallypoint.protocol.messages import Heartbeat, JoinRequest, Notification, Placed
-from rallypoint.protocol.operator_messages import NodeReport, ReportRequested
+from rallypoint.protocol.messages import Heartbeat, JoinRequest, NodeReport, Notification, Placed, ReportRequested
 from rallypoint.protocol.signing import transcript_of
 from rallypoint.rendezvous.backends.options import settings_of
 from rallypoint.rendezvous.params import RendezvousParameters

@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 
 from rallypoint.coordinator.dispatcher import Dispatcher, RestoredState
-from rallypoint.coordinator.progress_text import RendezvousName, timeout_sentence, waiting_line
-from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.coordinator.job_log import RendezvousName, timeout_sentence, waiting_line
+from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.failures.cause import Cause, Ending, Restarts
 from rallypoint.failures.report import ChildFailedError
 from rallypoint.hangs.dump_format import read_dump, record_of
@@ -34,6 +34,7 @@ from rallypoint.observe.bundle import Piece, decode_bundle, encode_bundle
 from rallypoint.observe.status_json import status_json
 from rallypoint.observe.status_text import status_lines
 from rallypoint.protocol import codec
+from rallypoint.protocol.codec import decode_state, encode_state
 from rallypoint.protocol.errors import RendezvousStateError
 from rallypoint.protocol.frames import MAGIC, FrameError, FrameReader, SignatureError, frame
 from rallypoint.protocol.handshake import (
@@ -45,10 +46,17 @@ from rallypoint.protocol.handshake import (
     Welcome,
 )
 from rallypoint.protocol.messages import (
+    CollectedPart,
+    CollectionEnded,
+    CollectKind,
+    CollectRequested,
     ConfigDifference,
     ConfigDiffers,
     Confirmed,
     ConfirmRequest,
+    DrainRequested,
+    HangFound,
+    HangReport,
     Heartbeat,
     JobEnded,
     JoinRefused,
@@ -56,13 +64,16 @@ from rallypoint.protocol.messages import (
     LeaveReply,
     LeaveRequest,
     MissingNode,
+    NodeReport,
     NodesWaiting,
     Notification,
+    OperatorAction,
     Placed,
     Placement,
     Preempted,
     Progress,
     ProgressRequest,
+    ReportRequested,
     ResumeRequest,
     RoundEnded,
     SessionEnded,
@@ -81,21 +92,8 @@ from rallypoint.protocol.observation import (
     WatchRequest,
     decode_snapshot,
 )
-from rallypoint.protocol.operator_messages import (
-    CollectedPart,
-    CollectionEnded,
-    CollectKind,
-    CollectRequested,
-    DrainRequested,
-    HangFound,
-    HangReport,
-    NodeReport,
-    OperatorAction,
-    ReportRequested,
-)
 from rallypoint.protocol.resume_state import ResumeState, after_notification, after_request, requests_to_repeat
 from rallypoint.protocol.signing import Signers
-from rallypoint.protocol.state_codec import decode_state, encode_state
 from rallypoint.ranks.assign import NodeRanks
 from tests.fuzz.target import Target
 
@@ -397,5 +395,5 @@ TARGETS = {
     "signatures": Target(
         signatures, lambda: [b"\0\0\0\1\0\0\2\0\0", b"\0\5\1\0\0\0", b"\x80\4ab"], ("protocol/signing.py",)
     ),
-    "states": Target(states, lambda: _STATES, ("protocol/state_codec.py",)),
+    "states": Target(states, lambda: _STATES, ("protocol/codec.py",)),
 }

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.jobs import ManyJobs
-from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.membership.state import NodeId
 from rallypoint.protocol import codec
+from rallypoint.protocol.codec import decode_state, encode_state
 from rallypoint.protocol.frames import MAX_FRAME, SIGNATURE_SIZE
 from rallypoint.protocol.handshake import HandshakeError, HandshakeRefused, Hello, Proof, ServerHandshake, Welcome
 from rallypoint.protocol.messages import JoinRequest, Notification, Placed
-from rallypoint.protocol.state_codec import decode_state, encode_state
 from tests.fuzz.control import HELLO, MEMBER, REQUESTS, SETTINGS, encoded, heard
 from tests.fuzz.target import Target, no_errors
 

@@ -47,7 +47,7 @@ TRUSTED: Mapping[str, str] = {
     "etcd/local.py": "answers and log of an etcd that this process has started",
     "failures/truncate.py": "texts to bytes and back; fed by the target `failures`",
     "logs/specs.py": "a name that becomes a folder's",
-    "rendezvous/backends/store_backend.py": "base64 with errors in words; then `states`",
+    "rendezvous/backend.py": "base64 with errors in words; then `states`",
     "election/takeover.py": "the name of a key of ours",
     "store/api.py": "a key of ours as text",
     "telemetry/json_lines.py": "what an event of ours has in it as JSON",

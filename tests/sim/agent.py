@@ -54,8 +54,18 @@ from rallypoint.failures.cause import Cause, Ending
 from rallypoint.membership.operations import Drain, Fail, Preempt, PreemptJob, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Settings
 from rallypoint.protocol.handshake import PROTOCOL_VERSION, Hello
-from rallypoint.protocol.messages import Deliver, JobEnded, LeaveRequest, Link, Placed, ProgressRequest, RoundEnded
-from rallypoint.protocol.operator_messages import HangFound, HangReport, NodeReport
+from rallypoint.protocol.messages import (
+    Deliver,
+    HangFound,
+    HangReport,
+    JobEnded,
+    LeaveRequest,
+    Link,
+    NodeReport,
+    Placed,
+    ProgressRequest,
+    RoundEnded,
+)
 from rallypoint.rendezvous.control_plane import ControlPlane
 from rallypoint.rendezvous.elastic import ElasticHandler
 from tests.sim.election import SimCandidate

@@ -27,6 +27,7 @@ from rallypoint.failures.cause import Ending
 from rallypoint.membership.operations import Close, Drain, Fail, PreemptJob, Refusal
 from rallypoint.membership.state import NodeRange, Outcome, Reason, State, Verdict, known_to, name_of
 from rallypoint.protocol.messages import (
+    DrainRequested,
     JobEnded,
     JoinRefused,
     LinkLost,
@@ -45,7 +46,6 @@ from rallypoint.protocol.observation import (
     WatcherRequest,
 )
 from rallypoint.protocol.observation import Phase as SnapshotPhase
-from rallypoint.protocol.operator_messages import DrainRequested
 from tests.sim.faults import OUTAGES
 from tests.sim.ground_truth import AuditStep, Facts, Round, RoundBook, RoundName, common, number_of
 from tests.sim.hangs import check_quiet

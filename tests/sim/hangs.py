@@ -18,7 +18,7 @@ from rallypoint.agent.steps import AddToReport, Collect
 from rallypoint.membership.endings import is_hung
 from rallypoint.membership.operations import ReportQuiet
 from rallypoint.membership.state import State
-from rallypoint.protocol.operator_messages import CollectedPart, CollectionEnded, CollectKind, HangFound, HangReport
+from rallypoint.protocol.messages import CollectedPart, CollectionEnded, CollectKind, HangFound, HangReport
 from tests.sim.ground_truth import RoundName, number_of
 from tests.sim.world import Timer, Violation
 

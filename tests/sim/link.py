@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from rallypoint.client.endpoint_resolver import DialTarget
+from rallypoint.client.dialing import DialTarget
 from rallypoint.election.leader_resolver import LeaderResolver
 from rallypoint.membership.state import Settings
 from rallypoint.protocol import codec

@@ -13,7 +13,7 @@ from rallypoint.coordinator import coordinator, hangs
 from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.notifications import placements
-from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.election import leadership, resign, takeover
 from rallypoint.election.candidacy import PredecessorWait
 from rallypoint.election.machine import Election
@@ -27,6 +27,7 @@ from rallypoint.membership.rules import ClockView, Step
 from rallypoint.membership.state import NodeId, Reason, RoundEnd, Settings, State, Verdict
 from rallypoint.protocol import resume_state
 from rallypoint.protocol.messages import (
+    DrainRequested,
     JobEnded,
     JoinRequest,
     LeaveRequest,
@@ -36,7 +37,6 @@ from rallypoint.protocol.messages import (
     Request,
     RoundEnded,
 )
-from rallypoint.protocol.operator_messages import DrainRequested
 from rallypoint.protocol.resume_state import ResumeState
 from tests.sim import job, link
 from tests.sim.job import run

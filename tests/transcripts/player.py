@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
-from rallypoint.coordinator.progress_text import RendezvousName, timeout_sentence, waiting_line
-from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.coordinator.job_log import RendezvousName, timeout_sentence, waiting_line
+from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Close, Drain, Fail, Preempt, PreemptJob, RecordProgress, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Settings, join_names

@@ -13,8 +13,7 @@ from rallypoint.agent.steps import Event
 from rallypoint.base.light_typing import Any
 from rallypoint.failures.cause import Cause
 from rallypoint.failures.truncate import first_line
-from rallypoint.protocol.messages import JobEnded, Placed, RoundEnded
-from rallypoint.protocol.operator_messages import HangReport, OperatorAction
+from rallypoint.protocol.messages import HangReport, JobEnded, OperatorAction, Placed, RoundEnded
 from rallypoint.telemetry import agent_events as events
 from rallypoint.telemetry.lazy import logging_errors
 from rallypoint.telemetry.phases import NodePhase, PhaseClock

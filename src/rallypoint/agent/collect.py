@@ -10,14 +10,7 @@ from rallypoint.agent.spec import Worker
 from rallypoint.agent.steps import AddToReport, Collect, ReportStatus
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
-from rallypoint.protocol.operator_messages import (
-    MAX_PART,
-    CollectedPart,
-    CollectKind,
-    CollectRequested,
-    NodeAnswer,
-    NodeReport,
-)
+from rallypoint.protocol.messages import MAX_PART, CollectedPart, CollectKind, CollectRequested, NodeAnswer, NodeReport
 
 if TYPE_CHECKING:
     from rallypoint.agent.controller import WorkerController

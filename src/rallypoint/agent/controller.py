@@ -30,8 +30,7 @@ from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.failures.cause import Cause, Ending
 from rallypoint.membership.operations import Succeed
-from rallypoint.protocol.messages import Placement
-from rallypoint.protocol.operator_messages import NodeReport
+from rallypoint.protocol.messages import NodeReport, Placement
 from rallypoint.telemetry.lazy import profiled
 
 if TYPE_CHECKING:

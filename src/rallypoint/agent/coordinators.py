@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rallypoint.base.endpoint import parse_endpoint
 from rallypoint.base.errors import RallypointError
-from rallypoint.client.endpoint_resolver import DialTarget
+from rallypoint.client.dialing import DialTarget
 from rallypoint.rendezvous.backends.options import control_tls, job_key
 from rallypoint.rendezvous.params import C10D_PORT, ON_ETCD, RendezvousParameters
 

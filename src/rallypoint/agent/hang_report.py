@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from rallypoint.base.log import get_logger
-from rallypoint.protocol.operator_messages import CollectedPart, CollectionEnded, HangReport
+from rallypoint.protocol.messages import CollectedPart, CollectionEnded, HangReport
 
 log = get_logger(__name__)
 

@@ -25,7 +25,7 @@ from rallypoint.base.secrets import http_token
 from rallypoint.telemetry.agent_account import AgentAccount
 
 if TYPE_CHECKING:
-    from rallypoint.client.endpoint_resolver import DialTarget
+    from rallypoint.client.dialing import DialTarget
     from rallypoint.observe.agent_metrics import NodeReading
     from rallypoint.observe.metric_names import Family
     from rallypoint.observe.site import Site

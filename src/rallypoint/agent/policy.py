@@ -58,7 +58,7 @@ from rallypoint.base.signals import exit_codes_of
 from rallypoint.failures.cause import Ending
 from rallypoint.membership.operations import Drain, Fail, Succeed
 from rallypoint.membership.state import Outcome, Reason, RoundEnd, Verdict
-from rallypoint.protocol import messages, operator_messages
+from rallypoint.protocol import messages
 from rallypoint.protocol.messages import LeaveRequest
 
 
@@ -290,19 +290,19 @@ def _on_differs(status: PolicyState, event: messages.ConfigDiffers) -> Decision:
     return status, tuple(warning(each) for each in lines)
 
 
-def _on_operator_action(status: PolicyState, event: operator_messages.OperatorAction) -> Decision:
+def _on_operator_action(status: PolicyState, event: messages.OperatorAction) -> Decision:
     return status, (warning(event.text),)
 
 
-def _on_report_requested(status: PolicyState, _event: operator_messages.ReportRequested) -> Decision:
+def _on_report_requested(status: PolicyState, _event: messages.ReportRequested) -> Decision:
     return status, (steps.ReportStatus(),)
 
 
-def _on_collect_requested(status: PolicyState, event: operator_messages.CollectRequested) -> Decision:
+def _on_collect_requested(status: PolicyState, event: messages.CollectRequested) -> Decision:
     return status, (steps.Collect(event),)
 
 
-def _on_hang(status: PolicyState, event: operator_messages.HangNotification) -> Decision:
+def _on_hang(status: PolicyState, event: messages.HangNotification) -> Decision:
     from rallypoint.agent.policy_hang import on_hang
 
     return on_hang(status, event)
@@ -330,10 +330,10 @@ _RULES: dict[type, Callable[..., Decision]] = {
     messages.LinkUp: _on_link_up,
     messages.ConfigDiffers: _on_differs,
     messages.ProgressText: _on_progress_text,
-    operator_messages.DrainRequested: policy_notices.on_drain_requested,
-    operator_messages.OperatorAction: _on_operator_action,
-    operator_messages.ReportRequested: _on_report_requested,
-    operator_messages.CollectRequested: _on_collect_requested,
-    **dict.fromkeys(get_args(operator_messages.HangNotification), _on_hang),
+    messages.DrainRequested: policy_notices.on_drain_requested,
+    messages.OperatorAction: _on_operator_action,
+    messages.ReportRequested: _on_report_requested,
+    messages.CollectRequested: _on_collect_requested,
+    **dict.fromkeys(get_args(messages.HangNotification), _on_hang),
 }
 """Events that are not listed here change nothing."""

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from rallypoint.agent import steps
 from rallypoint.agent.policy_state import Decision, Phase, PolicyState, warning
-from rallypoint.protocol.operator_messages import CollectedPart, CollectionEnded, HangFound, HangReport
+from rallypoint.protocol.messages import CollectedPart, CollectionEnded, HangFound, HangReport
 
 
 class OnHang(StrEnum):

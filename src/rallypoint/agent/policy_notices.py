@@ -18,7 +18,7 @@ from rallypoint.agent.policy_state import (
 from rallypoint.membership.operations import Drain
 from rallypoint.membership.state import join_names
 from rallypoint.notices import PREEMPTION, SCALE
-from rallypoint.protocol import messages, operator_messages
+from rallypoint.protocol import messages
 
 
 def on_waiting(status: PolicyState, event: messages.NodesWaiting) -> Decision:
@@ -89,7 +89,7 @@ def on_notice_expired(status: PolicyState, _event: steps.NoticeExpired) -> Decis
     return leave_job(status, status.leave_signal) if status.leave_signal else (status, ())
 
 
-def on_drain_requested(status: PolicyState, event: operator_messages.DrainRequested) -> Decision:
+def on_drain_requested(status: PolicyState, event: messages.DrainRequested) -> Decision:
     """An operator takes this node away."""
     if status.leave_signal or status.phase in LEAVES:
         return status, ()

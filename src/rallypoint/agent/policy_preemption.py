@@ -37,7 +37,7 @@ from rallypoint.failures.cause import Ending
 from rallypoint.membership.operations import Drain, PreemptJob, Succeed
 from rallypoint.membership.state import Outcome, Verdict
 from rallypoint.notices import PREEMPTION
-from rallypoint.protocol import messages, operator_messages
+from rallypoint.protocol import messages
 from rallypoint.protocol.messages import LeaveRequest
 
 _WITHOUT_WORKERS = frozenset({Phase.FORMING, Phase.CHECKING})
@@ -150,6 +150,6 @@ RULES: dict[type, Callable[..., Decision]] = {
     messages.LinkLost: _on_link_lost,
     messages.NodesWaiting: _ignore,
     messages.Placed: _ignore,
-    operator_messages.DrainRequested: _ignore,
+    messages.DrainRequested: _ignore,
 }
 """Rules that differ for a preempted job; for all other events the rules of `policy` apply."""

@@ -8,8 +8,15 @@ from signal import SIGTERM
 from rallypoint.base.light_typing import NamedTuple
 from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Drain, Fail, Preempt, PreemptJob, Succeed
-from rallypoint.protocol.messages import JobEnded, LeaveRequest, Notification, Placement
-from rallypoint.protocol.operator_messages import CollectedPart, CollectionEnded, CollectRequested
+from rallypoint.protocol.messages import (
+    CollectedPart,
+    CollectionEnded,
+    CollectRequested,
+    JobEnded,
+    LeaveRequest,
+    Notification,
+    Placement,
+)
 
 # Events
 

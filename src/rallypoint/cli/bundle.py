@@ -36,8 +36,8 @@ def _bundle(options: argparse.Namespace) -> int:
     from rallypoint.cli.exit import print_answer, print_error
     from rallypoint.client.watcher import operator_name
     from rallypoint.observe.bundle import decode_bundle, safe_name, write_bundle, write_index
+    from rallypoint.protocol.messages import CollectKind
     from rallypoint.protocol.observation import CollectCommand, Snapshot, WatchRequest
-    from rallypoint.protocol.operator_messages import CollectKind
 
     async def show(session: WatcherSession) -> int:
         session.send(WatchRequest())

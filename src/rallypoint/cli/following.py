@@ -12,7 +12,7 @@ from typing import Protocol
 
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.log import terminal_rewrites_lines
-from rallypoint.client.endpoint_resolver import DialTarget
+from rallypoint.client.dialing import DialTarget
 from rallypoint.client.watcher import WatcherSession, open_session
 from rallypoint.protocol.observation import JobList, Snapshot, WatchRequest
 

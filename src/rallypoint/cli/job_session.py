@@ -11,7 +11,7 @@ from rallypoint.base.errors import RallypointError, UsageError, UserError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from rallypoint.client.endpoint_resolver import DialTarget
+    from rallypoint.client.dialing import DialTarget
     from rallypoint.client.watcher import WatcherSession
     from rallypoint.protocol.observation import CommandReply, JobList
     from rallypoint.rendezvous.control_plane import LocalJob
@@ -142,8 +142,8 @@ async def receive(session: WatcherSession, kind: type[_Seen]) -> _Seen:
 async def collect(session: WatcherSession) -> tuple[dict[str, bytearray], CommandReply]:
     """What each node has sent, by its name, and the final answer. Data that is too long is truncated."""
     from rallypoint.observe.bundle import ON_DEMAND_LIMIT
+    from rallypoint.protocol.messages import CollectedPart
     from rallypoint.protocol.observation import CommandReply, JobList
-    from rallypoint.protocol.operator_messages import CollectedPart
 
     data: dict[str, bytearray] = {}
     while True:

@@ -169,8 +169,8 @@ def _stacks(options: argparse.Namespace) -> int:
     from rallypoint.client.watcher import operator_name
     from rallypoint.hangs.report import stack_lines
     from rallypoint.hangs.stacks import decode_stacks
+    from rallypoint.protocol.messages import CollectKind
     from rallypoint.protocol.observation import CollectCommand
-    from rallypoint.protocol.operator_messages import CollectKind
 
     async def show(session: WatcherSession) -> int:
         session.send(CollectCommand(operator_name(), CollectKind.STACKS, options.rank))

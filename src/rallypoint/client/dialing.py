@@ -1,4 +1,4 @@
-"""One attempt to open a session with a control server: look up its name, connect, greet, prove the secret.
+"""Opens sessions with a control server: look up its name, connect, greet, prove the secret; again and again.
 
 A problem that waiting may solve is an OSError (no server listens yet, the name does not resolve yet, an answer is
 late); one that it cannot solve (a foreign service, another job, a wrong secret) is a `HandshakeError` of one sentence.
@@ -7,18 +7,20 @@ late); one that it cannot solve (a foreign service, another job, a wrong secret)
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import random
 import socket
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from rallypoint.base.endpoint import Endpoint, host_name, shorten_retransmission, usable_address
-from rallypoint.base.log import printable
-from rallypoint.client.endpoint_resolver import DialTarget
-from rallypoint.membership.state import Settings
+from rallypoint.base.clock import SYSTEM_CLOCK
+from rallypoint.base.endpoint import Endpoint, host_name, is_local_address, shorten_retransmission, usable_address
+from rallypoint.base.log import get_logger, printable
+from rallypoint.membership.state import NodeId, Settings
 from rallypoint.protocol import codec
 from rallypoint.protocol.frames import MAGIC, FrameError, FrameReader, SignatureError, frame
 from rallypoint.protocol.handshake import Challenge, ClientHandshake, HandshakeError, HandshakeRefused, Welcome
@@ -27,6 +29,9 @@ from rallypoint.store.wire import Op, encode, greeting
 if TYPE_CHECKING:
     from rallypoint.base.tls import ControlTls
     from rallypoint.protocol.signing import Signers
+
+log = get_logger(__name__)
+
 
 _LOOK_UP = 15.0
 """Seconds that one attempt waits for the look-up of the name. The look-up continues, and serves the next attempt."""
@@ -312,3 +317,216 @@ async def _answers_as_torch_store(endpoint: Endpoint) -> bool:
                 writer.close()
     except (OSError, TimeoutError, asyncio.IncompleteReadError):
         return False
+
+
+# Where to dial
+
+
+class DialTarget(NamedTuple):
+    """Where a control server listens, the key that its nodes share with it, its TLS, and its name for messages."""
+
+    endpoint: Endpoint
+    key: bytes | None = None
+    tls: ControlTls | None = None
+    flag: str = "--rdzv-endpoint"
+
+
+class EndpointResolver:
+    """Asked by a link before each attempt. All methods are called on the loop's thread and must not block.
+
+    As a string, it says where to look, for messages.
+    """
+
+    is_permanent = False
+    """Whether the service there is permanent: if not, a foreign service at that port may be gone at the next attempt.
+    """
+
+    @property
+    def advice(self) -> str:
+        """What to do if no server is found, for the end of a sentence."""
+        raise NotImplementedError
+
+    def resolve(self) -> DialTarget | None:
+        """Where the control server is now; None while that is not known.
+
+        Raises:
+            HandshakeError: it cannot be known, and waiting will not help.
+        """
+        raise NotImplementedError
+
+    def unresolved_reason(self) -> str:
+        """The message while that is not known."""
+        return ""
+
+    def resolved(self, addresses: list[str]) -> None:
+        """The name resolves to these numeric addresses now, which are about to be tried.
+
+        Called only if the server may be one inside an agent of the job: a new one may then be opened there. An agent
+        never replaces a control plane outside the job.
+        """
+
+    def session_opened(self, node: NodeId, incarnation: str) -> None:
+        """A session is open, in which this node has this name, with the coordinator of that name."""
+
+    def failed(self, place: DialTarget, error: Exception) -> None:
+        """No session could be opened there."""
+
+
+class FixedEndpoint(EndpointResolver):
+    """One fixed place."""
+
+    is_permanent = True
+
+    def __init__(self, place: DialTarget) -> None:
+        self.target = place
+
+    @property
+    def advice(self) -> str:
+        return f"check {self.target.flag}, and that the node that hosts it has started"
+
+    def __str__(self) -> str:
+        return str(self.target.endpoint)
+
+    def resolve(self) -> DialTarget | None:
+        return self.target
+
+
+class InferredHost(FixedEndpoint):
+    """One place, whose host is the node that finds its own address behind the name, whenever it does."""
+
+    def __init__(self, place: DialTarget, stand_in: Callable[[bool], None]) -> None:
+        """`stand_in` opens a server there if there is none; its argument says whether an earlier one was lost."""
+        super().__init__(place)
+        self._host_here = stand_in
+        self._session_seen = False
+        self._seems_unhosted = False
+        """Whether the last attempt has shown that there is no server: it was refused, or the name does not resolve."""
+
+    @property
+    def advice(self) -> str:
+        if not self._seems_unhosted:
+            return super().advice
+        return (
+            f"no node takes itself for {self.target.endpoint.host}; set is_host=true on one (--rdzv-conf) if that is a "
+            f"virtual address, else {super().advice}"
+        )
+
+    def resolved(self, addresses: list[str]) -> None:
+        """Open the server, if one of the addresses is ours."""
+        if any(map(is_local_address, addresses)):
+            self._host_here(self._session_seen)
+
+    def session_opened(self, node: NodeId, incarnation: str) -> None:
+        """There is a server."""
+        self._session_seen = True
+
+    def failed(self, place: DialTarget, error: Exception) -> None:
+        """There is no server yet, or it cannot be reached."""
+        self._seems_unhosted = isinstance(error, ConnectionRefusedError | socket.gaierror)
+
+
+# Attempt after attempt
+
+
+_FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
+_CONNECT_FIRST, _CONNECT_AGAIN = 5.0, 1.5
+"""Seconds for one attempt at a TCP connection. A lost packet is sent again after a second, then after ever longer
+pauses: when a link comes back, a new attempt is faster.
+"""
+_REMIND_FIRST, _REMIND_AGAIN = 2.0, 10.0
+"""Seconds until a line says that the server cannot be reached: one that was never reached, one that was lost."""
+_REMIND_LEAST, _REMIND_MOST = 60.0, 300.0
+"""Seconds between later lines, which become fewer."""
+
+
+class Redialer:
+    """Opens sessions again and again. Everything here happens on the loop's thread, except the constructor."""
+
+    def __init__(self, resolver: EndpointResolver, settings: Settings, local_id: int) -> None:
+        self.target: DialTarget | None = None
+        """The target of the last attempt, which the dialer is for."""
+        self.endpoint_moved = asyncio.Event()
+        """Set to make the next attempt at once."""
+        self._resolver = resolver
+        self._settings = settings
+        self._local_id = local_id
+        self._dialer: Dialer | None = None
+        self._last_error = ""
+        """Why the last attempt failed."""
+
+    async def open(
+        self, incarnation: str, embedded: bool, remaining: Callable[[], float], failure: Callable[[str, float], str]
+    ) -> ClientSession:
+        """Dial until a session is open.
+
+        Args:
+            incarnation: the coordinator of the last session. Empty if there was none yet: then this gives up at once if
+                waiting will not help.
+            embedded: whether the server may live inside an agent of the job.
+            remaining: seconds that are left to try.
+            failure: makes the sentence for when they are over, from the reason and the number of seconds.
+
+        Raises:
+            HandshakeError: there was no session yet, and the service there is not the right one.
+            TimeoutError: the time is over.
+        """
+        first = not incarnation
+        delay, began = _FIRST_DELAY, SYSTEM_CLOCK.monotonic()
+        self._last_error = ""
+        reminder = asyncio.ensure_future(self._report_unreachable(remaining, first))
+        try:
+            while True:
+                self.endpoint_moved.clear()
+                try:
+                    # Not wait_for: it may swallow a cancellation that arrives at the very moment of success.
+                    async with asyncio.timeout(max(0.1, min(remaining(), 60.0))):
+                        return await self._dial(_CONNECT_FIRST if first else _CONNECT_AGAIN, incarnation, embedded)
+                except RETRYABLE as error:
+                    self._last_error = error_words(error) or self._attempt_in_progress or type(error).__name__
+                except HandshakeError as error:
+                    if first:
+                        raise
+                    self._last_error = str(error)
+                if remaining() <= 0:
+                    raise TimeoutError(failure(self._last_error, SYSTEM_CLOCK.monotonic() - began))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(delay * random.uniform(0.5, 1.0), remaining())):
+                        await self.endpoint_moved.wait()
+                delay = min(delay * 1.5, _LONGEST_DELAY)
+        finally:
+            reminder.cancel()
+
+    @property
+    def _attempt_in_progress(self) -> str:
+        return "" if self._dialer is None else self._dialer.unfinished
+
+    async def _report_unreachable(self, remaining: Callable[[], float], first: bool) -> None:
+        """Log from time to time that the server cannot be reached, and why, also during an attempt."""
+        pause = _REMIND_FIRST if first else _REMIND_AGAIN
+        while True:
+            await asyncio.sleep(pause)
+            pause = min(max(2 * pause, _REMIND_LEAST), _REMIND_MOST)
+            advice = f"; {self._resolver.advice}" if first else ""
+            left = remaining()
+            limit = "the workers run on" if left == float("inf") else f"giving up in {left:.0f} s"
+            why = self._last_error or self._attempt_in_progress
+            log.warning("waiting for the control plane at %s (%s)%s; %s", self._resolver, why, advice, limit)
+
+    async def _dial(self, timeout: float, incarnation: str, embedded: bool) -> ClientSession:
+        """Make one attempt, at the present place of the control plane."""
+        place = self._resolver.resolve()
+        if place is None:
+            raise OSError(self._resolver.unresolved_reason())
+        if self._dialer is None or place != self.target:
+            self.target = place
+            self._dialer = Dialer(place, self._settings, self._local_id)
+        try:
+            return await self._dialer.dial(timeout, incarnation, self._resolver.resolved if embedded else None)
+        except RETRYABLE as error:
+            self._resolver.failed(place, error)
+            raise
+        except HandshakeError as error:
+            self._resolver.failed(place, error)
+            if self._resolver.is_permanent:
+                raise
+            raise OSError(str(error)) from None

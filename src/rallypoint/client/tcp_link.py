@@ -7,7 +7,7 @@ Laws:
 2. The link gives up only when the node can do nothing more without the control plane (it waits for a place, or for what
    follows from a failure or from success) and has been without it for the whole timeout.
 3. The first session is the exception: an error that waiting does not solve (`HandshakeError`) ends the link at once.
-4. If the control plane moves, the link follows: it looks it up again before each attempt (`endpoint_resolver`), and
+4. If the control plane moves, the link follows: it looks it up again before each attempt (`EndpointResolver`), and
    closes a session at the previous place when it is told to (`recheck_endpoint`).
 5. A connection that has only fallen silent is kept until the server has answered in the next one: closing it would be
    the first thing that the server sees when the silence ends, and means the end of a node.
@@ -23,9 +23,7 @@ from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
 from rallypoint.base.endpoint import unmapped_address, usable_address
 from rallypoint.base.log import get_logger
 from rallypoint.base.loop import shared_loop
-from rallypoint.client.dialing import ClientSession, error_words
-from rallypoint.client.endpoint_resolver import EndpointResolver
-from rallypoint.client.redialing import Redialer
+from rallypoint.client.dialing import ClientSession, EndpointResolver, Redialer, error_words
 from rallypoint.membership.state import Settings
 from rallypoint.protocol import codec
 from rallypoint.protocol.frames import FrameError, check_size, frame

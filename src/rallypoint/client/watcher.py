@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from rallypoint.base.errors import RallypointError
-from rallypoint.client.dialing import RETRYABLE, ClientSession, Dialer, error_words
-from rallypoint.client.endpoint_resolver import DialTarget
+from rallypoint.client.dialing import RETRYABLE, ClientSession, Dialer, DialTarget, error_words
 from rallypoint.membership.state import Settings
 from rallypoint.protocol import codec
 from rallypoint.protocol.frames import FrameError, frame
 from rallypoint.protocol.handshake import HandshakeError
-from rallypoint.protocol.messages import SessionEnded
+from rallypoint.protocol.messages import CollectedPart, SessionEnded
 from rallypoint.protocol.observation import (
     MAX_SNAPSHOT,
     CommandReply,
@@ -25,7 +24,6 @@ from rallypoint.protocol.observation import (
     WatcherRequest,
     decode_snapshot,
 )
-from rallypoint.protocol.operator_messages import CollectedPart
 
 _CONNECT = 5.0
 """Seconds for one attempt at a connection."""

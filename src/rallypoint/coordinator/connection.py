@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rallypoint.base.endpoint import shorten_retransmission, unmapped_address, usable_address
 from rallypoint.base.log import get_logger
 from rallypoint.coordinator.server_session import HEARTBEAT, ServerSession
-from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.membership.state import NodeId
 from rallypoint.protocol import codec
 from rallypoint.protocol.frames import MAGIC, TLS_HANDSHAKE, FrameError, FrameReader, frame

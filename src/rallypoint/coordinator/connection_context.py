@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 from rallypoint.base.descriptors import connection_limit
 from rallypoint.base.log import get_logger
 from rallypoint.coordinator.connection_limiter import ConnectionLimiter
-from rallypoint.coordinator.shares import Shares
+from rallypoint.coordinator.jobs import Shares
 from rallypoint.protocol import codec
-from rallypoint.protocol.operator_messages import CollectedPart
+from rallypoint.protocol.messages import CollectedPart
 
 if TYPE_CHECKING:
     import socket

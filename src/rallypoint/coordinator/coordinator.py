@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, Protocol, get_args
-from rallypoint.coordinator.history import JobHistory
 from rallypoint.coordinator.notifications import (
+    JobHistory,
     end_notifications,
     join_refusal,
     newly_complete,
@@ -49,7 +49,7 @@ from rallypoint.coordinator.recovery import (
     with_size,
     without_given_up_join,
 )
-from rallypoint.coordinator.session_registry import SessionRecord, SessionRegistry
+from rallypoint.coordinator.sessions import STRANGER_REFUSED, SessionRecord, SessionRegistry
 from rallypoint.membership.liveness import Liveness, Observer
 from rallypoint.membership.operations import (
     Close,
@@ -87,6 +87,7 @@ from rallypoint.protocol.messages import (
     ConfirmRequest,
     JoinRequest,
     LeaveRequest,
+    NodeAnswer,
     NodesWaiting,
     Notification,
     Placed,
@@ -96,7 +97,6 @@ from rallypoint.protocol.messages import (
     ResumeRequest,
     RoundEnded,
 )
-from rallypoint.protocol.operator_messages import NodeAnswer
 
 if TYPE_CHECKING:
     from rallypoint.coordinator.hangs import HangCollection
@@ -340,8 +340,6 @@ class Coordinator:
 
     def _refuse(self, speaker: SessionRecord, now: float) -> None:
         """A stranger wants to end or change the job. One that waits for a place keeps waiting."""
-        from rallypoint.coordinator.peer_access import STRANGER_REFUSED
-
         if not self.state.knows(speaker.node):
             self._ended.append((speaker.number, STRANGER_REFUSED))
             self._end([speaker.number], now, Reason.LOST, STRANGER_REFUSED)
@@ -662,7 +660,7 @@ class Coordinator:
         alike = state.max_restarts in (-1, node_info.max_restarts)
         if alike and own in (None, job) and state.programs.get(node_info.role, node_info.program) == node_info.program:
             return
-        from rallypoint.coordinator.differences import differences
+        from rallypoint.coordinator.job_log import differences
 
         found = tuple(
             each for each in differences(node_info, own, state, job) if each not in speaker.differences_reported

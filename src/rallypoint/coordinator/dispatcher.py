@@ -24,7 +24,7 @@ from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from rallypoint.base.log import get_logger
 from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
-from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.membership.state import NodeId, Reason, Settings, State
 from rallypoint.protocol.messages import (
     ConfigDiffers,
@@ -37,11 +37,12 @@ from rallypoint.protocol.messages import (
 
 if TYPE_CHECKING:
     from rallypoint.coordinator.job_log import JobLog
-    from rallypoint.coordinator.watchers import Watchers
+    from rallypoint.coordinator.operators import Watchers
     from rallypoint.protocol.handshake import Hello
     from rallypoint.protocol.observation import JobSummary, Snapshot, WatcherNotification, WatcherRequest
 
 log = get_logger(__name__)
+
 
 _PAUSE = 5.0
 """Seconds until a failed tick is tried again."""
@@ -159,7 +160,7 @@ class Dispatcher:
 
     def summaries(self) -> tuple[JobSummary, ...]:
         """The summary of the one job."""
-        from rallypoint.coordinator.snapshot import summary_of
+        from rallypoint.coordinator.operators import summary_of
 
         return (summary_of(self.state, self.settings),)
 
@@ -226,7 +227,7 @@ class Dispatcher:
 
     def _opened_watchers(self) -> Watchers:
         if self._watchers is None:
-            from rallypoint.coordinator.watchers import Watchers
+            from rallypoint.coordinator.operators import Watchers
 
             self._watchers = Watchers(self._coordinator)
         return self._watchers
@@ -357,3 +358,60 @@ class Dispatcher:
 
 def do_nothing() -> None:
     """The default callback."""
+
+
+class TimerThread:
+    """Ticks a dispatcher that has no server, on a thread of its own while there is something to wait for."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._closed = False
+        dispatcher.on_change = self._arm
+
+    def close(self) -> None:
+        """Stop ticking. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._cancel()
+
+    def _arm(self) -> None:
+        at = self._dispatcher.wake_at()
+        with self._lock:
+            self._cancel()
+            if self._closed or at == float("inf"):
+                return
+            self._timer = threading.Timer(max(0.0, at - self._dispatcher.now()), self._dispatcher.tick)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class LocalLink:
+    """The link of the node that hosts the dispatcher: a session without a socket, which lives as long as the
+    process."""
+
+    def __init__(self, dispatcher: Dispatcher, node: NodeId, deliver: Deliver, address: str) -> None:
+        self._dispatcher = dispatcher
+        self.address = address
+        self._session, self.node = dispatcher.attach(
+            deliver, SessionRecord(node, address, leased=False, in_this_process=True, local=True)
+        )
+
+    @property
+    def lease(self) -> float:
+        """See `Link.lease`."""
+        return self._dispatcher.settings.lease
+
+    def send(self, request: Request) -> None:
+        """Send a request to the dispatcher; notifications may be delivered before this returns."""
+        self._dispatcher.receive(self._session, request)
+
+    def close(self) -> None:
+        """End the session. Idempotent."""
+        self._dispatcher.detach(self._session, Reason.DEPARTED)

@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rallypoint.membership.endings import hang_began
 from rallypoint.membership.state import NodeId, State
-from rallypoint.protocol.messages import Notification
-from rallypoint.protocol.operator_messages import (
+from rallypoint.protocol.messages import (
     CollectedPart,
     CollectionEnded,
     CollectKind,
@@ -26,6 +25,7 @@ from rallypoint.protocol.operator_messages import (
     HangReport,
     NodeAnswer,
     NodeReport,
+    Notification,
 )
 
 _COLLECT, _REPORT = 15.0, 15.0

@@ -28,6 +28,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.descriptors import connection_limit
 from rallypoint.base.log import get_logger
 from rallypoint.coordinator.dispatcher import Dispatcher, RestoredState, do_nothing
 from rallypoint.membership.state import Settings, State, Verdict
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from rallypoint.protocol.observation import JobSummary
 
 log = get_logger(__name__)
+
 
 MAX_JOBS = 1024
 """Jobs at a time, so that the memory cannot be filled with names."""
@@ -125,7 +127,7 @@ class ManyJobs:
 
     def summaries(self) -> tuple[JobSummary, ...]:
         """All jobs, one line each."""
-        from rallypoint.coordinator.snapshot import summary_of
+        from rallypoint.coordinator.operators import summary_of
 
         with self._lock:
             jobs = [job.dispatcher for job in self._jobs.values()]
@@ -293,3 +295,59 @@ def _origin(peer: str) -> str:
 def _check(asked: Settings) -> None:
     if asked.min_nodes > asked.max_nodes:
         raise HandshakeError(f"this node asks for {asked.min_nodes} to {asked.max_nodes} nodes; look at its --nnodes")
+
+
+BURST, RATE = 1.0, 0.5
+
+
+class _Tenant(NamedTuple):
+    sessions: int
+    debt: float
+    """Seconds of the loop that it has used beyond its rate, at `at`."""
+    at: float
+
+
+class Shares:
+    """The shares of all tenants of one server. On the loop's thread."""
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._tenants: dict[str, _Tenant] = {}
+
+    def enter(self, tenant: str) -> None:
+        """A session of this tenant begins.
+
+        Raises:
+            HandshakeError: it has too many.
+        """
+        most = connection_limit() // 2
+        known = self._tenants.get(tenant, _Tenant(0, 0.0, self._clock.monotonic()))
+        if known.sessions >= most:
+            raise HandshakeError(
+                f"{tenant} has {most} sessions, half of what this control plane can hold; "
+                "end some, or raise its limit of open files (`ulimit -Hn`)"
+            )
+        self._tenants[tenant] = known._replace(sessions=known.sessions + 1)
+
+    def leave(self, tenant: str) -> None:
+        """A session of this tenant has ended."""
+        known = self._tenants[tenant]
+        if known.sessions > 1:
+            self._tenants[tenant] = known._replace(sessions=known.sessions - 1)
+        else:
+            del self._tenants[tenant]
+
+    def used(self, tenant: str, seconds: float) -> None:
+        """The loop has worked for this tenant for some seconds."""
+        known = self._tenants.get(tenant)
+        if known is not None:
+            now = self._clock.monotonic()
+            debt = max(0.0, known.debt - RATE * (now - known.at)) + seconds
+            self._tenants[tenant] = known._replace(debt=debt, at=now)
+
+    def wait(self, tenant: str) -> float:
+        """The seconds after which what this tenant sends may be read; 0 for at once."""
+        known = self._tenants.get(tenant)
+        if known is None or known.debt <= BURST or len(self._tenants) < 2:
+            return 0.0
+        return max(0.0, (known.debt - BURST) / RATE - (self._clock.monotonic() - known.at))

@@ -4,7 +4,7 @@ Laws:
 
 1. On its own machine it serves its own user and root; any other user is refused before anything else happens.
 2. Commands, which end or change a job, are taken from these only. A node on another machine may do so if it is the
-   job's (`JobState.is_stranger`).
+   job's (`Coordinator.is_stranger`).
 3. Where the kernel cannot be asked whose a connection is, nobody counts as this user; that is logged once.
 """
 
@@ -25,11 +25,6 @@ COMMAND_REFUSED = (
     "without a secret, commands are taken only from the user of the control plane (or root) on its own machine; give "
     "the job a RALLYPOINT_SECRET_FILE (`rallyctl secret` makes one), or start its control plane with "
     "remote_control=true in --rdzv-conf"
-)
-
-STRANGER_REFUSED = (
-    "without a secret, a job is ended or changed only from machines that host its nodes; give all nodes of the job the "
-    "same RALLYPOINT_SECRET_FILE (`rallyctl secret` makes one)"
 )
 
 

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from rallypoint.base.log import printable
-from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.membership.state import Reason
 from rallypoint.protocol import codec
 from rallypoint.protocol.handshake import (

@@ -21,7 +21,7 @@ from rallypoint.protocol.messages import StorePeers
 from rallypoint.store.guard import network
 
 if TYPE_CHECKING:
-    from rallypoint.coordinator.session_registry import SessionRecord, SessionRegistry
+    from rallypoint.coordinator.sessions import SessionRecord, SessionRegistry
 
 _LOOPBACK = ("127.0.0.0/8", "::1")
 _LINK_LOCAL = "fe80::/10"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.peer_access import COMMAND_REFUSED
-from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.membership.state import Settings
 from rallypoint.protocol.handshake import HandshakeError, Hello, Welcome
 

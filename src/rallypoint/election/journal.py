@@ -20,8 +20,8 @@ from rallypoint.election.steps import Fence, Txn
 from rallypoint.election.takeover import Takeover
 from rallypoint.etcd.api import Compare, EtcdError, EtcdLeaseGone, EtcdUnreachable, Put, Range, RangeResult, TxnResult
 from rallypoint.membership.state import State
+from rallypoint.protocol.codec import encode_state
 from rallypoint.protocol.errors import RendezvousStateError
-from rallypoint.protocol.state_codec import encode_state
 
 
 class Written(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rallypoint.base.endpoint import Endpoint
-from rallypoint.client.endpoint_resolver import DialTarget, EndpointResolver
+from rallypoint.client.dialing import DialTarget, EndpointResolver
 from rallypoint.coordinator.dispatcher import do_nothing
 from rallypoint.election.keys import LeaderRecord, decode_leader
 from rallypoint.membership.state import NodeId

@@ -19,8 +19,8 @@ from rallypoint.coordinator.recovery import recovery_timeout
 from rallypoint.election.keys import ElectionKeys, decode_node, decode_snapshot
 from rallypoint.etcd.api import KeyValue, WatchEvent
 from rallypoint.membership.state import NodeId, Settings, State, known_to
+from rallypoint.protocol.codec import decode_state
 from rallypoint.protocol.errors import RendezvousStateError
-from rallypoint.protocol.state_codec import decode_state
 
 MIN_ABSENCE = 1.0
 """Seconds that a node without a key has at least, however short the lease is: a packet may have to be sent again."""

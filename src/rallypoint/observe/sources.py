@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 from rallypoint.base.errors import RallypointError
-from rallypoint.client.endpoint_resolver import DialTarget
+from rallypoint.client.dialing import DialTarget
 from rallypoint.client.watcher import Observation, UnreachableError, WatcherSession, open_session
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.job_directory import JobDirectory

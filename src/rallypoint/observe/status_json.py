@@ -12,8 +12,8 @@ from typing import Any
 
 from rallypoint.observe.status_text import node_state
 from rallypoint.observe.stragglers import steps_of
+from rallypoint.protocol.messages import NodeReport
 from rallypoint.protocol.observation import FailureView, JobEvent, JobSummary, NodeView, Snapshot
-from rallypoint.protocol.operator_messages import NodeReport
 
 VERSION = 1
 _MAX_STRAGGLERS = 100

@@ -21,7 +21,7 @@ from rallypoint.preflight.dialing import CONNECT, SLOW, Attempt, LookUp, Outcome
 from rallypoint.preflight.results import CheckInputs, CheckResult, failed, not_known, passed, warned
 
 if TYPE_CHECKING:
-    from rallypoint.client.endpoint_resolver import DialTarget
+    from rallypoint.client.dialing import DialTarget
 
 ASK = 3.0
 """Seconds for the control plane's welcome."""

@@ -19,7 +19,7 @@ from rallypoint.base.errors import PreflightError
 from rallypoint.base.log import get_logger
 
 if TYPE_CHECKING:
-    from rallypoint.client.endpoint_resolver import DialTarget
+    from rallypoint.client.dialing import DialTarget
 
 _log = get_logger(__name__)
 

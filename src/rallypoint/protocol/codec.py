@@ -7,13 +7,17 @@ A message is the pair of its tag and its fields. Tags are the positions in the t
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from rallypoint.membership import operations
-from rallypoint.protocol import handshake, messages, observation, operator_messages
-from rallypoint.protocol.validation import validated
+from rallypoint.membership.state import NodeId, State, known_to
+from rallypoint.protocol import handshake, messages, observation
+from rallypoint.protocol.errors import RendezvousStateError
+from rallypoint.protocol.validation import ValidationError, validated
 
 M = TypeVar("M")
 
@@ -53,18 +57,18 @@ _TYPES: tuple[type, ...] = (
     observation.SnapshotPart,
     observation.JobList,
     observation.CommandReply,
-    operator_messages.CollectedPart,
-    operator_messages.ReportRequested,
-    operator_messages.NodeReport,
-    operator_messages.CollectRequested,
-    operator_messages.DrainRequested,
-    operator_messages.OperatorAction,
+    messages.CollectedPart,
+    messages.ReportRequested,
+    messages.NodeReport,
+    messages.CollectRequested,
+    messages.DrainRequested,
+    messages.OperatorAction,
     operations.RecordProgress,
     operations.PreemptJob,
     operations.ReportQuiet,
-    operator_messages.HangFound,
-    operator_messages.CollectionEnded,
-    operator_messages.HangReport,
+    messages.HangFound,
+    messages.CollectionEnded,
+    messages.HangReport,
     messages.ConfirmRequest,
     messages.Confirmed,
 )
@@ -163,3 +167,82 @@ def _decode(data: bytes) -> object:
 
 def _unexpected_message(message: object) -> CodecError:
     return CodecError(f"a {type(message).__name__} has no place here")
+
+
+# The state of a job, for shared backends and the journal: versioned and bounded besides.
+
+
+_VERSION = b"rallypoint-state-11:"
+_MAX_STATE = 8 * 1024 * 1024
+_MAX_NAME = 255
+
+
+def _field_type(kind: Any) -> Any:
+    """The type that encodes a field of the state: a map as a list of pairs, because keys of maps in MessagePack are not
+    typed.
+    """
+    if get_origin(kind) is Mapping:
+        return list[tuple[*get_args(kind)]]  # type: ignore[misc]
+    return list[get_args(kind)[0]] if get_origin(kind) is frozenset else kind  # type: ignore[misc]
+
+
+@cache
+def _state_decoder() -> msgspec.msgpack.Decoder[Any]:
+    fields = [(name, _field_type(kind)) for name, kind in get_type_hints(State).items()]
+    return msgspec.msgpack.Decoder(msgspec.defstruct("EncodedState", fields, frozen=True))
+
+
+@cache
+def _collections() -> dict[str, Callable[[Any], Any]]:
+    """Fields that are sent as lists, and the functions that restore them."""
+    kinds = {name: get_origin(kind) for name, kind in get_type_hints(State).items()}
+    return {
+        name: dict if kind is Mapping else frozenset for name, kind in kinds.items() if kind in (Mapping, frozenset)
+    }
+
+
+def encode_state(state: State) -> bytes:
+    """The bytes of a state; equal states give equal bytes."""
+    fields = state._asdict()
+    for name, kind in _collections().items():
+        value = fields[name]
+        fields[name] = sorted(value.items(), key=lambda entry: entry[0]) if kind is dict else sorted(value)
+    return _VERSION + _encode(fields)
+
+
+def decode_state(data: bytes) -> State:
+    """The state that the bytes hold.
+
+    Raises:
+        RendezvousStateError: they are not a state, or one of another version.
+    """
+    if not data.startswith(_VERSION):
+        raise RendezvousStateError(
+            f"the shared rendezvous state starts with {data[:24]!r}, which this version of Rallypoint did not write; "
+            "use the same version on all nodes, and a place and --rdzv-id of its own for each job"
+        )
+    if len(data) > _MAX_STATE:
+        raise RendezvousStateError(f"the shared rendezvous state has {len(data)} bytes, more than it may have")
+    try:
+        blob = _state_decoder().decode(data[len(_VERSION) :])
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # a bad string is a ValueError
+        raise RendezvousStateError(
+            f"the shared rendezvous state is damaged ({error}); remove it, or use another --rdzv-id"
+        ) from None
+    fields = msgspec.structs.asdict(blob)
+    found = State(**fields | {name: make(fields[name]) for name, make in _collections().items()})
+    try:
+        state = validated(found)  # it comes from another machine, as messages do
+        for nodes in (found.participants, found.finished, found.wait_list, found.redundancy_list):
+            for node, held in nodes.items():
+                if not node.is_placeholder:
+                    validated(held)
+    except ValidationError as error:
+        raise RendezvousStateError(f"the shared rendezvous state cannot be: {error}; use another --rdzv-id") from None
+    if not all(_with_printable_names(each) for each in (*known_to(state), *state.finished)):
+        raise RendezvousStateError("the shared rendezvous state names nodes by what is no text; use another --rdzv-id")
+    return state
+
+
+def _with_printable_names(node: NodeId) -> bool:
+    return max(len(node.addr), len(node.host)) <= _MAX_NAME and node.addr.isprintable() and node.host.isprintable()

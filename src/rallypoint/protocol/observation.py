@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from rallypoint.membership.state import Ledger
-from rallypoint.protocol.operator_messages import MAX_PART, CollectedPart, CollectKind, NodeReport
+from rallypoint.protocol.messages import MAX_PART, CollectedPart, CollectKind, NodeReport
 from rallypoint.protocol.validation import validated
 
 MAX_SNAPSHOT = 64 * 1024 * 1024

@@ -23,8 +23,10 @@ from typing import NamedTuple
 from rallypoint.membership.operations import Close, Fail, NodeOperation, PreemptJob, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, NodeRange
 from rallypoint.protocol.messages import (
+    CollectedPart,
     Confirmed,
     ConfirmRequest,
+    HangReport,
     Heartbeat,
     JobEnded,
     JoinRefused,
@@ -33,7 +35,9 @@ from rallypoint.protocol.messages import (
     LinkDown,
     LinkLost,
     LinkUp,
+    NodeReport,
     Notification,
+    OperatorAction,
     Placed,
     Placement,
     Preempted,
@@ -43,7 +47,6 @@ from rallypoint.protocol.messages import (
     ResumeRequest,
     RoundEnded,
 )
-from rallypoint.protocol.operator_messages import CollectedPart, HangReport, NodeReport, OperatorAction
 
 _MAX_IDENTITIES = 8
 """The number of coordinators whose names for it a waiting node remembers."""

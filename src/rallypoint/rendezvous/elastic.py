@@ -11,15 +11,17 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.light_typing import TYPE_CHECKING
+from rallypoint.base.log import get_logger
 from rallypoint.membership.operations import Close, Drain
 from rallypoint.membership.state import NodeInfo, Outcome, Verdict
 from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousStateError, error_of
 from rallypoint.protocol.messages import (
+    ConfigDiffers,
     Deliver,
     JobEnded,
     JoinRefused,
@@ -35,19 +37,23 @@ from rallypoint.protocol.messages import (
     Placement,
     Progress,
     ProgressRequest,
+    ProgressText,
     Request,
     RoundEnded,
     StorePeers,
 )
-from rallypoint.rendezvous.control_plane import ControlPlane, LocalJob
+from rallypoint.rendezvous.control_plane import FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL, ControlPlane, LocalJob
 from rallypoint.rendezvous.event_emitter import RendezvousEventEmitter
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from rallypoint.rendezvous.worker_stores import WorkerStoreSupply
 
 if TYPE_CHECKING:
-    from rallypoint.coordinator.progress_text import ReportedProgress
+    from rallypoint.coordinator.job_log import ReportedProgress
     from rallypoint.protocol.observation import Snapshot
     from rallypoint.store.api import Store
+
+log = get_logger(__name__)
+
 
 _WantedPlace = tuple[NodeInfo, float]
 """This node, still without the address of its worker store, and since when it wants a place, on its own clock."""
@@ -145,8 +151,6 @@ class ElasticHandler(RendezvousHandler):
 
         Where an agent listens, its loop has done that: what it has been placed in is begun and given, once.
         """
-        from rallypoint.rendezvous.waiting import incoming_notifications, log_for_people, with_torch_store
-
         if self._listener is not None:
             placement = self._delivered_placement
             if placement is None or placement.round <= self._begun_round:
@@ -327,7 +331,7 @@ class ElasticHandler(RendezvousHandler):
             case LinkLost() if self._verdict is not None:
                 return  # the server may end once the verdict is delivered
             case Progress() | JoinRefused(progress=Progress()):
-                from rallypoint.coordinator.progress_text import RendezvousName, in_words
+                from rallypoint.coordinator.job_log import RendezvousName, in_words
 
                 name = RendezvousName(self._settings.run_id, self._control.where, self._control.endpoint_flag)
                 now, wall = self._clock(), self._wall_clock()
@@ -338,3 +342,44 @@ class ElasticHandler(RendezvousHandler):
             self._final_notification = notification
         listener = self._listener
         (self._inbox.put if listener is None else listener)(notification)
+
+
+# For callers that poll a handler instead of listening to it as an agent does
+
+
+def incoming_notifications(
+    inbox: queue.SimpleQueue[Notification], ask_progress: Callable[[], None]
+) -> Iterator[Notification]:
+    """Notifications that arrive during a wait for a round, endlessly; if none arrives for long, requests progress."""
+    interval = FIRST_PROGRESS_REQUEST
+    ask_at = SYSTEM_CLOCK.monotonic() + interval
+    while True:
+        try:
+            notification = inbox.get(timeout=max(0.0, ask_at - SYSTEM_CLOCK.monotonic()))
+        except queue.Empty:
+            interval = min(2 * interval, MAX_PROGRESS_INTERVAL)
+            ask_at = SYSTEM_CLOCK.monotonic() + interval
+            ask_progress()
+        else:
+            yield notification
+
+
+def log_for_people(notification: Notification) -> None:
+    """Log what a notification says to people, where no agent does."""
+    if isinstance(notification, ProgressText):
+        (log.warning if notification.warning else log.info)("%s", notification.text)
+    if isinstance(notification, ConfigDiffers):
+        for each in notification.differences:
+            log.warning("%s; give all nodes of a job the same", each.sentence("this node"))
+
+
+def with_torch_store(info: RendezvousInfo) -> RendezvousInfo:
+    """The same for a polling caller: if torch is imported, the store is one that torch's functions accept."""
+
+    def store() -> Store:
+        from rallypoint.store.torch_adapter import if_torch_is_imported
+
+        made: Store = if_torch_is_imported(info.store)
+        return made
+
+    return RendezvousInfo(store, info.rank, info.world_size, info.bootstrap_store_info)

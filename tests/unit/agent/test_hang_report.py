@@ -14,7 +14,7 @@ from rallypoint.agent.hang_report import HangReporter
 from rallypoint.agent.steps import Collect, ReportStatus
 from rallypoint.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence
 from rallypoint.hangs.messages import encode_evidence
-from rallypoint.protocol.operator_messages import (
+from rallypoint.protocol.messages import (
     MAX_PART,
     CollectedPart,
     CollectionEnded,

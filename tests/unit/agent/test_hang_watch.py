@@ -12,7 +12,7 @@ from rallypoint.agent.policy_hang import OnHang
 from rallypoint.agent.policy_state import Phase, PolicyState
 from rallypoint.agent.progress import Reached
 from rallypoint.agent.steps import AddToReport, FailHung, LogLine
-from rallypoint.protocol.operator_messages import CollectedPart, CollectionEnded, HangFound, HangReport
+from rallypoint.protocol.messages import CollectedPart, CollectionEnded, HangFound, HangReport
 from tests.effort import examples
 
 TIMEOUT = 10.0

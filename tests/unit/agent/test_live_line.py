@@ -17,7 +17,7 @@ from rallypoint.agent.policy import decide
 from rallypoint.agent.policy_state import PolicyState
 from rallypoint.agent.steps import LogLine
 from rallypoint.base.log import STDERR_LOCK, print_error_line
-from rallypoint.coordinator.progress_text import live_words
+from rallypoint.coordinator.job_log import live_words
 from rallypoint.logs.console import Console
 from rallypoint.protocol.messages import Placed, Placement, Progress
 from rallypoint.ranks.assign import NodeRanks

@@ -29,8 +29,7 @@ from rallypoint.agent.steps import (
 )
 from rallypoint.membership.operations import Fail
 from rallypoint.membership.state import Reason, RoundEnd
-from rallypoint.protocol.messages import LeaveRequest, LinkDown, LinkLost, LinkUp, RoundEnded
-from rallypoint.protocol.operator_messages import DrainRequested
+from rallypoint.protocol.messages import DrainRequested, LeaveRequest, LinkDown, LinkLost, LinkUp, RoundEnded
 from tests.unit.agent.test_policy import CAUSE, FAILED, IN_ORDER, INT, STOPPED, TERM, ended, placed
 
 PASSED, UNFIT = NodeChecked(), NodeChecked("the check has failed")

@@ -33,8 +33,7 @@ from rallypoint.failures.cause import Ending
 from rallypoint.membership.operations import Drain, Fail, PreemptJob, Refusal, Succeed
 from rallypoint.membership.state import Outcome
 from rallypoint.notices import PREEMPTION
-from rallypoint.protocol.messages import JoinRefused, LeaveRequest, LinkLost, NodesWaiting, Preempted
-from rallypoint.protocol.operator_messages import DrainRequested
+from rallypoint.protocol.messages import DrainRequested, JoinRefused, LeaveRequest, LinkLost, NodesWaiting, Preempted
 from tests.effort import examples
 from tests.unit.agent.test_policy import (
     CAUSE,

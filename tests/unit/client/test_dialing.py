@@ -15,9 +15,8 @@ import pytest
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, listening_socket
-from rallypoint.client import dialing, redialing
-from rallypoint.client.dialing import Dialer
-from rallypoint.client.endpoint_resolver import DialTarget, FixedEndpoint
+from rallypoint.client import dialing
+from rallypoint.client.dialing import Dialer, DialTarget, FixedEndpoint
 from rallypoint.client.tcp_link import TcpLink
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.server import ControlServer
@@ -161,7 +160,7 @@ def test_when_no_address_answers_each_is_named() -> None:
 
 
 def test_a_server_that_does_not_answer_is_told_of_before_the_attempt_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redialing, "_CONNECT_FIRST", 1000.0)  # the first attempt outlasts this test
+    monkeypatch.setattr(dialing, "_CONNECT_FIRST", 1000.0)  # the first attempt outlasts this test
     port = free_port()
     told: queue.SimpleQueue[Notification] = queue.SimpleQueue()
     lines: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()

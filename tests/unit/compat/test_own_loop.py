@@ -233,7 +233,7 @@ def test_a_round_that_does_not_come(tmp_path: Path) -> None:
 def test_who_waits_for_others_says_for_whom(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rallypoint.rendezvous.waiting.FIRST_PROGRESS_REQUEST", 0.1)
+    monkeypatch.setattr("rallypoint.rendezvous.elastic.FIRST_PROGRESS_REQUEST", 0.1)
     with pytest.raises(RendezvousTimeoutError):
         Looping(begin_and_watch, meeting(2, join_timeout=5), tmp_path).run()
     assert "waiting for the rendezvous of job 'job' at" in caplog.text

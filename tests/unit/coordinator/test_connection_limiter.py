@@ -15,7 +15,7 @@ from rallypoint.base.log import RateLimitedLog
 from rallypoint.coordinator import connection, connection_limiter
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.server import ControlServer
-from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.membership.state import NodeId, Settings
 from rallypoint.protocol import codec
 from rallypoint.protocol.frames import MAGIC, FrameReader, frame

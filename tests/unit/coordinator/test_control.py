@@ -14,13 +14,12 @@ import pytest
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, listening_socket
-from rallypoint.client.endpoint_resolver import DialTarget, FixedEndpoint
+from rallypoint.client.dialing import DialTarget, FixedEndpoint
 from rallypoint.client.tcp_link import TcpLink
-from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.coordinator.dispatcher import Dispatcher, LocalLink
 from rallypoint.coordinator.jobs import ManyJobs
-from rallypoint.coordinator.local_link import LocalLink
 from rallypoint.coordinator.server import ControlServer
-from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.failures.cause import Cause, Ending
 from rallypoint.membership.operations import Close, Fail, Refusal, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Settings, Verdict

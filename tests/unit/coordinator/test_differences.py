@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.coordinator.coordinator import Coordinator
-from rallypoint.coordinator.differences import differences
 from rallypoint.coordinator.dispatcher import Dispatcher
-from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.coordinator.job_log import differences
+from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Fail
 from rallypoint.membership.state import NodeId, NodeInfo, Settings, State

@@ -5,19 +5,21 @@ from __future__ import annotations
 from itertools import count
 
 from rallypoint.coordinator.hangs import HangCollection
-from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.membership.operations import ReportQuiet
 from rallypoint.membership.state import NodeId, Settings
-from rallypoint.protocol.messages import LeaveRequest, Notification, ResumeRequest
-from rallypoint.protocol.observation import CollectCommand
-from rallypoint.protocol.operator_messages import (
+from rallypoint.protocol.messages import (
     CollectedPart,
     CollectionEnded,
     CollectKind,
     CollectRequested,
     HangFound,
     HangReport,
+    LeaveRequest,
+    Notification,
+    ResumeRequest,
 )
+from rallypoint.protocol.observation import CollectCommand
 from tests.unit.coordinator.test_watching import BY, Job, Told
 
 A, B = ord("a"), ord("b")

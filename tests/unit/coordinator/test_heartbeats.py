@@ -12,13 +12,13 @@ import pytest
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, listening_socket
-from rallypoint.client.endpoint_resolver import DialTarget, FixedEndpoint
+from rallypoint.client.dialing import DialTarget, FixedEndpoint
 from rallypoint.client.tcp_link import TcpLink
 from rallypoint.coordinator import connection, server_session
 from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.server import ControlServer
-from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.membership.state import NodeId, NodeInfo, Settings
 from rallypoint.protocol import codec
 from rallypoint.protocol.frames import MAGIC, FrameReader, frame

@@ -9,7 +9,7 @@ import pytest
 
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.jobs import MAX_JOBS, MAX_JOBS_OF_ONE, ManyJobs
-from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Fail, Refusal, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Reason, Settings, Verdict

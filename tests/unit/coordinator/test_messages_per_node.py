@@ -15,7 +15,7 @@ from rallypoint.agent.rank_exchange import exchange, exit_barrier
 from rallypoint.base.clock import Deadline
 from rallypoint.base.descriptors import allow_descriptors
 from rallypoint.base.endpoint import Endpoint, listening_socket
-from rallypoint.client.endpoint_resolver import DialTarget, FixedEndpoint
+from rallypoint.client.dialing import DialTarget, FixedEndpoint
 from rallypoint.client.tcp_link import TcpLink
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.server import ControlServer

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from rallypoint.base.clock import Deadline
 from rallypoint.membership.operations import Fail
 from rallypoint.membership.state import NodeId, NodeInfo, Settings
+from rallypoint.protocol.codec import decode_state
 from rallypoint.protocol.messages import Deliver, Link, Notification, Placed, RoundEnded
-from rallypoint.protocol.state_codec import decode_state
 from rallypoint.rendezvous.control_plane import ControlPlane
 from rallypoint.rendezvous.elastic import ElasticHandler
-from rallypoint.rendezvous.shared_state_link import SharedStateLink
+from rallypoint.rendezvous.shared_state import SharedStateLink
 from rallypoint.rendezvous.worker_stores import AgentStoreSupply
 from tests.unit.rendezvous.test_shared_state_link import CAUSE, TIMEOUT, Memory, MemoryBackend, job
 

@@ -6,12 +6,12 @@ import pytest
 
 from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.notifications import end_notifications, newly_complete, notification_diff, placements
-from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.membership.operations import Exit, Refusal, Succeed
 from rallypoint.membership.rules import ClockView, step
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Participant, Preemption, Settings, State, Verdict
+from rallypoint.protocol.codec import decode_state, encode_state
 from rallypoint.protocol.messages import JobEnded, JoinRefused, Placed, ResumeRequest
-from rallypoint.protocol.state_codec import decode_state, encode_state
 
 A, B, C = NodeId("a", 1, 0), NodeId("b", 1, 0), NodeId("c", 1, 0)
 IN = Participant(NodeInfo("default", 1, "host", 7000))

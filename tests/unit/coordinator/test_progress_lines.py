@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.coordinator.coordinator import Coordinator
-from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.membership.state import NodeId, NodeInfo, Settings
 from rallypoint.protocol.messages import JoinRequest, Progress, ProgressRequest
 

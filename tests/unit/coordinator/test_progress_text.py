@@ -6,13 +6,7 @@ import time
 
 import pytest
 
-from rallypoint.coordinator.progress_text import (
-    RendezvousName,
-    ReportedProgress,
-    is_due,
-    timeout_sentence,
-    waiting_line,
-)
+from rallypoint.coordinator.job_log import RendezvousName, ReportedProgress, is_due, timeout_sentence, waiting_line
 from rallypoint.membership.state import Reason
 from rallypoint.protocol.messages import MissingNode, Progress
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
 from rallypoint.coordinator.recovery import recovery_timeout
-from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.failures.cause import Cause, Ending
 from rallypoint.membership.operations import Drain, Fail, PreemptJob, ReportQuiet, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, NodeRange, Outcome, Settings, State

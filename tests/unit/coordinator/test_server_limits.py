@@ -22,8 +22,7 @@ from rallypoint.membership.state import Settings
 from rallypoint.protocol import codec
 from rallypoint.protocol.frames import MAGIC, frame
 from rallypoint.protocol.handshake import ClientHandshake, Hello, Proof
-from rallypoint.protocol.messages import NodesWaiting
-from rallypoint.protocol.operator_messages import CollectedPart
+from rallypoint.protocol.messages import CollectedPart, NodesWaiting
 from tests.unit.coordinator.test_control import TIMEOUT, raw_session
 
 

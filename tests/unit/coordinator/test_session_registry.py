@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rallypoint.coordinator.session_registry import SessionRecord, SessionRegistry
+from rallypoint.coordinator.sessions import SessionRecord, SessionRegistry
 from rallypoint.membership.liveness import Liveness
 from rallypoint.membership.state import NodeId
 

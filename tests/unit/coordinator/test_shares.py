@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.base.descriptors import connection_limit
-from rallypoint.coordinator.shares import BURST, RATE, Shares
+from rallypoint.coordinator.jobs import BURST, RATE, Shares
 from rallypoint.protocol.handshake import HandshakeError
 from tests.unit.coordinator.test_jobs import Clock
 

@@ -9,12 +9,23 @@ from rallypoint.agent.policy_state import Phase as AgentPhase
 from rallypoint.agent.policy_state import PolicyState
 from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.dispatcher import MAX_WATCHERS, Dispatcher
-from rallypoint.coordinator.session_registry import SessionRecord
-from rallypoint.coordinator.watchers import Watchers
+from rallypoint.coordinator.operators import Watchers
+from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.membership.operations import Drain, Fail, PreemptJob
 from rallypoint.membership.rules import resize
 from rallypoint.membership.state import NodeId, NodeInfo, NodeRange, Participant, Settings, State
-from rallypoint.protocol.messages import JoinRequest, Placed, ResumeRequest
+from rallypoint.protocol.messages import (
+    CollectedPart,
+    CollectKind,
+    CollectRequested,
+    DrainRequested,
+    JoinRequest,
+    NodeReport,
+    OperatorAction,
+    Placed,
+    ReportRequested,
+    ResumeRequest,
+)
 from rallypoint.protocol.observation import (
     CollectCommand,
     CommandReply,
@@ -24,15 +35,6 @@ from rallypoint.protocol.observation import (
     RestartCommand,
     StopCommand,
     WatchRequest,
-)
-from rallypoint.protocol.operator_messages import (
-    CollectedPart,
-    CollectKind,
-    CollectRequested,
-    DrainRequested,
-    NodeReport,
-    OperatorAction,
-    ReportRequested,
 )
 from rallypoint.protocol.resume_state import ResumeState, after_notification, requests_to_repeat
 from tests.unit.coordinator.test_watching import BY, CAUSE, WATCHER, Job, running, snapshot_in

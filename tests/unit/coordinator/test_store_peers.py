@@ -6,7 +6,7 @@ import pytest
 
 from rallypoint.base.errors import UsageError
 from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
-from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.coordinator.store_peers import PeerPolicy, parse_policy, peers_of
 from rallypoint.membership.state import NodeId, NodeInfo, Settings
 from rallypoint.protocol import codec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.coordinator.coordinator import Coordinator
-from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Close, PreemptJob, RecordProgress
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Settings

@@ -10,17 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
-from rallypoint.coordinator.session_registry import SessionRecord
-from rallypoint.coordinator.watchers import Watchers
+from rallypoint.coordinator.operators import Watchers
+from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Fail, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Settings
 from rallypoint.protocol.messages import (
+    CollectedPart,
+    CollectKind,
+    CollectRequested,
+    DrainRequested,
     JobEnded,
     JoinRequest,
     LeaveRequest,
+    NodeReport,
     Notification,
+    OperatorAction,
     Placed,
+    ReportRequested,
     Request,
     RoundEnded,
 )
@@ -40,15 +47,6 @@ from rallypoint.protocol.observation import (
     WatcherRequest,
     WatchRequest,
     decode_snapshot,
-)
-from rallypoint.protocol.operator_messages import (
-    CollectedPart,
-    CollectKind,
-    CollectRequested,
-    DrainRequested,
-    NodeReport,
-    OperatorAction,
-    ReportRequested,
 )
 from tests.unit.rendezvous.jobs import EVENTS, Life
 from tests.unit.rendezvous.jobs import SETTINGS as JOBS

@@ -12,7 +12,7 @@ from rallypoint.election.steps import Fence, Txn
 from rallypoint.election.takeover import Takeover
 from rallypoint.etcd.api import Delete, EtcdLeaseGone, EtcdRefused, EtcdUnreachable, Put, TxnResult
 from rallypoint.membership.state import State
-from rallypoint.protocol.state_codec import decode_state
+from rallypoint.protocol.codec import decode_state
 from tests.sim.etcd import Etcd
 from tests.unit.election.cluster import Cluster
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rallypoint.coordinator.dispatcher import Dispatcher, RestoredState
 from rallypoint.coordinator.recovery import recovery_timeout
-from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Drain, Fail, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Settings, State

@@ -11,8 +11,8 @@ from rallypoint.election.keys import ElectionKeys, Snapshot, encode_node, encode
 from rallypoint.election.takeover import MIN_ABSENCE, Presence, Takeover, min_absence, takeover_from, wait_for_missing
 from rallypoint.etcd.api import KeyValue, WatchEvent
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Participant, Settings, State, Verdict
+from rallypoint.protocol.codec import encode_state
 from rallypoint.protocol.errors import RendezvousStateError
-from rallypoint.protocol.state_codec import encode_state
 
 KEYS = ElectionKeys.of("/x", "job")
 SETTINGS = Settings("job", 1, 4)

@@ -37,7 +37,7 @@ from rallypoint.etcd.api import (
 )
 from rallypoint.etcd.watch import Watch
 from rallypoint.membership.state import NodeId, Settings, State
-from rallypoint.protocol.state_codec import encode_state
+from rallypoint.protocol.codec import encode_state
 from rallypoint.rendezvous.backends.options import control_listeners
 from rallypoint.rendezvous.params import RendezvousParameters
 from tests.etcd_client import WritingClient as EtcdClient

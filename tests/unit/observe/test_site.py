@@ -17,7 +17,7 @@ from rallypoint.base.peer_user import Peer
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.job_directory import JobDirectory
 from rallypoint.coordinator.jobs import ManyJobs
-from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.membership.operations import Close
 from rallypoint.membership.state import NodeId, NodeInfo, Settings
 from rallypoint.observe.job_metrics import build_family

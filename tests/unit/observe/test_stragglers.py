@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from rallypoint.observe.status_json import status_fields
 from rallypoint.observe.status_text import status_lines
 from rallypoint.observe.stragglers import Straggler, steps_of
+from rallypoint.protocol.messages import NodeReport
 from rallypoint.protocol.observation import Snapshot
-from rallypoint.protocol.operator_messages import NodeReport
 from tests.unit.observe.snapshots import node, snapshot
 
 

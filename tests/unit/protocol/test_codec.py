@@ -19,10 +19,14 @@ from rallypoint.protocol.handshake import (
     ServerHandshake,
 )
 from rallypoint.protocol.messages import (
+    CollectedPart,
+    CollectionEnded,
     ConfigDifference,
     ConfigDiffers,
     Confirmed,
     ConfirmRequest,
+    HangFound,
+    HangReport,
     Heartbeat,
     JobEnded,
     JoinRefused,
@@ -30,6 +34,7 @@ from rallypoint.protocol.messages import (
     LeaveReply,
     LeaveRequest,
     MissingNode,
+    NodeReport,
     NodesWaiting,
     Notification,
     Placed,
@@ -41,7 +46,6 @@ from rallypoint.protocol.messages import (
     ResumeRequest,
     RoundEnded,
 )
-from rallypoint.protocol.operator_messages import CollectedPart, CollectionEnded, HangFound, HangReport, NodeReport
 from rallypoint.ranks.assign import NodeRanks
 
 CAUSE = Cause(3, 1, "host", 42, -11, "Signal 11", "Traceback ä\n", 1.5, "/x/error.json")

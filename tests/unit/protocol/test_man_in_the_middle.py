@@ -14,7 +14,7 @@ import pytest
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, listening_socket
 from rallypoint.base.secrets import Secret, new_secret, token
-from rallypoint.client.endpoint_resolver import DialTarget, FixedEndpoint
+from rallypoint.client.dialing import DialTarget, FixedEndpoint
 from rallypoint.client.tcp_link import TcpLink
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.jobs import ManyJobs

@@ -9,7 +9,7 @@ import pytest
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint
-from rallypoint.client.endpoint_resolver import DialTarget, FixedEndpoint
+from rallypoint.client.dialing import DialTarget, FixedEndpoint
 from rallypoint.client.tcp_link import TcpLink
 from rallypoint.membership.operations import Fail, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Reason, RoundEnd, Settings

@@ -9,7 +9,7 @@ from rallypoint.membership.state import NodeId, Settings
 from rallypoint.protocol.errors import RendezvousStateError
 from rallypoint.protocol.messages import LinkLost, Notification
 from rallypoint.rendezvous.backend import RendezvousBackend, Token
-from rallypoint.rendezvous.shared_state_link import SharedStateLink
+from rallypoint.rendezvous.shared_state import SharedStateLink
 
 
 class Damaged(RendezvousBackend):

@@ -13,11 +13,11 @@ from hypothesis import given
 from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Fail, Refusal, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Reason, Settings, State, Verdict
+from rallypoint.protocol.codec import decode_state, encode_state
 from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousStateError
 from rallypoint.protocol.messages import JobEnded, JoinRefused, JoinRequest, LinkLost, Notification, Placed, RoundEnded
-from rallypoint.protocol.state_codec import decode_state, encode_state
 from rallypoint.rendezvous.backend import RendezvousBackend
-from rallypoint.rendezvous.shared_state_link import SharedStateLink
+from rallypoint.rendezvous.shared_state import SharedStateLink
 from tests.unit.coordinator.test_coordinator_laws import lived
 from tests.unit.rendezvous.jobs import EVENTS, SETTINGS
 

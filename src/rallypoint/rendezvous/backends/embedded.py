@@ -26,8 +26,7 @@ from rallypoint.base.endpoint import (
 from rallypoint.base.errors import UserError
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
-from rallypoint.coordinator.dispatcher import Dispatcher
-from rallypoint.coordinator.local_link import LocalLink, TimerThread
+from rallypoint.coordinator.dispatcher import Dispatcher, LocalLink, TimerThread
 from rallypoint.protocol.errors import RendezvousConnectionError
 from rallypoint.protocol.messages import Deliver, Link
 from rallypoint.rendezvous.backends.options import (
@@ -107,7 +106,7 @@ class _EmbeddedControl(ControlPlane):
             link = self._try_to_host(deliver)
             if link is not None:
                 return link
-        from rallypoint.client.endpoint_resolver import DialTarget, FixedEndpoint, InferredHost
+        from rallypoint.client.dialing import DialTarget, FixedEndpoint, InferredHost
         from rallypoint.client.tcp_link import TcpLink
 
         place = DialTarget(self._endpoint, job_key(self.settings.run_id), self._tls, self.endpoint_flag)

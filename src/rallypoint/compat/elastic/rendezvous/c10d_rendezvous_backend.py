@@ -15,7 +15,7 @@ from rallypoint.base.errors import UserError
 from rallypoint.compat.elastic.rendezvous.given_store import given
 from rallypoint.compat.reexports import reexports_of
 from rallypoint.protocol.errors import RendezvousConnectionError
-from rallypoint.rendezvous.backends.store_backend import StoreRendezvousBackend
+from rallypoint.rendezvous.backend import StoreRendezvousBackend
 from rallypoint.rendezvous.params import C10D_PORT, RendezvousParameters
 from rallypoint.store.api import Store
 from rallypoint.store.client import TCPStore

@@ -19,16 +19,16 @@ from rallypoint.compat.elastic.rendezvous.given_store import given
 from rallypoint.compat.reexports import reexports_of
 from rallypoint.membership.operations import Close
 from rallypoint.membership.state import Settings, State
+from rallypoint.protocol.codec import decode_state
 from rallypoint.protocol.errors import RendezvousError, RendezvousTimeoutError
 from rallypoint.protocol.messages import Deliver, JobEnded, JoinRefused, LinkLost, Notification, Placement
-from rallypoint.protocol.state_codec import decode_state
 from rallypoint.rendezvous.backend import RendezvousBackend, Token
 from rallypoint.rendezvous.backends.options import rank_hint, settings_of, worker_stores
 from rallypoint.rendezvous.control_plane import ControlPlane, own_node
 from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.handler import RendezvousInfo
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.rendezvous.shared_state_link import SharedStateLink
+from rallypoint.rendezvous.shared_state import SharedStateLink
 from rallypoint.store.api import Store
 from rallypoint.store.prefix import PrefixStore
 

@@ -44,7 +44,7 @@ from rallypoint.protocol.messages import (
     ProgressText,
     RoundEnded,
 )
-from rallypoint.rendezvous.waiting import incoming_notifications
+from rallypoint.rendezvous.elastic import incoming_notifications
 
 log = get_logger(__name__)
 

@@ -26,6 +26,13 @@ _MAX_NAMES = 64
 """The number of earlier names of one node that are remembered, beyond which those of other coordinators are not."""
 
 
+STRANGER_REFUSED = (
+    "without a secret, a job is ended or changed only from machines that host its nodes; give all nodes of the job the "
+    "same RALLYPOINT_SECRET_FILE (`rallyctl secret` makes one)"
+)
+"""Why a node that has proved nothing may not end or change the job."""
+
+
 @dataclass(slots=True)
 class SessionRecord:
     """What is known about a session: how it was opened, and what its node has reported since."""

@@ -34,16 +34,20 @@ from rallypoint.membership.liveness import Observer
 from rallypoint.membership.operations import Exit, Join, KeepLeaseAlive, Operation, Refusal, Stop
 from rallypoint.membership.rules import renewed, step
 from rallypoint.membership.state import NodeId, NodeInfo, Reason, Settings, State, name_of, nodes_waiting_alike
+from rallypoint.protocol.codec import decode_state, encode_state
 from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousError
 from rallypoint.protocol.messages import (
+    CollectedPart,
     ConfigDiffers,
     Confirmed,
     ConfirmRequest,
     Deliver,
+    HangReport,
     Heartbeat,
     JoinRequest,
     LeaveRequest,
     LinkLost,
+    NodeReport,
     Notification,
     Placed,
     Progress,
@@ -51,14 +55,13 @@ from rallypoint.protocol.messages import (
     Request,
     ResumeRequest,
 )
-from rallypoint.protocol.operator_messages import CollectedPart, HangReport, NodeReport
-from rallypoint.protocol.state_codec import decode_state, encode_state
 from rallypoint.rendezvous.backend import RendezvousBackend, Token
 
 if TYPE_CHECKING:
     from rallypoint.coordinator.hangs import HangCollection
 
 log = get_logger(__name__)
+
 
 _POLL_INTERVAL = 1.0
 """Seconds between two looks at a backend that cannot say when it has changed."""
@@ -227,7 +230,7 @@ class SharedStateLink:
 
     def _report_differences(self, node_info: NodeInfo) -> None:
         """Tell people if this node was started in another way than the job, as far as the state shows that."""
-        from rallypoint.coordinator.differences import differences
+        from rallypoint.coordinator.job_log import differences
 
         found = () if self._state.is_initial else differences(node_info, None, self._state, self._settings)
         if found:
