@@ -56,7 +56,6 @@ from rallypoint.telemetry.events import Event, RdzvEvent
 from rallypoint.watchdog.monitor import UNINTERRUPTIBLE_VARIABLE, uninterruptible_timeout
 from rallypoint.watchdog.requests import FileTimerRequest, RequestReader
 from rallypoint.watchdog.table import TimerTable
-from rallypoint.workers.preload.late_imports import summary
 from tests.fuzz.target import Target, no_errors
 
 # What a worker leaves
@@ -169,11 +168,6 @@ def _event_seeds() -> Sequence[bytes]:
     event = Event("name", EventSource.AGENT, 1, {"a": 1})
     rdzv = RdzvEvent("name", "job", "message", "host", 7, NodeState.RUNNING)
     return [event.serialize().encode(), rdzv.serialize().encode()]
-
-
-def imported(data: bytes) -> None:
-    """What forked workers write down of their late imports."""
-    summary(data.decode(errors="replace"))
 
 
 _NOTICE = b'{"reason": "scale", "node": "n", "round": 1, "deadline": 12.5, "number": 3}'
@@ -356,11 +350,6 @@ TARGETS = {
         ("base/http.py", "health/http.py"),
     ),
     "events": Target(events, _event_seeds, ("telemetry/events.py",)),
-    "late-imports": Target(
-        imported,
-        lambda: [b"7 torch train.py:3\n7 numpy train.py:4\n8 torch a b\n"],
-        ("workers/preload/late_imports.py",),
-    ),
     "settings": Target(
         settings,
         _setting_seeds,

@@ -16,7 +16,7 @@ from rallypoint.notices import VARIABLE as NOTICES_VARIABLE
 from rallypoint.workers.context import macros
 
 if TYPE_CHECKING:
-    from rallypoint.workers.preload.manager import PreloadManager
+    from rallypoint.workers.preload.client import PreloadManager
     from rallypoint.workers.reaper.client import ReaperClient
 
 log = get_logger(__name__)
@@ -52,7 +52,7 @@ def preload_manager(
             "Workers start without preloading: this system has no subreapers, which would adopt orphaned processes"
         )
         return None
-    from rallypoint.workers.preload.manager import PreloadManager
+    from rallypoint.workers.preload.client import PreloadManager
 
     argv = [spec.entrypoint, *(str(each) for each in macros.substitute(spec.args, "0"))]
     constant = constant_environment(spec, os.environ)

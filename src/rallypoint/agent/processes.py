@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rallypoint.watchdog.monitor import WorkerMonitor
     from rallypoint.watchdog.requests import FileTimerRequest
     from rallypoint.workers.forwarding import SignalForwarding
-    from rallypoint.workers.preload.manager import PreloadManager
+    from rallypoint.workers.preload.client import PreloadManager
     from rallypoint.workers.stop import StopInProgress
 
 log = get_logger(__name__)
