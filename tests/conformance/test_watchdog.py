@@ -172,8 +172,8 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("server", "client"),
     [
-        ("rallypoint.watchdog.local", "torch.distributed.elastic.timer"),
-        ("torch.distributed.elastic.timer", "rallypoint.watchdog.local"),
+        ("rallypoint.compat.elastic.timer", "torch.distributed.elastic.timer"),
+        ("torch.distributed.elastic.timer", "rallypoint.compat.elastic.timer"),
     ],
 )
 def test_the_queue_timer_of_one_with_the_other(tmp_path: Path, server: str, client: str) -> None:

@@ -55,10 +55,8 @@ from rallypoint.protocol import codec
 from rallypoint.rendezvous.backends.options import settings_of
 from rallypoint.rendezvous.params import RendezvousParameters, parse_rdzv_conf
 from rallypoint.telemetry.events import Event, RdzvEvent
-from rallypoint.watchdog.monitor import UNINTERRUPTIBLE_VARIABLE, uninterruptible_timeout
 from rallypoint.watchdog.requests import FileTimerRequest, RequestReader
-from rallypoint.watchdog.table import TimerTable
-from rallypoint.workers.preload.late_imports import summary
+from rallypoint.watchdog.watchdog import UNINTERRUPTIBLE_VARIABLE, uninterruptible_timeout
 from tests.fuzz.target import Target, no_errors
 
 # What a worker leaves
@@ -126,19 +124,15 @@ def notes(data: bytes) -> None:
 
 
 def timers(data: bytes) -> None:
-    """The watchdog's pipe: in any pieces the same requests, and timers that run out."""
+    """The watchdog's pipe: in any pieces the same requests."""
     step = data[0] + 1 if data else 1
-    requests, table = RequestReader(), TimerTable[FileTimerRequest](64)
+    requests = RequestReader()
     for at in range(0, len(data), step):
         found, complaints = requests.feed(data[at : at + step])
         assert all(len(each) < 1000 for each in complaints)
         for request in found:
-            table.register(request, 100.0, 1e9)
+            assert math.isfinite(request.expiration_time)
             json.dumps(request.to_json())
-    assert not math.isnan(table.due)
-    for late in table.expired(1e12).values():
-        table.drop(late)
-    assert len(table) <= 64
 
 
 def _timer_seeds() -> Sequence[bytes]:
@@ -171,11 +165,6 @@ def _event_seeds() -> Sequence[bytes]:
     event = Event("name", EventSource.AGENT, 1, {"a": 1})
     rdzv = RdzvEvent("name", "job", "message", "host", 7, NodeState.RUNNING)
     return [event.serialize().encode(), rdzv.serialize().encode()]
-
-
-def imported(data: bytes) -> None:
-    """What forked workers write down of their late imports."""
-    summary(data.decode(errors="replace"))
 
 
 _NOTICE = b'{"reason": "scale", "node": "n", "round": 1, "deadline": 12.5, "number": 3}'
@@ -349,24 +338,19 @@ TARGETS = {
     "notices": Target(
         notes, lambda: [_NOTICE, b"0.1", b"0.3", b"1.2"], ("notices.py", "agent/notice_directory.py"), 300
     ),
-    "timers": Target(timers, _timer_seeds, ("watchdog/requests.py", "watchdog/table.py")),
+    "timers": Target(timers, _timer_seeds, ("watchdog/requests.py",)),
     "probes": Target(
         probes,
         lambda: [b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n", b"HEAD /status?x HTTP/1.0\r\n\r\n"],
         ("base/http.py", "health/http.py"),
     ),
     "events": Target(events, _event_seeds, ("telemetry/events.py",)),
-    "late-imports": Target(
-        imported,
-        lambda: [b"7 torch train.py:3\n7 numpy train.py:4\n8 torch a b\n"],
-        ("workers/preload/late_imports.py",),
-    ),
     "settings": Target(
         settings,
         _setting_seeds,
         (
             *("agent/grace_period.py", "base/endpoint.py", "base/secrets.py", "cli/parse.py", "cli/flags.py"),
-            *("rendezvous/params.py", "rendezvous/backends/options.py", "watchdog/monitor.py"),
+            *("rendezvous/params.py", "rendezvous/backends/options.py", "watchdog/watchdog.py"),
         ),
         150,
     ),

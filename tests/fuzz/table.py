@@ -53,14 +53,10 @@ TRUSTED: Mapping[str, str] = {
     "telemetry/json_lines.py": "what an event of ours has in it as JSON",
     "telemetry/recording.py": "the line of an event of ours as text",
     "store/serving.py": "driven by the target `stores`",
-    "workers/functions/payload.py": "pickles of a child that runs the user's own function, as the same user",
-    "workers/functions/fork_server.py": _OURS,
-    "workers/functions/worker.py": _OURS,
+    "workers/functions/worker.py": "pickles of a child that runs the user's own function, as the same user",
     "workers/reaper/protocol.py": _OURS,
-    "workers/preload/zygote_client.py": "no decoding of its own: `workers/reaper/protocol.py`",
-    "workers/preload/fork_checks.py": _KERNEL,
-    "workers/preload/loop_filters.py": "texts of the worker's own warning filters",
+    "workers/preload/client.py": "no decoding of its own: `workers/reaper/protocol.py`",
+    "workers/preload/imports.py": _KERNEL,
     "workers/preload/script_imports.py": "the user's own sources, whatever they are, in a process of its own",
-    "workers/preload/manager.py": "bytes to text for `workers/preload/late_imports.py`",
 }
 """Files that turn bytes or texts into something, and why what they read needs no target of its own."""

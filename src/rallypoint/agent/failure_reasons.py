@@ -9,8 +9,7 @@ from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.failures.failure import ProcessFailure
 
 if TYPE_CHECKING:
-    from rallypoint.watchdog.monitor import WorkerMonitor
-    from rallypoint.watchdog.uninterruptible import StuckProcess
+    from rallypoint.watchdog.watchdog import StuckProcess, WorkerMonitor
 
 
 def add_reasons(

@@ -15,7 +15,7 @@ from rallypoint.notices import VARIABLE as NOTICES_VARIABLE
 from rallypoint.workers.context import macros
 
 if TYPE_CHECKING:
-    from rallypoint.workers.preload.manager import PreloadManager
+    from rallypoint.workers.preload.client import PreloadManager
     from rallypoint.workers.reaper.client import ReaperClient
 
 log = get_logger(__name__)
@@ -46,7 +46,7 @@ def preload_manager(
     if not isinstance(spec.entrypoint, str):
         log.warning("Workers start without preloading: they are functions, and --preload forks scripts only")
         return None
-    from rallypoint.workers.preload.manager import PreloadManager
+    from rallypoint.workers.preload.client import PreloadManager
 
     argv = [spec.entrypoint, *(str(each) for each in macros.substitute(spec.args, "0"))]
     constant = constant_environment(spec, os.environ)

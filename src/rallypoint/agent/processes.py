@@ -28,10 +28,10 @@ from rallypoint.workers.reaper.prestart import take_prestarted
 if TYPE_CHECKING:
     from rallypoint.agent.held_workers import HeldWorkers
     from rallypoint.agent.monitors import Monitor
-    from rallypoint.watchdog.monitor import WorkerMonitor
     from rallypoint.watchdog.requests import FileTimerRequest
+    from rallypoint.watchdog.watchdog import WorkerMonitor
     from rallypoint.workers.forwarding import SignalForwarding
-    from rallypoint.workers.preload.manager import PreloadManager
+    from rallypoint.workers.preload.client import PreloadManager
     from rallypoint.workers.stop import StopInProgress
 
 log = get_logger(__name__)
@@ -181,7 +181,7 @@ class ProcessController(WorkerController):
         if not self._uninterruptible_timeout and not any(os.environ.get(name) for name in variables):
             return None
         from rallypoint.logs.folders import temporary_folder
-        from rallypoint.watchdog.monitor import monitor_for
+        from rallypoint.watchdog.watchdog import monitor_for
 
         return monitor_for(
             os.environ,

@@ -117,7 +117,7 @@ def entry_point(options: Options, environ: Mapping[str, str]) -> tuple[EntryPoin
     """
     script, arguments = options.training_script, options.training_script_args
     if options.run_path:
-        from rallypoint.workers.functions.script import run_script_path
+        from rallypoint.workers.functions.worker import run_script_path
 
         return run_script_path, (script, *arguments)
     if options.no_python:

@@ -20,7 +20,7 @@ from rallypoint.compat.reexports import reexports_of
 from rallypoint.failures.record import record
 from rallypoint.launch.api import elastic_launch
 from rallypoint.launch.config import LaunchConfig
-from rallypoint.workers.functions.script import run_script_path
+from rallypoint.workers.functions.worker import run_script_path
 
 __all__ = [
     "config_from_args",

@@ -19,8 +19,8 @@ VERSION = 1
 MAX_LINE = 4096
 """Bytes of one request with its newline: what Linux writes to a pipe in one piece (PIPE_BUF)."""
 _HIGHEST_SIGNAL = 64
-_STARTS = 16
-"""Positions in a damaged line that are tried as the beginning of a request."""
+_START = b'{"version"'
+"""How the requests of our clients and of torch's begin."""
 _MAX_SHOWN = 80
 """Bytes of a damaged line that a complaint shows."""
 
@@ -108,12 +108,7 @@ def parse(line: bytes) -> FileTimerRequest | None:
 def _request_at_end(line: bytes) -> FileTimerRequest | None:
     """The request in a line, which may have something else before it."""
     line = line[-MAX_LINE:]
-    request, start = parse(line), 0
-    for _ in range(_STARTS):
-        if request is not None or (start := line.find(b'{"', start + 1)) < 0:
-            break
-        request = parse(line[start:])
-    return request
+    return parse(line) or parse(line[max(0, line.rfind(_START)) :])
 
 
 def _is_whole(value: object) -> TypeGuard[int]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rallypoint.failures.failure import ProcessFailure
     from rallypoint.failures.out_of_memory import OomKills
     from rallypoint.logs.collapse import Collapse
-    from rallypoint.workers.preload.manager import PreloadManager
+    from rallypoint.workers.preload.client import PreloadManager
     from rallypoint.workers.resumable import LeavingWorkers
     from rallypoint.workers.stop import Stop, SweepInProgress
 

@@ -189,7 +189,7 @@ def test_threads(
 
 @pytest.mark.parametrize("more", [[], ["--no-python"], ["--no-python", "--module"]])
 def test_run_path_is_a_function_and_wins(more: list[str]) -> None:
-    from rallypoint.workers.functions.script import run_script_path
+    from rallypoint.workers.functions.worker import run_script_path
 
     _, function, arguments = _convert(*more, "--run-path", "s.py", "-x", "${local_rank}")
     assert function is run_script_path

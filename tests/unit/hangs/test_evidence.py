@@ -26,7 +26,7 @@ from rallypoint.hangs.report import report_lines
 from rallypoint.hangs.stacks import stacks_of_workers
 from rallypoint.logs.specs import DefaultLogsSpecs
 from rallypoint.workers.context import SubprocessContext
-from rallypoint.workers.preload.environment import untracked_read
+from rallypoint.workers.preload.forkable import untracked_read
 from tests.stopped import until_stopped
 
 SLEEPS = """

@@ -14,14 +14,9 @@ from typing import Any
 
 import pytest
 
+from rallypoint.compat.elastic.timer.api import RequestQueue, TimerServer
+from rallypoint.compat.elastic.timer.local_timer import LocalTimerClient, LocalTimerServer, MultiprocessingRequestQueue
 from rallypoint.watchdog.client import expires
-from rallypoint.watchdog.local import (
-    LocalTimerClient,
-    LocalTimerServer,
-    MultiprocessingRequestQueue,
-    RequestQueue,
-    TimerServer,
-)
 from rallypoint.watchdog.requests import TimerRequest
 from tests.unit.watchdog.waiting import TIMEOUT
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.watchdog.monitor import WorkerMonitor, monitor_for, uninterruptible_timeout
+from rallypoint.watchdog.watchdog import WorkerMonitor, monitor_for, uninterruptible_timeout
 from tests.unit.watchdog.waiting import HANGS, holder, in_state_d, until
 
 pytestmark = pytest.mark.process

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.compat.elastic.timer.file_based_local_timer import FileTimerServer
 from rallypoint.watchdog import watchdog
 from rallypoint.watchdog.client import FileTimerClient
 from rallypoint.watchdog.requests import FileTimerRequest
-from rallypoint.watchdog.server import FileTimerServer
 from tests.unit.watchdog.waiting import HANGS, TIMEOUT, holder
 
 pytestmark = pytest.mark.process

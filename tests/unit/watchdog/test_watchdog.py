@@ -15,11 +15,10 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.errors import UserError
-from rallypoint.watchdog import clients, watchdog
+from rallypoint.watchdog import watchdog
 from rallypoint.watchdog.client import FileTimerClient
-from rallypoint.watchdog.clients import TimerClients, is_descendant
 from rallypoint.watchdog.requests import FileTimerRequest
-from rallypoint.watchdog.watchdog import EXPIRED, KILLED, STARTED, STOPPED, TimerExpiry, Watchdog
+from rallypoint.watchdog.watchdog import EXPIRED, KILLED, STARTED, STOPPED, TimerExpiry, Watchdog, is_descendant
 from tests.unit.watchdog.waiting import HANGS, HOLDS, TIMEOUT, holder, until
 
 pytestmark = pytest.mark.process
@@ -312,15 +311,6 @@ signal.pause()
         assert {(each.pid, each.scope) for each in run.expired} == {(one.pid, "0.99"), (other.pid, "0.99")}
 
 
-def test_there_is_a_bound_to_timers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with running(tmp_path) as run, holder("import signal; print('up', flush=True); signal.pause()") as hoarder:
-        hoarder.is_up()
-        for start in range(0, 5000, 500):
-            write(run, b"".join(request(hoarder.pid, str(number), 1000) for number in range(start, start + 500)))
-            run.step()
-    assert any("too many timers" in line for line in caplog.messages)
-
-
 def test_after_standing_down_requests_are_read_and_nobody_is_judged(tmp_path: Path) -> None:
     with running(tmp_path) as run, holder(HANGS, run.watchdog.path, -1, 9) as late:
         late.is_up()
@@ -331,29 +321,19 @@ def test_after_standing_down_requests_are_read_and_nobody_is_judged(tmp_path: Pa
         assert not late.ended()
 
 
-def test_descriptors_of_those_that_have_ended_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "_CLEAN_UP_AT", 2)
-    gone: list[int] = []
-    admitted = TimerClients(ours, lambda _pid: True, gone.append)
-    pids = []
-    for _ in range(5):
-        with holder("print('up', flush=True); input()") as brief:
-            brief.is_up()
-            assert admitted.admit(brief.pid)
-            pids.append(brief.pid)
-        assert len(admitted) <= 3
-    assert gone == pids[:4]
-    assert not admitted.admit(pids[-1])
-    admitted.close()
-    assert len(admitted) == 0
-
-
-def test_there_is_a_bound_to_processes(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(clients, "LIMIT", 0)
-    admitted = TimerClients(ours, lambda _pid: True, lambda _pid: None)
-    for _ in range(100):
-        assert not admitted.admit(os.getpid())
-    assert len(caplog.messages) == clients._REFUSALS
+def test_descriptors_of_those_that_have_ended_do_not_pile_up(tmp_path: Path) -> None:
+    with running(tmp_path) as run:
+        for _ in range(5):
+            with holder(HOLDS + "input()", run.watchdog.path, 1000, 9) as brief:
+                brief.is_up()
+                run.step()
+                before = len(os.listdir("/proc/self/fd"))
+                brief.finishes()
+        with holder(HOLDS + "input()", run.watchdog.path, 1000, 9) as last:
+            last.is_up()
+            run.step()
+            assert len(os.listdir("/proc/self/fd")) <= before + 1
+            last.finishes()
 
 
 def test_the_pipe_takes_the_place_of_a_file_and_is_for_this_user_alone(tmp_path: Path) -> None:

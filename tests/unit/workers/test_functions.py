@@ -13,19 +13,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from socket import socketpair
 from typing import Any
 
 import pytest
 
-from rallypoint.base.errors import RallypointError, UserError
+from rallypoint.base.errors import UserError
 from rallypoint.base.process_table import read_stat
 from rallypoint.logs.specs import DefaultLogsSpecs
 from rallypoint.logs.std import Std
 from rallypoint.workers.context import RunProcsResult
 from rallypoint.workers.functions.context import START_METHODS, FunctionContext
-from rallypoint.workers.functions.fork_server_client import ForkServerClient
-from rallypoint.workers.functions.payload import NothingReturned, Payload
+from rallypoint.workers.functions.worker import NothingReturned, Payload
 from tests.unit.workers.starting import start_processes
 from tests.unit.workers.test_process import TIMEOUT, guarded
 from tests.unit.workers.tracing import until
@@ -279,24 +277,6 @@ def test_one_reaper_serves_several_starts(tmp_path: Path, method: str) -> None:
             assert isinstance(context, FunctionContext)
             assert waited(context).return_values == {0: bytes(LARGE)}
             context.close()
-
-
-def test_the_end_of_the_fork_server_is_reported() -> None:
-    with guarded() as reaper, Path("/dev/null").open("wb") as null:
-        ours, theirs = socketpair()
-        with ours, theirs:
-            server = ForkServerClient(reaper, ["true"], null.fileno())
-            with pytest.raises(RallypointError, match="the fork server, of which the workers are copies, has ended"):
-                server.fork(ours, 1, 2)
-            server.close()
-
-
-def test_a_worker_of_the_fork_server_outlives_it_and_its_end_is_known(tmp_path: Path) -> None:
-    with started(tmp_path, "forkserver", sleeps, ()) as context:
-        until_written(context.stdouts[0], "asleep")
-        (pid,) = context.pids().values()
-        os.kill(pid, signal.SIGKILL)
-        assert waited(context).failures[0].exitcode == -signal.SIGKILL
 
 
 def test_a_forked_worker_that_another_thread_started(tmp_path: Path) -> None:

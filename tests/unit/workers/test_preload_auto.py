@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.workers.preload import manager
-from rallypoint.workers.preload.manager import PreloadManager
+from rallypoint.workers.preload import client
+from rallypoint.workers.preload.client import PreloadManager
 from rallypoint.workers.reaper.client import ReaperClient
 from tests.unit.workers.test_preload_manager import Clock, command, forked_with, forks, until
 
@@ -73,15 +73,15 @@ def test_it_begins_when_workers_have_run_for_some_time_and_no_start_waits_for_it
     )
     with automatic(reaper, tmp_path, monkeypatch) as (found, clock):
         assert not begun(found)
-        assert found.wake_at() == manager.AUTO_DELAY
+        assert found.wake_at() == client.AUTO_DELAY
         clock.now = 5.0
         found.ensure_zygote(reaper)  # workers are started again meanwhile
-        assert found.wake_at() == 5.0 + manager.AUTO_DELAY
-        clock.now = manager.AUTO_DELAY
+        assert found.wake_at() == 5.0 + client.AUTO_DELAY
+        clock.now = client.AUTO_DELAY
         assert found.start(command(tmp_path), os.environ, None, None, ()) is None
         found.step()
         assert not begun(found)
-        clock.now = 5.0 + manager.AUTO_DELAY
+        clock.now = 5.0 + client.AUTO_DELAY
         found.step()
         assert begun(found)
         assert not found.importing
@@ -127,7 +127,7 @@ def test_modules_can_be_named_beside_it_and_one_that_is_unforkable_is_left_out(
     monkeypatch.chdir(tmp_path)
     argv = [sys.executable, "-u", "-m", "package.main"]
     with automatic(reaper, tmp_path, monkeypatch, argv, named="own,auto") as (found, clock):
-        clock.now = manager.AUTO_DELAY
+        clock.now = client.AUTO_DELAY
         found.step()
         until(found, lambda: forks(found))
         path = tmp_path / "names"
@@ -165,7 +165,7 @@ def test_where_nothing_can_be_read_one_line_says_so(
     monkeypatch.chdir(tmp_path)
     argv, why = NEVER[which]
     with automatic(reaper, tmp_path, monkeypatch, argv) as (found, clock):
-        clock.now = manager.AUTO_DELAY
+        clock.now = client.AUTO_DELAY
         found.step()
         until(found, lambda: not begun(found))
         found.ensure_zygote(reaper)

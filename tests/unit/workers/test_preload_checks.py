@@ -7,15 +7,17 @@ import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
-from rallypoint.workers.preload import fork_checks
+from rallypoint.workers.preload import imports
+from rallypoint.workers.preload.imports import EnvironRecorder
 
 pytestmark = pytest.mark.process
 
-ASKING = """from rallypoint.workers.preload import fork_checks as checks
+ASKING = """from rallypoint.workers.preload import imports as checks
 {}
 print(checks.fork_obstacle() or checks.thread_obstacle())"""
 
@@ -53,14 +55,14 @@ def test_what_is_found(done: str, said: str) -> None:
 
 THREADS = """
 import threading
-from rallypoint.workers.preload import threads
+from rallypoint.workers.preload import imports
 
 def mine():
     begun.release(); done.wait()
 
 begun, done = threading.Semaphore(0), threading.Event()
 {}
-print(threads.describe_threads())
+print(imports._describe_threads())
 done.set()
 """
 
@@ -80,17 +82,53 @@ def test_whose_a_thread_is(done: str, said: str) -> None:
     assert re.fullmatch(said, threads_described(done))
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="on one processor OpenBLAS has no threads of its own")
-def test_which_library_a_thread_is_of() -> None:
-    at_work = "any(open(each).read() == 'running\\n' for each in glob.glob('/proc/self/task/*/syscall')[1:])"
-    idle = f"import glob, numpy\nwhile {at_work}: pass"
-    assert re.match(r"python\S* of libscipy_openblas\S*", threads_described(idle))
-
-
 def threads_described(done: str) -> str:
     environ = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
     command = [sys.executable, "-c", THREADS.format(done)]
     return subprocess.run(command, capture_output=True, text=True, check=True, env=environ).stdout.strip()
+
+
+class Refused(Exception):
+    """Something read what it must not."""
+
+
+def recorded(folder: Path, text: str, own: tuple[str, ...] = ()) -> EnvironRecorder:
+    path = folder / "reader.py"
+    path.write_text(text)
+
+    def refuse(where: str, what: str) -> None:
+        raise Refused(f"{where} {what}")
+
+    module = types.ModuleType("reader")
+    code = compile(text, str(path), "exec")
+    with EnvironRecorder(own, refuse) as recording:
+        exec(code, module.__dict__)
+    return recording
+
+
+@pytest.mark.parametrize(
+    "text", ["os.environ.get('RANK')", "os.getenv('RANK')", "'RANK' in os.environ", "os.environ.setdefault('RANK', '')"]
+)
+def test_who_has_read_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("RANK", "0")
+    assert recorded(tmp_path, f"import os\n\n{text}\n").read == {"RANK": f"{tmp_path}/reader.py:3"}
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(Refused, match=r"^reader.py:3 reads RANK$"):
+        recorded(tmp_path, f"import os\n\n{text}\n", own=("RANK",))
+
+
+@pytest.mark.parametrize(
+    "text", ["dict(os.environ)", "[name for name in os.environb]", "{n: v for n, v in os.environ.items() if n == 'A'}"]
+)
+def test_a_loop_has_read_all_variables_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """Those that each worker has of its own are not: code that copies all cannot be told from code that filters."""
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("A", "1")
+    recording = recorded(tmp_path, f"import os\n\nKEPT = {text}\n", own=("RANK",))
+    assert set(recording.read) == set(os.environ)
+    assert set(recording.read.values()) == {f"{tmp_path}/reader.py:3"}
 
 
 @pytest.mark.parametrize("given", ["", "narenas:1", "background_thread:true"])
@@ -117,7 +155,7 @@ def test_what_is_switched_off_for_the_imports_is_seen_by_no_worker(
 
 def test_every_python_understands_the_hook() -> None:
     """One that did not would go on to the script, in no round."""
-    text = (Path(fork_checks.__file__).parent / "hook" / "sitecustomize.py").read_text("ascii")
+    text = (Path(imports.__file__).parent / "hook" / "sitecustomize.py").read_text("ascii")
     found = list(ast.walk(ast.parse(text)))
     assert not [each for each in found if isinstance(each, (ast.JoinedStr, ast.AnnAssign, ast.NamedExpr, ast.Match))]
     functions = [each for each in found if isinstance(each, ast.FunctionDef)]

@@ -12,8 +12,8 @@ import pytest
 
 from rallypoint.base.poll import readable
 from rallypoint.base.process_table import read_stat
-from rallypoint.workers.preload import manager
-from rallypoint.workers.preload.manager import PreloadManager
+from rallypoint.workers.preload import client
+from rallypoint.workers.preload.client import PreloadManager
 from rallypoint.workers.process import WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.stop import Sweep
@@ -46,8 +46,8 @@ def test_as_many_wait_as_start_at_a_time_and_they_become_the_workers(reaper: Rea
             assert reaper_pid != found.pid
             process.release()
         assert copies(found) == []
-        assert found.wake_at() == manager.REFILL_DELAY
-        clock.now = manager.REFILL_DELAY
+        assert found.wake_at() == client.REFILL_DELAY
+        clock.now = client.REFILL_DELAY
         assert not {*two_wait(found)} & {*waiting}
         assert found.wake_at() == math.inf
 

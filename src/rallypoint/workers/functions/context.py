@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing import spawn, util
@@ -19,21 +18,18 @@ from typing import TYPE_CHECKING, Any
 from rallypoint.base.errors import UserError
 from rallypoint.logs.specs import LogsSpecs
 from rallypoint.workers.context import PContext, ProcessOptions
-from rallypoint.workers.functions.payload import NothingReturned, Payload, job_spec
-from rallypoint.workers.process import AdoptedProcess, ChildProcess, WorkerProcess
+from rallypoint.workers.functions.worker import NothingReturned, Payload, main_module_of
+from rallypoint.workers.process import ChildProcess, WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
-from rallypoint.workers.stop import SweepInProgress
 
 if TYPE_CHECKING:
-    from rallypoint.workers.functions.fork_server_client import ForkServerClient
+    from rallypoint.workers.stop import SweepInProgress
 
 START_METHODS = ("spawn", "fork", "forkserver")
 
 
 class FunctionContext(PContext):
-    """Workers that call a function, which `ProcessOptions.start_method` starts as multiprocessing would.
-
-    Those of `fork` start without a reaper.
+    """Workers that call a function; `ProcessOptions.start_method` is how. Those of `fork` start without a reaper.
 
     Raises:
         UserError: there is no such start method.
@@ -60,59 +56,27 @@ class FunctionContext(PContext):
         )
         self._function = entrypoint
         self._payloads: dict[int, Payload] = {}
-        self._server: ForkServerClient | None = None
 
     def _prepare(self) -> None:
         if self._forking:
             return
         super()._prepare()
-        method = self.start_method
-        cpus = self._options.cpus(self.nprocs) if method == "forkserver" else [()] * self.nprocs
         for rank in range(self.nprocs):
-            environ = {**os.environ, **self.envs[rank]} if method == "forkserver" else None
             self._payloads[rank] = payload = Payload()
-            payload.pack(job_spec(self._function, method, rank, environ, cpus[rank]), self._function, self.args[rank])
+            module = main_module_of(self._function, self.start_method, rank)
+            payload.pack(module, self._function, self.args[rank])
 
     def _start_one(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> ChildProcess:
-        how = {"spawn": self._spawned, "fork": self._forked, "forkserver": self._forked_by_server}
-        return how[self.start_method](rank, stdout, stderr, cpus)
+        environ = {**os.environ, **self.envs[rank]}
+        if self._forking:
+            from rallypoint.workers.functions.forked import ForkedProcess
 
-    def _spawned(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> ChildProcess:
+            self._payloads[rank] = payload = Payload()
+            ignored = self._options.ignored_signals
+            return ForkedProcess(self._function, self.args[rank], environ, payload.fd, stdout, stderr, cpus, ignored)
         assert self._reaper is not None
         with self._payloads[rank].worker_channel() as channel:
-            environ = {**os.environ, **self.envs[rank]}
-            return WorkerProcess(
-                self._reaper, _command("worker"), environ, stdout, stderr, cpus, stdin=channel.fileno()
-            )
-
-    def _forked(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> ChildProcess:
-        from rallypoint.workers.functions.forked import ForkedProcess
-
-        self._payloads[rank] = payload = Payload()
-        environ = {**os.environ, **self.envs[rank]}
-        ignored = self._options.ignored_signals
-        return ForkedProcess(self._function, self.args[rank], environ, payload.fd, stdout, stderr, cpus, ignored)
-
-    def _forked_by_server(
-        self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]
-    ) -> ChildProcess:
-        from rallypoint.workers.functions.fork_server_client import ForkServerClient
-
-        assert self._reaper is not None
-        payload = self._payloads[rank]
-        if self._server is None:
-            mask = sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))
-            self._server = ForkServerClient(self._reaper, _command("fork_server", mask), payload.fd)
-        with payload.worker_channel() as channel, open(os.devnull, "wb") as nowhere:
-            out, err = (_descriptor_or(nowhere.fileno(), *each) for each in ((1, stdout), (2, stderr)))
-            return AdoptedProcess(self._reaper, self._server.fork(channel, out, err))
-
-    def start(self) -> None:
-        try:
-            super().start()
-        finally:
-            if self._server is not None:
-                self._server.close()
+            return WorkerProcess(self._reaper, _command(), environ, stdout, stderr, cpus, stdin=channel.fileno())
 
     def _sweep(self) -> SweepInProgress:
         if not self._forking:
@@ -144,20 +108,9 @@ class FunctionContext(PContext):
             payload.close()
 
 
-def _command(module: str, *arguments: object) -> list[str]:
-    """A command that runs the main function of a file of this folder, in the interpreter multiprocessing would take."""
+def _command() -> list[str]:
+    """A command that runs `worker.main`, in the interpreter that multiprocessing would take."""
     path, package = list(map(str, sys.path)), __name__.rpartition(".")[0]
-    program = f"import sys; sys.path[:] = {path!r}; from {package}.{module} import main; main{arguments!r}"
+    program = f"import sys; sys.path[:] = {path!r}; from {package}.worker import main; main()"
     flags: list[str] = getattr(util, "_args_from_interpreter_flags", list)()
     return [os.fsdecode(spawn.get_executable()), *flags, "-u", "-c", program]
-
-
-def _descriptor_or(otherwise: int, standard: int, given: int | None) -> int:
-    """The descriptor that was given, else the standard one if this process has it, else another."""
-    if given is not None:
-        return given
-    try:
-        os.fstat(standard)
-    except OSError:
-        return otherwise
-    return standard

@@ -31,7 +31,7 @@ from typing import Any, TextIO
 
 from rallypoint.base.poll import always_readable
 from rallypoint.failures.record import record
-from rallypoint.workers.functions.worker import apply_environment, call
+from rallypoint.workers.functions.worker import call
 from rallypoint.workers.process import ChildProcess, process_start_error
 from rallypoint.workers.reaper.process_setup import open_null
 from rallypoint.workers.stop import NoSweep, kill_trees
@@ -73,7 +73,7 @@ class ForkedProcess(ChildProcess):
                 for number in ignored:
                     signal.signal(number, signal.SIG_IGN)
                 _become_worker(guard, [int(each) for each in mask], stdout, stderr)
-                apply_environment(dict(environ), sorted(cpus))
+                _apply_environment(environ, cpus)
                 record(call)(function, args, payload)
 
             self._process = get_context("fork").Process(target=run)
@@ -144,6 +144,16 @@ def _become_worker(guard: Callable[[], None], mask: Sequence[int], stdout: int |
     sys.stdout = _redirect(1, stdout, sys.stdout)
     sys.stderr = _redirect(2, stderr, sys.stderr)
     _close_stdin()
+
+
+def _apply_environment(environ: Mapping[str, str], cpus: Collection[int]) -> None:
+    for name in os.environ.keys() - environ.keys():
+        del os.environ[name]
+    os.environ.update(environ)
+    if cpus:
+        from rallypoint.base.topology import bind_this_process
+
+        bind_this_process(frozenset(cpus))
 
 
 def _redirect(target: int, fd: int | None, stream: TextIO) -> TextIO:

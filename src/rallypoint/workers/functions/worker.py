@@ -1,7 +1,15 @@
-"""Runs in the process of a worker that is a function.
+"""A worker that is a function: its payload, which is the call that it receives and the value that it returns, from both
+sides; and what runs in the worker's process.
 
-Law: by the time the function is called, this is a process like that of a program: a session, an environment, outputs
-and processors of its own, no standard input, and `record` around it.
+A payload is a file in memory, which the worker has too. The agent writes the call into it; the worker reads that, and
+replaces it with the return value and then a footer. So a value of any size is there when the worker ends, neither side
+waits for the other, and there is no file to remove.
+
+Laws:
+
+1. A value without a footer was not returned.
+2. By the time the function is called, this is a process like that of a program: a session, an environment, outputs and
+   processors of its own, no standard input, and `record` around it.
 """
 
 from __future__ import annotations
@@ -10,32 +18,178 @@ import fcntl
 import io
 import os
 import pickle
+import sys
 from collections.abc import Callable, Sequence
-from multiprocessing import process, spawn
-from socket import recv_fds, socket
+from multiprocessing import popen_spawn_posix, process, spawn
+from multiprocessing.context import get_spawning_popen, set_spawning_popen
+from multiprocessing.reduction import ForkingPickler
+from socket import AF_UNIX, SOCK_SEQPACKET, recv_fds, send_fds, socket, socketpair
 from typing import Any
 
+from rallypoint.base.errors import RallypointError
 from rallypoint.failures.record import record
-from rallypoint.workers.functions.payload import FOOTER, MAX_DESCRIPTORS, JobSpec, ReceivedDescriptor, write_all
 from rallypoint.workers.reaper.process_setup import open_null
+
+FOOTER = b"\0rallypoint: returned"
+MAX_DESCRIPTORS = 200
+"""Descriptors in one message; the kernel takes 253."""
+
+_NAMES = {"spawn": "SpawnProcess", "forkserver": "ForkServerProcess"}
+"""The names that multiprocessing gives its processes."""
+
+
+class NothingReturned(RallypointError):
+    """A worker has ended with exit code 0 and left no value that can be read. The text says which of the two."""
+
+
+class Payload:
+    """One payload, from the agent's side."""
+
+    def __init__(self) -> None:
+        from rallypoint.base.kernel import memory_file
+
+        fd = memory_file("rallypoint-function")
+        try:
+            self.fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)  # never in the place of a standard stream
+        finally:
+            os.close(fd)
+        self._descriptors: list[int] = []
+        self._value: Any = None
+        self._opened = False
+
+    def pack(self, main_module: dict[str, Any], function: Callable[..., Any], args: Sequence[Any]) -> None:
+        """Write the call.
+
+        Args:
+            main_module: what the worker needs before it can unpack the function; see `main_module_of`.
+            function, args: the call.
+
+        Raises:
+            UserError: a part of it cannot be pickled.
+        """
+        body = io.BytesIO()
+        gathering = _DescriptorCollector()
+        former = get_spawning_popen()
+        set_spawning_popen(gathering)  # locks, queues and descriptors can be pickled for a new process only
+        try:
+            ForkingPickler(body).dump(main_module)
+            ForkingPickler(body).dump((function, tuple(args)))
+        except Exception as error:
+            name = getattr(function, "__qualname__", function)
+            from rallypoint.base.errors import user_error
+
+            raise user_error(
+                f"the function {name} and its arguments cannot be handed to a new process: {error}; use what stands at "
+                "the top of a module, or the start method fork",
+                error,
+            ) from error
+        finally:
+            set_spawning_popen(former)
+            self._descriptors = gathering.descriptors
+        write_all(self.fd, body.getvalue())
+
+    def worker_channel(self) -> socket:
+        """The worker's end of a connection that carries all descriptors which the worker needs."""
+        ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+        with ours:
+            sent = [self.fd, *self._descriptors]
+            ours.sendall(len(sent).to_bytes(4, "little"))
+            for first in range(0, len(sent), MAX_DESCRIPTORS):
+                send_fds(ours, [b"\0"], sent[first : first + MAX_DESCRIPTORS])
+        return theirs
+
+    def result(self) -> Any:
+        """The value that the worker returned, once it has ended.
+
+        Raises:
+            NothingReturned: there is none, or it cannot be read in this process.
+        """
+        if not self._opened:
+            if self.fd < 0:
+                raise NothingReturned("it was not known to have returned when it was released")
+            data = _read_all(self.fd)
+            if not data.endswith(FOOTER):
+                raise NothingReturned("it ended with exit code 0 before its function returned (os._exit?)")
+            try:
+                self._value = pickle.loads(data)
+            except Exception as error:
+                raise NothingReturned(
+                    f"what it returned cannot be read here: {type(error).__name__}: {error}; return plain data"
+                ) from error
+            self._opened = True
+        return self._value
+
+    def close(self) -> None:
+        """Release the file. Idempotent; a value that was opened stays."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def main_module_of(function: Callable[..., Any], method: str, local_rank: int) -> dict[str, Any]:
+    """multiprocessing's description of the main module, `sys.path` and `sys.argv`, for a worker that calls a function.
+
+    Args:
+        function: that function.
+        method: the start method of the worker, and the default for processes that it starts itself.
+        local_rank: which worker.
+    """
+    found = {**spawn.get_preparation_data(f"{_NAMES[method]}-{local_rank + 1}"), "start_method": method}
+    if str(getattr(function, "__module__", "")).startswith("rallypoint."):
+        # Our own main module contains nothing that our own function needs.
+        found.pop("init_main_from_name", None)
+        found.pop("init_main_from_path", None)
+    return found
+
+
+def write_all(fd: int, *pieces: bytes) -> None:
+    """Replace the contents of the file."""
+    with open(fd, "wb", closefd=False) as file:
+        file.seek(0)
+        file.truncate()
+        file.writelines(pieces)
+
+
+def _read_all(fd: int) -> bytes:
+    with open(fd, "rb", closefd=False) as file:
+        file.seek(0)
+        return file.read()
+
+
+class ReceivedDescriptor(popen_spawn_posix._DupFd):
+    """A descriptor in a payload: its position among those that were sent with the payload."""
+
+    available: tuple[int, ...] = ()
+    """In a worker: the received descriptors."""
+
+    def detach(self) -> int:
+        """The descriptor, which the caller then owns."""
+        return os.dup(self.available[self.fd])
+
+
+class _DescriptorCollector(popen_spawn_posix.Popen):
+    """Takes the place of the process that multiprocessing is starting, and collects the descriptors for it."""
+
+    DupFd = ReceivedDescriptor
+
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
+
+    def duplicate_for_child(self, fd: int) -> int:
+        """Note a descriptor. Returns what is pickled in its place."""
+        self.descriptors.append(fd)
+        return len(self.descriptors) - 1
+
+
+# In the worker's process
 
 
 def main() -> None:
-    """Run a worker of the start method spawn, whose standard input is the channel."""
-    run_job(channel_at_stdin())
-
-
-def channel_at_stdin() -> socket:
-    """Move the connection away from descriptor 0, which then delivers nothing."""
+    """Run a worker whose standard input is the channel. An exception ends the process."""
     channel = socket(fileno=fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3))
     null = open_null()
     os.dup2(null, 0)
     os.close(null)
-    return channel
-
-
-def run_job(channel: socket) -> None:
-    """Read the payload, make the call that is in it, and return the result. An exception ends the process."""
     payload, *descriptors = _received(channel)
     ReceivedDescriptor.available = tuple(descriptors)
     record(_unpack_and_call)(payload)
@@ -53,19 +207,7 @@ def call(function: Callable[..., Any], args: Sequence[Any], payload: int) -> Non
     write_all(payload, pickle.dumps(value, pickle.HIGHEST_PROTOCOL), FOOTER)
 
 
-def apply_environment(environ: dict[str, str] | None, cpus: Sequence[int]) -> None:
-    """Apply an environment, if one is given, and a processor affinity, if any processors are named."""
-    if environ is not None:
-        for name in os.environ.keys() - environ.keys():
-            del os.environ[name]
-        os.environ.update(environ)
-    if cpus:
-        from rallypoint.base.topology import bind_this_process
-
-        bind_this_process(frozenset(cpus))
-
-
-def prepare_main_module(preparation: dict[str, Any]) -> None:
+def _prepare_main_module(preparation: dict[str, Any]) -> None:
     """Set up the main module and the paths of the launching process, as multiprocessing does it."""
     # While this is set, multiprocessing refuses to start processes at the top level of the main module.
     me: Any = process.current_process()
@@ -80,9 +222,7 @@ def _unpack_and_call(payload: int) -> None:
     with io.FileIO(os.dup(payload)) as file:
         file.seek(0)
         packed = io.BytesIO(file.readall())
-    spec = JobSpec(*pickle.load(packed))
-    apply_environment(None if spec.environ is None else dict(spec.environ), spec.cpus)
-    prepare_main_module(dict(spec.main_module))
+    _prepare_main_module(pickle.load(packed))
     function, args = pickle.load(packed)
     for fd in ReceivedDescriptor.available:
         os.close(fd)
@@ -101,3 +241,11 @@ def _received(channel: socket) -> list[int]:
     for fd in found:
         os.set_inheritable(fd, False)
     return found
+
+
+def run_script_path(training_script: str, *training_script_args: str) -> None:
+    """Run a script in this process, as its main program: the function of `--run-path` (contract section 1.7)."""
+    import runpy
+
+    sys.argv = [training_script, *training_script_args]
+    runpy.run_path(training_script, run_name="__main__")

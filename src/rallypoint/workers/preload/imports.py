@@ -1,24 +1,35 @@
 """Imports the modules to preload, and reports at once which module prevents this process from being forked, and why.
 
+A fork copies memory and one thread. It copies no other thread (a lock that one held stays held forever), no
+accelerator's context, and no child; and sockets, pipes, event loops and shared memory (so the locks and queues of
+`multiprocessing`) would be one for all copies.
+
 Laws:
 
 1. The process is checked after each module, so that the module which makes it unforkable is known by name.
 2. No worker sees what is switched off for the imports alone.
 3. What was read from the script is imported as the script does it; an import that raises here raises there too.
+4. Variables that every worker has of its own must not be read. A reader is reported at once, since nothing that is
+   imported afterwards would help. They are not there, so code that copies all variables does not find them.
+5. Threads that their own library ends before each fork (OpenBLAS does, by pthread_atfork) are no obstacle, and are
+   recognised by a trial fork: they are gone after it.
 """
 
 from __future__ import annotations
 
 import os
 import posix
+import select
 import sys
 
-from rallypoint.workers.preload import fork_checks, script_imports
-from rallypoint.workers.preload.environ_recorder import EnvironRecorder
+from rallypoint.workers.preload import script_imports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
+    from types import FrameType
+    from typing import Any
+
 
 ALSO_IMPORTED = {
     # `DistributedDataParallel()`, `fully_shard()` and each optimizer import the first when they are first made.
@@ -33,6 +44,25 @@ THREAD_SWITCHES = {
     b"JE_ARROW_MALLOC_CONF": (b"background_thread", b"background_thread:false"),
 }
 """Variables that keep C libraries from starting threads: the option of the library, and its value for off."""
+
+_SIGKILL = 9
+_FORK_TEST_TIMEOUT = 5.0
+"""Seconds for a copy that ends at once."""
+_DEVICES = (
+    *("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/davinci", "/dev/habanalabs", "/dev/neuron"),
+    *("/dev/vfio/", "/dev/infiniband/"),
+)
+_SHARED = (
+    *("socket:", "pipe:", "anon_inode:[eventpoll]", "anon_inode:[io_uring]", "anon_inode:inotify"),
+    *("anon_inode:[eventfd]", "anon_inode:[timerfd]", "anon_inode:[signalfd]"),
+)
+_STANDARD = (0, 1, 2)
+"""The standard descriptors, which are replaced in each copy."""
+_OPENMP_REGISTRATION = "/dev/shm/__KMP_REGISTERED_LIB_"
+"""The file by which LLVM's and Intel's OpenMP detect a second one in a process; they recreate it in each copy."""
+_INITIALIZED = (("torch", "cuda"), ("torch", "xpu"), ("torch", "npu"), ("torch", "hpu"))
+_MAX_THREADS = 3
+"""Threads that are named in a message."""
 
 
 class Unforkable(Exception):
@@ -132,9 +162,9 @@ class Imports:
         Raises:
             Unforkable: this process must not be forked.
         """
-        why = fork_checks.thread_obstacle()
+        why = thread_obstacle()
         if why:
-            now = set(fork_checks.threads())
+            now = set(threads())
             modules = [module for thread, module in self._threads.items() if thread in now]
             raise Unforkable(modules[-1] if modules else self.importing, why)
 
@@ -181,10 +211,10 @@ class Imports:
                 self.failures.append((module, why))
             elif not isinstance(error, ModuleNotFoundError) or not f"{module}.".startswith(f"{error.name}."):
                 raise Unforkable(module, why) from None
-        why_not = fork_checks.fork_obstacle(self._ours)
+        why_not = fork_obstacle(self._ours)
         if why_not:
             raise Unforkable(module, why_not)
-        for thread in fork_checks.threads():
+        for thread in threads():
             self._threads.setdefault(thread, module)
 
 
@@ -209,3 +239,214 @@ def _put_c_variable(name: bytes, value: bytes | None) -> None:
         posix.unsetenv(name)
     else:
         posix.putenv(name, value)
+
+
+# What they read and change in the environment
+
+
+class EnvironRecorder:
+    """Records, while it is entered, each variable that Python code reads from `os.environ`.
+
+    `read` holds names, whether set or not, each with the file and line of its first reader; a loop over the variables
+    has read all that are there. `changed` is what the imports have set (None: removed), known at the end. Reads by C
+    code are not seen.
+
+    Args:
+        own: names of variables that each worker has of its own.
+        refuse: called when one of these is read, with file and line and a text that says what was read.
+    """
+
+    def __init__(self, own: Collection[str], refuse: Callable[[str, str], None]) -> None:
+        self.read: dict[str, str] = {}
+        self.changed: dict[bytes, bytes | None] = {}
+        self._own = frozenset(own)
+        self._refuse = refuse
+
+    def __enter__(self) -> EnvironRecorder:
+        self._before = dict(os.environb)
+        self._kind: Any = type(os.environ)
+        self._original = original = self._kind.__getitem__
+        self._original_names = names = self._kind.__iter__
+        self._theirs = {original.__code__.co_filename, self._kind.get.__code__.co_filename}
+
+        def noted(environ: Any, name: Any) -> Any:
+            if isinstance(name, (str, bytes)):
+                self._note(name)
+            return original(environ, name)
+
+        def went_through(environ: Any) -> Any:
+            found = list(names(environ))
+            for name in found:
+                self._note(name)
+            return iter(found)
+
+        setattr(self._kind, "__getitem__", noted)  # noqa: B010 - no type checker lets a method be assigned
+        setattr(self._kind, "__iter__", went_through)  # noqa: B010
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        setattr(self._kind, "__getitem__", self._original)  # noqa: B010
+        setattr(self._kind, "__iter__", self._original_names)  # noqa: B010
+        after = dict(os.environb)
+        names = {*self._before, *after}
+        self.changed = {name: after.get(name) for name in names if self._before.get(name) != after.get(name)}
+
+    def _note(self, given: str | bytes) -> None:
+        name = os.fsdecode(given)
+        if name in self.read:
+            return
+        self.read[name] = where = _location(self._reader())
+        if name in self._own:
+            self._refuse(where, f"reads {name}")
+
+    def _reader(self) -> FrameType:
+        """The reader: the first frame that is neither here nor in the modules that implement `os.environ`."""
+        frame = sys._getframe(2)
+        while frame.f_back is not None and frame.f_code.co_filename in (*self._theirs, __file__):
+            frame = frame.f_back
+        return frame
+
+
+def _location(frame: FrameType) -> str:
+    """File and line that a frame executes; the file relative to the folder of `sys.path` that it is in."""
+    path = frame.f_code.co_filename
+    roots = [each for each in sys.path if each and path.startswith(f"{each.rstrip('/')}/")]
+    root = max(roots, key=len, default="").rstrip("/")
+    return f"{path[len(root) + 1 :] if root else path}:{frame.f_lineno}"
+
+
+def replace(environ: Iterable[tuple[bytes, bytes]], changed: dict[bytes, bytes | None]) -> None:
+    """Replace the variables of this process by these, with the changes of the imports on top."""
+    os.environ.clear()
+    for name, value in environ:
+        os.environb[name] = value
+    for name, new in changed.items():
+        if new is None:
+            os.environb.pop(name, None)
+        else:
+            os.environb[name] = new
+
+
+# Whether this process may be forked
+
+
+def fork_obstacle(ours: Collection[int] = ()) -> str | None:
+    """What the imports did that prevents a fork, as text; None if nothing is known. Does not fork.
+
+    Args:
+        ours: descriptors that the imports have not opened.
+    """
+    return _accelerator() or _child() or _descriptor(ours) or _memory()
+
+
+def threads() -> list[str]:
+    """The kernel's numbers of the threads of this process."""
+    return posix.listdir("/proc/self/task")
+
+
+def _accelerator() -> str | None:
+    for package, name in _INITIALIZED:
+        module = getattr(sys.modules.get(package), name, None)
+        asked = getattr(module, "is_initialized", None)
+        if asked is not None and asked():
+            return f"it initializes {package}.{name}"
+    for target in _open().values():
+        if target.startswith(_DEVICES):
+            return f"it opens the device {target}"
+    return None
+
+
+def _child() -> str | None:
+    try:
+        posix.waitid(posix.P_ALL, 0, posix.WEXITED | posix.WNOHANG | posix.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return "it starts a process that goes on"
+
+
+def _descriptor(ours: Collection[int]) -> str | None:
+    for fd, target in _open().items():
+        if fd not in ours and fd not in _STANDARD and target.startswith(_SHARED):
+            return f"it opens a descriptor that copies would share ({target})"
+    return None
+
+
+def _memory() -> str | None:
+    with open("/proc/self/maps", "rb") as lines:
+        for line in lines:
+            fields = line.split(maxsplit=5)
+            name = fields[5].decode(errors="replace").rstrip() if len(fields) > 5 else "without a name"
+            if fields[1].endswith(b"s") and b"w" in fields[1] and not name.startswith(_OPENMP_REGISTRATION):
+                return f"it maps memory that copies would share ({name})"
+    return None
+
+
+def thread_obstacle() -> str | None:
+    """Whether there are threads that stay when this process is forked, or prevent that; a text as above.
+
+    Hooks that run at a fork may write something: the output of the imports should have been read before.
+    """
+    if len(threads()) == 1:
+        return None
+    pid = posix.fork()
+    if pid == 0:
+        posix._exit(0)
+    fd = posix.pidfd_open(pid)
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    ended = bool(poller.poll(_FORK_TEST_TIMEOUT * 1000))
+    if not ended:
+        posix.kill(pid, _SIGKILL)
+    posix.waitpid(pid, 0)
+    posix.close(fd)
+    if not ended:
+        return "a copy, made to try it out, hangs"
+    more = len(threads()) - 1
+    return (
+        f"it starts {more} thread{'s' * (more > 1)} that stay{'s' * (more == 1)}: {_describe_threads()}"
+        if more
+        else None
+    )
+
+
+def _open() -> dict[int, str]:
+    found = {}
+    for name in posix.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = posix.readlink(f"/proc/self/fd/{name}")
+        except OSError:  # the descriptor by which they were listed
+            continue
+    return found
+
+
+def _describe_threads() -> str:
+    """All threads except the main one: their names, and the line of those that Python code has started."""
+    main = posix.getpid()
+    found = [int(each) for each in posix.listdir("/proc/self/task") if int(each) != main]
+    words = [_python_thread(each) or _thread_name(each) for each in found[:_MAX_THREADS]]
+    return ", ".join(words) + (", ..." if len(found) > _MAX_THREADS else "")
+
+
+def _thread_name(thread: int) -> str:
+    try:
+        with open(f"/proc/self/task/{thread}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:  # it has ended
+        return "one that has ended"
+
+
+def _python_thread(thread: int) -> str:
+    """The name of a thread that Python code has started, and the file and line where its own code is."""
+    threading = sys.modules.get("threading")
+    if threading is None:
+        return ""
+    found = [each for each in threading.enumerate() if each.native_id == thread]
+    if not found:
+        return ""
+    frame: FrameType | None = sys._current_frames().get(found[0].ident)
+    where = ""
+    while frame is not None:
+        if frame.f_code.co_filename != threading.__file__:
+            where = f" at {_location(frame)}"
+        frame = frame.f_back
+    return f"{found[0].name}{where}"

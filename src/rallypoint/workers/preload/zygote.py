@@ -5,11 +5,11 @@ input is the connection to the agent, its standard output and standard error are
 `reaper.protocol`:
 
     first      (modules, those to leave out, variables that each worker has of its own, path0, main file or None,
-               PYTHONPATH or None, ignored signals, path of the file for what workers import themselves or None,
-               what is run and whether that is a module, if its imports are to be read, or None)
+               PYTHONPATH or None, ignored signals, what is run and whether that is a module, if its imports are to be
+               read, or None)
     answers    ("imported",) after each module
-               ("ready", names read of the environment, beginnings of names read, each with file and line, what has
-               been imported, what of the script's imports could not be, each with the reason), or
+               ("ready", names read of the environment, each with file and line, what has been imported, what of the
+               script's imports could not be, each with the reason), or
                ("unforkable", module, why, packages that could be preloaded instead); then it ends
     a request  (how many copies)
     answers    ("copy", pid) for each, with its pidfd and a connection to it; ("failed", errno) for all that are missing
@@ -22,72 +22,77 @@ Laws:
 1. It forks with one thread, checked each time.
 2. It ends when the agent closes the connection; so does a copy that is not yet a worker.
 3. Copies are made concurrently: an intermediate process makes them all and ends, so that their parent is the reaper,
-   which adopts orphans (see `reaper.orphan`). Each copy initializes itself.
+   which adopts orphans and finds their exit codes. Each copy initializes itself, when that parent has ended.
+4. Each thing that a new process gets and a fork does not is named once, in `_become_worker`.
+5. Only the worker may see modules: this, `imports` and `script_imports` use built-in ones and each other, and leave
+   nothing in `sys.modules`.
 """
 
 from __future__ import annotations
 
 import gc
+import io
+import os
 import posix
+import select
+import sys
 from _socket import socket, socketpair
 
-from rallypoint.workers.preload import child_init, fork_checks, late_imports
-from rallypoint.workers.preload.environ_recorder import replace
-from rallypoint.workers.preload.imports import Imports, Unforkable
-from rallypoint.workers.reaper.orphan import await_exit, send
-from rallypoint.workers.reaper.protocol import Connection
+from rallypoint.workers.preload.imports import Imports, Unforkable, replace, threads
+from rallypoint.workers.reaper.protocol import CLOSED, Connection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 _NAME = b"rally-zygote"
 _EIO, _EAGAIN = 5, 11
+_SIGINT, _SIGPIPE, _SIGXFSZ = 2, 13, 25
+_NAMES = ("stdin", "stdout", "stderr")
 
 
 def serve() -> None:
     """Run the zygote. Returns in its copies only, in each of them as a worker."""
     link = _take_connection()
     name = _own_name()
-    (modules, left_out, own, path0, main_file, python_path, ignored, noted_in, script), _ = _read(link)
+    (modules, left_out, own, path0, main_file, python_path, ignored, script), _ = _read(link)
     _remove_hook(python_path)
-    child_init.set_process_name(_NAME)
+    _set_process_name(_NAME)
     imports = Imports(modules, left_out, path0, main_file, {link.fileno()}, script)
 
     def refuse(unforkable: Unforkable) -> None:
-        send(link, "unforkable", unforkable.module, unforkable.reason, imports.packages())
+        _send(link, "unforkable", unforkable.module, unforkable.reason, imports.packages())
         posix._exit(0)
 
     try:
-        recording = imports.run(own, refuse, lambda: send(link, "imported"))
-        captured = child_init.CapturedOutput()
+        recording = imports.run(own, refuse, lambda: _send(link, "imported"))
+        captured = _CapturedOutput()
         imports.check_threads()
     except Unforkable as unforkable:
         refuse(unforkable)
     gc.collect()
     gc.freeze()  # so that no collection in a copy writes to, and so copies, the pages of all that is shared
-    send(link, "ready", recording.read, recording.prefixes, imports.shown(), imports.failures)
+    _send(link, "ready", recording.read, imports.shown(), imports.failures)
     copy = None
     while copy is None:
         (count,), _ = _read(link)
         copy = _fork_copies(link, count)
     link.close()
-    request = child_init.ForkRequest(*_read(copy))
+    request = _ForkRequest(*_read(copy))
     copy.close()
-    child_init.become_worker(request, captured, recording.changed, set(ignored), name)
-    if noted_in is not None:
-        late_imports.report(noted_in)
+    _become_worker(request, captured, recording.changed, set(ignored), name)
 
 
 def _fork_copies(link: Connection, count: int) -> Connection | None:
     """Make copies, and answer the request. Returns None here, and in each of them the connection to it."""
-    if len(fork_checks.threads()) > 1:
-        send(link, "failed", _EAGAIN)
+    if len(threads()) > 1:
+        _send(link, "failed", _EAGAIN)
         return None
     try:
         between = posix.fork()
     except OSError as error:
-        send(link, "failed", error.errno or _EIO)
+        _send(link, "failed", error.errno or _EIO)
         return None
     if between:
         try:  # noqa: SIM105 - contextlib may not have been imported
@@ -102,15 +107,15 @@ def _fork_copies(link: Connection, count: int) -> Connection | None:
             pid = posix.fork()
             if pid == 0:
                 theirs.close()
-                await_exit(between)
+                _await_exit(between)
                 return Connection(ours)
             ours.close()
             fd = posix.pidfd_open(pid)
-            send(link, "copy", pid, descriptors=(fd, theirs.fileno()))
+            _send(link, "copy", pid, descriptors=(fd, theirs.fileno()))
             posix.close(fd)
             theirs.close()
     except OSError as error:
-        send(link, "failed", error.errno or _EIO)
+        _send(link, "failed", error.errno or _EIO)
     posix._exit(0)
 
 
@@ -145,3 +150,167 @@ def _read(link: Connection) -> tuple[tuple[Any, ...], list[int]]:
         return link.read()
     except (OSError, EOFError):
         posix._exit(0)
+
+
+def _send(link: Connection, *message: object, descriptors: tuple[int, ...] = ()) -> None:
+    """Send the agent a message; does nothing if the agent is gone."""
+    try:  # noqa: SIM105 - contextlib may not have been imported
+        link.send(message, descriptors)
+    except OSError:
+        pass
+
+
+def _await_exit(parent: int) -> None:
+    """In a copy: wait until the parent has ended and the reaper has become the parent."""
+    try:
+        fd = posix.pidfd_open(parent)
+    except OSError:
+        return
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    poller.poll()
+    posix.close(fd)
+
+
+# A copy becomes a worker
+
+
+class _ForkRequest:
+    """The agent's request for one worker."""
+
+    def __init__(self, arguments: Sequence[Any], descriptors: list[int]) -> None:
+        self.argv, self.length, self.environ, settings = arguments
+        self.places, self.ignored, self.mask, self.umask, self.cpus = settings
+        self.folder, *self.standard = descriptors
+
+
+class _CapturedOutput:
+    """Output of the imports on standard output and standard error: each worker writes it, as if it had imported."""
+
+    def __init__(self) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        self.texts = {fd: posix.pread(fd, posix.fstat(fd).st_size, 0) for fd in (1, 2)}
+
+
+def _become_worker(
+    request: _ForkRequest,
+    captured: _CapturedOutput,
+    changed: dict[bytes, bytes | None],
+    born_ignoring: set[int],
+    name: bytes,
+) -> None:
+    """Make this copy like a fresh interpreter at this point.
+
+    Args:
+        request: the description of the worker.
+        captured: the output of the imports.
+        changed: the changes of the imports to the environment.
+        born_ignoring: the signals that the zygote ignored when it was started.
+        name: the original name of this process in the kernel.
+    """
+    _forget_signals()
+    posix.setsid()
+    posix.fchdir(request.folder)
+    posix.umask(request.umask)
+    if request.cpus:
+        posix.sched_setaffinity(0, request.cpus)
+    _set_process_name(name)
+    _set_standard_streams(request)
+    replace(request.environ, changed)
+    sys.argv[1:] = request.argv[request.length :]
+    sys.orig_argv[:] = request.argv
+    for number, stream in enumerate(_NAMES):
+        _reopen_stream(number, stream)
+    _reseed()
+    _set_ignored(set(request.ignored), born_ignoring)
+    for fd in (request.folder, *request.standard):
+        posix.close(fd)
+    for fd, text in captured.texts.items():
+        _write(fd, text)
+    __import__("_signal").pthread_sigmask(2, request.mask)
+
+
+def _set_process_name(name: bytes) -> None:
+    """Set the name of this process in the kernel, for `ps` and the like."""
+    fd = posix.open("/proc/self/comm", posix.O_WRONLY | posix.O_CLOEXEC)
+    try:
+        posix.write(fd, name)
+    finally:
+        posix.close(fd)
+
+
+def _forget_signals() -> None:
+    """Discard signals that arrived while this process waited: they are blocked, and were not meant for the worker."""
+    signal = __import__("_signal")
+    for number in signal.sigpending():
+        signal.sigtimedwait([number], 0)
+
+
+def _set_standard_streams(request: _ForkRequest) -> None:
+    # The descriptors that were sent have numbers above 2.
+    for target, place in enumerate(request.places):
+        if place == CLOSED:
+            posix.close(target)
+        else:
+            posix.dup2(request.standard[place], target)
+
+
+def _reopen_stream(fd: int, name: str) -> None:
+    """Recreate a standard stream in place, since it remembers what its descriptor was: a file, a terminal."""
+    stream = getattr(sys, f"__{name}__")
+    try:
+        posix.fstat(fd)
+    except OSError:
+        for each in (name, f"__{name}__"):
+            setattr(sys, each, None)
+        return
+    if not isinstance(stream, io.TextIOWrapper):
+        return
+    buffered = isinstance(stream.buffer, (io.BufferedReader, io.BufferedWriter))
+    through = stream.write_through
+    raw = io.FileIO(fd, "wb" if fd else "rb", closefd=False)
+    buffer: Any = raw
+    if buffered:
+        buffer = io.BufferedWriter(raw) if fd else io.BufferedReader(raw)
+    lines = (fd == 2 or raw.isatty()) and not through
+    # In place: handlers that the imports have made for logging hold these very objects.
+    encoding, errors = stream.encoding, stream.errors
+    io.TextIOWrapper.__init__(
+        stream, buffer, encoding, errors, newline="\n", line_buffering=lines, write_through=through
+    )
+    setattr(raw, "name", f"<{name}>")  # noqa: B010 - as the interpreter does; its type says that it cannot be set
+    setattr(stream, "mode", "w" if fd else "r")  # noqa: B010
+
+
+def _reseed() -> None:
+    """Reseed the random state that each process draws for itself; `random` does so at every fork."""
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        numpy.seed()
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        process.current_process().authkey = os.urandom(32)
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        threading.main_thread()._set_native_id()
+
+
+def _set_ignored(wanted: set[int], before: set[int]) -> None:
+    signal = __import__("_signal")
+    for number in (wanted ^ before) - {_SIGPIPE, _SIGXFSZ}:
+        usual = signal.default_int_handler if number == _SIGINT else signal.SIG_DFL
+        now = signal.getsignal(number)
+        if number in wanted and now in (usual, signal.SIG_DFL):
+            signal.signal(number, signal.SIG_IGN)
+        elif number in before and now == signal.SIG_IGN:
+            signal.signal(number, usual)
+
+
+def _write(fd: int, text: bytes) -> None:
+    while text:
+        try:
+            text = text[posix.write(fd, text) :]
+        except OSError:  # it is closed, or has no reader
+            return

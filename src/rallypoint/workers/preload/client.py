@@ -1,0 +1,599 @@
+"""Preloading for one agent: keeps one zygote at a time, and decides whether a worker is forked from it.
+
+If the first zygote is still importing when the first workers are due to start, they wait for it (`importing`), at most
+`IMPORT_TIMEOUT` for each module: it imports what they would and has begun before them, and it imports once and not once
+for each worker. Workers that start while a later zygote imports are not forked. A zygote that takes its imports from
+the script (`AUTO`) is for restarted workers: it begins when the first workers make progress, or `AUTO_DELAY` after they
+were started, and no worker waits for it.
+
+Laws:
+
+1. Nothing here blocks, except for the milliseconds that a copy takes if none is waiting. One that does not arrive in
+   time breaks the connection: the zygote ends, and so do the waiting copies.
+2. If anything fails in a zygote, workers start without preloading, and one log line says why.
+3. A zygote that has ended is replaced by another in the background, until preloading has failed `_MAX_FAILURES` times
+   without a worker forked in between. One that can never be used is closed at once; another follows it if that has
+   something left to import.
+4. As many copies wait as workers start at a time: they are made when the imports are done, and again `REFILL_DELAY`
+   after workers were started, so that no start waits for the kernel to copy a zygote's page tables.
+5. A zygote and its copies live below one reaper, and are spared by that reaper's sweeps. A copy counts as a worker
+   before it is sent its request, so that none can end before its end is waited for.
+6. Descriptors belong to the messages that bring them, in order, also if several are read at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import Enum
+from socket import socket, socketpair
+from typing import Any, NamedTuple
+
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.errors import ResourceError
+from rallypoint.base.kernel import memory_file
+from rallypoint.base.log import get_logger
+from rallypoint.base.poll import readable
+from rallypoint.base.procfs import inherited_settings
+from rallypoint.workers.preload.forkable import (
+    NeverForkable,
+    NotForkable,
+    affinity_conflict,
+    first_difference,
+    parse_command,
+    untracked_read,
+)
+from rallypoint.workers.reaper.client import SENT_TO_ALL, ReaperClient, ReaperLost, StartedWorker, exit_words
+from rallypoint.workers.reaper.encoding import (
+    encoded_arguments,
+    encoded_environment,
+    standard_descriptors,
+    worker_settings,
+)
+from rallypoint.workers.reaper.protocol import Connection, parse
+
+log = get_logger(__name__)
+
+AUTO = "auto"
+"""In place of a module: the modules that the script imports."""
+AUTO_DELAY = 10.0
+"""Seconds from the start of workers that report no progress to the import of what their script imports: by then they
+have most likely finished their own imports, so that it takes no processor from them while they start.
+"""
+IMPORT_TIMEOUT = 20.0
+"""Seconds that the first start of workers waits for the import of a module."""
+REFILL_DELAY = 2.0
+"""Seconds from a start of workers until the copies for the next workers are made."""
+FORK_TIMEOUT = 5.0
+"""Seconds for a copy to be made. It takes some milliseconds unless the machine is overloaded."""
+_MAX_FAILURES = 3
+"""Zygotes that end, and workers that cannot be forked for good, without a worker forked in between."""
+_MAX_LEFT_OUT = 5
+"""The number of a script's modules that may turn out unforkable, one zygote after the other."""
+_MAX_SHOWN = 8
+_MAX_STATUS_TEXT = 200
+_HOOK = os.path.join(os.path.dirname(__file__), "hook")
+_DESCRIPTORS = 2
+"""The descriptors that come with a copy: its pidfd, and the connection to it."""
+
+
+class PreloadManager:
+    """The zygotes of one agent.
+
+    Args:
+        modules: what they import; `AUTO` among these stands for the imports of the script.
+        argv: the command of a worker.
+        environ: the environment that all workers have in common.
+        own: names of the variables that each worker has of its own: a zygote whose imports read one cannot be used.
+        workers: how many start at a time.
+        clock: of `wake_at`.
+        progress: whether the present workers have made progress.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[str],
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        own: Collection[str] = (),
+        workers: int = 1,
+        clock: Clock = SYSTEM_CLOCK,
+        progress: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._auto = AUTO in modules
+        self._imports = ZygoteImports(tuple(each for each in modules if each != AUTO), (), tuple(own), self._auto)
+        self._argv = list(argv)
+        self._environ = dict(environ)
+        self._workers = workers
+        self._clock = clock
+        self._progress = progress
+        self._reaper: ReaperClient | None = None
+        """The reaper below which the next zygote begins at `_begin_at`."""
+        self._begin_at = self._refill_at = math.inf
+        self._progress_at = 0.0
+        self._zygote: Zygote | None = None
+        self._first = not self._auto
+        self._failures = 0
+        self._given_up = False
+        self._warned: set[str] = set()
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the present zygote, for people; None if there is none."""
+        return None if self._zygote is None else self._zygote.pid
+
+    def ensure_zygote(self, reaper: ReaperClient) -> None:
+        """Start a zygote below this reaper, if possible, before workers start. Does not wait for it."""
+        if self._zygote is not None and self._zygote.reaper is not reaper:
+            self.close()
+        if self._zygote is not None:
+            self._zygote.request_copies(self._workers)
+        elif not self._given_up:
+            (self._begin_later if self._auto else self._begin)(reaper)
+
+    @property
+    def importing(self) -> bool:
+        """Whether workers that are about to start must wait."""
+        return self._first and self._zygote is not None and self._zygote.phase is ZygotePhase.IMPORTING
+
+    def fds(self) -> list[int]:
+        return [] if self._zygote is None else self._zygote.fds()
+
+    def wake_at(self) -> float:
+        return self._progress_at + IMPORT_TIMEOUT if self.importing else min(self._refill_at, self._begin_at)
+
+    def step(self) -> None:
+        """Start the zygote if that is due, handle its events, and let workers wait for it no longer than is due."""
+        reaper = self._reaper
+        if reaper is not None and (self._clock.monotonic() >= self._begin_at or self._progress()):
+            self._reaper, self._begin_at = None, math.inf
+            self._begin(reaper)
+        self._poll()
+        if self.importing and self._clock.monotonic() >= self._progress_at + IMPORT_TIMEOUT:
+            self._first = False
+            self._warn_not_forked(
+                f"{self._module_names()} is not imported, and has made no progress for {IMPORT_TIMEOUT:.0f} s; "
+                "later workers may be forked"
+            )
+
+    def start(
+        self,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        stdout: int | None,
+        stderr: int | None,
+        cpus: Collection[int] = (),
+    ) -> StartedWorker | None:
+        """Fork a worker, if it can be like a fresh interpreter; None if it must start without preloading.
+
+        Raises:
+            UserError: as `ReaperClient.spawn` raises it.
+            ReaperLost: the reaper has ended.
+        """
+        self._poll()
+        zygote = self._zygote
+        if zygote is None or zygote.phase is not ZygotePhase.READY:
+            return None
+        try:
+            started = zygote.fork(argv, environ, (None, stdout, stderr), cpus)
+        except NotForkable as reason:
+            if zygote.poll() is ZygotePhase.LOST:
+                self._on_lost(zygote)
+            else:
+                self._on_not_forkable(reason)
+            return None
+        self._failures = 0
+        self._refill_at = self._clock.monotonic() + REFILL_DELAY
+        return started
+
+    def close(self) -> None:
+        """End the zygote, as at the end of its reaper. Workers forked from it go on. Idempotent."""
+        zygote, self._zygote = self._zygote, None
+        self._refill_at = self._begin_at = math.inf
+        self._reaper = None
+        if zygote is not None:
+            zygote.close()
+
+    # A zygote's beginning and end
+
+    def _begin_later(self, reaper: ReaperClient) -> None:
+        """Begin when the workers that are about to start have started, if they can be forked at all."""
+        try:
+            parse_command(self._argv)
+        except NotForkable as reason:
+            self._give_up(str(reason))
+            return
+        self._reaper, self._begin_at = reaper, self._clock.monotonic() + AUTO_DELAY
+
+    def _begin(self, reaper: ReaperClient) -> None:
+        self._progress_at = self._clock.monotonic()
+        unseen = untracked_read(self._imports.own)
+        if unseen:
+            self._give_up(f"{unseen}, and each worker has its own")
+            return
+        try:
+            self._zygote = Zygote(reaper, self._argv, self._environ, self._imports)
+        except ReaperLost:
+            return  # another one follows, and `ensure_zygote` with it
+        except (NotForkable, ResourceError) as reason:
+            self._give_up(str(reason))
+        except OSError as error:
+            self._give_up(f"no process could be started to import {self._module_names()}: {error.strerror or error}")
+
+    def _poll(self) -> None:
+        zygote, refill_is_due = self._zygote, self._clock.monotonic() >= self._refill_at
+        if refill_is_due:
+            self._refill_at = math.inf
+        if zygote is None or zygote.phase in (ZygotePhase.UNFORKABLE, ZygotePhase.LOST):
+            return
+        if refill_is_due:
+            zygote.request_copies(self._workers)
+        before, imported = zygote.phase, zygote.imported
+        now = zygote.poll()
+        if zygote.imported > imported:
+            self._progress_at = self._clock.monotonic()
+        if now is ZygotePhase.UNFORKABLE:
+            self._retry_without_module(zygote)
+        elif now is ZygotePhase.LOST:
+            self._on_lost(zygote)
+        elif now is not before:
+            if self._auto:
+                self._tell_found(zygote)
+            log.info("%s is imported; workers are forked from process %d", self._module_names(), zygote.pid)
+            zygote.request_copies(self._workers)
+
+    def _tell_found(self, zygote: Zygote) -> None:
+        """Log which imports were read from the script, and which of these failed."""
+        names = ", ".join(zygote.found[:_MAX_SHOWN]) or "nothing but modules of the standard library"
+        more = len(zygote.found) - _MAX_SHOWN
+        failed = "".join(f"; not {module}, for {why}" for module, why in zygote.failures[:_MAX_SHOWN])
+        others = f" and {more} others" if more > 0 else ""
+        log.warning("Preloaded for workers that are started again: %s%s%s", names, others, failed)
+
+    def _on_lost(self, zygote: Zygote) -> None:
+        self._zygote, self._first = None, False
+        if zygote.reaper.lost:
+            return
+        self._failures += 1
+        what = f"the process {zygote.pid}, from which workers are forked, is lost: {zygote.reason}"
+        if zygote.ends_by_itself:
+            self._give_up(what)
+        elif self._failures >= _MAX_FAILURES:
+            self._give_up(f"{what}; so were {_MAX_FAILURES - 1} before it")
+        else:
+            self._warned.clear()
+            self._warn_not_forked(f"{what}; they do until another has imported {self._module_names()}")
+            self._begin(zygote.reaper)
+
+    def _retry_without_module(self, zygote: Zygote) -> None:
+        """Import the others without the module that makes a zygote unforkable, if that leaves any."""
+        self._zygote, self._first = None, False
+        if not zygote.module:
+            self._give_up(zygote.reason)
+            return
+        why = f"{zygote.module} cannot be preloaded: {zygote.reason}"
+        left_out = (*self._imports.left_out, zygote.module)
+        rest = [each for each in self._imports.modules if each != zygote.module]
+        rest = rest or [each for each in zygote.packages if each not in left_out]
+        if len(left_out) >= _MAX_LEFT_OUT if self._auto else not rest:
+            self._give_up(f"{why}; take it out of --preload, or name there what does without it")
+            return
+        self._imports = self._imports._replace(modules=tuple(rest), left_out=left_out)
+        self._warn_not_forked(f"{why}; they do until {self._module_names()} is preloaded without it")
+        self._begin(zygote.reaper)
+
+    def _on_not_forkable(self, reason: NotForkable) -> None:
+        self._warn_not_forked(str(reason), reason.about)
+        self._failures += isinstance(reason, NeverForkable)
+        if self._failures >= _MAX_FAILURES:
+            log.info("No worker can be forked from process %s, which ends", self.pid)
+            self._given_up = True
+            self.close()
+
+    def _give_up(self, why: str) -> None:
+        self._given_up, self._zygote = True, None
+        self._warn_not_forked(why)
+
+    def _warn_not_forked(self, why: str, about: str = "") -> None:
+        if (about or why) not in self._warned:
+            self._warned.add(about or why)
+            log.warning("Workers start without preloading: %s", why)
+
+    def _module_names(self) -> str:
+        names = ", ".join(self._imports.modules)
+        return " and ".join(filter(None, (names, "what the script imports"))) if self._auto else names
+
+
+class ZygotePhase(Enum):
+    """The phase of a zygote."""
+
+    IMPORTING = "importing"
+    READY = "ready"
+    UNFORKABLE = "unforkable"
+    """It must not be forked; `reason` says what the imports did."""
+    LOST = "lost"
+    """It has ended, or does not answer; `reason` says how, as far as that is known."""
+
+
+class ZygoteImports(NamedTuple):
+    """What a zygote imports: the named modules and, if `reads_script`, those that it finds in the script's source.
+
+    `left_out` is what it would import automatically and leaves out; `own` names the variables that it must not read.
+    """
+
+    modules: tuple[str, ...]
+    left_out: tuple[str, ...]
+    own: tuple[str, ...]
+    reads_script: bool
+
+
+class _Copy(NamedTuple):
+    started: StartedWorker
+    link: Connection
+
+
+class Zygote:
+    """The agent's end of one zygote, and of its copies that wait to become workers. Creating one does not wait for it.
+
+    Args:
+        reaper: starts it, and ends it with everything else.
+        argv: the command of a worker.
+        environ: the environment of the imports: what all workers will have in common.
+        imports: what it imports, and how.
+
+    Raises:
+        NotForkable: workers of this command cannot be forked.
+        OSError: it cannot be started.
+        ReaperLost: the reaper has ended.
+    """
+
+    def __init__(
+        self, reaper: ReaperClient, argv: Sequence[str], environ: Mapping[str, str], imports: ZygoteImports
+    ) -> None:
+        self.phase = ZygotePhase.IMPORTING
+        self.reason = ""
+        self.imported = 0
+        """The number of modules that it has imported."""
+        self.found: tuple[str, ...] = ()
+        """Once it is ready: what it has imported, for messages."""
+        self.failures: tuple[tuple[str, str], ...] = ()
+        """Imports of the script that failed, and why."""
+        self.module = ""
+        """The module that makes it unforkable."""
+        self.packages: tuple[str, ...] = ()
+        """If it is unforkable: packages that it could have imported instead."""
+        self.ends_by_itself = False
+        """Whether it is lost because it ended during the imports, as another would."""
+        self.reaper = reaper
+        self.copies: deque[_Copy] = deque()
+        """Those that wait; each ends when it is dropped, or the agent is gone."""
+        self._expected = 0
+        """The number of copies that were requested and have not arrived."""
+        self._copies_error = 0
+        self._descriptors: list[int] = []
+        command = parse_command(argv)
+        self._command, self._length = list(argv[: command.length]), command.length
+        if os.pathsep in _HOOK or not os.path.isfile(os.path.join(_HOOK, "sitecustomize.py")):
+            raise NotForkable(f"Rallypoint lies where no interpreter would find it by PYTHONPATH: {_HOOK}")
+        self._environ = dict(environ)
+        self._read: Mapping[str, str] = {}
+        self._cpus = os.sched_getaffinity(0)
+        self._folder = _folder()
+        self._pidfd = self._status_text = -1
+        link, theirs = socketpair()
+        self._link = Connection(link)
+        try:
+            self._status_text = memory_file("rallypoint-zygote-stderr")
+            with theirs:
+                self.pid = self._start(theirs.fileno(), argv)
+            link.settimeout(FORK_TIMEOUT)
+            python_path = environ.get("PYTHONPATH")
+            encoded_path = None if python_path is None else os.fsencode(python_path)
+            ignored = sorted(inherited_settings().ignored)
+            script = (command.target, command.is_module) if imports.reads_script else None
+            lists = list(imports.modules), list(imports.left_out), list(imports.own)
+            self._link.send((*lists, command.path0, command.main_file, encoded_path, ignored, script))
+        except BaseException:
+            theirs.close()
+            self.close()
+            raise
+
+    def _start(self, link: int, argv: Sequence[str]) -> int:
+        path = self._environ.get("PYTHONPATH")
+        environ = {**self._environ, "PYTHONPATH": _HOOK + (os.pathsep + path if path else "")}
+        output = memory_file("rallypoint-zygote-stdout")
+        try:
+            # A scheduler's signals to all processes must not end it; its copies get the mask of their own request.
+            stdio = link, output, self._status_text
+            started = self.reaper.spawn(argv, environ, stdio, excluded=True, blocked=SENT_TO_ALL)
+        finally:
+            os.close(output)
+        self._pidfd = started.pidfd
+        return started.pid
+
+    def fds(self) -> list[int]:
+        return [] if self._link.fileno() < 0 else [self._link.fileno()]
+
+    def poll(self) -> ZygotePhase:
+        """Read its messages, or its end, without waiting. Returns its phase now."""
+        while self._link.fileno() >= 0 and (self._link.buffer or readable(self._link.fileno())):
+            try:
+                self._handle(self._next_message())
+            except (OSError, EOFError):
+                self._disconnect()
+        return self.phase
+
+    def _next_message(self) -> tuple[Any, ...]:
+        while (message := parse(self._link.buffer)) is None:
+            self._descriptors += self._link.receive()
+        return message
+
+    def _handle(self, message: tuple[Any, ...]) -> None:
+        if message[0] == "ready":
+            self.phase, self._read, found, failures = ZygotePhase.READY, *message[1:]
+            self.found, self.failures = tuple(found), tuple(failures)
+        elif message[0] == "imported":
+            self.imported += 1
+        elif message[0] == "copy":
+            self._add_copy(message[1])
+        elif message[0] == "failed":
+            self._expected, self._copies_error = 0, message[1]
+        elif message[0] == "unforkable":
+            self.phase, self.module, self.reason, packages = ZygotePhase.UNFORKABLE, *message[1:]
+            self.packages = tuple(packages)
+            self.close()
+
+    # Copies
+
+    def request_copies(self, count: int) -> None:
+        """Request copies, if fewer than this number wait or are on their way. Does not wait for them."""
+        missing = count - len(self.copies) - self._expected
+        if missing <= 0 or self.phase is not ZygotePhase.READY:
+            return
+        try:
+            self._link.send((missing,))
+        except OSError as error:
+            self._disconnect(silent=isinstance(error, TimeoutError))
+        self._expected += missing
+
+    def _add_copy(self, pid: int) -> None:
+        self._expected -= 1
+        mine, self._descriptors = self._descriptors[:_DESCRIPTORS], self._descriptors[_DESCRIPTORS:]
+        if len(mine) < _DESCRIPTORS:  # the kernel drops those for which we have no room
+            for fd in mine:
+                os.close(fd)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        link = socket(fileno=mine[1])
+        link.settimeout(FORK_TIMEOUT)
+        self.copies.append(_Copy(StartedWorker(pid, mine[0]), Connection(link)))
+        with contextlib.suppress(ReaperLost):  # then nothing is left of what was below it
+            self.reaper.adopt(pid, excluded=True)
+
+    def fork(
+        self,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        stdio: tuple[int | None, int | None, int | None],
+        cpus: Collection[int] = (),
+    ) -> StartedWorker:
+        """Fork a worker from it; the arguments are those of `ReaperClient.spawn`.
+
+        Raises:
+            NotForkable: this worker would differ from a fresh interpreter, or none could be made; in the latter case
+                the zygote may be lost.
+            UserError: as `ReaperClient.spawn` raises it.
+            ReaperLost: the reaper has ended.
+        """
+        self._check(argv, environ, cpus)
+        arguments, variables = encoded_arguments(argv), encoded_environment(environ)
+        standard, places = standard_descriptors(*stdio)
+        command = [os.fsdecode(each) for each in arguments], self._length
+        message = (*command, list(variables.items()), worker_settings(places, cpus, ignored=self.reaper.ignored))
+        try:
+            folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise NotForkable(f"no copy could be requested: {error.strerror}") from None
+        try:
+            for _ in range(2):  # a copy that has waited for long may have been killed
+                self._await_copy()
+                started = self._use_copy(message, [folder, *standard])
+                if started is not None:
+                    return started
+            raise NotForkable("the copy ended at once")
+        finally:
+            os.close(folder)
+
+    def _check(self, argv: Sequence[str], environ: Mapping[str, str], cpus: Collection[int]) -> None:
+        if list(argv[: self._length]) != self._command:
+            raise NeverForkable("this worker's command is another than that of the first")
+        if _folder() != self._folder:
+            raise NeverForkable("the working folder is another than when the modules were imported")
+        differs = first_difference(self._environ, environ, self._read)
+        if differs:
+            raise NeverForkable(differs.text, about=differs.name)
+        why = affinity_conflict(self._cpus, cpus, environ)
+        if why:
+            raise NeverForkable(why)
+
+    def _await_copy(self) -> None:
+        """Wait until there is a waiting copy. Raises NotForkable."""
+        self._copies_error = 0
+        self.request_copies(1)
+        while not self.copies and self.phase is ZygotePhase.READY and not self._copies_error:
+            if readable(self._link.fileno(), FORK_TIMEOUT):
+                self.poll()
+            else:
+                self._disconnect(silent=True)
+        if self.phase is not ZygotePhase.READY:
+            raise NotForkable(self.reason)
+        if self._copies_error:
+            raise NotForkable(f"no copy could be made: {os.strerror(self._copies_error)}")
+
+    def _use_copy(self, message: tuple[Any, ...], descriptors: Sequence[int]) -> StartedWorker | None:
+        """Turn a copy into the worker that this request describes; None if all waiting ones have ended."""
+        while self.copies:
+            started, link = self.copies.popleft()
+            used = False
+            try:
+                # Checked after it was adopted: by then no other process can have its pid.
+                if self.reaper.adopt(started.pid) and not readable(started.pidfd):
+                    with contextlib.suppress(OSError):  # it has ended
+                        link.send(message, descriptors)
+                        used = True
+            finally:
+                link.close()
+                if not used:
+                    os.close(started.pidfd)
+            if used:
+                return started
+        return None
+
+    # The end
+
+    def close(self) -> None:
+        """Release it and its copies; they end then. Idempotent."""
+        self._link.close()
+        while self.copies:
+            started, link = self.copies.popleft()
+            link.close()
+            os.close(started.pidfd)
+        for fd in (*self._descriptors, self._pidfd, self._status_text):
+            if fd >= 0:
+                os.close(fd)
+        self._descriptors, self._pidfd, self._status_text = [], -1, -1
+
+    def _disconnect(self, silent: bool = False) -> None:
+        """Break the connection to a zygote that has ended or does not answer, and record why."""
+        if self.phase is ZygotePhase.LOST:
+            return
+        importing = self.phase is ZygotePhase.IMPORTING
+        self.phase = ZygotePhase.LOST
+        self.reason = f"it did not answer within {FORK_TIMEOUT:.0f} s" if silent else self._exit_words(importing)
+        if importing and not silent:
+            text = os.pread(self._status_text, os.fstat(self._status_text).st_size, 0).decode(errors="replace")
+            last = next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "")
+            end = f"; the end of its standard error: {last[-_MAX_STATUS_TEXT:]}" if last else ""
+            self.reason += f" during the imports{end}"
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self.close()
+
+    def _exit_words(self, importing: bool) -> str:
+        if not readable(self._pidfd, 1.0):
+            return "the connection to it broke"
+        try:
+            code = self.reaper.status(self.pid).code
+        except ReaperLost:
+            return "its reaper is lost"
+        self.ends_by_itself = importing and code is not None and code >= 0
+        return exit_words(code)
+
+
+def _folder() -> tuple[int, int]:
+    found = os.stat(".")
+    return found.st_dev, found.st_ino

@@ -1,0 +1,246 @@
+"""Which workers can be forked from a zygote. Pure, except for a look at the program and the script.
+
+By its command: `python [flags] script [arguments]`, or `-m module` in place of the script.
+
+By its variables: a worker's must be the same as the zygote's where that matters, for two kinds of them:
+
+- those that the imports have read through `os.environ`, which the zygote records by name, set or not; a loop over all
+  variables has read all that the zygote has;
+- those that the interpreter, the loader and C libraries read themselves, which cannot be recorded: `UNTRACKED_READS`.
+
+`RANK`, `LOCAL_RANK` and the like differ from worker to worker and matter only if an import has read them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+_FLAGS = frozenset("bBdOPqsuvR")
+"""Flags of an interpreter without a value, under which a worker can be forked."""
+_FLAGS_WITH_VALUE = frozenset("WX")
+_REFUSED = {
+    "c": "-c gives a command, and only scripts and modules are forked",
+    "E": "-E has the interpreter ignore PYTHONPATH, by which a zygote is held",
+    "I": "-I has the interpreter ignore PYTHONPATH, by which a zygote is held",
+    "S": "-S leaves out `site`, in which a zygote is held",
+}
+
+
+class NotForkable(Exception):
+    """The reason why workers start without preloading, as text.
+
+    Args:
+        text: the reason.
+        about: its subject, if it is logged only once although the text may differ the next time.
+    """
+
+    def __init__(self, text: str, about: str = "") -> None:
+        super().__init__(text)
+        self.about = about or text
+
+
+class NeverForkable(NotForkable):
+    """The reason why a worker that the zygote was not made for is not forked, nor the next one like it."""
+
+
+class PreloadCommand(NamedTuple):
+    """The common part of the commands of all workers: the interpreter with its flags, and `-m` or a script."""
+
+    interpreter: tuple[str, ...]
+    is_module: bool
+    target: str
+    length: int
+    """The number of its words; the rest are the script's own."""
+
+    @property
+    def path0(self) -> str:
+        """The entry that the interpreter puts first on `sys.path` for it."""
+        if self.is_module:
+            return os.getcwd()
+        if os.path.isdir(self.target) or self.target.endswith((".zip", ".pyz")):
+            return self.target
+        return os.path.dirname(os.path.realpath(self.target))
+
+    @property
+    def main_file(self) -> str | None:
+        """The future value of `__main__.__file__`, if that is known before it runs."""
+        return None if self.is_module or os.path.isdir(self.target) else os.path.join(os.getcwd(), self.target)
+
+
+def parse_command(argv: Sequence[str]) -> PreloadCommand:
+    """Split a command into its parts.
+
+    Raises:
+        NotForkable: its workers cannot be forked.
+    """
+    at = 1
+    while at < len(argv) and argv[at].startswith("-") and argv[at] != "-":
+        for place, letter in enumerate(argv[at][1:], 1):
+            rest = argv[at][place + 1 :]
+            if letter == "m":
+                target = rest or "".join(argv[at + 1 : at + 2])
+                flags = (f"-{argv[at][1:place]}",) if place > 1 else ()
+                return _checked(PreloadCommand((*argv[:at], *flags), True, target, at + (1 if rest else 2)))
+            if letter in _FLAGS_WITH_VALUE:
+                at += not rest
+                break
+            if letter not in _FLAGS:
+                raise NotForkable(
+                    _REFUSED.get(letter, f"{argv[at]} is a flag of the interpreter that forks cannot have")
+                )
+        at += 1
+    if at >= len(argv) or argv[at] == "-":
+        raise NotForkable("the interpreter is given no script")
+    return _checked(PreloadCommand(tuple(argv[:at]), False, argv[at], at + 1))
+
+
+def _checked(command: PreloadCommand) -> PreloadCommand:
+    if not command.target:
+        raise NotForkable("the interpreter is given no module")
+    if not command.is_module and not os.path.exists(command.target):
+        raise NotForkable(f"there is no script {command.target!r}")
+    program = command.interpreter[0]
+    if not _is_interpreter(program):
+        raise NotForkable(
+            f"{program!r} is no Python interpreter itself, so what it would do with a zygote is not known"
+        )
+    return command
+
+
+def _is_interpreter(program: str) -> bool:
+    """Whether this is an interpreter's own file: a wrapper may change the environment that a zygote needs."""
+    folders = [""] if os.path.dirname(program) else os.get_exec_path()
+    path = next((each for each in (os.path.join(folder, program) for folder in folders) if os.path.isfile(each)), "")
+    try:
+        with open(path, "rb") as file:
+            if file.read(4) != b"\x7fELF":
+                return False
+        return os.path.basename(path).startswith("python") or os.path.samefile(path, sys.executable)
+    except OSError:
+        return False
+
+
+UNTRACKED_READS = {
+    "PYTHON": "the interpreter",
+    "LD_": "the loader",
+    "GLIBC_": "the C library",
+    "MALLOC_": "the C library",
+    "LANG": "the C library",
+    "LC_": "the C library",
+    "TZ": "the C library",
+    "OMP_": "OpenMP",
+    "GOMP_": "OpenMP",
+    "KMP_": "OpenMP",
+    "MKL_": "MKL",
+    "DNNL_": "oneDNN",
+    "ONEDNN_": "oneDNN",
+    "OPENBLAS_": "OpenBLAS",
+    "GOTO_": "OpenBLAS",
+    "BLIS_": "BLIS",
+    "TBB_": "TBB",
+    "NPY_": "numpy",
+    "CUDA_": "CUDA",
+    "CUBLAS_": "CUDA",
+    "CUDNN_": "CUDA",
+    "NVIDIA_": "CUDA",
+    "NVTE_": "CUDA",
+    "NCCL_": "NCCL",
+    "HIP_": "ROCm",
+    "ROCR_": "ROCm",
+    "HSA_": "ROCm",
+    "MIOPEN_": "ROCm",
+    "ZE_": "oneAPI",
+    "ONEAPI_": "oneAPI",
+    "SYCL_": "oneAPI",
+    "TORCH_": "torch",
+    "PYTORCH_": "torch",
+    "ATEN_": "torch",
+    "KINETO_": "torch",
+    "TPU_": "XLA",
+    "XLA_": "XLA",
+    "JAX_": "JAX",
+    "TF_": "TensorFlow",
+}
+"""Prefixes of names, and which library reads such variables without being seen."""
+
+_READ_LATER = frozenset(
+    (
+        *("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
+        *("JAX_LOCAL_DEVICE_IDS", "TF_CONFIG", "NCCL_SOCKET_IFNAME"),
+        *("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_WORKER_SERVER_SOCKET"),
+    )
+)
+"""Names among these that no import reads: the position of a process among others is read when it connects to them, by
+jax and TensorFlow through `os.environ` as well, and by NCCL when the first communicator is made. The settings of its
+flight recorders' dumps torch reads with a process group, a dump or its worker server.
+"""
+
+
+class VariableDifference(NamedTuple):
+    """A variable that matters and differs."""
+
+    name: str
+    text: str
+    """A description, with its values."""
+
+
+def first_difference(
+    zygote: Mapping[str, str], worker: Mapping[str, str], read: Mapping[str, str]
+) -> VariableDifference | None:
+    """The first variable that matters and differs; None if there is none.
+
+    Args:
+        zygote: the environment that the imports saw.
+        worker: the environment of the worker.
+        read: names that the imports have read, there or not, with the file and line that did.
+    """
+    for name in sorted({*zygote, *worker}):
+        if zygote.get(name) == worker.get(name):
+            continue
+        reader = read.get(name) or _untracked_reader(name)
+        if reader:
+            values = _shown_value(worker, name), _shown_value(zygote, name)
+            text = f"{reader} reads {name}, which is {values[0]} in the worker and was {values[1]} during the imports"
+            return VariableDifference(name, text)
+    return None
+
+
+def untracked_read(names: Iterable[str]) -> str | None:
+    """A text about the first of these variables that something reads without being seen; None if there is none."""
+    return next((f"{who} reads {name}" for name in sorted(names) if (who := _untracked_reader(name))), None)
+
+
+def affinity_conflict(zygote: Collection[int], worker: Collection[int], environ: Mapping[str, str]) -> str | None:
+    """Why a worker bound to some processors cannot use what imports have set up for all, as text; None if it can.
+    OpenMP and BLAS count processors when they are loaded, if nothing else sets the number of threads.
+
+    Args:
+        zygote: the processors that the imports saw.
+        worker: those of the worker; empty for all.
+        environ: the worker's environment.
+    """
+    if not worker or set(worker) == set(zygote):
+        return None
+    beginning = "a worker that is bound to processors takes its threads from what the imports found"
+    for name in _AFFINITY_VARIABLES:
+        if environ.get(name):
+            return f"{beginning}, and {name} has bound these to processors of all"
+    if not environ.get("OMP_NUM_THREADS"):
+        return f"{beginning}, and no OMP_NUM_THREADS says how many; set it"
+    return None
+
+
+_AFFINITY_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+
+
+def _untracked_reader(name: str) -> str:
+    if name in _READ_LATER:
+        return ""
+    return next((who for beginning, who in UNTRACKED_READS.items() if name.startswith(beginning)), "")
+
+
+def _shown_value(environ: Mapping[str, str], name: str) -> str:
+    return repr(environ[name]) if name in environ else "not set"
