@@ -283,7 +283,7 @@ class StepExecutor:
         if self._preempted is None:
             from rallypoint.agent.preemption.preempted_job import PreemptedJob
 
-            self._preempted = PreemptedJob(self._workers.group.spec.preemption, self._clock)
+            self._preempted = PreemptedJob(self._workers.group.spec.features.preemption, self._clock)
         return self._preempted
 
     def _do_preempt(self, step: steps.AwaitVerdict | steps.RequeueJob) -> None:

@@ -55,7 +55,7 @@ class ProcessOptions(NamedTuple):
     stderr_filters: Sequence[str] | None = None
     start_method: str = "spawn"
     preload: PreloadManager | None = None
-    tee_collapse: float = 0.0
+    collapse: float = 0.0
     """Seconds within which equal teed lines of several ranks are shown once; 0 for never."""
     ignored_signals: Collection[int] = ()
     """Signals that the processes ignore until they have handlers of their own."""

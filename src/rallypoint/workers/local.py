@@ -145,12 +145,12 @@ class LocalProcessesContext(PContext):
 
     def _collapse(self) -> Collapse | None:
         """The options for showing equal lines of several workers once, if that is wanted."""
-        if not self._options.tee_collapse:
+        if not self._options.collapse:
             return None
         from rallypoint.logs.collapse import Collapse
 
         ranks = {rank: int(env.get("RANK", rank)) for rank, env in self.envs.items()}
-        return Collapse(self._options.tee_collapse, ranks)
+        return Collapse(self._options.collapse, ranks)
 
     def pids(self) -> dict[int, int]:
         return {rank: process.pid for rank, process in self._processes.items()}
