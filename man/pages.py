@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from man.roff import code, entry, example, inline, paragraph, section, sentence, subsection, variable, wrapped
+from rallypoint.base.flags import SWITCH
 from rallypoint.cli.command_table import Command, Operand, Option, read_command, read_verbs
-from rallypoint.cli.flag_types import SWITCH
 from rallypoint.cli.flags import BEYOND_TORCHRUN, FLAGS
 from rallypoint.cli.parse import build_parser
 from rallypoint.cli.rallyctl import build_parser as build_rallyctl

@@ -15,8 +15,8 @@ The messages that end a command, after the name of the program: `rallyrun: error
 what was wrong, with the value (here `…`). Most say after a semicolon what to do; if a message does not, this page does.
 
 The class is in brackets, for those who call Rallypoint from Python; most are subclasses of
-`rallypoint.base.errors.RallypointError` ([the hierarchy](../python/launching.md#errors)). A `UsageError`, and an
-invalid flag (`ArgumentTypeError`), ends a command with exit code 2, the others with 1, or as
+`rallypoint.base.errors.RallypointError` ([the hierarchy](../python/launching.md#errors)). A `UsageError` ends a
+command with exit code 2, the others with 1, or as
 [`--exit-codes=classified`](../exit-codes.md) says. `Refusal`, `Nothing`, `CommandRefused`, `HandshakeError`,
 `HostError` and the like appear as parts of other messages.
 
@@ -25,7 +25,7 @@ invalid flag (`ArgumentTypeError`), ends a command with exit code 2, the others 
 
 KINDS = (error_tree() - {"ChildFailedError"}) | {
     "user_error",  # makes one of several classes
-    *("ArgumentTypeError", "CommandRefused", "HandshakeError", "HostError", "HostlistError", "TlsError"),
+    *("CommandRefused", "HandshakeError", "HostError", "HostlistError", "TlsError"),
     *("Refusal", "Nothing"),  # of clusters
 }
 """The classes and functions by which sentences are made that a user may be shown."""

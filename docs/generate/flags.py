@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tomllib
+from inspect import getdoc
 from pathlib import Path
+from types import FunctionType
 
 from docs.generate.markdown import literal
 
-from rallypoint.cli.flag_types import SWITCH, Flag
+from rallypoint.base.flags import SWITCH, Flag
 from rallypoint.cli.flags import BEYOND_TORCHRUN, GROUPS
 
 HEAD = """\
@@ -53,26 +55,12 @@ def _entry(flag: Flag) -> str:
 
 def _kind(flag: Flag) -> str:
     """What its value is."""
-    words = flag.choices or getattr(flag.read, "words", ())
-    if words:
-        return f"one of {', '.join(map(literal, words))}"
-    return KINDS.get(getattr(flag.read, "__name__", ""), "text")
-
-
-KINDS = {
-    "whole_number": "a whole number",
-    "number": "a number",
-    "seconds": "seconds from 0 to 3600",
-    "duration": "seconds above 0, at most a day",
-    "timeout": "seconds from 0 to a day",
-    "shell_command": "a command for the shell",
-    "module_names": "module names, separated by commas",
-    "split_filters": "texts, separated by commas",
-    "worker_env": "kinds, separated by commas",
-    "socket_ifname": "`auto`, or names, separated by commas",
-    "store_peers": "`members`, `any`, or networks, separated by commas",
-}
-"""The readers of values to what they read."""
+    if flag.words:
+        return f"one of {', '.join(map(literal, flag.words))}"
+    if not isinstance(flag.read, FunctionType):
+        return "text"
+    text = (getdoc(flag.read) or "").partition(".")[0]
+    return text[:1].lower() + text[1:]
 
 
 def _capital(text: str) -> str:

@@ -9,17 +9,19 @@ TYPE_CHECKING = False  # as type checkers understand it; importing typing would 
 if TYPE_CHECKING:
     from typing import Any
 
+    from rallypoint.agent.options import Features
     from rallypoint.base.version import __version__
     from rallypoint.failures.record import record
     from rallypoint.failures.report import ChildFailedError
     from rallypoint.launch.api import elastic_launch
     from rallypoint.launch.config import LaunchConfig
 
-__all__ = ["ChildFailedError", "LaunchConfig", "__version__", "elastic_launch", "record"]
+__all__ = ["ChildFailedError", "Features", "LaunchConfig", "__version__", "elastic_launch", "record"]
 
 _HOME = {
     "__version__": "rallypoint.base.version",
     "ChildFailedError": "rallypoint.failures.report",
+    "Features": "rallypoint.agent.options",
     "LaunchConfig": "rallypoint.launch.config",
     "elastic_launch": "rallypoint.launch.api",
     "record": "rallypoint.failures.record",

@@ -1,6 +1,7 @@
 """Each bad value of each flag: one sentence with the flag, the value and what is allowed, and torchrun's exit code.
 
-Ours are real processes, whose worker would leave a mark; torchrun's answers come from one process.
+Ours are read and converted in this process, and a few by real ones, whose worker would leave a mark; torchrun's answers
+come from one process. The bad values of flags that torchrun does not have stand in their rows (`agent.options`).
 """
 
 from __future__ import annotations
@@ -10,13 +11,18 @@ import os
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from rallypoint.base.errors import UsageError, UserError
+from rallypoint.cli.convert import config_from_options
 from rallypoint.cli.flags import FLAGS
+from rallypoint.cli.parse import parse
+from rallypoint.cli.rallyrun import by_cluster
+from rallypoint.rendezvous.backends.options import settings_of
+from rallypoint.rendezvous.params import RendezvousParameters
 from tests.conformance.record import From, Record
 from tests.jobs.launching import RALLYRUN
 
@@ -126,6 +132,9 @@ BAD = [
     ],
 ]
 
+BAD_AS_TORCHRUNS = {"progress_file"}
+"""Flags of ours for whose bad values the exit code is 1."""
+
 OF_OURS = [("lease", "x"), ("lease", "0"), ("notice_timeout", "-1"), ("same_failure_limit", "x")]
 """Keys of --rdzv-conf that torchrun does not have, and what they cannot be."""
 
@@ -133,48 +142,17 @@ ONLY_OURS = [
     value("--node-rank", "2", "from 0 to 1", also=("--nnodes=2", "--master-port=1"), code=2),
     *[bad([f"--rdzv-conf={key}={text}", "--standalone"], key, text)._replace(code=2) for key, text in OF_OURS],
     value("--signals-to-handle", "SIGKILL", "leave it out"),
-    *[value("--preload", text, "name of a module", "such as torch", code=2) for text in ("a-b", "torch,", "1")],
-    *[value("--worker-env", text, "none of torch, jax, tf, ompi", code=2) for text in ("horovod", "", "jax,,tf")],
-    *[value("--socket-ifname", text, "not a network interface", "lo", code=2) for text in ("eth99", "lo,,lo", "Auto")],
-    *[value("--store-peers", text, "members", "any", "10.0.0.0/8", code=2) for text in ("maybe", "10.0.0.0/33")],
-    *[value("--host-prefix", text, "always", "never", "auto", code=2) for text in ("maybe", "")],
-    *[value("--exit-codes", text, "torchrun", "classified", code=2) for text in ("mine", "")],
-    *[value("--tee-collapse", text, "0 to 3600", code=2) for text in ("-1", "nan", "3601")],
-    *[value("--preflight", text, "neither warn nor require", code=2) for text in ("maybe",)],
-    *[value("--hang-timeout", text, "0 to 86400", code=2) for text in ("-1", "nan", "86401")],
-    *[value("--on-hang", text, "none of report, restart, fail", code=2) for text in ("", "kill", "Report")],
-    value("--tee-collapse", "x", "not a number", code=2),
-    *[value("--preempt-signals", text, "not a signal", "SIGUSR2", code=2) for text in ("USR2", "12", "SIGUSR2,SIGX")],
-    *[
-        value("--preempt-signals", text, "cannot ask a job to save", code=2)
-        for text in ("SIGKILL", "SIGSTOP", "SIGCHLD")
-    ],
-    value("--preempt-signals", "SIGTERM", "--signals-to-handle", "leave it out of one", code=2),
-    bad(["--preempt-signals=SIGUSR2", "--signals-to-handle=SIGTERM,SIGUSR2"], "SIGUSR2", "leave it out")._replace(
-        code=2
-    ),
-    *[value("--stop-before-end", text, "from 0 on", code=2) for text in ("-1", "nan", "inf")],
-    value("--stop-before-end", "soon", "not a number", code=2),
-    value("--requeue", "-1", "0 or more", code=2),
-    value("--requeue", "often", "not a whole number", code=2),
-    value("--requeue", "3", "--preempt-signals", "--stop-before-end", code=2),
+    bad(["--preempt-signals=SIGUSR2", "--signals-to-handle=SIGUSR2"], "SIGUSR2", "leave it out")._replace(code=2),
     value("--requeue", "3", "SLURM_JOB_ID is not set", also=("--preempt-signals=SIGUSR2",), code=2),
-    *[value("--cluster", text, "slurm", "mpi", "k8s", code=2) for text in ("pbs", "")],
-    value("--cluster", "k8s", "JOB_COMPLETION_INDEX", code=2),
-    *[value("--node-check-timeout", text, "above 0", code=2) for text in ("0", "-1", "nan", "inf", "86401")],
-    value("--flight-recorder", "1", "takes no value", code=2),
-    variable("--flight-recorder", "abc", "1 for on or 0 for off"),
-    *[value("--inprocess-timeout", text, "above 0", code=2) for text in ("0", "-1", "nan", "inf", "86401")],
-    value("--fence", "1", "takes no value", code=2),
-    variable("--fence", "abc", "1 for on or 0 for off"),
-    value("--inprocess-timeout", "soon", "not a number", code=2),
-    value("--node-check-timeout", "soon", "not a number", code=2),
-    value("--node-check", " ", "not a command", code=2),
-    value("--progress-file", "/none/there", "no such folder"),
     value("--incident-dir", __file__, "name a folder of your own", code=2),
-    variable("--preload", "a b", "name of a module", "such as torch", code=2),
 ]
-"""What torchrun finds out by hanging, or never, or does not have."""
+"""What torchrun finds out by hanging, or never."""
+
+BEYOND = [
+    Bad(flag.dest, [f"{flag.name}={text}"], [flag.name, text], 1 if flag.dest in BAD_AS_TORCHRUNS else 2, {})
+    for flag in FLAGS
+    for text in flag.bad
+]
 
 _LAUNCH = [sys.executable, "-m", "rallypoint.launch"]
 OF_LAUNCH = [
@@ -188,7 +166,7 @@ ANYTHING_GOES = {"rdzv_id", "role", "local_addr"}
 
 
 def test_every_flag_has_its_bad_values() -> None:
-    found = {each.dest for each in [*BAD, *ONLY_OURS] if "expected one argument" not in each.said}
+    found = {each.dest for each in [*BAD, *ONLY_OURS, *BEYOND] if "expected one argument" not in each.said}
     assert {flag.dest for flag in FLAGS} - ANYTHING_GOES == found
 
 
@@ -197,23 +175,52 @@ def clean(environ: dict[str, str]) -> dict[str, str]:
     return {**{name: text for name, text in os.environ.items() if not name.startswith(steering)}, **environ}
 
 
-def test_one_sentence_and_the_exit_code_and_no_worker(tmp_path: Path) -> None:
+def fault(case: Bad, code: int | str | None, sentences: list[str], printed: str) -> str:
+    """What is wrong with how a case ended; empty if nothing."""
+    missing = [word for word in case.must_be_said() if word not in " ".join(sentences)]
+    fine = (code, len(sentences), printed) == (case.code, 1, "")
+    return "" if fine and not missing else f"{case}: {code}, without {missing}: {sentences} {printed}"
+
+
+def test_one_sentence_and_the_exit_code(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = []
+    for case in [*BAD, *ONLY_OURS, *BEYOND]:
+        environ = clean(case.environ)
+        code: int | str | None = 0
+        sentences: list[str] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "environ", environ)
+            try:
+                options = parse(case.arguments("script.py"), environ)
+                config = config_from_options(by_cluster(options), environ)[0]
+                settings_of(RendezvousParameters(config.rdzv_backend, "h:1", "job", 1, 1, **config.rdzv_configs))
+            except SystemExit as end:
+                code = end.code
+            except UserError as error:
+                code, sentences = 2 if isinstance(error, UsageError) else 1, [str(error)]
+        shown = capsys.readouterr()
+        sentences += re.findall(r"^.*?error: (.*)$", shown.err, re.MULTILINE)
+        faults.append(fault(case, code, sentences, shown.out))
+    assert not any(faults), "\n".join(filter(None, faults))
+
+
+_SOME = [BAD[0], BEYOND[0], BEYOND[-1], ONLY_OURS[0], *OF_LAUNCH]
+"""Cases of each kind: of torchrun's flags and of ours, refused by the parser and after it."""
+
+
+def test_a_process_ends_with_it_and_no_worker_runs(tmp_path: Path) -> None:
     mark, script = tmp_path / "a worker ran", tmp_path / "script.py"
     script.write_text(f"open({str(mark)!r}, 'w')")
-
-    def fault(case: Bad) -> str:
+    faults = []
+    for case in _SOME:
         command = [*case.command, *case.arguments(str(script))]
         done = subprocess.run(
             command, env=clean(case.environ), cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
         )
+        assert "Traceback" not in done.stderr
         sentences = re.findall(r"^.*?error: (.*)$", done.stderr, re.MULTILINE)
-        missing = [word for word in case.must_be_said() if word not in " ".join(sentences)]
-        fine = (done.returncode, len(sentences), done.stdout) == (case.code, 1, "") and "Traceback" not in done.stderr
-        return "" if fine and not missing else f"{case}: {done.returncode}, without {missing}: {done.stderr}"
-
-    with ThreadPoolExecutor(4) as pool:
-        faults = [found for found in pool.map(fault, [*BAD, *ONLY_OURS, *OF_LAUNCH]) if found]
-    assert not faults, "\n".join(faults)
+        faults.append(fault(case, done.returncode, sentences, done.stdout))
+    assert not any(faults), "\n".join(filter(None, faults))
     assert not mark.exists()
 
 

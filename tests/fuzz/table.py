@@ -37,7 +37,7 @@ TRUSTED: Mapping[str, str] = {
     "inprocess/channel.py": "lines and a file of the agent, in a folder that only its user may enter; each is checked",
     "hangs/unpickle.py": "a child with little memory and time reads the pickle; its JSON is the target `dumps`",
     "preflight/run.py": "lines of a child of our own",
-    "cli/rendezvous_choice.py": "our own random bytes",
+    "cli/convert.py": "our own random bytes",
     "agent/incident_files.py": _KERNEL,
     "observe/incidents.py": "files that the user has named; what is no summary is a note, which a test holds",
     "agent/local_socket.py": "a socket of the same user or root, which the kernel vouches for; four printable texts",

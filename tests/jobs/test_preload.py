@@ -454,11 +454,11 @@ def test_variables_that_libraries_read_unseen(rallyrun: Launcher, workers: int, 
 
 def test_functions_are_not_preloaded(rallyrun: Launcher) -> None:
     script = rallyrun.script(
-        "from rallypoint import LaunchConfig, elastic_launch\n"
+        "from rallypoint import Features, LaunchConfig, elastic_launch\n"
         "def f():\n    return 5\n"
         "if __name__ == '__main__':\n"
         "    config = LaunchConfig(1, 1, 1, run_id='x', rdzv_backend='c10d', rdzv_endpoint='localhost:0',"
-        " preload=('json',))\n    print(elastic_launch(config, f)())\n"
+        " features=Features.of(preload=('json',)))\n    print(elastic_launch(config, f)())\n"
     )
     job = rallyrun.command([sys.executable, script])
     assert job.ends() == 0, job.err

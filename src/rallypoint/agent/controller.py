@@ -266,7 +266,7 @@ class WorkerController(ABC):
         if self.progress is None:
             from rallypoint.agent.progress import ProgressTracker
 
-            path, seen = self.group.spec.progress_file, self.events.progress
+            path, seen = self.group.spec.features.recovery.progress_file, self.events.progress
             self.progress = ProgressTracker(SYSTEM_CLOCK, path, self.rendezvous.send, seen)
             self.progress.on_folder = self.look_ahead
         group, placement = self.group, self.group.placement

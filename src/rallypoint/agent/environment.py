@@ -63,7 +63,7 @@ def constant_environment(spec: WorkerSpec, agent_environment: Mapping[str, str])
         # So that SIGSEGV, and the SIGABRT of a stop that takes too long, leave the stacks of all threads.
         "PYTHONFAULTHANDLER": agent_environment.get("PYTHONFAULTHANDLER", 1),
     }
-    if spec.flight_recorder:
+    if spec.features.hangs.flight_recorder:
         from rallypoint.agent.flight_recorder import constant_variables
 
         constants.update(constant_variables(agent_environment))

@@ -65,7 +65,7 @@ class StepExecutor:
         self._stopping: Stopping | None = None
         self.starting: steps.StartWorkers | None = None
         """The start that is due as soon as its preparations are done, and it is certain that its round still stands."""
-        fence = workers.fence if workers.group.spec.fence else None
+        fence = workers.fence if workers.group.spec.features.recovery.fence else None
         self._confirmation = Confirmation(rendezvous, fence=fence)
         self.waiting = WaitingForOthers(rendezvous, clock)
         self.result: RunResult | None = None
@@ -292,7 +292,7 @@ class StepExecutor:
         if self._preempted is None:
             from rallypoint.agent.preemption.preempted_job import PreemptedJob
 
-            self._preempted = PreemptedJob(self._workers.group.spec.preemption, self._clock)
+            self._preempted = PreemptedJob(self._workers.group.spec.features.preemption, self._clock)
         return self._preempted
 
     def _do_preempt(self, step: steps.AwaitVerdict | steps.RequeueJob) -> None:

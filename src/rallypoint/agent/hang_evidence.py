@@ -32,9 +32,8 @@ def examined_node(controller: WorkerController) -> ExaminedNode:
         )
         for each in group.workers
     )
-    return ExaminedNode(
-        host, workers, attempt_folder(context), controller.group.spec.on_hang in (OnHang.RESTART, OnHang.FAIL)
-    )
+    ends_them = controller.group.spec.features.hangs.reaction in (OnHang.RESTART, OnHang.FAIL)
+    return ExaminedNode(host, workers, attempt_folder(context), ends_them)
 
 
 def collect(node: ExaminedNode, context: PContext | None, local_ranks: Mapping[int, int]) -> bytes:

@@ -104,7 +104,8 @@ class HeldWorkers:
         can = channel.announced().intersection(context.running)
         leaving = LeavingWorkers(channel, sorted(can), self._group.placement.round)
         self._context = context
-        return context.begin_release(leaving, self._group.spec.inprocess_timeout, death_sig, grace, limit, sent=sent)
+        timeout = self._group.spec.features.recovery.inprocess_timeout
+        return context.begin_release(leaving, timeout, death_sig, grace, limit, sent=sent)
 
     # While they wait
 

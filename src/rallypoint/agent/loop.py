@@ -62,16 +62,16 @@ class AgentLoop:
         self._state = PolicyState(
             notice_timeout=rendezvous.notice_timeout,
             checks_node=workers.begin_check is not None,
-            on_hang=workers.group.spec.on_hang,
+            on_hang=workers.group.spec.features.hangs.reaction,
         )
         self._safety_check_at = 0.0
         self._preemption: PreemptionTriggers | None = None
-        group = workers.group
-        if group.spec.preemption is not None:
+        group, preemption = workers.group, workers.group.spec.features.preemption
+        if preemption.wanted:
             from rallypoint.agent.preemption.triggers import PreemptionTriggers
 
             self._preemption = PreemptionTriggers(
-                group.spec.preemption,
+                preemption,
                 rendezvous.notice_timeout,
                 workers.grace.stop,
                 lambda: not group.group_rank,

@@ -41,7 +41,8 @@ def preload_manager(
         progress: whether the workers that run now have made progress.
     """
     spec = group.spec
-    if not spec.preload:
+    names = spec.features.recovery.preload
+    if not names:
         return None
     if not isinstance(spec.entrypoint, str):
         log.warning("Workers start without preloading: they are functions, and --preload forks scripts only")
@@ -53,7 +54,7 @@ def preload_manager(
     own = per_worker_variables(spec, constant).union(*(each.names for each in group.variable_sources))
     environ = {name: value for name, value in os.environ.items() if name not in own}
     environ |= constant
-    starts = PreloadManager(spec.preload, argv, environ, own, spec.local_world_size, progress=progress)
+    starts = PreloadManager(names, argv, environ, own, spec.local_world_size, progress=progress)
     starts.ensure_zygote(reaper)
     return starts
 
@@ -66,7 +67,7 @@ def per_worker_variables(spec: WorkerSpec, constant: Collection[str]) -> frozens
         constant: names of those that are the same for all of this node in all rounds.
     """
     others = {VISIBLE} if spec.virtual_local_rank and spec.local_world_size > 1 else set()
-    if spec.flight_recorder:
+    if spec.features.hangs.flight_recorder:
         from rallypoint.hangs.dumps import PER_WORKER
 
         others |= PER_WORKER

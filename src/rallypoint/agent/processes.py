@@ -84,7 +84,7 @@ class ProcessController(WorkerController):
 
     def prepare(self) -> None:
         reaper = self.ensure_reaper()
-        if self.group.spec.preload:
+        if self.group.spec.features.recovery.preload:
             from rallypoint.agent.preload import preload_manager
 
             self._preload = preload_manager(self.group, reaper, self.has_progress)
@@ -116,9 +116,9 @@ class ProcessController(WorkerController):
         if self._preload is not None:
             self._preload.ensure_zygote(reaper)
         filters = spec.duplicate_stdout_filters, spec.duplicate_stderr_filters
-        ignored = () if spec.preemption is None else spec.preemption.ignored
+        ignored, collapse = spec.features.preemption.ignored, spec.features.output.tee_collapse
         numa, method, watched = spec.numa_options, self.start_method, self.hang_watch is not None
-        options = ProcessOptions(numa, *filters, method, self._preload, spec.tee_collapse, ignored, watched)
+        options = ProcessOptions(numa, *filters, method, self._preload, collapse, ignored, watched)
         kind: type[PContext] = SubprocessContext
         if not isinstance(spec.entrypoint, str):
             from rallypoint.workers.functions.context import FunctionContext
@@ -126,7 +126,7 @@ class ProcessController(WorkerController):
             kind = FunctionContext
         context = kind(spec.role, spec.entrypoint, args, envs, self.logs_specs, prefixes, reaper, options)
         self._register_cleanup(reaper)
-        if spec.flight_recorder:
+        if spec.features.hangs.flight_recorder:
             from rallypoint.agent.flight_recorder import switch_on
 
             switch_on(context, group.notices, self.pcontext)

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 
+from rallypoint.agent.options import Features
 from rallypoint.base.errors import UserError
 from rallypoint.base.light_dataclasses import dataclass, field
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, Protocol
@@ -17,7 +18,6 @@ from rallypoint.failures.cause import NO_RESTARTS, Cause, Ending, Restarts
 from rallypoint.rendezvous.handler import RendezvousHandler
 
 if TYPE_CHECKING:
-    from rallypoint.agent.preemption.triggers import PreemptionSettings
     from rallypoint.base.numa import NumaOptions
     from rallypoint.failures.failure import ProcessFailure
     from rallypoint.protocol.messages import Placement
@@ -68,16 +68,7 @@ class WorkerSpec:
         duplicate_stdout_filters: texts; teed lines of standard output that contain one also go to a file of their own.
         duplicate_stderr_filters: the same for standard error.
         virtual_local_rank: every worker sees local rank 0 and one GPU.
-        preload: modules to import once; workers that are Python scripts are forked from that process if possible.
-            `auto` among these stands for what the script imports, for restarted workers.
-        progress_file: a file that the workers write when they have made progress; empty for none.
-        tee_collapse: seconds within which equal teed lines of several ranks are shown once; 0 for never.
-        preemption: what causes the whole job to end after its workers have saved; None for nothing.
-        fence: whether the workers are killed once nothing was heard from the coordinator for the lease.
-        flight_recorder: whether the flight recorders of torch's process groups are switched on for the workers.
-        on_hang: the reaction to a hang: `report`, `restart` or `fail`.
-        inprocess_timeout: seconds within which a worker that can go on in its process must leave a round that has
-            ended.
+        features: the options beyond torchrun.
 
     Raises:
         UserError: a number is out of range, or there is no entry point.
@@ -99,14 +90,7 @@ class WorkerSpec:
     duplicate_stdout_filters: list[str] | None = None
     duplicate_stderr_filters: list[str] | None = None
     virtual_local_rank: bool = False
-    preload: tuple[str, ...] = ()
-    progress_file: str = ""
-    tee_collapse: float = 0.0
-    preemption: PreemptionSettings | None = None
-    flight_recorder: bool = False
-    fence: bool = False
-    on_hang: str = ""
-    inprocess_timeout: float = 10.0
+    features: Features = Features()
 
     def __post_init__(self) -> None:
         if self.local_world_size <= 0:

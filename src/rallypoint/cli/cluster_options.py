@@ -22,8 +22,7 @@ from rallypoint.base.endpoint import Endpoint, is_loopback, parse_endpoint
 from rallypoint.base.errors import UsageError, UserError
 from rallypoint.base.log import get_logger
 from rallypoint.base.procfs import local_port_range, read_text
-from rallypoint.cli.parse import Options, naming
-from rallypoint.cli.sizes import parse_nnodes
+from rallypoint.cli.parse import Options, naming, parse_nnodes
 from rallypoint.cluster.detect import find, started_with_others
 from rallypoint.cluster.findings import Cluster, Machine, Nothing, Refusal
 from rallypoint.rendezvous.params import parse_rdzv_conf
@@ -42,22 +41,23 @@ def with_cluster(options: Options, environ: Mapping[str, str], machine: Machine)
     """The options, completed by values of the cluster.
 
     Args:
-        options: the user's options; `cluster` says whose environment is used.
+        options: the user's options; `--cluster` says whose environment is used.
         environ: the environment of this process.
         machine: further facts about this node (`this_machine`).
 
     Raises:
         UsageError: the cluster's environment is damaged, or not enough to start a job.
     """
-    source = f"{options.source('cluster')}={options.cluster}"
+    which = options.features.command.cluster
+    source = f"{options.source('cluster')}={which}"
     with naming(source):
-        finding = find(options.cluster, environ, machine)
+        finding = find(which, environ, machine)
         if isinstance(finding, Cluster):
             return _completed(options, finding, environ, machine)
     says_enough = options.standalone or _meets_somewhere(options)
     if isinstance(finding, Refusal) and not says_enough:
         raise UsageError(f"{source}: {finding.sentence}")
-    if isinstance(finding, Nothing) and options.cluster != "auto":
+    if isinstance(finding, Nothing) and which != "auto":
         raise UsageError(f"{source}: {finding.sentence}")
     say = _log.info if says_enough or "nnodes" in options.sources else _log.warning
     say("%s goes by the flags alone, which ask for --nnodes=%s: %s", source, options.nnodes, finding.sentence)

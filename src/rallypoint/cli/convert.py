@@ -10,15 +10,16 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
 
+from rallypoint.agent.options import Features
+from rallypoint.base.endpoint import parse_endpoint
 from rallypoint.base.errors import UsageError, UserError, user_error
-from rallypoint.base.light_typing import TYPE_CHECKING, Any
+from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_number
-from rallypoint.cli.parse import Options, naming
-from rallypoint.cli.rendezvous_choice import choose_rendezvous
-from rallypoint.cli.sizes import local_world_size, parse_nnodes
+from rallypoint.cli.parse import Options, naming, parse_nnodes
 from rallypoint.launch.config import LaunchConfig
 from rallypoint.logs.prefix import TEMPLATE_VARIABLE, host_label, with_host
+from rallypoint.rendezvous.params import C10D_PORT, ON_ETCD, parse_rdzv_conf
 
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
@@ -29,6 +30,11 @@ _log = get_logger(__name__)
 
 _UNCATCHABLE = frozenset({signal.SIGKILL, signal.SIGSTOP})
 
+
+STATIC_PORT = 29500
+
+_RESERVED = ("backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_addr")
+"""Options that the launcher itself sets."""
 
 EntryPoint = str | Callable[..., None]
 
@@ -43,13 +49,14 @@ def config_from_options(
         UserError: a value that cannot work.
     """
     low, high = parse_nnodes(options.nnodes, options.source("nnodes"))
-    _check(options, environ)
+    own = _check(options, environ)
     program, arguments = entry_point(options, environ)
     choice = choose_rendezvous(options, high)
     size = local_world_size(options.nproc_per_node, environ, options.source("nproc_per_node"))
     _log.info("workers on this node: %d (--nproc-per-node=%s)", size, options.nproc_per_node)
     _check_devices(options, environ, size)
     _check_event_handler(options)
+    host = host_label(own.command.host_prefix, environ)
     config = LaunchConfig(
         min_nodes=low,
         max_nodes=high,
@@ -63,7 +70,7 @@ def config_from_options(
         max_restarts=options.max_restarts,
         monitor_interval=options.monitor_interval,
         start_method=options.start_method,
-        log_line_prefix_template=with_host(environ.get(TEMPLATE_VARIABLE), host_label(options.host_prefix, environ)),
+        log_line_prefix_template=with_host(environ.get(TEMPLATE_VARIABLE), host),
         local_addr=options.local_addr,
         event_log_handler=options.event_log_handler,
         numa_options=_numa_options(options, environ, size),
@@ -72,41 +79,25 @@ def config_from_options(
         duplicate_stderr_filters=list(options.duplicate_stderr_filters),
         virtual_local_rank=options.virtual_local_rank,
         shutdown_timeout=options.shutdown_timeout,
-        inprocess_timeout=options.inprocess_timeout,
-        fence=options.fence,
-        preempt_signals=options.preempt_signals,
-        stop_before_end=options.stop_before_end,
-        requeue=options.requeue,
         node_rank=choice.node_rank,
         endpoint_flag=choice.endpoint_flag,
         endpoint_given=choice.endpoint_given,
-        preload=options.preload,
-        worker_env=options.worker_env,
-        socket_ifname=options.socket_ifname,
-        progress_file=_progress_file(options),
-        incident_dir=_incident_dir(options),
-        tee_collapse=options.tee_collapse,
-        preflight=options.preflight,
-        node_check=options.node_check,
-        node_check_timeout=options.node_check_timeout,
-        hang_timeout=options.hang_timeout,
-        on_hang=options.on_hang,
-        flight_recorder=options.flight_recorder,
+        features=own,
     )
     return config, program, arguments
 
 
-def _check(options: Options, environ: Mapping[str, str]) -> None:
-    """Check what can be checked of the values alone."""
+def _check(options: Options, environ: Mapping[str, str]) -> Features:
+    """Check what can be checked of the values alone. Returns the options beyond torchrun, with absolute paths."""
     _check_bounds(options)
     _check_signals(options)
-    if options.preempt_signals or options.stop_before_end or options.requeue:
-        from rallypoint.cli.preemption import check_preemption
+    own = options.features
+    if own != Features():
+        from rallypoint.cli.feature_checks import checked
 
-        check_preemption(options, environ)
-    if options.on_hang != "report" and not options.hang_timeout:
-        _log.warning("%s=%s does nothing without --hang-timeout", options.source("on_hang"), options.on_hang)
+        own = checked(options, environ)
     _check_backend(options)
+    return own
 
 
 def entry_point(options: Options, environ: Mapping[str, str]) -> tuple[EntryPoint, tuple[str, ...]]:
@@ -208,39 +199,13 @@ def _check_event_handler(options: Options) -> None:
         get_logging_handler(options.event_log_handler)
 
 
-def _progress_file(options: Options) -> str:
-    path = options.progress_file
-    if path and (os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")):
-        raise UserError(
-            f"{options.source('progress_file')}={path} cannot be a file that workers write: "
-            f"{'it is a folder' if os.path.isdir(path) else 'there is no such folder'}; name a file in a folder that "
-            "is there"
-        )
-    return os.path.abspath(path) if path else ""
-
-
-def _incident_dir(options: Options) -> str:
-    """The folder, made now, so that a failure to make it shows before it is needed."""
-    path = options.incident_dir
-    try:
-        if path:
-            os.makedirs(path, exist_ok=True)
-        if not path or os.access(path, os.W_OK | os.X_OK):
-            return os.path.abspath(path) if path else ""
-        why = "it cannot be written to"
-    except OSError as error:
-        why = error.strerror or str(error)
-    source = options.source("incident_dir")
-    raise UsageError(f"{source}={path} cannot be a folder for incidents: {why}; name a folder of your own")
-
-
 def _logs_specs(options: Options) -> LogsSpecs:
     from rallypoint.logs.specs import DefaultLogsSpecs, plugin_specs
 
-    if options.preflight and options.log_dir:
+    if (preflight := options.features.checks.preflight) and options.log_dir:
         from rallypoint.launch.preflight import await_log_dir
 
-        await_log_dir(options.log_dir, options.preflight)
+        await_log_dir(options.log_dir, preflight)
     arguments: dict[str, Any] = {
         "log_dir": options.log_dir or None,
         "redirects": _streams(options, "redirects"),
@@ -279,3 +244,171 @@ def _local_ranks(options: Options) -> set[int] | None:
     except ValueError:
         source = options.source("local_ranks_filter")
         raise UserError(f"{source}={text!r} is not a list of local ranks; separate them by commas: 0,2") from None
+
+
+# The number of workers (contract section 1.6)
+
+
+def local_world_size(text: str, environ: Mapping[str, str], source: str = "--nproc-per-node") -> int:
+    """Read a number of workers, or count the devices of `cpu`, `gpu`, `xpu` or `auto`.
+
+    Args:
+        text: what the user wrote.
+        environ: where CUDA_VISIBLE_DEVICES and ZE_AFFINITY_MASK are looked up.
+        source: where it was given, for messages.
+
+    Raises:
+        UserError: it is none of these, less than one, or there is no such device.
+    """
+    try:
+        size = int(text)
+    except ValueError:
+        size = _count_devices(text, environ, source)
+    if size < 1:
+        raise UserError(f"{source}={text!r} asks for {size} workers; the smallest number is 1")
+    return size
+
+
+def _count_devices(text: str, environ: Mapping[str, str], source: str) -> int:
+    from rallypoint.base.devices import cpu_count, cuda_count, xpu_count
+
+    if text == "cpu":
+        return cpu_count()
+    if text == "auto":  # an integrated GPU is no reason to start only one worker
+        return cuda_count(environ) or xpu_count(environ, integrated=False) or cpu_count()
+    if text not in _DEVICE_VENDORS:
+        raise UserError(f"{source}={text!r} is not a number of workers; write one, or cpu, gpu, xpu or auto")
+    vendor, variable = _DEVICE_VENDORS[text]
+    if count := (cuda_count if text == "gpu" else xpu_count)(environ):
+        return count
+    visible = f" with {variable}={environ[variable]!r}" if variable in environ else " on this machine"
+    raise UserError(
+        f"{source}={text} counts {vendor} GPUs, and there is none that could be opened{visible}; "
+        "write a number, cpu or auto"
+    )
+
+
+_DEVICE_VENDORS = {"gpu": ("NVIDIA", "CUDA_VISIBLE_DEVICES"), "xpu": ("Intel", "ZE_AFFINITY_MASK")}
+"""The vendor of the counted devices, and the variable that hides some of them."""
+
+
+# The rendezvous, and its endpoint (contract section 1.5)
+
+
+class RendezvousChoice(NamedTuple):
+    """A rendezvous: `configs` are the backend's options, `node_rank` is the rank that this node requests, and
+    `endpoint_flag` is where the user gave the endpoint, if `endpoint_given`.
+    """
+
+    backend: str
+    endpoint: str
+    run_id: str
+    configs: dict[str, Any]
+    node_rank: int | None
+    endpoint_flag: str = "--rdzv-endpoint"
+    endpoint_given: bool = True
+
+
+def choose_rendezvous(options: Options, max_nodes: int) -> RendezvousChoice:
+    """Follow the table of section 1.5 from top to bottom.
+
+    Raises:
+        UserError: an endpoint, an option of the backend or a node rank that cannot work.
+    """
+    configs: dict[str, Any] = dict(_configs(options))
+    alone = options.standalone or _is_default_static(options, max_nodes)
+    if configs:
+        _warn_of_options(options, configs, "c10d" if options.standalone else options.rdzv_backend, alone)
+    if peers := options.features.command.store_peers:
+        configs["store_peers"] = peers
+    if alone:
+        return _standalone(configs, announce=options.standalone)
+    if options.rdzv_backend == "static":
+        return _static(options, configs, max_nodes)
+    source = options.source("rdzv_endpoint")
+    if not options.rdzv_endpoint:
+        _log.warning(
+            "--rdzv-backend=%s without --rdzv-endpoint uses the backend's default; "
+            "--master-addr and --master-port apply to static only",
+            options.rdzv_backend,
+        )
+    elif options.rdzv_backend == "c10d" and str(configs.get("store_type", "tcp")).lower() == "tcp":
+        with naming(source):
+            parse_endpoint(options.rdzv_endpoint, C10D_PORT)
+    elif options.rdzv_backend in ON_ETCD:
+        from rallypoint.rendezvous.backends.etcd_options import endpoints_of
+
+        with naming(source):
+            endpoints_of(options.rdzv_endpoint)
+    preferred_rank = options.node_rank if "node_rank" in options.sources else None
+    return RendezvousChoice(
+        options.rdzv_backend, options.rdzv_endpoint, options.rdzv_id, configs, preferred_rank, source
+    )
+
+
+def _is_default_static(options: Options, max_nodes: int) -> bool:
+    nowhere = not options.rdzv_endpoint and options.master_port is None
+    return options.rdzv_backend == "static" and nowhere and max_nodes == 1
+
+
+def _standalone(configs: dict[str, Any], announce: bool) -> RendezvousChoice:
+    choice = RendezvousChoice("c10d", "localhost:0", _uuid4(), configs, None)
+    if announce:
+        bar = "*" * 38
+        _log.info(
+            "\n%s\nRendezvous info:\n--rdzv-backend=%s --rdzv-endpoint=%s --rdzv-id=%s\n%s\n",
+            bar,
+            choice.backend,
+            choice.endpoint,
+            choice.run_id,
+            bar,
+        )
+    return choice
+
+
+def _uuid4() -> str:
+    """A random UUID (RFC 9562, version 4); the module `uuid` would cost more than the rest of this file."""
+    number = int.from_bytes(os.urandom(16), "big") & ~(0xF000 << 64) & ~(0xC000 << 48) | 4 << 76 | 2 << 62
+    text = f"{number:032x}"
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+def _static(options: Options, configs: dict[str, Any], max_nodes: int) -> RendezvousChoice:
+    rank = options.node_rank
+    if not 0 <= rank < max_nodes:
+        raise UsageError(
+            f"{options.source('node_rank')}={rank} is out of range with --nnodes={max_nodes}; give each node its own, "
+            f"from 0 to {max_nodes - 1}"
+        )
+    endpoint = options.rdzv_endpoint
+    if endpoint:
+        with naming(options.source("rdzv_endpoint")):
+            parse_endpoint(endpoint, None)
+    else:
+        port = STATIC_PORT if options.master_port is None else options.master_port
+        endpoint = f"{options.master_addr}:{port}"
+        with naming(f"{options.source('master_addr')} and {options.source('master_port')}"):
+            parse_endpoint(endpoint, None)
+    source = options.source("rdzv_endpoint" if options.rdzv_endpoint else "master_addr")
+    given = bool(options.rdzv_endpoint) or "master_addr" in options.sources
+    return RendezvousChoice("static", endpoint, options.rdzv_id, configs | {"rank": rank}, None, source, given)
+
+
+def _warn_of_options(options: Options, given: dict[str, Any], backend: str, alone: bool) -> None:
+    """Warn of unknown options, except a plug-in's. A job that is `alone` uses c10d, whatever backend was given."""
+    from rallypoint.rendezvous.backends.option_table import KNOWN
+
+    if (known := KNOWN.get(backend)) is not None:
+        from rallypoint.cli.unknown_names import warn_of_options
+
+        warn_of_options(options.source("rdzv_conf"), given, backend, known | KNOWN["c10d"] if alone else known)
+
+
+def _configs(options: Options) -> dict[str, str]:
+    source = options.source("rdzv_conf")
+    with naming(source):
+        configs = parse_rdzv_conf(options.rdzv_conf)
+    for key in _RESERVED:
+        if key in configs:
+            raise UserError(f"{source} has the key {key!r}, which has a flag of its own; use that")
+    return configs

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rallypoint.base.errors import UsageError
-from rallypoint.cli.parse import build_parser, parse_with
-from rallypoint.cli.sizes import parse_nnodes
+from rallypoint.cli.parse import build_parser, parse_nnodes, parse_with
 
 
 class LaunchedCommand(NamedTuple):

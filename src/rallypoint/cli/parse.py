@@ -17,9 +17,10 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from rallypoint.agent.options import Features
 from rallypoint.base.errors import UsageError, UserError, user_error
+from rallypoint.base.flags import Flag
 from rallypoint.base.light_typing import Any, NamedTuple, NoReturn
-from rallypoint.cli.flag_types import Flag, ShowVersion
 from rallypoint.cli.flags import BEYOND_TORCHRUN, FLAGS, GROUPS
 
 _DESCRIPTION = """\
@@ -32,7 +33,7 @@ the dashes in a flag's name. LOGLEVEL=INFO logs each step."""
 
 
 class Options(NamedTuple):
-    """The user's options; one field for each flag, named like torchrun's.
+    """The user's options: torchrun's by name, and `features` for those beyond it.
 
     `sources` has, for each value that is not a default, where it was given: `--nnodes` or `PET_NNODES`.
     """
@@ -66,31 +67,23 @@ class Options(NamedTuple):
     numa_binding: str | None
     signals_to_handle: str
     shutdown_timeout: int | None
-    inprocess_timeout: float
-    fence: bool
-    preempt_signals: str
-    stop_before_end: float
-    requeue: int
-    store_peers: str
     virtual_local_rank: bool
-    preload: tuple[str, ...]
-    worker_env: tuple[str, ...]
-    socket_ifname: str
-    progress_file: str
-    host_prefix: str
-    exit_codes: str
-    incident_dir: str
-    node_check: str
-    node_check_timeout: float
-    tee_collapse: float
-    hang_timeout: float
-    on_hang: str
-    flight_recorder: bool
-    preflight: str
-    cluster: str
     training_script: str
     training_script_args: tuple[str, ...]
+    features: Features
     sources: Mapping[str, str]
+
+    @classmethod
+    def of(cls, values: dict[str, Any], sources: Mapping[str, str]) -> Options:
+        """From all values by the names of flags. Raises TypeError if a name is unknown or missing."""
+        features = Features.of(**{dest: values.pop(dest) for dest in BEYOND_TORCHRUN})
+        return cls(**values, features=features, sources=sources)
+
+    def flat(self) -> dict[str, Any]:
+        """All values by the names of flags."""
+        values = self._asdict()
+        del values["sources"], values["features"]
+        return values | self.features.flat()
 
     def source(self, dest: str) -> str:
         """Where the value of `dest` was given, for messages; the flag's name for a default."""
@@ -127,7 +120,8 @@ def parse_with(
     """Like `parse`, by a parser of `build_parser` with additional optional flags; also returns their values."""
     switches = {flag.dest: _read_switch(flag, environ[flag.variable]) for flag in FLAGS if _is_set(flag, environ, True)}
     values = _up_to_the_script(parser, arguments)
-    more = {dest: values.pop(dest) for dest in values.keys() - set(Options._fields)}
+    known = {flag.dest for flag in FLAGS} | {"training_script", "training_script_args"}
+    more = {dest: values.pop(dest) for dest in values.keys() - known}
     sources = {flag.dest: flag.name for flag in FLAGS if flag.dest in values}
     for flag in FLAGS:
         if flag.dest in values:
@@ -140,7 +134,42 @@ def parse_with(
             values[flag.dest] = flag.default
             continue
         sources[flag.dest] = flag.variable
-    return Options(**values, sources=sources), more
+    return Options.of(values, sources), more
+
+
+class ShowVersion(argparse.Action):
+    """The flag `--version`: prints the command's name and the version to stdout and exits with code 0."""
+
+    def __init__(self, option_strings: list[str], dest: str, command: str, default: str = argparse.SUPPRESS) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=default, help="Show the version and exit")
+        self._command = command
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        from rallypoint.base.version import __version__  # one module less at every start
+
+        print(self._command, __version__)
+        parser.exit()
+
+
+def parse_nnodes(text: str, source: str = "--nnodes") -> tuple[int, int]:
+    """Read `N` or `MIN:MAX` as (minimum, maximum) of nodes; `source` is where it was given, for messages.
+
+    Raises:
+        UserError: it is neither, or no job can have such sizes.
+    """
+    try:
+        numbers = [int(part) for part in text.split(":")]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (1, 2):
+        raise user_error(f"{source}={text!r} is not a number or a range of nodes; write 2 or 1:4", RuntimeError)
+    low, high = numbers[0], numbers[-1]
+    if not 0 < low <= high:
+        bounds = f"{source}={text!r} asks for {low} to {high} nodes; the smallest is 1, the largest comes second"
+        raise user_error(bounds, AssertionError)
+    return low, high
 
 
 class _NotACommandLine(Exception):
@@ -214,6 +243,15 @@ class Parser(argparse.ArgumentParser):
         if nothing and values == []:
             raise argparse.ArgumentError(action, "'--' is not a value; give it another")
         return values
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """As argparse does, except that what a reader refuses is said in the reader's words."""
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError as error:
+            if isinstance(error.__context__, UserError):
+                raise argparse.ArgumentError(action, str(error.__context__)) from None
+            raise
 
     def error(self, message: str) -> NoReturn:
         """Exit with a usage error and code 2, except in `try_parse`."""
@@ -295,5 +333,5 @@ def _read_text(flag: Flag, text: str, parser: argparse.ArgumentParser) -> object
     assert flag.read is not None
     try:
         return flag.read(text)
-    except argparse.ArgumentTypeError as error:
+    except UserError as error:
         parser.error(f"argument {'/'.join(flag.spellings)}: {flag.variable}: {error}")

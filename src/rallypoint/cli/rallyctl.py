@@ -24,9 +24,8 @@ from rallypoint.cli.check import add_check
 from rallypoint.cli.completion.verb import add_completion
 from rallypoint.cli.demo import add_demo
 from rallypoint.cli.etcd import add_etcd
-from rallypoint.cli.flag_types import ShowVersion
 from rallypoint.cli.launching import add_launch
-from rallypoint.cli.parse import HelpFormatter, Parser, Verb
+from rallypoint.cli.parse import HelpFormatter, Parser, ShowVersion, Verb
 from rallypoint.cli.report import add_report
 from rallypoint.cli.serve import add_serve
 from rallypoint.cli.watching import add_watching

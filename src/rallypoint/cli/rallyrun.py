@@ -107,8 +107,8 @@ class _Run:
         prestart()  # it starts up during the imports that follow
         from rallypoint.logs.prefix import host_label
 
-        configure(host_label(self._options.host_prefix, os.environ))
-        self._options = _by_cluster(self._options)
+        configure(host_label(self._options.features.command.host_prefix, os.environ))
+        self._options = by_cluster(self._options)
         from rallypoint.cli.convert import config_from_options, limit_threads
 
         config, program, arguments = config_from_options(self._options, os.environ)
@@ -130,7 +130,7 @@ class _Run:
 
     def finish(self, error: BaseException | None, code: int) -> int:
         """The final exit code; writes the verdict if that is requested. Most runs import nothing here."""
-        wants = self._options.exit_codes == "classified"
+        wants = self._options.features.command.exit_codes == "classified"
         named = "RALLYPOINT_VERDICT_FILE" in os.environ
         shown = os.environ.get("RALLYPOINT_TERMINATION_LOG") or "/dev/termination-log"
         if not wants and not named and not (error is not None and os.path.exists(shown)):
@@ -140,9 +140,9 @@ class _Run:
         return finish(error, code, self._options.rdzv_id, wants, os.environ)
 
 
-def _by_cluster(options: Options) -> Options:
+def by_cluster(options: Options) -> Options:
     """The options with values of the cluster, if that was requested."""
-    if options.cluster != "none":
+    if options.features.command.cluster != "none":
         from rallypoint.cli.cluster_options import this_machine, with_cluster
 
         return with_cluster(options, os.environ, this_machine())

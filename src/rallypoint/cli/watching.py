@@ -154,7 +154,7 @@ def _drain(options: argparse.Namespace) -> int:
 
 
 def _resize(options: argparse.Namespace) -> int:
-    from rallypoint.cli.sizes import parse_nnodes
+    from rallypoint.cli.parse import parse_nnodes
     from rallypoint.protocol.observation import ResizeCommand
 
     try:

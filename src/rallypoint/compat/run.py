@@ -11,11 +11,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rallypoint.cli.convert import config_from_options, limit_threads
+from rallypoint.cli.convert import STATIC_PORT, config_from_options, limit_threads, local_world_size
 from rallypoint.cli.flags import FLAGS
-from rallypoint.cli.parse import Options, build_parser, parse
-from rallypoint.cli.rendezvous_choice import STATIC_PORT
-from rallypoint.cli.sizes import local_world_size, parse_nnodes
+from rallypoint.cli.parse import Options, build_parser, parse, parse_nnodes
 from rallypoint.compat.reexports import reexports_of
 from rallypoint.failures.record import record
 from rallypoint.launch.api import elastic_launch
@@ -105,9 +103,8 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _namespace(options: Options) -> argparse.Namespace:
-    values = {name: list(value) if isinstance(value, tuple) else value for name, value in options._asdict().items()}
-    sources = values.pop("sources")
-    return argparse.Namespace(**values, **{_SOURCES: sources})
+    values = {name: list(value) if isinstance(value, tuple) else value for name, value in options.flat().items()}
+    return argparse.Namespace(**values, **{_SOURCES: options.sources})
 
 
 def _options(args: argparse.Namespace) -> Options:
@@ -116,10 +113,10 @@ def _options(args: argparse.Namespace) -> Options:
     values |= {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in vars(args).items()
-        if name in Options._fields
+        if name in values or name in _POSITIONAL
     }
     changed = {flag.dest: flag.name for flag in FLAGS if values[flag.dest] != flag.default}
-    return Options(**{**values, "sources": {**changed, **getattr(args, _SOURCES, {})}})
+    return Options.of(values, {**changed, **getattr(args, _SOURCES, {})})
 
 
 if __name__ == "__main__":

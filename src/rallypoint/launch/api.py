@@ -23,7 +23,6 @@ from rallypoint.rendezvous.registry import get_rendezvous_handler
 
 if TYPE_CHECKING:
     from rallypoint.agent.pages import AgentPages
-    from rallypoint.agent.preemption.triggers import PreemptionSettings
     from rallypoint.failures.report import ChildFailedError
     from rallypoint.health.check import HealthCheckServer
 
@@ -94,7 +93,7 @@ def launch_agent(
     parameters = _parameters(config, run_id)
     with ignore_signals_at_exit(), _warn_of_shared_host(parameters):
         try:
-            if config.preflight:
+            if config.features.checks.preflight:
                 from rallypoint.launch.preflight import check_node
 
                 check_node(config, parameters)
@@ -186,14 +185,7 @@ def _agent(
         duplicate_stdout_filters=config.duplicate_stdout_filters,
         duplicate_stderr_filters=config.duplicate_stderr_filters,
         virtual_local_rank=config.virtual_local_rank,
-        preload=tuple(config.preload),
-        progress_file=config.progress_file,
-        tee_collapse=config.tee_collapse,
-        preemption=_preemption(config),
-        flight_recorder=config.flight_recorder,
-        on_hang=config.on_hang if config.hang_timeout else "",
-        inprocess_timeout=config.inprocess_timeout,
-        fence=config.fence,
+        features=config.features,
     )
     assert config.logs_specs is not None
     assert config.shutdown_timeout is not None
@@ -217,40 +209,33 @@ def _agent(
 
 def _add_what_is_asked_for(workers: ProcessController, config: LaunchConfig, parameters: RendezvousParameters) -> None:
     """Add the parts that only some runs have, and that only those import."""
-    if config.incident_dir:
+    asked = config.features
+    if asked.output.incident_dir:
         from rallypoint.agent.incident import record_incidents
 
-        record_incidents(workers, config.incident_dir)
+        record_incidents(workers, asked.output.incident_dir)
 
-    if config.hang_timeout:
+    if asked.hangs.hang_timeout:
         from rallypoint.agent.hang_watch import HangWatch
 
-        workers.hang_watch = HangWatch(config.hang_timeout, workers)
-    if config.preflight:
+        workers.hang_watch = HangWatch(asked.hangs.hang_timeout, workers)
+    if asked.checks.preflight:
         from rallypoint.agent.preparations.mesh import add_mesh
 
-        add_mesh(workers, config.preflight, parameters.max_nodes)
-    if config.node_check:
+        add_mesh(workers, asked.checks.preflight, parameters.max_nodes)
+    if asked.checks.node_check:
         from rallypoint.agent.node_check import NodeCheck
 
-        command, timeout = config.node_check, config.node_check_timeout
+        command, timeout = asked.checks.node_check, asked.checks.node_check_timeout
         workers.begin_check = lambda: NodeCheck(command, timeout, workers.ensure_reaper())
-    if config.worker_env:
+    if asked.frameworks.worker_env:
         from rallypoint.agent.preparations.worker_env.install import add_worker_env
 
-        add_worker_env(workers, config.worker_env, parameters.max_nodes)
-    if config.socket_ifname:
+        add_worker_env(workers, asked.frameworks.worker_env, parameters.max_nodes)
+    if asked.frameworks.socket_ifname:
         from rallypoint.agent.preparations.socket_ifname import add_socket_ifname
 
-        add_socket_ifname(workers, config.socket_ifname)
-
-
-def _preemption(config: LaunchConfig) -> PreemptionSettings | None:
-    if not (config.preempt_signals or config.stop_before_end):
-        return None
-    from rallypoint.agent.preemption.triggers import PreemptionSettings, preempt_signals
-
-    return PreemptionSettings(preempt_signals(config.preempt_signals), config.stop_before_end, config.requeue)
+        add_socket_ifname(workers, asked.frameworks.socket_ifname)
 
 
 def _random_run_id() -> str:

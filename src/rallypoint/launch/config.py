@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from rallypoint.agent.options import Features
 from rallypoint.base.errors import UserError
 from rallypoint.base.light_dataclasses import dataclass, field
 from rallypoint.base.light_typing import TYPE_CHECKING, Any
@@ -51,37 +52,10 @@ class LaunchConfig:
         virtual_local_rank: every worker sees local rank 0 and one GPU.
         shutdown_timeout: seconds between the signal to stop and SIGKILL; None for the value of
             `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`, or 30.
-        preempt_signals: comma-separated names of signals; after one node has got one of them, all workers of a job are
-            asked to save, and the job ends with `JobPreempted`. Beyond torch.
-        stop_before_end: seconds before the end of the Slurm job at which the same is done; 0 for never. Beyond torch.
-        requeue: how many times Slurm may be asked to start the job again after that. Beyond torch.
-        preload: modules to import once; workers that are Python scripts are forked from that process if possible.
-            `auto` among these stands for what the script imports, for workers that are started again.
-            Beyond torch.
-        progress_file: a file that the workers write when they have made progress, an integer or anything else; empty
-            for none. Beyond torch.
-        incident_dir: a folder in which each node keeps what it knows about a failure; empty for none. Beyond torch.
-        worker_env: frameworks whose variables workers get in addition to torch's: `jax`, `tf`, `ompi`. Beyond torch.
-        socket_ifname: the network interface of gloo and NCCL: `auto`, or comma-separated names; empty for their own
-            choice. Beyond torch.
-        tee_collapse: seconds within which equal teed lines of several ranks are shown once; 0 for never. Beyond torch.
-        preflight: `warn` or `require`: this node is checked before it joins, and stays out of the job after a FAIL if
-            that is required; empty for no checks. Beyond torch.
-        node_check: a command for the shell that must succeed before this node joins, and before it joins again after a
-            failure of its own workers; empty for none. Beyond torch.
-        node_check_timeout: seconds within which it must succeed. Beyond torch.
-        hang_timeout: seconds without a sign of life from any rank of any node after which the job counts as hung; 0 for
-            never. Beyond torch.
-        on_hang: the reaction to a hang: `report`, `restart` or `fail`. Beyond torch.
-        flight_recorder: whether the flight recorders of torch's process groups are switched on for the workers, and
-            asked for a dump when the job hangs. Beyond torch.
-        inprocess_timeout: seconds within which the function of a worker with `rallypoint.inprocess` has to end after a
-            round has ended; then the worker is killed and restarted. Beyond torch.
-        fence: whether the workers of a node that has not heard from the control plane for the lease are killed. Beyond
-            torch.
         endpoint_flag: the flag or variable by which the user gave the endpoint, for messages. Beyond torch.
         endpoint_given: whether the user gave the endpoint, or it is the default. Beyond torch.
         node_rank: the group rank that this node would like where the rendezvous assigns ranks. Beyond torch.
+        features: the options beyond torchrun: `Features.of(preload=("torch",), hang_timeout=600.0)`. Beyond torch.
 
     Raises:
         UserError: a negative or unreadable shutdown timeout, or grace period in `RALLYPOINT_TERMINATION_GRACE`.
@@ -113,23 +87,7 @@ class LaunchConfig:
     node_rank: int | None = None
     endpoint_flag: str = "--rdzv-endpoint"
     endpoint_given: bool = True
-    preload: tuple[str, ...] = ()
-    progress_file: str = ""
-    incident_dir: str = ""
-    worker_env: tuple[str, ...] = ()
-    socket_ifname: str = ""
-    tee_collapse: float = 0.0
-    preempt_signals: str = ""
-    stop_before_end: float = 0.0
-    requeue: int = 0
-    preflight: str = ""
-    node_check: str = ""
-    node_check_timeout: float = 300.0
-    hang_timeout: float = 0.0
-    on_hang: str = "report"
-    flight_recorder: bool = False
-    inprocess_timeout: float = 10.0
-    fence: bool = False
+    features: Features = Features()
 
     shutdown_timeout_given: bool = field(init=False, default=True)
     """Whether `shutdown_timeout` was chosen by the user."""

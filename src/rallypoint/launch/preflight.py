@@ -25,11 +25,12 @@ def check_node(config: LaunchConfig, parameters: RendezvousParameters) -> None:
     """Run all checks, and log the results.
 
     Raises:
-        PreflightError: a check has failed, and `config.preflight` requires all to pass.
-        UserError: `config.preflight` is not a known mode.
+        PreflightError: a check has failed, and `--preflight` requires all to pass.
+        UserError: `--preflight` is not a known mode.
     """
-    if config.preflight not in (WARN, REQUIRE):
-        raise UserError(f"preflight={config.preflight!r} is neither {WARN} nor {REQUIRE}; give one of them, or nothing")
+    mode = config.features.checks.preflight
+    if mode not in (WARN, REQUIRE):
+        raise UserError(f"preflight={mode!r} is neither {WARN} nor {REQUIRE}; give one of them, or nothing")
     assert config.logs_specs is not None
     begun = SYSTEM_CLOCK.monotonic()
     log_dir = str(config.logs_specs.root_log_dir or "")
@@ -37,7 +38,7 @@ def check_node(config: LaunchConfig, parameters: RendezvousParameters) -> None:
     inputs = inputs._replace(workers=config.nproc_per_node, max_nodes=config.max_nodes, joins=True)
     results = run_checks(inputs)
     _log.info("preflight checks of this node: %s, in %.2f s", counts(results), SYSTEM_CLOCK.monotonic() - begun)
-    admit(results, config.preflight)
+    admit(results, mode)
 
 
 def await_log_dir(log_dir: str, mode: str) -> None:

@@ -94,7 +94,7 @@ class ProcessOptions(NamedTuple):
     stderr_filters: Sequence[str] | None = None
     start_method: str = "spawn"
     preload: PreloadManager | None = None
-    tee_collapse: float = 0.0
+    collapse: float = 0.0
     """Seconds within which equal teed lines of several ranks are shown once; 0 for never."""
     ignored_signals: Collection[int] = ()
     """Signals that the processes ignore until they have handlers of their own."""
@@ -243,12 +243,12 @@ class PContext(ABC):
 
     def _collapse(self) -> Collapse | None:
         """The options for showing equal lines of several workers once, if that is wanted."""
-        if not self._options.tee_collapse:
+        if not self._options.collapse:
             return None
         from rallypoint.logs.collapse import Collapse
 
         ranks = {rank: int(env.get("RANK", rank)) for rank, env in self.envs.items()}
-        return Collapse(self._options.tee_collapse, ranks)
+        return Collapse(self._options.collapse, ranks)
 
     # While they run
 

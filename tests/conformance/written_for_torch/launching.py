@@ -35,30 +35,22 @@ start_method local_addr signals_to_handle duplicate_stdout_filters shutdown_time
 """
 
 
+TORCHS_OWN = """
+nnodes nproc_per_node rdzv_backend rdzv_endpoint rdzv_id rdzv_conf standalone max_restarts monitor_interval start_method
+event_log_handler role module no_python run_path log_dir redirects tee local_ranks_filter duplicate_stdout_filters
+duplicate_stderr_filters node_rank master_addr master_port local_addr logs_specs numa_binding signals_to_handle
+shutdown_timeout virtual_local_rank training_script training_script_args use_env mine
+"""
+
+
 def shown(config: LaunchConfig, program: Any, arguments: list[str]) -> list[Any]:
     return [{name: getattr(config, name) for name in FIELDS.split()}, program, arguments]
 
 
 def torch_flags(args: argparse.Namespace) -> dict[str, Any]:
-    """What torch knows of: no flags of Rallypoint alone, nor what it keeps for itself."""
-    return {
-        name: value
-        for name, value in vars(args).items()
-        if not name.startswith(("rallypoint", "preload", "host_prefix", "store_peers", "exit_codes", "incident_dir"))
-        and name
-        not in {
-            "inprocess_timeout",
-            "fence",
-            "tee_collapse",
-            "progress_file",
-            "preflight",
-            "cluster",
-            "node_check",
-            "node_check_timeout",
-        }
-        and name not in {"preempt_signals", "stop_before_end", "requeue"}
-        and name not in {"worker_env", "socket_ifname", "hang_timeout", "on_hang", "flight_recorder"}
-    }
+    """What torch's parser knows of: no flags of Rallypoint alone, nor what it keeps for itself."""
+    known = TORCHS_OWN.split()
+    return {name: value for name, value in vars(args).items() if name in known}
 
 
 def parsing() -> list[Any]:

@@ -11,6 +11,7 @@ import pytest
 
 from rallypoint.agent.grace_period import GracePeriods
 from rallypoint.agent.held_workers import HeldWorkers
+from rallypoint.agent.options import Features
 from rallypoint.agent.spec import WorkerGroup, WorkerSpec
 from rallypoint.base.poll import until_readable
 from rallypoint.protocol.messages import Placement
@@ -29,7 +30,9 @@ class Node:
 
     def __init__(self, rounds: Rounds) -> None:
         self.rounds = rounds
-        self.group = WorkerGroup(WorkerSpec("default", 2, ours(), entrypoint="sh", inprocess_timeout=TIMEOUT))
+        self.group = WorkerGroup(
+            WorkerSpec("default", 2, ours(), entrypoint="sh", features=Features.of(inprocess_timeout=TIMEOUT))
+        )
         self.group.notices = str(rounds.folder)
         self.held = HeldWorkers(self.group, GracePeriods())
         self.enters(0)

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.agent.options import Preemption
 from rallypoint.agent.preemption import slurm_command
 from rallypoint.agent.preemption.job_deadline import JobDeadline, end_time
-from rallypoint.agent.preemption.triggers import DEFAULT_NOTICE, PreemptionSettings, PreemptionTriggers, preempt_signals
+from rallypoint.agent.preemption.triggers import DEFAULT_NOTICE, PreemptionTriggers
 from rallypoint.agent.steps import PreemptionRequested
 from rallypoint.base.errors import UsageError
 from rallypoint.base.poll import until_readable
@@ -249,9 +250,7 @@ def test_a_query_under_way_ends_with_the_run(tmp_path: Path) -> None:
 
 
 def triggers(notice: float, stop: float, post: Callable[[PreemptionRequested], None] = print) -> PreemptionTriggers:
-    return PreemptionTriggers(
-        PreemptionSettings(preempt_signals("SIGUSR2, SIGUSR1")), notice, stop, lambda: True, post, time
-    )
+    return PreemptionTriggers(Preemption("SIGUSR2, SIGUSR1"), notice, stop, lambda: True, post, time)
 
 
 def test_a_signal_gives_the_notice_timeout_or_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,8 +277,8 @@ def test_an_end_that_is_past_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("names", ["USR2", "12", "SIGUSR2,SIGNAL", "SIGKILL", "SIGCHLD", "SIGSEGV"])
 def test_names_that_are_no_signals(names: str) -> None:
     with pytest.raises(UsageError, match="SIGUSR2"):
-        preempt_signals(names)
+        print(Preemption(names).signals)
 
 
 def test_no_names_are_no_signals() -> None:
-    assert preempt_signals("") == preempt_signals(" , ") == frozenset()
+    assert Preemption("").signals == Preemption(" , ").signals == frozenset()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.agent.options import Preemption
 from rallypoint.agent.preemption.preempted_job import PreemptedJob
 from rallypoint.agent.preemption.requeue import SlurmRequeue, times_requeued
 from rallypoint.agent.preemption.slurm_command import SlurmCommand, job_name
-from rallypoint.agent.preemption.triggers import PreemptionSettings
 from rallypoint.agent.steps import AwaitVerdict, EndWithVerdict, RequeueJob, VerdictTimedOut
 from rallypoint.base.process_table import read_stat
 from rallypoint.failures.cause import Ending
@@ -125,14 +125,14 @@ ENDED = JobEnded(Verdict(Outcome.STOPPED, detail="a received SIGUSR2", ending=En
     [(True, "; all workers of this node have saved"), (False, "; not all workers of this node have saved"), (None, "")],
 )
 def test_the_sentence_at_the_end(saved: bool | None, more: str) -> None:
-    job = PreemptedJob(PreemptionSettings(), Hands())
+    job = PreemptedJob(Preemption(), Hands())
     job.carry_out(RequeueJob())  # which nobody has asked for
     assert str(job.error(EndWithVerdict(ENDED, saved))) == f"the job was preempted, since a received SIGUSR2{more}"
 
 
 def test_the_verdict_is_awaited_for_some_seconds_after_the_time_of_the_workers() -> None:
     hands = Hands()
-    job = PreemptedJob(None, hands)
+    job = PreemptedJob(Preemption(), hands)
     assert list(job.events()) == []
     job.carry_out(AwaitVerdict(60.0))
     hands.now = job.wake_at() - 0.1

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 import pytest
 
 from rallypoint.agent.environment import worker_environment
+from rallypoint.agent.options import interface_names
 from rallypoint.agent.preparations.background import Background
-from rallypoint.agent.preparations.socket_ifname import Choice, add_socket_ifname, checked, choose, sentence
+from rallypoint.agent.preparations.socket_ifname import Choice, add_socket_ifname, choose, sentence
 from rallypoint.base.errors import UserError
 from rallypoint.base.interfaces import Interface, interface_addresses, interfaces
 from rallypoint.base.poll import until_readable
@@ -56,13 +57,13 @@ def test_the_line_names_the_others() -> None:
 
 
 def test_names_that_are_not_there() -> None:
-    assert checked("auto") == "auto"
-    assert checked("lo") == "lo"
+    assert interface_names("auto") == "auto"
+    assert interface_names("lo") == "lo"
     for text in ("eth99", "lo,", "lo, lo", "Auto"):
         with pytest.raises(
             UserError, match=" is not a network interface of this machine; give auto, or one or more of"
         ):
-            checked(text)
+            interface_names(text)
 
 
 def test_the_kernels_interfaces() -> None:

@@ -1,14 +1,26 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
+from uuid import UUID
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from rallypoint.base.devices import cuda_count, xpu_count
 from rallypoint.base.errors import UserError
-from rallypoint.cli.convert import EntryPoint, config_from_options, limit_threads
-from rallypoint.cli.parse import parse
+from rallypoint.cli.convert import (
+    EntryPoint,
+    RendezvousChoice,
+    choose_rendezvous,
+    config_from_options,
+    limit_threads,
+    local_world_size,
+)
+from rallypoint.cli.parse import parse, parse_nnodes
 from rallypoint.launch.config import LaunchConfig
 from rallypoint.logs.specs import DefaultLogsSpecs, LogsDest
 
@@ -91,50 +103,6 @@ def test_streams_and_ranks_shown(tmp_path_factory: pytest.TempPathFactory) -> No
     assert (found.stdouts[2], found.stderrs[2]) == ("/dev/null", "/dev/null")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--nnodes=a"], "--nnodes='a'"),
-        (["--nproc-per-node=0"], "--nproc-per-node='0'"),
-        (["--max-restarts=-1"], "--max-restarts=-1 .* 0 or more"),
-        (["--monitor-interval=0"], "--monitor-interval=0.0 .* above 0"),
-        (["--monitor-interval=nan"], "--monitor-interval=nan"),
-        (["--shutdown-timeout=-1"], "--shutdown-timeout=-1"),
-        (["--local-ranks-filter=a"], "--local-ranks-filter='a'"),
-        (["--local-ranks-filter=0,"], "--local-ranks-filter='0,'"),
-        (["-r", "4"], "--redirects: '4'"),
-        (["-r", ""], "--redirects: ''"),
-        (["-t", "10:1"], "--tee: '10:1'"),
-        (["--log-dir", __file__], "--log-dir"),
-        (["--rdzv-conf=foo"], "--rdzv-conf: .*'foo'"),
-        (["--no-python", "-m"], "--no-python .* --module"),
-        (["--signals-to-handle=SIGTERM,SIGKILL"], "--signals-to-handle names SIGKILL"),
-        (["--logs-specs=mine"], "--logs-specs=mine: .*'mine'; use one of default"),
-        (["--logs-specs="], "--logs-specs=: .*''; use one of default"),
-        (
-            ["--event-log-handler=x"],
-            "--event-log-handler: no .* the event handler 'x'; use one of console",
-        ),
-        (["--log-dir=/dev/null", "--duplicate-stdout-filters=a"], "--duplicate-stdout-filters .* --log-dir=/dev/null"),
-    ],
-)
-def test_bad_values_are_named(arguments: list[str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        _convert(*arguments, "s.py")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "environ", "said"),
-    [
-        (["--virtual-local-rank", "--nproc-per-node=2"], {"CUDA_VISIBLE_DEVICES": "3"}, "--virtual-local-rank: .*'3'"),
-        (["--numa-binding=node"], {"CUDA_VISIBLE_DEVICES": ""}, "--numa-binding=node: .* CUDA_VISIBLE_DEVICES=''"),
-    ],
-)
-def test_devices_that_are_missing_are_named(arguments: list[str], environ: dict[str, str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        _convert(*arguments, "s.py", **environ)
-
-
 def test_what_is_about_devices_and_output_arrives() -> None:
     config, _, _ = _convert(
         "--virtual-local-rank",
@@ -158,7 +126,7 @@ def test_a_bad_value_from_the_environment_is_named_by_its_variable() -> None:
 
 def test_the_progress_file_is_where_it_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert _convert("--progress-file=step", "train.py")[0].progress_file == str(tmp_path / "step")
+    assert _convert("--progress-file=step", "train.py")[0].features.recovery.progress_file == str(tmp_path / "step")
 
 
 def test_unknown_signals_are_skipped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -194,3 +162,157 @@ def test_run_path_is_a_function_and_wins(more: list[str]) -> None:
     _, function, arguments = _convert(*more, "--run-path", "s.py", "-x", "${local_rank}")
     assert function is run_script_path
     assert arguments == ("s.py", "-x", "${local_rank}")
+
+
+# Numbers of nodes and of workers
+
+
+@given(st.integers(1, 10**6), st.integers(0, 10**6))
+def test_nnodes(low: int, more: int) -> None:
+    assert parse_nnodes(f"{low}") == (low, low)
+    assert parse_nnodes(f"{low}:{low + more}") == (low, low + more)
+    assert parse_nnodes(f" {low} : {low + more} ") == (low, low + more)
+
+
+@given(st.text(max_size=8))
+def test_any_nnodes_is_read_or_refused(text: str) -> None:
+    try:
+        low, high = parse_nnodes(text)
+    except UserError:
+        return
+    assert 1 <= low <= high
+
+
+@pytest.mark.parametrize(("text", "size"), [("1", 1), (" 2 ", 2), ("1_0", 10)])
+def test_a_number_of_workers(text: str, size: int) -> None:
+    assert local_world_size(text, {}) == size
+
+
+def test_processors_are_counted_by_affinity() -> None:
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        assert local_world_size("cpu", {}) == 1
+        assert local_world_size("auto", {"CUDA_VISIBLE_DEVICES": ""}) == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def test_gpus_are_counted_where_there_are_some() -> None:
+    count = cuda_count({})
+    if count:
+        assert local_world_size("gpu", {}) == local_world_size("auto", {}) == count
+    else:
+        cards = xpu_count({}, integrated=False)
+        assert local_world_size("auto", {}) == (cards or len(os.sched_getaffinity(0)))
+        with pytest.raises(UserError, match=r"NVIDIA GPUs, and there is none.* on this machine"):
+            local_world_size("gpu", {})
+
+
+def test_xpus_are_counted_where_there_are_some() -> None:
+    count = xpu_count({})
+    if count:
+        assert local_world_size("xpu", {}) == count
+    else:
+        with pytest.raises(UserError, match="Intel GPUs, and there is none"):
+            local_world_size("xpu", {})
+    with pytest.raises(UserError, match="ZE_AFFINITY_MASK='x'"):
+        local_world_size("xpu", {"ZE_AFFINITY_MASK": "x"})
+
+
+# The rendezvous: the table of contract section 1.5, row by row
+
+
+def _place(*arguments: str, max_nodes: int = 1, **environ: str) -> RendezvousChoice:
+    return choose_rendezvous(parse([*arguments, "s.py"], environ), max_nodes)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--node-rank=0"],
+        ["--master-addr=h"],
+        ["--standalone"],
+        ["--standalone", "--rdzv-backend=static", "--rdzv-endpoint=h:1", "--rdzv-id=x", "--node-rank=3"],
+        ["--standalone", "--master-port=5"],
+    ],
+)
+def test_alone(arguments: list[str]) -> None:
+    place = _place(*arguments)
+    assert (place.backend, place.endpoint, place.configs, place.node_rank) == ("c10d", "localhost:0", {}, None)
+    assert UUID(place.run_id).version == 4
+
+
+def test_standalone_for_two_nodes_stays_standalone() -> None:
+    assert _place("--standalone", max_nodes=2).endpoint == "localhost:0"
+
+
+def test_standalone_logs_its_endpoint(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="rallypoint"):
+        place = _place("--standalone")
+        _place()
+    (record,) = caplog.records
+    assert f"--rdzv-backend=c10d --rdzv-endpoint=localhost:0 --rdzv-id={place.run_id}" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "endpoint"),
+    [
+        ([], "127.0.0.1:29500"),
+        (["--master-port=1"], "127.0.0.1:1"),
+        (["--master-port=0"], "127.0.0.1:0"),
+        (["--master-addr=h"], "h:29500"),
+        (["--master-addr=[::1]", "--master-port=5"], "[::1]:5"),
+        (["--rdzv-endpoint=h:3", "--master-addr=x", "--master-port=5"], "h:3"),
+    ],
+)
+def test_static(arguments: list[str], endpoint: str) -> None:
+    place = _place(*arguments, "--node-rank=1", "--rdzv-id=job", "--rdzv-conf=rank=7,timeout=3", max_nodes=2)
+    flag = "--rdzv-endpoint" if "--rdzv-endpoint=h:3" in arguments else "--master-addr"
+    assert place == RendezvousChoice(
+        "static", endpoint, "job", {"rank": 1, "timeout": "3"}, None, flag, endpoint[0] != "1"
+    )
+
+
+def test_static_on_one_node_when_a_port_is_named() -> None:
+    assert _place("--master-port=7").endpoint == "127.0.0.1:7"
+    assert _place("--rdzv-endpoint=h:7").backend == "static"
+
+
+@pytest.mark.parametrize("rank", [-1, 2])
+def test_static_rank_must_be_one_of_the_nodes(rank: int) -> None:
+    with pytest.raises(UserError, match=f"PET_NODE_RANK={rank}"):
+        _place(max_nodes=2, PET_NODE_RANK=str(rank))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "wish"),
+    [
+        ([], {}, None),
+        (["--node-rank=3"], {}, 3),
+        (["--node-rank=0"], {}, 0),
+        ([], {"PET_NODE_RANK": "2"}, 2),
+    ],
+)
+def test_elastic(
+    arguments: list[str], environ: dict[str, str], wish: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = ["--rdzv-backend=c10d", "--rdzv-endpoint=h", "--rdzv-id=job", "--rdzv-conf=lease=1"]
+    assert _place(*base, *arguments, max_nodes=2, **environ) == RendezvousChoice(
+        "c10d", "h", "job", {"lease": "1"}, wish
+    )
+    assert not caplog.records
+
+
+def test_elastic_without_endpoint_warns(caplog: pytest.LogCaptureFixture) -> None:
+    assert _place("--rdzv-backend=c10d").endpoint == ""
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "--rdzv-endpoint" in record.getMessage()
+
+
+def test_endpoints_of_other_backends_have_their_own_form() -> None:
+    assert _place("--rdzv-backend=mine", "--rdzv-endpoint=a b/c?").endpoint == "a b/c?"
+    files = ["--rdzv-backend=c10d", "--rdzv-conf=store_type=File"]
+    assert _place(*files, "--rdzv-endpoint=/shared folder/x").endpoint == "/shared folder/x"

@@ -10,30 +10,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rallypoint.agent.options import Features
 from rallypoint.base.errors import UserError
+from rallypoint.base.flags import Flag, FlagGroup, split_filters
 from rallypoint.cli import rallyctl
-from rallypoint.cli.flag_types import Flag, FlagGroup, split_filters
+from rallypoint.cli.convert import STATIC_PORT
 from rallypoint.cli.flags import BEYOND_TORCHRUN, FLAGS, GROUPS
 from rallypoint.cli.parse import Options, build_parser, parse
-from rallypoint.cli.rendezvous_choice import STATIC_PORT
 from rallypoint.rendezvous.backends.etcd_options import DEFAULT_PORT
 from rallypoint.rendezvous.backends.option_table import KNOWN
 from rallypoint.rendezvous.params import C10D_PORT
 
 _VALUED = [flag for flag in FLAGS if flag.read is not None]
-_SAMPLES = {"preload": "torch,torch.distributed", "host_prefix": "always", "store_peers": "members,10.0.0.0/8"}
-_SAMPLES |= {"exit_codes": "classified", "tee_collapse": "2.5", "node_check": "nvidia-smi -L && true"}
-_SAMPLES |= {"preflight": "require", "cluster": "slurm", "on_hang": "restart"}
-_SAMPLES |= {"worker_env": "jax,tf", "socket_ifname": "auto"}
-_OTHERS = {"preload": "json", "host_prefix": "never", "store_peers": "any", "exit_codes": "torchrun"}
-_OTHERS |= {"worker_env": "ompi", "socket_ifname": "lo", "preflight": "warn", "cluster": "k8s", "on_hang": "fail"}
-"""Another value than that of `_SAMPLES`, for flags that take no number."""
 _SWITCHES = [flag for flag in FLAGS if flag.read is None]
 
 
+def _samples(flag: Flag) -> tuple[str, str]:
+    """Two texts that the flag takes, the first of which is not its default."""
+    first, second, *_ = sorted(flag.words, key=lambda word: word == flag.default) or flag.samples
+    return first, second
+
+
 def _sample(flag: Flag) -> str:
-    """A text that the flag takes and that is not its default."""
-    return (flag.choices or (_SAMPLES.get(flag.dest, "7"),))[-1]
+    return _samples(flag)[0]
 
 
 def _value(flag: Flag) -> object:
@@ -42,14 +41,18 @@ def _value(flag: Flag) -> object:
 
 
 def test_the_table_and_the_options_name_the_same_things() -> None:
-    others = {"training_script", "training_script_args", "sources"}
-    assert {flag.dest for flag in FLAGS} == set(Options._fields) - others
+    others = {"training_script", "training_script_args", "sources", "features"}
+    assert {flag.dest for flag in FLAGS} - BEYOND_TORCHRUN == set(Options._fields) - others
+    assert Features().flat().keys() == BEYOND_TORCHRUN
+    with pytest.raises(TypeError, match="'preloads'"):
+        Features.of(preloads=())
 
 
 def test_defaults_come_from_the_table() -> None:
     options = parse(["s.py"], {})
-    assert {flag.dest: getattr(options, flag.dest) for flag in FLAGS} == {flag.dest: flag.default for flag in FLAGS}
-    assert (options.training_script, options.training_script_args) == ("s.py", ())
+    given = {"training_script": "s.py", "training_script_args": ()}
+    assert options.flat() == {flag.dest: flag.default for flag in FLAGS} | given
+    assert options.features == Features()
     assert not options.sources
     assert options.source("nproc_per_node") == "--nproc-per-node"
 
@@ -61,32 +64,32 @@ def test_every_spelling_of_every_flag(flag: Flag) -> None:
             if spelling == flag.short and len(written) == 1:
                 continue
             options = parse([*written, "s.py"], {})
-            assert getattr(options, flag.dest) == _value(flag)
+            assert options.flat()[flag.dest] == _value(flag)
             assert options.source(flag.dest) == flag.name
 
 
 @pytest.mark.parametrize("flag", _SWITCHES, ids=lambda flag: flag.name)
 def test_every_switch(flag: Flag) -> None:
     for spelling in flag.spellings:
-        assert getattr(parse([spelling, "s.py"], {}), flag.dest) is True
-        assert getattr(parse([spelling, "s.py"], {flag.variable: "0"}), flag.dest) is True
+        assert parse([spelling, "s.py"], {}).flat()[flag.dest] is True
+        assert parse([spelling, "s.py"], {flag.variable: "0"}).flat()[flag.dest] is True
 
 
 @pytest.mark.parametrize("flag", [flag for flag in _VALUED if flag.from_environment], ids=lambda flag: flag.name)
 def test_environment_gives_way_to_the_command_line(flag: Flag) -> None:
     from_environment = parse(["s.py"], {flag.variable: _sample(flag)})
-    assert getattr(from_environment, flag.dest) == _value(flag)
+    assert from_environment.flat()[flag.dest] == _value(flag)
     assert from_environment.source(flag.dest) == flag.variable
-    other = _OTHERS.get(flag.dest, "3") if flag.choices is None else flag.choices[0]
+    other = _samples(flag)[1]
     both = parse([flag.name, other, "s.py"], {flag.variable: _sample(flag)})
     assert flag.read is not None
-    assert getattr(both, flag.dest) == flag.read(other)
+    assert both.flat()[flag.dest] == flag.read(other)
     assert both.source(flag.dest) == flag.name
 
 
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if not flag.from_environment], ids=lambda flag: flag.name)
 def test_some_flags_are_not_read_from_the_environment(flag: Flag) -> None:
-    assert getattr(parse(["s.py"], {flag.variable: _sample(flag)}), flag.dest) == flag.default
+    assert parse(["s.py"], {flag.variable: _sample(flag)}).flat()[flag.dest] == flag.default
 
 
 @pytest.mark.parametrize(("text", "on"), [("1", True), ("2", True), ("-1", True), (" 1 ", True), ("0", False)])
@@ -162,7 +165,7 @@ def test_help_of_a_flag_names_its_default_and_its_choices(flag: Flag) -> None:
     about = shown.partition(f"{flag.name} {flag.metavar} {flag.help} ")[2]
     if flag.default not in (None, "", ()):
         assert about.startswith(f"(default: {flag.default})")
-    assert [choice for choice in flag.choices or () if choice not in flag.help] == []
+    assert [choice for choice in flag.words if choice not in flag.help] == []
 
 
 def test_help_of_rallyctl_has_sections_and_an_example(capsys: pytest.CaptureFixture[str]) -> None:

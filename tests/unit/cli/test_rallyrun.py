@@ -44,11 +44,13 @@ def test_help() -> None:
 def test_help_imports_next_to_nothing() -> None:
     modules = _imported(_rallyrun("--help", flags=("-X", "importtime")))
     assert {name for name in modules if name.startswith("rallypoint.")} == {
+        "rallypoint.agent",
+        "rallypoint.agent.options",
         "rallypoint.base",
         "rallypoint.base.errors",
+        "rallypoint.base.flags",
         "rallypoint.base.light_typing",
         "rallypoint.cli",
-        "rallypoint.cli.flag_types",
         "rallypoint.cli.process_setup",
         "rallypoint.cli.flags",
         "rallypoint.cli.parse",

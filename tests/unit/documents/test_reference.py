@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from types import FunctionType
 
 import pytest
 from docs.generate import environment, flags, rallyctl, rdzv_conf
@@ -26,11 +25,6 @@ def test_each_flag_has_a_heading_and_its_facts() -> None:
     for flag in FLAGS:
         assert flag.help in page
         assert not flag.from_environment or f"variable: `{flag.variable}`" in page
-
-
-def test_what_the_value_of_a_flag_is_is_known_of_each_reader() -> None:
-    readers = {flag.read.__name__ for flag in FLAGS if isinstance(flag.read, FunctionType)}
-    assert readers == flags.KINDS.keys()
 
 
 def test_what_is_said_of_flags_is_said_of_flags() -> None:

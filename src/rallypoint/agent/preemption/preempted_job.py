@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterator
 
-from rallypoint.agent.preemption.triggers import PreemptionSettings
+from rallypoint.agent.options import Preemption
 from rallypoint.agent.steps import AwaitVerdict, EndWithVerdict, RequeueJob, VerdictTimedOut
 from rallypoint.base.clock import Clock
 from rallypoint.base.errors import JobPreempted
@@ -24,12 +24,12 @@ class PreemptedJob:
     """What was begun and is not yet done. Nothing here waits but `error`, at the very end.
 
     Args:
-        settings: what was asked for on this node; None where nothing was.
+        settings: what was asked for on this node.
         clock: of the loop.
     """
 
-    def __init__(self, settings: PreemptionSettings | None, clock: Clock) -> None:
-        self._settings = settings or PreemptionSettings()
+    def __init__(self, settings: Preemption, clock: Clock) -> None:
+        self._settings = settings
         self._clock = clock
         self._verdict_by = math.inf
         self._requeue: SlurmRequeue | None = None

@@ -12,73 +12,22 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import time
 from collections.abc import Callable
 
 from rallypoint.agent.steps import PreemptionRequested
 from rallypoint.base.clock import Clock
-from rallypoint.base.errors import UsageError
-from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
-from rallypoint.base.signals import signal_name, signal_number
+from rallypoint.base.light_typing import TYPE_CHECKING
+from rallypoint.base.signals import signal_name
 
 if TYPE_CHECKING:
+    from rallypoint.agent.options import Preemption
     from rallypoint.agent.preemption.job_deadline import JobDeadline
 
 DEFAULT_NOTICE = 60.0
 """Seconds that workers have after a signal, where `notice_timeout` does not say."""
 _MARGIN = 5.0
 """Seconds that the stop of workers may take beyond their grace period: for stacks, sweep, verdict and requeue."""
-_NO_REQUESTS = frozenset(
-    {
-        signal.SIGKILL,
-        signal.SIGSTOP,
-        signal.SIGCHLD,
-        signal.SIGSEGV,
-        signal.SIGBUS,
-        signal.SIGFPE,
-        signal.SIGILL,
-        signal.SIGTRAP,
-        signal.SIGSYS,
-        signal.SIGABRT,
-        signal.SIGPIPE,
-    }
-)
-"""Signals that cannot be handled, or that the kernel sends for reasons of its own."""
-
-
-class PreemptionSettings(NamedTuple):
-    """What makes the whole job end after its workers have saved, and whether it is started again.
-
-    `signals` are the numbers of those that do, `stop_before_end` is how many seconds before the job's end it is done (0
-    for never), `requeue` how often Slurm may be asked to start the job again.
-    """
-
-    signals: frozenset[int] = frozenset()
-    stop_before_end: float = 0.0
-    requeue: int = 0
-
-    @property
-    def ignored(self) -> frozenset[int]:
-        """The signals that workers ignore until they have handlers; by SIGTERM they are stopped."""
-        return self.signals - {signal.SIGTERM}
-
-
-def preempt_signals(names: str) -> frozenset[int]:
-    """The numbers of signals that were named with commas between.
-
-    Raises:
-        UsageError: one is no signal that can ask for anything.
-    """
-    numbers: set[int] = set()
-    for name in filter(None, map(str.strip, names.split(","))):
-        number = signal_number(name)
-        if number is None or not name.startswith("SIG"):
-            raise UsageError(f"{name!r} is not a signal of this system; name one such as SIGUSR2")
-        if number in _NO_REQUESTS:
-            raise UsageError(f"{name} cannot ask a job to save; name another, such as SIGUSR2")
-        numbers.add(number)
-    return frozenset(numbers)
 
 
 class PreemptionTriggers:
@@ -95,7 +44,7 @@ class PreemptionTriggers:
 
     def __init__(
         self,
-        settings: PreemptionSettings,
+        settings: Preemption,
         notice_timeout: float,
         stop: float,
         leads: Callable[[], bool],

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from shlex import quote
 
+from rallypoint.base.flags import Values
 from rallypoint.cli.command_table import Command
-from rallypoint.cli.completion.values import ANYTHING, Values, values_of
+from rallypoint.cli.completion.values import values_of
+from rallypoint.cli.flags import ANYTHING
 
 
 def bash_tables(rallyrun: Command, verbs: Iterable[Command]) -> str:

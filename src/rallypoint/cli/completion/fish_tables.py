@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from rallypoint.base.flags import Values
 from rallypoint.cli.command_table import Command, Operand, Option
-from rallypoint.cli.completion.values import Names, Values, values_of
+from rallypoint.cli.completion.values import Names, values_of
 
 
 def fish_tables(rallyrun: Command, verbs: Iterable[Command]) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from enum import StrEnum
 from functools import cache
-from typing import NamedTuple
 
+from rallypoint.base.flags import Values
 from rallypoint.cli.command_table import Operand, Option
+from rallypoint.cli.flags import ANYTHING, FLAGS
 
 
 class Names(StrEnum):
@@ -26,47 +26,16 @@ class Names(StrEnum):
     """A command line of its own, which completes itself."""
 
 
-class Values(NamedTuple):
-    """Words and names; `separator` separates several of them, and is empty if there can be only one."""
-
-    words: tuple[str, ...] = ()
-    names: Names = Names.NONE
-    separator: str = ""
-
-
-ANYTHING = Values()
-"""Numbers, ids and other texts that cannot be completed."""
-
-
 @cache
 def _by_flag() -> dict[str, Values]:
     """The values of flags with these names, and of operands."""
-    from rallypoint.agent.preparations.worker_env.kinds import KINDS
-    from rallypoint.base.plugins import entry_point_names
-    from rallypoint.logs.specs import PLUGIN_GROUP
     from rallypoint.preflight.run import NAMES
-    from rallypoint.rendezvous.backends.option_table import OPTIONS
-    from rallypoint.rendezvous.registry import rendezvous_handler_registry
 
     host, hosts = Values(names=Names.HOST), Values(names=Names.HOST, separator=",")
     some_hosts = Values(names=Names.HOST, separator="@")
-    names = (each.name for each in signal.Signals if each not in (signal.SIGKILL, signal.SIGSTOP))
-    signals = Values(tuple(names), separator=",")
+    columns = {flag.name: flag.complete for flag in FLAGS if flag.complete is not None}
     return {
-        "--rdzv-backend": Values(rendezvous_handler_registry.names()),
-        "--rdzv-conf": Values(tuple(sorted(f"{each.name}=" for each in OPTIONS)), separator=","),
-        "--nproc-per-node": Values(("auto", "cpu", "gpu", "xpu")),
-        "--redirects": Values(("0", "1", "2", "3")),
-        "--tee": Values(("0", "1", "2", "3")),
-        "--signals-to-handle": signals,
-        "--preempt-signals": signals,
-        "--event-log-handler": Values(("null", "console", "jsonl:")),
-        "--logs-specs": Values(tuple(sorted({"default", *entry_point_names(PLUGIN_GROUP)}))),
-        "--worker-env": Values(tuple(KINDS), separator=","),
-        "--socket-ifname": Values(("auto",), Names.INTERFACE, ","),
-        "--store-peers": Values(("members", "any"), separator=","),
-        "--preload": Values(("auto",)),
-        "--node-check": Values(names=Names.PROGRAM),
+        **{name: each if isinstance(each, Values) else each() for name, each in columns.items()},
         "--require": Values(NAMES, separator=","),
         "--hosts": hosts,
         "--include": some_hosts,
@@ -76,7 +45,6 @@ def _by_flag() -> dict[str, Values]:
         "training_script_args": Values(names=Names.FILE),
         "command": Values(names=Names.COMMAND),
         "node": host,
-        "--role": ANYTHING,
         "--tls-peer": ANYTHING,
     }
 

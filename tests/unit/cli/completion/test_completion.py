@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.base.flags import Values
 from rallypoint.cli.command_table import Option, read_command, read_verbs
 from rallypoint.cli.completion.scripts import SHELLS, completion_script
-from rallypoint.cli.completion.values import Values, values_of
+from rallypoint.cli.completion.values import values_of
 from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.parse import build_parser
 from rallypoint.cli.rallyctl import build_parser as build_rallyctl

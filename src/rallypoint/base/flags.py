@@ -1,0 +1,169 @@
+"""A flag of the command line as data: its row, and the readers of values.
+
+Nothing of argparse is needed here: whoever only launches from a program imports the rows too.
+"""
+
+from __future__ import annotations
+
+from rallypoint.base.errors import UsageError
+from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_DAY = 24 * 3600
+
+SWITCH = None
+"""The `read` of a flag that takes no value."""
+
+
+class Values(NamedTuple):
+    """What completes a value: words, a kind of names that the shell finds (`completion.values.Names`), and what
+    separates several of them, empty if there can be only one.
+    """
+
+    words: tuple[str, ...] = ()
+    names: str = "none"
+    separator: str = ""
+
+
+class Flag(NamedTuple):
+    """One row.
+
+    `name` is the dashed long spelling; `read` converts the text of a value (UsageError if it cannot) and is `SWITCH`
+    for a flag without a value; `metavar` stands for the value on the help page; `choices` apply to the command line
+    only, never to the environment. `samples` are two texts that it takes, the first of which is not the default, `bad`
+    some that are refused. `complete` is needed if neither `read`, `choices` nor `metavar` says what completes it.
+    """
+
+    name: str
+    read: Callable[[str], object] | None
+    help: str
+    metavar: str = ""
+    default: object = None
+    short: str = ""
+    choices: tuple[str, ...] | None = None
+    from_environment: bool = True
+    samples: tuple[str, ...] = ("7", "3")
+    bad: tuple[str, ...] = ()
+    complete: Values | Callable[[], Values] | None = None
+
+    @property
+    def dest(self) -> str:
+        """The name of the value: `nproc_per_node` for `--nproc-per-node`."""
+        return self.name.removeprefix("--").replace("-", "_")
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """All ways to write it: short, dashed and underscored, each once."""
+        return tuple(dict.fromkeys(filter(None, (self.short, self.name, f"--{self.dest}"))))
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that may give it: `PET_NPROC_PER_NODE`."""
+        return f"PET_{self.dest.upper()}"
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """All values, if they are words of a list."""
+        return self.read.words if isinstance(self.read, OneOf) else self.choices or ()
+
+
+class FlagGroup(NamedTuple):
+    """A section of the help page, with an example of its flags, and whether torchrun has none of them."""
+
+    title: str
+    example: str
+    flags: tuple[Flag, ...]
+    beyond_torchrun: bool = False
+
+
+class OneOf:
+    """Reads one of some words. Unlike `Flag.choices`, they hold for the environment too.
+
+    Args:
+        words: the accepted values; the empty text, if it is among them, stands for none of the others.
+    """
+
+    def __init__(self, *words: str) -> None:
+        self.words = tuple(filter(None, words))
+        self._accepted = words
+
+    def __call__(self, text: str) -> str:
+        if text not in self._accepted:
+            which = f"neither {self.words[0]} nor" if len(self.words) == 2 else f"none of {', '.join(self.words[:-1])},"
+            raise UsageError(f"{text!r} is {which} {self.words[-1]}")
+        return text
+
+
+# Readers. What each reads is the first sentence of its docstring: the reference shows it.
+
+
+def whole_number(text: str) -> int:
+    """A whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is not a whole number, such as 3") from None
+
+
+def number(text: str) -> float:
+    """A number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is not a number, such as 0.5") from None
+
+
+def split_filters(text: str) -> tuple[str, ...]:
+    """Texts, separated by commas. Two commas in a row are one comma of a text (contract section 6.6)."""
+    return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(","))
+
+
+def seconds(text: str) -> float:
+    """Seconds from 0 to 3600."""
+    value = number(text)
+    if not 0 <= value <= 3600:
+        raise UsageError(f"{text!r} is not a number of seconds from 0 to 3600")
+    return value
+
+
+def duration(text: str) -> float:
+    """Seconds above 0, at most a day."""
+    value = number(text)
+    if not 0 < value <= _DAY:
+        raise UsageError(f"{text!r} is not a number of seconds above 0, {_DAY} at most")
+    return value
+
+
+def timeout(text: str) -> float:
+    """Seconds from 0 to a day."""
+    value = number(text)
+    if not 0 <= value <= _DAY:
+        raise UsageError(f"{text!r} is not a number of seconds from 0 to {_DAY}")
+    return value
+
+
+def shell_command(text: str) -> str:
+    """A command for the shell. None in an empty text."""
+    if text and not text.strip():
+        raise UsageError(f"{text!r} is not a command, such as 'dcgmi diag -r 1'")
+    return text
+
+
+def module_names(text: str) -> tuple[str, ...]:
+    """Module names, separated by commas. None in an empty text."""
+    names = tuple(part.strip() for part in text.split(",")) if text else ()
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            where = f" in {text!r}" if name != text else ""
+            raise UsageError(f"{name!r}{where} is not the name of a module, such as torch or torch.distributed")
+    return names
+
+
+def signal_names() -> Values:
+    """The completions of names of signals."""
+    import signal
+
+    names = (each.name for each in signal.Signals if each not in (signal.SIGKILL, signal.SIGSTOP))
+    return Values(tuple(names), separator=",")
