@@ -25,7 +25,6 @@ LEFT_TO_ALL = (
     "tests/packaging",
     "tests/slurm",
     "tests/conformance/test_compat_programs.py::test_a_program_that_holds_no_store",
-    "tests/conformance/test_compat_programs.py::test_an_agent_with_a_loop_of_its_own",
     "tests/conformance/test_examples.py",
     "tests/conformance/test_functions.py::test_a_tensor_is_handed_over",
     "tests/conformance/test_functions.py::test_the_same_comes_of_functions[spawn-process_group]",

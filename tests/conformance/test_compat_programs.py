@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -85,49 +85,6 @@ def test_an_agent_over_a_rendezvous_of_its_own(
 ) -> None:
     theirs = torch_says(launcher, record, "agent", max_restarts)
     assert says(launcher, "agent", change, max_restarts) == theirs
-
-
-@pytest.mark.parametrize("program", ["counting", "c10d", "two", "signalled"])
-def test_an_agent_with_a_loop_of_its_own(launcher: Launcher, record: Record, program: str) -> None:
-    theirs = torch_says(launcher, record, "own_loop", program)
-    for change in (TORCHS_STORES, NO_TORCH):
-        assert says(launcher, "own_loop", change, program) == theirs
-
-
-def test_agents_with_loops_of_their_own_take_a_new_node_in(launcher: Launcher) -> None:
-    """Torch's hang here: the new node waits for an address that the first agent has told before (contract 2.2)."""
-    first, second = [["started", "HEALTHY", 0, 1], ["new nodes", "HEALTHY", 0, 1]], ["started", "HEALTHY", 1, 2]
-    histories = [
-        ["SUCCEEDED", [], [*first, ["started", "HEALTHY", 0, 2], ["done", "SUCCEEDED", 0, 2]]],
-        ["SUCCEEDED", [], [second, ["done", "SUCCEEDED", 1, 2]]],
-    ]
-    told, written = nodes_say(launcher, "grows")
-    assert told == [[each] for each in histories]
-    assert {line.split()[5] for line in written.values()} == {"0"}, "new nodes cost no restart"
-
-
-def test_agents_with_loops_of_their_own_start_again_together(launcher: Launcher) -> None:
-    """One node's workers fail; the other one is told at its next look and starts again too."""
-    told, written = nodes_say(launcher, "breaks")
-    histories = [each[0][2] for each in told]
-    assert [[step[0] for step in history] for history in histories] == [
-        ["started", "failed", "started", "done"],
-        ["started", "new nodes", "started", "done"],
-    ]
-    assert sorted(written) == [f"1-{rank}-of-4" for rank in range(4)]
-
-
-def test_agents_with_loops_of_their_own_end_together(launcher: Launcher) -> None:
-    told, _written = nodes_say(launcher, "fails")
-    steps = [["started", "HEALTHY", 0, 2], ["failed", "FAILED", 0, 2]]
-    assert told[1] == [["FAILED", [3], steps]]
-    assert told[0][0] == "RendezvousClosedError"
-    assert "rank 0" in told[0][1]
-
-
-def nodes_say(launcher: Launcher, program: str) -> Any:
-    """What each agent tells, and what their workers have written."""
-    return says(launcher, "own_loop", NO_TORCH, program)
 
 
 @pytest.mark.parametrize("change", CHANGES)

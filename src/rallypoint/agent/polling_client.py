@@ -57,10 +57,6 @@ class PollingRendezvousClient:
         self._info: RendezvousInfo | None = None
         self._preempted = ""
         """How this node was told that the job is preempted; empty if it was not."""
-        self.polls_waiting_nodes = True
-        """Whether to poll for waiting nodes. An agent with a loop of its own does so on its own thread; it waits for
-        everything else that is done here, so the two never run at the same time.
-        """
 
     def listen(self, deliver: messages.Deliver | None) -> None:
         """Pass every notification to `deliver`; None ends that."""
@@ -223,10 +219,9 @@ class PollingRendezvousClient:
     def _run(self) -> None:
         while True:
             try:
-                polls = self._runs and self.polls_waiting_nodes
-                work = self._requests.get(timeout=self._interval if polls else None)
+                work = self._requests.get(timeout=self._interval if self._runs else None)
             except queue.Empty:
-                if self._runs and self.polls_waiting_nodes:
+                if self._runs:
                     self._poll_waiting_nodes()
                 continue
             if work is None:

@@ -17,9 +17,6 @@ MAX_PATH = 4 * 1024
 
 _STDERR_COPY = "the worker's standard error, which -t 2 keeps in a file as well"
 
-NO_LIMIT = 1 << 30
-"""A number of restarts that stands for any number."""
-
 
 class Restarts(NamedTuple):
     """Restarts used, of those allowed; 0 allowed also where that is not known."""
@@ -28,7 +25,7 @@ class Restarts(NamedTuple):
     allowed: int = 0
 
     def __str__(self) -> str:
-        return str(self.used) if self.allowed >= NO_LIMIT else f"{self.used} of {self.allowed}"
+        return f"{self.used} of {self.allowed}"
 
 
 NO_RESTARTS = Restarts()

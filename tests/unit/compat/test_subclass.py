@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rallypoint.agent.spec import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from rallypoint.base.errors import UserError
 from rallypoint.compat.elastic.agent.server import SimpleElasticAgent
 from rallypoint.failures.failure import ProcessFailure
 from rallypoint.protocol.errors import RendezvousStateError
@@ -243,3 +244,24 @@ def test_an_overridden_step_sees_the_round() -> None:
 
     Looking(spec(ours()), lambda rank, start, stopping: time.monotonic()).run()
     assert seen == [(0, 1)]
+
+
+@HANDLERS
+def test_an_override_of_the_loop_may_call_it_and_not_replace_it(handler: Callable[[], RendezvousHandler]) -> None:
+    class Around(ThreadAgent):
+        def _invoke_run(self, role: str = "default") -> RunResult:
+            self.calls.append("begins")
+            return super()._invoke_run(role)
+
+    class Instead(ThreadAgent):
+        def _invoke_run(self, role: str = "default") -> RunResult:
+            self._initialize_workers(self._worker_group)
+            return self._monitor_workers(self._worker_group)
+
+    around = Around(spec(handler()), lambda rank, start, stopping: rank)
+    assert outcome(around).return_values == {0: 0, 1: 1}
+    assert around.calls[:2] == ["begins", "start"]
+    instead = Instead(spec(handler()), lambda rank, start, stopping: rank)
+    with pytest.raises(UserError, match="_invoke_run"):
+        instead.run()
+    assert instead.calls == []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from rallypoint.agent.agent import Agent
@@ -19,9 +19,8 @@ from rallypoint.agent.rank_exchange import exchange_ranks
 from rallypoint.agent.rendezvous_client import rendezvous_of
 from rallypoint.agent.spec import DEFAULT_ROLE, RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from rallypoint.agent.steps import StopWorkers
-from rallypoint.base.errors import SignalException
+from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
-from rallypoint.compat.elastic.agent.server.own_loop import OwnLoop
 from rallypoint.compat.reexports import reexports_of
 from rallypoint.protocol.messages import Placement
 from rallypoint.store.api import Store
@@ -147,15 +146,10 @@ class SimpleElasticAgent(ElasticAgent):
         self._workers = workers
         self._agent = Agent(workers, health)
         self._worker_group = workers.group
-        self._exit_barrier_timeout = exit_barrier_timeout
-        self._own_loop: OwnLoop | None = OwnLoop(workers)
-        """What a loop of a subclass's own needs; given up when ours begins."""
         self._runs = False
         """Whether `run` is under way."""
-        self._until_the_end = ExitStack()
         self._restarts_left: int | None = None
         self._most_restarts = 0
-        self._failed_with = RunResult(WorkerState.FAILED)
 
     _shutdown_timeout = attribute_of(lambda agent: agent._workers.grace, "stop")
 
@@ -186,21 +180,16 @@ class SimpleElasticAgent(ElasticAgent):
 
     @property
     def _remaining_restarts(self) -> int:
-        """How many failures the job would still survive. It can be set: a loop of a subclass's own counts it down, and
-        with ours, a subclass that knows that no restart would help sets it to 0."""
+        """How many failures the job would still survive. A subclass that knows no restart would help sets it to 0."""
         group = self._worker_group
         left = max(0, group.spec.max_restarts - group.restarts)
         if self._restarts_left is None:
             return left
-        if self._own_loop is not None:
-            return min(left, self._restarts_left)
         return min(left, max(0, self._most_restarts - group.restarts))
 
     @_remaining_restarts.setter
     def _remaining_restarts(self, left: int) -> None:
         group = self._worker_group
-        if group.placement is None:
-            group.restarts = max(0, group.spec.max_restarts - left)
         self._restarts_left = left
         self._most_restarts = group.restarts + left
 
@@ -224,39 +213,28 @@ class SimpleElasticAgent(ElasticAgent):
         """Run the workers to the job's end; see `Agent.run`."""
         self._runs = True
         try:
-            return self._agent.run(role, self._run)
+            return self._agent.run(role, self._invoke_run)
         finally:
             self._runs = False
 
-    def _run(self, role: str) -> RunResult:
-        """The run, and, after a loop that is not ours, what ours would have done at its end."""
-        death_sig = signal.SIGTERM
-        try:
-            with self._until_the_end:
-                result = self._invoke_run(role)
-            if self._own_loop is not None:
-                self._own_loop.end_with(result, self._exit_barrier_timeout)
-            return result
-        except SignalException as asked:
-            death_sig = signal.Signals(asked.sigval)
-            raise
-        finally:
-            if self._own_loop is not None:
-                self._shutdown(death_sig, self._shutdown_timeout)
-
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        """The run itself; when it returns or raises, no worker is left."""
-        self._own_loop = None
+        """The run itself; when it returns or raises, no worker is left. An override must call it."""
         return self._agent.run_loop(role)
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        """Apply a placement: address of the store, group rank, worker ranks.
+        """Apply a placement: address of the store, group rank, worker ranks."""
+        self._workers.enter_round(self._placement())
 
-        Our loop has been given it by then; for a loop of a subclass's own, this waits until the round is complete.
-        """
-        placement = worker_group.placement if self._own_loop is None else self._own_loop.rendezvous()
-        assert placement is not None, "no placement before the first round"
-        self._workers.enter_round(placement)
+    def _placement(self) -> Placement:
+        """The placement that the loop has been given. Raises UserError in another loop than ours."""
+        placement = self._worker_group.placement
+        if placement is None:
+            raise UserError(
+                f"{type(self).__name__} starts its workers from a loop of its own, which Rallypoint does not run: let "
+                "_invoke_run() call super()._invoke_run(), and override the methods that this calls (_start_workers, "
+                "_monitor_workers, _stop_workers, _restart_workers, _shutdown)"
+            )
+        return placement
 
     @profiled("SimpleElasticAgent._assign_worker_ranks")
     def _assign_worker_ranks(
@@ -275,29 +253,20 @@ class SimpleElasticAgent(ElasticAgent):
     @profiled("SimpleElasticAgent._initialize_workers")
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
         """Apply the placement and start the workers."""
+        self._placement()
         self._rendezvous(worker_group)
         self._workers.started(self._start_workers(worker_group))
 
     @profiled("SimpleElasticAgent._restart_workers")
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        """Stop the workers, and start them again in the next round.
+        """Stop the workers. The loop has asked for the next round already, and starts them when that is complete.
 
-        Our loop calls this only where it is overridden, and does the second half itself: it has asked for the round
-        already, and starts the workers when that is complete. Otherwise it begins a stop that it sees through.
+        It calls this only where it is overridden; otherwise it begins a stop that it sees through.
         """
         log.info("[%s] Stopping worker group", worker_group.spec.role)
-        failed = self._failed_with if worker_group.state in (WorkerState.FAILED, WorkerState.UNHEALTHY) else None
-        if self._own_loop is not None:
-            self._own_loop.end_round(failed)
         self._stop_workers(worker_group)
         worker_group.state = WorkerState.STOPPED
-        if self._own_loop is not None:
-            self._workers.events.workers_ended(failed, self._workers.succeeded())
-            self._initialize_workers(worker_group)
 
     def _exit_barrier(self) -> None:
-        """Report that this node is done. The verdict, once all are, ends our loop; any other waits here."""
-        if self._own_loop is None:
-            WorkerController.on_succeeded(self._workers)
-        else:
-            self._own_loop.finish(self._exit_barrier_timeout)
+        """Report that this node is done. The verdict, once all are, ends the loop."""
+        WorkerController.on_succeeded(self._workers)

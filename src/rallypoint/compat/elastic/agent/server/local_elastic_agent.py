@@ -85,16 +85,10 @@ class LocalElasticAgent(SimpleElasticAgent):
     _log_line_prefix_template = attribute_of(lambda agent: agent._workers, "log_line_prefix_template")
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        if self._own_loop is not None:
-            self._own_loop.begin(self._until_the_end, self._agent.health)
         return dict(self._workers.start_workers())
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        if self._own_loop is not None:
-            self._own_loop.step()
         result = ProcessController.poll(self._workers)
-        if result.is_failed():
-            self._failed_with = result
         if self._workers.beyond_help:
             self._remaining_restarts = 0
         return result
