@@ -65,8 +65,8 @@ lint: $(DEV)  ## style, types and layers
 docs: $(DEV)  ## the site, in docs/_build/html; a warning is an error
 	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html $(ARGS)
 
-man: $(DEV)  ## the manual pages and completion scripts, in build/share; then man build/share/man/man1/rallyrun.1
-	@$(BIN)/python -m man build
+man: $(DEV)  ## the manual pages, in build/share; then man build/share/man/man1/rallyrun.1
+	@$(BIN)/python -m docs.manual
 
 recording: $(READY)  ## the recorded session of the README, docs/demo.cast and docs/demo.svg (ARGS=--draw to draw it anew only)
 	@$(BIN)/python -m docs.recording $(ARGS)
@@ -79,7 +79,7 @@ bench: $(READY)  ## the budgets, as ratios to torchrun measured in turn in one r
 
 # The time in the archives: that of the commit, so that whoever builds it again gets the same bytes.
 dist: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1580601600)
-dist:  ## source archive, a wheel without the store in C for every system, and a manylinux wheel with it
+dist: man  ## source archive, a wheel without the store in C for every system, and a manylinux wheel with it
 	@$(PYTHON) -m venv .venv-release
 	@.venv-release/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/release.txt
 	@rm -rf dist

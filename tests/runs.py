@@ -55,7 +55,7 @@ LEFT_TO_ALL = (
     "tests/sim/test_simulator.py::test_planted_bugs_are_found"
     "[a node that waits is another one to a coordinator that comes back]",
     "tests/unit/benchmarks",
-    "tests/unit/cli/completion",
+    "tests/unit/cli/test_completion.py",
     "tests/unit/rendezvous/test_etcd_v2.py",
 )
 KEPT = (
