@@ -1,4 +1,4 @@
-"""`python -m docs.manual [FOLDER]`: writes `rallyrun.1` and `rallyctl.1` below a folder, `build/share` if none is given.
+"""`python -m docs.manual [FOLDER]`: writes `rallyrun.1` and `rallyctl.1` below a folder, by default `build/share`.
 
 Sphinx's builder of manual pages makes them from the pages of the reference, so that nothing is described twice.
 """

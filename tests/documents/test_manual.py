@@ -23,7 +23,7 @@ def test_the_pages_have_all_flags_and_verbs(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1000000000")
     rallyrun, rallyctl = (path.read_text() for path in write_manual(tmp_path))
     shown = rallyrun.replace("\\-", "-")
-    assert [flag.name for flag in FLAGS if f".SS {flag.name}\n" not in shown] == []
+    assert [flag.name for flag in FLAGS if f".SS \\fB{flag.name}\\fP\n" not in shown] == []
     assert [flag.variable for flag in FLAGS if flag.from_environment and flag.variable not in shown] == []
     assert [verb for verb in verbs() if f".SH rallyctl {verb}\n".upper() not in rallyctl.upper()] == []
     for page in (rallyrun, rallyctl):
