@@ -13,14 +13,14 @@ OF_SDIST = .venv-release/bin/python -m pip wheel --quiet --no-deps --no-build-is
 # Where this says not to keep bytecode, each of the thousands of processes that tests start compiles the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: check record demo fuzz test test-all conformance-preload sweep chaos inprocess-kills sim lint docs man recording frameworks bench dist release-check lock clean
+.PHONY: check record demo fuzz test test-all conformance-preload sweep chaos inprocess-kills sim lint docs man frameworks bench dist release-check lock clean
 
 check: $(DEV)  ## in a minute, without torch: lint, all tests that start no process, with fewer examples, and 200 simulated jobs
 	@$(MAKE) --no-print-directory lint
 	@$(BIN)/python -m pytest -q -n 3 --dist worksteal --quick -m "not (process or torch or etcd or root)" $(PURE) $(ARGS)
 	@$(BIN)/python -m tests.sim --seeds 200
 
-demo: $(READY)  ## a training job of torch loses a worker, then a node, and goes on; beside torchrun (ARGS="--no-torchrun")
+demo: $(READY)  ## a training job of torch loses a worker, then a node, and continues
 	@$(BIN)/rallyctl demo --program examples/train_ddp.py $(ARGS)
 
 # What fails beside other tests and starts processes is run once more, alone, and named at the end (tests/again.py).
@@ -67,9 +67,6 @@ docs: $(DEV)  ## the site, in docs/_build/html; a warning is an error
 
 man: $(DEV)  ## the manual pages, in build/share; then man build/share/man/man1/rallyrun.1
 	@$(BIN)/python -m docs.manual
-
-recording: $(READY)  ## the recorded session of the README, docs/demo.cast and docs/demo.svg (ARGS=--draw to draw it anew only)
-	@$(BIN)/python -m docs.recording $(ARGS)
 
 frameworks: $(FRAMES)  ## all examples of other people's frameworks, with workers and nodes killed, stopped and preloaded
 	@$(BIN)/python -m tests.frameworks $(ARGS)
