@@ -13,14 +13,14 @@ OF_SDIST = .venv-release/bin/python -m pip wheel --quiet --no-deps --no-build-is
 # Where this says not to keep bytecode, each of the thousands of processes that tests start compiles the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: check record demo fuzz hops test test-all conformance-preload sweep chaos inprocess-kills sim lint docs man recording frameworks bench dist release-check lock clean
+.PHONY: check record demo fuzz hops test test-all conformance-preload sweep chaos inprocess-kills sim lint docs man frameworks bench dist release-check lock clean
 
 check: $(DEV)  ## in a minute, without torch: lint, all tests that start no process, with fewer examples, and 200 simulated jobs
 	@$(MAKE) --no-print-directory lint
 	@$(BIN)/python -m pytest -q -n 3 --dist worksteal --quick -m "not (process or torch or etcd or root)" $(PURE) $(ARGS)
 	@$(BIN)/python -m tests.sim --seeds 200
 
-demo: $(READY)  ## a training job of torch loses a worker, then a node, and goes on; beside torchrun (ARGS="--no-torchrun")
+demo: $(READY)  ## a training job of torch loses a worker, then a node, and continues
 	@$(BIN)/rallyctl demo --program examples/train_ddp.py $(ARGS)
 
 # What fails beside other tests and starts processes is run once more, alone, and named at the end (tests/again.py).
@@ -67,11 +67,8 @@ lint: $(DEV)  ## style, types and layers
 docs: $(DEV)  ## the site, in docs/_build/html; a warning is an error
 	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html $(ARGS)
 
-man: $(DEV)  ## the manual pages and completion scripts, in build/share; then man build/share/man/man1/rallyrun.1
-	@$(BIN)/python -m man build
-
-recording: $(READY)  ## the recorded session of the README, docs/demo.cast and docs/demo.svg (ARGS=--draw to draw it anew only)
-	@$(BIN)/python -m docs.recording $(ARGS)
+man: $(DEV)  ## the manual pages, in build/share; then man build/share/man/man1/rallyrun.1
+	@$(BIN)/python -m docs.manual
 
 frameworks: $(FRAMES)  ## all examples of other people's frameworks, with workers and nodes killed, stopped and preloaded
 	@$(BIN)/python -m tests.frameworks $(ARGS)
@@ -81,7 +78,7 @@ bench: $(READY)  ## the budgets, as ratios to torchrun measured in turn in one r
 
 # The time in the archives: that of the commit, so that whoever builds it again gets the same bytes.
 dist: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1580601600)
-dist:  ## source archive, a wheel without the store in C for every system, and a manylinux wheel with it
+dist: man  ## source archive, a wheel without the store in C for every system, and a manylinux wheel with it
 	@$(PYTHON) -m venv .venv-release
 	@.venv-release/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/release.txt
 	@rm -rf dist

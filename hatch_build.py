@@ -1,8 +1,8 @@
 """What hatchling calls before it installs the package or makes a wheel.
 
-The page of the package index is made of README.md. The store in C is built where it can be. Manual pages and completion
-scripts are written for the `share/` of a wheel; an editable install has none, for they would soon be older than the
-sources.
+The page of the package index is made of README.md. The store in C is built where it can be. A wheel has
+completion scripts, made by shtab, and manual pages if `make man` or a source archive has put them into `build/share`;
+an editable install has neither, for they would soon be older than the sources.
 
 The variable `RALLYPOINT_BUILD` decides otherwise: `pure` leaves the store in C out, so that the wheel fits every
 system; `native` fails where it cannot be built.
@@ -48,7 +48,7 @@ class BuildNative(BuildHookInterface[Any]):
     """Adds the built module to the wheel, or leaves it beside the sources of an editable install."""
 
     PLUGIN_NAME = "custom"
-    _shared: Path | None = None
+    _scripts: Path | None = None
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build. Where that cannot be, say so and go on without: the package is whole in Python alone."""
@@ -81,12 +81,31 @@ class BuildNative(BuildHookInterface[Any]):
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove what was written for the wheel."""
-        if self._shared is not None:
-            shutil.rmtree(self._shared)
+        if self._scripts is not None:
+            shutil.rmtree(self._scripts)
 
     def _share(self, build_data: dict[str, Any]) -> None:
-        from man.share import write_shared_files
+        """Manual pages, which a source archive has, and completion scripts, which are made now."""
+        pages = sorted(Path(self.root, "build", "share", "man", "man1").glob("*.1"))
+        build_data["shared_data"] |= {str(page): f"share/man/man1/{page.name}" for page in pages}
+        if not pages:
+            print(
+                "rallypoint: without manual pages; a source archive has them, and 'make man' writes them",
+                file=sys.stderr,
+            )
+        from rallypoint.cli import completion
+        from rallypoint.cli.rallyctl import build_parser
 
-        self._shared = Path(tempfile.mkdtemp(prefix="rallypoint-share-"))
-        files = write_shared_files(self._shared)
-        build_data["shared_data"] |= {str(path): name for path, name in files.items()}
+        self._scripts = Path(tempfile.mkdtemp(prefix="rallypoint-completion-"))
+        try:
+            texts = {shell: completion.completion_script(shell, build_parser()) for shell in completion.SHELLS}
+        except ImportError:
+            print("rallypoint: without completion scripts, which shtab makes: it is not installed", file=sys.stderr)
+            return
+        for shell, text in texts.items():
+            (self._scripts / shell).write_text(text, "utf-8")
+            build_data["force_include"][str(self._scripts / shell)] = f"rallypoint/cli/completions/{shell}"
+            for name in completion.SHELLS[shell]:
+                copy = self._scripts / name.replace("/", "-")
+                copy.write_text(text, "utf-8")
+                build_data["shared_data"][str(copy)] = name

@@ -29,7 +29,7 @@ nitpick_ignore_regex = [
 ]  # foreign, variables
 default_role = "code"
 smartquotes = False  # it makes a dash of the beginning of a flag
-exclude_patterns = ["_build", "generate", "recording"]
+exclude_patterns = ["_build", "generate"]
 
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"

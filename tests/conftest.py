@@ -30,6 +30,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--rewrite-transcripts", action="store_true", help="write what the transcripts play to; review the difference"
     )
     parser.addoption(
+        "--rewrite-sentences", action="store_true", help="write tests/sentences.txt anew; review the difference"
+    )
+    parser.addoption(
         "--torch",
         choices=["recorded", "daily", "live", "write"],
         help="what real torch is asked: nothing, the day's tenth of it (as by --fresh), all, or all to write it",

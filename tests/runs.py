@@ -52,7 +52,7 @@ LEFT_TO_ALL = (
     "tests/sim/test_simulator.py::test_planted_bugs_are_found"
     "[a node that waits is another one to a coordinator that comes back]",
     "tests/unit/benchmarks",
-    "tests/unit/cli/completion",
+    "tests/unit/cli/test_completion.py",
 )
 KEPT = (
     "tests/documents/test_commands.py::test_the_commands_of[docs-tutorials-first-job]",

@@ -4,8 +4,6 @@ flags       every flag of `rallyrun`
 rallyctl    every verb of `rallyctl` and its flags
 rdzv_conf   the keys of `--rdzv-conf`
 environment environment variables, read and set
-log_lines   what the log says, what it means, and what to do
-errors      the same of sentences that end a command
 torch_names the names of torch that `rallypoint.compat` has
 """
 
@@ -14,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs.generate import environment, errors, flags, log_lines, rallyctl, rdzv_conf, torch_names
+from docs.generate import environment, flags, rallyctl, rdzv_conf, torch_names
 from docs.repository_links import DOCS, PAPERS, copied
 
 REFERENCE: dict[str, Callable[[], str]] = {
@@ -22,8 +20,6 @@ REFERENCE: dict[str, Callable[[], str]] = {
     "rdzv-conf": rdzv_conf.page,
     "rallyctl": rallyctl.page,
     "environment": environment.page,
-    "log-lines": log_lines.page,
-    "errors": errors.page,
     "torch-names": torch_names.page,
 }
 """Names of pages to what makes their text, in Markdown."""

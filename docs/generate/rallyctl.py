@@ -6,7 +6,6 @@ import argparse
 
 from docs.generate.markdown import literal
 
-from rallypoint.cli.command_table import find_verbs
 from rallypoint.cli.rallyctl import build_parser
 
 HEAD = """\
@@ -24,7 +23,8 @@ def page() -> str:
 
 def verbs() -> dict[str, argparse.ArgumentParser]:
     """Each verb's parser, by its name."""
-    return dict(find_verbs(build_parser()).choices)
+    (found,) = (each for each in build_parser()._actions if isinstance(each, argparse._SubParsersAction))
+    return dict(found.choices)
 
 
 def _verb(name: str, parser: argparse.ArgumentParser) -> str:

@@ -74,4 +74,3 @@ def test_the_demo_trains_a_program_of_torch() -> None:
     assert len(re.findall(r"resumed from step [1-9]", done.stdout)) == 2
     assert re.search(r"SIGKILL to all \d+ processes of one node", done.stdout)
     assert len(re.findall(r"finished: exit code 0, final loss", done.stdout)) == 3
-    assert "torchrun" not in done.stdout, "nobody looks on"

@@ -38,7 +38,6 @@ from rallypoint.membership.operations import Fail
 from rallypoint.observe.agent_runs import agent_runs
 from rallypoint.observe.event_files import EventFiles, read_events
 from rallypoint.observe.goodput import report
-from rallypoint.observe.report_html import report_html
 from rallypoint.observe.report_text import report_json, report_lines
 from rallypoint.preflight.mesh import (
     Finding,
@@ -290,7 +289,7 @@ def event_files(data: bytes) -> None:
         made = report(agent_runs(lines), found.notes)
         assert abs(sum(made.phases.values()) - made.wall) < 1e-3
         assert abs(made.productive + sum(made.lost.values()) - made.wall) < 1e-3
-        text = "\n".join([*report_lines(made), report_json(made), report_html(made)])
+        text = "\n".join([*report_lines(made), report_json(made)])
         text.encode()
         assert "\x1b" not in text
 

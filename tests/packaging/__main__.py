@@ -48,6 +48,7 @@ def main() -> int:
         parser.error("there is nothing in dist/; run `make dist`")
     wanted = given.python or interpreters.supported()
     wrong = [f"{each.name}: {fault}" for each in artefacts for fault in contents.faults(each, version(), tracked())]
+    wrong += [f"{each.name}: it has no manual pages" for each in artefacts if not contents.has_manual(each)]
     print("| tried in | artefact | result | seconds |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory(prefix="release-") as folder:
         for trial in (*_installed(artefacts, wanted, Path(folder)), *_run_at_once(artefacts, Path(folder))):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path, PurePosixPath
@@ -14,6 +14,8 @@ from tests.packaging.interpreters import supported
 
 _RELATIVE = re.compile(r"\]\((?![a-z]+:|#)[^)]*\)|<!--")
 WANTED = ("rallypoint/__init__.py", "rallypoint/py.typed", "rallypoint/observe/page.html", "rallypoint/base/version.py")
+MANUAL = tuple(f"build/share/man/man1/{command}.1" for command in ("rallyrun", "rallyctl"))
+"""The manual pages of a source archive. A wheel that is built of one has them; of a checkout, after `make man`."""
 
 
 def metadata(artefact: Path) -> Message:
@@ -39,6 +41,12 @@ def names(artefact: Path) -> list[str]:
         return [str(PurePosixPath(*PurePosixPath(each.name).parts[1:])) for each in archive if each.isfile()]
 
 
+def has_manual(artefact: Path) -> bool:
+    """Whether all manual pages are in an artefact."""
+    found = names(artefact)
+    return all(any(name.endswith(Path(page).name) for name in found) for page in MANUAL)
+
+
 def faults(artefact: Path, version: str, tracked: frozenset[str] | None) -> Iterator[str]:
     """What is wrong with an artefact.
 
@@ -61,16 +69,18 @@ def faults(artefact: Path, version: str, tracked: frozenset[str] | None) -> Iter
     if artefact.suffix == ".whl":
         yield from _faults_of_wheel(artefact, found)
     elif tracked is not None:
-        yield from (f"it has {each}, which is not in git" for each in sorted({*found} - tracked - {"PKG-INFO"}))
+        yield from (
+            f"it has {each}, which is not in git" for each in sorted({*found} - tracked - {"PKG-INFO", *MANUAL})
+        )
         yield from (f"it lacks {each}" for each in sorted(tracked - {*found}))
 
 
 def _faults_of_wheel(wheel: Path, found: list[str]) -> Iterator[str]:
-    from man.share import shared_files  # reads our command lines: whoever runs this has the sources on their path
+    from rallypoint.cli.completion import SHELLS  # whoever runs this has the sources on their path
 
     info = f"{'-'.join(wheel.name.split('-')[:2])}.dist-info"
     data = f"{info.removesuffix('.dist-info')}.data/data/"
-    wanted = (*WANTED, f"{info}/licenses/LICENSE", *(f"{data}{each}" for each in shared_files()))
+    wanted = (*WANTED, f"{info}/licenses/LICENSE", *_completions(data, SHELLS))
     yield from (f"it lacks {each}" for each in wanted if each not in found)
     ours = ("rallypoint/", f"{info}/", f"{data}share/")
     strange = [each for each in found if not each.startswith(ours)]
@@ -83,6 +93,11 @@ def _faults_of_wheel(wheel: Path, found: list[str]) -> Iterator[str]:
         yield f"its compiled modules are {built}"
     elif "manylinux" not in wheel.name:
         yield "it has no manylinux tag"
+
+
+def _completions(data: str, shells: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    yield from (f"rallypoint/cli/completions/{shell}" for shell in shells)
+    yield from (f"{data}{path}" for paths in shells.values() for path in paths)
 
 
 def _is_for(minor: str, classified: list[str]) -> bool:

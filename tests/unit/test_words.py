@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-FOLDERS = ("man", "src", "tests", "docs", "benchmarks", "examples")
+FOLDERS = ("src", "tests", "docs", "benchmarks", "examples")
 TEXTS = frozenset({".py", ".pyi", ".c", ".h", ".md", ".txt"})
 SPARED = frozenset({"CHANGELOG.md", "docs/project/changelog.md", "docs/glossary.md", "tests/unit/test_words.py"})
 

@@ -8,7 +8,7 @@ rallyctl report PATH...                 how a job spent its time, from the event
 rallyctl serve --endpoint HOST:PORT     a control plane outside the training nodes, for many jobs
 rallyctl secret                         a new secret, which the nodes of a job share
 rallyctl token --job ID                 the token of one job, derived from the secret
-rallyctl completion SHELL               completion of both commands for bash, zsh or fish
+rallyctl completion SHELL               completion of both commands for bash, zsh, fish or tcsh
 rallyctl etcd                           a temporary etcd on this machine, for trials and tests
 """
 
@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from rallypoint.base.errors import UsageError
 from rallypoint.cli.bundle import add_bundle
 from rallypoint.cli.check import add_check
-from rallypoint.cli.completion.verb import add_completion
+from rallypoint.cli.completion import add_completion
 from rallypoint.cli.demo import add_demo
 from rallypoint.cli.etcd import add_etcd
 from rallypoint.cli.launching import add_launch

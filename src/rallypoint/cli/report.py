@@ -17,13 +17,12 @@ def add_report(verb: Verb) -> None:
         "between failures, slowest recoveries. It reads what rallyrun --event-log-handler=jsonl:PATH has written, of "
         "one node or of all; files that were rotated away are found beside the others. Incident bundles below the same "
         "folders (--incident-dir) are listed; where there are bundles alone, these.",
-        "events/ --html report.html",
+        "events/",
         _report,
     )
     report.add_argument("paths", nargs="+", metavar="PATH", help="files of events, or folders of such files")
     report.add_argument("--job", default="", metavar="ID", help="the job, where the files have several")
     report.add_argument("--json", action="store_true", help="print JSON (docs/reference/report.md)")
-    report.add_argument("--html", default="", metavar="FILE", help="write one self-contained page with timelines")
 
 
 def _report(options: argparse.Namespace) -> None:
@@ -38,7 +37,7 @@ def _report(options: argparse.Namespace) -> None:
     try:
         found = read_events(options.paths)
     except UserError:
-        if not incidents.found or options.html or options.job:
+        if not incidents.found or options.job:
             raise
         print_answer(incidents_json(incidents) if options.json else "\n".join(incident_lines(incidents.found)))
         return
@@ -46,18 +45,9 @@ def _report(options: argparse.Namespace) -> None:
     if job not in found.events:
         raise UserError(f"there are no events of the job {job!r}; the files have {_names(list(found.events))}")
     made = report(agent_runs(found.events[job]), found.notes)
-    if options.html:
-        from rallypoint.observe.report_html import report_html
-
-        try:
-            with open(options.html, "w", encoding="utf-8") as file:
-                file.write(report_html(made))
-        except OSError as error:
-            raise UserError(f"--html={options.html} cannot be written: {error.strerror}") from None
-    if options.json or not options.html:
-        own = [each for each in incidents.found if each.job == job]
-        more = ["", "Incidents", *(f"  {line}" for line in incident_lines(own))] if own else []
-        print_answer(report_json(made) if options.json else "\n".join([*report_lines(made), *more]))
+    own = [each for each in incidents.found if each.job == job]
+    more = ["", "Incidents", *(f"  {line}" for line in incident_lines(own))] if own else []
+    print_answer(report_json(made) if options.json else "\n".join([*report_lines(made), *more]))
 
 
 def _only_job(jobs: list[str]) -> str:

@@ -1,9 +1,13 @@
-"""One run of the demo: launchers, and what their workers tell, through a named pipe, one line of JSON an event.
+"""The demo: a job that runs undisturbed, one that loses a worker, one that loses a node; a line for each event.
+
+Workers tell what they do through a named pipe, one line of JSON an event: `event` ("start", "training", "step",
+"done"), `rank`, `pid`, and what belongs to it.
 
 Laws:
 
 1. Every process of a run carries a mark in its environment; when the run is over, none is left.
 2. Nothing is waited for without a deadline.
+3. What counts after a kill is the next step that is finished by workers that were started after it.
 """
 
 from __future__ import annotations
@@ -13,47 +17,188 @@ import mmap
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.kernel import set_pipe_size
+from rallypoint.base.light_typing import NamedTuple
 from rallypoint.base.process_table import descendants, process_table
-from rallypoint.demo import track as tracks
-from rallypoint.demo.account import Account
-from rallypoint.demo.track import Event, Track
 
+WORKERS, NODES = 2, 3
+VICTIM = 1
+TOLERANCE = 1e-6
 MARK = "_RALLYPOINT_DEMO"
 """Names a variable that every process of a run carries, so that none can be left behind."""
+
+_TIMEOUT = 60.0
+"""Seconds after which a run that says nothing more is given up."""
 _TICK = 0.1
-"""Seconds after which what is shown is brought up to date, and launchers are looked after."""
+"""Seconds after which launchers are looked after."""
 _END = 10.0
 """Seconds that a launcher has to end after SIGTERM."""
 _STEERING = ("PET_", "TORCHELASTIC_", "GROUP_", "ROLE_", "LOCAL_")
 _STEERING_NAMES = frozenset({"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOGLEVEL", "RALLYPOINT_SECRET"})
 """Variables that would change what the demo's launchers or workers do."""
 
+Event = Mapping[str, Any]
+Write = Callable[[str], None]
+"""Writes text to standard output, at once. Raises RallypointError if that cannot be written."""
+
 
 class DemoError(RallypointError):
     """Something is not as claimed; the text is the rest of a sentence that begins with the launcher's name."""
 
 
-class Run:
-    """Launchers that run one job."""
+class Plan(NamedTuple):
+    """The plan of a demo.
 
-    def __init__(self, track: Track, launchers: Sequence[list[str]], folder: Path, account: Account) -> None:
+    `program` is what follows the launcher's flags: a module or a script that takes `--steps`, `--progress` and
+    `--checkpoint-dir`. `deadline` is for how many seconds the next step is waited for after a kill.
+    """
+
+    program: Sequence[str]
+    steps: int
+    deadline: float
+
+    @property
+    def fatal(self) -> int:
+        """The step of the kill: some after a checkpoint, so that there is work to do again."""
+        return self.steps // 2 + 5
+
+
+class Outcome(NamedTuple):
+    """What became of a run: the final loss, seconds of the whole job, and from the kill to the next step."""
+
+    loss: float
+    seconds: float
+    stopped: float | None
+
+
+def demo(plan: Plan, write: Write) -> None:
+    """Run all parts, and say what to make of them.
+
+    Raises:
+        DemoError: something is not as claimed.
+        RallypointError: nobody reads what is written any more.
+    """
+    with tempfile.TemporaryDirectory(prefix="rallypoint-demo-", ignore_cleanup_errors=True) as base:
+        write(f"\n{WORKERS} workers train for {plan.steps} steps, undisturbed.\n\n")
+        expected = _undisturbed(plan, Path(base, "1"), write)
+        write(f"\nThe same again, but one worker is killed at step {plan.fatal}.\n\n")
+        worker = _worker_lost(plan, Path(base, "2"), write)
+        enough = f"of which {NODES - 1} suffice: one whole node is lost at step {plan.fatal}."
+        write(f"\nThe same on {NODES} nodes, {enough}\n\n")
+        node = _node_lost(plan, Path(base, "3"), write)
+    difference = max(abs(each.loss - expected.loss) for each in (worker, node))
+    if not difference <= TOLERANCE:
+        raise DemoError(f"the final losses differ by {difference:.3g}, which is more than {TOLERANCE:g}")
+    rows = [
+        ("a worker killed, until the next step", f"{worker.stopped:.2f} s"),
+        ("a node lost, until the next step", f"{node.stopped:.2f} s"),
+        (f"the whole job ({expected.seconds:.1f} s undisturbed)", f"{worker.seconds:.1f} s, {node.seconds:.1f} s"),
+        ("the final losses differ by", f"{difference:.1g}"),
+    ]
+    write("\n" + "".join(f"{label:42}{value:>17}\n" for label, value in rows))
+    write("\nThe job lost a worker, then a node, and ended as if nothing had happened.\n")
+
+
+def _undisturbed(plan: Plan, folder: Path, write: Write) -> Outcome:
+    with _running(plan, [["--standalone", f"--nproc-per-node={WORKERS}"]], folder, write) as run:
+        run.say(f"{WORKERS} workers started: pids {run.pids_of('start', WORKERS, _TIMEOUT)}")
+        run.wait_for(lambda event: event.get("step") == 1, _TIMEOUT)
+        run.say("first step")
+        return run.finish(_TIMEOUT)
+
+
+def _worker_lost(plan: Plan, folder: Path, write: Write) -> Outcome:
+    flags = ["--standalone", f"--nproc-per-node={WORKERS}", "--max-restarts=3"]
+    with _running(plan, [flags], folder, write) as run:
+        before = run.pids_of("start", WORKERS, _TIMEOUT)
+        run.say(f"{WORKERS} workers started: pids {before}")
+        run.wait_for(lambda event: event.get("step") == plan.fatal, _TIMEOUT)
+        run.kill_worker(before[VICTIM])
+        run.say(f"step {plan.fatal} of {plan.steps}: SIGKILL to rank {VICTIM}, pid {before[VICTIM]}")
+        after = _resumed(run, WORKERS, plan)
+        if set(before) & set(after):
+            raise DemoError(f"has kept workers of before {before} among the new ones {after}")
+        return run.finish(_TIMEOUT)
+
+
+def _node_lost(plan: Plan, folder: Path, write: Write) -> Outcome:
+    endpoint = f"--rdzv-endpoint=127.0.0.1:{_free_port()}"
+    node = [f"--nnodes={NODES - 1}:{NODES}", "--rdzv-backend=c10d", endpoint, "--max-restarts=3"]
+    # The first hosts the control plane; on one machine every node could.
+    nodes = [[*node, f"--rdzv-conf=is_host={str(number == 0).lower()}"] for number in range(NODES)]
+    with _running(plan, nodes, folder, write) as run:
+        before = run.pids_of("start", NODES, _TIMEOUT)
+        run.say(f"{NODES} workers started on {NODES} nodes: pids {before}")
+        run.wait_for(lambda event: event.get("step") == plan.fatal, _TIMEOUT)
+        number = next((found for pid in before[1:] if (found := run.node_of(pid))), None)
+        if number is None:
+            raise DemoError("has no worker that descends from the launcher of another node than the first")
+        count = run.kill_node(number)
+        run.say(f"step {plan.fatal} of {plan.steps}: SIGKILL to all {count} processes of one node, its launcher first")
+        _resumed(run, NODES - 1, plan)
+        return run.finish(_TIMEOUT)
+
+
+def _resumed(run: Run, workers: int, plan: Plan) -> list[int]:
+    """Wait for new workers and their first step. Returns their pids."""
+
+    def left() -> float:
+        return max(0.1, plan.deadline - run.since_kill())
+
+    after = run.pids_of("start", workers, left())
+    run.say(f"{run.since_kill():.3f} s after the kill, {workers} new workers run: pids {after}")
+    resumed = run.wait_for_all("training", workers, left())[0]["step"]
+    run.say(f"{run.since_kill():.3f} s after the kill, they have resumed from step {resumed}")
+    if not 0 < resumed < plan.steps:
+        raise DemoError(f"has resumed from step {resumed}, which is not a checkpoint of before the kill")
+    run.wait_for(lambda event: event["event"] == "step", left())
+    run.stopped = run.since_kill()
+    run.say(f"{run.stopped:.3f} s after the kill, the next step is finished")
+    return after
+
+
+@contextmanager
+def _running(plan: Plan, flags: Sequence[Sequence[str]], folder: Path, write: Write) -> Iterator[Run]:
+    """A run with a launcher for each list of flags; it is over at the end.
+
+    Raises:
+        DemoError: something is not as claimed; with what the job printed.
+    """
+    for text, times in Counter(" ".join(["rallyrun", *node, *plan.program]) for node in flags).items():
+        write(f"$ {text}" + (f"  # {times} times" if times > 1 else "") + "\n")
+    run = Run(plan.steps, [[*_rallyrun(), *node, *plan.program] for node in flags], folder, write)
+    try:
+        yield run
+    except DemoError as error:
+        raise DemoError(f"rallyrun {error}; the job printed:\n{run.log()}") from None
+    finally:
+        run.close()
+
+
+class Run:
+    """Launchers that run one job; `stopped` is for how many seconds a kill has stopped it, if there was one."""
+
+    def __init__(self, steps: int, launchers: Sequence[list[str]], folder: Path, write: Write) -> None:
         """Start them.
 
         Args:
-            track: says the launcher's name and the number of steps.
+            steps: to train.
             launchers: a command line for each node, to which the arguments of the program are appended.
             folder: is made; pipe, checkpoint and output are there.
-            account: is told of what happens.
+            write: is given a line for each event.
         """
         folder.mkdir()
         pipe = folder / "progress"
@@ -65,9 +210,10 @@ class Run:
         self._pending = b""
         self._mark = uuid.uuid4().hex
         self._log = folder / "log"
-        self._account = account
-        self.track = track
-        more = [f"--steps={track.steps}", f"--progress={pipe}", f"--checkpoint-dir={folder / 'checkpoint'}"]
+        self._write = write
+        self._killed: float | None = None
+        self.stopped: float | None = None
+        more = [f"--steps={steps}", f"--progress={pipe}", f"--checkpoint-dir={folder / 'checkpoint'}"]
         self._began = time.monotonic()
         self._lost: set[int] = set()
         self.agents = [self._start([*launcher, *more]) for launcher in launchers]
@@ -89,14 +235,13 @@ class Run:
         """Since the launchers were started."""
         return time.monotonic() - self._began
 
-    def say(self, text: str) -> None:
-        """One line of the account, with the time at which it happened."""
-        self._account.line(self.seconds(), text)
+    def since_kill(self) -> float:
+        """Seconds since something was killed."""
+        return time.monotonic() - (self._killed or 0.0)
 
-    def show(self, track: Track) -> None:
-        """The run stands so now."""
-        self.track = track
-        self._account.show(track)
+    def say(self, text: str) -> None:
+        """Write one line, with the time at which it happened."""
+        self._write(f"  {self.seconds():6.2f} s  {text}\n")
 
     def wait_for(self, wanted: Callable[[Event], bool], timeout: float) -> Event:
         """The next event that `wanted` accepts.
@@ -117,13 +262,17 @@ class Run:
             found[event["rank"]] = event
         return [found[rank] for rank in sorted(found)]
 
+    def pids_of(self, name: str, workers: int, timeout: float) -> list[int]:
+        """The pids of all workers, once each has told `name`."""
+        return [event["pid"] for event in self.wait_for_all(name, workers, timeout)]
+
     def kill_worker(self, pid: int) -> None:
         """SIGKILL to one process."""
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             raise DemoError("had ended the worker before it was killed; give more --steps") from None
-        self.show(tracks.killed(self.track, self.seconds()))
+        self._killed = time.monotonic()
 
     def kill_node(self, number: int) -> int:
         """SIGKILL to one launcher and all that is below it, as if its machine had gone. Returns how many processes."""
@@ -134,7 +283,7 @@ class Run:
         for pid in all_of_it:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.show(tracks.killed(self.track, self.seconds()))
+        self._killed = time.monotonic()
         agent.wait()
         return len(all_of_it)
 
@@ -148,13 +297,13 @@ class Run:
             pid = table[pid].parent
         return None
 
-    def finish(self, timeout: float) -> Track:
+    def finish(self, timeout: float) -> Outcome:
         """Wait for the last loss and the launchers' end.
 
         Raises:
             DemoError: they did not end with exit code 0.
         """
-        self.wait_for(lambda event: event["event"] == "done", timeout)
+        loss = self.wait_for(lambda event: event["event"] == "done", timeout)["loss"]
         deadline = time.monotonic() + timeout
         while any(agent.poll() is None for agent in self.agents):
             self._check_launchers()
@@ -162,10 +311,8 @@ class Run:
                 raise DemoError(f"has not ended {timeout:.0f} s after the training did")
             time.sleep(0.005)  # a child's end is not to be waited for with a timeout in any better way everywhere
         self._check_launchers()
-        loss = self.track.loss
         self.say(f"finished: exit code 0, final loss {loss:.9f}")
-        self.show(tracks.finished(self.track, self.seconds()))
-        return self.track
+        return Outcome(loss, self.seconds(), self.stopped)
 
     def close(self) -> None:
         """End what still runs, and give the descriptors back."""
@@ -191,50 +338,41 @@ class Run:
         return self._log.read_text(errors="replace")
 
     def _events(self, timeout: float) -> Iterator[Event]:
-        """Events as they come, until all launchers have ended well and the pipe is empty.
-
-        Raises:
-            DemoError: a launcher failed, or nothing came for `timeout` seconds; after a kill no step did.
-        """
+        """Events as they come, until all launchers have ended well and the pipe is empty."""
         deadline = time.monotonic() + timeout
         while True:
             while b"\n" in self._pending:
                 line, _, self._pending = self._pending.partition(b"\n")
                 event: Event = json.loads(line)
-                self.show(tracks.told(self.track, event, self.seconds()))
                 yield event
-                if self.track.phase is not tracks.Phase.BROKEN:
+                if self._killed is None or self.stopped is not None:
                     deadline = time.monotonic() + timeout
             ready, _, _ = select.select([self._pipe], [], [], _TICK)
             if ready:
                 self._pending += os.read(self._pipe, 65536)
                 continue
-            self._account.redraw()
             self._check_launchers()
-            if all(agent.poll() == 0 for agent in self._running()):
+            if all(agent.poll() == 0 for agent in self._left()):
                 return
             if time.monotonic() > deadline:
-                raise DemoError(self._missing(timeout))
+                if self._killed is not None and self.stopped is None:
+                    raise DemoError(f"has finished no step for {self.since_kill():.0f} s after the kill")
+                raise DemoError(f"has not come further within {timeout:.0f} s")
 
-    def _missing(self, timeout: float) -> str:
-        if self.track.phase is tracks.Phase.BROKEN:
-            return f"has finished no step for {self.seconds() - (self.track.killed or 0.0):.0f} s after the kill"
-        return f"has not come further within {timeout:.0f} s"
-
-    def _running(self) -> list[subprocess.Popen[bytes]]:
+    def _left(self) -> list[subprocess.Popen[bytes]]:
+        """The launchers that were not killed."""
         return [agent for number, agent in enumerate(self.agents) if number not in self._lost]
 
     def _check_launchers(self) -> None:
-        for agent in self._running():
+        for agent in self._left():
             if agent.poll():
                 raise DemoError(f"has ended early, with exit code {agent.returncode}")
 
 
-def launcher_command(name: str) -> list[str]:
-    """The command that starts `rallyrun` or `torchrun` of this interpreter's environment."""
-    beside = Path(sys.executable).with_name(name)
-    module = {"rallyrun": "rallypoint.run", "torchrun": "torch.distributed.run"}[name]
-    return [str(beside)] if beside.exists() else [sys.executable, "-m", module]
+def _rallyrun() -> list[str]:
+    """The command that starts `rallyrun` of this interpreter's environment."""
+    beside = Path(sys.executable).with_name("rallyrun")
+    return [str(beside)] if beside.exists() else [sys.executable, "-m", "rallypoint.run"]
 
 
 def _marked(mark: str) -> Iterator[int]:
@@ -245,3 +383,9 @@ def _marked(mark: str) -> Iterator[int]:
             with suppress(OSError):
                 if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                     yield pid
+
+
+def _free_port() -> int:
+    """A port of loopback that the kernel just had free."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])

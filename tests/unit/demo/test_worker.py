@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.demo.peers import Peers, PeersError
-from rallypoint.demo.worker import Progress, arguments, gradient, share
+from rallypoint.demo.worker import Peers, PeersError, Progress, arguments, gradient, share
 from rallypoint.store.client import TCPStore
 
 

@@ -73,7 +73,7 @@ def test_the_report_lists_bundles_alone_and_beside_events(tmp_path: Path, capsys
     assert main(["report", str(tmp_path), "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["incidents"]
     assert (row["round"], row["host"], row["ranks"]) == (2, "node7", [2, 3])
-    assert main(["report", str(tmp_path / "job"), "--html", str(tmp_path / "x.html")]) == 1
+    assert main(["report", str(tmp_path / "job"), "--job", "other"]) == 1
     assert "there is no *.jsonl file" in capsys.readouterr().err
 
 

@@ -121,10 +121,3 @@ def test_files_that_were_rotated_away_are_read_first_and_each_once(file: Path, t
     for paths in ([file], [tmp_path], [file, tmp_path, tmp_path / "e.jsonl.1"]):
         found = read_events([str(each) for each in paths])
         assert [each.elapsed for each in found.events["j"]] == [0.0, 1.0, 2.0, 3.0]
-
-
-def test_a_page_that_cannot_be_written_is_one_sentence(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file.write_text(line())
-    assert main(["report", str(file), "--html", "/nowhere/page.html"]) == 1
-    said = capsys.readouterr().err
-    assert said == "rallyctl: error: --html=/nowhere/page.html cannot be written: No such file or directory\n"

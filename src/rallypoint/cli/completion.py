@@ -1,0 +1,127 @@
+"""Completion of both commands in a shell: `rallyctl completion SHELL`. The scripts are made by shtab from the parsers.
+
+Laws:
+
+1. No TAB starts Python: what a script completes is written in it, and names of files are read by the shell.
+2. A wheel has the scripts, from when it was built; a checkout makes them, where shtab is installed.
+3. Only dashed spellings are completed, though the commands take torchrun's underscores too.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from rallypoint.base.errors import UserError
+from rallypoint.cli.parse import Verb, build_parser
+
+SHELLS = {
+    "bash": ("share/bash-completion/completions/rallyrun", "share/bash-completion/completions/rallyctl"),
+    "zsh": ("share/zsh/site-functions/_rallyrun",),
+    "fish": ("share/fish/vendor_completions.d/rallyrun.fish", "share/fish/vendor_completions.d/rallyctl.fish"),
+    "tcsh": (),
+}
+"""Shells to where they look for a script of these commands, below a prefix; tcsh looks nowhere."""
+
+PACKAGED = Path(__file__).with_name("completions")
+"""Where a wheel has the script of each shell, under the shell's name."""
+
+_FILES = ("FILE", "PATH", "training_script", "training_script_args", "paths")
+_FOLDERS = ("DIR",)
+_ENDS_OF_ZSH = "\nif [[ $zsh_eval_context[-1] == eval ]]"
+
+
+def completion_script(shell: str, rallyctl: argparse.ArgumentParser) -> str:
+    """The script of one of `SHELLS` for both commands, of which `rallyctl`'s parser is given.
+
+    Raises:
+        ImportError: shtab is not installed.
+    """
+    import shtab
+
+    scripts = []
+    for name, parser in (("rallyrun", build_parser()), ("rallyctl", rallyctl)):
+        parser.prog = name
+        for action in _arguments(parser):
+            _say_what_completes(action)
+        scripts.append(shtab.complete(parser, shell))
+    return _one_of_zsh(scripts) if shell == "zsh" else "\n\n".join(scripts) + "\n"
+
+
+def add_completion(verb: Verb, rallyctl: argparse.ArgumentParser) -> None:
+    """Make `completion` a verb of `rallyctl`, whose parser is given."""
+
+    def print_script(options: argparse.Namespace) -> None:
+        from rallypoint.cli.exit import print_answer
+
+        packaged = PACKAGED / options.shell
+        try:
+            text = packaged.read_text("utf-8") if packaged.exists() else completion_script(options.shell, rallyctl)
+        except ImportError:
+            raise UserError(
+                "this installation has no completion scripts; install shtab (pip install shtab) and try again"
+            ) from None
+        print_answer(text.rstrip("\n"))
+
+    page = verb(
+        "completion",
+        "print a script that completes both commands in a shell",
+        "Print a script that completes rallyrun and rallyctl: flags, values of flags, verbs and files. To install it, "
+        "bash and tcsh: write it to a file that ~/.bashrc or ~/.tcshrc reads by 'source'; zsh: to DIR/_rallyrun, "
+        "with a DIR of $fpath; fish: to rallyrun.fish and to rallyctl.fish in ~/.config/fish/completions. It is whole "
+        "in itself: write it anew after an upgrade. Wheels have the scripts too, and shells find them where the "
+        "package is installed below /usr or /usr/local (docs/how-to/completion.md).",
+        "bash > ~/.rallypoint.bash && echo 'source ~/.rallypoint.bash' >> ~/.bashrc",
+        print_script,
+    )
+    page.add_argument("shell", choices=tuple(SHELLS), metavar="SHELL", help="bash, zsh, fish or tcsh")
+
+
+def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """The arguments of a command and of all its verbs."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for verb in action.choices.values():
+                yield from _arguments(verb)
+
+
+def _say_what_completes(action: argparse.Action) -> None:
+    """Give shtab the words of a value, or that it is a file; and one spelling of each flag alone."""
+    import shtab
+
+    action.option_strings = [each for each in action.option_strings if "_" not in each]
+    names = {*action.option_strings, str(action.metavar or action.dest)}
+    if action.choices is None:
+        # Not enforced by the parser, which converts values first: these parsers are for completion only.
+        action.choices = getattr(action.type, "words", None) or next(
+            (words for name, words in _words().items() if name in names), None
+        )
+    if names & {*_FILES}:
+        action.complete = shtab.FILE  # type: ignore[attr-defined]
+    elif names & {*_FOLDERS}:
+        action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+
+
+def _words() -> dict[str, tuple[str, ...]]:
+    """Words for values, by the name of the flag: those of its row, and those of verbs."""
+    from rallypoint.cli.flags import FLAGS
+    from rallypoint.preflight.run import NAMES
+
+    rows = ((flag.name, flag.complete() if callable(flag.complete) else flag.complete) for flag in FLAGS)
+    return {"--require": tuple(NAMES), **{name: values.words for name, values in rows if values and values.words}}
+
+
+def _one_of_zsh(scripts: list[str]) -> str:
+    """One autoloaded file for both commands: zsh calls it with the command in `$service`."""
+    bodies = [script.partition("\n")[2].partition(_ENDS_OF_ZSH)[0] for script in scripts]
+    end = """
+if [[ $zsh_eval_context[-1] == eval ]]; then
+  compdef _shtab_rallyrun -N rallyrun
+  compdef _shtab_rallyctl -N rallyctl
+else
+  _shtab_$service "$@"
+fi
+"""
+    return "".join(["#compdef rallyrun rallyctl\n", *bodies, end])

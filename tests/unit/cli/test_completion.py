@@ -1,0 +1,84 @@
+"""Each shell loads the script that `rallyctl completion` prints, and completes a flag, a verb and a value by it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rallypoint.cli.completion import SHELLS, completion_script
+from rallypoint.cli.rallyctl import build_parser, main
+
+pytestmark = pytest.mark.process
+
+_BASH = """
+source ./script
+complete_line() {
+    COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMPREPLY=()
+    _shtab_$1; echo "${COMPREPLY[*]}"
+}
+complete_line rallyrun --rdzv-b
+complete_line rallyctl sta
+complete_line rallyrun --start-method forks
+"""
+_ZSH = r"""
+zmodload zsh/zpty
+zpty shell zsh -d -f -i
+zpty -w shell 'PS1=; unsetopt beep; fpath=($PWD $fpath); autoload -Uz compinit && compinit -u -D'
+zpty -w shell 'show() { print -r -- "<$BUFFER>"; BUFFER= }; zle -N show; bindkey -e; bindkey "^Xp" show'
+zpty -w shell 'print read''y'; zpty -r shell text '*ready*'
+for line in 'rallyrun --rdzv-b' 'rallyctl statu' 'rallyrun --start-method forks'; do
+    zpty -n -w shell "$line"$'\t\x18p'
+    zpty -r shell text '*<rally*>*'
+    text=${text##*<}; print -r -- ${text%%>*}
+done
+"""
+_FISH = """
+source ./script
+complete -C 'rallyrun --rdzv-b'
+complete -C 'rallyctl statu'
+complete -C 'rallyrun --start-method forks'
+"""
+_TCSH = """
+source ./script
+complete rallyrun
+complete rallyctl
+"""
+ASKED = {
+    "bash": (["bash", "--norc"], _BASH, ["--rdzv-backend", "status stacks", "forkserver"]),
+    "zsh": (["zsh", "-f"], _ZSH, ["rallyrun --rdzv-backend", "rallyctl status", "rallyrun --start-method forkserver"]),
+    "fish": (["fish", "--no-config"], _FISH, ["--rdzv-backend", "status", "forkserver"]),
+    "tcsh": (["tcsh", "-f"], _TCSH, ["rdzv-backend", "fork forkserver", "status"]),
+}
+"""Shells to their command, what they are asked, and parts of what they answer, in this order."""
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_flag_a_verb_and_a_value_are_completed(shell: str, tmp_path: Path) -> None:
+    command, asked, wanted = ASKED[shell]
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{shell} is not installed")
+    for name in ("script", "_rallyrun"):
+        (tmp_path / name).write_text(completion_script(shell, build_parser()))
+    done = subprocess.run(
+        command,
+        input=asked,
+        cwd=tmp_path,
+        env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stderr == ""
+    at = 0
+    for each in wanted:
+        at = done.stdout.find(each, at) + 1
+        assert at, f"{each!r} is not in its place in {done.stdout!r}"
+
+
+def test_the_command_prints_the_script(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "fish"]) == 0
+    assert capsys.readouterr().out == completion_script("fish", build_parser()).rstrip("\n") + "\n"
