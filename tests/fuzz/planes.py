@@ -220,7 +220,7 @@ TARGETS = {
     "plane": Target(
         plane,
         _plane_seeds,
-        ("coordinator/connection.py", "coordinator/server.py", "coordinator/server_session.py"),
+        ("coordinator/connection.py", "coordinator/server.py", "coordinator/session.py"),
         executions=600,
     ),
     "link": Target(link, _link_seeds, ("client/dialing.py", "client/tcp_link.py"), executions=40),

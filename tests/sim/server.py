@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
 from rallypoint.coordinator.dispatcher import Dispatcher, JournalSink, RestoredState, do_nothing
-from rallypoint.coordinator.server_session import ServerSession
+from rallypoint.coordinator.session import ServerSession
 from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.membership.state import NodeId, Reason, Settings, State
 from rallypoint.protocol import codec

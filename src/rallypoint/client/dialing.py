@@ -14,7 +14,6 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rallypoint.base.clock import SYSTEM_CLOCK
@@ -54,17 +53,42 @@ _Address = tuple[int, int, int, Any]
 """Family, kind, protocol and address: one of the addresses of a name."""
 
 
-@dataclass(slots=True)
 class ClientSession:
-    """An open session. `unread` holds frames that came with the welcome."""
+    """A connection to a control server, and from the welcome on a session."""
 
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
     welcome: Welcome
-    signers: Signers | None = None
-    """Signs each frame; None if the job has no key."""
-    frames: FrameReader = field(default_factory=FrameReader)
-    unread_frames: deque[bytes] = field(default_factory=deque)
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        self.signers: Signers | None = None
+        """Signs each frame, from the server's answer to the proof on; None if the job has no key."""
+        self._reader = reader
+        self._frames = FrameReader()
+        self._unread: deque[bytes] = deque()
+
+    def send(self, payload: bytes) -> None:
+        """Send a message, unless the connection is closed."""
+        if not self.writer.is_closing():
+            self.writer.write(frame(payload if self.signers is None else self.signers.outgoing.sign(payload)))
+
+    async def receive(self) -> bytes:
+        """The next message.
+
+        Raises:
+            OSError: the connection broke, or the server has closed it.
+            FrameError: these are not our frames, or the signature is wrong.
+        """
+        payload = await self.next_frame()
+        return payload if self.signers is None else self.signers.incoming.verify(payload)
+
+    async def next_frame(self) -> bytes:
+        """The next frame, which may be signed. Raises as `receive`."""
+        while not self._unread:
+            data = await self._reader.read(65536)
+            if not data:
+                raise ConnectionResetError("it closed the connection")
+            self._unread.extend(self._frames.feed(data))
+        return self._unread.popleft()
 
 
 class Dialer:
@@ -111,13 +135,14 @@ class Dialer:
         places = await self._resolve()
         if resolved is not None:
             resolved(list(dict.fromkeys(str(place[3][0]) for place in places)))
-        reader, writer = await self._connect(places, timeout)
+        session = ClientSession(*await self._connect(places, timeout))
         self.unfinished = "it was connected to and did not answer the greeting"
         try:
-            return await self._handshake(reader, writer, incarnation)
+            await self._handshake(session, incarnation)
         except BaseException:
-            writer.close()
+            session.writer.close()
             raise
+        return session
 
     async def _resolve(self) -> list[_Address]:
         """The addresses of the name, those first that may answer. There is one look-up at a time."""
@@ -198,9 +223,7 @@ class Dialer:
     def _tls_error(self, why: str) -> HandshakeError:
         return HandshakeError(f"the control plane at {self._endpoint} cannot be trusted: {why}")
 
-    async def _handshake(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, incarnation: str
-    ) -> ClientSession:
+    async def _handshake(self, session: ClientSession, incarnation: str) -> None:
         handshake = ClientHandshake(
             self._settings.run_id,
             self._key,
@@ -209,16 +232,16 @@ class Dialer:
             is_watcher=self._is_watcher,
             only_greets=self._only_greets,
         )
-        frames, unread = FrameReader(), deque[bytes]()
-        address = usable_address(str(writer.get_extra_info("sockname")[0]))
+        address = usable_address(str(session.writer.get_extra_info("sockname")[0]))
         hello = codec.encode(handshake.hello(address, os.getpid(), self._local_id, incarnation, host_name()))
-        writer.write(MAGIC + frame(hello))
-        challenge = await self._answer(reader, frames, unread)
+        session.writer.write(MAGIC)
+        session.send(hello)
+        challenge = await self._answer(session)
         self._expect(codec.decode_answer(challenge), Challenge)
-        writer.write(frame(codec.encode(handshake.prove(_transcript(handshake, hello, challenge)))))
-        answer = await self._answer(reader, frames, unread)
-        welcome = self._expect(codec.decode_answer(self._verified(answer, handshake)), Welcome)
-        return ClientSession(reader, writer, welcome, handshake.signers, frames, unread)
+        session.send(codec.encode(handshake.prove(_transcript(handshake, hello, challenge))))
+        answer = await self._answer(session)
+        session.welcome = self._expect(codec.decode_answer(self._verified(answer, handshake)), Welcome)
+        session.signers = handshake.signers
 
     def _expect(self, answer: Challenge | Welcome | HandshakeRefused, wanted: type[A]) -> A:
         if isinstance(answer, HandshakeRefused):
@@ -244,26 +267,19 @@ class Dialer:
             "set the same secret on all nodes, and make sure that the endpoint is the job's own"
         )
 
-    async def _answer(self, reader: asyncio.StreamReader, frames: FrameReader, unread: deque[bytes]) -> bytes:
-        """The next frame. Further frames received with it are kept for the session."""
-        while not unread:
-            try:
-                async with asyncio.timeout(_SILENT_AFTER):
-                    data = await reader.read(65536)
-            except OSError as error:  # a reset, the time is up, or TLS's alert
-                reason = getattr(error, "reason", None)
-                if self._tls is not None and reason:
-                    raise self._tls_error(f"it does not accept our certificate ({reason})") from None
-                await self._identify_service()
-                raise
-            if not data:
-                await self._identify_service()
-                raise ConnectionResetError("it closed the connection during the handshake")
-            try:
-                unread.extend(frames.feed(data))
-            except FrameError as error:
-                raise self._foreign_service_error(str(error)) from None
-        return unread.popleft()
+    async def _answer(self, session: ClientSession) -> bytes:
+        """The next frame of the handshake."""
+        try:
+            async with asyncio.timeout(_SILENT_AFTER):
+                return await session.next_frame()
+        except FrameError as error:
+            raise self._foreign_service_error(str(error)) from None
+        except OSError as error:  # a reset, the time is up, or TLS's alert
+            reason = getattr(error, "reason", None)
+            if self._tls is not None and reason:
+                raise self._tls_error(f"it does not accept our certificate ({reason})") from None
+            await self._identify_service()
+            raise
 
     async def _identify_service(self) -> None:
         if not await _answers_as_torch_store(self._endpoint):

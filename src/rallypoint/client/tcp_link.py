@@ -26,7 +26,7 @@ from rallypoint.base.loop import shared_loop
 from rallypoint.client.dialing import ClientSession, EndpointResolver, Redialer, error_words
 from rallypoint.membership.state import Settings
 from rallypoint.protocol import codec
-from rallypoint.protocol.frames import FrameError, check_size, frame
+from rallypoint.protocol.frames import FrameError, check_size
 from rallypoint.protocol.handshake import HandshakeError
 from rallypoint.protocol.messages import (
     Deliver,
@@ -128,7 +128,7 @@ class TcpLink:
         if self._rejoin_requested is not None and not self._resume_state.refused:
             self._rejoin_requested.set()
         if self._session is not None:
-            self._write_frame(self._session, payload)
+            self._session.send(payload)
 
     def _recheck_endpoint(self) -> None:
         self._redialer.endpoint_moved.set()
@@ -140,15 +140,10 @@ class TcpLink:
             self._waiting_since = SYSTEM_CLOCK.monotonic() if held.needs_coordinator else None
         self._resume_state = held
 
-    @staticmethod
-    def _write_frame(session: ClientSession, payload: bytes) -> None:
-        if not session.writer.is_closing():
-            session.writer.write(frame(payload if session.signers is None else session.signers.outgoing.sign(payload)))
-
     async def _leave_and_close(self) -> None:
         session = self._session
         if session is not None:
-            self._write_frame(session, _payload(LeaveRequest()))
+            session.send(_payload(LeaveRequest()))
             session.writer.close()
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(_CLOSE_TIMEOUT):
@@ -191,7 +186,7 @@ class TcpLink:
         self._embedded, self.lease = welcome.embedded, welcome.lease
         self._end_detail = ""
         for request in requests_to_repeat(self._resume_state, SYSTEM_CLOCK.monotonic(), welcome.incarnation):
-            self._write_frame(session, _payload(request))
+            session.send(_payload(request))
         self._update_resume_state(session_opened(self._resume_state, welcome.incarnation, welcome.node))
         if self._resume_state.offered_identity is not None:
             self._resolver.session_opened(self._resume_state.offered_identity[1], welcome.incarnation)
@@ -199,11 +194,14 @@ class TcpLink:
         heartbeats = asyncio.ensure_future(self._send_heartbeats(session))
         kept = False
         try:
-            why = await self._listen(session, _MAX_SILENT_LEASES * welcome.lease)
+            while True:
+                async with asyncio.timeout(_MAX_SILENT_LEASES * welcome.lease):
+                    payload = await session.receive()
+                self._on_notification(codec.decode_notification(payload))
         except TimeoutError:
             why, kept = f"nothing was heard from it for {_MAX_SILENT_LEASES * welcome.lease:g} s", True
         except (OSError, FrameError, codec.CodecError) as error:
-            why = _error_text(error)
+            why = self._end_detail or error_words(error) or type(error).__name__
         finally:
             self._session = None
             heartbeats.cancel()
@@ -212,20 +210,6 @@ class TcpLink:
             else:
                 session.writer.close()
         return SYSTEM_CLOCK.monotonic(), why
-
-    async def _listen(self, session: ClientSession, timeout: float) -> str:
-        """Handle what arrives until the server disconnects; returns a text about that."""
-        while True:
-            while session.unread_frames:
-                payload = session.unread_frames.popleft()
-                if session.signers is not None:
-                    payload = session.signers.incoming.verify(payload)
-                self._on_notification(codec.decode_notification(payload))
-            async with asyncio.timeout(timeout):
-                data = await session.reader.read(65536)
-            if not data:
-                return self._end_detail or "it closed the connection"
-            session.unread_frames.extend(session.frames.feed(data))
 
     def _close_silent_session(self) -> None:
         while self._silent_connections:
@@ -245,10 +229,10 @@ class TcpLink:
         wanted = session.welcome.heartbeat_interval
         if wanted:  # by a server of many nodes, which may all have come at the same time
             await asyncio.sleep(wanted * os.urandom(1)[0] / 256)
-            self._write_frame(session, heartbeat)
+            session.send(heartbeat)
         while True:
             await asyncio.sleep(wanted or session.welcome.lease / 3)
-            self._write_frame(session, heartbeat)
+            session.send(heartbeat)
 
     # Dialing
 
@@ -289,7 +273,3 @@ def _payload(request: Request) -> bytes:
     payload = codec.encode(request)
     check_size(len(payload))
     return payload
-
-
-def _error_text(error: Exception) -> str:
-    return error_words(error) or type(error).__name__

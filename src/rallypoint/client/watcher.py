@@ -11,7 +11,7 @@ from rallypoint.base.errors import RallypointError
 from rallypoint.client.dialing import RETRYABLE, ClientSession, Dialer, DialTarget, error_words
 from rallypoint.membership.state import Settings
 from rallypoint.protocol import codec
-from rallypoint.protocol.frames import FrameError, frame
+from rallypoint.protocol.frames import FrameError
 from rallypoint.protocol.handshake import HandshakeError
 from rallypoint.protocol.messages import CollectedPart, SessionEnded
 from rallypoint.protocol.observation import (
@@ -81,9 +81,7 @@ class WatcherSession:
 
     def send(self, request: WatcherRequest) -> None:
         """Send a message."""
-        session = self._opened()
-        payload = codec.encode(request)
-        session.writer.write(frame(payload if session.signers is None else session.signers.outgoing.sign(payload)))
+        self._opened().send(codec.encode(request))
 
     async def receive(self) -> Observation:
         """Wait for the next message; parts of a snapshot are put together.
@@ -112,15 +110,7 @@ class WatcherSession:
     async def _next(self) -> WatcherNotification:
         session = self._opened()
         try:
-            while not session.unread_frames:
-                data = await session.reader.read(65536)
-                if not data:
-                    raise self._lost("it closed the connection")
-                session.unread_frames.extend(session.frames.feed(data))
-            payload = session.unread_frames.popleft()
-            if session.signers is not None:
-                payload = session.signers.incoming.verify(payload)
-            message = codec.decode_watcher_notification(payload)
+            message = codec.decode_watcher_notification(await session.receive())
         except (OSError, FrameError, codec.CodecError) as error:
             raise self._lost(str(error)) from None
         if isinstance(message, SessionEnded):

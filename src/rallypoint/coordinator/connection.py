@@ -1,30 +1,46 @@
-"""One control connection on the server's side: greeting, handshake, session."""
+"""The connections of a control server, as bytes: who may come, greeting, frames, what is to be sent.
+
+Whom a control plane without a secret serves is decided by the user at the other end of a connection. Laws:
+
+1. On its own machine it serves its own user and root; any other user is refused before anything else happens.
+2. Commands, which end or change a job, are taken from these only. A node on another machine may do so if it is the
+   job's (`Coordinator.is_stranger`).
+3. Where the kernel cannot be asked whose a connection is, nobody counts as this user; that is logged once.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import resource
 import socket
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.descriptors import connection_limit, limits
 from rallypoint.base.endpoint import shorten_retransmission, unmapped_address, usable_address
-from rallypoint.base.log import get_logger
-from rallypoint.coordinator.server_session import HEARTBEAT, ServerSession
+from rallypoint.base.log import RateLimitedLog, get_logger
+from rallypoint.base.peer_user import Peer, PeerUsers, SocketName
+from rallypoint.coordinator.session import HEARTBEAT, ServerSession
 from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.membership.state import NodeId
 from rallypoint.protocol import codec
 from rallypoint.protocol.frames import MAGIC, TLS_HANDSHAKE, FrameError, FrameReader, frame
+from rallypoint.protocol.messages import CollectedPart
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rallypoint.base.tls import TlsChannel
-    from rallypoint.coordinator.connection_context import ConnectionContext
-    from rallypoint.protocol.handshake import Hello
+    from rallypoint.base.loop import LoopThread
+    from rallypoint.base.tls import ControlTls, TlsChannel
+    from rallypoint.coordinator.jobs import ServedJobs, Shares
+    from rallypoint.protocol.handshake import Hello, Keys
     from rallypoint.protocol.messages import Notification
     from rallypoint.protocol.observation import WatcherNotification
 
 log = get_logger(__name__)
+
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds that a connection has to become a session."""
@@ -49,11 +65,17 @@ _TLS_ONLY = (
 )
 
 
+OTHER_USER_REFUSED = (
+    "without a secret, this control plane serves only its own user and root on its machine, and this is another user; "
+    "give all nodes and commands of the job the same RALLYPOINT_SECRET_FILE (`rallyctl secret` makes one)"
+)
+
+
 class ControlConnection(asyncio.Protocol):
     """An unauthenticated connection first, a node's session after the handshake."""
 
-    def __init__(self, context: ConnectionContext) -> None:
-        self._context = context
+    def __init__(self, connections: Connections) -> None:
+        self._all = connections
         self._reader = FrameReader()
         self._session: ServerSession
         """Set by `connection_made`."""
@@ -83,19 +105,21 @@ class ControlConnection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self._peer_host = unmapped_address(str(peer[0])) if isinstance(peer, tuple) else ""
         self._peer_address = f"{self._peer_host}:{peer[1]}" if self._peer_host else _UNKNOWN
-        context, host = self._context, self._peer_host.partition("%")[0] or _UNKNOWN
-        self._session = ServerSession(context.jobs, context.keys, context.nonce(), self, host)
+        served, host = self._all.served, self._peer_host.partition("%")[0] or _UNKNOWN
+        self._session = ServerSession(served.jobs, served.keys, os.urandom(16), self, host)
         shorten_retransmission(transport.get_extra_info("socket"))
-        if not context.has_room(transport.get_extra_info("socket").fileno()):
-            context.limiter.log_refusal("control connection from %s refused: no descriptor is left for it", self._peer)
+        if not self._all.has_room(transport.get_extra_info("socket").fileno()):
+            self._all.limiter.log_refusal(
+                "control connection from %s refused: no descriptor is left for it", self._peer
+            )
             self._done = True
             transport.abort()  # without a word, so that it comes again
-        self._context.opened(self)
+        self._all.opened(self)
         self._timeout = self._loop.call_later(HANDSHAKE_TIMEOUT, self._on_handshake_timeout)
 
     def data_received(self, data: bytes) -> None:
         """Bytes have arrived."""
-        shares, begun = self._context.shares, 0.0
+        shares, begun = self._all.shares, 0.0
         if shares is not None and self._tenant:
             if self._unread or (wait := shares.wait(self._tenant)):
                 self._read_later(data, 0.0 if self._unread else wait)
@@ -138,7 +162,7 @@ class ControlConnection(asyncio.Protocol):
                     return
                 if session.is_open and not was_open:  # who only asks something has until the timeout
                     self._timeout.cancel()
-                    self._context.limiter.remove(self)
+                    self._all.limiter.remove(self)
         except (FrameError, codec.CodecError) as error:
             self._close(str(error))
         except Exception:
@@ -150,17 +174,17 @@ class ControlConnection(asyncio.Protocol):
         self._timeout.cancel()
         how = "its connection was closed before it left" if error is None else f"its connection broke: {error}"
         self._session.detach(how)
-        if self._context.shares is not None and self._tenant:
-            self._context.shares.leave(self._tenant)
-        self._context.closed(self)
+        if self._all.shares is not None and self._tenant:
+            self._all.shares.leave(self._tenant)
+        self._all.closed(self)
 
     # The handshake, then the session
 
     def _begin(self, data: bytes) -> bool:
         """Detect from the first byte what kind of connection this is; returns whether it is one of ours."""
-        first, tls = data[:1], self._context.tls
-        for_fallback = first not in {TLS_HANDSHAKE, MAGIC[:1]} and self._context.fallback is not None
-        if self._context.keys is None and not for_fallback and not self._admit():
+        first, tls = data[:1], self._all.served.tls
+        for_fallback = first not in {TLS_HANDSHAKE, MAGIC[:1]} and self._all.served.fallback is not None
+        if self._all.served.keys is None and not for_fallback and not self._admit():
             return False
         if first == TLS_HANDSHAKE:
             if tls is not None:
@@ -170,8 +194,8 @@ class ControlConnection(asyncio.Protocol):
                 return True
             self._refuse("it speaks TLS, and this control plane does not; give it tls_cert, tls_key and tls_ca too")
             return False
-        if first != MAGIC[:1] and self._context.fallback is not None:
-            self._hand_over(data, self._context.fallback)
+        if first != MAGIC[:1] and self._all.served.fallback is not None:
+            self._hand_over(data, self._all.served.fallback)
             return False
         if tls is not None:
             self._refuse(_TLS_ONLY)
@@ -179,15 +203,12 @@ class ControlConnection(asyncio.Protocol):
         return True
 
     def _admit(self) -> bool:
-        """Whether this peer, which proves nothing about the job, is served at all (`peer_access`)."""
-        from rallypoint.base.peer_user import Peer
-        from rallypoint.coordinator.peer_access import OTHER_USER_REFUSED
-
+        """Whether this peer, which proves nothing about the job, is served at all (the laws at the top)."""
         own, name = (self._transport.get_extra_info(each) for each in ("sockname", "peername"))
         # Without these two it has gone.
-        peer = self._context.peer_between(own, name) if own and name else Peer.OTHER_USER
+        peer = self._all.peer_between(own, name) if own and name else Peer.OTHER_USER
         self._is_own_user = peer is Peer.OWN_USER
-        if peer is Peer.OTHER_USER and self._context.is_open:
+        if peer is Peer.OTHER_USER and self._all.served.is_open:
             self._refuse(OTHER_USER_REFUSED)
             return False
         return True
@@ -210,7 +231,7 @@ class ControlConnection(asyncio.Protocol):
     def _hand_over(self, data: bytes, fallback: Callable[[socket.socket, bytes], None]) -> None:
         self._done = True
         self._timeout.cancel()
-        self._context.closed(self)  # and with that it does not count as unauthenticated any more
+        self._all.closed(self)  # and with that it does not count as unauthenticated any more
         try:
             own = socket.socket(fileno=os.dup(self._transport.get_extra_info("socket").fileno()))
             fallback(own, data)
@@ -222,18 +243,18 @@ class ControlConnection(asyncio.Protocol):
     def _refuse(self, sentence: str) -> None:
         self._close(self._session.refuse(sentence))
 
-    # What its session requires of it: see `SessionOutput`
+    # What its session requires of it (`SessionOutput`)
 
     def describe(self, hello: Hello) -> SessionRecord:
         """The handshake is done."""
-        if self._context.shares is not None:
-            tenant = hello.job if self._context.keys is not None else self._peer_host.partition("%")[0] or _UNKNOWN
-            self._context.shares.enter(tenant)
+        if self._all.shares is not None:
+            tenant = hello.job if self._all.served.keys is not None else self._peer_host.partition("%")[0] or _UNKNOWN
+            self._all.shares.enter(tenant)
             self._tenant = tenant
         self._limit = _WATCHER_LIMIT if hello.is_watcher else _WRITE_BUFFER_LIMIT
         self._takes_plain = self._session.signers is None and not (hello.is_watcher or hello.only_greets)
         own = usable_address(unmapped_address(str(self._transport.get_extra_info("sockname")[0])))
-        trusted = self._is_own_user or not self._context.is_open
+        trusted = self._is_own_user or not self._all.served.is_open
         here = hello.pid == os.getpid() and hello.address == own and trusted
         return SessionRecord(
             NodeId(hello.address, hello.pid, hello.local_id, hello.host),
@@ -242,7 +263,7 @@ class ControlConnection(asyncio.Protocol):
             self._peer_host and usable_address(self._peer_host),
             hello.settings,
             in_this_process=here,
-            local=here and self._context.has_local_nodes,
+            local=here and self._all.served.has_local_nodes,
             is_own_user=self._is_own_user,
             trusted=trusted,
         )
@@ -250,11 +271,11 @@ class ControlConnection(asyncio.Protocol):
     @property
     def answers_all(self) -> bool:
         """Whether there are few enough connections for that."""
-        return len(self._context.connections) <= _MANY_SESSIONS
+        return len(self._all.open) <= _MANY_SESSIONS
 
     def post(self, notification: Notification | WatcherNotification) -> None:
         """Send a notification; from any thread."""
-        self._context.post(self, notification)
+        self._all.post(self, notification)
 
     def disconnect(self, why: str) -> None:
         """The coordinator has ended the session; from any thread."""
@@ -327,7 +348,7 @@ class ControlConnection(asyncio.Protocol):
     def _close(self, why: str) -> None:
         self._done = True
         if not self._session.is_open:
-            self._context.limiter.log_refusal("control connection from %s refused: %s", self._peer, why)
+            self._all.limiter.log_refusal("control connection from %s refused: %s", self._peer, why)
         else:
             log.warning("control connection from %s is closed: %s", self._peer, why)
         self._transport.close()
@@ -343,3 +364,172 @@ class ControlConnection(asyncio.Protocol):
         """End a connection that has not become a session, to make room for newer ones."""
         self._close("too many connections are open that said nothing that opens a session; newer ones take its place")
         self.abort()
+
+
+class Served(NamedTuple):
+    """What a server serves, and to whom; see `ControlServer`."""
+
+    jobs: ServedJobs
+    keys: Keys | None
+    tls: ControlTls | None
+    fallback: Callable[[socket.socket, bytes], None] | None
+    has_local_nodes: bool
+
+    @property
+    def is_open(self) -> bool:
+        """Whether peers prove nothing: there is neither a secret nor TLS."""
+        return self.keys is None and self.tls is None
+
+
+class Connections:
+    """All connections of one server: who may come, and what is to be sent. On the loop's thread, except `post`."""
+
+    def __init__(self, served: Served, loop: LoopThread) -> None:
+        self.served = served
+        self.open: set[ControlConnection] = set()
+        self.limiter = ConnectionLimiter()
+        self.shares: Shares | None = None
+        """The shares of the tenants, if there are several."""
+        if served.jobs.job is None:
+            from rallypoint.coordinator.jobs import Shares
+
+            self.shares = Shares()
+        self.emptied = asyncio.Event()
+        """Set when the last connection is gone."""
+        self._users = PeerUsers()
+        self._warned = False
+        self._loop = loop
+        self._outbox: deque[tuple[ControlConnection, bool, bytes]] = deque()
+        self._most: float = math.inf
+        """The number of connections at which the descriptors for connections were last used up."""
+        self._posting = False
+        self._last_encoded: tuple[Notification | WatcherNotification, bytes] | None = None
+        """The last notification, and its bytes: often many receive the same."""
+
+    def new(self) -> ControlConnection:
+        """One that has just been accepted."""
+        return ControlConnection(self)
+
+    def peer_between(self, own: SocketName, peer_name: SocketName) -> Peer:
+        """Who is at the other end of a connection, by the names of both ends."""
+        peer = self._users.peer_between(own, peer_name)
+        if peer is Peer.UNKNOWN and not self._warned:
+            self._warned = True
+            log.warning(
+                "which user a connection comes from cannot be found out here, so commands to this control plane are "
+                "refused; give the job a RALLYPOINT_SECRET_FILE (`rallyctl secret` makes one)"
+            )
+        return peer
+
+    def has_room(self, descriptor: int) -> bool:
+        """Whether one more connection, with this descriptor, can stay; the oldest that is no session may make room."""
+        if descriptor >= connection_limit():  # those below are in use: there are as many connections as there may be
+            self._most = len(self.open)
+        return len(self.open) < self._most or self.limiter.make_room()
+
+    def opened(self, connection: ControlConnection) -> None:
+        """A connection has been made."""
+        self.open.add(connection)
+        self.emptied.clear()
+        self.limiter.add(connection, connection.evict)
+
+    def closed(self, connection: ControlConnection) -> None:
+        """A connection is gone. Idempotent."""
+        self.open.discard(connection)
+        self.limiter.remove(connection)
+        if not self.open:
+            self.emptied.set()
+
+    def post(self, connection: ControlConnection, notification: Notification | WatcherNotification) -> None:
+        """Write a notification on the loop's thread, in the order of the calls; from any thread.
+
+        The loop is woken once for all that it has not handled yet.
+        """
+        told = self._last_encoded
+        if told is None or told[0] is not notification:
+            told = self._last_encoded = (notification, codec.encode(notification))
+        self._outbox.append((connection, isinstance(notification, CollectedPart), told[1]))
+        if not self._posting:
+            self._posting = True
+            self._loop.call(self._write_posted)
+
+    def _write_posted(self) -> None:
+        self._posting = False  # first: an append from now on causes another call
+        while self._outbox:
+            connection, is_collected, payload = self._outbox.popleft()
+            try:
+                (connection.send_collected if is_collected else connection.send)(payload)
+            except Exception:  # of this connection alone: the others' notifications follow
+                log.exception("a notification could not be sent; the control connection is closed")
+                connection.abort()
+
+
+_MAX_CONNECTIONS = 16384
+"""Connections that are not sessions yet, up to which none has to make room."""
+_MIN_AGE = 1.0
+"""Seconds that each of them has in any case: many nodes may connect at once."""
+
+
+class ConnectionLimiter:
+    """All connections of a server that are not sessions yet, and the log lines about those that never will be.
+
+    On the loop's thread.
+    """
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        files = limits()[0]
+        self._limit = _MAX_CONNECTIONS if files == resource.RLIM_INFINITY else min(_MAX_CONNECTIONS, max(8, files // 4))
+        self._clock = clock
+        self._waiting: dict[object, tuple[float, Callable[[], None]]] = {}
+        """When each was added, the oldest first, and the function that ends it."""
+        self._clearing: asyncio.TimerHandle | None = None
+        self._lines = RateLimitedLog(log, "control connections refused", clock)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, connection: object, evict: Callable[[], None]) -> None:
+        """Add one, which `evict` ends. The oldest are ended if there are too many: that of a node becomes a session
+        soon.
+        """
+        self._waiting[connection] = self._clock.monotonic(), evict
+        if len(self._waiting) > self._limit and self._clearing is None:
+            self._evict_oldest()
+
+    def remove(self, connection: object) -> None:
+        """It has become a session, or is gone. Idempotent."""
+        self._waiting.pop(connection, None)
+
+    def make_room(self) -> bool:
+        """End the oldest one now; returns whether there was one."""
+        oldest = next(iter(self._waiting), None)
+        if oldest is None:
+            return False
+        self._waiting.pop(oldest)[1]()
+        return True
+
+    def log_refusal(self, line: str, *args: object) -> None:
+        """Log a refused connection, unless there were too many such lines just now."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(RateLimitedLog.WINDOW, self._sum_up)
+        self._lines.warning(line, *args)
+
+    def close(self) -> None:
+        """Log what has not been logged yet."""
+        for timer in (self._timer, self._clearing):
+            if timer is not None:
+                timer.cancel()
+        self._sum_up()
+
+    def _evict_oldest(self) -> None:
+        self._clearing = None
+        while len(self._waiting) > self._limit:
+            oldest, (since, evict) = next(iter(self._waiting.items()))
+            left = since + _MIN_AGE - self._clock.monotonic()
+            if left > 0:
+                self._clearing = asyncio.get_running_loop().call_later(left, self._evict_oldest)
+                return
+            del self._waiting[oldest]
+            evict()
+
+    def _sum_up(self) -> None:
+        self._timer = None
+        self._lines.summarize()

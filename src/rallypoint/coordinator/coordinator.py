@@ -669,7 +669,7 @@ class Coordinator:
             speaker.differences_reported += found
             self._reply(speaker, ConfigDiffers(name_of(state, speaker.node), found))
 
-    # Nodes that have proved nothing (`coordinator.peer_access`)
+    # Nodes that have proved nothing (`coordinator.connection`)
 
     def _note_host(self, node: NodeId) -> None:
         """A node of the running round is at the other end of its session."""

@@ -147,7 +147,7 @@ class Dispatcher:
 
     @property
     def job(self) -> str | None:
-        """The one job that nodes must be of: with `dispatcher_for`, this is a `JobDirectory` of one job."""
+        """The one job that nodes must be of: with `dispatcher_for`, this serves one job as `ManyJobs` serves many."""
         return self.settings.run_id
 
     def dispatcher_for(self, _hello: Hello, _peer: str) -> Dispatcher:

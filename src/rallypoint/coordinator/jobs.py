@@ -74,7 +74,7 @@ class _Job:
 
 
 class ManyJobs:
-    """The dispatchers of all jobs whose nodes have connected. A `JobDirectory`."""
+    """The dispatchers of all jobs whose nodes have connected."""
 
     job = None
 
@@ -271,6 +271,10 @@ class ManyJobs:
         while self._schedule and self._schedule[0][0] != self._schedule[0][2].at:
             heapq.heappop(self._schedule)
         return self._schedule[0][0] if self._schedule else math.inf
+
+
+ServedJobs = Dispatcher | ManyJobs
+"""What a server serves: one job or any number. Nodes, watchers and pages look up their job's dispatcher there."""
 
 
 def _is_over(dispatcher: Dispatcher) -> bool:

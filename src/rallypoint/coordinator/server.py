@@ -2,13 +2,13 @@
 
 Bytes from an unauthenticated peer cost a log line, never the job: every connection must greet with the magic, say hello
 and prove the secret within a deadline, and each frame is bounded and typed. Of many unauthenticated connections
-(`connection_limiter`) only some are logged, and the oldest make room. It runs on the process's loop thread.
+(`ConnectionLimiter`) only some are logged, and the oldest make room. It runs on the process's loop thread.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import asyncio
 
     from rallypoint.base.tls import ControlTls
-    from rallypoint.coordinator.connection_context import Connection, ConnectionContext
-    from rallypoint.coordinator.job_directory import ServedJobs
+    from rallypoint.coordinator.connection import Connections, ControlConnection
+    from rallypoint.coordinator.jobs import ServedJobs
     from rallypoint.protocol.handshake import Keys
 
 log = get_logger(__name__)
@@ -69,8 +69,8 @@ class ControlServer:
         self.host: str
         self.port: int
         self.host, self.port = self._listeners[0].getsockname()[:2]
-        self.connections: set[Connection] = set()
-        self._context: ConnectionContext
+        self._connections: Connections | None = None
+        """Set on the loop's thread, when it serves."""
         self._loop = loop or shared_loop()
         self._servers: list[asyncio.Server] = []
         self._serves = False
@@ -82,6 +82,11 @@ class ControlServer:
             self._warn_if_open()
         jobs.on_change = self._arm_soon
         self._loop.call(self._start)
+
+    @property
+    def connections(self) -> Collection[ControlConnection]:
+        """The open connections, for reading only."""
+        return () if self._connections is None else self._connections.open
 
     def _warn_if_open(self) -> None:
         """Warn that anyone may connect, if other machines can."""
@@ -120,19 +125,13 @@ class ControlServer:
     async def _serve(self) -> None:
         import asyncio
 
-        from rallypoint.coordinator.connection import ControlConnection
-        from rallypoint.coordinator.connection_context import ConnectionContext
+        from rallypoint.coordinator.connection import Connections, Served
 
-        self._context = context = ConnectionContext(
-            self.jobs, self.connections, self._keys, self._tls, self._fallback, self._has_local_nodes, self._loop
-        )
-
-        def protocol() -> asyncio.Protocol:
-            return ControlConnection(context)
-
+        served = Served(self.jobs, self._keys, self._tls, self._fallback, self._has_local_nodes)
+        self._connections = connections = Connections(served, self._loop)
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
-            self._servers.append(await loop.create_server(protocol, sock=listener, backlog=4096))
+            self._servers.append(await loop.create_server(connections.new, sock=listener, backlog=4096))
         self._serves = True
         self._arm()
 
@@ -146,17 +145,19 @@ class ControlServer:
         self.jobs.on_change = do_nothing
         if self._timer is not None:
             self._timer.cancel()
-        for connection in list(self.connections):
+        connections = self._connections
+        assert connections is not None, "it serves"
+        for connection in list(connections.open):
             connection.finish(why)
-        if self.connections:
+        if connections.open:
             try:
-                await asyncio.wait_for(self._context.emptied.wait(), linger)
+                await asyncio.wait_for(connections.emptied.wait(), linger)
             except TimeoutError:
-                log.info("%d control connections did not disconnect in %.1f s", len(self.connections), linger)
-        for connection in list(self.connections):
+                log.info("%d control connections did not disconnect in %.1f s", len(connections.open), linger)
+        for connection in list(connections.open):
             connection.abort()
         await asyncio.sleep(0)  # let the aborted transports report that they are closed
-        self._context.limiter.close()
+        connections.limiter.close()
         for listener in self._listeners:
             listener.close()
 

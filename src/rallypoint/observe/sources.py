@@ -17,7 +17,7 @@ from rallypoint.base.errors import RallypointError
 from rallypoint.client.dialing import DialTarget
 from rallypoint.client.watcher import Observation, UnreachableError, WatcherSession, open_session
 from rallypoint.coordinator.dispatcher import Dispatcher
-from rallypoint.coordinator.job_directory import JobDirectory
+from rallypoint.coordinator.jobs import ServedJobs
 from rallypoint.protocol.observation import (
     JobList,
     Snapshot,
@@ -64,7 +64,7 @@ class JobsSource(Protocol):
 class LocalJobs:
     """Jobs whose dispatchers are in this process."""
 
-    def __init__(self, jobs: JobDirectory) -> None:
+    def __init__(self, jobs: ServedJobs) -> None:
         self._jobs = jobs
 
     async def look(self, job: str) -> Seen:

@@ -7,8 +7,8 @@ A message is the pair of its tag and its fields. Tags are the positions in the t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Callable, Collection, Mapping
+from functools import cache, partial
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -95,10 +95,37 @@ def decode(data: bytes, wanted: type[M]) -> M:
     Raises:
         CodecError: it is not, or the bytes do not match the type that they claim.
     """
-    message = _decode(data)
-    if isinstance(message, wanted):
-        return message
-    raise _unexpected_message(message)
+    return _decode({wanted}, data)  # type: ignore[no-any-return]
+
+
+def _decode(wanted: Collection[type], data: bytes) -> Any:
+    try:
+        tag, raw = _envelope.decode(data)
+        if not 0 <= tag < len(_TYPES):
+            raise CodecError(f"message tag {tag} is unknown")
+        if _TYPES[tag] not in wanted:
+            raise CodecError(f"a {_TYPES[tag].__name__} has no place here")
+        return validated(_decoders[tag].decode(raw))
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # a bad string is a ValueError
+        raise CodecError(str(error)) from None
+
+
+def _decoder(messages: Any) -> Any:
+    return partial(_decode, frozenset(get_args(messages)))
+
+
+decode_request: Callable[[bytes], messages.Request] = _decoder(messages.Request)
+"""Decode a message of a node in a session. As `decode`, these raise CodecError if it is something else."""
+decode_notification: Callable[[bytes], messages.Notification] = _decoder(messages.Notification)
+"""Decode a message of the server in a session."""
+decode_watcher_request: Callable[[bytes], observation.WatcherRequest] = _decoder(observation.WatcherRequest)
+"""Decode a message of a watcher in a session."""
+_ToWatcher = observation.WatcherNotification | messages.SessionEnded
+decode_watcher_notification: Callable[[bytes], _ToWatcher] = _decoder(_ToWatcher)
+"""Decode a message of the server in a watcher's session."""
+_Answer = handshake.Challenge | handshake.Welcome | handshake.HandshakeRefused
+decode_answer: Callable[[bytes], _Answer] = _decoder(_Answer)
+"""Decode a message of the server before the session."""
 
 
 def version_of(data: bytes) -> int:
@@ -113,60 +140,6 @@ def version_of(data: bytes) -> int:
         return _number.decode(first[0])
     except (msgspec.DecodeError, IndexError, ValueError, RecursionError) as error:
         raise CodecError(f"it does not begin with a Hello ({error})") from None
-
-
-def decode_request(data: bytes) -> messages.Request:
-    """Decode a message of a node in a session. Raises CodecError if it is something else."""
-    message = _decode(data)
-    if isinstance(message, messages.Request):
-        return message
-    raise _unexpected_message(message)
-
-
-def decode_notification(data: bytes) -> messages.Notification:
-    """Decode a message of the server in a session. Raises CodecError if it is something else."""
-    message = _decode(data)
-    if isinstance(message, messages.Notification):
-        return message
-    raise _unexpected_message(message)
-
-
-def decode_watcher_request(data: bytes) -> observation.WatcherRequest:
-    """Decode a message of a watcher in a session. Raises CodecError if it is something else."""
-    message = _decode(data)
-    if isinstance(message, observation.WatcherRequest):
-        return message
-    raise _unexpected_message(message)
-
-
-def decode_watcher_notification(data: bytes) -> observation.WatcherNotification | messages.SessionEnded:
-    """Decode a message of the server in a watcher's session. Raises CodecError if it is something else."""
-    message = _decode(data)
-    if isinstance(message, observation.WatcherNotification | messages.SessionEnded):
-        return message
-    raise _unexpected_message(message)
-
-
-def decode_answer(data: bytes) -> handshake.Challenge | handshake.Welcome | handshake.HandshakeRefused:
-    """Decode a message of the server before the session. Raises CodecError if it is something else."""
-    message = _decode(data)
-    if isinstance(message, handshake.Challenge | handshake.Welcome | handshake.HandshakeRefused):
-        return message
-    raise _unexpected_message(message)
-
-
-def _decode(data: bytes) -> object:
-    try:
-        tag, raw = _envelope.decode(data)
-        if 0 <= tag < len(_TYPES):
-            return validated(_decoders[tag].decode(raw))
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # a bad string is a ValueError
-        raise CodecError(str(error)) from None
-    raise CodecError(f"message tag {tag} is unknown")
-
-
-def _unexpected_message(message: object) -> CodecError:
-    return CodecError(f"a {type(message).__name__} has no place here")
 
 
 # The state of a job, for shared backends and the journal: versioned and bounded besides.

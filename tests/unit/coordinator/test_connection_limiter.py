@@ -12,7 +12,7 @@ import pytest
 
 from rallypoint.base.endpoint import listening_socket
 from rallypoint.base.log import RateLimitedLog
-from rallypoint.coordinator import connection, connection_limiter
+from rallypoint.coordinator import connection
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.server import ControlServer
 from rallypoint.coordinator.sessions import SessionRecord
@@ -129,8 +129,8 @@ def test_after_a_while_they_are_told_of_again(
 
 def test_idle_unauthenticated_connections_make_way_for_newer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HANDSHAKE_TIMEOUT", 3600.0)
-    monkeypatch.setattr(connection_limiter, "_MIN_AGE", 0.05)
-    monkeypatch.setattr(connection_limiter, "_MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(connection, "_MIN_AGE", 0.05)
+    monkeypatch.setattr(connection, "_MAX_CONNECTIONS", 3)
     with served() as port, ExitStack() as stack:
         session = stack.enter_context(unauthenticated(port, greeting()))
         answers = Answers(session)
@@ -148,8 +148,8 @@ def test_idle_unauthenticated_connections_make_way_for_newer_ones(monkeypatch: p
 
 
 def test_many_that_come_at_once_have_a_moment_to_say_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_limiter, "_MIN_AGE", 3600.0)
-    monkeypatch.setattr(connection_limiter, "_MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(connection, "_MIN_AGE", 3600.0)
+    monkeypatch.setattr(connection, "_MAX_CONNECTIONS", 2)
     with served() as port, ExitStack() as stack:
         for made in [stack.enter_context(unauthenticated(port)) for _ in range(10)]:
             made.sendall(greeting())

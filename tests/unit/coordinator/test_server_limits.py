@@ -14,7 +14,6 @@ import pytest
 from rallypoint.base.endpoint import Endpoint, listening_socket
 from rallypoint.base.loop import LoopThread
 from rallypoint.coordinator import server as server_module
-from rallypoint.coordinator.connection import ControlConnection
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.jobs import ManyJobs
 from rallypoint.coordinator.server import ControlServer
@@ -53,7 +52,8 @@ def test_who_has_been_answered_counts_as_no_session_and_makes_room(change: Calla
     server = ControlServer(ManyJobs(), listening_socket("127.0.0.1", 0))
     try:
         with greeting(Endpoint("127.0.0.1", server.port), change) as raw:
-            limiter = server._context.limiter
+            assert server._connections is not None
+            limiter = server._connections.limiter
             assert len(limiter._waiting) == 1
             server._loop.call(cast("Callable[[], None]", limiter.make_room))
             while raw.recv(1000):
@@ -68,7 +68,6 @@ def test_much_that_was_collected_does_not_end_the_session_of_who_reads_it_slowly
     try:
         with raw_session(Endpoint("127.0.0.1", server.port)) as raw:
             (connection,) = server.connections
-            assert isinstance(connection, ControlConnection)
             part = CollectedPart(1, bytes(48 * 1024), False, "n1")
             for _ in range(200):
                 connection.post(part)

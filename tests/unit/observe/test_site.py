@@ -15,8 +15,7 @@ from rallypoint.base.http import Answer, Client, Stream
 from rallypoint.base.http_access import Access
 from rallypoint.base.peer_user import Peer
 from rallypoint.coordinator.dispatcher import Dispatcher
-from rallypoint.coordinator.job_directory import JobDirectory
-from rallypoint.coordinator.jobs import ManyJobs
+from rallypoint.coordinator.jobs import ManyJobs, ServedJobs
 from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.membership.operations import Close
 from rallypoint.membership.state import NodeId, NodeInfo, Settings
@@ -40,7 +39,7 @@ async def metrics() -> Sequence[Family]:
     return [build_family()]
 
 
-def site_of(jobs: JobDirectory, access: Access | None = None) -> Site:
+def site_of(jobs: ServedJobs, access: Access | None = None) -> Site:
     return Site(LocalJobs(jobs), access or Access(), metrics, lambda: NOW)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rallypoint.base.log import printable
 from rallypoint.coordinator.sessions import SessionRecord
-from rallypoint.membership.state import Reason
+from rallypoint.membership.state import Reason, Settings
 from rallypoint.protocol import codec
 from rallypoint.protocol.handshake import (
     PROTOCOL_VERSION,
@@ -28,12 +28,19 @@ from rallypoint.protocol.observation import JobList
 
 if TYPE_CHECKING:
     from rallypoint.coordinator.dispatcher import Dispatcher
-    from rallypoint.coordinator.job_directory import JobDirectory
-    from rallypoint.protocol.handshake import Keys
+    from rallypoint.coordinator.jobs import ServedJobs
+    from rallypoint.protocol.handshake import Hello, Keys
     from rallypoint.protocol.observation import WatcherNotification
     from rallypoint.protocol.signing import Signers
 
+
 HEARTBEAT = codec.encode(Heartbeat())
+
+COMMAND_REFUSED = (
+    "without a secret, commands are taken only from the user of the control plane (or root) on its own machine; give "
+    "the job a RALLYPOINT_SECRET_FILE (`rallyctl secret` makes one), or start its control plane with "
+    "remote_control=true in --rdzv-conf"
+)
 
 _MANY_HEARTBEATS_PER_LEASE = 2.1
 """If there are many sessions; otherwise three. More than two, so that less than half a lease lies between them: silence
@@ -42,34 +49,29 @@ of all nodes for that long would look like an outage of ours (`membership.livene
 
 
 class SessionOutput(Protocol):
-    """The connection of a session."""
+    """The connection of a session: that of a server, or of the simulator."""
 
     def send(self, payload: bytes) -> None:
         """Send a message, signed if the session's are."""
-        ...
 
     def post(self, notification: Notification | WatcherNotification) -> None:
         """Send a notification; from any thread, in the order of the calls."""
-        ...
 
     def disconnect(self, why: str) -> None:
         """The coordinator has ended the session; from any thread."""
-        ...
 
     def describe(self, hello: Hello) -> SessionRecord:
         """The handshake is done: return what is known about the session of a node with this greeting."""
-        ...
 
     @property
     def answers_all(self) -> bool:
         """Whether there are so few sessions that every heartbeat is answered, and not only every second one."""
-        ...
 
 
 class ServerSession:
     """One connection, from its first message on."""
 
-    def __init__(self, jobs: JobDirectory, keys: Keys | None, nonce: bytes, output: SessionOutput, peer: str) -> None:
+    def __init__(self, jobs: ServedJobs, keys: Keys | None, nonce: bytes, output: SessionOutput, peer: str) -> None:
         """Wait for the greeting.
 
         Args:
@@ -208,17 +210,21 @@ class ServerSession:
         self.has_answered = True
 
     def _open_watcher(self, hello: Hello) -> None:
-        from rallypoint.coordinator.watcher_access import command_refusal, watched_dispatcher, welcome_watcher
-
-        dispatcher = watched_dispatcher(self._jobs, hello)
+        """Open the session of a watcher; where it names no job, and there are several or none, only list them."""
+        dispatcher = self._jobs.find(hello.job)
+        if dispatcher is None and hello.job:
+            raise HandshakeError(f"it has no job {hello.job!r}; leave --rdzv-id out for a list of its jobs")
         self.signers = self._handshake.signers
         record = self._output.describe(hello)
-        self._output.send(codec.encode(welcome_watcher(record, dispatcher)))
+        lease = Settings("", 1, 1).lease if dispatcher is None else dispatcher.settings.lease
+        welcome = Welcome(record.node, lease, "" if dispatcher is None else dispatcher.incarnation)
+        self._output.send(codec.encode(welcome))
         if dispatcher is None:
             self._output.send(codec.encode(JobList(self._jobs.summaries())))
             self.has_answered = True
             return
-        self._command_refusal = command_refusal(record, dispatcher.remote_control or self.signers is not None)
+        trusted = dispatcher.remote_control or self.signers is not None or record.is_own_user
+        self._command_refusal = "" if trusted else COMMAND_REFUSED
         self.number = dispatcher.attach_watcher(self._output.post, self._on_disconnect)
         self._dispatcher = dispatcher
 
