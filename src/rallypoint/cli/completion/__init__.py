@@ -1,7 +1,7 @@
 """Completion scripts for shells, made from the parsers: `rallyctl completion SHELL`.
 
 scripts     the scripts of all shells, and where they are installed
-values the completions of each flag's value
+values      the completions of each flag's value
 bash_tables the tables of each script, which stand in its template
 zsh_tables  the same
 fish_tables the same

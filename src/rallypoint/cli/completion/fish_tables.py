@@ -38,7 +38,7 @@ def _verbs(verbs: Iterable[Command]) -> Iterator[str]:
 def _command(command: Command) -> Iterator[str]:
     program, verb = command.name.partition(" ")[0], _verb(command)
     rest = next(
-        (number for number, each in enumerate(command.operands) if each.rest or values_of(each).names is Names.SCRIPT),
+        (number for number, each in enumerate(command.operands) if each.rest or values_of(each).names == Names.SCRIPT),
         None,
     )
     flags = f"__rallypoint_at {verb}" + ("" if rest is None else f" {rest}")
@@ -48,7 +48,7 @@ def _command(command: Command) -> Iterator[str]:
             condition = f"__rallypoint_underscores; and {flags}"
             yield f"complete -c {program} -n {quoted(condition)} {_option(option, torchrun=True)}"
     for number, operand in enumerate(command.operands):
-        place = "" if operand.repeats or values_of(operand).names is Names.COMMAND else f" {number}"
+        place = "" if operand.repeats or values_of(operand).names == Names.COMMAND else f" {number}"
         yield f"complete -c {program} -n {quoted(f'__rallypoint_at {verb}{place}')} {_operand(operand)}"
 
 
@@ -65,16 +65,16 @@ def _option(option: Option, *, torchrun: bool = False) -> str:
 
 
 def _value(values: Values) -> str:
-    if values.names is Names.FILE and not values.separator:
+    if values.names == Names.FILE and not values.separator:
         return "-r -F"
     return f"-x -a {quoted(_call(values))}"
 
 
 def _operand(operand: Operand) -> str:
     values = values_of(operand)
-    if values.names is Names.COMMAND:
+    if values.names == Names.COMMAND:
         return "-f -a '(__rallypoint_command)'"
-    return "-F" if values.names is Names.FILE else f"-f -a {quoted(_call(values))}"
+    return "-F" if values.names == Names.FILE else f"-f -a {quoted(_call(values))}"
 
 
 def _call(values: Values) -> str:

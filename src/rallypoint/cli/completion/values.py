@@ -8,6 +8,7 @@ from functools import cache
 from rallypoint.base.flags import Values
 from rallypoint.cli.command_table import Operand, Option
 from rallypoint.cli.flags import ANYTHING, FLAGS
+from rallypoint.cli.rallyctl import VERBS
 
 
 class Names(StrEnum):
@@ -27,25 +28,14 @@ class Names(StrEnum):
 
 
 @cache
-def _by_flag() -> dict[str, Values]:
-    """The values of flags with these names, and of operands."""
-    from rallypoint.preflight.checks import NAMES
-
-    host, hosts = Values(names=Names.HOST), Values(names=Names.HOST, separator=",")
-    some_hosts = Values(names=Names.HOST, separator="@")
-    columns = {flag.name: flag.complete for flag in FLAGS if flag.complete is not None}
-    return {
-        **{name: each if isinstance(each, Values) else each() for name, each in columns.items()},
-        "--require": Values(NAMES, separator=","),
-        "--hosts": hosts,
-        "--include": some_hosts,
-        "--exclude": some_hosts,
-        "--env": Values(names=Names.VARIABLE),
+def _by_name() -> dict[str, Values]:
+    """What the rows of flags and of verbs say, by the names of flags and operands."""
+    arguments = [each for verb in VERBS for section in verb.sections for each in section.arguments]
+    rows = [*((flag.name, flag.complete) for flag in FLAGS), *((each.names[-1], each.complete) for each in arguments)]
+    columns = {name: each if isinstance(each, Values) else each() for name, each in rows if each is not None}
+    return columns | {
         "training_script": Values(names=Names.SCRIPT),
         "training_script_args": Values(names=Names.FILE),
-        "command": Values(names=Names.COMMAND),
-        "node": host,
-        "--tls-peer": ANYTHING,
     }
 
 
@@ -67,7 +57,7 @@ def values_of(each: Option | Operand) -> Values:
     name = each.name if isinstance(each, Option) else each.dest
     if each.words:
         return Values(each.words)
-    found = _by_flag().get(name) or _BY_METAVAR.get(each.metavar)
+    found = _by_name().get(name) or _BY_METAVAR.get(each.metavar)
     if found is None:
         raise LookupError(f"what completes {name} {each.metavar} is in no table of {__name__}")
     return found

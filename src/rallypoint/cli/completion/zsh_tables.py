@@ -49,7 +49,7 @@ def _option(option: Option) -> Iterator[str]:
 def _operand(number: int, operand: Operand) -> str:
     values = values_of(operand)
     place = "*::" if operand.rest else "*:" if operand.repeats else f"{number}:" if operand.required else f"{number}::"
-    action = "_normal" if values.names is Names.COMMAND else _action(values)
+    action = "_normal" if values.names == Names.COMMAND else _action(values)
     return quote(f"{place}{_plain(operand.metavar, ':')}:{action}")
 
 
