@@ -12,7 +12,7 @@ import kubernetes_validate
 import pytest
 from kubeflow_trainer_api.models import JobsetV1alpha2JobSet, TrainerV1alpha1TrainingRuntime, TrainerV1alpha1TrainJob
 
-from rallypoint.cli.exit_codes import CODES
+from rallypoint.cli.verdict import CODES
 from rallypoint.failures.cause import Ending
 from tests.deploy.manifests import (
     FOLDER,

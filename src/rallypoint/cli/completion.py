@@ -13,8 +13,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from rallypoint.base.errors import UserError
-from rallypoint.cli.parse import Verb, build_parser
+from rallypoint.cli.parse import build_parser
 
 SHELLS = {
     "bash": ("share/bash-completion/completions/rallyrun", "share/bash-completion/completions/rallyctl"),
@@ -47,35 +46,6 @@ def completion_script(shell: str, rallyctl: argparse.ArgumentParser) -> str:
             _say_what_completes(action)
         scripts.append(shtab.complete(parser, shell))
     return _one_of_zsh(scripts) if shell == "zsh" else "\n\n".join(scripts) + "\n"
-
-
-def add_completion(verb: Verb, rallyctl: argparse.ArgumentParser) -> None:
-    """Make `completion` a verb of `rallyctl`, whose parser is given."""
-
-    def print_script(options: argparse.Namespace) -> None:
-        from rallypoint.cli.exit import print_answer
-
-        packaged = PACKAGED / options.shell
-        try:
-            text = packaged.read_text("utf-8") if packaged.exists() else completion_script(options.shell, rallyctl)
-        except ImportError:
-            raise UserError(
-                "this installation has no completion scripts; install shtab (pip install shtab) and try again"
-            ) from None
-        print_answer(text.rstrip("\n"))
-
-    page = verb(
-        "completion",
-        "print a script that completes both commands in a shell",
-        "Print a script that completes rallyrun and rallyctl: flags, values of flags, verbs and files. To install it, "
-        "bash and tcsh: write it to a file that ~/.bashrc or ~/.tcshrc reads by 'source'; zsh: to DIR/_rallyrun, "
-        "with a DIR of $fpath; fish: to rallyrun.fish and to rallyctl.fish in ~/.config/fish/completions. It is whole "
-        "in itself: write it anew after an upgrade. Wheels have the scripts too, and shells find them where the "
-        "package is installed below /usr or /usr/local (docs/how-to/completion.md).",
-        "bash > ~/.rallypoint.bash && echo 'source ~/.rallypoint.bash' >> ~/.bashrc",
-        print_script,
-    )
-    page.add_argument("shell", choices=tuple(SHELLS), metavar="SHELL", help="bash, zsh, fish or tcsh")
 
 
 def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:

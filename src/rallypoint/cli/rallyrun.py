@@ -176,3 +176,46 @@ def _end_start_later() -> None:
     timer = Timer(_STARTED_AFTER, end_start)
     timer.daemon = True
     timer.start()
+
+
+# `python -m rallypoint.launch`: the deprecated form (contract section 1.14), which differs in one thing: without
+# `--use-env`, each worker's first argument is `--local-rank=<local rank>`.
+
+_DEPRECATED = (
+    "python -m rallypoint.launch is deprecated, as torch.distributed.launch is: use rallyrun, and LOCAL_RANK instead "
+    "of the argument --local-rank"
+)
+
+
+def main_deprecated(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Arguments, results and exceptions are those of `main`."""
+    return run_command(argv, read_deprecated)
+
+
+def read_deprecated(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
+    """Read a command line that may have `--use-env`.
+
+    Raises:
+        SystemExit: code 2 after a usage error, code 0 after help.
+        UserError: a program would be given the local rank as an argument, or a `PET_*` variable is bad.
+    """
+    from rallypoint.base.errors import UserError
+    from rallypoint.cli.exit import print_error
+    from rallypoint.cli.parse import build_parser, parse_with
+
+    parser = build_parser()
+    parser.add_argument(
+        "--use-env",
+        "--use_env",
+        action="store_true",
+        help="Pass the local rank in LOCAL_RANK only, and not as an argument too",
+    )
+    options, more = parse_with(parser, arguments, environ)
+    print_error(f"FutureWarning: {_DEPRECATED}")
+    if more.get("use_env", False):
+        return options
+    if options.no_python:
+        raise UserError(
+            f"{options.source('no_python')} runs a program, which takes no --local-rank; give --use-env too"
+        )
+    return options._replace(training_script_args=("--local-rank=${local_rank}", *options.training_script_args))

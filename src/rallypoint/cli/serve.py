@@ -13,11 +13,10 @@ import socket
 from typing import TYPE_CHECKING
 
 from rallypoint.base.errors import RallypointError, UsageError, UserError
-from rallypoint.cli.parse import Verb
 from rallypoint.rendezvous.params import C10D_PORT
 
 if TYPE_CHECKING:
-    from rallypoint.cli.pages import PageServer
+    from rallypoint.cli.serve_http import PageServer
     from rallypoint.coordinator.jobs import ManyJobs
 
 
@@ -26,42 +25,7 @@ _MANAGER_TIMEOUT = 1.0
 """Seconds within which the service manager must accept a message."""
 
 
-def add_serve(verb: Verb) -> None:
-    """Make `serve` a verb of `rallyctl`."""
-    page = verb(
-        "serve",
-        "run a control plane outside the training nodes",
-        "Run a control plane outside the training nodes, for many jobs with --rdzv-backend=c10d, whose nodes give its "
-        "address as --rdzv-endpoint. If it is lost, workers go on; started again at the same endpoint, it gets its "
-        "state from the nodes. Give it the jobs' RALLYPOINT_SECRET. Nodes on its own machine need "
-        "--rdzv-conf=is_host=false: one that starts while the control plane is down would host its job itself. When a "
-        "job has ended and its nodes have disconnected, its id can be used again; a node that reconnects within a day "
-        "learns how the job ended, unless the control plane was started again.",
-        "--endpoint=:29400",
-        _serve,
-    )
-    endpoint = f"all addresses of HOST, or of this machine without HOST; port 0 is a free one (default: :{C10D_PORT})"
-    listening = page.add_argument_group("listening")
-    listening.add_argument("--endpoint", default="", metavar="HOST:PORT", help=endpoint)
-    remote = "take commands (rallyctl restart, stop, ...) from other machines where there is no secret"
-    listening.add_argument("--remote-control", action="store_true", help=remote)
-    pages = page.add_argument_group("page and metrics")
-    http = (
-        "serve a page, /status.json, /events and /metrics there; on this machine alone without HOST (default: nowhere)"
-    )
-    pages.add_argument("--http", default="", metavar="[HOST:]PORT", help=http)
-    pages.add_argument("--http-token-file", default="", metavar="FILE", help="file with the token to be given there")
-    tls = page.add_argument_group("TLS")
-    for name, metavar, text in (
-        ("cert", "FILE", "PEM certificate; nodes give theirs as --rdzv-conf=tls_cert=..."),
-        ("key", "FILE", "PEM file of its key"),
-        ("ca", "FILE", "PEM file of the authorities that sign the nodes' certificates"),
-        ("peer", "NAME", "name in nodes' certificates: spiffe://cluster/job (default: any)"),
-    ):
-        tls.add_argument(f"--tls-{name}", default="", metavar=metavar, help=text)
-
-
-def _serve(options: argparse.Namespace) -> None:
+def serve(options: argparse.Namespace) -> None:
     """Serve until a signal ends it."""
     from rallypoint.base.descriptors import allow_descriptors
     from rallypoint.base.endpoint import Endpoint, listening_sockets, parse_endpoint, resolve
@@ -163,7 +127,7 @@ def _pages(jobs: ManyJobs, options: argparse.Namespace) -> PageServer | None:
         if options.http_token_file:
             raise UsageError("--http-token-file has an effect only with --http; give that, or leave it out")
         return None
-    from rallypoint.cli.pages import PageServer
+    from rallypoint.cli.serve_http import PageServer
 
     pages = PageServer(jobs, options.http, options.http_token_file)
     print_error(f"rallyctl: the page of all jobs is at http://{pages.endpoint}/")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from rallypoint.cli.launch import main
+from rallypoint.cli.rallyrun import main_deprecated as main
 
 if __name__ == "__main__":
     sys.exit(main())

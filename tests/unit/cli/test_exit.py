@@ -20,7 +20,7 @@ from rallypoint.base.errors import (
     UsageError,
     UserError,
 )
-from rallypoint.cli import rallyctl
+from rallypoint.cli import local_verbs, rallyctl
 from rallypoint.cli.exit import exit_code_of
 from rallypoint.failures.cause import Cause
 from rallypoint.failures.report import ChildFailedError
@@ -178,5 +178,5 @@ def test_an_answer_that_cannot_be_written_is_a_sentence(full: bool) -> None:
 
 
 def test_a_verb_that_raises_an_order_to_leave_has_code_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rallyctl, "_secret", lambda _options: _raiser(NodeLeftInOrder("drained", signal.SIGTERM)))
+    monkeypatch.setattr(local_verbs, "secret", lambda _options: _raiser(NodeLeftInOrder("drained", signal.SIGTERM)))
     assert rallyctl.main(["secret"]) == 0

@@ -8,8 +8,7 @@ from typing import get_args
 import pytest
 from docs.repository_links import DOCS
 
-from rallypoint.cli.exit_codes import CODES, SUCCESS
-from rallypoint.cli.verdict import verdict_of
+from rallypoint.cli.verdict import CODES, SUCCESS, verdict_of
 from rallypoint.telemetry.agent_events import KINDS, AgentEvent, Failure
 
 EVENTS = (DOCS / "reference" / "events.md").read_text()

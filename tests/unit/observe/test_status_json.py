@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.cli.watching import PHASE_CODES
+from rallypoint.cli.job_verbs import PHASE_CODES
 from rallypoint.observe.status_json import jobs_json, status_json
 from rallypoint.protocol.observation import EventKind, JobSummary, NodeState, Phase
 from rallypoint.rendezvous.control_plane import LocalJob

@@ -18,8 +18,15 @@ from rallypoint.base.errors import (
     UsageError,
     UserError,
 )
-from rallypoint.cli.exit_codes import CODES, Classified, classified
-from rallypoint.cli.verdict import MAX_TERMINATION_LOG, finish, termination_message, verdict_of
+from rallypoint.cli.verdict import (
+    CODES,
+    MAX_TERMINATION_LOG,
+    Classified,
+    classified,
+    finish,
+    termination_message,
+    verdict_of,
+)
 from rallypoint.etcd.api import EtcdRefused, EtcdUnreachable
 from rallypoint.failures.cause import Cause, Ending
 from rallypoint.failures.report import ChildFailedError

@@ -1,14 +1,20 @@
-"""`rallyctl launch`: a command on several hosts, over ssh."""
+"""`rallyctl launch`: a command on several hosts, over ssh.
+
+The flags of a `rallyrun` are read here by its own parser: a mistake is reported once, before any host is reached, and
+not once by each of them.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.base.errors import UsageError
-from rallypoint.cli.parse import Verb
+from rallypoint.cli.exit import print_error
+from rallypoint.cli.parse import build_parser, parse_nnodes, parse_with
 
 if TYPE_CHECKING:
     from rallypoint.remote.hosts import Host
@@ -20,55 +26,15 @@ _TIMES = {"connect_timeout": 3600, "lost_after": 86_400, "grace": 86_400}
 """The most seconds of each."""
 
 
-def add_launch(verb: Verb) -> None:
-    """Make `launch` a verb of `rallyctl`."""
-    page = verb(
-        "launch",
-        "start a job on several hosts over ssh",
-        "Start a command, mostly rallyrun, on several hosts over the system's ssh, and stay until it has ended on all "
-        "of them. Rallypoint must be installed on each. rallyrun finds there, as PET_* variables, how the nodes meet: "
-        "the first host has the control plane, and each node its rank; flags of the command take precedence. Nothing "
-        "is started unless every host can be used. ^C ends the job on all hosts, and so does the loss of this "
-        "command; a second ^C kills it.",
-        "--hosts node1:8,node2:8 -- rallyrun train.py",
-        _launch,
-    )
-    page.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what to run on each host")
-    hosts = page.add_argument_group("hosts")
-    hosts.add_argument(
-        "--hosts", default="", metavar="LIST", help="hosts, and slots (workers) of each: node1:8,node2:8"
-    )
-    hosts.add_argument("--hostfile", default="", metavar="FILE", help="file with a host on each line: node1 slots=8")
-    hosts.add_argument("--include", default="", metavar="SPEC", help="only these hosts or slots: node1@node2:0,2")
-    hosts.add_argument("--exclude", default="", metavar="SPEC", help="all but these hosts or slots: node3@node2:1")
-    command = page.add_argument_group("command")
-    env = "variable to hand on: NAME, NAME=VALUE or a pattern such as 'NCCL_*'; may be repeated"
-    command.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]", help=env)
-    file = "file of NAME=VALUE lines to hand on; may be repeated"
-    command.add_argument("--env-file", action="append", default=[], metavar="FILE", help=file)
-    command.add_argument("--chdir", default="", metavar="DIR", help="folder there (default: the one of this command)")
-    ssh = page.add_argument_group("ssh")
-    words = "options for ssh, as one word: --ssh-args='-l me -i key'; may be repeated"
-    ssh.add_argument("--ssh-args", action="append", default=[], metavar="ARGS", help=words)
-    python = "the Python there that has Rallypoint (default: the path of the one that runs this command)"
-    ssh.add_argument("--python", default="", metavar="PATH", help=python)
-    for name, default, text in (
-        ("connect-timeout", 10, "seconds to connect to a host"),
-        ("lost-after", 30, "seconds of silence after which launcher and host take each other for lost"),
-        ("grace", 60, "seconds between SIGTERM and SIGKILL on a host whose launcher is lost"),
-    ):
-        ssh.add_argument(f"--{name}", default=str(default), metavar="S", help=f"{text} (default: {default})")
-
-
-def _launch(options: argparse.Namespace) -> int:
+def launch(options: argparse.Namespace) -> int:
     plan = _plan(options)
     from rallypoint.base.descriptors import allow_descriptors
     from rallypoint.cli.process_setup import restore_keyboard_interrupt
-    from rallypoint.remote.job import launch
+    from rallypoint.remote.job import launch as run_plan
 
     allow_descriptors(3 * len(plan.hosts), f"The connections to {len(plan.hosts)} hosts")
     restore_keyboard_interrupt()
-    return launch(plan)
+    return run_plan(plan)
 
 
 def _plan(options: argparse.Namespace) -> Plan:
@@ -76,8 +42,6 @@ def _plan(options: argparse.Namespace) -> Plan:
     import shlex
 
     from rallypoint.base.secrets import SECRET, launch_secret
-    from rallypoint.cli.exit import print_error
-    from rallypoint.cli.launched_command import read_command
     from rallypoint.remote.job import Plan
     from rallypoint.remote.ssh_command import SshOptions
 
@@ -169,3 +133,43 @@ def _folder() -> str:
         return os.getcwd()
     except OSError as error:
         raise UsageError(f"the folder of this command is gone ({error.strerror}); give one by --chdir") from None
+
+
+class LaunchedCommand(NamedTuple):
+    """A command: `least` is the number of nodes without which its job cannot go on, 0 if that is not known;
+    `most` is the number that run at a time; `endpoint_given` is whether it names a control plane of its own.
+    """
+
+    least: int = 0
+    most: int = 0
+    endpoint_given: bool = False
+
+
+def read_command(command: Sequence[str], variables: Mapping[str, str], hosts: int) -> LaunchedCommand:
+    """Read a command.
+
+    Args:
+        command: its words. Nothing is known about commands other than `rallyrun`.
+        variables: the `PET_*` variables that it will have, without those that say where it runs.
+        hosts: the number of hosts that it will run on, which is the default number of nodes.
+
+    Raises:
+        SystemExit: a usage error of rallyrun's, which has been printed; or its help was asked for.
+        UserError: the number of nodes is impossible.
+    """
+    given = "PET_RDZV_ENDPOINT" in variables
+    if os.path.basename(command[0]) != "rallyrun":
+        return LaunchedCommand(endpoint_given=given)
+    parser = build_parser()
+    parser.prog = "rallyrun"
+    options, _ = parse_with(parser, command[1:], {"PET_NNODES": str(hosts), **variables})
+    if options.standalone:
+        return LaunchedCommand(endpoint_given=given)
+    source = options.source("nnodes")
+    least, most = parse_nnodes(options.nnodes, source)
+    if least > hosts:
+        raise UsageError(
+            f"{source}={options.nnodes} needs {least} nodes, and {hosts} host{' is' if hosts == 1 else 's are'} given; "
+            "give more hosts, or leave it out"
+        )
+    return LaunchedCommand(least, most, given or "rdzv_endpoint" in options.sources)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.errors import UserError
-from rallypoint.cli.launch import read
 from rallypoint.cli.parse import parse
+from rallypoint.cli.rallyrun import read_deprecated as read
 
 RANK = "--local-rank=${local_rank}"
 

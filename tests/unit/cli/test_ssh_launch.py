@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.cli.launched_command import LaunchedCommand, read_command
-from rallypoint.cli.rallyctl import main
+from rallypoint.cli.rallyctl import VERBS, load, main
+from rallypoint.cli.ssh_launch import LaunchedCommand, read_command
 
 HOSTS = "--hosts=a:4,b:4"
 RALLYRUN = ["--", "rallyrun", "train.py"]
@@ -65,11 +65,16 @@ def test_what_cannot_work(
 
 
 @pytest.mark.process
-def test_other_verbs_import_nothing_of_it() -> None:
+def test_the_help_imports_no_verb() -> None:
     program = "import sys; from rallypoint.cli.rallyctl import build_parser; build_parser(); print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert "rallypoint.cli.launching" in ran.stdout
+    files = {verb.work.partition(":")[0] for verb in VERBS}
+    assert not files & {name.removeprefix("rallypoint.cli.") for name in ran.stdout.split()}
     assert not [name for name in ran.stdout.split() if name.startswith("rallypoint.remote") or name == "asyncio"]
+
+
+def test_each_verb_has_its_function() -> None:
+    assert [verb.name for verb in VERBS if not callable(load(verb.work))] == []
 
 
 def test_a_mistake_in_rallyruns_flags_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,193 @@
+"""The verbs of `rallyctl` that need no job: trials, checks, reports, secrets, completion."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from rallypoint.base.errors import RallypointError, UsageError, UserError
+from rallypoint.cli.exit import print_answer, print_error, write_answer
+
+if TYPE_CHECKING:
+    from rallypoint.preflight.results import CheckInputs
+
+_LEAST_STEPS = 40
+"""Steps of a demonstration."""
+_ETCD_ENDS = {signal.SIGTERM, signal.SIGINT}
+
+
+def demo(options: argparse.Namespace) -> None:
+    from rallypoint.demo.job import Plan
+    from rallypoint.demo.job import demo as run_demo
+
+    if options.steps < _LEAST_STEPS:
+        raise UsageError(f"--steps={options.steps} is too few to be killed half-way; give {_LEAST_STEPS} or more")
+    if not 1 <= options.deadline <= 3600:
+        raise UsageError(f"--deadline={options.deadline:g} cannot be waited for; give 1 to 3600 seconds")
+    if options.program and not os.path.isfile(options.program):
+        raise UsageError(f"--program={options.program} is not a file; give the path of a Python script")
+    _end_in_order()
+    program = [options.program] if options.program else ["-m", "rallypoint.demo.worker"]
+    run_demo(Plan(program, options.steps, options.deadline), write_answer)
+
+
+def _end_in_order() -> None:
+    """Make ^C and SIGTERM end the demo's own jobs first."""
+    from rallypoint.cli.process_setup import restore_keyboard_interrupt
+
+    def end(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    restore_keyboard_interrupt()
+    signal.signal(signal.SIGTERM, end)
+
+
+def check(options: argparse.Namespace) -> int:
+    from rallypoint.preflight.results import EXIT_CODES, results_json, with_required, worst
+    from rallypoint.preflight.run import run_checks
+
+    required = _required_checks(options.require)
+    results = with_required(run_checks(_check_inputs(options)), required)
+    print_answer(results_json(results) if options.json else "\n".join(map(str, results)))
+    return EXIT_CODES[worst(results)]
+
+
+def _check_inputs(options: argparse.Namespace) -> CheckInputs:
+    from rallypoint.preflight.results import CheckInputs
+
+    log_dir = os.path.abspath(options.log_dir) if options.log_dir else ""
+    if not options.endpoint:
+        if options.rdzv_conf or options.rdzv_id:
+            raise UsageError(
+                "--rdzv-id and --rdzv-conf have an effect only with --endpoint; give that, or leave them out"
+            )
+        return CheckInputs(log_dir)
+    from rallypoint.cli.job_verbs import parameters_of
+    from rallypoint.launch.preflight import inputs_of
+
+    try:
+        return inputs_of(parameters_of(options, options.endpoint), log_dir)
+    except UserError as error:
+        raise UsageError(str(error)) from None
+
+
+def _required_checks(text: str) -> tuple[str, ...]:
+    from rallypoint.preflight.run import NAMES
+
+    names = tuple(part.strip() for part in text.split(",")) if text else ()
+    for name in names:
+        if name not in NAMES:
+            raise UsageError(
+                f"--require={text} names {name!r}, which is not a check; the checks are {', '.join(NAMES)}"
+            )
+    return names
+
+
+def report(options: argparse.Namespace) -> None:
+    from rallypoint.observe.agent_runs import agent_runs
+    from rallypoint.observe.event_files import read_events
+    from rallypoint.observe.goodput import report
+    from rallypoint.observe.incidents import incident_lines, incidents_json, read_incidents
+    from rallypoint.observe.report_text import report_json, report_lines
+
+    incidents = read_incidents(options.paths)
+    try:
+        found = read_events(options.paths)
+    except UserError:
+        if not incidents.found or options.job:
+            raise
+        print_answer(incidents_json(incidents) if options.json else "\n".join(incident_lines(incidents.found)))
+        return
+    job = options.job or _only_job(list(found.events))
+    if job not in found.events:
+        raise UserError(f"there are no events of the job {job!r}; the files have {_names(list(found.events))}")
+    made = report(agent_runs(found.events[job]), found.notes)
+    own = [each for each in incidents.found if each.job == job]
+    more = ["", "Incidents", *(f"  {line}" for line in incident_lines(own))] if own else []
+    print_answer(report_json(made) if options.json else "\n".join([*report_lines(made), *more]))
+
+
+def _only_job(jobs: list[str]) -> str:
+    if len(jobs) > 1:
+        raise UserError(f"the events are of {len(jobs)} jobs, {_names(jobs)}; name one by --job")
+    return jobs[0]
+
+
+def _names(jobs: list[str]) -> str:
+    from rallypoint.base.log import printable
+
+    shown = ", ".join(printable(each, 80) for each in jobs[:4])
+    return f"{shown} and {len(jobs) - 4} more" if len(jobs) > 4 else shown
+
+
+def secret(_options: argparse.Namespace) -> None:
+    """Print a new secret."""
+    from rallypoint.base.secrets import new_secret
+
+    print_answer(new_secret())
+
+
+def job_token(options: argparse.Namespace) -> None:
+    """Print the token of one job."""
+    from rallypoint.base.secrets import SECRET, job_secret, token
+
+    found = job_secret()
+    if found is None:
+        raise UsageError(f"{SECRET} is not set; make a secret with 'rallyctl secret', and give it to this command too")
+    print_answer(token(found, options.job))
+
+
+def etcd(options: argparse.Namespace) -> None:
+    from rallypoint.base.kernel import check_kernel
+    from rallypoint.etcd.local import LocalEtcd
+
+    if not options.timeout > 0:
+        raise UsageError(f"--timeout={options.timeout:g} is too short; give more than 0 seconds")
+    if options.num_retries < 0:
+        raise UsageError(f"--num-retries={options.num_retries} is negative; give 0 or more")
+    check_kernel()
+    # Blocked, so that only `sigwait` gets them; it gets the end of a child too.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*_ETCD_ENDS, signal.SIGCHLD})
+    server = LocalEtcd(options.port, options.data_dir)
+    log = None
+    if options.stderr is not None:
+        try:
+            log = open(options.stderr, "ab")  # noqa: SIM115 - closed below
+        except OSError as error:
+            raise UserError(f"--stderr={options.stderr} cannot be written: {error.strerror}") from None
+    try:
+        try:
+            server.start(options.timeout, options.num_retries, log, unwanted=_asked_to_end)
+            print_answer(str(server.endpoint))
+        except RallypointError:
+            if not _asked_to_end():
+                raise
+        while (number := signal.sigwait({*_ETCD_ENDS, signal.SIGCHLD})) == signal.SIGCHLD:
+            if server.ended:
+                raise RallypointError(f"the etcd at {server.endpoint} has ended by itself")
+    finally:
+        server.stop()
+        if log is not None:
+            log.close()
+    print_error(f"rallyctl: ended by {signal.Signals(number).name}")
+
+
+def _asked_to_end() -> bool:
+    return bool(_ETCD_ENDS & signal.sigpending())
+
+
+def completion(options: argparse.Namespace) -> None:
+    """Print a completion script."""
+    from rallypoint.cli.completion import PACKAGED, completion_script
+    from rallypoint.cli.rallyctl import build_parser
+
+    packaged = PACKAGED / options.shell
+    try:
+        text = packaged.read_text("utf-8") if packaged.exists() else completion_script(options.shell, build_parser())
+    except ImportError:
+        raise UserError(
+            "this installation has no completion scripts; install shtab (pip install shtab) and try again"
+        ) from None
+    print_answer(text.rstrip("\n"))
