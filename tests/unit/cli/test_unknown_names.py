@@ -44,7 +44,7 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     [
         (["--standalone", "--rdzv-conf=join_timout=3"], ["--rdzv-conf: the option 'join_timout'", "join_timeout?"]),
         (["--standalone", "--rdzv-conf=timeout=3"], ["'timeout' has no effect with the backend c10d", "join_timeout?"]),
-        (["--rdzv-backend=etcd", "--rdzv-endpoint=h", "--rdzv-conf=etcd_prefix=/x"], ["'etcd_prefix'", " prefix?"]),
+        (["--rdzv-backend=etcd", "--rdzv-endpoint=h", "--rdzv-conf=prefx=/x"], ["'prefx'", " prefix?"]),
         (["--master-port=1", "--rdzv-conf=join_timeout=3"], ["with the backend static", "mean timeout?"]),
         (["--master-port=1", "--rdzv-conf=rank=3"], ["'rank'", "mean --node-rank?"]),
     ],
