@@ -52,7 +52,6 @@ TRUSTED: Mapping[str, str] = {
     "store/api.py": "a key of ours as text",
     "telemetry/json_lines.py": "what an event of ours has in it as JSON",
     "telemetry/recording.py": "the line of an event of ours as text",
-    "store/serving.py": "driven by the target `stores`",
     "workers/functions/payload.py": "pickles of a child that runs the user's own function, as the same user",
     "workers/functions/fork_server.py": _OURS,
     "workers/functions/worker.py": _OURS,
