@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from rallypoint.store import wire
-from rallypoint.store.decoder import OpcodeReaders
-from rallypoint.store.table import Reply, Table
+from rallypoint.store.plain import Replies, Table
 from rallypoint.store.wire import CANCELLED, DONE, I64, MAGIC, MAX_KEYS, MISSING, U32, U64, Op, string, strings
 
 __all__ = ["CANCELLED", "DONE", "I64", "MAGIC", "MAX_KEYS", "MISSING", "U32", "U64", "Op", "string", "strings"]
@@ -189,18 +188,11 @@ def encode(request: Request) -> bytes:
     return wire.encode(opcode(request), *request)
 
 
-def execute(table: Table[C], client: C, request: Request) -> Sequence[Reply[C]]:
+def execute(table: Table[C], client: C, request: Request) -> Replies[C]:
     """Have a table execute the request. Raises StoreProtocolError where a number is needed and there is none."""
     return table.execute(client, opcode(request), *request)
 
 
-def requests() -> OpcodeReaders[Request]:
-    """Readers that make typed requests. As tuples they can be equal, or false: tell them by type."""
-    return OpcodeReaders({op: _typed(kind) for op, kind in REQUESTS.items() if op is not Op.VALIDATE})
-
-
-def _typed(kind: Callable[..., Request]) -> Callable[..., Request]:
-    def make(_client: object, *fields: Any) -> Request:
-        return kind(*fields)
-
-    return make
+def typed(op: Op, fields: tuple[Any, ...]) -> Request:
+    """A request that a decoder has found. As tuples these can be equal, or false: tell them by type."""
+    return REQUESTS[op](*fields)

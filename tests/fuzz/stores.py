@@ -13,17 +13,14 @@ from tempfile import NamedTemporaryFile
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import RateLimitedLog, get_logger
 from rallypoint.store import filerecords, request_store
-from rallypoint.store.decoder import Decoder
 from rallypoint.store.errors import StoreProtocolError
 from rallypoint.store.filestore import FileStore
 from rallypoint.store.guard import StoreGuard, network, networks
-from rallypoint.store.polling import PollingTransport
+from rallypoint.store.plain import Decoder, PlainTransport
 from rallypoint.store.request_store import Receive
-from rallypoint.store.transport import StoreTransport
-from rallypoint.store.transport_context import TransportContext
+from rallypoint.store.transport import StoreTransport, TransportContext
 from tests import typed_requests as wire
 from tests.fuzz.target import Target, no_errors
-from tests.typed_requests import requests
 
 _GREETING = wire.encode(wire.Validate())
 _CLIENTS = 3
@@ -84,8 +81,8 @@ def kinds() -> tuple[type[StoreTransport], ...]:
     try:
         from rallypoint.store.compiled import CompiledTransport
     except ImportError:
-        return (PollingTransport,)
-    return PollingTransport, CompiledTransport
+        return (PlainTransport,)
+    return PlainTransport, CompiledTransport
 
 
 def twins(data: bytes) -> None:
@@ -121,11 +118,11 @@ def _alike(outcomes: list[tuple[list[bytes], list[bool]]], pieces: Pieces) -> No
 
 
 def _lists(sent: bytes) -> bool:
-    decoder = Decoder(requests())
+    decoder = Decoder()
     with suppress(StoreProtocolError):
         decoder.feed(sent)
         while (request := decoder.next()) is not None:
-            if isinstance(request, wire.ListKeys):
+            if request[0] is wire.Op.LIST_KEYS:
                 return True
     return False
 
@@ -191,7 +188,7 @@ def addresses(data: bytes) -> None:
 
 
 TARGETS = {
-    "stores": Target(twins, _twin_seeds, ("store/decoder.py", "store/table.py", "store/compiled.py"), executions=400),
+    "stores": Target(twins, _twin_seeds, ("store/plain.py", "store/compiled.py"), executions=400),
     "store-replies": Target(
         replies,
         lambda: [wire.string(b"abc"), wire.strings([b"a", b"b"]), b"\0", wire.I64.pack(1) + wire.string(b"x")],

@@ -51,7 +51,6 @@ TRUSTED: Mapping[str, str] = {
     "store/api.py": "a key of ours as text",
     "telemetry/json_lines.py": "what an event of ours has in it as JSON",
     "telemetry/recording.py": "the line of an event of ours as text",
-    "store/serving.py": "driven by the target `stores`",
     "workers/functions/worker.py": "pickles of a child that runs the user's own function, as the same user",
     "workers/reaper/protocol.py": _OURS,
     "workers/preload/client.py": "no decoding of its own: `workers/reaper/protocol.py`",

@@ -1,4 +1,4 @@
-"""The store in C (`native/`) in the place of `polling.PollingTransport`: the same laws and the same log lines.
+"""The store in C (`native/`) in the place of `plain.PlainTransport`: the same laws and the same log lines.
 
 While it works it holds no lock of the interpreter. Python adds what is seldom needed: the sentence for a
 connection that is refused or cannot be accepted.
@@ -14,14 +14,14 @@ from rallypoint.base.descriptors import connection_limit
 from rallypoint.base.peer_user import Peer, PeerUsers
 from rallypoint.store import _native, wire
 from rallypoint.store.guard import SINGLE_ADDRESS_BITS, networks, shown_peers
-from rallypoint.store.refusals import Reason, refusal
-from rallypoint.store.transport_context import (
+from rallypoint.store.transport import (
     TransportContext,
     log_refusal,
     peer_of,
     raise_descriptor_limit,
     set_options,
 )
+from rallypoint.store.wire import Reason, refusal
 
 if getattr(_native, "INTERFACE", 0) != 5:
     raise ImportError("it was built from other sources; install again, or run `python build_native.py`")

@@ -36,16 +36,14 @@ class StoreGuard(NamedTuple):
     value: int = 32 * 1024 * 1024
     """Bytes of one value, to which it may grow by APPEND."""
     keys: int = 1 << 24
-    """Keys by which one connection may make the store larger; those that it deletes count for it."""
+    """Keys by which one connection may make the store larger; those that it deletes count for it. In C only."""
     bytes: int = 1 << 33
-    """Bytes by which one connection may make the store larger; each key and each value in a queue costs 64 more."""
+    """Bytes by which one connection may make the store larger; each key and each value in a queue costs 64 more. In
+    C only."""
 
 
 SINGLE_ADDRESS_BITS = 128
 """Bits of a network that is a single address."""
-
-ENTRY_OVERHEAD = 64
-"""Bytes that a key, and a value in a queue, count beside their own."""
 
 
 class Network(NamedTuple):

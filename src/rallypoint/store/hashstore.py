@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rallypoint.base.errors import UserError
 from rallypoint.store.api import DEFAULT_TIMEOUT
 from rallypoint.store.errors import StoreProtocolError
+from rallypoint.store.plain import Table
 from rallypoint.store.request_store import Receive, RequestStore
-from rallypoint.store.table import Table
 from rallypoint.store.wire import Op
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
 T = TypeVar("T")
-
-_STEPS = 1024
-"""Steps of one turn of clearing; nothing else waits for its end here."""
 
 
 class _Shared:
@@ -52,8 +49,6 @@ class _Shared:
         """The client waits no longer."""
         with self.lock:
             self.table.forget(client)
-            while self.table.clear(_STEPS):
-                pass
 
 
 class HashStore(RequestStore):

@@ -1,7 +1,7 @@
 """A store on a thread of its own, and the server: that thread with a listening socket, which is open from the start.
 
 No request of a store's clients delays anything else in this process. `transport` says which of the two stores
-serves, and `serving` has the laws of what happens. Laws of the thread:
+serves, and `plain` has the laws of what happens. Laws of the thread:
 
 - until the first client is there, which the kernel keeps meanwhile, it only sleeps: it imports nothing, and costs the
   start of workers nothing;
@@ -165,8 +165,7 @@ class StoreThread:
         while not self._closing:
             try:
                 from rallypoint.store.guard import StoreGuard
-                from rallypoint.store.transport import open_transport
-                from rallypoint.store.transport_context import TransportContext
+                from rallypoint.store.transport import TransportContext, open_transport
 
                 guard = self._guard or StoreGuard()
                 guard = guard._replace(own_user=guard.own_user or self._own_user)

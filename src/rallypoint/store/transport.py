@@ -1,23 +1,44 @@
-"""Chooses which of the two stores serves, and defines what they have in common.
+"""Chooses which of the two stores serves, and has what they have in common.
 
-The store is there twice: in Python (`polling` over `serving`, `decoder` and `table`), and in C (`native/`, behind
-`compiled`) where a compiler was there at installation. Both keep the laws that the Python files state, and the same
-tests hold both to them. `RALLYPOINT_STORE=python` has the Python one serve although there is the other.
+The store is there twice: in plain Python (`plain`), and in C (`native/`, behind `compiled`) where a compiler was there
+at installation. Both keep the laws that `plain` states, and the same tests hold both to them. `RALLYPOINT_STORE=python`
+has the Python one serve although there is the other.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import socket
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from rallypoint.base.log import get_logger
-from rallypoint.store.transport_context import TransportContext
+from rallypoint.base.descriptors import allow_descriptors, for_connections, limits
+from rallypoint.base.endpoint import Endpoint
+from rallypoint.base.log import RateLimitedLog, get_logger
+from rallypoint.store.guard import StoreGuard
 
 _logger = get_logger(__name__)
 
 STORE_VARIABLE = "RALLYPOINT_STORE"
+ACCEPT_RETRY = 1.0
+"""Seconds without new connections when resources for one more were lacking."""
+
+
+class TransportContext(NamedTuple):
+    """The context that the thread of a store provides."""
+
+    listener: socket.socket | None
+    """It listens; who has connected meanwhile is served first. None: connections come by `add_connection` only."""
+    wakeup_fd: int
+    """That of a `base.kernel.Wakeup`, which has `StoreTransport.serve` return; it is then empty again."""
+    log_lines: RateLimitedLog
+    """For all that unauthenticated peers can cause to be logged."""
+    guard: StoreGuard = StoreGuard()
+    """Limits which peers may connect, and what each may use."""
+    retry: float = ACCEPT_RETRY
+    """Seconds without new connections when resources for one more were lacking."""
 
 
 class StoreTransport(Protocol):
@@ -56,6 +77,67 @@ def open_transport(context: TransportContext) -> StoreTransport:
             return CompiledTransport(context)
     _logger.debug("the store on %s is served by the one in Python (%s)", name, reason)
 
-    from rallypoint.store.polling import PollingTransport
+    from rallypoint.store.plain import PlainTransport
 
-    return PollingTransport(context)
+    return PlainTransport(context)
+
+
+def set_options(made: socket.socket, guard: StoreGuard) -> None:
+    """Set what a connection needs: on itself, or on a listening socket from which it inherits that."""
+    made.setblocking(False)
+    if made.family not in {socket.AF_INET, socket.AF_INET6}:
+        return
+    idle, interval, count = guard.keepalive
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, count)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def peer_of(client: socket.socket) -> str:
+    """The peer of a socket, for messages."""
+    try:
+        address = client.getpeername()
+    except OSError:
+        address = None
+    if not isinstance(address, tuple):
+        return "a client that has left"
+    return str(Endpoint(str(address[0]).removeprefix("::ffff:"), int(address[1])))
+
+
+def log_refusal(lines: RateLimitedLog, peer: str, error: Exception) -> None:
+    """Say why a connection is closed."""
+    lines.warning("the store closes the connection from %s: %s", peer, error)
+
+
+NO_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC}
+"""Why a connection cannot be had now, and perhaps later."""
+
+
+def raise_descriptor_limit(context: TransportContext, error: int, present: int) -> int:
+    """No connection can be accepted: get more descriptors if those are lacking, and else log it.
+
+    Args:
+        context: the store's.
+        error: why not; 0 where there are as many connections as the guard allows.
+        present: the number from which on descriptors were kept for others in this process.
+
+    Returns:
+        What this number is now; another one if a connection can be accepted at once.
+    """
+    if not error:
+        context.log_lines.warning(
+            "the store accepts no connections before others end: it has %d, and more are not allowed",
+            context.guard.connections,
+        )
+        return present
+    reason = os.strerror(error)
+    if error == errno.EMFILE:
+        soft = limits()[0]
+        limit = allow_descriptors()
+        if soft not in {limit, resource.RLIM_INFINITY}:
+            return for_connections(limit)
+        reason = f"{reason} (some of the {limit} are kept for the agent); raise the hard limit (`ulimit -Hn`)"
+    context.log_lines.warning("the store accepts no connections for %g s: %s", context.retry, reason)
+    return present

@@ -13,8 +13,7 @@ import pytest
 from rallypoint.base.endpoint import listening_socket
 from rallypoint.base.log import RateLimitedLog, get_logger
 from rallypoint.store.guard import StoreGuard
-from rallypoint.store.transport import STORE_VARIABLE, StoreTransport, open_transport
-from rallypoint.store.transport_context import TransportContext
+from rallypoint.store.transport import STORE_VARIABLE, StoreTransport, TransportContext, open_transport
 from tests import typed_requests as wire
 
 KINDS = ["python", "compiled"]
@@ -153,7 +152,7 @@ def bench(kind: str, guard: StoreGuard = StoreGuard()) -> Iterator[Bench]:  # no
     with pytest.MonkeyPatch.context() as patch:
         choose(kind, patch)
         made = Bench(guard)
-        wanted = "CompiledTransport" if kind == "compiled" else "PollingTransport"
+        wanted = "CompiledTransport" if kind == "compiled" else "PlainTransport"
         assert type(made.transport).__name__ == wanted
     before = len(os.listdir("/proc/self/fd"))
     try:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from hypothesis import strategies as st
 
-from rallypoint.store.decoder import Decoder
+from rallypoint.store.plain import Decoder
 from tests import typed_requests as wire
-from tests.typed_requests import requests
 
 KEYS = st.sampled_from([b"a", b"b", b"/c", b"", b"init/"])
 NUMBERS = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -42,6 +41,24 @@ REQUESTS: st.SearchStrategy[wire.Request] = st.one_of(
     st.builds(wire.Barrier, KEYS, st.integers(-1, 3)),
 )
 
+NAMES = ["A", "B", "C"]
+CLIENTS = st.sampled_from(NAMES)
+STEPS = st.lists(st.tuples(CLIENTS, st.one_of(REQUESTS, st.none())), max_size=40)
+
+FEW = st.sampled_from([b"a", b"b"])
+WAITING = st.one_of(
+    st.builds(wire.Wait, st.lists(FEW, max_size=3)),
+    st.builds(wire.Set, FEW, st.just(b"")),
+    st.builds(wire.DeleteKey, FEW),
+    st.builds(wire.QueuePush, FEW, st.just(b"")),
+    st.builds(wire.QueuePop, FEW),
+    st.builds(wire.Barrier, FEW, st.integers(1, 3)),
+    st.builds(wire.CancelWait),
+    st.none(),
+)
+WAITING_STEPS = st.lists(st.tuples(CLIENTS, WAITING), max_size=30)
+"""Clients and their requests; None is a client that leaves."""
+
 
 def stream(sent: Iterable[wire.Request]) -> bytes:
     """The bytes of a client that greets and then sends these requests."""
@@ -61,14 +78,18 @@ def arriving(sent: Iterable[wire.Request]) -> list[wire.Request]:
 
 def decode(pieces: Iterable[bytes]) -> list[wire.Request]:
     """All requests in a stream that arrives in these pieces."""
-    decoder = Decoder(requests())
-    found = []
+    decoder = Decoder()
+    found: list[wire.Request] = []
     for piece in pieces:
-        request = decoder.take(piece)
-        while request is not None:
-            found.append(request)
-            request = decoder.next()
+        decoder.feed(piece)
+        found += rest(decoder)
     return found
+
+
+def rest(decoder: Decoder) -> Iterator[wire.Request]:
+    """All requests that are whole."""
+    while (request := decoder.next()) is not None:
+        yield wire.typed(*request)
 
 
 def typed(found: Iterable[wire.Request]) -> list[tuple[type, list[object]]]:

@@ -14,14 +14,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rallypoint.base.endpoint import listening_socket
-from rallypoint.store.errors import StoreProtocolError
 from rallypoint.store.guard import StoreGuard
 from tests import typed_requests as wire
 from tests.effort import examples
 from tests.unit.store.both import KINDS, RETRY, Bench, Peer, bench, is_compiled, no_more_descriptors
 from tests.unit.store.conftest import Lines
-from tests.unit.store.reference import NAMES, STEPS, WAITING_STEPS, Twin
-from tests.unit.store.requests import REQUESTS, stream
+from tests.unit.store.requests import NAMES, REQUESTS, STEPS, WAITING_STEPS, stream
 
 compiled = pytest.mark.skipif(not is_compiled(), reason="the store in C was not built")
 both = pytest.mark.parametrize("kind", [pytest.param(kind, marks=[compiled] * (kind != "python")) for kind in KINDS])
@@ -36,35 +34,28 @@ def logged() -> Iterator[list[str]]:
     logger.removeHandler(handler)
 
 
-@both
-@given(steps=st.one_of(STEPS, WAITING_STEPS))
-@settings(max_examples=examples(100), deadline=None)
-def test_a_server_does_what_the_dumb_twin_does(kind: str, steps: Sequence[tuple[str, wire.Request | None]]) -> None:
-    twin = Twin()
+def played(kind: str, steps: Sequence[tuple[str, wire.Request | None]]) -> list[bytes]:
+    """What all clients have received after each step; None is a client that leaves, and comes back as another."""
+    seen = []
     with bench(kind) as it, logged():
         peers = {name: it.connect() for name in NAMES}
         for client, request in steps:
-            if request is None:
+            if request is None or peers[client].closed:
                 peers[client].far.close()
                 it.turn()
                 peers[client] = it.connect()
-                twin.leave(client)
-                continue
-            it.send(peers[client], wire.encode(request))
-            received = {name: peer.received() for name, peer in peers.items()}
-            try:
-                replies = twin.execute(client, request)
-            except StoreProtocolError:
-                assert peers[client].closed
-                peers[client] = it.connect()
-                twin.leave(client)
-                replies = []
-            for name in NAMES:
-                mine = b"".join(reply for to, reply in replies if to == name)
-                if isinstance(request, wire.ListKeys):  # in no order
-                    assert sorted(received[name]) == sorted(mine)
-                else:
-                    assert received[name] == mine
+            else:
+                it.send(peers[client], wire.encode(request))
+            received = [peer.received() for peer in peers.values()]
+            seen += [bytes(sorted(each)) if isinstance(request, wire.ListKeys) else each for each in received]
+    return seen
+
+
+@compiled
+@given(steps=st.one_of(STEPS, WAITING_STEPS))
+@settings(max_examples=examples(200), deadline=None)
+def test_the_store_in_c_does_what_the_plain_one_does(steps: Sequence[tuple[str, wire.Request | None]]) -> None:
+    assert played("compiled", steps) == played("python", steps)
 
 
 Step = tuple[int, bytes]

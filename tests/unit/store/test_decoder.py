@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.store.decoder import Decoder
 from rallypoint.store.errors import StoreProtocolError
+from rallypoint.store.plain import Decoder
 from tests import typed_requests as wire
-from tests.typed_requests import requests
-from tests.unit.store.requests import REQUESTS, arriving, decode, stream, typed
+from tests.unit.store.requests import REQUESTS, arriving, decode, rest, stream, typed
 
 GREETING = wire.encode(wire.Validate())
 
@@ -37,22 +36,17 @@ def test_byte_by_byte(sent: list[wire.Request]) -> None:
 def test_requests_taken_out_late_are_the_same(sent: list[wire.Request], data: st.DataObject) -> None:
     """A server that has no space for replies leaves requests where they are while more bytes arrive."""
     whole = stream(sent)
-    decoder = Decoder(requests())
+    decoder = Decoder()
     found: list[wire.Request] = []
     while whole:
         size = data.draw(st.integers(1, len(whole)))
-        if data.draw(st.booleans()):
-            decoder.feed(whole[:size])
-        elif (request := decoder.take(whole[:size])) is not None:
-            found.append(request)
+        decoder.feed(whole[:size])
         whole = whole[size:]
         for _ in range(data.draw(st.integers(0, 2))):
             request = decoder.next()
             if request is not None:
-                found.append(request)
-    while (request := decoder.next()) is not None:
-        found.append(request)
-    assert typed(found) == typed(arriving(sent))
+                found.append(wire.typed(*request))
+    assert typed([*found, *rest(decoder)]) == typed(arriving(sent))
 
 
 @given(start=st.sampled_from([b"", GREETING]), noise=st.lists(st.binary(max_size=60), max_size=6))
@@ -94,7 +88,7 @@ KEY = ONE + b"k"
     ],
 )
 def test_what_is_beyond_the_limits_is_refused_as_soon_as_it_is_read(frame: bytes, what: str) -> None:
-    decoder = Decoder(requests())
+    decoder = Decoder()
     tracemalloc.start()
     try:
         decoder.feed(GREETING + frame)
@@ -116,7 +110,7 @@ def test_what_is_beyond_the_limits_is_refused_as_soon_as_it_is_read(frame: bytes
     ],
 )
 def test_what_is_just_within_the_limits_waits_for_more_without_taking_memory(frame: bytes) -> None:
-    decoder = Decoder(requests())
+    decoder = Decoder()
     tracemalloc.start()
     try:
         decoder.feed(GREETING + frame)
@@ -136,13 +130,11 @@ def test_another_protocol_is_refused_at_its_first_bytes(first: bytes) -> None:
 
 
 def test_a_pair_is_there_before_the_rest_of_its_frame() -> None:
-    decoder = Decoder(requests())
+    decoder = Decoder()
     decoder.feed(GREETING + b"\x0b" + (2).to_bytes(8, "little") + KEY + ONE + b"v" + ONE)
-    assert decoder.next() == wire.Set(b"k", b"v")
-    assert decoder.next() is None
+    assert list(rest(decoder)) == [wire.Set(b"k", b"v")]
     decoder.feed(b"l" + ONE + b"w")
-    assert decoder.next() == wire.Set(b"l", b"w")
-    assert decoder.next() is None
+    assert list(rest(decoder)) == [wire.Set(b"l", b"w")]
 
 
 def test_a_chunk_full_of_empty_requests() -> None:
@@ -165,7 +157,7 @@ def test_a_large_value_in_tiny_pieces_costs_no_more_than_its_bytes() -> None:
 
 
 def test_an_idle_decoder_lets_go_of_what_it_has_read() -> None:
-    decoder = Decoder(requests())
+    decoder = Decoder()
     tracemalloc.start()
     try:
         decoder.feed(GREETING + wire.encode(wire.Set(b"k", bytes(1 << 20))))

@@ -46,5 +46,5 @@ def test_nothing_is_left_of_waits_that_timed_out() -> None:
     for _ in range(3):
         with pytest.raises(RallypointError, match="never"):
             store.wait(["never"], 0.001)
-    assert not shared.table._waiters.lines
-    assert not shared.table._waiters._cancelled
+    assert not shared.table.lines
+    assert not shared.table.missing

@@ -20,8 +20,8 @@ import pytest
 
 from rallypoint.base.endpoint import listening_socket
 from rallypoint.store import server as server_module
+from rallypoint.store.plain import PlainTransport
 from rallypoint.store.server import StoreServer, StoreThread
-from rallypoint.store.serving import ServedTable
 from rallypoint.store.transport import STORE_VARIABLE
 from tests import typed_requests as wire
 from tests.unit.store.both import choose, no_more_descriptors
@@ -371,7 +371,7 @@ def test_a_defect_on_the_thread_is_told_and_ends_the_store(monkeypatch: pytest.M
     before = descriptors()
     with StoreServer("127.0.0.1") as server, Raw(server.port) as client:
         assert client.ping()
-        monkeypatch.setattr(ServedTable, "flush", lambda _self: 1 // 0)
+        monkeypatch.setattr(PlainTransport, "_send_owed", lambda _self: 1 // 0)
         client.send(wire.Ping(1))
         assert client.closed()
         with pytest.raises(ConnectionRefusedError):

@@ -1,4 +1,4 @@
-"""Long requests are done in turns with others, hold little, and tell what they should."""
+"""In C, long requests are done in turns with others, hold little, and tell what they should; what the guard grants."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rallypoint.store.guard import StoreGuard
 from tests import typed_requests as wire
 from tests.effort import examples
-from tests.unit.store.both import KINDS, Bench, Peer, bench, is_compiled
-from tests.unit.store.test_both import both, logged
+from tests.unit.store.both import Bench, Peer, bench, is_compiled
+from tests.unit.store.test_both import both, compiled, logged
 
 MANY = [b"/key/%06d" % number for number in range(50_000)]
 STRANGE = [b"/none/%06d" % number for number in range(50_000)]
@@ -51,12 +51,12 @@ def hand_in(it: Bench, peer: Peer, data: bytes) -> None:
             it.transport.run_once()
 
 
-@pytest.fixture(scope="module", name="filled", params=KINDS)
-def _filled(request: pytest.FixtureRequest) -> Iterator[Bench]:
+@pytest.fixture(scope="module", name="filled")
+def _filled() -> Iterator[Bench]:
     """A store with many keys."""
-    if request.param != "python" and not is_compiled():
+    if not is_compiled():
         pytest.skip("the store in C was not built")
-    with bench(request.param) as it:
+    with bench("compiled") as it:
         fill(it, MANY)
         yield it
 
@@ -181,11 +181,11 @@ def resident() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@both
-def test_many_lists_that_nobody_reads_hold_little(kind: str) -> None:
+@compiled
+def test_many_lists_that_nobody_reads_hold_little() -> None:
     """Each of 50 clients asks for 80 lists of five megabytes; a tenth of the keys goes meanwhile."""
     keys = [b"%08d" % number * 12 for number in range(50_000)]
-    with bench(kind) as it:
+    with bench("compiled") as it:
         fill(it, keys)
         peers = [it.connect(buffer=4096) for _ in range(50)]
         other = it.connect()
@@ -200,10 +200,10 @@ def test_many_lists_that_nobody_reads_hold_little(kind: str) -> None:
         assert sorted(read_list(it, peers[0])) == sorted(set(keys) - set(keys[::10]))
 
 
-@both
-def test_a_multi_get_that_nobody_reads_holds_little(kind: str) -> None:
+@compiled
+def test_a_multi_get_that_nobody_reads_holds_little() -> None:
     """Two gigabytes of replies to a request of one megabyte."""
-    with bench(kind) as it:
+    with bench("compiled") as it:
         other, slow = it.connect(), it.connect(buffer=4096)
         value = os.urandom(16_000)
         it.send(other, wire.encode(wire.Set(b"k", value)))
@@ -249,7 +249,7 @@ def refused(it: Bench, sent: bytes, lines: list[str]) -> str:
 
 @both
 def test_what_goes_beyond_a_limit_ends_its_connection_alone(kind: str) -> None:
-    guard = StoreGuard(request=10_000, value=5000, keys=10, bytes=20_000)
+    guard = StoreGuard(request=10_000, value=5000)
     with bench(kind, guard) as it, logged() as lines:
         other = it.connect()
         it.send(other, wire.encode(wire.Check([b"k" * 90] * 101)))
@@ -259,19 +259,24 @@ def test_what_goes_beyond_a_limit_ends_its_connection_alone(kind: str) -> None:
         assert reason == "a request of 10009 bytes or more is too long; this store allows 10000"
         grown = wire.encode(wire.Set(b"v", bytes(4000))) + wire.encode(wire.Append(b"v", bytes(1001)))
         assert refused(it, grown, lines) == "a value would grow to 5001 bytes; this store allows 5000"
+        it.send(other, wire.encode(wire.Get(b"v")))
+        assert other.received() == wire.string(bytes(4000))
+
+
+@compiled
+def test_how_much_larger_one_connection_may_make_the_store() -> None:
+    with bench("compiled", StoreGuard(keys=10, bytes=20_000)) as it, logged() as lines:
         eleven = b"".join(wire.encode(wire.Set(b"%d" % number, b"")) for number in range(11))
         wanted = "it has added 11 keys and deleted too few; this store allows 10 a connection"
         assert refused(it, eleven, lines) == wanted
         large = b"".join(wire.encode(wire.QueuePush(b"q", bytes(4000))) for _ in range(5))
         wanted = f"it has added {5 * 4064 + 65} bytes and deleted too few; this store allows 20000 a connection"
         assert refused(it, large, lines) == wanted
-        it.send(other, wire.encode(wire.Get(b"v")))
-        assert other.received() == wire.string(bytes(4000))
 
 
-@both
-def test_what_a_connection_deletes_counts_for_it(kind: str) -> None:
-    with bench(kind, StoreGuard(keys=10, bytes=1000)) as it, logged() as lines:
+@compiled
+def test_what_a_connection_deletes_counts_for_it() -> None:
+    with bench("compiled", StoreGuard(keys=10, bytes=1000)) as it, logged() as lines:
         peer = it.connect()
         for number in range(100):
             key = b"%d" % number

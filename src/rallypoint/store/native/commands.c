@@ -1,4 +1,4 @@
-/* What the requests mean: keys, queues and barriers, under the laws of `table.py`. */
+/* What the requests mean: keys, queues and barriers, under the laws of `plain.py`. */
 #include "commands.h"
 
 #include "listing.h"

@@ -1,4 +1,4 @@
-/* Bytes into commands: incremental and bounded, under the laws of `decoder.py`.
+/* Bytes into commands: incremental and bounded, under the laws of `plain.py`.
  *
  * A request is executed straight from the bytes that arrived. What is not yet whole stays in its connection's input,
  * and `want` says how long that must become before it is worth another look.
