@@ -16,7 +16,7 @@ from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.parse import Options, build_parser, parse
 from rallypoint.cli.rendezvous_choice import STATIC_PORT
 from rallypoint.cli.sizes import local_world_size, parse_nnodes
-from rallypoint.compat.reexports import reexports_of
+from rallypoint.compat.names import names_of
 from rallypoint.failures.record import record
 from rallypoint.launch.api import elastic_launch
 from rallypoint.launch.config import LaunchConfig
@@ -35,7 +35,7 @@ __all__ = [
     "run_script_path",
 ]
 
-__getattr__ = reexports_of(__name__)
+__getattr__ = names_of(__name__)
 
 _SOURCES = "rallypoint_sources"
 """Where a namespace keeps which of its values the user wrote, and where; no flag has that name."""
