@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from rallypoint.compat.names import MODULES, _home
+
 pytestmark = pytest.mark.torch
 
 _AGENT = "ElasticAgent RunResult SimpleElasticAgent Worker WorkerGroup WorkerSpec WorkerState"
@@ -41,7 +43,6 @@ PUBLIC = {
         "config_from_args run_script_path run main"
     ),
     "distributed.launch": "parse_args launch main",
-    "distributed.argparse_util": "env check_env",
     "distributed.elastic.agent.server": f"{_AGENT} {_TIMER_NAMES}",
     "distributed.elastic.agent.server.api": f"{_AGENT} DEFAULT_ROLE",
     "distributed.elastic.agent.server.local_elastic_agent": (
@@ -55,9 +56,6 @@ PUBLIC = {
     ),
     "distributed.elastic.multiprocessing.errors.error_handler": "ErrorHandler",
     "distributed.elastic.multiprocessing.errors.handlers": "get_error_handler",
-    "distributed.elastic.multiprocessing.redirects": "redirect redirect_stdout redirect_stderr get_libc",
-    "distributed.elastic.multiprocessing.tail_log": "tail_logfile TailLog",
-    "distributed.elastic.multiprocessing.subprocess_handler": "SubprocessHandler get_subprocess_handler",
     "distributed.elastic.rendezvous": _RENDEZVOUS,
     "distributed.elastic.rendezvous.api": _RENDEZVOUS,
     "distributed.elastic.rendezvous.registry": "get_rendezvous_handler",
@@ -86,12 +84,10 @@ PUBLIC = {
     "distributed.elastic.utils.distributed": "create_c10d_store get_free_port get_socket_with_port",
     "distributed.elastic.utils.store": "store_timeout get_all synchronize barrier",
     "distributed.elastic.utils.logging": "get_logger",
-    "distributed.elastic.utils.log_level": "get_log_level",
     "distributed.elastic.utils.process_state": "read_proc_state is_uninterruptible_state",
     "distributed.elastic.utils.data": "CyclingIterator ElasticDistributedSampler",
     "distributed.elastic.utils.data.cycling_iterator": "CyclingIterator",
     "distributed.elastic.utils.data.elastic_distributed_sampler": "ElasticDistributedSampler",
-    "distributed.elastic.control_plane": "worker_main",
     "numa.binding": "AffinityMode NumaOptions",
 }
 """The contract's section 8: modules below `torch`, and their public names."""
@@ -256,47 +252,56 @@ def differences_of_override(name: str) -> list[str]:
     return differences(getattr(agents[0], name), getattr(agents[1], name))
 
 
-def test_whatever_a_module_says_is_public_is_there() -> None:
-    for module, names in PUBLIC.items():
-        ours = module_of_ours(module)
-        assert set(ours.__all__) >= set(names.split()), module
-        assert all(hasattr(ours, name) for name in ours.__all__), module
-
-
-NOT_GIVEN = {
-    "get_method_name": "of torch's own tracing",
-}
-"""Names of torch's modules that ours do not have, and why."""
-
-
-def test_what_torchs_modules_import_of_torchs_own_is_there() -> None:
-    """Users import it from there, and patch it. Modules, loggers and what is not torch's own are left out."""
-    missing = set()
-    for module in PUBLIC:
-        theirs, ours = module_of_torch(module), module_of_ours(module)
+def test_a_name_stands_for_one_thing_in_all_modules_of_torch() -> None:
+    """So the table needs no module to tell which one is meant, but for those that it lists."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for path in MODULES:
+        theirs = module_of_torch(path if path.startswith("numa") else f"distributed.{path}")
         for name, thing in vars(theirs).items():
-            home = getattr(thing, "__module__", "")
-            own = str(home).startswith(("torch.distributed.elastic", "torch.distributed.launcher", "torch.numa"))
-            if own and callable(thing) and not name.startswith("_") and not hasattr(ours, name):
-                missing.add(name)
-    assert missing <= set(NOT_GIVEN), missing
+            home = _home(path, name)
+            if home[0] and str(getattr(thing, "__module__", "")).startswith("torch."):
+                found.setdefault(home, set()).add(id(thing))
+    assert {home for home, things in found.items() if len(things) > 1} <= SAME_HERE
 
 
-def test_names_that_no_class_or_function_stands_for() -> None:
-    assert module_of_ours("distributed.elastic.control_plane").TORCH_WORKER_SERVER_SOCKET == (
-        module_of_torch("distributed.elastic.control_plane").TORCH_WORKER_SERVER_SOCKET
-    )
+SAME_HERE = {
+    ("rallypoint.base.ports", "get_socket_with_port"),
+    ("rallypoint.telemetry.handlers", "get_logging_handler"),
+}
+"""What torch has twice, and Rallypoint once."""
+
+
+def test_what_is_not_ours_is_torchs() -> None:
+    from_torch = {
+        "elastic.multiprocessing.tail_log": "TailLog",
+        "elastic.multiprocessing.subprocess_handler": "SubprocessHandler",
+        "elastic.rendezvous.etcd_store": "EtcdStore",
+        "elastic.rendezvous.c10d_rendezvous_backend": "construct_and_record_rdzv_event_of_nobody",
+        "elastic.utils.log_level": "get_log_level",
+        "argparse_util": "check_env",
+        "elastic.timer.debug_info_logging": "log_debug_info_for_expired_timers",
+    }
+    missing = []
+    for path, name in from_torch.items():
+        ours, theirs = module_of_ours(path), module_of_torch(f"distributed.{path}")
+        if getattr(ours, name, None) is None:
+            missing.append(name)
+        else:
+            assert getattr(ours, name) is getattr(theirs, name)
+    assert missing == ["construct_and_record_rdzv_event_of_nobody"]
+    with pytest.raises(ModuleNotFoundError, match="nothing"):
+        import_module("rallypoint.compat.elastic.nothing")
+    assert set(module_of_ours("elastic.events").__all__) == set(dir_of_torch("elastic.events"))
+
+
+def dir_of_torch(path: str) -> list[str]:
+    theirs = module_of_torch(f"distributed.{path}")
+    return getattr(theirs, "__all__", [name for name in vars(theirs) if not name.startswith("_")])
+
+
+def test_the_registry_has_torchs_name() -> None:
     registry = module_of_ours("distributed.elastic.rendezvous.registry").handler_registry
     assert registry is module_of_ours("distributed.elastic.rendezvous").rendezvous_handler_registry
-    module_of_ours("distributed.elastic.timer.debug_info_logging").log_debug_info_for_expired_timers("job", {1: ["s"]})
-
-
-def test_nothing_of_torch_is_imported() -> None:
-    names = [f"rallypoint.compat.{module.removeprefix('distributed.')}" for module in PUBLIC]
-    program = (
-        f"import sys, importlib\nfor name in {names!r}: importlib.import_module(name)\nprint('torch' in sys.modules)"
-    )
-    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False\n"
 
 
 def test_rallypoint_itself_does_without() -> None:

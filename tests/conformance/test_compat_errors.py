@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import signal
 import threading
@@ -14,15 +13,14 @@ import pytest
 
 from rallypoint.base.errors import UserError
 from tests.conformance.test_compat import module_of_ours, module_of_torch
-from tests.conformance.test_compat_instances import Made
+from tests.conformance.test_compat_instances import Made, names_in
 
-pytestmark = [pytest.mark.torch, pytest.mark.etcd]
+pytestmark = pytest.mark.torch
 
 AGENT = "distributed.elastic.agent.server.api"
 PROCESSES = "distributed.elastic.multiprocessing.api"
 STARTS = "distributed.elastic.multiprocessing"
 ERRORS = "distributed.elastic.multiprocessing.errors"
-REDIRECTS = "distributed.elastic.multiprocessing.redirects"
 MEETING = "distributed.elastic.rendezvous.api"
 DYNAMIC = "distributed.elastic.rendezvous.dynamic_rendezvous"
 C10D = "distributed.elastic.rendezvous.c10d_rendezvous_backend"
@@ -71,8 +69,6 @@ CASES = [
     Made(PROCESSES, "Std.from_str('0:7')"),
     Made(PROCESSES, "to_map('x', 'y')"),
     Made(ERRORS, "ChildFailedError('n', {})"),
-    Made(REDIRECTS, "redirect('stdin', text).__enter__()"),
-    Made(REDIRECTS, "redirect_stdout(text + '/below').__enter__()"),
     Made(MEETING, "RendezvousParameters('', '', 'j', 1, 1)"),
     Made(MEETING, "RendezvousParameters('b', '', 'j', 0, 1)"),
     Made(MEETING, "RendezvousParameters('b', '', 'j', 2, 1)"),
@@ -205,10 +201,10 @@ def names(case: Made, module: Any, root: Any, folder: Path) -> dict[str, Any]:
             return None
 
     return {
-        **vars(meeting),
+        **names_in(meeting, case.expression),
         "HashStore": root(DIST).HashStore,
         "timedelta": timedelta,
-        **vars(module),
+        **names_in(module, case.expression),
         "folder": str(folder / "logs"),
         "text": str(text),
         "program": str(program),
@@ -247,10 +243,6 @@ def kinds(error: BaseException) -> set[str]:
 def _as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Torch's leave handlers of signals, and both a variable."""
     monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM")
-    monkeypatch.setenv("TORCHELASTIC_ETCD_BINARY_PATH", "/nowhere/etcd")
-    # Torch looks there next, and an activated environment has the one of our tests.
-    folders = os.environ["PATH"].split(os.pathsep)
-    monkeypatch.setenv("PATH", os.pathsep.join(each for each in folders if not Path(each, "etcd").exists()))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     former = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 import tempfile
 from enum import Enum
 from pathlib import Path
@@ -64,7 +65,6 @@ INSTANCES = [
         "ChildFailedError('n', {1: ProcessFailure(0, 2, 3, ''), 0: ProcessFailure(1, 3, 4, '')})",
     ),
     Made("distributed.elastic.multiprocessing.errors", "ErrorHandler()"),
-    Made("distributed.elastic.multiprocessing.tail_log", "TailLog('n', {}, None)"),
     Made(MEETING, "RendezvousInfo(None, 1, 2, None)"),
     Made(MEETING, "RendezvousStoreInfo('h', 1)"),
     Made(MEETING, "RendezvousParameters('b', 'h:1', 'r', 1, 2, 'l', a='1', b='yes', c=None)"),
@@ -90,7 +90,6 @@ INSTANCES = [
     Made("distributed.elastic.utils", "macros.substitute(['a', '${local_rank}'], '3')"),
     Made(DATA, "CyclingIterator(2, lambda epoch: iter([epoch]))"),
     Made(DATA, "ElasticDistributedSampler(range(5), 2, 1, 1)"),
-    Made("distributed.elastic.utils.log_level", "get_log_level()"),
     Made("distributed.elastic.rendezvous.utils", "parse_rendezvous_endpoint('h:7', 3)"),
     Made("distributed.elastic.rendezvous.utils", "parse_rendezvous_endpoint('', 3)"),
     Made("numa.binding", "NumaOptions(AffinityMode.NODE)"),
@@ -107,7 +106,12 @@ SIMPLE = (bool, int, float, str, type(None))
 
 
 def made(module: Any, expression: str) -> Any:
-    return eval(expression, dict(vars(module)))
+    return eval(expression, names_in(module, expression))
+
+
+def names_in(module: Any, expression: str) -> dict[str, Any]:
+    """The names of an expression that a module has."""
+    return {name: getattr(module, name) for name in re.findall(r"\b[A-Za-z]\w+", expression) if hasattr(module, name)}
 
 
 def value(thing: object) -> object:

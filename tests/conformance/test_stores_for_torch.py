@@ -15,10 +15,10 @@ import gc, sys
 import torch
 import torch.distributed as dist
 from rallypoint.compat import FileStore, HashStore, PrefixStore, TCPStore
-from rallypoint.compat.elastic.rendezvous import RendezvousParameters
-from rallypoint.compat.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-from rallypoint.compat.elastic.rendezvous.dynamic_rendezvous import create_handler
-from rallypoint.compat.elastic.rendezvous.registry import get_rendezvous_handler
+from rallypoint.rendezvous.params import RendezvousParameters
+from rallypoint.compat.rendezvous import C10dRendezvousBackend
+from rallypoint.compat.rendezvous import create_handler
+from rallypoint.rendezvous.registry import get_rendezvous_handler
 
 PARAMS = RendezvousParameters("c10d", "localhost:0", "job", 1, 1)
 

@@ -42,7 +42,7 @@ TRUSTED: Mapping[str, str] = {
     "agent/local_socket.py": "a socket of the same user or root, which the kernel vouches for; four printable texts",
     "agent/rank_exchange.py": "what agents of one job say over the store of another's handler",
     "rendezvous/handler.py": "the same",
-    "compat/elastic/rendezvous/given_store.py": "a value of the user's own store as text",
+    "compat/rendezvous.py": "a value of the user's own store as text",
     "etcd/local.py": "answers and log of an etcd that this process has started",
     "failures/truncate.py": "texts to bytes and back; fed by the target `failures`",
     "logs/specs.py": "a name that becomes a folder's",

@@ -1,6 +1,6 @@
 """The agent of one node: puts together its loop, its workers and its rendezvous client.
 
-Agents that are written for torch, as subclasses, are handled by `compat.elastic.agent.server`, which drives the same
+Agents that are written for torch, as subclasses, are handled by `compat.agent`, which drives the same
 parts.
 """
 

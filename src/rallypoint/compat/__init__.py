@@ -1,7 +1,7 @@
 """torch's module paths, for code that was written for torch: only its import lines change.
 
-`torch.distributed.X` is `rallypoint.compat.X` for `elastic` and all below it, `launcher`, `run`, `launch` and
-`argparse_util`; `torch.numa` is `rallypoint.compat.numa`. The stores of `torch.distributed` and their errors are here.
+`torch.distributed.X` is `rallypoint.compat.X`, and `torch.numa` is below it as well. Names that belong to our agent,
+rendezvous, stores and timers are Rallypoint's; all others are fetched from torch when asked for (`names`).
 
 Laws:
 - nothing is done here: each name is Rallypoint's own, or a thin adapter where torch's signature differs;
@@ -13,33 +13,13 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from rallypoint.compat.names import install, names_of
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from rallypoint.store.api import Store
-    from rallypoint.store.client import TCPStore
-    from rallypoint.store.errors import QueueEmptyError
-    from rallypoint.store.errors import StoreConnectionError as DistNetworkError
-    from rallypoint.store.errors import StoreError as DistError
-    from rallypoint.store.errors import StoreError as DistStoreError
-    from rallypoint.store.filestore import FileStore
-    from rallypoint.store.hashstore import HashStore
-    from rallypoint.store.prefix import PrefixStore
-
-__all__ = [
-    "DistError",
-    "DistNetworkError",
-    "DistStoreError",
-    "FileStore",
-    "HashStore",
-    "PrefixStore",
-    "QueueEmptyError",
-    "Store",
-    "TCPStore",
-]
-
-_HOME = {
+_STORES = {
     "DistError": ("errors", "StoreError"),
     "DistNetworkError": ("errors", "StoreConnectionError"),
     "DistStoreError": ("errors", "StoreError"),
@@ -52,9 +32,16 @@ _HOME = {
 }
 """Module of `rallypoint.store` and name there; looked up when first used, as in `rallypoint` itself."""
 
+__all__ = [*_STORES]  # noqa: PLE0604
+
+_find = names_of(__name__)
+
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'rallypoint.compat' has no attribute {name!r}")
-    module, attribute = _HOME[name]
+    if name not in _STORES:
+        return _find(name)
+    module, attribute = _STORES[name]
     return getattr(import_module(f"rallypoint.store.{module}"), attribute)
+
+
+install()

@@ -14,7 +14,7 @@ from typing import Any
 from rallypoint.cli.convert import STATIC_PORT, config_from_options, limit_threads, local_world_size
 from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.parse import Options, build_parser, parse, parse_nnodes
-from rallypoint.compat.reexports import reexports_of
+from rallypoint.compat.names import names_of
 from rallypoint.failures.record import record
 from rallypoint.launch.api import elastic_launch
 from rallypoint.launch.config import LaunchConfig
@@ -33,7 +33,7 @@ __all__ = [
     "run_script_path",
 ]
 
-__getattr__ = reexports_of(__name__)
+__getattr__ = names_of(__name__)
 
 _SOURCES = "rallypoint_sources"
 """Where a namespace keeps which of its values the user wrote, and where; no flag has that name."""

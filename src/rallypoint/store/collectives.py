@@ -1,4 +1,4 @@
-"""Collectives of workers over a store (contract section 8, `elastic.utils.store`).
+"""Collectives of workers over a store (contract section 8).
 
 The keys are those of torch's, so that callers of both kinds can share one store; torch's stores can be given as well.
 Unlike torch's, nothing here leaves the store with another timeout than it had.

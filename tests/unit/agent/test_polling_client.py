@@ -13,7 +13,7 @@ import pytest
 from rallypoint.agent.agent import Agent
 from rallypoint.agent.polling_client import PollingRendezvousClient
 from rallypoint.agent.spec import RunResult, Worker, WorkerSpec, WorkerState
-from rallypoint.compat.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from rallypoint.compat.agent import LocalElasticAgent
 from rallypoint.failures.cause import Cause, Ending
 from rallypoint.logs.specs import DefaultLogsSpecs
 from rallypoint.logs.std import Std

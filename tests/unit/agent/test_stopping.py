@@ -16,7 +16,7 @@ from rallypoint.agent.agent import Agent
 from rallypoint.agent.signal_set import handled_signals
 from rallypoint.agent.spec import WorkerGroup, WorkerSpec
 from rallypoint.base.errors import SignalException
-from rallypoint.compat.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from rallypoint.compat.agent import LocalElasticAgent
 from rallypoint.launch.api import elastic_launch
 from rallypoint.launch.config import LaunchConfig
 from rallypoint.logs.specs import DefaultLogsSpecs

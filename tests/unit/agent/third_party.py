@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rallypoint.agent.agent import Agent
 from rallypoint.agent.spec import RunResult
-from rallypoint.compat.elastic.agent.server import ElasticAgent
+from rallypoint.compat.agent import ElasticAgent
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from rallypoint.store.api import Store
 from rallypoint.store.prefix import PrefixStore

@@ -10,27 +10,25 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.agent.spec import RunResult, WorkerSpec, WorkerState
 from rallypoint.base.errors import UserError
 from rallypoint.compat import FileStore, HashStore, TCPStore
-from rallypoint.compat.elastic.agent.server import RunResult, WorkerSpec, WorkerState
-from rallypoint.compat.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from rallypoint.compat.elastic.multiprocessing import DefaultLogsSpecs, Std
-from rallypoint.compat.elastic.rendezvous import (
-    RendezvousConnectionError,
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousParameters,
-    RendezvousTimeoutError,
-)
-from rallypoint.compat.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend, create_backend
-from rallypoint.compat.elastic.rendezvous.dynamic_rendezvous import (
+from rallypoint.compat.agent import LocalElasticAgent
+from rallypoint.compat.rendezvous import (
+    C10dRendezvousBackend,
     DynamicRendezvousHandler,
-    RendezvousBackend,
     RendezvousTimeout,
-    Token,
+    StaticTCPRendezvous,
+    create_backend,
     create_handler,
 )
-from rallypoint.compat.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous, create_rdzv_handler
+from rallypoint.logs.specs import DefaultLogsSpecs
+from rallypoint.logs.std import Std
+from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousTimeoutError
+from rallypoint.rendezvous.backend import RendezvousBackend, Token
+from rallypoint.rendezvous.backends.static import create_handler as create_rdzv_handler
+from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo
+from rallypoint.rendezvous.params import RendezvousParameters
 from tests.ports import free_port
 
 WORKER = """

@@ -12,7 +12,7 @@ import pytest
 
 from rallypoint.agent.spec import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from rallypoint.base.errors import UserError
-from rallypoint.compat.elastic.agent.server import SimpleElasticAgent
+from rallypoint.compat.agent import SimpleElasticAgent
 from rallypoint.failures.failure import ProcessFailure
 from rallypoint.protocol.errors import RendezvousStateError
 from rallypoint.rendezvous.handler import RendezvousHandler

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.signals import post_signals
-from rallypoint.compat.elastic.multiprocessing import DefaultLogsSpecs, PContext, SubprocessContext, start_processes
+from rallypoint.compat.processes import SubprocessContext, start_processes
+from rallypoint.logs.specs import DefaultLogsSpecs
+from rallypoint.workers.context import PContext
 
 pytestmark = pytest.mark.process
 

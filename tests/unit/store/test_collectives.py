@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from rallypoint.base.errors import UserError
-from rallypoint.compat.elastic.utils.distributed import create_c10d_store
+from rallypoint.compat.helpers import create_c10d_store
 from rallypoint.store.collectives import barrier, get_all, store_timeout, synchronize
 from rallypoint.store.errors import StoreConnectionError, StoreError, StoreTimeoutError
 from rallypoint.store.hashstore import HashStore

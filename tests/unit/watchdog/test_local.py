@@ -14,8 +14,13 @@ from typing import Any
 
 import pytest
 
-from rallypoint.compat.elastic.timer.api import RequestQueue, TimerServer
-from rallypoint.compat.elastic.timer.local_timer import LocalTimerClient, LocalTimerServer, MultiprocessingRequestQueue
+from rallypoint.compat.timers import (
+    LocalTimerClient,
+    LocalTimerServer,
+    MultiprocessingRequestQueue,
+    RequestQueue,
+    TimerServer,
+)
 from rallypoint.watchdog.client import expires
 from rallypoint.watchdog.requests import TimerRequest
 from tests.unit.watchdog.waiting import TIMEOUT

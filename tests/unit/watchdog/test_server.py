@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.compat.elastic.timer.file_based_local_timer import FileTimerServer
+from rallypoint.compat.timers import FileTimerServer
 from rallypoint.watchdog import watchdog
 from rallypoint.watchdog.client import FileTimerClient
 from rallypoint.watchdog.requests import FileTimerRequest

@@ -1,22 +1,21 @@
-"""In the place of `torch.distributed.elastic.utils.distributed`."""
+"""Small functions of torch that Rallypoint has with other signatures."""
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 
+from rallypoint.base import log as own_log
+from rallypoint.base.endpoint import parse_endpoint
 from rallypoint.base.errors import UserError
-from rallypoint.base.log import get_logger
-from rallypoint.base.ports import get_free_port, get_socket_with_port
-from rallypoint.compat.reexports import reexports_of
 from rallypoint.store.client import TCPStore
 from rallypoint.store.collectives import barrier
 from rallypoint.store.errors import StoreConnectionError
 
-__all__ = ["create_c10d_store", "get_free_port", "get_socket_with_port"]
+__all__ = ["create_c10d_store", "get_logger", "parse_rendezvous_endpoint"]
 
-__getattr__ = reexports_of(__name__)
-
-log = get_logger(__name__)
+log = own_log.get_logger(__name__)
 
 _ALL_WORKERS_JOINED = "_tcp_store/num_members"
 """The prefix of torch's own keys for this barrier: some of those who come may be torch's."""
@@ -69,3 +68,27 @@ def create_c10d_store(
     if wait_for_workers:
         barrier(store, world_size, _ALL_WORKERS_JOINED, barrier_timeout=timeout)
     return store
+
+
+def get_logger(name: str | None = None) -> logging.Logger:
+    """A logger at the level that `LOGLEVEL` names, or WARNING.
+
+    Args:
+        name: of the logger; None for the name of the module that asks.
+
+    Raises:
+        UserError: `LOGLEVEL` names no level.
+    """
+    logger = logging.getLogger(name or str(sys._getframe(1).f_globals.get("__name__", "")))
+    logger.setLevel(own_log.log_level())
+    return logger
+
+
+def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
+    """Host and port of an endpoint; localhost where it is empty.
+
+    Raises:
+        UserError: the host or the port cannot be one.
+    """
+    host, port = parse_endpoint(endpoint, default_port)
+    return host, port

@@ -1,4 +1,4 @@
-"""In the place of `torch.distributed.elastic.agent.server.api`: agents as subclasses, over the parts of our own agent.
+"""torch's agents as classes to derive from, over the parts of our own agent.
 
 Third parties override methods of `SimpleElasticAgent`; `OverriddenWorkers` lets our loop call them. Where a method is
 not overridden, our loop goes on as it does without: it handles notifications while workers stop, and opens no store.
@@ -12,16 +12,17 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from rallypoint.agent.agent import Agent
+from rallypoint.agent.agent import Agent, health_check
 from rallypoint.agent.controller import WorkerController, workers_of
 from rallypoint.agent.grace_period import GracePeriods
+from rallypoint.agent.processes import ProcessController
 from rallypoint.agent.rank_exchange import exchange_ranks
 from rallypoint.agent.rendezvous_client import rendezvous_of
 from rallypoint.agent.spec import DEFAULT_ROLE, RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from rallypoint.agent.steps import StopWorkers
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
-from rallypoint.compat.reexports import reexports_of
+from rallypoint.logs.specs import LogsSpecs
 from rallypoint.protocol.messages import Placement
 from rallypoint.store.api import Store
 from rallypoint.telemetry.events import Event
@@ -29,20 +30,10 @@ from rallypoint.telemetry.lazy import profiled
 from rallypoint.workers.stop import StopInProgress
 
 if TYPE_CHECKING:
+    from rallypoint.health.check import HealthCheckServer
     from rallypoint.health.progress_probe import ProgressProbe
 
-__all__ = [
-    "DEFAULT_ROLE",
-    "ElasticAgent",
-    "RunResult",
-    "SimpleElasticAgent",
-    "Worker",
-    "WorkerGroup",
-    "WorkerSpec",
-    "WorkerState",
-]
-
-__getattr__ = reexports_of(__name__)
+__all__ = ["ElasticAgent", "LocalElasticAgent", "SimpleElasticAgent"]
 
 log = get_logger(__name__)
 
@@ -270,3 +261,71 @@ class SimpleElasticAgent(ElasticAgent):
     def _exit_barrier(self) -> None:
         """Report that this node is done. The verdict, once all are, ends the loop."""
         WorkerController.on_succeeded(self._workers)
+
+
+class OverriddenProcesses(OverriddenWorkers, ProcessController):
+    """Processes that the methods of an agent start, watch and stop, for our loop."""
+
+    def begin_stop(self, death_sig: signal.Signals, timeout: float) -> StopInProgress | None:
+        # A subclass may have a way of its own to stop workers, which must be gone then.
+        if self.overrides("_stop_workers", LocalElasticAgent) or self.overrides("_shutdown", LocalElasticAgent):
+            return super().begin_stop(death_sig, timeout)
+        return ProcessController.begin_stop(self, death_sig, timeout)
+
+
+class LocalElasticAgent(SimpleElasticAgent):
+    """The agent whose workers are processes of this host.
+
+    Args:
+        spec, exit_barrier_timeout, shutdown_timeout: see `SimpleElasticAgent`.
+        logs_specs, start_method, log_line_prefix_template, uninterruptible_state_timeout: see `ProcessController`.
+        health_check_server: see `health_check`.
+    """
+
+    _workers: OverriddenProcesses
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        logs_specs: LogsSpecs,
+        start_method: str = "spawn",
+        exit_barrier_timeout: float = 300,
+        log_line_prefix_template: str | None = None,
+        shutdown_timeout: int = 30,
+        health_check_server: HealthCheckServer | None = None,
+        uninterruptible_state_timeout: float | None = None,
+    ) -> None:
+        workers = OverriddenProcesses(
+            spec,
+            rendezvous_of(spec, exit_barrier_timeout),
+            GracePeriods(shutdown_timeout),
+            logs_specs,
+            start_method,
+            log_line_prefix_template,
+            uninterruptible_state_timeout,
+        )
+        health = health_check(health_check_server)
+        super().__init__(spec, exit_barrier_timeout, shutdown_timeout, workers, health)
+
+    _pcontext = attribute_of(lambda agent: agent._workers, "pcontext")
+    _logs_specs = attribute_of(lambda agent: agent._workers, "logs_specs")
+    _start_method = attribute_of(lambda agent: agent._workers, "start_method")
+    _log_line_prefix_template = attribute_of(lambda agent: agent._workers, "log_line_prefix_template")
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        return dict(self._workers.start_workers())
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result = ProcessController.poll(self._workers)
+        if self._workers.beyond_help:
+            self._remaining_restarts = 0
+        return result
+
+    @profiled("LocalElasticAgent._stop_workers")
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        self._workers.end(signal.SIGTERM, self._shutdown_timeout)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        self._workers.end(death_sig, timeout)
+        if not self._runs:
+            self._workers.close()

@@ -1,47 +1,52 @@
-"""In the place of `torch.distributed.elastic.rendezvous.dynamic_rendezvous`: a rendezvous over anybody's backend.
+"""Rendezvous that programs put together by themselves: over anybody's backend or a store, or with ranks given by hand.
 
-Where torch's counts on the clocks of all hosts, this one counts heartbeats (`rallypoint.membership.observer`); what the
-backend is given to keep is bytes of Rallypoint's own form, not pickled objects.
+Where torch's dynamic rendezvous counts on the clocks of all hosts, this one counts heartbeats
+(`rallypoint.membership.observer`); what a backend is given to keep is bytes of Rallypoint's own form, not pickled
+objects. Rallypoint's own `c10d` has a control plane instead.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass
 from datetime import timedelta
+from tempfile import mkstemp
 from typing import Any
 
 from rallypoint.base.clock import Deadline
-from rallypoint.base.endpoint import outward_address
+from rallypoint.base.endpoint import Endpoint, is_this_machine, outward_address, parse_endpoint
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
-from rallypoint.compat.elastic.rendezvous.given_store import given
-from rallypoint.compat.reexports import reexports_of
 from rallypoint.membership.operations import Close
 from rallypoint.membership.state import Settings, State
 from rallypoint.protocol.codec import decode_state
-from rallypoint.protocol.errors import RendezvousError, RendezvousTimeoutError
+from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousError, RendezvousTimeoutError
 from rallypoint.protocol.messages import Deliver, JobEnded, JoinRefused, LinkLost, Notification, Placement
-from rallypoint.rendezvous.backend import RendezvousBackend, Token
+from rallypoint.rendezvous.backend import RendezvousBackend, StoreRendezvousBackend
 from rallypoint.rendezvous.backends.options import rank_hint, settings_of, worker_stores
+from rallypoint.rendezvous.backends.static import create_handler as create_static_handler
 from rallypoint.rendezvous.control_plane import ControlPlane, own_node
 from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.handler import RendezvousInfo
-from rallypoint.rendezvous.params import RendezvousParameters
+from rallypoint.rendezvous.params import C10D_PORT, RendezvousParameters
 from rallypoint.rendezvous.shared_state import SharedStateLink
-from rallypoint.store.api import Store
+from rallypoint.store.api import Store, seconds
+from rallypoint.store.client import TCPStore
+from rallypoint.store.errors import StoreConnectionError, StoreError, StoreTimeoutError
+from rallypoint.store.filestore import FileStore
+from rallypoint.store.forwarding import ForwardingStore
 from rallypoint.store.prefix import PrefixStore
 
 __all__ = [
+    "C10dRendezvousBackend",
     "DynamicRendezvousHandler",
-    "RendezvousBackend",
     "RendezvousSettings",
     "RendezvousTimeout",
-    "Token",
+    "StaticTCPRendezvous",
+    "create_backend",
     "create_handler",
 ]
-
-__getattr__ = reexports_of(__name__)
 
 log = get_logger(__name__)
 
@@ -262,3 +267,129 @@ def _not_closed(settings: Settings) -> str:
 
 def _whole(time: timedelta) -> int:
     return -(-time // timedelta(seconds=1))
+
+
+# The state in a store
+
+
+class C10dRendezvousBackend(StoreRendezvousBackend):
+    """The state in one key of a store, which may also be torch's."""
+
+    def __init__(self, store: Any, run_id: str) -> None:
+        super().__init__(given(store), run_id)
+
+
+def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Store]:
+    """A backend and the store that it is in, from the options of `c10d` (contract section 4.4).
+
+    Raises:
+        UserError: an option cannot work.
+        RendezvousConnectionError: the store cannot be reached or served.
+    """
+    kind = str(params.get("store_type", "tcp")).strip().lower()
+    if kind not in _MAKERS:
+        raise UserError(f"rendezvous option store_type={kind!r} is unknown; choose one of {', '.join(_MAKERS)}")
+    store = _MAKERS[kind](params)
+    return C10dRendezvousBackend(store, params.run_id), store
+
+
+def _file(params: RendezvousParameters) -> Store:
+    path = params.endpoint
+    if not path:
+        handle, path = mkstemp()
+        os.close(handle)
+    try:
+        return FileStore(path)
+    except StoreError as error:
+        raise RendezvousConnectionError(f"the file {path!r} cannot hold a rendezvous: {error}") from error
+
+
+def _tcp(params: RendezvousParameters) -> Store:
+    host, port = parse_endpoint(params.endpoint, C10D_PORT)
+    timeout = params.get_as_int("read_timeout", 60)
+    assert timeout is not None
+    if timeout <= 0:
+        raise UserError(f"rendezvous option read_timeout={timeout} must be positive")
+    is_host = params.get_as_bool("is_host")
+    attempts = (is_host,) if is_host is not None else (True, False) if is_this_machine(host) else (False,)
+    last: StoreError | None = None
+    for serves in attempts:  # somebody else on this machine may serve already
+        try:
+            return TCPStore(host, port, is_master=serves, multi_tenant=True, timeout=timeout)
+        except StoreError as error:
+            last = error
+    raise RendezvousConnectionError(f"the store of the rendezvous cannot be reached: {last}") from last
+
+
+_MAKERS = {"tcp": _tcp, "file": _file}
+
+
+# Ranks that were given by hand
+
+
+class StaticTCPRendezvous(ElasticHandler):
+    """A rendezvous of nodes whose ranks were given by hand.
+
+    Args:
+        master_addr: where the node of rank 0 is.
+        master_port: where it listens.
+        rank: this node's.
+        world_size: how many nodes there are.
+        run_id: the job's id.
+        timeout: seconds for all to come.
+
+    Raises:
+        UserError: a rank that is none of so many nodes, or a time that is not positive.
+    """
+
+    def __init__(
+        self, master_addr: str, master_port: int, rank: int, world_size: int, run_id: str, timeout: int
+    ) -> None:
+        endpoint = str(Endpoint(master_addr, master_port))
+        made = create_static_handler(
+            RendezvousParameters("static", endpoint, run_id, world_size, world_size, rank=rank, timeout=timeout)
+        )
+        vars(self).update(vars(made))
+
+
+# Stores that third parties hand to a rendezvous
+
+
+def given(store: Any) -> Store:
+    """`store` itself if it is Rallypoint's, else one that hands every call on to it."""
+    return store if isinstance(store, Store) else _Foreign(store)
+
+
+class _Foreign(ForwardingStore):
+    """Any object with the methods of torch's `Store`. What it raises is made one of Rallypoint's store errors."""
+
+    @property
+    def timeout(self) -> timedelta:
+        return timedelta(seconds=seconds(self._store.timeout))
+
+    def to_torch(self) -> Any:
+        return self._store
+
+    def clone(self) -> _Foreign:
+        return _Foreign(self._call("clone"))
+
+    def _limit(self, timeout: timedelta | float | None) -> timedelta:
+        return self.timeout if timeout is None else timedelta(seconds=seconds(timeout))
+
+    def _value(self, value: str | bytes) -> str:
+        return value if isinstance(value, str) else value.decode()
+
+    def _call(self, method: str, *arguments: object) -> Any:
+        try:
+            return getattr(self._store, method)(*arguments)
+        except StoreError:
+            raise
+        except (RuntimeError, LookupError) as error:
+            raise _kind(error)(f"the store {type(self._store).__name__} raised: {error}") from error
+
+
+def _kind(error: Exception) -> type[StoreError]:
+    """torch's own types cannot be imported here; its messages name timeouts."""
+    if type(error).__name__ == "DistNetworkError":
+        return StoreConnectionError
+    return StoreTimeoutError if "timeout" in str(error).lower() or isinstance(error, LookupError) else StoreError

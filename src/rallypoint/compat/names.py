@@ -1,0 +1,202 @@
+"""Makes torch's modules below `rallypoint.compat`, when they are imported, out of a table of names.
+
+Laws:
+
+1. In a module of the table, a name of the table is Rallypoint's. Every other name, and every other module, is torch's.
+2. torch is imported when such a name is asked for, and not before.
+3. Names are unique over torch's modules, but for those in `_ELSEWHERE`.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+_HERE = "rallypoint.compat"
+
+_PACKAGES = {
+    "": "elastic launcher numa run",
+    "numa": "binding",
+    "launcher": "api",
+    "elastic": "agent events metrics multiprocessing rendezvous timer utils",
+    "elastic.agent": "server",
+    "elastic.agent.server": "api health_check_server local_elastic_agent",
+    "elastic.events": "api handlers",
+    "elastic.metrics": "api",
+    "elastic.multiprocessing": "api errors",
+    "elastic.multiprocessing.errors": "error_handler handlers",
+    "elastic.rendezvous": "api c10d_rendezvous_backend dynamic_rendezvous registry static_tcp_rendezvous utils",
+    "elastic.timer": "api file_based_local_timer local_timer",
+    "elastic.utils": "api data distributed logging process_state store",
+    "elastic.utils.data": "cycling_iterator elastic_distributed_sampler",
+}
+"""Modules with names of ours, by package."""
+
+MODULES = frozenset(f"{package}.{name}".lstrip(".") for package, names in _PACKAGES.items() for name in names.split())
+
+_HOMES = {
+    "rallypoint.agent.agent": "TORCHELASTIC_HEALTH_CHECK_PORT",
+    "rallypoint.agent.processes": (
+        "TORCHELASTIC_ENABLE_FILE_TIMER TORCHELASTIC_TIMER_FILE TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
+    ),
+    "rallypoint.agent.spec": "DEFAULT_ROLE RunResult Worker WorkerGroup WorkerSpec WorkerState",
+    "rallypoint.base.errors": "SignalException",
+    "rallypoint.base.numa": "AffinityMode NumaOptions",
+    "rallypoint.base.ports": "get_env_variable_or_raise get_free_port get_socket_with_port",
+    "rallypoint.base.procfs": "is_uninterruptible_state read_proc_state",
+    "rallypoint.compat.agent": "ElasticAgent LocalElasticAgent SimpleElasticAgent",
+    "rallypoint.compat.helpers": "create_c10d_store get_logger parse_rendezvous_endpoint",
+    "rallypoint.compat.processes": "MultiprocessContext SubprocessContext get_std_cm start_processes",
+    "rallypoint.compat.rendezvous": (
+        "C10dRendezvousBackend DynamicRendezvousHandler RendezvousSettings RendezvousTimeout StaticTCPRendezvous "
+        "create_backend create_handler"
+    ),
+    "rallypoint.compat.timers": (
+        "FileTimerServer LocalTimerClient LocalTimerServer MultiprocessingRequestQueue RequestQueue TimerServer"
+    ),
+    "rallypoint.data.cycling": "CyclingIterator",
+    "rallypoint.data.sampler": "ElasticDistributedSampler",
+    "rallypoint.failures.failure": "ProcessFailure",
+    "rallypoint.failures.handler": "ErrorHandler get_error_handler",
+    "rallypoint.failures.record": "record",
+    "rallypoint.failures.report": "ChildFailedError",
+    "rallypoint.health.check": "HealthCheckServer create_healthcheck_server",
+    "rallypoint.launch.api": "elastic_launch launch_agent",
+    "rallypoint.launch.config": "LaunchConfig",
+    "rallypoint.logs.specs": "DefaultLogsSpecs LogsDest LogsSpecs",
+    "rallypoint.logs.std": "Std to_map",
+    "rallypoint.protocol.errors": (
+        "RendezvousClosedError RendezvousConnectionError RendezvousError RendezvousGracefulExitError "
+        "RendezvousStateError RendezvousTimeoutError"
+    ),
+    "rallypoint.rendezvous.backend": "RendezvousBackend Token",
+    "rallypoint.rendezvous.handler": "RendezvousHandler RendezvousInfo RendezvousStoreInfo",
+    "rallypoint.rendezvous.params": "RendezvousParameters",
+    "rallypoint.rendezvous.registry": (
+        "RendezvousHandlerCreator RendezvousHandlerRegistry get_rendezvous_handler rendezvous_handler_registry"
+    ),
+    "rallypoint.store.collectives": "barrier get_all store_timeout synchronize",
+    "rallypoint.telemetry.events": "Event EventMetadataValue EventSource NodeState RdzvEvent",
+    "rallypoint.telemetry.handlers": "get_logging_handler",
+    "rallypoint.telemetry.metrics": (
+        "ConsoleMetricHandler MetricData MetricHandler MetricStream MetricsConfig NullMetricHandler configure "
+        "getStream get_elapsed_time_ms initialize_metrics prof profile publish_metric put_metric"
+    ),
+    "rallypoint.telemetry.recording": "construct_and_record_rdzv_event record_rdzv_event",
+    "rallypoint.watchdog.client": "FileTimerClient TimerClient expires",
+    "rallypoint.watchdog.requests": "FileTimerRequest TimerRequest",
+    "rallypoint.workers.context": "PContext RunProcsResult macros",
+}
+"""Module of ours to the names that it has."""
+
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+_ELSEWHERE = {
+    ("elastic.agent.server.api", "record"): ("rallypoint.telemetry.recording", "record"),
+    ("elastic.events", "record"): ("rallypoint.telemetry.recording", "record"),
+    ("elastic.events.handlers", "_log_handlers"): ("rallypoint.telemetry.handlers", "log_handlers"),
+    ("elastic.rendezvous.c10d_rendezvous_backend", "DEFAULT_PORT"): ("rallypoint.rendezvous.params", "C10D_PORT"),
+    ("elastic.rendezvous.registry", "handler_registry"): (
+        "rallypoint.rendezvous.registry",
+        "rendezvous_handler_registry",
+    ),
+    ("elastic.rendezvous.static_tcp_rendezvous", "create_rdzv_handler"): (
+        "rallypoint.rendezvous.backends.static",
+        "create_handler",
+    ),
+    ("elastic.timer", "configure"): ("rallypoint.watchdog.client", "configure"),
+    ("elastic.timer.api", "configure"): ("rallypoint.watchdog.client", "configure"),
+}
+"""Module and name to the module and the name of ours, where the name alone does not say."""
+
+
+def names_of(module: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a module of this package."""
+    path = module.removeprefix(_HERE).lstrip(".")
+
+    def find(name: str) -> Any:
+        if name.startswith("__") and name != "__all__":  # what Python looks for in any module
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        below = f"{path}.{name}".lstrip(".")
+        if below in MODULES:
+            return import_module(f"{_HERE}.{below}")
+        home, attribute = _home(path, name)
+        return getattr(import_module(home), attribute) if home else _of_torch(path, name)
+
+    return find
+
+
+def _home(path: str, name: str) -> tuple[str, str]:
+    """Where a name of a module is, and how it is called there; empty texts if it is torch's."""
+    if path not in MODULES:
+        return "", ""
+    return _ELSEWHERE.get((path, name)) or (_HOME_OF.get(name, ""), name)
+
+
+def _of_torch(path: str, name: str) -> Any:
+    module = _torchs(path)
+    if name == "__all__":
+        return getattr(module, name, [each for each in vars(module) if not each.startswith("_")])
+    if hasattr(module, name):
+        return getattr(module, name)
+    raise AttributeError(f"neither Rallypoint nor {module.__name__} has {name!r}")
+
+
+def _torchs(path: str) -> ModuleType:
+    """The module of torch that a module here stands for. Raises ImportError."""
+    here = f"{_HERE}.{path}".rstrip(".")
+    name = f"torch.{path}" if path.split(".", maxsplit=1)[0] == "numa" else f"torch.distributed.{path}".rstrip(".")
+    try:
+        return import_module(name)
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name not in {"torch", "torch.distributed"}:
+            raise ModuleNotFoundError(f"there is no {here}: torch has no {name}", name=here) from error
+        raise ImportError(
+            f"what was asked of {here} is not Rallypoint's own but that of {name}, which cannot be imported here "
+            f"({error}); install torch, or do without that name",
+            name=here,
+        ) from error
+
+
+class _Torchs(ModuleType):
+    """A module of torch with the names that are ours."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = names_of(self.__name__)(name)
+        if not name.startswith("__"):
+            setattr(self, name, found)
+        return found
+
+
+class _Finder(Loader):
+    """Finds modules of this package that are no files. Also loads them."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The finder's part."""
+        if not name.startswith(f"{_HERE}."):
+            return None
+        below = name.removeprefix(f"{_HERE}.")
+        is_package = below in _PACKAGES if below in MODULES else hasattr(_torchs(below), "__path__")
+        return ModuleSpec(name, self, is_package=is_package)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The loader's part: it is empty until somebody asks."""
+        return _Torchs(spec.name, f"In the place of a module of torch: see `{__name__}`.")
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing."""
+
+
+def install() -> None:
+    """Have Python find these modules, after all that are files."""
+    sys.meta_path.append(_Finder())

@@ -1,1 +1,0 @@
-"""In the place of `torch.numa`."""

@@ -1,0 +1,67 @@
+"""Names of torch's modules, where there is no torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from rallypoint.compat import names
+
+ASKS = """
+import sys
+sys.modules["torch"] = None  # as good as not installed
+from importlib import import_module
+from rallypoint.compat import names
+for path in names.MODULES:
+    import_module(f"rallypoint.compat.{path}")
+for home, held in names._HOMES.items():
+    module = import_module(home)
+    for name in held.split():
+        getattr(module, name)
+for path, name in names._ELSEWHERE:
+    getattr(import_module(f"rallypoint.compat.{path}"), name)
+from rallypoint.compat.elastic import timer
+from rallypoint.compat.elastic.agent.server.api import record
+from rallypoint.compat.launcher import LaunchConfig
+from rallypoint.compat.run import macros
+import rallypoint.telemetry.recording, rallypoint.watchdog.client
+assert record is rallypoint.telemetry.recording.record
+assert timer.configure is rallypoint.watchdog.client.configure
+assert not hasattr(timer, "__wrapped__")
+TORCHS
+"""
+
+
+def asks(line: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", ASKS.replace("TORCHS", line)], capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.stderr.strip().rpartition("\n")[2]
+
+
+@pytest.mark.process
+def test_all_that_is_ours_is_there() -> None:
+    assert asks("") == ""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from rallypoint.compat.elastic.multiprocessing.tail_log import TailLog",
+        "from rallypoint.compat.elastic.timer import debug_info",
+        "from rallypoint.compat.elastic.events import *",
+        "from rallypoint.compat import all_reduce",
+    ],
+)
+def test_a_name_of_torchs_says_what_is_missing(line: str) -> None:
+    said = asks(line)
+    assert said.startswith("ImportError: ")
+    assert "install torch" in said
+
+
+def test_a_name_has_one_home() -> None:
+    listed = [name for held in names._HOMES.values() for name in held.split()]
+    assert len(listed) == len(set(listed))
