@@ -46,7 +46,6 @@ TRUSTED: Mapping[str, str] = {
     "compat/elastic/rendezvous/etcd_store.py": "torch's form of a store in etcd, of one job's own workers",
     "compat/elastic/rendezvous/given_store.py": "a value of the user's own store as text",
     "etcd/local.py": "answers and log of an etcd that this process has started",
-    "failures/truncate.py": "texts to bytes and back; fed by the target `failures`",
     "logs/specs.py": "a name that becomes a folder's",
     "rendezvous/backends/etcd_v2.py": "base64 with errors in words, behind the target `etcd-v2-answers`; then `states`",
     "rendezvous/backends/store_backend.py": "base64 with errors in words; then `states`",

@@ -12,7 +12,7 @@ from rallypoint.agent.spec import WorkerGroup
 from rallypoint.agent.steps import Event
 from rallypoint.base.light_typing import Any
 from rallypoint.failures.cause import Cause
-from rallypoint.failures.truncate import first_line
+from rallypoint.failures.texts import first_line
 from rallypoint.protocol.messages import JobEnded, Placed, RoundEnded
 from rallypoint.protocol.operator_messages import HangReport, OperatorAction
 from rallypoint.telemetry import agent_events as events

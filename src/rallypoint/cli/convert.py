@@ -18,12 +18,11 @@ from rallypoint.cli.parse import Options, naming
 from rallypoint.cli.rendezvous_choice import choose_rendezvous
 from rallypoint.cli.sizes import local_world_size, parse_nnodes
 from rallypoint.launch.config import LaunchConfig
-from rallypoint.logs.prefix import TEMPLATE_VARIABLE, host_label, with_host
+from rallypoint.logs.specs import TEMPLATE_VARIABLE, host_label, with_host
 
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
-    from rallypoint.logs.specs import LogsSpecs
-    from rallypoint.logs.std import Std
+    from rallypoint.logs.specs import LogsSpecs, Std
 
 _log = get_logger(__name__)
 
@@ -263,7 +262,7 @@ def _check_filters(options: Options) -> None:
 
 
 def _streams(options: Options, dest: str) -> Std | dict[int, Std]:
-    from rallypoint.logs.std import Std
+    from rallypoint.logs.specs import Std
 
     with naming(options.source(dest)):
         return Std.from_str(getattr(options, dest))

@@ -18,7 +18,7 @@ from rallypoint.base.log import get_logger
 from rallypoint.base.private_files import replace_file
 from rallypoint.cli.exit_codes import Classified, classified
 from rallypoint.failures.report import ChildFailedError
-from rallypoint.failures.truncate import truncate
+from rallypoint.failures.texts import truncate
 
 VERDICT_FILE, TERMINATION_LOG = "RALLYPOINT_VERDICT_FILE", "RALLYPOINT_TERMINATION_LOG"
 """The environment variables that name the files."""

@@ -33,7 +33,7 @@ from rallypoint.workers.reaper.client import ReaperClient
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
     from rallypoint.failures.failure import ProcessFailure
-    from rallypoint.failures.out_of_memory import OomKills
+    from rallypoint.failures.system_diagnosis import OomKills
     from rallypoint.logs.collapse import Collapse
     from rallypoint.workers.preload.client import PreloadManager
     from rallypoint.workers.resumable import LeavingWorkers
@@ -219,7 +219,7 @@ class PContext(ABC):
             for rank, process in self._processes.items():
                 process.on_stacks = partial(self.announce_stacks, process.pid)
                 process.stacks_wanted = partial(self.without_stacks.__contains__, rank)
-            from rallypoint.failures.out_of_memory import OomKills
+            from rallypoint.failures.system_diagnosis import OomKills
 
             self._oom_kills = OomKills()
         except BaseException:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.failures.stderr_tail import (
+from rallypoint.failures.texts import (
     clean_lines,
     exception_line,
     is_traceback,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.failures.truncate import MAX_LINE, TRUNCATION_MARK, first_line, truncate, truncate_line
+from rallypoint.failures.texts import MAX_LINE, TRUNCATION_MARK, first_line, truncate, truncate_line
 
 LIMIT = 16 * 1024
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.logs.folders import temporary_folder
+from rallypoint.logs.specs import temporary_folder
 
 
 def test_a_named_folder_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from rallypoint.logs.prefix import host_label, line_prefixes, with_host
+from rallypoint.logs.specs import host_label, line_prefixes, with_host
 
 HOST = os.uname().nodename
 STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_NODES": "2"}

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.errors import UserError
-from rallypoint.logs.specs import DefaultLogsSpecs, LogsDest
-from rallypoint.logs.std import Std
+from rallypoint.logs.specs import DefaultLogsSpecs, LogsDest, Std
 
 HOST = os.uname().nodename
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.errors import UserError
-from rallypoint.logs.std import Std, to_map
+from rallypoint.logs.specs import Std, to_map
 
 
 @pytest.mark.parametrize(("text", "value"), [("0", Std.NONE), ("1", Std.OUT), ("2", Std.ERR), ("3", Std.ALL)])

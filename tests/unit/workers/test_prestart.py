@@ -10,15 +10,15 @@ import sys
 
 import pytest
 
-from rallypoint.workers.reaper import prestart
+from rallypoint.workers.reaper import client
 
 pytestmark = pytest.mark.process
 
 
 def test_the_one_that_waits_is_taken_once() -> None:
-    prestart.prestart()
-    prestart.prestart()
-    first, second = prestart.take_prestarted(), prestart.take_prestarted()
+    client.prestart()
+    client.prestart()
+    first, second = client.take_prestarted(), client.take_prestarted()
     try:
         assert first.pid != second.pid
         assert not first.lost
@@ -28,19 +28,19 @@ def test_the_one_that_waits_is_taken_once() -> None:
 
 
 def test_one_that_was_lost_meanwhile_is_not_given_out() -> None:
-    prestart.prestart()
-    waiting = prestart._prestarted
+    client.prestart()
+    waiting = client._prestarted
     assert waiting is not None
     os.kill(waiting.pid, signal.SIGKILL)
     assert select.select([waiting.fileno()], [], [], 30)[0]
-    taken = prestart.take_prestarted()
+    taken = client.take_prestarted()
     assert taken.pid != waiting.pid
     taken.close()
 
 
 def test_one_that_nobody_takes_ends_with_the_process() -> None:
-    begin = "from rallypoint.workers.reaper import prestart; prestart.prestart(); "
-    text = begin + "print(prestart._prestarted.pid, flush=True); input()"
+    begin = "from rallypoint.workers.reaper import client; client.prestart(); "
+    text = begin + "print(client._prestarted.pid, flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -48,10 +48,14 @@ from rallypoint.workers.preload.forkable import (
     parse_command,
     untracked_read,
 )
-from rallypoint.workers.reaper.client import SENT_TO_ALL, ReaperClient, ReaperLost, StartedWorker, exit_words
-from rallypoint.workers.reaper.encoding import (
+from rallypoint.workers.reaper.client import (
+    SENT_TO_ALL,
+    ReaperClient,
+    ReaperLost,
+    StartedWorker,
     encoded_arguments,
     encoded_environment,
+    exit_words,
     standard_descriptors,
     worker_settings,
 )

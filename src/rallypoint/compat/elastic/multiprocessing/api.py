@@ -19,8 +19,7 @@ from rallypoint.compat.elastic.multiprocessing.signal_handling import (
 )
 from rallypoint.compat.reexports import reexports_of
 from rallypoint.failures.failure import ProcessFailure
-from rallypoint.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
-from rallypoint.logs.std import Std, to_map
+from rallypoint.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs, Std, to_map
 from rallypoint.workers import context
 from rallypoint.workers.context import PContext, ProcessOptions, RunProcsResult
 from rallypoint.workers.functions.context import FunctionContext

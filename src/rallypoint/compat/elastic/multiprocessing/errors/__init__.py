@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from rallypoint.compat.reexports import reexports_of
 from rallypoint.failures.failure import ProcessFailure
-from rallypoint.failures.handler import ErrorHandler, get_error_handler
-from rallypoint.failures.record import record
+from rallypoint.failures.record import ErrorHandler, get_error_handler, record
 from rallypoint.failures.report import ChildFailedError
 
 __all__ = ["ChildFailedError", "ErrorHandler", "ProcessFailure", "get_error_handler", "record"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from rallypoint.failures.handler import ErrorHandler
+from rallypoint.failures.record import ErrorHandler
 
 __all__ = ["ErrorHandler"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rallypoint.compat.reexports import reexports_of
-from rallypoint.failures.handler import get_error_handler
+from rallypoint.failures.record import get_error_handler
 
 __all__ = ["get_error_handler"]
 
