@@ -97,7 +97,6 @@ class ErrorHandler:
 
 
 def get_error_handler() -> ErrorHandler:
-    """A new handler of the default class."""
     return ErrorHandler()
 
 

@@ -98,7 +98,6 @@ class _Cgroup:
         self.counter = f"{folder}/memory.events" if second else f"{folder}/memory.oom_control"
 
     def limit(self) -> str:
-        """How much memory it may use, for people."""
         limits = [limit for limit in self._limits() if limit < _NO_LIMIT]
         return f"limit {megabytes(min(limits))}" if limits else "no limit but the machine's memory"
 

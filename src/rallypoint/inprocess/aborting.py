@@ -63,13 +63,11 @@ class Aborting:
             self._thread.start()
 
     def wait(self) -> None:
-        """Wait until no hook runs."""
         if self._thread is not None:
             self._thread.join()
 
 
 def run_hooks() -> None:
-    """Abort whatever waits for other workers."""
     for hook in (abort_groups, *_hooks):
         try:
             hook()

@@ -67,7 +67,6 @@ class Channel:
         os.rename(self._draft, self._path)
 
     def close(self) -> None:
-        """Stop reading."""
         os.close(self.fd)
 
     def wake(self) -> None:

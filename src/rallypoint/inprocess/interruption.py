@@ -90,7 +90,6 @@ class Interruption:
             signal.pthread_kill(self._main, self._signal)
 
     def _handles_an_exception(self) -> bool:
-        """Whether the function handles an exception on this thread."""
         error = sys.exc_info()[1]
         return error is not None and id(error) != self._handled_by_caller
 

@@ -87,7 +87,6 @@ class LineScheduler(Generic[S]):
         return out
 
     def flush(self) -> list[tuple[S, bytes]]:
-        """All that is left, the holder's first, so that its line ends."""
         out = []
         if self._holder is not None and (own := self._waiting.pop(self._holder, None)):
             out.append((self._holder, bytes(own.data)))
@@ -97,7 +96,6 @@ class LineScheduler(Generic[S]):
         return out
 
     def backlog(self, source: S) -> int:
-        """Bytes of `source` that wait. Its reader should pause while this is large."""
         waiting = self._waiting.get(source)
         return len(waiting.data) if waiting else 0
 
@@ -130,7 +128,6 @@ class Chunk(NamedTuple):
     ends: bool
 
     def size(self) -> int:
-        """Number of bytes."""
         return sum(map(len, self.parts))
 
 
@@ -143,7 +140,6 @@ class ConsoleStream:
         self._output_lock = lock
 
     def isatty(self) -> bool:
-        """Whether a terminal shows it."""
         return self.fd is not None and os.isatty(self.fd)
 
     def write_or_queue(self, data: bytes, now: float) -> None:
@@ -160,7 +156,6 @@ class ConsoleStream:
             self.write_or_queue(b"".join(chunk.parts), now)
 
     def backlog(self) -> int:
-        """Bytes that wait."""
         return self._line_scheduler.backlog(self)
 
     def write(self, *parts: Buffer) -> None:
@@ -201,7 +196,6 @@ class ConsoleSink:
         return ConsoleStream(self._line_scheduler, self._fds[which], self.output_lock)
 
     def flush_due(self, now: float) -> None:
-        """Write what the line scheduler has due."""
         write_all(self._line_scheduler.due_output(now))
 
     def deadline(self) -> float | None:
@@ -209,11 +203,9 @@ class ConsoleSink:
         return self._line_scheduler.deadline()
 
     def flush(self) -> None:
-        """Write all that waits."""
         write_all(self._line_scheduler.flush())
 
     def close(self) -> None:
-        """Close the descriptors. Idempotent."""
         for fd in self._fds:
             if fd is not None:
                 os.close(fd)
@@ -230,11 +222,9 @@ class Console:
         self.sinks = [ConsoleSink(out, err, lock=lock)] if same else [ConsoleSink(out), ConsoleSink(err, lock=lock)]
 
     def out(self) -> ConsoleStream:
-        """A new stream on standard output."""
         return self.sinks[0].open_stream(0)
 
     def err(self) -> ConsoleStream:
-        """A new stream on standard error."""
         return self.sinks[-1].open_stream(-1)
 
 

@@ -76,7 +76,6 @@ class WriteDetector:
         """The name of what it writes, for a message."""
 
     def check(self) -> bool:
-        """Whether it is writing, or may be."""
         now, found = self._clock.monotonic(), write_progress(self._pid)
         if self._last_progress is None:
             self._last_progress = found

@@ -130,7 +130,6 @@ class ChildProcess(ABC):
                 send_signal(self._pidfd, self.pid, number)
 
     def release(self) -> None:
-        """Release it. Idempotent."""
         pidfd, self._pidfd = self._pidfd, -1
         if pidfd >= 0:
             os.close(pidfd)
@@ -155,8 +154,6 @@ class AdoptedProcess(ChildProcess):
 
 
 class WorkerProcess(AdoptedProcess):
-    """A process that the reaper has started."""
-
     def __init__(
         self,
         reaper: ReaperClient,

@@ -84,7 +84,7 @@ class Rounds:
         """Begin to end the last round, which these are to leave."""
         context = self.contexts[-1]
         leaving = LeavingWorkers(self.channel, ranks, len(self.contexts) - 1)
-        return context.begin_release(leaving, timeout, signal.SIGTERM, TIMEOUT, 0.0, sent=False)
+        return context.begin_close(signal.SIGTERM, TIMEOUT, leaving=leaving, leaving_time=timeout)
 
     def pid(self, name: str) -> int:
         return int((self.folder / name).read_text())

@@ -98,7 +98,6 @@ class ForkedProcess(ChildProcess):
                 self._end(code)
 
     def release(self) -> None:
-        """Release it. Idempotent."""
         super().release()
         with contextlib.suppress(ValueError):  # closed already, or it does not end
             self._process.join(0)

@@ -5,11 +5,11 @@ the reaper and only waits for it to end. Both are subreapers in one session of t
 spawns stays below the reaper, however it leaves (a session of its own, two forks, an empty environment), and what a
 reaper that is killed leaves falls to the supervisor.
 
-    program        what the reaper does for the agent
-    protocol the messages between agent and reaper
-    process_tree the processes below a process: finding, killing, reaping them
-    process_setup set-up of reaper and supervisor: orphans, signals, descriptors
-    process_groups the same as process_tree, where there are no subreapers: what a worker spawns is its process group
+    program           what the reaper does for the agent
+    protocol          the messages between agent and reaper
+    process_tree      the processes below a process: finding, killing, reaping them
+    process_setup     set-up of reaper and supervisor: orphans, signals, descriptors
+    process_groups    process_tree where there are no subreapers: what a worker spawns is its process group
 
 Laws:
 
