@@ -41,7 +41,7 @@ def test_the_loss_is_that_of_an_undisturbed_job(tmp_path: Path) -> None:
 INTERRUPTED = """
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
-from rallypoint.inprocess import torch_groups
+from rallypoint.inprocess import aborting
 
 def fail(*_args, **_options):
     raise KeyboardInterrupt
@@ -50,12 +50,12 @@ for _ in range(2):
     try:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     except KeyboardInterrupt:
-        torch_groups.destroy()
+        aborting.destroy_groups()
 c10d.ProcessGroupGloo = made
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 print(dist.group.WORLD.group_name)
-torch_groups.abort()
-torch_groups.destroy()
+aborting.abort_groups()
+aborting.destroy_groups()
 print(dist.is_initialized())
 """
 

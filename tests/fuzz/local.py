@@ -31,7 +31,7 @@ from rallypoint.failures.cause import Cause
 from rallypoint.failures.error_file import error_data
 from rallypoint.failures.failure import ProcessFailure
 from rallypoint.failures.report import ChildFailedError
-from rallypoint.failures.stderr_tail import clean_lines, last_stacks, last_traceback
+from rallypoint.failures.texts import clean_lines, last_stacks, last_traceback
 from rallypoint.health.http import HealthView, reply
 from rallypoint.logs.relay import TAIL_SIZE, without_long_middles
 from rallypoint.membership.operations import Fail
@@ -332,7 +332,7 @@ TARGETS = {
         failures, _failure_seeds, ("failures/error_file.py", "failures/failure.py", "failures/cause.py"), 300
     ),
     "last-words": Target(
-        words, lambda: [_TRACEBACK, _FATAL, b"a\rb\x1b[31mc\n" * 9], ("failures/stderr_tail.py", "logs/relay.py")
+        words, lambda: [_TRACEBACK, _FATAL, b"a\rb\x1b[31mc\n" * 9], ("failures/texts.py", "logs/relay.py")
     ),
     "notices": Target(
         notes, lambda: [_NOTICE, b"0.1", b"0.3", b"1.2"], ("notices.py", "agent/notice_directory.py"), 300

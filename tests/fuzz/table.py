@@ -44,7 +44,6 @@ TRUSTED: Mapping[str, str] = {
     "rendezvous/handler.py": "the same",
     "compat/rendezvous.py": "a value of the user's own store as text",
     "etcd/local.py": "answers and log of an etcd that this process has started",
-    "failures/truncate.py": "texts to bytes and back; fed by the target `failures`",
     "logs/specs.py": "a name that becomes a folder's",
     "rendezvous/backend.py": "base64 with errors in words; then `states`",
     "election/takeover.py": "the name of a key of ours",

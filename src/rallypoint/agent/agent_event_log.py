@@ -12,7 +12,7 @@ from rallypoint.agent.spec import WorkerGroup
 from rallypoint.agent.steps import Event
 from rallypoint.base.light_typing import Any
 from rallypoint.failures.cause import Cause
-from rallypoint.failures.truncate import first_line
+from rallypoint.failures.texts import first_line
 from rallypoint.protocol.messages import HangReport, JobEnded, OperatorAction, Placed, RoundEnded
 from rallypoint.telemetry import agent_events as events
 from rallypoint.telemetry.lazy import logging_errors

@@ -67,7 +67,7 @@ class EventEmitter:
     def agent_ended(self, outcome: str, error: BaseException | None = None) -> None:
         """The agent is about to exit, as `AgentEnded` says. Returns when the handler has written what it was given."""
         if self.log is not None:
-            from rallypoint.failures.truncate import first_line
+            from rallypoint.failures.texts import first_line
             from rallypoint.telemetry.handlers import get_logging_handler
 
             self.log.ended(outcome, "" if error is None else first_line(str(error)))

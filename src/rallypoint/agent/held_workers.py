@@ -92,7 +92,7 @@ class HeldWorkers:
     def begin_release(
         self, context: PContext, death_sig: Signals, grace: float, limit: float, *, sent: bool
     ) -> Stop | None:
-        """Let those workers leave their round that can, and end the others; see `PContext.begin_release`.
+        """Let those workers leave their round that can, and end the others; see `PContext.begin_close`.
 
         Returns:
             The stop in progress; None if no worker is in a round: those that are held have left theirs before.
@@ -104,8 +104,8 @@ class HeldWorkers:
         can = channel.announced().intersection(context.running)
         leaving = LeavingWorkers(channel, sorted(can), self._group.placement.round)
         self._context = context
-        timeout = self._group.spec.features.recovery.inprocess_timeout
-        return context.begin_release(leaving, timeout, death_sig, grace, limit, sent=sent)
+        seconds = self._group.spec.features.recovery.inprocess_timeout
+        return context.begin_close(death_sig, grace, limit, sent=sent, leaving=leaving, leaving_time=seconds)
 
     # While they wait
 

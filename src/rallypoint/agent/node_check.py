@@ -19,8 +19,7 @@ from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger, printable
 from rallypoint.base.poll import until_readable
 from rallypoint.base.signals import how_it_ended
-from rallypoint.failures.stderr_tail import clean_lines
-from rallypoint.failures.truncate import truncate_line
+from rallypoint.failures.texts import clean_lines, truncate_line
 from rallypoint.workers.process import WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.stop import Stop, Sweep

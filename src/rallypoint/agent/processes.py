@@ -17,13 +17,11 @@ from rallypoint.agent.spec import RunResult, WorkerSpec, WorkerState
 from rallypoint.agent.steps import StopWorkers
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
-from rallypoint.logs.prefix import line_prefixes
-from rallypoint.logs.specs import LogsSpecs, log_only_in_files
+from rallypoint.logs.specs import LogsSpecs, line_prefixes, log_only_in_files
 from rallypoint.protocol.messages import Placement
 from rallypoint.telemetry.lazy import profiled
 from rallypoint.workers.context import PContext, ProcessOptions, SubprocessContext, macros
-from rallypoint.workers.reaper.client import ReaperClient, ReaperLost
-from rallypoint.workers.reaper.prestart import take_prestarted
+from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, take_prestarted
 
 if TYPE_CHECKING:
     from rallypoint.agent.held_workers import HeldWorkers
@@ -180,7 +178,7 @@ class ProcessController(WorkerController):
         variables = (TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT)
         if not self._uninterruptible_timeout and not any(os.environ.get(name) for name in variables):
             return None
-        from rallypoint.logs.folders import temporary_folder
+        from rallypoint.logs.specs import temporary_folder
         from rallypoint.watchdog.watchdog import monitor_for
 
         return monitor_for(

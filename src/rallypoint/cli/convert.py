@@ -18,13 +18,12 @@ from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_number
 from rallypoint.cli.parse import Options, naming, parse_nnodes
 from rallypoint.launch.config import LaunchConfig
-from rallypoint.logs.prefix import TEMPLATE_VARIABLE, host_label, with_host
+from rallypoint.logs.specs import TEMPLATE_VARIABLE, host_label, with_host
 from rallypoint.rendezvous.params import C10D_PORT, ON_ETCD, parse_rdzv_conf
 
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
-    from rallypoint.logs.specs import LogsSpecs
-    from rallypoint.logs.std import Std
+    from rallypoint.logs.specs import LogsSpecs, Std
 
 _log = get_logger(__name__)
 
@@ -229,7 +228,7 @@ def _check_filters(options: Options) -> None:
 
 
 def _streams(options: Options, dest: str) -> Std | dict[int, Std]:
-    from rallypoint.logs.std import Std
+    from rallypoint.logs.specs import Std
 
     with naming(options.source(dest)):
         return Std.from_str(getattr(options, dest))

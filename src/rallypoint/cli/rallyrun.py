@@ -102,10 +102,10 @@ class _Run:
 
         take_from_environment()  # before anything is started that would inherit it
         from rallypoint.base.log import configure
-        from rallypoint.workers.reaper.prestart import prestart
+        from rallypoint.workers.reaper.client import prestart
 
         prestart()  # it starts up during the imports that follow
-        from rallypoint.logs.prefix import host_label
+        from rallypoint.logs.specs import host_label
 
         configure(host_label(self._options.features.command.host_prefix, os.environ))
         self._options = by_cluster(self._options)

@@ -34,7 +34,7 @@ from rallypoint.base.private_files import replace_file
 from rallypoint.etcd.api import EtcdError, EtcdPackageMissing, EtcdRefused
 from rallypoint.failures.cause import Ending
 from rallypoint.failures.report import ChildFailedError
-from rallypoint.failures.truncate import truncate
+from rallypoint.failures.texts import truncate
 from rallypoint.protocol.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,

@@ -65,14 +65,12 @@ _HOMES = {
     "rallypoint.data.cycling": "CyclingIterator",
     "rallypoint.data.sampler": "ElasticDistributedSampler",
     "rallypoint.failures.failure": "ProcessFailure",
-    "rallypoint.failures.handler": "ErrorHandler get_error_handler",
-    "rallypoint.failures.record": "record",
+    "rallypoint.failures.record": "ErrorHandler get_error_handler record",
     "rallypoint.failures.report": "ChildFailedError",
     "rallypoint.health.check": "HealthCheckServer create_healthcheck_server",
     "rallypoint.launch.api": "elastic_launch launch_agent",
     "rallypoint.launch.config": "LaunchConfig",
-    "rallypoint.logs.specs": "DefaultLogsSpecs LogsDest LogsSpecs",
-    "rallypoint.logs.std": "Std to_map",
+    "rallypoint.logs.specs": "DefaultLogsSpecs LogsDest LogsSpecs Std to_map",
     "rallypoint.protocol.errors": (
         "RendezvousClosedError RendezvousConnectionError RendezvousError RendezvousGracefulExitError "
         "RendezvousStateError RendezvousTimeoutError"

@@ -73,7 +73,7 @@ class Cause(NamedTuple):
         case.
         """
         from rallypoint.failures.failure import NO_FILE
-        from rallypoint.failures.truncate import truncate, truncate_end
+        from rallypoint.failures.texts import truncate, truncate_end
 
         message, traceback = failure.text, failure.callstack
         if not traceback:
@@ -102,7 +102,7 @@ class Cause(NamedTuple):
     @property
     def headline(self) -> str:
         """Who failed, where, how and why, in one line."""
-        from rallypoint.failures.truncate import first_line
+        from rallypoint.failures.texts import first_line
 
         if self.rank < 0:
             line = first_line(self.message)
@@ -126,7 +126,7 @@ def exit_text(exitcode: int) -> str:
 
 def _from_standard_error(failure: ProcessFailure, message: str, recorded: bool) -> tuple[str, str]:
     """Message and traceback if no error file has a traceback; `recorded` if one has a message."""
-    from rallypoint.failures.stderr_tail import clean_lines, exception_line, last_lines, last_stacks, last_traceback
+    from rallypoint.failures.texts import clean_lines, exception_line, last_lines, last_stacks, last_traceback
 
     lines = clean_lines(failure.last_lines)
     by_code = failure.exitcode >= 0

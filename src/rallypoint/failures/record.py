@@ -1,22 +1,103 @@
 """`record`: a decorator of a program's main function, which reports its last exception to the launcher (contract
-section 7.2).
+section 7.2); and its error handler, which writes the exception to an error file (7.3 and 7.4).
 
 It works under any launcher that sets `TORCHELASTIC_ERROR_FILE`, and does nothing without one.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import wraps
 
-from rallypoint.base.light_typing import ParamSpec, TypeVar, overload
+from rallypoint.base.light_typing import TYPE_CHECKING, ParamSpec, TypeVar, overload
 from rallypoint.base.log import get_logger
-from rallypoint.failures.handler import ErrorHandler, get_error_handler
+from rallypoint.failures.error_file import VARIABLE, JsonObject, error_data, read_error_file, write_error_file
+
+if TYPE_CHECKING:
+    from rallypoint.failures.cause import Cause
 
 _logger = get_logger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class ErrorHandler:
+    """Writes this process's own error file, whose path is in `TORCHELASTIC_ERROR_FILE`."""
+
+    def initialize(self) -> None:
+        """Have a crash of the interpreter (such as SIGSEGV) print the Python stacks of all threads."""
+        try:
+            import faulthandler
+
+            faulthandler.enable(all_threads=True)
+        except Exception as error:  # standard error may be closed, or not be a file
+            _logger.warning("a crash of this process will show no Python stack: %s", error)
+
+    def record_exception(self, e: BaseException) -> None:
+        """Write `e` and its traceback, if there is a path for it."""
+        path = self._get_error_file_path()
+        if path:
+            # The time first: formatting the text may take long.
+            from time import time
+            from traceback import format_exception
+
+            now = time()
+            write_error_file(path, error_data(f"{type(e).__name__}: {e}", "".join(format_exception(e)), now))
+
+    def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
+        """Copy a child's error file to our own, with its exit code unless that is 0."""
+        from rallypoint.failures.error_file import ErrorFile
+
+        reply = read_error_file(rootcause_error_file)
+        if not isinstance(reply, ErrorFile):
+            _logger.error("the error file %r cannot be read and is not passed on", rootcause_error_file)
+            return
+        self.override_error_code_in_rootcause_data(rootcause_error_file, reply.data, error_code)
+        path = self._get_error_file_path()
+        if path:
+            self._replace(path, reply.data)
+        else:
+            _logger.error("the error file %r is not passed on: %s is not set", rootcause_error_file, VARIABLE)
+
+    def dump_cause(self, cause: Cause) -> None:
+        """Write a failure that left no error file on this node, if there is a path for it."""
+        path = self._get_error_file_path()
+        if not path:
+            _logger.info("rank %d left no error file to pass on", cause.rank)
+            return
+        from rallypoint.failures.report import failure_detail
+
+        # A launcher above us shows the call stack only.
+        data = error_data(cause.message, failure_detail(cause), cause.timestamp)
+        self.override_error_code_in_rootcause_data(cause.error_file, data, cause.exitcode)
+        self._replace(path, data)
+
+    def override_error_code_in_rootcause_data(
+        self, rootcause_error_file: str, rootcause_error: JsonObject, error_code: int = 0
+    ) -> None:
+        """Put `errorCode` into the data of an error file, in place, unless it is 0; the path is for messages."""
+        message = rootcause_error.get("message")
+        if error_code == 0:
+            return
+        if isinstance(message, dict):
+            message["errorCode"] = error_code
+        else:
+            _logger.warning("%r has a message of the plain form, which has no exit code", rootcause_error_file)
+
+    def _get_error_file_path(self) -> str | None:
+        """The path of this process's error file; None or empty if there is none."""
+        return os.environ.get(VARIABLE)
+
+    def _replace(self, path: str, data: JsonObject) -> None:
+        if os.path.exists(path):
+            _logger.warning("the error file %r exists already and is replaced", path)
+        write_error_file(path, data)
+
+
+def get_error_handler() -> ErrorHandler:
+    return ErrorHandler()
 
 
 @overload

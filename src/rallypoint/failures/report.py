@@ -14,7 +14,7 @@ from rallypoint.base.errors import RallypointError
 from rallypoint.base.log import ranges
 from rallypoint.failures.cause import NO_RESTARTS, Cause, Ending, Restarts, exit_text
 from rallypoint.failures.failure import NO_FILE, ProcessFailure, iso_time
-from rallypoint.failures.stderr_tail import is_traceback
+from rallypoint.failures.texts import is_traceback
 
 _MAX_BAR_WIDTH = 60
 _OF_NO_WORKER = (Ending.INFRASTRUCTURE, Ending.HANG)

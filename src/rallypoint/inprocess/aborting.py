@@ -1,11 +1,41 @@
-"""Hooks that make calls which wait for other workers return when the round has ended, those for torch among them."""
+"""What makes calls that wait for other workers return when the round has ended: the user's hooks, and ours for torch,
+which is looked up and never imported.
+
+Gloo cannot abort a call that waits for a live worker: its groups' `abort` and `shutdown` do nothing. A client of the
+store waits until the store answers. Both wait in C++, where neither a signal nor an abort reaches them, and give up
+when the connection ends. The thread in which gloo waits for its connections has a name, and the kernel shows on which
+epoll instance it waits, and which sockets that has.
+
+While a group is made, gloo also waits for other workers to connect to it, and waits forever if these are gone. It
+identifies the peer by the number that comes first in a connection, so it takes a connection of ours with that number
+for the peer's, and its end for the end of the peer's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import re
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from threading import Thread
+from typing import Any
 
-from rallypoint.inprocess import torch_groups
+_C10D = "torch.distributed.distributed_c10d"
+_MAKES_A_GROUP = "_new_process_group_helper"
+"""The function of torch that makes a process group."""
+_GLOO_THREAD = "gloo_tcp_loop"
+_EPOLL = "anon_inode:[eventpoll]"
+_INODES = re.compile(r"^tfd:.*\sino:([0-9a-f]+)", re.MULTILINE)
+_NUMBER = struct.Struct("=q")
+_MOST = 1024
+"""The most connections that are made in the place of other workers."""
+_TRIES, _MOMENT = 20, 0.001
+"""Seconds between tries: a thread that is computing does not show where it waits; this one nearly always waits."""
 
 _hooks: list[Callable[[], None]] = []
 
@@ -33,17 +63,160 @@ class Aborting:
             self._thread.start()
 
     def wait(self) -> None:
-        """Wait until no hook runs."""
         if self._thread is not None:
             self._thread.join()
 
 
 def run_hooks() -> None:
-    """Abort whatever waits for other workers."""
-    for hook in (torch_groups.abort, *_hooks):
+    for hook in (abort_groups, *_hooks):
         try:
             hook()
         except Exception:
             from logging import getLogger
 
             getLogger(__name__).warning("a hook for the end of a round has failed", exc_info=True)
+
+
+# Process groups of torch
+
+
+def abort_groups() -> None:
+    """Make every wait for another worker return, on whichever thread it is."""
+    c10d = _c10d()
+    if c10d is None:
+        return
+    end_connections(_number("MASTER_PORT"), _number("WORLD_SIZE") if _makes_a_group() else 0)
+    _abort_nccl(c10d)
+
+
+def destroy_groups() -> None:
+    """Forget all groups, so that `init_process_group` can be called again. After `abort_groups`, in the main thread.
+
+    Raises:
+        Exception: whatever torch raises.
+    """
+    c10d = _c10d()
+    if c10d is None:
+        return
+    names = c10d._world.pg_names
+    if not c10d.is_initialized() and names:  # interrupted while the first group was made
+        c10d._update_default_pg(next(iter(names)))
+    if c10d.is_initialized():
+        c10d.destroy_process_group()
+    # A group that was counted and never made would give the next ones other names than they have in new workers.
+    c10d._world.group_count = 0
+
+
+def _makes_a_group() -> bool:
+    """Whether the main thread is making a group, and so may wait for others to connect."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_code.co_name != _MAKES_A_GROUP:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _number(variable: str) -> int:
+    value = os.environ.get(variable, "")
+    return int(value) if value.isdecimal() else 0
+
+
+def _c10d() -> Any:
+    """torch's module of groups; None if it has not been imported, or not completely yet."""
+    found = sys.modules.get(_C10D)
+    return found if hasattr(found, "init_process_group") and hasattr(found, "_world") else None
+
+
+def _abort_nccl(c10d: Any) -> None:
+    """Abort NCCL's groups, all at once, as torch itself does before it forgets them."""
+    groups = sorted(dict(c10d._world.pg_names).items(), key=lambda item: item[1], reverse=True)
+    nccl = _nccl_backend(c10d)
+    if nccl is not None:
+        nccl._group_start()  # so that the aborts of several communicators do not wait for each other
+    try:
+        for group, _ in groups:
+            group.abort()
+    finally:
+        if nccl is not None:
+            nccl._group_end()
+
+
+def _nccl_backend(c10d: Any) -> Any:
+    default = c10d.GroupMember.WORLD
+    if default is None or not c10d.is_nccl_available():
+        return None
+    try:
+        backend = default._get_backend(sys.modules["torch"].device("cuda"))
+    except RuntimeError:  # a group for CPUs only
+        return None
+    return backend if isinstance(backend, c10d.ProcessGroupNCCL) else None
+
+
+# Connections
+
+
+def end_connections(store_port: int, workers: int) -> None:
+    """Close all of gloo's connections, and those to a store; does nothing where there is no `/proc`.
+
+    Args:
+        store_port: the store's.
+        workers: how many may not have connected yet; 0 where no group is being made.
+    """
+    with suppress(OSError):
+        gloo = set(_gloo_inodes())
+        for name in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                    _end(int(name), gloo, store_port, min(workers, _MOST))
+
+
+def _end(number: int, gloo: set[int], store_port: int, workers: int) -> None:
+    with socket.socket(fileno=os.dup(number)) as found:  # which cannot become another file meanwhile
+        # The inode shows whether the descriptor still is what it was when it was listed.
+        is_gloo = os.fstat(found.fileno()).st_ino in gloo
+        if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            if is_gloo or _port(found) == store_port:
+                found.shutdown(socket.SHUT_RDWR)
+        elif is_gloo:
+            for each in range(workers):
+                with socket.socket(found.family) as other:
+                    other.connect(found.getsockname())
+                    other.send(_NUMBER.pack(each))
+
+
+def _port(connection: socket.socket) -> int:
+    """The port at the other end; -1 if that has none."""
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return -1
+    try:
+        return int(connection.getpeername()[1])
+    except OSError:  # a listening or closed socket
+        return -1
+
+
+def _gloo_inodes() -> Iterator[int]:
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(OSError, ValueError):
+            if _read(f"/proc/self/task/{thread}/comm").strip() == _GLOO_THREAD:
+                watched = _read(f"/proc/self/fdinfo/{_epoll_instance(thread)}")
+                yield from (int(inode, 16) for inode in _INODES.findall(watched))
+
+
+def _epoll_instance(thread: str) -> int:
+    """The descriptor on which a thread waits.
+
+    Raises:
+        OSError, ValueError: the thread has ended, or the kernel does not say.
+    """
+    for _ in range(_TRIES):
+        call = _read(f"/proc/self/task/{thread}/syscall").split()
+        if len(call) > 1:
+            descriptor = int(call[1], 16)
+            if os.readlink(f"/proc/self/fd/{descriptor}") == _EPOLL:
+                return descriptor
+        time.sleep(_MOMENT)
+    raise ValueError(f"thread {thread} of gloo waits on no epoll instance")
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="ascii", errors="replace") as file:
+        return file.read()

@@ -37,7 +37,9 @@ class Channel:
     def __init__(self, folder: str, rank: str) -> None:
         """Make the FIFO and open it; the agent does not see it before `announce`.
 
-        Args: `folder`: for notices; `rank`: local rank.
+        Args:
+            folder: for notices.
+            rank: local rank.
 
         Raises:
             OSError: there is no space, the folder is not ours alone, a FIFO cannot be made, or another process reads
@@ -65,7 +67,6 @@ class Channel:
         os.rename(self._draft, self._path)
 
     def close(self) -> None:
-        """Stop reading."""
         os.close(self.fd)
 
     def wake(self) -> None:

@@ -29,8 +29,8 @@ _FINALIZERS = (("weakref", "finalize"), ("multiprocessing.util", "Finalize"))
 """Classes of what is called when an object is gone."""
 _used = 0
 """The signal that earlier functions used; few signals are free."""
-_CALLER = os.path.join(os.path.dirname(__file__), "survivor.py")
-"""The file whose frame calls the function."""
+_CALLER = os.path.join(os.path.dirname(__file__), "rounds.py"), "_call"
+"""File and name of what calls the function."""
 
 
 class RoundEnded(BaseException):
@@ -41,7 +41,10 @@ class Interruption:
     """The only owner of the signal and its handler."""
 
     def __init__(self, due: Callable[[], bool]) -> None:
-        """Args: `due`: whether the round in which the function runs has ended; asked within a signal's handler.
+        """Take a signal, and set its handler for good.
+
+        Args:
+            due: whether the round in which the function runs has ended; asked within a signal's handler.
 
         Raises:
             OSError, ValueError: this is not the main thread, or no signal is free.
@@ -87,7 +90,6 @@ class Interruption:
             signal.pthread_kill(self._main, self._signal)
 
     def _handles_an_exception(self) -> bool:
-        """Whether the function handles an exception on this thread."""
         error = sys.exc_info()[1]
         return error is not None and id(error) != self._handled_by_caller
 
@@ -98,7 +100,7 @@ def _importing_or_finalizing() -> bool:
     """
     frame: FrameType | None = sys._getframe()
     finalizers = _finalizers()
-    while frame is not None and (code := frame.f_code).co_filename != _CALLER:
+    while frame is not None and ((code := frame.f_code).co_filename, code.co_name) != _CALLER:
         if code.co_filename == _IMPORT_SYSTEM or code.co_name == "__del__" or code in finalizers:
             return True
         frame = frame.f_back

@@ -1,19 +1,189 @@
-"""`resumable`, and the `Round` that the function is called with."""
+"""`resumable`, and how a process that keeps its memory goes from round to round: orders of the agent, ends of the
+function, and which comes first.
+
+Laws:
+
+1. The function is called once for each round that the agent announces to this process, one after the other; the first
+   is the one in which the process was started.
+2. Whatever it raises after its round has ended counts as leaving the round, except SystemExit and KeyboardInterrupt,
+   which end the process. So does a return, if it was interrupted; any other return is the end.
+3. An exception before that may be the effect of another worker's death that the agent has not announced yet: it is held
+   back for `ECHO_SECONDS`, and then raised.
+4. `left` is written when no process group of the old round is left. A failure on the way there ends the process, and
+   the agent starts another.
+5. A forked process takes no part in this.
+"""
 
 from __future__ import annotations
 
 import os
+import select
 import threading
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
+from threading import Condition, Thread
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from rallypoint import notices
-from rallypoint.inprocess.survivor import Survivor
+from rallypoint.inprocess.aborting import Aborting, destroy_groups, run_hooks
+from rallypoint.inprocess.channel import LEAVE, Channel, Order
+from rallypoint.inprocess.interruption import Interruption
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+ECHO_SECONDS = 2.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+"""Seconds from one interruption to the next, while the function does not end; each is twice the one before. It is sent
+again because it has no effect while the function handles an exception, and may be swallowed."""
+
+
+class ResumableLoop:
+    """Calls the function for one round after another: owns the channel, and what is known about rounds."""
+
+    def __init__(self, folder: str, rank: str) -> None:
+        """Announce this process as resumable.
+
+        Args:
+            folder: for notices.
+            rank: local rank.
+
+        Raises:
+            OSError, ValueError: this is not possible; the text says why.
+        """
+        self.survived = False
+        """Whether this process has ever entered another round than its first."""
+        self._ended = self._entered = self._current = self._left = -1
+        """Rounds: the last that was announced to end, to begin; the one that the function is in, that it has left."""
+        self._changed = Condition()
+        self._interruption = Interruption(self._has_ended)
+        self._aborting = Aborting()
+        self._pid = os.getpid()
+        self._stopped = False
+        self._channel = Channel(folder, rank)
+        self._listener = Thread(target=self._listen, name="rallypoint-inprocess", daemon=True)
+        self._listener.start()
+        self._channel.announce()
+
+    def run(self, call: Callable[[], R]) -> R:
+        """Call the function for each round, until it returns.
+
+        Raises:
+            BaseException: whatever it raised while its round went on.
+        """
+        while not (returned := self._call(call)):
+            self._leave()
+            self._wait_for_round()
+        return returned[0]
+
+    def stop(self) -> None:
+        """Take no further part."""
+        if self.is_here():
+            self._stopped = True
+            self._channel.wake()
+            self._listener.join()  # so that the FIFO has no reader when the next function wants one
+
+    def is_here(self) -> bool:
+        """Whether this is the process that was announced, and not a fork of it."""
+        return os.getpid() == self._pid
+
+    def after_fork(self) -> None:
+        """Release, in a forked process, what belongs to the original."""
+        self._interruption.inside = False
+        self._channel.close()
+
+    # On the main thread
+
+    def _call(self, call: Callable[[], R]) -> list[R]:
+        """Call the function once, and return its result; nothing if it ended because its round has ended."""
+        interruption = self._interruption
+        try:
+            try:
+                interruption.enter()
+                value = call()
+            finally:
+                interruption.inside = False
+        except (SystemExit, KeyboardInterrupt):
+            interruption.inside = False
+            raise
+        except BaseException as error:
+            interruption.inside = False  # an interruption may have arrived just before the line above
+            if not self.is_here() or not self._ends_soon():
+                raise
+            _drop_variables(error)
+            return []
+        return [value] if not interruption.raised else []
+
+    def _ends_soon(self) -> bool:
+        with self._changed:
+            return self._changed.wait_for(self._has_ended, ECHO_SECONDS)
+
+    def _leave(self) -> None:
+        """Report that nothing of the old round is left."""
+        with self._changed:  # so that no further run begins
+            self._aborting.wait()
+        run_hooks()  # again, for groups that were made meanwhile
+        destroy_groups()
+        self._left = self._ended
+        self._channel.tell_left(self._left)
+
+    def _wait_for_round(self) -> None:
+        while self._entered <= self._left:
+            with self._changed:
+                self._changed.wait_for(lambda: max(self._entered, self._ended) > self._left)
+            if self._entered <= self._left < self._ended:  # a round that has ended without us
+                self._left = self._ended
+                self._channel.tell_left(self._left)
+        for name, value in self._channel.environment(self._entered).items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self._current = self._entered
+        self.survived = True
+
+    def _has_ended(self) -> bool:
+        """Whether the round in which the function is, or was last, has ended. The number of the first is unknown."""
+        return self._ended >= max(self._current, 0)
+
+    # On the thread that listens
+
+    def _listen(self) -> None:
+        poller, pause = select.poll(), 0.0
+        poller.register(self._channel.fd, select.POLLIN)
+        while not self._stopped:
+            if poller.poll(pause * 1000 if pause else None):
+                for order in self._channel.orders():
+                    self._take(order)
+            with self._changed:
+                if interrupts := self._interruption.inside and self._has_ended():
+                    self._aborting.start()
+            if interrupts:
+                self._interruption.send()
+                pause = min(2 * pause, _LONGEST_PAUSE) or _FIRST_PAUSE
+            else:
+                pause = 0.0
+        self._channel.close()
+
+    def _take(self, order: Order) -> None:
+        with self._changed:
+            if order.verb == LEAVE:
+                self._ended = max(self._ended, order.round)
+            else:
+                self._entered = max(self._entered, order.round)
+            self._changed.notify_all()
+
+
+def _drop_variables(error: BaseException) -> None:
+    """Drop references that functions which have ended hold: models, groups, loaders."""
+    seen: set[int] = set()
+    following: BaseException | None = error
+    while following is not None and id(following) not in seen:
+        seen.add(id(following))
+        traceback.clear_frames(following.__traceback__)
+        following = following.__context__
 
 
 _MAKES_AN_OBJECT = 0x20 | 0x80 | 0x200
@@ -34,7 +204,7 @@ class Round(NamedTuple):
 
 
 _memory: dict[str, Any] = {}
-_survivor: Survivor | None = None
+_loop: ResumableLoop | None = None
 """Set while a function is called for each round."""
 _survived = False
 
@@ -42,7 +212,8 @@ _survived = False
 def resumable(function: Callable[Concatenate[Round, P], R]) -> Callable[P, R]:
     """Call `function` for each round, in this process, until it returns. A decorator.
 
-    Args: `function`: takes the `Round`, and then the arguments of the call, which are the same in each round.
+    Args:
+        function: takes the `Round`, and then the arguments of the call, which are the same in each round.
 
     Returns:
         A function without the first argument. It returns what the last call returned, or raises what the last call
@@ -59,34 +230,34 @@ def resumable(function: Callable[Concatenate[Round, P], R]) -> Callable[P, R]:
         def call() -> R:
             return function(_round(), *args, **kwargs)
 
-        global _survivor, _survived
-        survivor = _announced()
-        if survivor is None:
+        global _loop, _survived
+        loop = _announced()
+        if loop is None:
             return call()
-        _survivor = survivor
+        _loop = loop
         try:
-            return survivor.run(call)
+            return loop.run(call)
         finally:
-            _survived, _survivor = _survived or survivor.survived, None
-            survivor.stop()
+            _survived, _loop = _survived or loop.survived, None
+            loop.stop()
 
     return for_each_round
 
 
 def _round() -> Round:
-    survived = _survived or (_survivor is not None and _survivor.survived)
+    survived = _survived or (_loop is not None and _loop.survived)
     count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
     return Round(survived, _memory, int(count) if count.isdecimal() else 0)
 
 
-def _announced() -> Survivor | None:
+def _announced() -> ResumableLoop | None:
     """Announce this process as one that can go on; None if there is no agent to tell, or if it cannot go on."""
     folder, rank = os.environ.get(notices.VARIABLE), os.environ.get("LOCAL_RANK")
     on_main_thread = threading.current_thread() is threading.main_thread()
-    if not folder or not rank or (_survivor is not None and on_main_thread):
+    if not folder or not rank or (_loop is not None and on_main_thread):
         return None
     try:
-        return Survivor(folder, rank)
+        return ResumableLoop(folder, rank)
     except (OSError, ValueError, AttributeError) as error:
         from warnings import warn
 
@@ -98,11 +269,11 @@ def _announced() -> Survivor | None:
 
 def _after_fork() -> None:
     """Runs in a forked process, such as a data loader's worker."""
-    global _survivor
-    survivor, _survivor = _survivor, None
-    if survivor is not None:
+    global _loop
+    loop, _loop = _loop, None
+    if loop is not None:
         with suppress(OSError):
-            survivor.after_fork()
+            loop.after_fork()
 
 
 if hasattr(os, "register_at_fork"):

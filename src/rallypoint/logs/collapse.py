@@ -74,7 +74,6 @@ class LineGroups:
         """Bytes of the lines that wait."""
 
     def add(self, rank: int, text: bytes, now: float) -> None:
-        """A rank has written a line."""
         last = self._last.get(rank)
         same = (each for each in self._by_text.get(text, ()) if last is None or each.place > last.place)
         group = min(same, key=_PLACE, default=None)
@@ -84,7 +83,6 @@ class LineGroups:
         self._last[rank] = group
 
     def due(self, now: float) -> list[Group]:
-        """The lines that are due now, in order."""
         out: list[Group] = []
         while self._order:
             if len(self._order[0].ranks) == self._ranks:
@@ -96,14 +94,12 @@ class LineGroups:
         return out
 
     def flush(self) -> list[Group]:
-        """All that waits, in order."""
         out: list[Group] = []
         while self._order:
             out += [self._take(each) for each in self._up_to(self._oldest())]
         return out
 
     def deadline(self) -> float | None:
-        """When `due` has something, on the clock of `now`; None while nothing waits."""
         return self._oldest().since + self._seconds if self._order else None
 
     def _insert(self, last: _Waiting | None, text: bytes, rank: int, now: float) -> _Waiting:
@@ -183,26 +179,21 @@ class CollapsingSink:
         self.groups = LineGroups(wanted.seconds, len(sources))
 
     def source(self, local_rank: int) -> CollapsedStream:
-        """The stream of one worker."""
         return CollapsedStream(self, local_rank, self._prefixes.get(local_rank, b""))
 
     def relabel(self, local_rank: int, prefix: str, rank: int | None) -> bytes:
-        """See `CollapsedStream.relabel`."""
         if rank is not None:
             self._ranks[local_rank] = rank
         found = self._prefixes[local_rank] = os.fsencode(prefix)
         return found
 
     def write_due(self, now: float) -> None:
-        """Show what has waited for long enough."""
         self._show(self.groups.due(now), now)
 
     def deadline(self) -> float | None:
-        """When `write_due` is due; None while nothing waits."""
         return self.groups.deadline()
 
     def flush(self, now: float = 0.0) -> None:
-        """Show all that waits."""
         self._show(self.groups.flush(), now)
 
     def _show(self, groups: Sequence[Group], now: float) -> None:
@@ -228,14 +219,12 @@ class CollapsedStream:
         """Whether the line that has not ended is shown in parts."""
 
     def write_or_queue(self, data: bytes, now: float) -> None:
-        """Take lines, or parts of them."""
         for part in _lines(data):
             self._take(part, now)
         if not self._long:  # nothing comes into the middle of a line
             self._sink.write_due(now)
 
     def write_or_queue_chunk(self, chunk: Chunk, now: float) -> None:
-        """As `write_or_queue`."""
         self.write_or_queue(b"".join(chunk.parts), now)
 
     def write(self, *parts: Buffer) -> None:
@@ -248,7 +237,6 @@ class CollapsedStream:
         self._own_prefix = self._sink.relabel(self._rank, prefix, rank)
 
     def backlog(self) -> int:
-        """Bytes that wait for the console."""
         return self._sink.stream.backlog()
 
     def _take(self, part: bytes, now: float) -> None:

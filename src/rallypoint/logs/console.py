@@ -4,7 +4,12 @@ Laws:
 - the descriptors are duplicates, so that no other code can close or reuse them;
 - where both lead to the same terminal, pipe or file, they are one sink, with one line scheduler;
 - all that is written there, workers' lines or lines of our own log, is written under `ConsoleSink.output_lock`;
-- a console that fails (closed, disk full) loses the bytes that could not be written, and nothing else.
+- a console that fails (closed, disk full) loses the bytes that could not be written, and nothing else;
+- nothing is lost, changed or reordered within one stream;
+- what may be written is written at once: a prompt or a progress bar without a newline does not wait for one;
+- a stream that has not ended its line keeps the console until its newline. Another gets it only when that was silent
+  for `MAX_SILENCE` seconds, or has kept the other waiting for `MAX_WAIT` seconds;
+- no stream starves: while others wait, a stream gives the console up at the end of a line.
 """
 
 from __future__ import annotations
@@ -12,14 +17,108 @@ from __future__ import annotations
 import fcntl
 import os
 import select
+from collections.abc import Hashable
 
-from rallypoint.base.light_typing import NamedTuple
+from rallypoint.base.light_typing import Generic, NamedTuple, TypeVar
 from rallypoint.base.log import STDERR_LOCK, OutputLock
-from rallypoint.logs.line_scheduler import LineScheduler
 
 Buffer = bytes | bytearray | memoryview
 
 _MAX_PARTS = min(1024, os.sysconf("SC_IOV_MAX"))  # that the kernel takes in one call
+
+S = TypeVar("S", bound=Hashable)
+
+MAX_SILENCE, MAX_WAIT = 0.1, 0.5
+
+
+class _Queued:
+    __slots__ = ("data", "since")
+
+    def __init__(self, data: bytes, since: float) -> None:
+        self.data = bytearray(data)
+        self.since = since
+
+
+class LineScheduler(Generic[S]):
+    """Decides which of several sources may write to a console that they share. Pure: bytes and `now` in, bytes out.
+
+    Methods that may pass the console on return what is to be written, in order.
+    """
+
+    def __init__(self) -> None:
+        self._holder: S | None = None  # has not ended its line
+        self._held_since = 0.0
+        self._last_bytes = 0.0  # when the holder last wrote
+        self._waiting: dict[S, _Queued] = {}  # first come, first served
+
+    def write_or_queue(self, source: S, data: bytes, now: float) -> list[tuple[S, bytes]]:
+        """`source` has `data` (not empty) to write."""
+        if self.may_write(source):  # as `due_output` does, but without a copy
+            self.wrote(source, data.endswith(b"\n"), now)
+            return [(source, data)]
+        if (queued := self._waiting.get(source)) is not None:
+            queued.data += data
+        else:
+            self._waiting[source] = _Queued(data, now)
+        return self.due_output(now)
+
+    def may_write(self, source: S) -> bool:
+        """Whether `source` may write at once, and then call `wrote`."""
+        return not self._waiting and self._holder in (None, source)
+
+    def wrote(self, source: S, ends: bool, now: float) -> None:
+        """`source` has written at once; `ends` if that ended a line."""
+        if self._holder is None:
+            self._held_since = now
+        self._note_output(source, ends, now)
+
+    def due_output(self, now: float) -> list[tuple[S, bytes]]:
+        """What may be written at `now`. Call it when `deadline` has passed."""
+        out: list[tuple[S, bytes]] = []
+        while self._waiting:
+            deadline = self.deadline()
+            yields = deadline is not None and now >= deadline
+            if self._holder is None or (self._holder not in self._waiting and yields):
+                self._holder = next(iter(self._waiting))
+                self._held_since = now
+            if self._holder not in self._waiting:
+                break
+            out.append((self._holder, self._take_output(self._holder, now)))
+        return out
+
+    def flush(self) -> list[tuple[S, bytes]]:
+        out = []
+        if self._holder is not None and (own := self._waiting.pop(self._holder, None)):
+            out.append((self._holder, bytes(own.data)))
+        out += [(source, bytes(waiting.data)) for source, waiting in self._waiting.items()]
+        self._waiting.clear()
+        self._holder = None
+        return out
+
+    def backlog(self, source: S) -> int:
+        waiting = self._waiting.get(source)
+        return len(waiting.data) if waiting else 0
+
+    def deadline(self) -> float | None:
+        """When to call `due_output`, on the clock of `now`; None while no source waits."""
+        for first in self._waiting.values():
+            return min(self._last_bytes + MAX_SILENCE, max(first.since, self._held_since) + MAX_WAIT)
+        return None
+
+    def _take_output(self, source: S, now: float) -> bytes:
+        """Take the output that `source` may write now, and pass the console on if a line ends."""
+        data = bytes(self._waiting.pop(source).data)
+        whole = data.rfind(b"\n") + 1
+        if whole and self._waiting and whole < len(data):
+            self._waiting[source] = _Queued(data[whole:], now)  # the next line, behind those who wait already
+            data = data[:whole]
+        self._note_output(source, data.endswith(b"\n"), now)
+        return data
+
+    def _note_output(self, source: S, ends: bool, now: float) -> None:
+        """`source` writes, and keeps the console if that does not end a line."""
+        self._holder = None if ends else source
+        self._last_bytes = now
 
 
 class Chunk(NamedTuple):
@@ -29,7 +128,6 @@ class Chunk(NamedTuple):
     ends: bool
 
     def size(self) -> int:
-        """Number of bytes."""
         return sum(map(len, self.parts))
 
 
@@ -42,7 +140,6 @@ class ConsoleStream:
         self._output_lock = lock
 
     def isatty(self) -> bool:
-        """Whether a terminal shows it."""
         return self.fd is not None and os.isatty(self.fd)
 
     def write_or_queue(self, data: bytes, now: float) -> None:
@@ -59,7 +156,6 @@ class ConsoleStream:
             self.write_or_queue(b"".join(chunk.parts), now)
 
     def backlog(self) -> int:
-        """Bytes that wait."""
         return self._line_scheduler.backlog(self)
 
     def write(self, *parts: Buffer) -> None:
@@ -100,7 +196,6 @@ class ConsoleSink:
         return ConsoleStream(self._line_scheduler, self._fds[which], self.output_lock)
 
     def flush_due(self, now: float) -> None:
-        """Write what the line scheduler has due."""
         write_all(self._line_scheduler.due_output(now))
 
     def deadline(self) -> float | None:
@@ -108,11 +203,9 @@ class ConsoleSink:
         return self._line_scheduler.deadline()
 
     def flush(self) -> None:
-        """Write all that waits."""
         write_all(self._line_scheduler.flush())
 
     def close(self) -> None:
-        """Close the descriptors. Idempotent."""
         for fd in self._fds:
             if fd is not None:
                 os.close(fd)
@@ -129,11 +222,9 @@ class Console:
         self.sinks = [ConsoleSink(out, err, lock=lock)] if same else [ConsoleSink(out), ConsoleSink(err, lock=lock)]
 
     def out(self) -> ConsoleStream:
-        """A new stream on standard output."""
         return self.sinks[0].open_stream(0)
 
     def err(self) -> ConsoleStream:
-        """A new stream on standard error."""
         return self.sinks[-1].open_stream(-1)
 
 

@@ -36,7 +36,6 @@ class LineFilter:
         """Bytes of one chunk that must be searched again with the next."""
 
     def matches(self, data: bytes) -> bool:
-        """Whether one of the texts is in `data`."""
         return any(text in data for text in self._texts)
 
     def write(self, data: bytes) -> None:
@@ -50,7 +49,6 @@ class LineFilter:
                 self.close()
 
     def close(self) -> None:
-        """Close the file. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
@@ -79,7 +77,6 @@ class FilteredStream:
         self._last = b""  # its last bytes, in which a text may begin
 
     def feed(self, data: bytes) -> None:
-        """The next bytes of the file."""
         end = data.find(b"\n") + 1 if self._begin < self._seen else 0
         if end:
             self._append_part(data[:end])

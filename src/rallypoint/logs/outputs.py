@@ -49,8 +49,6 @@ class Outputs:
         dest: the files, from the log specs.
         ranks: the local ranks of those that are started.
         prefixes: local rank to the prefix of its teed lines.
-        local_ranks_filter: show only these; None or empty means all, as for specs that have hidden the others in
-            `dest`.
         stdout, stderr: the console's descriptors; None means 1 and 2.
         stdout_filters, stderr_filters: teed lines that contain one of these texts also go to the file that `dest`
             names.
@@ -64,7 +62,6 @@ class Outputs:
         dest: LogsDest,
         ranks: Collection[int],
         prefixes: Mapping[int, str],
-        local_ranks_filter: Collection[int] | None = None,
         stdout: int | None = None,
         stderr: int | None = None,
         stdout_filters: Sequence[str] | None = None,
@@ -75,7 +72,6 @@ class Outputs:
         self._collapsing: dict[int, CollapsingSink] = {}
         """By the number of the pump's end: 0 for standard output, 1 for standard error."""
         self._collapsed: dict[int, list[CollapsedStream]] = {}
-        self._file_only = set(ranks) - set(local_ranks_filter) if local_ranks_filter else set()
         self._worker_ends: dict[int, list[int | None]] = {rank: [None, None] for rank in ranks}
         self._relays: dict[int, Relay] = {}
         self._output_relays: dict[int, Relay] = {}
@@ -200,15 +196,13 @@ class Outputs:
     def _open_stdout(self, rank: int, prefix: str, line_filter: LineFilter | None) -> None:
         ends, path = self._worker_ends[rank], self._dest.stdouts.get(rank, "")
         if self._dest.reads_all and path in ("", os.devnull):
-            hidden = rank in self._file_only or path == os.devnull
+            hidden = path == os.devnull
             self._output_relays[rank] = relay = Relay(None if hidden else self._console.out())
             self._pumps[0].add_relay(relay)
             ends[0] = relay.worker_end
         elif path:
             ends[0] = _open_log(path)
             self._follow(0, rank, self._dest.tee_stdouts, prefix, line_filter)
-        elif rank in self._file_only:
-            ends[0] = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
     def _open_stderr(self, rank: int, prefix: str, line_filter: LineFilter | None) -> None:
         ends, path = self._worker_ends[rank], self._dest.stderrs.get(rank, "")
@@ -216,7 +210,7 @@ class Outputs:
             ends[1] = _open_log(path)
             self._follow(1, rank, self._dest.tee_stderrs, prefix, line_filter)
         else:
-            hidden = rank in self._file_only or path == os.devnull
+            hidden = path == os.devnull
             self._relays[rank] = relay = Relay(None if hidden else self._console.err())
             self._pumps[-1].add_relay(relay)
             ends[1] = relay.worker_end
@@ -226,7 +220,7 @@ class Outputs:
     ) -> None:
         """Show the file of a stream: `end` is 0 for standard output, 1 for standard error."""
         path = teed.get(rank, "")
-        if not path or path == os.devnull or rank in self._file_only:
+        if not path or path == os.devnull:
             return
         tail = self._tails[rank][end] = Tail(path, os.fsencode(prefix), line_filter)
         self._pumps[-end].add_tail(tail, path, self._stream_of(end, rank, teed, tail))
@@ -238,7 +232,7 @@ class Outputs:
 
         tail.relabel(b"")  # the line filter keeps the prefix
         if end not in self._collapsing:
-            shown = [each for each, path in teed.items() if path != os.devnull and each not in self._file_only]
+            shown = [each for each, path in teed.items() if path != os.devnull]
             stream = self._console.err() if end else self._console.out()
             self._collapsing[end] = CollapsingSink(stream, self._dest.collapse, self._prefixes, shown)
             self._pumps[-end].add_collapsing(self._collapsing[end])

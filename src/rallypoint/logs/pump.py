@@ -77,7 +77,6 @@ class Pump:
         self._relays.add(relay)
 
     def add_tail(self, tail: Tail, path: str, stream: ConsoleStream | CollapsedStream) -> None:
-        """Show a followed file on a stream."""
         self._streams[tail] = stream
         self._unread_tails[tail] = None
         self._paths.append((path, tail))

@@ -1,4 +1,5 @@
-"""The layout of the log folder: which file each stream of each worker goes to (contract sections 6.3 and 6.7).
+"""Where each stream of each worker goes: to which file of which folder (contract sections 6.3, 6.4 and 6.7), and with
+which prefix to the console (6.5).
 
     <log_dir>/<run_id>_<host>_XXXXXXXX/attempt_<n>/<local rank>/{stdout.log, stderr.log, error.json}
     <log_dir>/<run_id>_<host>_XXXXXXXX/rank_<global rank>_attempt_<n> -> attempt_<n>/<local rank>
@@ -8,22 +9,24 @@ Laws:
 - below that, the contract's layout; the links are for people, and exist only if a stream goes to a file;
 - each start of the worker group has a folder of its own: if `attempt_<n>` exists (a change of membership restarts the
   workers without using budget), the next is `attempt_<n>.1`, so that no round overwrites another's files;
-- a folder is never removed unless it is empty.
+- a folder is never removed unless it is empty;
+- where lines of several hosts are merged, as under `srun`, each begins with `<host>: `, the form of `pdsh` that
+  `dshbak` parses.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from enum import IntFlag
 
 from rallypoint.base.errors import UserError, user_error
 from rallypoint.base.light_dataclasses import dataclass, field
 from rallypoint.base.light_typing import TYPE_CHECKING, Any
 from rallypoint.base.log import get_logger
-from rallypoint.logs.folders import make_all, make_next, make_unique, remove_empty, temporary_folder
-from rallypoint.logs.std import Std, to_map
 
 if TYPE_CHECKING:
     from rallypoint.logs.collapse import Collapse
@@ -35,6 +38,49 @@ ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _MAX_NAME = 200
 """Bytes of the run id and the host in the name of a run's folder; file systems allow 255 for a name."""
 _MAX_HOST = 64
+_LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789_"
+
+DEFAULT_TEMPLATE = "[${role_name}${local_rank}]:"
+TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+"""The environment variable that replaces the default template."""
+
+_ONE = re.compile(r"[0-3]")
+_PER_RANK = re.compile(r"(?:[0-9]:[0-3],)*[0-9]:[0-3]")
+
+
+class Std(IntFlag):
+    """Neither, one or both of standard output and standard error."""
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    ALL = OUT | ERR
+
+    @classmethod
+    def from_str(cls, vm: str) -> Std | dict[int, Std]:
+        """Read one digit for all local ranks, or `local rank:digit` pairs. (The argument's name is torch's.)
+
+        A rank that is named twice has its last value, as in torchrun.
+
+        Raises:
+            UserError: the text is neither.
+        """
+        if _ONE.fullmatch(vm):
+            return cls(int(vm))
+        if _PER_RANK.fullmatch(vm):
+            pairs = (pair.split(":") for pair in vm.split(","))
+            return {int(rank): cls(int(value)) for rank, value in pairs}
+        raise UserError(
+            f"{vm!r} names no output streams; write one digit for all workers ([0-3]: 0 none, 1 stdout, 2 stderr, "
+            "3 both), or pairs of a local rank and a digit, separated by commas ([0-9]:[0-3], as in 0:1,1:3)"
+        )
+
+
+def to_map(val_or_map: Std | Mapping[int, Std], local_world_size: int) -> dict[int, Std]:
+    """One value for each local rank: a single value for all, and `Std.NONE` for ranks that a mapping does not name."""
+    if isinstance(val_or_map, Std):
+        return dict.fromkeys(range(local_world_size), val_or_map)
+    return {rank: val_or_map.get(rank, Std.NONE) for rank in range(local_world_size)}
 
 
 @dataclass(frozen=True)
@@ -291,3 +337,125 @@ def _link_by_rank(attempt: str, envs: Mapping[int, Mapping[str, str]], folders: 
         if rank and os.path.join(attempt, str(local_rank)) in folders:
             with contextlib.suppress(OSError):  # a file system without links
                 os.symlink(os.path.join(name, str(local_rank)), os.path.join(run, f"rank_{rank}_{name}"))
+
+
+# Prefixes
+
+
+def line_prefixes(template: str | None, role_name: str, ranks: Mapping[int, int], attempt: int = 0) -> dict[int, str]:
+    """The prefix of each local rank.
+
+    Args:
+        template: `${role_name}`, `${rank}` and `${local_rank}` are replaced, and beyond torch `${host}` (this node's
+            name) and `${attempt}`; other names stay. None and empty mean the default, `[<role><local rank>]:`.
+        role_name: the role of these workers.
+        ranks: local rank to global rank.
+        attempt: restarts used, as in the name of the log folder `attempt_<n>`.
+    """
+    from string import Template
+
+    pattern = Template(template or DEFAULT_TEMPLATE)
+    common = {"role_name": role_name, "host": os.uname().nodename, "attempt": attempt}
+    return {
+        local_rank: pattern.safe_substitute(common, rank=rank, local_rank=local_rank)
+        for local_rank, rank in ranks.items()
+    }
+
+
+def host_label(when: str, environ: Mapping[str, str]) -> str:
+    """This host's name as a prefix; empty for `never`, and for `auto` unless `srun` merges several nodes' lines."""
+    return f"{os.uname().nodename}: " if when == "always" or (when == "auto" and _merged_by_srun(environ)) else ""
+
+
+def with_host(template: str | None, label: str) -> str | None:
+    """The template of the prefix behind the host's label, unless it has the host itself."""
+    if not label or "host}" in (template or ""):
+        return template
+    return label.replace("$", "$$") + (template or DEFAULT_TEMPLATE)
+
+
+def _merged_by_srun(environ: Mapping[str, str]) -> bool:
+    """Whether `srun` has started this process on several nodes: it merges their output."""
+    if not {"SLURM_STEP_ID", "SLURM_PROCID"} <= environ.keys():
+        return False
+    nodes = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES", "")
+    return nodes.isdecimal() and int(nodes) > 1
+
+
+# Folders, without the cost of importing `tempfile`
+
+
+def temporary_folder() -> str:
+    """The folder for temporary files: `TMPDIR`, `TEMP`, `TMP` or a usual one, the first that is writable.
+
+    Raises:
+        UserError: none of them is.
+    """
+    named = [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
+    candidates = [*named, "/tmp", "/var/tmp", "/usr/tmp", "."]
+    for folder in candidates:
+        if os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK):
+            try:
+                return os.path.abspath(folder)
+            except FileNotFoundError:  # it is relative, and the working directory has been deleted
+                continue
+    raise UserError(f"no folder for temporary files can be written to, of {', '.join(candidates)}; set TMPDIR to one")
+
+
+def make_unique(parent: str, prefix: str) -> str:
+    """Make a new folder `<parent>/<prefix>XXXXXXXX`, for this user only, and its parents; UserError if that fails."""
+    make_all(parent)
+    while True:
+        suffix = "".join(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(8))
+        path = os.path.join(parent, prefix + suffix)
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise _refused(path, error) from error
+        return path
+
+
+def make_next(parent: str, name: str) -> str:
+    """Make the first of `<parent>/<name>`, `<name>.1`, `<name>.2` ... that does not exist; UserError if that fails."""
+    path, number = os.path.join(parent, name), 0
+    while True:
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            number += 1
+            path = os.path.join(parent, f"{name}.{number}")
+        except OSError as error:
+            raise _refused(path, error) from error
+        else:
+            return path
+
+
+def make_all(path: str) -> None:
+    """Make a folder and its missing parents; UserError if that fails."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise _refused(path, error) from error
+
+
+def remove_empty(path: str) -> bool:
+    """Remove a folder and those below it that are empty. Returns whether it is gone."""
+    try:
+        with os.scandir(path) as entries:
+            folders = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        for folder in folders:
+            remove_empty(folder)
+        os.rmdir(path)
+    except FileNotFoundError:
+        return True
+    except OSError:  # something is in it, or it is not ours to remove
+        return False
+    return True
+
+
+def _refused(path: str, error: OSError) -> UserError:
+    return user_error(
+        f"the log folder {path!r} cannot be made: {error.strerror or error}; name another folder with --log-dir", error
+    )

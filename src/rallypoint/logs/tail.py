@@ -112,7 +112,6 @@ class Tail:
             self._filtered.finish()
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._fd)
 
     def _apply_filter(self, line_filter: LineFilter) -> FilteredStream:

@@ -52,7 +52,6 @@ class FileTimerRequest(TimerRequest):
 
     @property
     def worker_pid(self) -> int:
-        """The process that asks."""
         pid: int = self.worker_id
         return pid
 

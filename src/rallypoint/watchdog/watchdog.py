@@ -96,7 +96,6 @@ class WorkerMonitor:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables for the environment of the workers."""
         return {} if self._watchdog is None else {FILE_VARIABLE: self._watchdog.path}
 
     @property
@@ -105,7 +104,6 @@ class WorkerMonitor:
         return [] if self._watchdog is None else [self._watchdog.path]
 
     def watch(self, pids: Collection[int]) -> None:
-        """The workers have started."""
         self._pids = tuple(pids)
 
     def fds(self) -> list[int]:
@@ -145,7 +143,6 @@ class WorkerMonitor:
             self._watchdog.stop_enforcing()
 
     def close(self) -> None:
-        """The workers have ended: remove the pipe. Idempotent."""
         self.stop_enforcing()
         self._pids = ()
         if self._watchdog is not None:
@@ -210,7 +207,6 @@ class TimerExpiry(NamedTuple):
 
     @property
     def why(self) -> str:
-        """The cause of an end in a few words."""
         return f"its timer {self.scope!r} of {self.seconds:.1f} s ran out"
 
 
@@ -298,7 +294,6 @@ class Watchdog:
         self._enforcing = False
 
     def close(self) -> None:
-        """Remove the pipe and release everything. Idempotent."""
         if self._fifo.fd < 0:
             return
         self._fifo.close()
@@ -425,7 +420,6 @@ class _NamedPipe:
         return b"".join(parts)
 
     def close(self) -> None:
-        """Remove the pipe, unless another has taken its place, and close the descriptor. Call it once."""
         fd, self.fd = self.fd, -1
         os.close(fd)
         with contextlib.suppress(OSError):
@@ -473,7 +467,6 @@ class StuckProcess(NamedTuple):
 
     @property
     def why(self) -> str:
-        """The cause in a few words."""
         inside = f" in {self.where}" if self.where else ""
         return (
             f"it is in uninterruptible sleep (state D){inside} for {self.seconds:.1f} s: the kernel waits for a disk, "

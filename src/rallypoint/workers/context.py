@@ -33,7 +33,7 @@ from rallypoint.workers.reaper.client import ReaperClient
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
     from rallypoint.failures.failure import ProcessFailure
-    from rallypoint.failures.out_of_memory import OomKills
+    from rallypoint.failures.system_diagnosis import OomKills
     from rallypoint.logs.collapse import Collapse
     from rallypoint.workers.preload.client import PreloadManager
     from rallypoint.workers.resumable import LeavingWorkers
@@ -77,7 +77,6 @@ class RunProcsResult:
     stderrs: dict[int, str] = field(default_factory=dict)
 
     def is_failed(self) -> bool:
-        """Whether any process failed."""
         return bool(self.failures)
 
 
@@ -186,7 +185,6 @@ class PContext(ABC):
         """Start the worker of a local rank with these descriptors, None for ours, on these processors."""
 
     def _prepare(self) -> None:
-        """Prepare what `_start_one` needs."""
         self._reaper = self._reaper or ReaperClient()
         self._reaper.ignored = self._options.ignored_signals
 
@@ -219,7 +217,7 @@ class PContext(ABC):
             for rank, process in self._processes.items():
                 process.on_stacks = partial(self.announce_stacks, process.pid)
                 process.stacks_wanted = partial(self.without_stacks.__contains__, rank)
-            from rallypoint.failures.out_of_memory import OomKills
+            from rallypoint.failures.system_diagnosis import OomKills
 
             self._oom_kills = OomKills()
         except BaseException:
@@ -253,7 +251,6 @@ class PContext(ABC):
     # While they run
 
     def pids(self) -> dict[int, int]:
-        """Local rank to process id."""
         return {rank: process.pid for rank, process in self._processes.items()}
 
     def last_lines(self, local_rank: int) -> Callable[[], bytes]:
@@ -329,7 +326,6 @@ class PContext(ABC):
         return all(self._processes[rank].poll() in (0, *exit_codes_of(signal.SIGTERM)) for rank in those)
 
     def forward_signal(self, number: int) -> None:
-        """Forward a signal to each running process."""
         for process in self._processes.values():
             process.forward_signal(number)
 
@@ -385,7 +381,6 @@ class PContext(ABC):
         return result
 
     def _sleep(self, seconds: float) -> None:
-        """Wait this long for something that `poll` may report."""
         until_readable(self.exit_fds(), seconds)
 
     # Failures
@@ -438,56 +433,30 @@ class PContext(ABC):
         limit: float = 0.0,
         *,
         sent: bool = False,
+        leaving: LeavingWorkers | None = None,
+        leaving_time: float = 0.0,
     ) -> Stop:
-        """Begin to close, and return the stop to drive to its end; the same one if it has begun already.
+        """Begin to close, and return the stop to drive to its end. If it has begun already, those that are held, or
+        were to be, are stopped too.
 
         Args:
             death_sig, timeout, sent: see `close`.
             limit: seconds for which a process that is writing a file is spared, if that is more than `timeout`.
+            leaving: workers that were told to leave their round; those that do, in `leaving_time` seconds, are `held`.
         """
         number = death_sig or signal.SIGTERM
-        if self.stopping is None:
-            return self._begin_stop(number, timeout, limit, sent)
-        if self.stopping.over and not self._closed:
-            self._were_held = self.held
-        self.stopping.keep_nobody(number, timeout, sent=sent)
-        return self.stopping
-
-    def begin_release(
-        self,
-        leaving: LeavingWorkers,
-        leaving_time: float,
-        death_sig: signal.Signals,
-        timeout: float,
-        limit: float,
-        *,
-        sent: bool,
-    ) -> Stop:
-        """Begin to end all workers except those that leave their round in time: these are `held` then.
-
-        Args:
-            leaving: the workers that were told to leave.
-            leaving_time: seconds within which they have to.
-            death_sig, timeout, limit, sent: how the others are stopped; see `begin_close`.
-        """
-        return self._begin_stop(death_sig, timeout, limit, sent, leaving, leaving_time)
-
-    def _begin_stop(
-        self,
-        number: int,
-        grace: float,
-        limit: float,
-        sent: bool,
-        leaving: LeavingWorkers | None = None,
-        leaving_time: float = 0.0,
-    ) -> Stop:
+        if self.stopping is not None:
+            if self.stopping.over and not self._closed:
+                self._were_held = self.held
+            self.stopping.keep_nobody(number, timeout, sent=sent)
+            return self.stopping
         from rallypoint.workers.stop import Stop
 
         self.stopping = Stop(
             self._processes,
             self._sweep(),
             number,
-            grace,
+            timeout,
             limit,
             sent=sent,
             leaving=leaving,
@@ -576,8 +545,6 @@ class PContext(ABC):
 
 
 class SubprocessContext(PContext):
-    """Workers that are commands."""
-
     def _start_one(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> ChildProcess:
         assert self._reaper is not None
         argv = [str(self.entrypoint), *map(str, self.args[rank])]

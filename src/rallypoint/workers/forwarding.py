@@ -91,15 +91,12 @@ class SignalForwarding:
         return number in self._due or number in self.shared_signals()
 
     def fds(self) -> list[int]:
-        """None: no descriptor shows that the reaper was sent a signal."""
         return []
 
     def wake_at(self) -> float:
-        """The time of the next forwarding, in seconds on the clock; infinite for never."""
         return min(self._due.values(), default=math.inf)
 
     def step(self) -> None:
-        """Forward what is due."""
         now = self._clock.monotonic()
         due = [number for number, at in self._due.items() if at <= now]
         if not due:

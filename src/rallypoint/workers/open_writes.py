@@ -18,6 +18,7 @@ import os
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.light_typing import NamedTuple
+from rallypoint.base.procfs import read_text
 from rallypoint.notices import SAVING
 
 DETECTION_TIME = 0.25
@@ -75,7 +76,6 @@ class WriteDetector:
         """The name of what it writes, for a message."""
 
     def check(self) -> bool:
-        """Whether it is writing, or may be."""
         now, found = self._clock.monotonic(), write_progress(self._pid)
         if self._last_progress is None:
             self._last_progress = found
@@ -138,9 +138,8 @@ def _file_position(pid: int, fd: int) -> _FilePosition | None:
     try:
         if not os.lstat(f"/proc/{pid}/fd/{fd}").st_mode & 0o200:
             return None
-        with open(f"/proc/{pid}/fdinfo/{fd}", "rb") as file:
-            fields = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
-        return None if int(fields[b"flags"], 8) & os.O_APPEND else _FilePosition(int(fields[b"pos"]), b"lock" in fields)
+        fields = _fields(f"/proc/{pid}/fdinfo/{fd}")
+        return None if int(fields["flags"], 8) & os.O_APPEND else _FilePosition(int(fields["pos"]), "lock" in fields)
     except (OSError, KeyError, ValueError):
         return None
 
@@ -148,8 +147,11 @@ def _file_position(pid: int, fd: int) -> _FilePosition | None:
 def _written(pid: int) -> int:
     """Bytes for which the process has made pages dirty: the progress of a single long `write` shows nowhere else."""
     try:
-        with open(f"/proc/{pid}/io", "rb") as file:
-            fields = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
-        return int(fields[b"write_bytes"])
-    except (OSError, KeyError, ValueError):
+        return int(_fields(f"/proc/{pid}/io")["write_bytes"])
+    except (KeyError, ValueError):
         return 0
+
+
+def _fields(path: str) -> dict[str, str]:
+    lines = (line.partition(":") for line in read_text(path).splitlines())
+    return {name: value for name, colon, value in lines if colon}

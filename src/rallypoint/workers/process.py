@@ -129,7 +129,6 @@ class ChildProcess(ABC):
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def release(self) -> None:
-        """Release it. Idempotent."""
         pidfd, self._pidfd = self._pidfd, -1
         if pidfd >= 0:
             os.close(pidfd)
@@ -154,8 +153,6 @@ class AdoptedProcess(ChildProcess):
 
 
 class WorkerProcess(AdoptedProcess):
-    """A process that the reaper has started."""
-
     def __init__(
         self,
         reaper: ReaperClient,

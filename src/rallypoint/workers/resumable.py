@@ -136,7 +136,6 @@ class LeavingWorkers:
         self.told = frozenset(rank for rank in ranks if channel.leave(rank, round_))
 
     def fds(self) -> list[int]:
-        """Readable when a worker may have left."""
         return [] if self._news is None else [self._news.fileno()]
 
     @property
@@ -151,7 +150,6 @@ class LeavingWorkers:
         return self._channel.left(self._round) & self.told
 
     def close(self) -> None:
-        """Stop waiting for them. Idempotent."""
         news, self._news = self._news, None
         if news is not None:
             news.close()

@@ -102,8 +102,6 @@ class StoppableProcess(Protocol):
 
 
 class SweepInProgress(Protocol):
-    """Ends all that workers have left."""
-
     @property
     def cannot_find_all(self) -> bool:
         """Whether it can no longer find all, so that there is no time to lose."""
@@ -144,8 +142,6 @@ class NoSweep:
 
 
 class Stage(Enum):
-    """The stage of one worker."""
-
     LEAVING = "leaving"
     WAITING = "waiting"
     SIGNALLED = "signalled"
@@ -503,7 +499,6 @@ class Sweep:
 
     @property
     def cannot_find_all(self) -> bool:
-        """Whether the reaper is lost."""
         return self._reaper.lost
 
     def begin(self, seconds: float = 0.0, spared: Collection[int] = ()) -> None:
@@ -520,7 +515,6 @@ class Sweep:
         return [] if self._over else [fd for fd in (self._reaper.fileno(), self._fd) if fd >= 0]
 
     def done(self) -> bool:
-        """Whether nothing is left of what could be found."""
         if not self._over and self._fd >= 0 and readable(self._fd):
             if os.read(self._fd, 1):
                 self._over = True

@@ -15,8 +15,7 @@ from rallypoint.agent.polling_client import PollingRendezvousClient
 from rallypoint.agent.spec import RunResult, Worker, WorkerSpec, WorkerState
 from rallypoint.compat.agent import LocalElasticAgent
 from rallypoint.failures.cause import Cause, Ending
-from rallypoint.logs.specs import DefaultLogsSpecs
-from rallypoint.logs.std import Std
+from rallypoint.logs.specs import DefaultLogsSpecs, Std
 from rallypoint.membership.operations import Drain, Fail, PreemptJob
 from rallypoint.membership.state import NodeInfo
 from rallypoint.protocol.errors import (

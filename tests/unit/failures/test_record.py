@@ -14,8 +14,7 @@ import pytest
 from rallypoint.failures.cause import Cause
 from rallypoint.failures.error_file import error_data, write_error_file
 from rallypoint.failures.failure import ProcessFailure
-from rallypoint.failures.handler import ErrorHandler
-from rallypoint.failures.record import record
+from rallypoint.failures.record import ErrorHandler, record
 from rallypoint.failures.report import ChildFailedError
 
 

@@ -6,7 +6,7 @@ import os
 import socket
 from contextlib import ExitStack
 
-from rallypoint.inprocess.connections import end_connections
+from rallypoint.inprocess.aborting import end_connections
 
 
 def test_only_connections_to_the_store_are_ended() -> None:

@@ -74,7 +74,7 @@ def test_all_workers_share_the_file_of_a_stream(tmp_path: Path) -> None:
     dest = LogsDest(paths, {}, paths, {}, {}, str(tmp_path / "kept"), str(tmp_path / "nothing"))
     console = os.open(os.devnull, os.O_WRONLY)
     prefixes = {0: "[0]:", 1: "[1]:"}
-    outputs = Outputs(dest, range(2), prefixes, None, console, console, stdout_filters=["a"], stderr_filters=["a"])
+    outputs = Outputs(dest, range(2), prefixes, console, console, stdout_filters=["a"], stderr_filters=["a"])
     for rank in range(2):
         stdout, _ = outputs.stdio(rank)
         assert stdout is not None

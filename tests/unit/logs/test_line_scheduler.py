@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.logs.line_scheduler import MAX_SILENCE, MAX_WAIT, LineScheduler
+from rallypoint.logs.console import MAX_SILENCE, MAX_WAIT, LineScheduler
 
 CHUNKS = st.lists(
     st.tuples(

@@ -19,7 +19,6 @@ import pytest
 
 from rallypoint.base.errors import UserError
 from rallypoint.logs import console as console_module
-from rallypoint.logs import line_scheduler
 from rallypoint.logs import outputs as module
 from rallypoint.logs.outputs import Outputs
 from rallypoint.logs.pump import Pump
@@ -279,9 +278,7 @@ def test_a_teed_progress_bar_is_seen_before_it_ends(tmp_path: Path, out: Console
 
 def test_a_line_of_ten_megabytes_arrives_whole_between_others(tmp_path: Path, out: Console, err: Console) -> None:
     files = _files(tmp_path, 2)
-    outputs = Outputs(
-        LogsDest(stdouts=files, tee_stdouts=files), range(2), {0: "[0]:", 1: "[1]:"}, None, out.fd, err.fd
-    )
+    outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), range(2), {0: "[0]:", 1: "[1]:"}, out.fd, err.fd)
     long = (
         "import sys; w = sys.stdout.buffer; [w.write(b'x' * 100_000) for _ in range(100)]; w.write(b'\\n'); w.flush()"
     )
@@ -316,8 +313,8 @@ def _flood(name: bytes) -> bytes:
 @pytest.fixture
 def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is, nobody loses the console in the middle of a line."""
-    monkeypatch.setattr(line_scheduler, "MAX_SILENCE", 10 * DEADLINE)
-    monkeypatch.setattr(line_scheduler, "MAX_WAIT", 10 * DEADLINE)
+    monkeypatch.setattr(console_module, "MAX_SILENCE", 10 * DEADLINE)
+    monkeypatch.setattr(console_module, "MAX_WAIT", 10 * DEADLINE)
 
 
 @pytest.mark.usefixtures("no_grace")
@@ -327,7 +324,7 @@ def test_two_floods_lose_nothing_and_mix_no_line(tmp_path: Path, teed: bool) -> 
     files = _files(tmp_path, 2) if teed else {}
     prefixes = {0: "[0]:", 1: "[1]:"} if teed else {0: "", 1: ""}
     with shown.open("wb") as console:
-        outputs = Outputs(LogsDest(stderrs=files, tee_stderrs=files), range(2), prefixes, None, 1, console.fileno())
+        outputs = Outputs(LogsDest(stderrs=files, tee_stderrs=files), range(2), prefixes, 1, console.fileno())
         workers = [_start(outputs, rank, FLOOD.format(fd=2), name) for rank, name in enumerate("ab")]
         for worker in workers:
             assert worker.wait(DEADLINE) == 0
@@ -368,7 +365,7 @@ os.write(2, b"child " + os.read(gate, 20) + b"\\n")
 def test_a_grandchild_that_writes_for_ever_does_not_hold_us(tmp_path: Path, out: Console, err: Console) -> None:
     files = _files(tmp_path, 2)
     dest = LogsDest(stderrs={1: files[1]}, tee_stderrs={1: files[1]})
-    outputs = Outputs(dest, range(2), {1: "[1]:"}, None, out.fd, err.fd)
+    outputs = Outputs(dest, range(2), {1: "[1]:"}, out.fd, err.fd)
     code = "import os\nos.write(2, b'worker\\n')\nif os.fork() == 0:\n  while os.write(2, b'again\\n'): pass\n"
     workers = [_start(outputs, rank, f"import os; os.setsid()\n{code}") for rank in (0, 1)]
     for worker in workers:
@@ -437,16 +434,13 @@ os._exit(1)
 def test_hidden_ranks_are_kept_for_the_report_and_not_shown(tmp_path: Path, out: Console, err: Console) -> None:
     code = "import os; os.write(1, b'out\\n'); os.write(2, b'err\\n')"
     teed = {0: str(tmp_path / "0")}
-    for dest, filtered in (
-        (LogsDest(stdouts=teed, tee_stdouts=teed), {1}),
-        (LogsDest(stdouts=teed, stderrs={0: os.devnull}), None),
-    ):
-        outputs = Outputs(dest, range(2), {0: "[0]:", 1: "[1]:"}, filtered, out.fd, err.fd)
-        _start(outputs, 0, code).wait(DEADLINE)
-        outputs.close()
-        assert outputs.last_lines(0) == b"err\n"
-        assert (tmp_path / "0").read_bytes() == b"out\n"
-    outputs = Outputs(LogsDest(), range(1), {}, {1}, out.fd, err.fd)
+    dest = LogsDest(stdouts=teed, stderrs={0: os.devnull})
+    outputs = Outputs(dest, range(2), {0: "[0]:", 1: "[1]:"}, out.fd, err.fd)
+    _start(outputs, 0, code).wait(DEADLINE)
+    outputs.close()
+    assert outputs.last_lines(0) == b"err\n"
+    assert (tmp_path / "0").read_bytes() == b"out\n"
+    outputs = Outputs(LogsDest(stdouts={0: os.devnull}, stderrs={0: os.devnull}), range(1), {}, out.fd, err.fd)
     stdout, _ = outputs.stdio(0)
     assert stdout is not None
     assert os.path.samestat(os.fstat(stdout), os.stat(os.devnull))
@@ -530,7 +524,7 @@ def test_long_lines_are_carried_to_a_console_that_takes_them_bit_by_bit(tmp_path
     """A pipe takes less than is offered at once, and a non-blocking one sometimes nothing."""
     files = _files(tmp_path, 2)
     os.set_blocking(out.fd, False)
-    outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), range(2), {0: "[0]:", 1: "[1]:"}, None, out.fd, 2)
+    outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), range(2), {0: "[0]:", 1: "[1]:"}, out.fd, 2)
     code = """
 import os, sys
 name, at = sys.argv[1].encode(), 0
@@ -552,7 +546,7 @@ def test_a_standard_output_that_takes_no_bytes_does_not_hold_up_standard_error(t
     reading, writing = os.pipe()
     outs, errs = {0: str(tmp_path / "out")}, {0: str(tmp_path / "err")}
     dest = LogsDest(stdouts=outs, tee_stdouts=outs, stderrs=errs, tee_stderrs=errs)
-    outputs = Outputs(dest, range(1), {0: "[0]:"}, None, writing, err.fd)
+    outputs = Outputs(dest, range(1), {0: "[0]:"}, writing, err.fd)
     os.close(writing)
     code = "import os; [os.write(1, b'x' * 99_999 + b'\\n') for _ in range(10)]; os.write(2, b'seen\\n')"
     _start(outputs, 0, code).wait(DEADLINE)
@@ -580,14 +574,12 @@ def test_everything_is_given_back(tmp_path: Path, out: Console, err: Console) ->
     files = _files(tmp_path, 2)
     before = set(os.listdir("/proc/self/fd")), threading.active_count()
     for _ in range(3):
-        outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), range(2), {}, None, out.fd, err.fd)
+        outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), range(2), {}, out.fd, err.fd)
         _start(outputs, 0, "print('x')").wait(DEADLINE)  # the other worker is never started
         outputs.close()
         outputs.close()
     with pytest.raises(UserError, match=r"missing.*No such file.*--log-dir"):
-        Outputs(
-            LogsDest(stdouts={0: files[0], 1: str(tmp_path / "missing" / "log")}), range(2), {}, None, out.fd, err.fd
-        )
+        Outputs(LogsDest(stdouts={0: files[0], 1: str(tmp_path / "missing" / "log")}), range(2), {}, out.fd, err.fd)
     assert (set(os.listdir("/proc/self/fd")), threading.active_count()) == before
 
 

@@ -1,16 +1,27 @@
-"""The log folder's layout, contract sections 6.3, 6.4 and 6.7."""
+"""Where output goes: the log folder, the streams that flags name, prefixes, temporary folders."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rallypoint.base.errors import UserError
-from rallypoint.logs.specs import DefaultLogsSpecs, LogsDest
-from rallypoint.logs.std import Std
+from rallypoint.logs.specs import (
+    DefaultLogsSpecs,
+    LogsDest,
+    Std,
+    host_label,
+    line_prefixes,
+    temporary_folder,
+    to_map,
+    with_host,
+)
 
 HOST = os.uname().nodename
 
@@ -188,3 +199,103 @@ def test_a_file_as_log_folder_is_refused(tmp_path: Path) -> None:
         DefaultLogsSpecs(str(file))
     with pytest.raises(UserError, match="cannot be made"):
         DefaultLogsSpecs(str(file / "below")).reify(_envs(1))
+
+
+@pytest.mark.parametrize(("text", "value"), [("0", Std.NONE), ("1", Std.OUT), ("2", Std.ERR), ("3", Std.ALL)])
+def test_one_digit_is_one_value_for_all(text: str, value: Std) -> None:
+    assert Std.from_str(text) == value
+    assert isinstance(Std.from_str(text), Std)
+
+
+def test_pairs_name_local_ranks_and_the_last_one_of_a_rank_counts() -> None:
+    assert Std.from_str("0:1,3:2") == {0: Std.OUT, 3: Std.ERR}
+    assert Std.from_str("0:1,0:2") == {0: Std.ERR}
+
+
+@pytest.mark.parametrize("text", ["4", "x", "", " 1", "10:1", "0:1,", "0:1, 1:2", "0:4", "-1", "٣", "1\n"])
+def test_anything_else_is_refused_with_the_value_and_what_is_allowed(text: str) -> None:
+    with pytest.raises(UserError, match=re.escape(repr(text))) as caught:
+        Std.from_str(text)
+    assert "[0-3]" in str(caught.value)
+    assert "[0-9]:[0-3]" in str(caught.value)
+
+
+@given(st.text(alphabet="0123456789:,-x ", max_size=12))
+def test_texts_are_understood_or_refused_and_nothing_else(text: str) -> None:
+    fits = re.match(r"^(?:[0-3]|(?:[0-9]:[0-3],)*[0-9]:[0-3])\Z", text) is not None
+    try:
+        Std.from_str(text)
+    except UserError:
+        assert not fits
+    else:
+        assert fits
+
+
+def test_a_map_has_every_local_rank_once() -> None:
+    assert to_map(Std.ERR, 2) == {0: Std.ERR, 1: Std.ERR}
+    assert to_map({0: Std.OUT, 5: Std.ERR}, 2) == {0: Std.OUT, 1: Std.NONE}
+    assert to_map(Std.ALL, 0) == {}
+
+
+HOST = os.uname().nodename
+STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_NODES": "2"}
+
+
+def test_the_default_names_role_and_local_rank() -> None:
+    assert line_prefixes(None, "trainer", {0: 4, 1: 5}) == {0: "[trainer0]:", 1: "[trainer1]:"}
+
+
+def test_a_template_replaces_three_names_and_leaves_others() -> None:
+    template = "[${role_name}|${rank}|${local_rank}|${x}|$] "
+    assert line_prefixes(template, "default", {1: 5}) == {1: "[default|5|1|${x}|$] "}
+
+
+def test_a_template_may_name_host_and_attempt() -> None:
+    assert line_prefixes("${host}.${attempt} ", "default", {1: 5}, 3) == {1: f"{os.uname().nodename}.3 "}
+
+
+def test_an_empty_template_is_the_default() -> None:
+    assert line_prefixes("", "default", {0: 0}) == {0: "[default0]:"}
+
+
+@pytest.mark.parametrize(
+    ("when", "environ", "labelled"),
+    [
+        ("auto", {}, False),
+        ("auto", STEP, True),
+        ("auto", STEP | {"SLURM_STEP_NUM_NODES": "1", "SLURM_NNODES": "4"}, False),  # one node of four
+        ("auto", {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NNODES": "4"}, True),
+        ("auto", {"SLURM_JOB_ID": "5", "SLURM_PROCID": "0", "SLURM_NNODES": "4"}, False),  # a batch script
+        ("auto", STEP | {"SLURM_STEP_NUM_NODES": "two"}, False),
+        ("never", STEP, False),
+        ("always", {}, True),
+    ],
+)
+def test_where_lines_begin_with_the_host(when: str, environ: dict[str, str], labelled: bool) -> None:
+    assert host_label(when, environ) == (f"{HOST}: " if labelled else "")
+
+
+def test_the_host_stands_once_before_the_prefix() -> None:
+    assert with_host(None, "") is None
+    assert line_prefixes(with_host(None, "n$3: "), "default", {0: 0}) == {0: "n$3: [default0]:"}
+    assert line_prefixes(with_host("${rank} ", "n3: "), "default", {0: 7}) == {0: "n3: 7 "}
+    assert with_host("${host} ", "n3: ") == "${host} "
+
+
+def test_a_named_folder_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert temporary_folder() == str(tmp_path)
+
+
+def test_a_working_directory_that_has_been_deleted_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for name in ("TMPDIR", "TEMP", "TMP"):
+        monkeypatch.delenv(name, raising=False)
+    assert os.path.isabs(temporary_folder())
+    monkeypatch.setenv("TMPDIR", ".")
+    assert os.path.isabs(temporary_folder())

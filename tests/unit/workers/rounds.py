@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rallypoint.base.process_table import read_stat
-from rallypoint.logs.specs import DefaultLogsSpecs
-from rallypoint.logs.std import Std
+from rallypoint.logs.specs import DefaultLogsSpecs, Std
 from rallypoint.workers.context import ProcessOptions, SubprocessContext
 from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.resumable import LeavingWorkers, WorkerChannel
@@ -85,7 +84,7 @@ class Rounds:
         """Begin to end the last round, which these are to leave."""
         context = self.contexts[-1]
         leaving = LeavingWorkers(self.channel, ranks, len(self.contexts) - 1)
-        return context.begin_release(leaving, timeout, signal.SIGTERM, TIMEOUT, 0.0, sent=False)
+        return context.begin_close(signal.SIGTERM, TIMEOUT, leaving=leaving, leaving_time=timeout)
 
     def pid(self, name: str) -> int:
         return int((self.folder / name).read_text())

@@ -19,8 +19,7 @@ import pytest
 
 from rallypoint.base.errors import UserError
 from rallypoint.base.process_table import read_stat
-from rallypoint.logs.specs import DefaultLogsSpecs
-from rallypoint.logs.std import Std
+from rallypoint.logs.specs import DefaultLogsSpecs, Std
 from rallypoint.workers.context import RunProcsResult
 from rallypoint.workers.functions.context import START_METHODS, FunctionContext
 from rallypoint.workers.functions.worker import NothingReturned, Payload

@@ -97,7 +97,6 @@ class ForkedProcess(ChildProcess):
                 self._end(found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
 
     def release(self) -> None:
-        """Release it. Idempotent."""
         super().release()
         with contextlib.suppress(ValueError):  # closed already, or it does not end
             self._process.join(0)

@@ -143,7 +143,6 @@ def main_module_of(function: Callable[..., Any], method: str, local_rank: int) -
 
 
 def write_all(fd: int, *pieces: bytes) -> None:
-    """Replace the contents of the file."""
     with open(fd, "wb", closefd=False) as file:
         file.seek(0)
         file.truncate()

@@ -48,10 +48,14 @@ from rallypoint.workers.preload.forkable import (
     parse_command,
     untracked_read,
 )
-from rallypoint.workers.reaper.client import SENT_TO_ALL, ReaperClient, ReaperLost, StartedWorker, exit_words
-from rallypoint.workers.reaper.encoding import (
+from rallypoint.workers.reaper.client import (
+    SENT_TO_ALL,
+    ReaperClient,
+    ReaperLost,
+    StartedWorker,
     encoded_arguments,
     encoded_environment,
+    exit_words,
     standard_descriptors,
     worker_settings,
 )
@@ -192,7 +196,6 @@ class PreloadManager:
         return started
 
     def close(self) -> None:
-        """End the zygote, as at the end of its reaper. Workers forked from it go on. Idempotent."""
         zygote, self._zygote = self._zygote, None
         self._refill_at = self._begin_at = math.inf
         self._reaper = None
@@ -310,8 +313,6 @@ class PreloadManager:
 
 
 class ZygotePhase(Enum):
-    """The phase of a zygote."""
-
     IMPORTING = "importing"
     READY = "ready"
     UNFORKABLE = "unforkable"
@@ -556,7 +557,6 @@ class Zygote:
     # The end
 
     def close(self) -> None:
-        """Release it and its copies; they end then. Idempotent."""
         self._link.close()
         while self.copies:
             started, link = self.copies.popleft()

@@ -8,6 +8,8 @@ Laws:
 3. One object represents one reaper and its supervisor. When either is gone, what they started is killed, calls raise
    `ReaperLost`, and a new object is needed.
 4. No descriptor in here is 0, 1 or 2, even if this process was started without them.
+5. At most one reaper is started ahead of the agent that will use it, so that it gets ready beside the imports. If
+   nobody takes it, it ends with this process.
 """
 
 from __future__ import annotations
@@ -21,21 +23,14 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from socket import socket, socketpair
 
-from rallypoint.base.errors import RallypointError, ResourceError
+from rallypoint.base.errors import RallypointError, ResourceError, UserError
 from rallypoint.base.kernel import check_kernel, denied_error
 from rallypoint.base.light_typing import Any, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.base.poll import always_readable, readable
+from rallypoint.base.procfs import inherited_settings
 from rallypoint.base.signals import how_it_ended
 from rallypoint.workers.reaper import protocol
-from rallypoint.workers.reaper.encoding import (
-    above_standard,
-    encoded_arguments,
-    encoded_environment,
-    executable_candidates,
-    standard_descriptors,
-    worker_settings,
-)
 
 log = get_logger(__name__)
 
@@ -337,3 +332,120 @@ def _spawn_supervisor(link: int) -> int:
 def exit_words(exitcode: int | None) -> str:
     """A text for how a process ended, for a message."""
     return "it has ended" if exitcode is None else f"it {how_it_ended(exitcode)}"
+
+
+# One that is started ahead
+
+
+_prestarted: ReaperClient | None = None
+
+
+def prestart() -> None:
+    """Start one for the next `take`. A failure is not reported here: the agent tries again, and reports it."""
+    global _prestarted
+    if _prestarted is None:
+        try:
+            _prestarted = ReaperClient()
+        except RallypointError:
+            return
+
+
+def take_prestarted() -> ReaperClient:
+    """Return the reaper that was started ahead, else a new one. Raises as `ReaperClient` does."""
+    global _prestarted
+    taken, _prestarted = _prestarted, None
+    if taken is not None and taken.lost:
+        taken.close()
+        taken = None
+    return taken or ReaperClient()
+
+
+def _reset_after_fork() -> None:
+    """Forget the reaper in a forked process: it belongs to the original."""
+    global _prestarted
+    _prestarted = None
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)
+
+
+# What a worker starts with, as requests to the reaper and to zygotes have it
+
+Settings = tuple[list[int], list[int], list[int], int, list[int]]
+"""Places of 0, 1 and 2 among the descriptors sent, ignored signals, mask, umask, processors; see `protocol`."""
+
+
+def worker_settings(
+    places: list[int], cpus: Collection[int], blocked: Collection[int] = (), ignored: Collection[int] = ()
+) -> Settings:
+    """The settings that a worker inherits from this process at this moment, and those set explicitly.
+
+    Args:
+        places: see `standard_descriptors`.
+        cpus: the processors that it may run on; empty for all that we may use.
+        blocked: signals that it blocks initially, in addition to those that we block.
+        ignored: signals that it ignores initially, in addition to those that we ignore.
+    """
+    ours = inherited_settings()
+    mask = sorted({*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())), *map(int, blocked)})
+    return places, sorted({*ours.ignored, *map(int, ignored)}), mask, ours.umask, sorted(cpus)
+
+
+def standard_descriptors(*given: int | None) -> tuple[list[int], list[int]]:
+    """Descriptors to send for 0, 1 and 2 of a worker, and for each of the three its position among them.
+
+    Args:
+        given: the descriptors; None for ours, if a child of ours would inherit it.
+    """
+    sent: list[int] = []
+    places = []
+    for default, fd in enumerate(given):
+        there = fd is not None or _is_inherited(default)
+        places.append(len(sent) if there else protocol.CLOSED)
+        sent += [default if fd is None else fd] * there
+    return sent, places
+
+
+def _is_inherited(fd: int) -> bool:
+    """Whether all our children inherit this descriptor. One that we have opened in place of a closed one is not."""
+    try:
+        return os.get_inheritable(fd)
+    except OSError:
+        return False
+
+
+def encoded_arguments(argv: Sequence[str]) -> list[bytes]:
+    """Arguments as the kernel takes them. Raises UserError for a NUL byte."""
+    return [_checked(os.fsencode(each)) for each in argv]
+
+
+def encoded_environment(env: Mapping[str, str]) -> dict[bytes, bytes]:
+    """Variables as the kernel takes them. Raises UserError for a NUL byte, or an invalid name."""
+    for name in env:
+        if "=" in name:
+            raise UserError(f"{name!r} holds a '=', which no variable name can; take it out")
+    return {_checked(os.fsencode(name)): _checked(os.fsencode(value)) for name, value in env.items()}
+
+
+def _checked(data: bytes) -> bytes:
+    if b"\0" in data:
+        raise UserError(f"{os.fsdecode(data)!r} holds a null byte, which no program can be given; take it out")
+    return data
+
+
+def executable_candidates(name: str, env: Mapping[str, str]) -> list[bytes]:
+    """The files that a program's name can mean, in the order of the PATH of `env`."""
+    found = [name] if os.path.dirname(name) else [os.path.join(folder, name) for folder in os.get_exec_path(env)]
+    return [os.fsencode(each) for each in found]
+
+
+def above_standard(fd: int) -> int:
+    """Move this descriptor to a number above 2."""
+    if fd > 2:
+        return fd
+    import fcntl
+
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(fd)

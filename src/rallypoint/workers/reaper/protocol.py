@@ -24,22 +24,22 @@ SPAWN, STATUS, KILL, ADOPT, SIGNALS = "spawn", "status", "kill", "adopt", "signa
 SWEEP, GIVE_UP, FENCE, CLEANUP, CLOSE = "sweep", "give up", "fence", "cleanup", "close"
 """The requests `(name, *arguments)`. Those with an arrow are answered by `(answer,)`, in order.
 
-SPAWN   programs, arguments, environment, settings, excluded -> pid and a pidfd, or minus errno. `settings` are places
-            of 0, 1 and 2 among the descriptors sent, ignored signals, mask, umask, processors. No sweep touches an
-            excluded one or what is below it until it has ended
-STATUS  pid -> exit code (-N for a signal), and forgets it; NOT_YET while it is not reaped, None if it is not known
-KILL    pid -> nothing; SIGKILL to one worker
-ADOPT pid, excluded -> whether it exists; it will become a child of the reaper as an orphan. It counts as a worker from
-            now on; excluded: it may become one, and until it is adopted as such no sweep touches it
-SIGNALS -> numbers of the signals that the reaper was sent since it was last asked, or last started a worker
-CLEANUP folders to remove where they are empty, folders to remove whole -> nothing
-SWEEP   seconds, pids, with the writing end of a pipe: SIGTERM to all that is below, after so many seconds SIGKILL,
-            again and again until nothing is left; 0 for SIGKILL at once. It spares the workers with these pids, and
-            what is below them or in their sessions. It replaces a sweep before it. When it is over, or given up, a
-            byte goes into the pipe
-GIVE_UP the sweep is given up
-FENCE   a moment on CLOCK_BOOTTIME at which all that is below is killed, if no later one has come before
-CLOSE the agent no longer needs the reaper
+SPAWN     programs, arguments, environment, settings, excluded -> pid and a pidfd, or minus errno. `settings` are places
+          of 0, 1 and 2 among the descriptors sent, ignored signals, mask, umask, processors. No sweep touches an
+          excluded one or what is below it until it has ended
+STATUS    pid -> exit code (-N for a signal), and forgets it; NOT_YET while it is not reaped, None if it is not known
+KILL      pid -> nothing; SIGKILL to one worker
+ADOPT     pid, excluded -> whether it exists; it will become a child of the reaper as an orphan. It counts as a worker
+          from now on; excluded: it may become one, and until it is adopted as such no sweep touches it
+SIGNALS   -> numbers of the signals that the reaper was sent since it was last asked, or last started a worker
+CLEANUP   folders to remove where they are empty, folders to remove whole -> nothing
+SWEEP     seconds, pids, with the writing end of a pipe: SIGTERM to all that is below, after so many seconds SIGKILL,
+          again and again until nothing is left; 0 for SIGKILL at once. It spares the workers with these pids, and
+          what is below them or in their sessions. It replaces a sweep before it. When it is over, or given up, a
+          byte goes into the pipe
+GIVE_UP   the sweep is given up
+FENCE     a moment on CLOCK_BOOTTIME at which all that is below is killed, if no later one has come before
+CLOSE     the agent no longer needs the reaper
 """
 
 NOT_YET = "not yet"
@@ -117,5 +117,4 @@ class Connection:
         return message, descriptors
 
     def close(self) -> None:
-        """Close the socket. Idempotent."""
         self.socket.close()

@@ -5,10 +5,10 @@ the reaper and only waits for it to end. Both are subreapers in one session of t
 spawns stays below the reaper, however it leaves (a session of its own, two forks, an empty environment), and what a
 reaper that is killed leaves falls to the supervisor.
 
-    program        what the reaper does for the agent
-    protocol the messages between agent and reaper
-    process_tree the processes below a process: finding, killing, reaping them
-    process_setup set-up of reaper and supervisor: orphans, signals, descriptors
+    program           what the reaper does for the agent
+    protocol          the messages between agent and reaper
+    process_tree      the processes below a process: finding, killing, reaping them
+    process_setup     set-up of reaper and supervisor: orphans, signals, descriptors
 
 Laws:
 

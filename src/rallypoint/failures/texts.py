@@ -1,18 +1,90 @@
-"""Finds in the end of a worker's standard error why it died. Pure.
+"""Texts of failures: why a worker died, found in the end of its standard error; and texts of any size, cut so that they
+can be shown and sent, with a note on where the full text is. Pure.
 
 Laws:
 - a traceback is what Python prints for an exception that ended the program: from the first `Traceback` of its chain to
   the exception's own text. One that Python itself calls ignored, or that ended a thread only, counts if there is no
   other;
 - text that a carriage return has overwritten, and colours, are left out;
-- if the interpreter left the stacks of many threads, that of the thread which died comes first.
+- if the interpreter left the stacks of many threads, that of the thread which died comes first;
+- of a text that is cut the beginning and the end stay, and so do those of each line: a traceback keeps its heading, its
+  outermost and innermost frames, and its exception;
+- the last line gets nothing but the mark of a cut, so that the same failure ends in the same line each time.
 """
 
 from __future__ import annotations
 
 import re
 
-from rallypoint.failures.truncate import TRUNCATION_MARK
+TRUNCATION_MARK = "[...]"
+MAX_LINE = 400
+"""Characters that are shown of a line."""
+_LINE_END = 100
+_MAX_PATH = 1024
+
+
+def truncate(text: str, limit: int, source: str = "") -> str:
+    """A text of at most `limit` bytes of UTF-8, with lines of at most `MAX_LINE` characters.
+
+    Args:
+        text: what UTF-8 cannot encode (half a surrogate pair from a worker's JSON) becomes a question mark.
+        limit: in bytes.
+        source: where the full text can be read; empty for no note.
+    """
+    known = f"; all of it is in {truncate_end(source, _MAX_PATH)}" if source else ""
+    lines: list[str] = []
+    noted = not known
+    for line in text.encode("utf-8", errors="replace").decode().split("\n"):
+        if len(line) > MAX_LINE and not noted:
+            noted = True
+            lines.append(f"[the next line is cut{known}]")
+        lines.append(truncate_line(line))
+    whole = "\n".join(lines)
+    excess = len(whole.encode()) - limit
+    return whole if excess <= 0 else truncate_end("\n".join(_without_middle(lines, excess, limit, known)), limit)
+
+
+def truncate_line(line: str, width: int = MAX_LINE) -> str:
+    """A line of at most `width` characters, without its middle if it has more."""
+    if len(line) <= width:
+        return line
+    end = min(_LINE_END, width // 4)
+    return line[: width - end - len(TRUNCATION_MARK)] + TRUNCATION_MARK + line[-end:]
+
+
+def truncate_end(text: str, limit: int) -> str:
+    """As much of a text as `limit` bytes of UTF-8 hold."""
+    return text.encode("utf-8", errors="replace")[:limit].decode("utf-8", errors="ignore")
+
+
+def first_line(text: str) -> str:
+    """The first line of a text that is not blank, truncated."""
+    first = next((line.strip() for line in text.split("\n") if line.strip()), "")
+    return truncate_line(first)
+
+
+def _without_middle(lines: list[str], excess: int, limit: int, known: str) -> list[str]:
+    """The first lines and, twice as much, the last ones, with a note between them on what is missing."""
+    mark = f"{TRUNCATION_MARK} at least {max(1, excess // 1024)} kB are cut here{known}"
+    space = limit - len(mark.encode()) - 2
+    head = _lines_that_fit(lines, space // 3)
+    space -= sum(len(line.encode()) + 1 for line in head)
+    tail = _lines_that_fit(lines[: len(head) - 1 : -1] if head else lines[::-1], space)
+    return [*head, mark, *reversed(tail)]
+
+
+def _lines_that_fit(lines: list[str], space: int) -> list[str]:
+    """As many of the lines, each with its newline, as fit into `space` bytes."""
+    taken: list[str] = []
+    for line in lines:
+        space -= len(line.encode()) + 1
+        if space < 0:
+            break
+        taken.append(line)
+    return taken
+
+
+# The end of standard error
 
 _ANSI = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # colours, cursor movements

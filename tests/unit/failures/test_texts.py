@@ -1,4 +1,4 @@
-"""Finding the exception that ended a program in what it wrote."""
+"""Texts of failures: what is found in standard error, and how texts are cut."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.failures.stderr_tail import (
+from rallypoint.failures.texts import (
+    MAX_LINE,
+    TRUNCATION_MARK,
     clean_lines,
     exception_line,
+    first_line,
     is_traceback,
     last_lines,
     last_traceback,
+    truncate,
+    truncate_line,
 )
 
 WORDS = st.text(alphabet="abc: é", min_size=1, max_size=10).filter(str.strip)
@@ -131,3 +136,56 @@ def test_a_traceback_whose_heading_is_lost_is_one_all_the_same() -> None:
     assert exception_line(found) == "RecursionError: too deep"
     assert last_traceback(clean_lines((frame + frame).encode())) == ""
     assert last_traceback(clean_lines(("word\n" * 9 + frame + "end").encode())) == ""
+
+
+LIMIT = 16 * 1024
+
+
+@given(st.lists(st.text(max_size=30), max_size=8), st.integers(1, 800), st.integers(200, LIMIT), st.text(max_size=2000))
+def test_it_is_bounded_and_keeps_both_ends(words: list[str], times: int, limit: int, place: str) -> None:
+    text = "\n".join(word * times for word in words)
+    short = truncate(text, limit, place)
+    assert len(short.encode()) <= limit
+    assert max(map(len, short.split("\n"))) <= MAX_LINE + 1200
+    if len(text.encode()) <= limit and all(len(line) <= MAX_LINE for line in text.split("\n")):
+        assert short == text
+
+
+def test_a_long_line_keeps_both_ends_and_names_its_source() -> None:
+    text = "Traceback:\nValueError: " + "x" * 300_000 + "end"
+    heading, word, line = truncate(text, LIMIT, "/logs/stderr.log on n3").split("\n")
+    assert heading == "Traceback:"
+    assert word == "[the next line is cut; all of it is in /logs/stderr.log on n3]"
+    assert line == truncate_line(text.split("\n")[1])
+    assert line.startswith("ValueError: xxx")
+    assert line.endswith(f"{'x' * 97}end")
+    assert len(line) == MAX_LINE
+
+
+def test_a_text_of_many_lines_loses_its_middle() -> None:
+    text = "\n".join(f"line {number}" for number in range(30_000))
+    lines = truncate(text, LIMIT, "/logs/error.json on n3").split("\n")
+    assert (lines[0], lines[-1]) == ("line 0", "line 29999")
+    (word,) = [line for line in lines if line.startswith(TRUNCATION_MARK)]
+    assert word == f"{TRUNCATION_MARK} at least 295 kB are cut here; all of it is in /logs/error.json on n3"
+    before, after = lines.index(word), len(lines) - lines.index(word)
+    assert 1.5 < after / before < 2.5
+    assert len("\n".join(lines)) > LIMIT - 20
+
+
+def test_the_last_line_is_the_same_wherever_all_of_it_is() -> None:
+    """Failures that come back are known by it."""
+    for text in ("x" * 5000, "a\n" + "x" * 5000, "a\n" * 20_000 + "end"):
+        first, second = (truncate(text, LIMIT, f"/logs/attempt_{number}") for number in (1, 2))
+        assert first != second
+        assert first.split("\n")[-1] == second.split("\n")[-1]
+
+
+def test_half_a_surrogate_pair_becomes_a_question_mark() -> None:
+    assert truncate("\ud800a", LIMIT) == "?a"
+
+
+def test_a_headline_is_the_first_line_that_is_not_blank() -> None:
+    assert first_line("\n  ValueError: a\nb\n") == "ValueError: a"
+    assert first_line("") == ""
+    assert len(first_line("x" * 5000)) == MAX_LINE

@@ -1,0 +1,169 @@
+"""The stages of a stop, by a clock that a test sets: each worker has its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from signal import SIGABRT, SIGKILL, SIGTERM
+
+import pytest
+
+from rallypoint.workers import stop as module
+from rallypoint.workers.resumable import LeavingWorkers
+from rallypoint.workers.stop import KILL_TIMEOUT, STACKS_TIMEOUT, SWEEP_GRACE_PERIOD, Stop
+
+CATCHES = 4_000_100
+"""From this number on, a process writes its stacks on SIGABRT."""
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Process:
+    """A process that ends when a test says so."""
+
+    held_by_debugger = signalled = False
+
+    def __init__(self, pid: int, fd: int) -> None:
+        self.pid = pid
+        self._fd = fd
+        self.got: list[int] = []
+        self.code: int | None = None
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def signal(self, number: int) -> None:
+        self.got.append(number)
+
+
+class Swept:
+    """What a sweep was begun with."""
+
+    cannot_find_all = False
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[float, set[int]]] = []
+
+    def begin(self, seconds: float, spared: Collection[int] = ()) -> None:
+        self.begun.append((seconds, set(spared)))
+
+    def fds(self) -> list[int]:
+        return []
+
+    def done(self) -> bool:
+        return True
+
+    def give_up(self) -> list[int]:
+        return []
+
+
+class Leaving(LeavingWorkers):
+    """Workers that were told to leave, and leave when a test says so."""
+
+    def __init__(self, told: Collection[int]) -> None:
+        self.told = frozenset(told)
+        self.gone: set[int] = set()
+        self.closed = False
+
+    def fds(self) -> list[int]:
+        return []
+
+    must_be_polled = False
+
+    def left(self) -> set[int]:
+        return self.gone
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, Process]]:
+    """Three of them; the second and third write their stacks."""
+    monkeypatch.setattr(module, "catches", lambda pid, number: number == SIGABRT and pid >= CATCHES)
+    fd = os.open(os.devnull, os.O_RDONLY)
+    yield {rank: Process(pid, fd) for rank, pid in enumerate((1, CATCHES, CATCHES + 1), 7)}
+    os.close(fd)
+
+
+def got(processes: dict[int, Process]) -> list[list[int]]:
+    return [each.got for each in processes.values()]
+
+
+def test_those_that_do_not_end_go_through_all_stages_and_nobody_waits_for_them(processes: dict[int, Process]) -> None:
+    clock, sweep = Clock(), Swept()
+    stop = Stop(processes, sweep, SIGTERM, 5.0, clock=clock)
+    processes[8].code = 0
+    clock.now = 4.9
+    assert not stop.step()
+    assert got(processes) == [[SIGTERM]] * 3
+    clock.now = 5.0
+    assert not stop.step()
+    assert got(processes) == [[SIGTERM, SIGKILL], [SIGTERM], [SIGTERM, SIGABRT]]
+    processes[7].code = -SIGKILL
+    assert stop.wake_at() == 5.0 + STACKS_TIMEOUT
+    clock.now = 5.0 + STACKS_TIMEOUT
+    assert not stop.step()
+    assert processes[9].got == [SIGTERM, SIGABRT, SIGKILL]
+    assert sweep.begun == []
+    clock.now += KILL_TIMEOUT
+    assert not stop.step()
+    assert sweep.begun == [(0.0, set())], "it does not wait for one that SIGKILL does not end"
+    processes[9].code = -SIGKILL
+    assert stop.step()
+
+
+def test_who_leaves_is_held_and_who_is_late_has_its_own_time(processes: dict[int, Process]) -> None:
+    clock, sweep, leaving, done = Clock(), Swept(), Leaving({8, 9}), list[tuple[int, ...]]()
+    stop = Stop(
+        *(processes, sweep, SIGTERM, 30.0, 0.0, clock),
+        leaving=leaving,
+        leaving_time=2.0,
+        finish=lambda: done.append(()),
+    )
+    assert got(processes) == [[SIGTERM], [], []]
+    leaving.gone = {8}
+    clock.now = 2.0
+    assert not stop.step()
+    assert got(processes) == [[SIGTERM], [], [SIGABRT]]
+    processes[9].code = -SIGABRT
+    assert not stop.step()
+    assert leaving.closed
+    assert not stop.held, "another is still in the round"
+    processes[7].code = 0
+    assert stop.step()
+    assert sweep.begun == [(SWEEP_GRACE_PERIOD, {CATCHES})]
+    assert list(stop.held) == [8]
+    assert stop.over
+    assert len(done) == 1
+    processes[8].code = -SIGKILL
+    assert not stop.held
+    assert stop.step(), "what it has left is ended at once here"
+    assert sweep.begun[1:] == [(SWEEP_GRACE_PERIOD, set())]
+    assert len(done) == 2
+
+
+@pytest.mark.parametrize("number", [SIGTERM, SIGKILL])
+def test_nobody_is_held_once_that_is_said(processes: dict[int, Process], number: int) -> None:
+    clock, sweep, leaving = Clock(), Swept(), Leaving({7, 8, 9})
+    stop = Stop(*(processes, sweep, SIGTERM, 30.0, 0.0, clock), leaving=leaving, leaving_time=1000.0)
+    leaving.gone = {8}
+    assert not stop.step()
+    clock.now = 10.0
+    stop.keep_nobody(number, 5.0)
+    assert got(processes) == [[number]] * 3
+    stop.shorten(12.0)
+    for each in processes.values():
+        each.code = -number
+    assert stop.step()
+    assert not stop.held
+    assert leaving.closed
+    assert sweep.begun[-1][1] == set()
