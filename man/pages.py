@@ -94,7 +94,7 @@ _RALLYCTL_TEXTS = (
 _RALLYCTL_FILES = (
     (
         f"{variable('FILE')} of {code('--hostfile')}",
-        "One host per line: `node1 slots=8`; also `max_slots=N` and `port=N`.",
+        "One host per line: `node1 slots=8`.",
     ),
     (
         f"{code('@rallypoint/agent/')}{variable('PID')}",

@@ -11,7 +11,7 @@ from rallypoint.base.errors import UsageError
 from rallypoint.cli.parse import Verb
 
 if TYPE_CHECKING:
-    from rallypoint.remote.hosts import Host
+    from rallypoint.remote.inputs import Host
     from rallypoint.remote.job import Plan
 
 _LARGEST_FILE = 1024 * 1024
@@ -39,8 +39,6 @@ def add_launch(verb: Verb) -> None:
         "--hosts", default="", metavar="LIST", help="hosts, and slots (workers) of each: node1:8,node2:8"
     )
     hosts.add_argument("--hostfile", default="", metavar="FILE", help="file with a host on each line: node1 slots=8")
-    hosts.add_argument("--include", default="", metavar="SPEC", help="only these hosts or slots: node1@node2:0,2")
-    hosts.add_argument("--exclude", default="", metavar="SPEC", help="all but these hosts or slots: node3@node2:1")
     command = page.add_argument_group("command")
     env = "variable to hand on: NAME, NAME=VALUE or a pattern such as 'NCCL_*'; may be repeated"
     command.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]", help=env)
@@ -79,7 +77,7 @@ def _plan(options: argparse.Namespace) -> Plan:
     from rallypoint.cli.exit import print_error
     from rallypoint.cli.launched_command import read_command
     from rallypoint.remote.job import Plan
-    from rallypoint.remote.ssh_command import SshOptions
+    from rallypoint.remote.ssh import SshOptions
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
@@ -95,7 +93,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         except ValueError as error:
             raise UsageError(f"--ssh-args={text!r} cannot be read: {error}; quote it as for a shell") from None
     ssh = SshOptions(tuple(words), options.python or sys.executable, times["connect_timeout"], times["lost_after"])
-    variables = _variables(options, hosts)
+    variables = _variables(options)
     known = read_command(command, {key: text for key, text in variables.items() if key.startswith("PET_")}, len(hosts))
     if 0 < known.most < len(hosts):
         print_error(
@@ -110,35 +108,24 @@ def _plan(options: argparse.Namespace) -> Plan:
 
 
 def _hosts(options: argparse.Namespace) -> list[Host]:
-    from rallypoint.remote.hosts import parse_hostfile, parse_hosts
-    from rallypoint.remote.selection import exclude, include
+    from rallypoint.remote.inputs import parse_hostfile, parse_hosts
 
     if bool(options.hosts) == bool(options.hostfile):
         both = "are both given; give one of them" if options.hosts else "are both missing; give one of them"
         raise UsageError(f"--hosts and --hostfile {both}")
-    if options.include and options.exclude:
-        raise UsageError("--include and --exclude are both given; give one of them")
     if options.hosts:
-        hosts = parse_hosts(options.hosts)
-    else:
-        hosts = parse_hostfile(_read(options.hostfile, "--hostfile"), options.hostfile)
-    if options.include:
-        return include(hosts, options.include)
-    return exclude(hosts, options.exclude) if options.exclude else hosts
+        return parse_hosts(options.hosts)
+    return parse_hostfile(_read(options.hostfile, "--hostfile"), options.hostfile)
 
 
-def _variables(options: argparse.Namespace, hosts: list[Host]) -> dict[str, str]:
+def _variables(options: argparse.Namespace) -> dict[str, str]:
     """The user's variables."""
-    from rallypoint.remote.environment import DEVICES, file_variables, named_variables
+    from rallypoint.remote.inputs import file_variables, named_variables
 
     found: dict[str, str] = {}
     for path in options.env_file:
         found |= file_variables(_read(path, "--env-file"), path, os.environ)
-    found |= named_variables(options.env, os.environ)
-    picked = any(host.devices is not None for host in hosts)
-    if picked and DEVICES in found:
-        raise UsageError(f"{DEVICES} is given, and slots are picked by --include or --exclude; leave one of them out")
-    return found
+    return found | named_variables(options.env, os.environ)
 
 
 def _read(path: str, flag: str) -> bytes:

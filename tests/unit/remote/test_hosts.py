@@ -9,15 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.errors import UsageError
-from rallypoint.remote.hosts import MOST_HOSTS, Host, labels, parse_hostfile, parse_hosts
-from rallypoint.remote.selection import exclude, include
+from rallypoint.remote.inputs import MOST_HOSTS, Host, labels, parse_hostfile, parse_hosts
 
 FILE = b"""# a cluster
 worker-0 slots=8        # DeepSpeed's
-worker-1 slots=4 max_slots=8
+worker-1 slots=4
 
 me@worker-2:2
-worker-3 slots=1 port=2222
 [fd00::1]:3
 fd00::2 slots=5
 10.0.0.7
@@ -29,7 +27,6 @@ def test_each_form_of_a_line_in_a_host_file() -> None:
         Host("worker-0", 8),
         Host("worker-1", 4),
         Host("worker-2", 2, "me"),
-        Host("worker-3", 1, port=2222),
         Host("fd00::1", 3),
         Host("fd00::2", 5),
         Host("10.0.0.7"),
@@ -71,7 +68,7 @@ def test_hosts_in_brackets() -> None:
         ("a:0", "'0' is not a number of slots; give a number from 1 to 1024"),
         ("a:", "'' is not a number of slots"),
         ("a:x", "'x' is not a number of slots"),
-        ("a:2222", "a port of ssh's goes into a host file: port=N"),
+        ("a:2222", "ssh's port goes into ~/.ssh/config"),
         ("[a]:22", "not an IPv6 address in brackets"),
         ("[fd00::1", "not an IPv6 address in brackets"),
         ("[fd00::1]8", "not an IPv6 address in brackets"),
@@ -101,8 +98,7 @@ def test_what_is_no_list_of_hosts(text: str, words: str) -> None:
         (b"a slots=-1\n", "'-1' is not a number of slots"),
         (b"a slots=1 slots=2\n", "a is given its slots twice"),
         (b"a:8 slots=2\n", "a is given its slots twice"),
-        (b"a slots=8 max_slots=4\n", "a has slots=8 and max_slots=4"),
-        (b"a port=70000\n", "'70000' is not a port; give a number from 1 to 65535"),
+        (b"a slots=8 max_slots=8\n", "'max_slots=8' is not understood"),
         (b"a\n\nb\na\n", "the host a is named twice"),
         (b"\xff\xfe", "hosts is not text"),
         (b"".join(b"h%d\n" % number for number in range(MOST_HOSTS + 1)), "more than 16384 hosts"),
@@ -114,68 +110,12 @@ def test_what_is_no_host_file(data: bytes, words: str) -> None:
     assert words in str(error.value)
 
 
-HOSTS = parse_hosts("worker-0:4,worker-1:4,worker-2,[fd00::1]:2")
-
-
-def test_included_hosts_and_slots() -> None:
-    found = include(HOSTS, "worker-1:2,0@worker-0@[fd00::1]:1")
-    assert [(host.name, host.devices, host.workers) for host in found] == [
-        ("worker-0", None, 4),
-        ("worker-1", (2, 0), 2),
-        ("fd00::1", (1,), 1),
-    ]
-
-
-def test_excluded_hosts_and_slots() -> None:
-    found = exclude(HOSTS, "worker-0@worker-1:0,3@[fd00::1]:0,1")
-    assert [(host.name, host.devices, host.workers) for host in found] == [
-        ("worker-1", (1, 2), 2),
-        ("worker-2", None, None),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("worker-9", "names worker-9, which is not among the hosts; give one of worker-0, worker-1"),
-        ("worker-0@worker-0:1", "names worker-0 twice"),
-        ("worker-0:4", "'4' is not a slot of worker-0; its slots are 0 to 3"),
-        ("worker-0:0,0", "names slot 0 of worker-0 twice"),
-        ("worker-0:", "'' is not a slot of worker-0"),
-        ("worker-0:x", "'x' is not a slot of worker-0"),
-        ("worker-0:" + "9" * 5000, "is not a slot of worker-0"),
-        ("worker-2:0", "whose number of slots is not given"),
-        ("", "'' is not a host's name"),
-    ],
-)
-def test_what_cannot_be_picked(text: str, words: str) -> None:
-    for pick in (include, exclude):
-        with pytest.raises(UsageError, match="clude") as error:
-            pick(HOSTS, text)
-        assert words in str(error.value)
-
-
-def test_somebody_must_be_left() -> None:
-    with pytest.raises(UsageError, match="leaves no host"):
-        exclude(parse_hosts("a:1,b"), "a:0@b")
-
-
-@given(st.sets(st.integers(0, 7), min_size=1))
-def test_what_is_excluded_is_what_is_not_included(slots: set[int]) -> None:
-    """Together they are all slots of the host, each once."""
-    spec = "a:" + ",".join(map(str, slots))
-    hosts = parse_hosts("a:8,b:1")
-    (kept,) = include(hosts, spec)
-    left = [host for host in exclude(hosts, spec) if host.name == "a"]
-    assert sorted([*(kept.devices or ()), *(left[0].devices or () if left else ())]) == list(range(8))
-
-
 @given(st.lists(st.tuples(st.from_regex(r"[a-z][a-z0-9-]{0,9}", fullmatch=True), st.integers(1, 1024)), min_size=1))
 def test_a_file_and_a_list_mean_the_same(pairs: list[tuple[str, int]]) -> None:
     pairs = list(dict(pairs).items())
     listed = parse_hosts(",".join(f"{name}:{slots}" for name, slots in pairs))
     assert listed == parse_hostfile("".join(f"{name} slots={slots}\n" for name, slots in pairs).encode(), "hosts")
-    assert [host.workers for host in listed] == [slots for _, slots in pairs]
+    assert [host.slots for host in listed] == [slots for _, slots in pairs]
 
 
 @given(st.text())
@@ -185,5 +125,4 @@ def test_any_text_is_hosts_or_one_sentence(text: str) -> None:
 
 
 def test_hosts_of_one_name_are_told_apart() -> None:
-    hosts = parse_hostfile(b"a port=2201\na port=2202\nu@b\n", "hosts")
-    assert list(labels(hosts)) == ["a:2201", "a:2202", "b"]
+    assert list(labels(parse_hosts("a,u@a,u@b"))) == ["a", "u@a", "b"]

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.base.errors import UsageError
-from rallypoint.remote.environment import file_variables, named_variables, node_variables
-from rallypoint.remote.hosts import parse_hosts
+from rallypoint.remote.inputs import file_variables, named_variables, node_variables, parse_hosts
+from rallypoint.remote.job import End, exit_code, missing
 from rallypoint.remote.messages import Prepare, decode_answer, decode_request, encode, portable
-from rallypoint.remote.outcome import End, exit_code, missing
-from rallypoint.remote.selection import include
 
 HERE = {"NCCL_DEBUG": "INFO", "NCCL_IB_HCA": "mlx5", "PATH": "/bin", "NAME": "a=b"}
 
@@ -65,7 +63,7 @@ def test_a_nul_byte_in_a_file() -> None:
 
 
 def test_each_node_is_told_how_the_nodes_meet() -> None:
-    hosts = include(parse_hosts("a,b:4"), "a@b:1,3")
+    hosts = parse_hosts("a,b:4")
     common = {
         "PET_NNODES": "2",
         "PET_RDZV_BACKEND": "c10d",
@@ -74,12 +72,7 @@ def test_each_node_is_told_how_the_nodes_meet() -> None:
     }
     first, second = (node_variables(hosts, rank, "10.0.0.1:23456", "ssh-1") for rank in (0, 1))
     assert first == {**common, "PET_NODE_RANK": "0"}
-    assert second == {
-        **common,
-        "PET_NODE_RANK": "1",
-        "PET_NPROC_PER_NODE": "2",
-        "CUDA_VISIBLE_DEVICES": "1,3",
-    }
+    assert second == {**common, "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "4"}
 
 
 def test_any_bytes_cross() -> None:

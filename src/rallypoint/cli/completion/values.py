@@ -49,7 +49,6 @@ def _by_flag() -> dict[str, Values]:
     from rallypoint.rendezvous.registry import rendezvous_handler_registry
 
     host, hosts = Values(names=Names.HOST), Values(names=Names.HOST, separator=",")
-    some_hosts = Values(names=Names.HOST, separator="@")
     names = (each.name for each in signal.Signals if each not in (signal.SIGKILL, signal.SIGSTOP))
     signals = Values(tuple(names), separator=",")
     return {
@@ -69,8 +68,6 @@ def _by_flag() -> dict[str, Values]:
         "--node-check": Values(names=Names.PROGRAM),
         "--require": Values(NAMES, separator=","),
         "--hosts": hosts,
-        "--include": some_hosts,
-        "--exclude": some_hosts,
         "--env": Values(names=Names.VARIABLE),
         "training_script": Values(names=Names.SCRIPT),
         "training_script_args": Values(names=Names.FILE),

@@ -94,9 +94,6 @@ CASES = {
     "rallyctl launch --hosts quince1:8,quin": {"quince1", "quince2"},
     "rallyctl launch --hosts=quai": {"quaint@other"},
     "rallyctl launch --hostfile=pa": {"pair.txt", "package"},
-    "rallyctl launch --hostfile=pair.txt --include=": {"left", "right"},
-    "rallyctl launch --hosts=one:8,two:8 --exclude ": {"one", "two"},
-    "rallyctl launch --hosts=one:8,two:8 --include one:0@t": {"two"},
     "rallyctl status quin": {"quince1", "quince2"},
     # verbs, scripts and their arguments
     "rallyctl st": {"status", "stop", "stacks"},
