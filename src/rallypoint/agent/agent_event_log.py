@@ -16,9 +16,9 @@ from rallypoint.failures.truncate import first_line
 from rallypoint.protocol.messages import JobEnded, Placed, RoundEnded
 from rallypoint.protocol.operator_messages import HangReport, OperatorAction
 from rallypoint.telemetry import agent_events as events
+from rallypoint.telemetry.agent_events import NodePhase, PhaseClock
+from rallypoint.telemetry.handlers import record_agent_event
 from rallypoint.telemetry.lazy import logging_errors
-from rallypoint.telemetry.phases import NodePhase, PhaseClock
-from rallypoint.telemetry.recording import record_agent_event
 
 
 class AgentEventLog:

@@ -70,12 +70,12 @@ def _watch(options: argparse.Namespace) -> int:
 
 def _list_local_jobs(jobs: list[LocalJob], options: argparse.Namespace) -> int:
     from rallypoint.cli.exit import print_answer
-    from rallypoint.observe.status_text import table
+    from rallypoint.observe.status import table
 
     if options.json:
         import json
 
-        from rallypoint.observe.status_json import VERSION
+        from rallypoint.observe.status import VERSION
 
         print_answer(json.dumps({"version": VERSION, "jobs": [each._asdict() for each in jobs]}, indent=2))
     elif jobs:
@@ -92,11 +92,11 @@ def _print_jobs(jobs: Any, options: argparse.Namespace) -> None:
     from rallypoint.cli.exit import print_answer
 
     if options.json:
-        from rallypoint.observe.status_json import jobs_json
+        from rallypoint.observe.status import jobs_json
 
         print_answer(jobs_json(jobs.jobs))
     else:
-        from rallypoint.observe.status_text import job_lines
+        from rallypoint.observe.status import job_lines
 
         print_answer("\n".join(job_lines(jobs.jobs)))
 
@@ -109,11 +109,11 @@ def _print_status(snapshot: Snapshot, options: argparse.Namespace) -> None:
     from rallypoint.cli.exit import print_answer
 
     if options.json:
-        from rallypoint.observe.status_json import status_json
+        from rallypoint.observe.status import status_json
 
         print_answer(status_json(snapshot, time.time()))
     else:
-        from rallypoint.observe.status_text import status_lines
+        from rallypoint.observe.status import status_lines
 
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNCUT
         print_answer("\n".join(status_lines(snapshot, width)))
@@ -205,7 +205,7 @@ def add_watching(verb: Verb) -> None:
     output.add_argument(
         "--watch",
         action="store_true",
-        help="follow the job until it ends: a live screen on a terminal (rallypoint[screen]), else a line a change",
+        help="follow the job until it ends: a live screen on a terminal, else a line a change",
     )
     text = "End the round that runs and begin another, at no cost to --max-restarts."
     add_job(verb("restart", "restart the workers of a job", text, "node1:29400", _restart))

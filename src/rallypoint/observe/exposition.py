@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rallypoint.base.errors import RallypointError
-from rallypoint.observe.metric_names import METRICS, Distribution, Family, Kind
+from rallypoint.observe.metrics import Distribution, Family, Kind
 
 try:
     from prometheus_client import CollectorRegistry, generate_latest
@@ -26,9 +26,7 @@ class _Once(Collector):
         self._families = families
 
     def collect(self) -> Iterator[ClientMetric]:
-        """All families, each with its samples."""
-        for name, samples in self._families:
-            kind, text, labels = METRICS[name]
+        for (kind, name, text, labels, _), samples in self._families:
             if kind is Kind.HISTOGRAM:
                 histogram = HistogramMetricFamily(name, text, labels=labels)
                 for values, value in samples:

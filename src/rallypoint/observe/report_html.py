@@ -12,12 +12,10 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from rallypoint.base.log import printable
-from rallypoint.observe.goodput import Report
+from rallypoint.observe.goodput import Report, RoundEntry
 from rallypoint.observe.report_svg import COLOURS, PATTERNS, breakdown, progress_chart, timeline
 from rallypoint.observe.report_text import LOSS_WORDS, cause_words, percent, recovery_parts, summary
-from rallypoint.observe.round_records import RoundEntry
-from rallypoint.observe.status_json import moment
-from rallypoint.observe.status_text import duration
+from rallypoint.observe.status import duration, moment
 
 _STYLE = """
 :root { color-scheme: light; }

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
 from rallypoint.base.log import printable
-from rallypoint.observe.goodput import NodeEntry, Report
+from rallypoint.observe.goodput import JobPhase, NodeEntry, Report, Span
 from rallypoint.observe.report_text import percent
-from rallypoint.observe.status_text import duration
-from rallypoint.observe.timelines import JobPhase, Span
+from rallypoint.observe.status import duration
 
 WIDTH, _LEFT, _RIGHT = 1000, 150, 12
 _ROW, _BAR, _AXIS = 20, 14, 22

@@ -51,7 +51,6 @@ class Host(NamedTuple):
 
     @property
     def target(self) -> str:
-        """The destination for ssh."""
         return f"{self.user}@{self.name}" if self.user else self.name
 
 
@@ -81,7 +80,6 @@ def parse_hostfile(data: bytes, source: str) -> list[Host]:
 
 
 def _all(found: Iterable[Host]) -> list[Host]:
-    """The hosts, each once."""
     hosts: list[Host] = []
     seen: set[str] = set()
     for host in found:
@@ -110,7 +108,6 @@ def _slots_of(word: str, source: str) -> int:
 
 
 def _read_hosts(word: str, source: str) -> Iterator[Host]:
-    """Read one host, or several in brackets."""
     if "[" not in word.rpartition("@")[2][1:]:  # a bracket at the beginning is that of an IPv6 address
         yield _read_host(word, source)
         return

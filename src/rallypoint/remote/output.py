@@ -102,7 +102,6 @@ class Output:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is not written yet."""
         return self._waiting > 0
 
     async def write(self, data: bytes) -> None:
@@ -116,7 +115,6 @@ class Output:
         self._queue.put(data)
 
     async def drained(self) -> None:
-        """Wait until all is written."""
         while self._waiting:
             self._room.clear()
             await self._room.wait()
@@ -165,11 +163,9 @@ class Console:
         return f"standard output cannot be written ({self.out.failed}); the job goes on, and its output is lost"
 
     async def say(self, text: str) -> None:
-        """Write a line of our own to standard error."""
         await self.err.write(f"rallyctl: {text}\n".encode(errors="replace"))
 
     async def drained(self) -> None:
-        """Wait until all is written."""
         await self.out.drained()
         await self.err.drained()
 

@@ -203,7 +203,6 @@ class Connection:
                 self._process.stdin.write(encode(request) + b"\n")
 
     async def _answer(self, expected: type[A]) -> A:
-        """The next answer. Raises HostError."""
         seconds = self._options.connect_timeout * _START_FACTOR
         try:
             line = await asyncio.wait_for(self._line(), seconds)
@@ -309,7 +308,6 @@ class Connection:
 
 
 async def _show(stream: asyncio.StreamReader, lines: PrefixedLines, output: Output) -> None:
-    """Write the lines of a stream until it ends."""
     bar_due: float | None = None
     while True:
         wait = None if bar_due is None else max(0.0, bar_due - time.monotonic())

@@ -138,7 +138,6 @@ class Launcher:
         return self._heard + self.lost_after
 
     def receive(self) -> list[Request]:
-        """All requests that have come."""
         while not self.gone:
             try:
                 data = os.read(0, _CHUNK)
@@ -184,14 +183,12 @@ class Relay:
         self.ended = False
 
     def wants(self) -> tuple[int, int] | None:
-        """The descriptor to wait for, and the event; None for nothing."""
         if self._pending and not self.discards:
             return self._target, select.POLLOUT
         return None if self.ended else (self.source, select.POLLIN)
 
     @property
     def done(self) -> bool:
-        """Whether all has been handed on."""
         return self.ended and (self.discards or not self._pending)
 
     def give_up(self) -> None:
@@ -202,7 +199,6 @@ class Relay:
         self.ended = True
 
     def move(self) -> None:
-        """Read and write what can be at the moment."""
         if not self.ended and not self._pending:
             try:
                 self._pending = os.read(self.source, _CHUNK)

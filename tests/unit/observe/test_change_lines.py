@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from rallypoint.observe.change_lines import ChangeLines
+from rallypoint.observe.status import ChangeLines
 from rallypoint.protocol.observation import Phase, Snapshot
 from tests.unit.observe.snapshots import event, node, snapshot
 

@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-from rallypoint.observe.agent_runs import agent_runs
 from rallypoint.observe.event_files import read_events
-from rallypoint.observe.goodput import Report, report
+from rallypoint.observe.goodput import JobPhase, Report, agent_runs, report
 from rallypoint.observe.report_html import report_html
 from rallypoint.observe.report_svg import with_lost_work
 from rallypoint.observe.report_text import report_fields, report_lines
-from rallypoint.observe.timelines import JobPhase
-from rallypoint.telemetry.phases import NodePhase
+from rallypoint.telemetry.agent_events import NodePhase
 from tests.unit.observe.test_goodput import Node
 
 RECORDING = Path(__file__).with_name("recording")

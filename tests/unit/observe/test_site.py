@@ -20,11 +20,10 @@ from rallypoint.coordinator.jobs import ManyJobs
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.membership.operations import Close
 from rallypoint.membership.state import NodeId, NodeInfo, Settings
-from rallypoint.observe.job_metrics import build_family
-from rallypoint.observe.metric_names import Family
+from rallypoint.observe.metrics import Family, build_family
 from rallypoint.observe.site import Site
 from rallypoint.observe.sources import LocalJobs
-from rallypoint.observe.status_json import status_fields
+from rallypoint.observe.status import status_fields
 from rallypoint.protocol.handshake import Hello
 from rallypoint.protocol.messages import JoinRequest
 

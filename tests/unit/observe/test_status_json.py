@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.cli.watching import PHASE_CODES
-from rallypoint.observe.status_json import jobs_json, status_json
+from rallypoint.observe.status import jobs_json, status_json
 from rallypoint.protocol.observation import EventKind, JobSummary, NodeState, Phase
 from rallypoint.rendezvous.control_plane import LocalJob
 from tests.unit.observe.snapshots import snapshot

@@ -7,9 +7,7 @@ import statistics
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.observe.status_json import status_fields
-from rallypoint.observe.status_text import status_lines
-from rallypoint.observe.stragglers import Straggler, steps_of
+from rallypoint.observe.status import Straggler, status_fields, status_lines, steps_of
 from rallypoint.protocol.observation import Snapshot
 from rallypoint.protocol.operator_messages import NodeReport
 from tests.unit.observe.snapshots import node, snapshot

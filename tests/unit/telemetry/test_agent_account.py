@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rallypoint.telemetry import agent_events as events
 from rallypoint.telemetry.agent_account import RECOVERY_BOUNDS, AgentAccount
-from rallypoint.telemetry.phases import NodePhase
+from rallypoint.telemetry.agent_events import NodePhase
 
 FAILURE = events.Failure(rank=3, local_rank=1, host="a", pid=7, exit_code=-9, message="killed")
 

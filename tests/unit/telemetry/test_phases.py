@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.telemetry.phases import NodePhase, PhaseClock
+from rallypoint.telemetry.agent_events import NodePhase, PhaseClock
 
 STEPS = st.lists(st.tuples(st.sampled_from(NodePhase), st.floats(0, 1e6), st.floats(0, 1e4)), max_size=30)
 
