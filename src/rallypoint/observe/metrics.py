@@ -9,10 +9,11 @@ by its agent.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from rallypoint.base.errors import RallypointError
 from rallypoint.base.version import __version__
 from rallypoint.observe.status import node_state
 from rallypoint.protocol.observation import JobSummary, NodeState, Phase, Snapshot
@@ -334,3 +335,43 @@ def build_family() -> Family:
 
 def jobs_families(jobs: Sequence[JobSummary]) -> list[Family]:
     return [_family(JOBS, [((), jobs)])]
+
+
+# The text that Prometheus reads, by `prometheus-client`, which is imported here alone
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def exposition(families: Sequence[Family]) -> tuple[str, bytes]:
+    """The media type and the text. Raises RallypointError where `prometheus-client` is missing."""
+    try:
+        from prometheus_client import CollectorRegistry, generate_latest
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+        from prometheus_client.metrics_core import Metric as ClientMetric
+        from prometheus_client.registry import Collector
+    except ImportError as missing:
+        raise RallypointError(
+            "/metrics needs prometheus-client; install rallypoint[metrics] on this machine"
+        ) from missing
+
+    class Once(Collector):
+        def collect(self) -> Iterator[ClientMetric]:
+            for metric, samples in families:
+                kind, name, text, labels, _ = metric
+                if kind is HISTOGRAM:
+                    histogram = HistogramMetricFamily(name, text, labels=labels)
+                    for values, value in samples:
+                        if isinstance(value, Distribution):
+                            bounds = [*(f"{each:g}" for each in value.bounds), "+Inf"]
+                            histogram.add_metric(values, [*zip(bounds, value.counts, strict=True)], value.sum)
+                    yield histogram
+                    continue
+                family = (CounterMetricFamily if kind is COUNTER else GaugeMetricFamily)(name, text, labels=labels)
+                for values, value in samples:
+                    if not isinstance(value, Distribution):
+                        family.add_metric(values, value)
+                yield family
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Once())
+    return CONTENT_TYPE, generate_latest(registry)

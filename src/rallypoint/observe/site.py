@@ -32,7 +32,7 @@ from rallypoint.base.http import (
     stream_head,
 )
 from rallypoint.base.http_access import Access
-from rallypoint.observe.metrics import Family
+from rallypoint.observe.metrics import Family, exposition
 from rallypoint.observe.sources import JobsSource, Seen, UnknownJobError
 from rallypoint.observe.status import jobs_fields, status_fields
 from rallypoint.protocol.observation import JobList, Snapshot
@@ -122,19 +122,13 @@ class Site:
 
     async def _show_metrics(self, request: Request) -> Answer:
         families = await self._metrics()
-        kind, text = await asyncio.to_thread(_exposition, families)
+        kind, text = await asyncio.to_thread(exposition, families)
         return document(HTTPStatus.OK, kind, text, request.bodiless)
 
     def _fields(self, seen: Seen) -> dict[str, Any]:
         return jobs_fields(seen.jobs) if isinstance(seen, JobList) else status_fields(seen, self._now())
 
     _PAGES: ClassVar = {"/status.json": _status, "/events": _events, "/metrics": _show_metrics}
-
-
-def _exposition(families: Sequence[Family]) -> tuple[str, bytes]:
-    from rallypoint.observe.exposition import exposition
-
-    return exposition(families)
 
 
 def _page(request: Request) -> bytes:

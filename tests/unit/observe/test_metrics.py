@@ -13,13 +13,14 @@ import pytest
 
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.membership.state import Settings
-from rallypoint.observe.exposition import CONTENT_TYPE, exposition
 from rallypoint.observe.metrics import (
+    CONTENT_TYPE,
     METRICS,
     Family,
     Kind,
     NodeReading,
     build_family,
+    exposition,
     job_families,
     jobs_families,
     node_families,

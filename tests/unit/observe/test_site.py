@@ -151,7 +151,6 @@ def test_what_there_is_not(job: Dispatcher, path: str, method: str, status: int)
 
 
 def test_without_prometheus_client_there_is_a_sentence(job: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "rallypoint.observe.exposition", raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     status, _, body = ask(site_of(job), "/metrics")
     assert status == HTTPStatus.SERVICE_UNAVAILABLE
