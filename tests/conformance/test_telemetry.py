@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from rallypoint.agent.torch_events import TorchEvents
 from rallypoint.data.cycling import CyclingIterator
 from rallypoint.data.permutation import permutation
 from rallypoint.data.sampler import ElasticDistributedSampler
 from rallypoint.store.collectives import barrier, get_all, store_timeout, synchronize
-from rallypoint.telemetry import events, metrics, recording
-from rallypoint.telemetry.event_factory import EventFactory
+from rallypoint.telemetry import events, handlers, metrics
 from rallypoint.telemetry.events import Event
 from rallypoint.telemetry.handlers import log_handlers
 from tests.conformance.record import From, Record
@@ -83,7 +83,7 @@ IMPORTS = {
     "from torch.distributed.elastic.events import Event, EventSource, NodeState, record, "
     "construct_and_record_rdzv_event\nfrom torch.distributed.elastic.events.handlers import _log_handlers as handlers",
     "ours": "from rallypoint.telemetry.events import Event, EventSource, NodeState\n"
-    "from rallypoint.telemetry.recording import record, construct_and_record_rdzv_event\n"
+    "from rallypoint.telemetry.handlers import record, construct_and_record_rdzv_event\n"
     "from rallypoint.telemetry.handlers import log_handlers as handlers",
 }
 
@@ -140,10 +140,30 @@ class Worker(NamedTuple):
     id: object
 
 
+class Handler(NamedTuple):
+    """A rendezvous with this name and backend."""
+
+    def get_run_id(self) -> str:
+        return "job"
+
+    def get_backend(self) -> str:
+        return "c10d"
+
+
+class Spec(NamedTuple):
+    role: str = "trainer"
+    rdzv_handler: Handler = Handler()
+
+    def get_entrypoint_name(self) -> str:
+        return "/bin/sh"
+
+
 class Group(NamedTuple):
     group_rank: int | None
     group_world_size: int | None
     workers: tuple[Worker, ...]
+    restarts: int = 0
+    spec: Spec = Spec()
 
 
 class Failure(NamedTuple):
@@ -185,23 +205,24 @@ def check_events(written: str, restarts: int, failed: bool) -> None:
     }
     assert not failed or json.dumps(data) in told
 
-    factory = EventFactory("null", "job", "trainer", "c10d", "/bin/sh")
-    ours = [factory.agent_event(state, BEFORE, 0, duration_ms=1.0) for state in ("RENDEZVOUS", "ASSIGN_WORKER_RANKS")]
+    def of(group: Any) -> TorchEvents:
+        return TorchEvents(group)
+
+    steps = ("RENDEZVOUS", "ASSIGN_WORKER_RANKS")
+    ours = [of(BEFORE).agent_event(state, duration_ms=1.0) for state in steps]
     for attempt in range(restarts + 1):
-        if attempt:
-            ours += [
-                factory.agent_event(state, group, attempt, duration_ms=1.0)
-                for state in ("RENDEZVOUS", "ASSIGN_WORKER_RANKS")
-            ]
-        ours += [factory.worker_event("START", group, attempt, worker) for worker in group.workers]
-    for worker in group.workers:
-        failure = None
-        if failed:
-            more = failures[worker.global_rank]
-            signalled = more["exit_code"][0] < 0
-            failure = Failure(more["exit_code"][0], more["worker_pid"][0], {"message": "<NONE>"} if signalled else data)
-        ours.append(factory.worker_event("FAILED" if failed else "SUCCEEDED", group, restarts, worker, failure))
-    ours.append(factory.agent_event("SUCCEEDED", group, restarts))
+        told_of = of(group._replace(restarts=attempt))
+        ours += [told_of.agent_event(state, duration_ms=1.0) for state in steps if attempt]
+        ours += told_of.workers_started()
+    ended: dict[int, Any] = {}
+    for worker in group.workers if failed else ():
+        more = failures[worker.global_rank]
+        signalled = more["exit_code"][0] < 0
+        error: dict[str, object] = {"message": "<NONE>"} if signalled else data
+        ended[worker.global_rank] = Failure(more["exit_code"][0], more["worker_pid"][0], error)
+    last = of(group._replace(restarts=restarts))
+    ours += last.workers_ended("FAILED" if failed else "SUCCEEDED", ended)
+    ours.append(last.agent_event("SUCCEEDED"))
     assert list(map(comparable, ours)) == list(map(comparable, theirs))
     assert {each.timestamp for each in theirs} == {0}
     assert all(each.timestamp > 0 for each in ours)
@@ -220,20 +241,21 @@ def comparable(event: Event) -> tuple[object, ...]:
 
 def check_numbers(printed: str, remaining: int, failed: bool) -> None:
     """The metrics of the run that torch has printed end with those that ours puts."""
-    from rallypoint.telemetry import run_metrics
-    from tests.unit.telemetry.test_metrics import MemoryHandler
-
     theirs = [line.split()[1:] for line in printed.splitlines() if line.startswith("METRIC")]
-    kept = MemoryHandler()
-    metrics.configure(kept)
+    kept: list[list[str]] = []
+
+    class Kept(metrics.MetricHandler):
+        def emit(self, metric_data: metrics.MetricData) -> None:
+            kept.append([str(metric_data.group_name), metric_data.name, str(metric_data.value)])
+
+    metrics.configure(Kept())
     try:
-        run_metrics.put_worker_state("trainer", "FAILED" if failed else "SUCCEEDED", remaining)
-        run_metrics.put_run_result("trainer", failed, remaining, 1)
+        metrics.put_worker_state("trainer", "FAILED" if failed else "SUCCEEDED", remaining)
+        metrics.put_run_result("trainer", failed, remaining, 1)
     finally:
         metrics.configure(metrics.NullMetricHandler())
-    ours = [[str(part) for part in each] for each in kept.seen]
     of_run = [each for each in theirs if each[1].startswith("workers.")]
-    assert of_run[-len(ours) :] == ours
+    assert of_run[-len(kept) :] == kept
 
 
 def profiled(output: str) -> Counter[str]:
@@ -311,7 +333,7 @@ def test_every_public_name_is_there(torchs: Any, module: str) -> None:
     homes: dict[str, tuple[ModuleType | type, ...]] = {
         "metrics": (metrics,),
         "metrics.api": (metrics,),
-        "events": (events, recording),
+        "events": (events, handlers),
         "utils.data": (),
         "utils.store": (collectives,),
     }

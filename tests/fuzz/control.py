@@ -31,8 +31,7 @@ from rallypoint.membership.operations import (
 )
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Reason, RoundEnd, Settings, State, Verdict
 from rallypoint.observe.bundle import Piece, decode_bundle, encode_bundle
-from rallypoint.observe.status_json import status_json
-from rallypoint.observe.status_text import status_lines
+from rallypoint.observe.status import status_json, status_lines
 from rallypoint.protocol import codec
 from rallypoint.protocol.codec import decode_state, encode_state
 from rallypoint.protocol.errors import RendezvousStateError

@@ -35,9 +35,8 @@ from rallypoint.failures.texts import clean_lines, last_stacks, last_traceback
 from rallypoint.health.http import HealthView, reply
 from rallypoint.logs.relay import TAIL_SIZE, without_long_middles
 from rallypoint.membership.operations import Fail
-from rallypoint.observe.agent_runs import agent_runs
 from rallypoint.observe.event_files import EventFiles, read_events
-from rallypoint.observe.goodput import report
+from rallypoint.observe.goodput import agent_runs, report
 from rallypoint.observe.report_text import report_json, report_lines
 from rallypoint.preflight.mesh import (
     Finding,

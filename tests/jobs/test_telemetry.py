@@ -14,12 +14,9 @@ from typing import Any
 
 import pytest
 
-from rallypoint.observe.agent_runs import agent_runs
 from rallypoint.observe.event_files import read_events
-from rallypoint.observe.goodput import Loss, report
-from rallypoint.observe.timelines import JobPhase
-from rallypoint.telemetry.agent_events import AgentEnded, ProgressMade
-from rallypoint.telemetry.phases import NodePhase
+from rallypoint.observe.goodput import JobPhase, Loss, agent_runs, report
+from rallypoint.telemetry.agent_events import AgentEnded, NodePhase, ProgressMade
 from tests.jobs.launching import Job, Launcher
 from tests.ports import free_port
 
@@ -34,26 +31,6 @@ def told(job: Job) -> list[dict[str, Any]]:
 def events(job: Job) -> list[tuple[str, str, int | None]]:
     """Source, state and restarts of each event."""
     return [(each["source"], each["metadata"]["state"], each["metadata"]["agent_restarts"]) for each in told(job)]
-
-
-def test_the_events_of_a_job_with_a_restart(rallyrun: Launcher) -> None:
-    """The failure is told when its round is over, and each event has its time."""
-    began = int(time.time())
-    script = "exit $((1 - TORCHELASTIC_RESTART_COUNT))"
-    job = rallyrun("--standalone", "--event-log-handler=console", "--max-restarts=1", *SH, script)
-    assert job.ends() == 0
-    round_ = [("AGENT", "RENDEZVOUS"), ("AGENT", "ASSIGN_WORKER_RANKS"), ("WORKER", "START")]
-    assert events(job) == [
-        *((source, state, 0) for source, state in round_),
-        ("WORKER", "FAILED", 0),
-        *((source, state, 1) for source, state in round_),
-        ("WORKER", "SUCCEEDED", 1),
-        ("AGENT", "SUCCEEDED", 1),
-    ]
-    times = [event["timestamp"] for event in told(job)]
-    assert times == sorted(times)
-    assert began <= times[0]
-    assert times[-1] <= time.time()
 
 
 def test_how_each_worker_of_a_failed_job_ended(rallyrun: Launcher) -> None:
@@ -82,19 +59,6 @@ def test_an_agent_that_is_ended_says_so(rallyrun: Launcher) -> None:
     assert job.ends() == 1
     assert events(job)[-2:] == [("WORKER", "TERMINATED", 0), ("AGENT", "FAILED", 0)]
     assert "SignalException" in job.err
-
-
-def test_without_a_handler_there_are_none(rallyrun: Launcher) -> None:
-    job = rallyrun("--standalone", *SH, "exit 0")
-    assert job.ends() == 0
-    assert job.err == ""
-
-
-def test_an_unknown_handler_starts_nothing(rallyrun: Launcher) -> None:
-    job = rallyrun("--standalone", "--event-log-handler=zz", *SH, "echo up")
-    assert job.ends() == 1
-    assert job.out == []
-    assert "no installed package offers the event handler 'zz'; use one of console" in job.err
 
 
 TELLS = """
@@ -172,13 +136,6 @@ def test_a_progress_file_that_nobody_writes_is_no_progress(rallyrun: Launcher, t
     )
     assert job.ends() == 1
     assert "the same failure came back 2 times without progress" in job.err
-
-
-def test_a_progress_file_in_no_folder_is_refused(rallyrun: Launcher) -> None:
-    job = rallyrun("--standalone", "--progress-file=/nowhere/file", *SH, "echo up")
-    assert job.ends() == 1
-    assert job.out == []
-    assert "--progress-file=/nowhere/file cannot be a file that workers write: there is no such folder" in job.err
 
 
 def ask(port: int, path: str) -> tuple[int, dict[str, object]]:

@@ -20,7 +20,6 @@ HEAVY = {
     "multiprocessing",
     "pickle",
     "psutil",
-    "rich",
     "ssl",
     "tempfile",
     "torch",

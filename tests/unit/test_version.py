@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import rallypoint
-from rallypoint.observe.job_metrics import build_family
+from rallypoint.observe.metrics import build_family
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,9 +15,9 @@ from rallypoint.failures.cause import Cause
 from rallypoint.failures.texts import first_line
 from rallypoint.protocol.messages import HangReport, JobEnded, OperatorAction, Placed, RoundEnded
 from rallypoint.telemetry import agent_events as events
+from rallypoint.telemetry.agent_events import NodePhase, PhaseClock
+from rallypoint.telemetry.handlers import record_agent_event
 from rallypoint.telemetry.lazy import logging_errors
-from rallypoint.telemetry.phases import NodePhase, PhaseClock
-from rallypoint.telemetry.recording import record_agent_event
 
 
 class AgentEventLog:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from rallypoint.agent.spec import RunResult, WorkerGroup, WorkerState
 from rallypoint.base.light_typing import TYPE_CHECKING
-from rallypoint.telemetry.lazy import metrics_wanted, put_metric_if_wanted
+from rallypoint.telemetry.lazy import logging_errors, metrics_wanted, put_metric_if_wanted
 
 if TYPE_CHECKING:
     from rallypoint.agent.agent_event_log import AgentEventLog
     from rallypoint.agent.progress import Reached
+    from rallypoint.agent.torch_events import TorchEvents
     from rallypoint.telemetry.agent_events import AgentEvent
-    from rallypoint.telemetry.event_factory import EventFactory
     from rallypoint.telemetry.events import Event
     from rallypoint.watchdog.requests import FileTimerRequest
 
@@ -25,7 +26,7 @@ class EventEmitter:
     def __init__(self, group: WorkerGroup) -> None:
         self._group = group
         self.began = time.monotonic()
-        self._factory: EventFactory | None = None
+        self._torch: TorchEvents | None = None
         self._stop_began: float | None = None
         self._restart_began: float | None = None
         self._running = False
@@ -50,14 +51,14 @@ class EventEmitter:
 
     def succeeded(self) -> Event:
         """Record that this agent's run has returned."""
-        return self._event_factory().agent_event("SUCCEEDED", self._group, self._group.restarts)
+        return self._torch_events().agent_event("SUCCEEDED")
 
     def failed(self) -> Event:
         """Record that the exception which is being handled has ended this agent's run."""
         import traceback
 
         error = traceback.format_exc()
-        return self._event_factory().agent_event("FAILED", self._group, self._group.restarts, raw_error=error)
+        return self._torch_events().agent_event("FAILED", raw_error=error)
 
     def progress(self, reached: Reached, from_file: bool) -> None:
         """The workers have made progress."""
@@ -76,12 +77,12 @@ class EventEmitter:
     def record(self, make: Callable[[], Event]) -> None:
         """Record an event."""
         if self._wanted:
-            self._event_factory().record(make())
+            self._record([make()])
 
     def step_done(self, state: str, began: float) -> None:
         """Record that the step which `state` names is done; it began at this `time.monotonic`."""
         if self._wanted:
-            self._event_factory().step_done(state, self._group, self._group.restarts, time.monotonic() - began)
+            self._record([self._torch_events().step_done(state, time.monotonic() - began)])
 
     @contextmanager
     def duration(self, state: str) -> Iterator[None]:
@@ -116,7 +117,7 @@ class EventEmitter:
         if self.log is not None:
             self.log.started()
         if self._wanted:
-            self._event_factory().workers_started(self._group, self._group.restarts)
+            self._record(self._torch_events().workers_started())
 
     def workers_ended(self, result: RunResult | None, succeeded: Collection[int] = ()) -> None:
         """The workers of a round are gone. Idempotent.
@@ -130,18 +131,17 @@ class EventEmitter:
         running, self._running = self._running, False
         if running and self._wanted:
             state, failures = ("", {}) if result is None else (result.state.value, result.failures)
-            self._event_factory().workers_ended(state, self._group, self._group.restarts, failures, succeeded)
+            self._record(self._torch_events().workers_ended(state, failures, succeeded))
 
     def watched(self, name: str, timer: FileTimerRequest | None) -> None:
         """Record what the watchdog has done, as `name` says, to the worker of this timer if there is one."""
         if self._wanted:
-            factory = self._event_factory()
-            factory.record(factory.watchdog_event(name, self._group, self._group.restarts, timer))
+            self._record([self._torch_events().watchdog_event(name, timer)])
 
     def workers_polled(self, result: RunResult, remaining_restarts: int) -> None:
         """The workers have been polled, and the job would survive this many further failures."""
         if metrics_wanted():
-            from rallypoint.telemetry.run_metrics import put_worker_state
+            from rallypoint.telemetry.metrics import put_worker_state
 
             put_worker_state(self._group.spec.role, result.state, remaining_restarts)
 
@@ -149,7 +149,7 @@ class EventEmitter:
         """The run is over, and the job would have survived this many further failures."""
         spec = self._group.spec
         if metrics_wanted():
-            from rallypoint.telemetry.run_metrics import put_run_result
+            from rallypoint.telemetry.metrics import put_run_result
 
             put_run_result(spec.role, result.is_failed(), remaining_restarts, spec.max_restarts)
         self.workers_ended(result)
@@ -158,15 +158,20 @@ class EventEmitter:
     def _wanted(self) -> bool:
         return self._group.spec.event_log_handler != "null"
 
-    def _event_factory(self) -> EventFactory:
-        if self._factory is None:
-            from rallypoint.telemetry.event_factory import EventFactory
+    def _torch_events(self) -> TorchEvents:
+        if self._torch is None:
+            from rallypoint.agent.torch_events import TorchEvents
 
-            spec = self._group.spec
-            run_id, backend = spec.rdzv_handler.get_run_id(), spec.rdzv_handler.get_backend()
-            name = spec.get_entrypoint_name()
-            self._factory = EventFactory(spec.event_log_handler, run_id, spec.role, backend, name, self.began)
-        return self._factory
+            self._torch = TorchEvents(self._group, self.began)
+        return self._torch
+
+    def _record(self, made: Iterable[Event]) -> None:
+        """Record events. Never raises: an exception of a handler is logged."""
+        from rallypoint.telemetry.handlers import record
+
+        destination = self._group.spec.event_log_handler
+        for event in made:
+            logging_errors("events", partial(record, event, destination))
 
 
 def _put_step(name: str, began: float | None) -> None:

@@ -310,7 +310,7 @@ def flight_recorder_paths(environ: Mapping[str, str]) -> list[str]:
 def index_fields(seen: Snapshot, why: str, headline: str, by: str) -> dict[str, Any]:
     """The state of the job over all nodes, as the coordinator's node knows it."""
     from rallypoint.observe.bundle import safe_name
-    from rallypoint.observe.status_json import status_fields
+    from rallypoint.observe.status import status_fields
 
     folders = {each.name: f"{safe_name(each.host)}-{each.pid}" for each in seen.nodes}
     now = time.time()

@@ -26,8 +26,7 @@ from rallypoint.telemetry.agent_account import AgentAccount
 
 if TYPE_CHECKING:
     from rallypoint.client.dialing import DialTarget
-    from rallypoint.observe.agent_metrics import NodeReading
-    from rallypoint.observe.metric_names import Family
+    from rallypoint.observe.metrics import Family
     from rallypoint.observe.site import Site
     from rallypoint.observe.sources import RemoteJob
     from rallypoint.telemetry.agent_events import AgentEvent
@@ -100,20 +99,14 @@ class AgentPages:
         return [*own, *await self._job_metrics()]
 
     def _own_metrics(self) -> Sequence[Family]:
-        from rallypoint.observe.agent_metrics import node_families
-        from rallypoint.observe.job_metrics import build_family
+        from rallypoint.observe.metrics import NodeReading, build_family, node_families
 
         with self._lock:
             elapsed = time.monotonic() - self._workers.events.began
             counted = self._account.read(elapsed)
-        return [build_family(), *node_families(self._reading(elapsed), counted)]
-
-    def _reading(self, elapsed: float) -> NodeReading:
-        from rallypoint.observe.agent_metrics import NodeReading
-
         seen, spec = self._workers.seen, self._workers.group.spec
         now = time.time()
-        return NodeReading(
+        reading = NodeReading(
             job=spec.rdzv_handler.get_run_id(),
             node=host_name(),
             role=spec.role,
@@ -123,12 +116,14 @@ class AgentPages:
             running=seen.running,
             remaining=seen.remaining,
             last_output=[now - age if age >= 0 else 0.0 for age in seen.output_ages()],
+            counted=counted,
         )
+        return [build_family(), *node_families(reading)]
 
     async def _job_metrics(self) -> Sequence[Family]:
         """The metrics of the whole job, served once: by the agent whose process has the coordinator."""
         from rallypoint.base.errors import RallypointError
-        from rallypoint.observe.job_metrics import job_families
+        from rallypoint.observe.metrics import job_families
         from rallypoint.protocol.observation import Snapshot
 
         if not self._workers.rendezvous.hosts_coordinator:

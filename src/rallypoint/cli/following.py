@@ -40,7 +40,7 @@ class Lines:
     """One line for each change."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
-        from rallypoint.observe.change_lines import ChangeLines
+        from rallypoint.observe.status import ChangeLines
 
         self._changes = ChangeLines()
         self._write = write
@@ -52,7 +52,7 @@ class Lines:
 
     def note(self, text: str) -> None:
         """Something about what is shown."""
-        from rallypoint.observe.change_lines import clock_time
+        from rallypoint.observe.status import clock_time
 
         if text:
             self._write(f"{clock_time(time.time())} {text}")
@@ -71,7 +71,7 @@ class JsonLines:
         """The job stands so now."""
         import json
 
-        from rallypoint.observe.status_json import status_fields
+        from rallypoint.observe.status import status_fields
 
         self._write(json.dumps(status_fields(snapshot, time.time())))
 
@@ -87,16 +87,13 @@ class JsonLines:
 
 
 def display_for(json: bool, write: Callable[[str], None]) -> Display:
-    """A live screen on a terminal that can show one, if `rich` is installed; else lines."""
+    """A live screen on a terminal that can show one; else lines."""
     if json:
         return JsonLines(write)
     if not (sys.stdout.isatty() and terminal_rewrites_lines()):
         return Lines(write)
-    try:
-        from rallypoint.observe.screen import Screen
-    except ImportError:
-        write("for a live screen install rallypoint[screen]; without it each change is a line")
-        return Lines(write)
+    from rallypoint.observe.screen import Screen
+
     return Screen()
 
 

@@ -209,12 +209,12 @@ def _watch(options: argparse.Namespace) -> int:
 
 
 def _list_local_jobs(jobs: list[LocalJob], options: argparse.Namespace) -> int:
-    from rallypoint.observe.status_text import table
+    from rallypoint.observe.status import table
 
     if options.json:
         import json
 
-        from rallypoint.observe.status_json import VERSION
+        from rallypoint.observe.status import VERSION
 
         print_answer(json.dumps({"version": VERSION, "jobs": [each._asdict() for each in jobs]}, indent=2))
     elif jobs:
@@ -230,11 +230,11 @@ def _list_local_jobs(jobs: list[LocalJob], options: argparse.Namespace) -> int:
 def _print_jobs(jobs: Any, options: argparse.Namespace) -> None:
 
     if options.json:
-        from rallypoint.observe.status_json import jobs_json
+        from rallypoint.observe.status import jobs_json
 
         print_answer(jobs_json(jobs.jobs))
     else:
-        from rallypoint.observe.status_text import job_lines
+        from rallypoint.observe.status import job_lines
 
         print_answer("\n".join(job_lines(jobs.jobs)))
 
@@ -244,11 +244,11 @@ def _print_status(snapshot: Snapshot, options: argparse.Namespace) -> None:
     import sys
 
     if options.json:
-        from rallypoint.observe.status_json import status_json
+        from rallypoint.observe.status import status_json
 
         print_answer(status_json(snapshot, time.time()))
     else:
-        from rallypoint.observe.status_text import status_lines
+        from rallypoint.observe.status import status_lines
 
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNCUT
         print_answer("\n".join(status_lines(snapshot, width)))

@@ -86,10 +86,9 @@ def _required_checks(text: str) -> tuple[str, ...]:
 
 
 def report(options: argparse.Namespace) -> None:
-    from rallypoint.observe.agent_runs import agent_runs
+    from rallypoint.observe.bundle import incident_lines, incidents_json, read_incidents
     from rallypoint.observe.event_files import read_events
-    from rallypoint.observe.goodput import report
-    from rallypoint.observe.incidents import incident_lines, incidents_json, read_incidents
+    from rallypoint.observe.goodput import agent_runs, report
     from rallypoint.observe.report_text import report_json, report_lines
 
     incidents = read_incidents(options.paths)

@@ -154,18 +154,6 @@ VERBS = (
                 complete=Values(names="host", separator=","),
             ),
             _value("--hostfile", "FILE", "file with a host on each line: node1 slots=8"),
-            _value(
-                "--include",
-                "SPEC",
-                "only these hosts or slots: node1@node2:0,2",
-                complete=Values(names="host", separator="@"),
-            ),
-            _value(
-                "--exclude",
-                "SPEC",
-                "all but these hosts or slots: node3@node2:1",
-                complete=Values(names="host", separator="@"),
-            ),
         ),
         _section(
             "command",
@@ -216,7 +204,7 @@ VERBS = (
             _switch("--json", "print JSON (docs/reference/status.md)"),
             _switch(
                 "--watch",
-                "follow the job until it ends: a live screen on a terminal (rallypoint[screen]), else a line a change",
+                "follow the job until it ends: a live screen on a terminal, else a line a change",
             ),
         ),
     ),

@@ -14,8 +14,7 @@ from rallypoint.base.log import get_logger
 from rallypoint.base.loop import shared_loop
 from rallypoint.base.secrets import http_token, job_secret
 from rallypoint.coordinator.jobs import ManyJobs
-from rallypoint.observe.job_metrics import build_family, job_families, jobs_families
-from rallypoint.observe.metric_names import Family
+from rallypoint.observe.metrics import Family, build_family, job_families, jobs_families
 from rallypoint.observe.site import Site
 from rallypoint.observe.sources import LocalJobs
 

@@ -17,7 +17,7 @@ from rallypoint.cli.exit import print_error
 from rallypoint.cli.parse import build_parser, parse_nnodes, parse_with
 
 if TYPE_CHECKING:
-    from rallypoint.remote.hosts import Host
+    from rallypoint.remote.inputs import Host
     from rallypoint.remote.job import Plan
 
 _LARGEST_FILE = 1024 * 1024
@@ -43,7 +43,7 @@ def _plan(options: argparse.Namespace) -> Plan:
 
     from rallypoint.base.secrets import SECRET, launch_secret
     from rallypoint.remote.job import Plan
-    from rallypoint.remote.ssh_command import SshOptions
+    from rallypoint.remote.ssh import SshOptions
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
@@ -59,7 +59,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         except ValueError as error:
             raise UsageError(f"--ssh-args={text!r} cannot be read: {error}; quote it as for a shell") from None
     ssh = SshOptions(tuple(words), options.python or sys.executable, times["connect_timeout"], times["lost_after"])
-    variables = _variables(options, hosts)
+    variables = _variables(options)
     known = read_command(command, {key: text for key, text in variables.items() if key.startswith("PET_")}, len(hosts))
     if 0 < known.most < len(hosts):
         print_error(
@@ -74,35 +74,24 @@ def _plan(options: argparse.Namespace) -> Plan:
 
 
 def _hosts(options: argparse.Namespace) -> list[Host]:
-    from rallypoint.remote.hosts import parse_hostfile, parse_hosts
-    from rallypoint.remote.selection import exclude, include
+    from rallypoint.remote.inputs import parse_hostfile, parse_hosts
 
     if bool(options.hosts) == bool(options.hostfile):
         both = "are both given; give one of them" if options.hosts else "are both missing; give one of them"
         raise UsageError(f"--hosts and --hostfile {both}")
-    if options.include and options.exclude:
-        raise UsageError("--include and --exclude are both given; give one of them")
     if options.hosts:
-        hosts = parse_hosts(options.hosts)
-    else:
-        hosts = parse_hostfile(_read(options.hostfile, "--hostfile"), options.hostfile)
-    if options.include:
-        return include(hosts, options.include)
-    return exclude(hosts, options.exclude) if options.exclude else hosts
+        return parse_hosts(options.hosts)
+    return parse_hostfile(_read(options.hostfile, "--hostfile"), options.hostfile)
 
 
-def _variables(options: argparse.Namespace, hosts: list[Host]) -> dict[str, str]:
+def _variables(options: argparse.Namespace) -> dict[str, str]:
     """The user's variables."""
-    from rallypoint.remote.environment import DEVICES, file_variables, named_variables
+    from rallypoint.remote.inputs import file_variables, named_variables
 
     found: dict[str, str] = {}
     for path in options.env_file:
         found |= file_variables(_read(path, "--env-file"), path, os.environ)
-    found |= named_variables(options.env, os.environ)
-    picked = any(host.devices is not None for host in hosts)
-    if picked and DEVICES in found:
-        raise UsageError(f"{DEVICES} is given, and slots are picked by --include or --exclude; leave one of them out")
-    return found
+    return found | named_variables(options.env, os.environ)
 
 
 def _read(path: str, flag: str) -> bytes:

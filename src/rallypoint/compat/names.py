@@ -83,12 +83,11 @@ _HOMES = {
     ),
     "rallypoint.store.collectives": "barrier get_all store_timeout synchronize",
     "rallypoint.telemetry.events": "Event EventMetadataValue EventSource NodeState RdzvEvent",
-    "rallypoint.telemetry.handlers": "get_logging_handler",
+    "rallypoint.telemetry.handlers": "construct_and_record_rdzv_event get_logging_handler record_rdzv_event",
     "rallypoint.telemetry.metrics": (
         "ConsoleMetricHandler MetricData MetricHandler MetricStream MetricsConfig NullMetricHandler configure "
         "getStream get_elapsed_time_ms initialize_metrics prof profile publish_metric put_metric"
     ),
-    "rallypoint.telemetry.recording": "construct_and_record_rdzv_event record_rdzv_event",
     "rallypoint.watchdog.client": "FileTimerClient TimerClient expires",
     "rallypoint.watchdog.requests": "FileTimerRequest TimerRequest",
     "rallypoint.workers.context": "PContext RunProcsResult macros",
@@ -98,8 +97,8 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 _ELSEWHERE = {
-    ("elastic.agent.server.api", "record"): ("rallypoint.telemetry.recording", "record"),
-    ("elastic.events", "record"): ("rallypoint.telemetry.recording", "record"),
+    ("elastic.agent.server.api", "record"): ("rallypoint.telemetry.handlers", "record"),
+    ("elastic.events", "record"): ("rallypoint.telemetry.handlers", "record"),
     ("elastic.events.handlers", "_log_handlers"): ("rallypoint.telemetry.handlers", "log_handlers"),
     ("elastic.rendezvous.c10d_rendezvous_backend", "DEFAULT_PORT"): ("rallypoint.rendezvous.params", "C10D_PORT"),
     ("elastic.rendezvous.registry", "handler_registry"): (

@@ -1,4 +1,5 @@
-"""Incident bundles: what one node knows of one failure, as files in a small folder, and the index over all nodes.
+"""Incident bundles: what one node knows of one failure, as files in a small folder, and the index over all nodes; and
+what `rallyctl report` shows of the bundles that a folder holds.
 
     DIR/<job>/<incident>/<host>-<pid>/incident.json ...     one folder a node
     DIR/<job>/<incident>/index.json                         how the job stood, by the coordinator's node
@@ -16,11 +17,13 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from shutil import rmtree
 from typing import Any, NamedTuple
 
 import msgspec
+
+from rallypoint.base.log import printable
 
 VERSION = 1
 LIMIT = 10 * 1024 * 1024
@@ -30,6 +33,8 @@ ON_DEMAND_LIMIT = 1024 * 1024
 SUMMARY, INDEX = "incident.json", "index.json"
 _SUMMARY_ROOM = 256 * 1024
 _MAX_FILES = 4096
+_MAX_SUMMARY = 1024 * 1024
+_MAX_BUNDLES = 100_000
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}(?:/[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}){0,2}")
 
 
@@ -84,7 +89,6 @@ _decoder = msgspec.msgpack.Decoder(tuple[Piece, ...])
 
 
 def encode_bundle(pieces: Sequence[Piece]) -> bytes:
-    """A bundle as bytes."""
     return zlib.compress(msgspec.msgpack.encode(tuple(pieces)), 6)
 
 
@@ -129,55 +133,155 @@ def write_bundle(parent: str, name: str, pieces: Sequence[Piece]) -> str:
     Raises:
         OSError: the disk does not take it; nothing is left then.
     """
-    os.makedirs(parent, exist_ok=True)
-    hidden = os.path.join(parent, f".{name}.{os.getpid()}.{os.urandom(4).hex()}")
-    os.mkdir(hidden, 0o700)
-    try:
+
+    def fill(hidden: str) -> None:
+        os.mkdir(hidden, 0o700)
         for piece in pieces:
             path = os.path.join(hidden, piece.name)
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-                file.write(piece.data)
-        return _rename(hidden, parent, name)
-    except BaseException:
-        rmtree(hidden, ignore_errors=True)
-        raise
+            _write(path, piece.data)
 
-
-def _rename(hidden: str, parent: str, name: str) -> str:
-    for number in range(10000):
-        path = os.path.join(parent, name if not number else f"{name}.{number}")
-        if os.path.lexists(path):
-            continue
-        try:
-            os.rename(hidden, path)
-        except (FileExistsError, OSError):
-            if not os.path.lexists(path):
-                raise
-            continue
-        return path
-    raise OSError(f"{parent} has too many folders {name}")
+    return _appear(parent, (f"{name}.{number}" if number else name for number in range(_MOST)), fill)
 
 
 def write_index(parent: str, fields: dict[str, Any]) -> str:
     """Write the index over all nodes, beside one that is there already, and return its path. Raises OSError."""
-    os.makedirs(parent, exist_ok=True)
     text = json.dumps({"version": VERSION, **fields}, indent=2) + "\n"
-    new = os.path.join(parent, f".{INDEX}.{os.getpid()}.{os.urandom(4).hex()}")
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
     stem, end = os.path.splitext(INDEX)
+    names = (f"{stem}-{number}{end}" if number > 1 else INDEX for number in range(1, _MOST))
+    return _appear(parent, names, lambda hidden: _write(hidden, text.encode()))
+
+
+_MOST = 10_000
+"""Folders, or indices, of one name."""
+
+
+def _write(path: str, data: bytes) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(data)
+
+
+def _appear(parent: str, names: Iterator[str], make: Callable[[str], None]) -> str:
+    """Make a file or folder beside its place, and give it the first of these names that is free. Raises OSError."""
+    os.makedirs(parent, exist_ok=True)
+    hidden = os.path.join(parent, f".new.{os.getpid()}.{os.urandom(4).hex()}")
     try:
-        for number in range(1, 10000):
-            path = os.path.join(parent, INDEX if number == 1 else f"{stem}-{number}{end}")
-            try:
-                os.link(new, path)  # never over another
-            except FileExistsError:
+        make(hidden)
+        is_file = os.path.isfile(hidden)
+        for path in (os.path.join(parent, each) for each in names):
+            if os.path.lexists(path):
                 continue
-            except OSError:  # a file system without links
-                os.rename(new, path)
+            try:
+                if is_file:
+                    _link(hidden, path)
+                else:
+                    os.rename(hidden, path)
+            except OSError:  # somebody else has taken the name meanwhile
+                if not os.path.lexists(path):
+                    raise
+                continue
             return path
+        raise OSError(f"{parent} is too full of incidents")
     finally:
-        if os.path.exists(new):
-            os.unlink(new)
-    raise OSError(f"{parent} has too many of {INDEX}")
+        if os.path.isfile(hidden):
+            os.unlink(hidden)
+        rmtree(hidden, ignore_errors=True)
+
+
+def _link(new: str, path: str) -> None:
+    """Give a file a name, and never that of another."""
+    try:
+        os.link(new, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        os.rename(new, path)
+
+
+# Reading what a folder holds
+
+
+class Incident(NamedTuple):
+    """What one node has kept of one failure. `at` is in seconds since 1970, by the clock of that node."""
+
+    job: str
+    round: int
+    at: float
+    why: str
+    headline: str
+    host: str
+    pid: int
+    group_rank: int
+    ranks: tuple[int, ...]
+    folder: str
+
+
+class Incidents(NamedTuple):
+    """The bundles that were found, oldest first, and what could not be read, in sentences."""
+
+    found: tuple[Incident, ...]
+    notes: tuple[str, ...]
+
+
+def read_incidents(paths: Iterable[str]) -> Incidents:
+    found: list[Incident] = []
+    notes: list[str] = []
+    for path in _summaries(paths):
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                found.append(_incident(json.loads(file.read(_MAX_SUMMARY)), os.path.dirname(path)))
+        except OSError as error:
+            notes.append(f"{path} cannot be read: {error.strerror}")
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+            notes.append(f"{path} is no summary of an incident that this version can read")
+        if len(found) >= _MAX_BUNDLES:
+            notes.append(f"there are more than {_MAX_BUNDLES} incidents; the others are left out")
+            break
+    return Incidents(tuple(sorted(found, key=lambda each: (each.at, each.group_rank))), tuple(notes))
+
+
+def incident_lines(found: Sequence[Incident]) -> list[str]:
+    """The incidents for people: each with its cause once, and the nodes that have kept something of it."""
+    groups: dict[tuple[str, int, str], list[Incident]] = {}
+    for each in found:
+        groups.setdefault((each.job, each.round, os.path.dirname(each.folder)), []).append(each)
+    lines: list[str] = []
+    for (job, round_, folder), nodes in groups.items():
+        first = next((each for each in nodes if each.headline), nodes[0])
+        lines.append(f"job {job}, round {round_}: {first.why}{f': {first.headline}' if first.headline else ''}")
+        lines.append(f"    {len(nodes)} node{'' if len(nodes) == 1 else 's'} in {printable(folder, 400)}")
+    return lines
+
+
+def incidents_json(incidents: Incidents) -> str:
+    rows = [each._asdict() for each in incidents.found]
+    return json.dumps({"version": VERSION, "incidents": rows, "notes": incidents.notes}, indent=2)
+
+
+def _summaries(paths: Iterable[str]) -> Iterator[str]:
+    for path in paths:
+        if os.path.isfile(path) and os.path.basename(path) == SUMMARY:
+            yield path
+        for folder, folders, files in os.walk(path):
+            folders[:] = sorted(each for each in folders if not each.startswith("."))
+            if SUMMARY in files:
+                folders.clear()
+                yield os.path.join(folder, SUMMARY)
+
+
+def _incident(fields: dict[str, Any], folder: str) -> Incident:
+    if fields["version"] != VERSION:
+        raise ValueError("another version")
+    node = fields["node"]
+    return Incident(
+        job=printable(str(fields["job"]), 200),
+        round=int(fields["round"]),
+        at=float(fields["at"]),
+        why=printable(str(fields["why"]), 200),
+        headline=printable(str(fields["headline"]), 1000),
+        host=printable(str(node["host"]), 255),
+        pid=int(node["pid"]),
+        group_rank=int(node["group_rank"]),
+        ranks=tuple(int(each) for each in node["ranks"]),
+        folder=folder,
+    )

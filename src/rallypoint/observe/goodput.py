@@ -1,12 +1,20 @@
 """Accounts for a job's time, from the events of its agents. Pure: events in, a report out.
 
+    running         all known nodes of the newest round have workers that run
+    stopping        a node of it has seen a failure, or stops its workers for another reason
+    starting        a node of it starts its workers
+    held_back       no workers anywhere, and the next round is delayed after failures without progress
+    rendezvous      no workers anywhere, and a node waits for a round
+    down            no agent runs
+
 Laws:
 
-1. At each moment the job is in one phase (`timelines`), so the seconds of the phases add up to the wall time; and what
-   was productive and what was lost, by cause, adds up to it too.
-2. A node counts by the clock that it began with: its own `elapsed` seconds. Where two nodes disagree by more than a
+1. At each moment a node, and the job, is in one phase: spans follow one another without gap and without overlap. So the
+   seconds of the phases add up to the wall time; and what was productive and what was lost, by cause, does too.
+2. A node that has lost its place, or never had one, does not say what a job is at whose round runs elsewhere.
+3. A node counts by the clock that it began with: its own `elapsed` seconds. Where two nodes disagree by more than a
    second about when they were given the same round, the clock of one is set by that of the other.
-3. What ran and did not survive is lost work: from the last progress that the round after it went on from, up to the
+4. What ran and did not survive is lost work: from the last progress that the round after it went on from, up to the
    failure. Where nobody tells of progress, that cannot be known, and none is counted.
 """
 
@@ -14,23 +22,413 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from statistics import median, median_low
 from typing import NamedTuple
 
-from rallypoint.observe.agent_runs import AgentRun
-from rallypoint.observe.round_records import RoundEntry, RoundRecords, failure_text, with_losses
-from rallypoint.observe.timelines import JobPhase, Span, job_spans, node_spans
 from rallypoint.telemetry import agent_events as events
+from rallypoint.telemetry.agent_events import NodePhase
 
 _MAX_SKEW = 1.0
 """Seconds by which two clocks may differ without being set."""
 _FAILURES = ("failure", "lost")
 """Reasons for the end of a round that count as failures."""
 _LAST_RESORT = "-"
+
+RoundKey = tuple[str, int]
+"""The coordinator that completed a round, and its number: together a name for good."""
+
+
+# The agents
+
+
+@dataclass(frozen=True)
+class AgentRun:
+    """One agent, from its start to its end.
+
+    No other run has its `name`: its host; with the agent's process id where a host has several, and with a number where
+    that is the same too, as in a pod that was started again. It `began` in epoch seconds on its own clock, and `told`
+    these events, in order, at least one.
+    """
+
+    job: str
+    host: str
+    name: str
+    began: float
+    told: tuple[events.AgentEvent, ...]
+
+    @cached_property
+    def placed(self) -> dict[RoundKey, float]:
+        """When it was given a place in each of its rounds, in seconds since it began."""
+        return {self.key_of(each): each.elapsed for each in self.told if isinstance(each, events.RoundStarted)}
+
+    @property
+    def first(self) -> float:
+        """From when on there are events, in seconds since it began: later than that where old ones were removed."""
+        return 0.0 if isinstance(self.told[0], events.AgentStarted) else self.told[0].elapsed
+
+    @property
+    def last_round(self) -> RoundKey | None:
+        return next(reversed(self.placed), None)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has said that it ends."""
+        return any(isinstance(each, events.AgentEnded) for each in self.told[-3:])
+
+    @staticmethod
+    def key_of(event: events.RoundStarted) -> RoundKey:
+        return event.origin, event.round
+
+    def in_rounds(self) -> Iterator[tuple[RoundKey, events.AgentEvent]]:
+        """Each event that belongs to a round which it had a place in, with that."""
+        keys: dict[int, RoundKey] = {}
+        for each in self.told:
+            if isinstance(each, events.RoundStarted):
+                keys[each.round] = self.key_of(each)
+            if each.round in keys:
+                yield keys[each.round], each
+
+
+_Key = tuple[str, str, int]
+"""Job, host and process id, which a later run may have again."""
+
+
+@dataclass
+class _Open:
+    began: float
+    told: list[events.AgentEvent] = field(default_factory=list)
+
+
+def agent_runs(lines: Iterable[events.KINDS]) -> list[AgentRun]:
+    """The agents that have told these events, in the order in which they began.
+
+    Two agents of one host and process id, one after the other, are told apart by where they began.
+    """
+    open_runs: dict[_Key, _Open] = {}
+    found: list[tuple[_Key, _Open]] = []
+    for event in lines:
+        key = (event.job, event.host, event.pid)
+        run = open_runs.get(key)
+        if run is None or _is_later_run(event, run.told[-1]):
+            run = open_runs[key] = _Open(event.time - event.elapsed)
+            found.append((key, run))
+        run.told.append(event)
+    found.sort(key=lambda each: (each[1].began, each[0]))
+    return [
+        AgentRun(key[0], key[1], name, run.began, tuple(sorted(run.told, key=lambda each: each.elapsed)))
+        for (key, run), name in zip(found, _names([key for key, _ in found]), strict=True)
+    ]
+
+
+def _is_later_run(event: events.AgentEvent, last: events.AgentEvent) -> bool:
+    """Whether an event begins a run, or is of one whose first lines were removed: `last` came before it."""
+    began = event.time - event.elapsed
+    return isinstance(event, events.AgentStarted) or (event.elapsed < last.elapsed and began > last.time)
+
+
+def _names(keys: list[_Key]) -> Iterator[str]:
+    hosts = Counter(host for _, host, _ in keys)
+    all_keys, so_far = Counter(keys), Counter[_Key]()
+    for key in keys:
+        _, host, pid = key
+        so_far[key] += 1
+        if hosts[host] == 1:
+            yield host
+        else:
+            yield f"{host} pid {pid}" + (f" run {so_far[key]}" if all_keys[key] > 1 else "")
+
+
+# Phases over time
+
+
+class JobPhase(StrEnum):
+    """What a job is at: the phases of its nodes, and none."""
+
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STARTING = "starting"
+    HELD_BACK = "held_back"
+    RENDEZVOUS = "rendezvous"
+    DOWN = "down"
+
+
+_ACTIVE = (NodePhase.STOPPING, NodePhase.STARTING, NodePhase.RUNNING)
+"""Phases of nodes that hold a place in a round; the first that any node is in is the job's."""
+_IDLE = (NodePhase.HELD_BACK, NodePhase.RENDEZVOUS)
+"""The same of nodes that do not, where there is none of the others."""
+
+
+class Span(NamedTuple):
+    """A part of a node's or a job's time, in seconds since the job began; `round` is which round of the job, in order,
+    -1 for none."""
+
+    start: float
+    end: float
+    phase: str
+    round: int = -1
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+def _node_spans(run: AgentRun, shift: float, end: float, rounds: Mapping[RoundKey, _Round]) -> Iterator[Span]:
+    """The node's phases until `end`, cut where it is given a place in another round; its agent began at `shift`."""
+    key: RoundKey | None = None
+    phase, since, held = NodePhase.RENDEZVOUS, shift + run.first, 0.0
+
+    def spans(until: float) -> Iterator[Span]:
+        number = -1 if key is None else rounds[key].index
+        until = min(until, end)
+        cut = min(until, since + held) if phase is NodePhase.HELD_BACK else since
+        if cut > since:
+            yield Span(since, cut, NodePhase.HELD_BACK.value, number)
+        if until > cut:
+            rest = NodePhase.RENDEZVOUS if phase is NodePhase.HELD_BACK else phase
+            yield Span(cut, until, rest.value, number)
+
+    for event in run.told:
+        at = max(since, shift + event.elapsed)
+        if isinstance(event, events.PhaseBegan):
+            yield from spans(at)
+            phase, since, held = event.phase, at, event.seconds
+        elif isinstance(event, events.RoundStarted):
+            yield from spans(at)
+            held = max(0.0, held - (at - since))
+            key, since = run.key_of(event), at
+    yield from spans(end)
+
+
+def _job_spans(nodes: Sequence[Sequence[Span]], wall: float) -> Iterator[Span]:
+    """What the job was at from 0 to `wall`, of what its nodes were at."""
+    changes = sorted(
+        change
+        for spans in nodes
+        for span in spans
+        for change in ((span.start, 1, span.round, span.phase), (span.end, -1, span.round, span.phase))
+    )
+    active: dict[int, Counter[str]] = defaultdict(Counter)
+    idle: Counter[str] = Counter()
+    since, last = 0.0, Span(0.0, 0.0, JobPhase.DOWN.value)
+    for at, by, number, phase in changes:
+        if at > since:
+            last, done = _extended(last, Span(since, at, *_job_phase(active, idle)))
+            if done is not None:
+                yield done
+            since = at
+        counts = active[number] if phase in _ACTIVE else idle
+        counts[phase] += by
+        if phase in _ACTIVE and not any(counts.values()):
+            del active[number]
+    if wall > since:
+        last, done = _extended(last, Span(since, wall, JobPhase.DOWN.value))
+        if done is not None:
+            yield done
+    if last.seconds:
+        yield last
+
+
+def _job_phase(active: Mapping[int, Counter[str]], idle: Counter[str]) -> tuple[str, int]:
+    if active:
+        newest = max(active)
+        return next(each.value for each in _ACTIVE if active[newest][each]), newest
+    return next((each.value for each in _IDLE if idle[each]), JobPhase.DOWN.value), -1
+
+
+def _extended(last: Span, more: Span) -> tuple[Span, Span | None]:
+    """One span that grows, and the one before it once it has ended."""
+    if (last.phase, last.round) == (more.phase, more.round):
+        return last._replace(end=more.end), None
+    return more, last if last.seconds else None
+
+
+# Rounds
+
+
+class Recovery(NamedTuple):
+    """The time from when the end of a round was seen to the workers of the next one; `parts` says what the job was at
+    in it."""
+
+    seconds: float
+    parts: Mapping[str, float]
+
+
+class RoundEntry(NamedTuple):
+    """One round. `ended` is None for the one in which the records end; `lost` are the seconds of work that did not
+    survive it; `recovery` is None if no workers were started after it."""
+
+    number: int
+    started: float
+    nodes: int
+    world_size: int
+    ended: float | None = None
+    cause: str = ""
+    host: str = ""
+    detail: str = ""
+    rank: int = -1
+    running: float = 0.0
+    lost: float = 0.0
+    recovery: Recovery | None = None
+
+
+class Sample(NamedTuple):
+    """Progress: when which step was reached (-1 for no number), and the first step of its round, if that is known."""
+
+    at: float
+    step: int
+    first: int
+
+
+@dataclass
+class _Round:
+    """What all agents have told of one round, with moments since the job began; `index` is its place among them."""
+
+    index: int = -1
+    placed: list[tuple[float, events.RoundStarted]] = field(default_factory=list)
+    ends: list[tuple[float, events.RoundOver]] = field(default_factory=list)
+    failed: list[float] = field(default_factory=list)
+    started: list[float] = field(default_factory=list)
+    progress: list[tuple[bool, Sample]] = field(default_factory=list)
+    """Whether it was told by a file, and what."""
+    samples: list[Sample] = field(default_factory=list)
+    """The progress that counts: where any is told by files, that alone."""
+
+    @property
+    def begun(self) -> float:
+        """When the first node was given its place."""
+        return min(at for at, _ in self.placed)
+
+    @property
+    def end(self) -> tuple[float, events.RoundOver] | None:
+        return min(self.ends, key=lambda each: each[0], default=None)
+
+    @property
+    def end_seen(self) -> float | None:
+        """When somebody first saw that it ends; None if it has not ended."""
+        return min([*self.failed, *(at for at, _ in self.ends)]) if self.ends else None
+
+    def entry(self) -> RoundEntry:
+        """What is known without the job's timeline."""
+        at, first = min(self.placed, key=lambda each: each[0])
+        entry = RoundEntry(first.round, at, first.group_world_size, first.world_size)
+        if self.end is None:
+            return entry
+        ended, event = self.end
+        failure = event.failure
+        if event.reason == "requested":  # by a person and not by a node
+            return entry._replace(ended=ended, cause=event.reason, detail=f"by {event.node}")
+        return entry._replace(
+            ended=ended,
+            cause=event.reason,
+            host=failure.host if failure else event.node.partition(" ")[0],
+            detail=_failure_text(failure) if failure else event.detail,
+            rank=failure.rank if failure else -1,
+        )
+
+
+def _rounds_of(runs: Sequence[AgentRun], shifts: Mapping[str, float]) -> dict[RoundKey, _Round]:
+    found: dict[RoundKey, _Round] = defaultdict(_Round)
+    for run in runs:
+        for key, event in run.in_rounds():
+            at = shifts[run.name] + event.elapsed
+            match event:
+                case events.RoundStarted():
+                    found[key].placed.append((at, event))
+                case events.RoundOver():
+                    found[key].ends.append((at, event))
+                case events.WorkerFailed():
+                    found[key].failed.append(at)
+                case events.WorkersStarted():
+                    found[key].started.append(at)
+                case events.ProgressMade():
+                    sample = Sample(at - event.age, event.step, event.first_step)
+                    found[key].progress.append((event.source == "file", sample))
+                case _:
+                    pass
+    rounds = dict(sorted(found.items(), key=lambda each: each[1].begun))
+    by_file = _by_file(rounds.values())
+    for index, each in enumerate(rounds.values()):
+        each.index = index
+        each.samples = sorted(sample for from_file, sample in each.progress if from_file is by_file)
+    return rounds
+
+
+def _by_file(rounds: Iterable[_Round]) -> bool:
+    """Whether the progress is what files tell."""
+    return any(from_file for each in rounds for from_file, _ in each.progress)
+
+
+def _failure_text(failure: events.Failure) -> str:
+    return f"rank {failure.rank}, exit code {failure.exit_code}: {failure.message}"
+
+
+def _with_losses(rounds: Sequence[_Round], timeline: Sequence[Span], outcome: str) -> tuple[RoundEntry, ...]:
+    """The rounds with what was lost in each, in a job that was at `timeline` and ended so.
+
+    What ran last in a job that has not ended by a failure is not lost.
+    """
+    running: dict[int, list[Span]] = defaultdict(list)
+    for span in timeline:
+        if span.phase == JobPhase.RUNNING:
+            running[span.round].append(span)
+    known = any(each.samples for each in rounds)
+    by_file = _by_file(rounds)
+    entries: list[RoundEntry] = []
+    limit: int | None = None
+    after: _Round | None = None
+    for each in reversed(rounds):
+        spans = running[each.index]
+        kept = spans[-1].end if spans else 0.0
+        goes_on = after is None and outcome in ("succeeded", "unfinished")
+        if known and not goes_on:
+            kept = _kept_until(each.samples, None if by_file else limit)
+        lost = sum(span.end - min(span.end, max(span.start, kept)) for span in spans)
+        firsts = [sample.first for sample in each.samples if sample.first >= 0]
+        limit = min(firsts if limit is None else [limit, *firsts], default=limit)
+        total = sum(span.seconds for span in spans)
+        entries.append(each.entry()._replace(running=total, lost=lost, recovery=_recovery(each, after, timeline)))
+        after = each
+    entries.reverse()
+    return tuple(entries)
+
+
+def _kept_until(samples: Sequence[Sample], limit: int | None) -> float:
+    """When the work was done that survived: all before step `limit`, with which a later round went on."""
+    if not samples:
+        return 0.0
+    if limit is None or samples[-1].step < limit:
+        return samples[-1].at
+    reached = 0.0
+    before: Sample | None = None
+    for each in samples:
+        if each.step >= limit - 1:
+            if before is not None and each.step > before.step:
+                part = max(0.0, (limit - 1 - before.step) / (each.step - before.step))
+                reached = before.at + part * (each.at - before.at)
+            elif each.step == limit - 1:
+                reached = each.at
+            break
+        before, reached = each, each.at
+    return reached
+
+
+def _recovery(over: _Round, after: _Round | None, timeline: Sequence[Span]) -> Recovery | None:
+    seen = over.end_seen
+    if seen is None or after is None or not after.started or (until := max(after.started)) < seen:
+        return None
+    parts: dict[str, float] = defaultdict(float)
+    for span in timeline:
+        if span.end > seen and span.start < until:
+            parts[span.phase] += min(span.end, until) - max(span.start, seen)
+    return Recovery(until - seen, dict(parts))
+
+
+# The report
 
 
 class Loss(StrEnum):
@@ -107,12 +505,10 @@ class Report:
 
     @property
     def restarts_by_cause(self) -> Mapping[str, int]:
-        """How many rounds ended so."""
         return dict(Counter(each.cause for each in self.restarts).most_common())
 
     @property
     def restarts_by_host(self) -> Mapping[str, int]:
-        """How many rounds ended by the doing of this host."""
         return dict(Counter(each.host or _LAST_RESORT for each in self.restarts).most_common())
 
     def slowest_recoveries(self, most: int = 5) -> tuple[RoundEntry, ...]:
@@ -122,24 +518,19 @@ class Report:
 
 
 def report(runs: Sequence[AgentRun], notes: Iterable[str] = ()) -> Report:
-    """Account for the time of the job with these agents.
-
-    Args:
-        runs: the agents of one job, at least one.
-        notes: remarks of the reader of the files.
-    """
+    """Account for the time of the job with these agents, at least one; `notes` are of the reader of the files."""
     offsets, said = _offsets(runs)
     began = min(each.began + each.first + offsets[each.name] for each in runs)
     shifts = {each.name: each.began + offsets[each.name] - began for each in runs}
-    rounds = RoundRecords(runs, shifts)
+    rounds = _rounds_of(runs, shifts)
     nodes = tuple(_nodes(runs, shifts, rounds))
     wall = max((span.end for node in nodes for span in node.spans), default=0.0)
-    timeline = tuple(job_spans([node.spans for node in nodes], wall))
+    timeline = tuple(_job_spans([node.spans for node in nodes], wall))
     phases = dict.fromkeys(JobPhase, 0.0)
     for span in timeline:
         phases[JobPhase(span.phase)] += span.seconds
     outcome = _outcome(runs)
-    entries = with_losses(rounds, timeline, outcome.outcome if outcome else "unfinished")
+    entries = _with_losses([*rounds.values()], timeline, outcome.outcome if outcome else "unfinished")
     lost = dict.fromkeys(Loss, 0.0)
     for phase, loss in _LOSS_OF.items():
         lost[loss] += phases[phase]
@@ -157,14 +548,15 @@ def report(runs: Sequence[AgentRun], notes: Iterable[str] = ()) -> Report:
         outcome=outcome.outcome if outcome else "unfinished",
         detail=_outcome_detail(outcome),
         final_failure=outcome.failure.host if outcome and outcome.failure else "",
-        notes=(*notes, *said, *_notes(runs, rounds)),
-        progress=tuple(
-            (each.at, each.step) for index in rounds.order for each in rounds.samples[index] if each.step >= 0
-        ),
+        notes=(*notes, *said, *_notes(runs, [*rounds.values()])),
+        progress=tuple((each.at, each.step) for one in rounds.values() for each in one.samples if each.step >= 0),
     )
 
 
-def _nodes(runs: Sequence[AgentRun], shifts: Mapping[str, float], rounds: RoundRecords) -> Iterator[NodeEntry]:
+_Rounds = Mapping[RoundKey, _Round]
+
+
+def _nodes(runs: Sequence[AgentRun], shifts: Mapping[str, float], rounds: _Rounds) -> Iterator[NodeEntry]:
     for host in sorted({each.host for each in runs}, key=_natural):
         agents = [_node(each, shifts[each.name], rounds) for each in runs if each.host == host]
         agents.sort(key=lambda each: each.spans[:1])
@@ -180,12 +572,15 @@ def _natural(name: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(each), "") if each.isdecimal() else (-1, each) for each in re.split(r"([0-9]+)", name))
 
 
-def _node(run: AgentRun, shift: float, rounds: RoundRecords) -> NodeEntry:
-    failed = (each for each in run.events if isinstance(each, events.WorkerFailed))
+def _node(run: AgentRun, shift: float, rounds: _Rounds) -> NodeEntry:
+    failed = (each for each in run.told if isinstance(each, events.WorkerFailed))
+    end = shift + run.told[-1].elapsed
+    if not run.ended and (last := run.last_round) is not None and (over := rounds[last].end) is not None:
+        end = max(end, over[0])  # it was killed: for others it ran until they saw the end of its round
     return NodeEntry(
         run.name,
-        tuple(node_spans(run, shift, rounds.end_of(run, shift), rounds.index)),
-        tuple((shift + each.elapsed, failure_text(each.failure)) for each in failed),
+        tuple(_node_spans(run, shift, end, rounds)),
+        tuple((shift + each.elapsed, _failure_text(each.failure)) for each in failed),
     )
 
 
@@ -214,38 +609,35 @@ def _offsets(runs: Sequence[AgentRun]) -> tuple[dict[str, float], list[str]]:
 
 
 def _outcome(runs: Sequence[AgentRun]) -> events.JobOver | None:
-    found = [
-        (run.began + each.elapsed, each) for run in runs for each in run.events if isinstance(each, events.JobOver)
-    ]
+    found = [(run.began + each.elapsed, each) for run in runs for each in run.told if isinstance(each, events.JobOver)]
     return max(found, key=lambda entry: entry[0])[1] if found else None
 
 
 def _outcome_detail(outcome: events.JobOver | None) -> str:
     if outcome is None:
         return ""
-    return outcome.detail or (failure_text(outcome.failure) if outcome.failure else "")
+    return outcome.detail or (_failure_text(outcome.failure) if outcome.failure else "")
 
 
-def _notes(runs: Sequence[AgentRun], rounds: RoundRecords) -> Iterator[str]:
-    if not rounds.tell_progress:
+def _notes(runs: Sequence[AgentRun], rounds: Sequence[_Round]) -> Iterator[str]:
+    if not any(each.samples for each in rounds):
         yield (
             "no progress was reported (notices.progress or --progress-file), so lost work is not known, and all "
             "that ran counts as productive"
         )
-    for index in rounds.order:
-        placed = rounds.placed[index]
-        here, all_of_it = len(placed), max(each.group_world_size for _, each in placed)
+    for each in rounds:
+        here, all_of_it = len(each.placed), max(event.group_world_size for _, event in each.placed)
         if here < all_of_it:
             yield (
-                f"of round {placed[0][1].round} only {here} of {all_of_it} nodes have left events here; give the files "
-                "of all for the whole job"
+                f"of round {each.placed[0][1].round} only {here} of {all_of_it} nodes have left events here; give the "
+                "files of all for the whole job"
             )
             break
-    lost = sum(each.count for run in runs for each in run.events if isinstance(each, events.EventsLost))
+    lost = sum(each.count for run in runs for each in run.told if isinstance(each, events.EventsLost))
     if lost:
         yield f"{lost} events could not be written when they happened, and are missing"
     open_ends = [each.name for each in runs if not each.ended]
     if open_ends:
         names = ", ".join(open_ends[:4]) + (f" and {len(open_ends) - 4} more" if len(open_ends) > 4 else "")
-        over = any(isinstance(each, events.JobOver) for run in runs for each in run.events)
+        over = any(isinstance(each, events.JobOver) for run in runs for each in run.told)
         yield f"the events of {names} end without a last word: {'killed' if over else 'killed, or still running'}"

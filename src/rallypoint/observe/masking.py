@@ -81,7 +81,6 @@ def mask_text(text: str) -> str:
 
 
 def mask_strings(value: Any) -> Any:
-    """A value of JSON whose texts are masked."""
     if isinstance(value, str):
         return mask_text(value)
     if isinstance(value, dict):

@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rallypoint.base.log import printable
-from rallypoint.observe.goodput import Loss, Report
-from rallypoint.observe.round_records import Recovery, RoundEntry
-from rallypoint.observe.status_json import moment
-from rallypoint.observe.status_text import duration, table
+from rallypoint.observe.goodput import Loss, Recovery, Report, RoundEntry
+from rallypoint.observe.status import duration, moment, table
 
 VERSION = 1
 
@@ -38,12 +36,10 @@ CAUSE_WORDS = {
 
 
 def percent(part: float, whole: float) -> str:
-    """`12.3 %`."""
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
 def cause_words(cause: str) -> str:
-    """Why a round has ended, for people."""
     return CAUSE_WORDS.get(cause, printable(cause))
 
 
@@ -129,7 +125,6 @@ def report_json(report: Report) -> str:
 
 
 def report_fields(report: Report) -> dict[str, Any]:
-    """The same as plain data."""
     between = report.mean_time_between_failures
     return {
         "version": VERSION,

@@ -1,31 +1,33 @@
-"""The state of a job, as a terminal screen that is redrawn after each change. The only module that imports `rich`.
+"""A terminal whose contents are redrawn after each change, and what it shows of a job: `rallyctl status --watch`.
 
-A screen shows times of day, and not for how long: so nothing on it is wrong while nothing changes.
+Laws:
+
+1. `drawing` is pure: what is known and the time in, lines out. It shows times of day, and not for how long: so nothing
+   on the screen is wrong while nothing changes.
+2. No line is wider than the terminal, and no more lines are drawn than it has.
+3. The terminal is given back as it was.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TextIO
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
-
-from rallypoint.observe.change_lines import clock_time
-from rallypoint.observe.status_text import failure_text, node_state, rank_range, restarts_sentence
+from rallypoint.observe.status import cells, clock_time, failure_text, node_state, rank_range, restarts_sentence, table
 from rallypoint.protocol.observation import NodeState, NodeView, Phase, Snapshot
 
+_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "success": "1;32", "failure": "1;31"}
 _STYLES = {
     Phase.WAITING: "yellow",
     Phase.FORMING: "yellow",
     Phase.HELD_BACK: "yellow",
     Phase.RUNNING: "green",
-    Phase.SUCCEEDED: "bold green",
-    Phase.FAILED: "bold red",
-    Phase.STOPPED: "bold red",
+    Phase.SUCCEEDED: "success",
+    Phase.FAILED: "failure",
+    Phase.STOPPED: "failure",
 }
 _NODE_STYLES = {"unreachable": "red", "expected": "yellow", "waiting": "yellow", "spare": "dim", "succeeded": "green"}
 _FAILURES, _EVENTS = 3, 6
@@ -33,20 +35,70 @@ _FAILURES, _EVENTS = 3, 6
 _LEAST_NODES = 3
 """Rows of nodes that are shown however low the terminal is."""
 _BAR = 24
+_TAKE, _GIVE_BACK = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+"""To the alternate screen without a cursor, and back."""
+
+
+class Line(NamedTuple):
+    """A line, and the style of all of it: a key of `_CODES`, or nothing."""
+
+    text: str
+    style: str = ""
+
+
+class Terminal:
+    """The whole of a terminal, from the first drawing until `close`."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._taken = False
+
+    @property
+    def size(self) -> os.terminal_size:
+        try:
+            return os.get_terminal_size(self._stream.fileno())
+        except (OSError, ValueError):
+            return os.terminal_size((80, 24))
+
+    def draw(self, lines: Sequence[Line]) -> None:
+        width, height = self.size
+        colours = "NO_COLOR" not in os.environ
+        shown = [_styled(_cut(each.text, width), each.style if colours else "") for each in lines[:height]]
+        self._write(("" if self._taken else _TAKE) + "\x1b[H" + "\x1b[K\r\n".join(shown) + "\x1b[K\x1b[J")
+        self._taken = True
+
+    def close(self) -> None:
+        """Give the terminal back. Idempotent."""
+        if self._taken:
+            self._taken = False
+            self._write(_GIVE_BACK)
+
+    def _write(self, text: str) -> None:
+        encoding = self._stream.encoding or "utf-8"
+        self._stream.write(text.encode(encoding, "replace").decode(encoding))
+        self._stream.flush()
+
+
+def _styled(text: str, style: str) -> str:
+    return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if style else text
+
+
+def _cut(text: str, width: int) -> str:
+    if cells(text) <= width:
+        return text
+    while text and cells(text) >= width:
+        text = text[: -max(1, (cells(text) - width) // 2)]
+    return f"{text}…"
 
 
 class Screen:
-    """Takes the terminal from the first snapshot until `close`."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False)
-        self._live: Live | None = None
+    def __init__(self, terminal: Terminal | None = None) -> None:
+        self._terminal = terminal or Terminal()
         self._snapshot: Snapshot | None = None
         self._at = 0.0
         self._note = ""
 
     def show(self, snapshot: Snapshot) -> None:
-        """The job stands so now."""
         self._snapshot, self._at = snapshot, time.time()
         self.redraw()
 
@@ -56,24 +108,15 @@ class Screen:
         self.redraw()
 
     def redraw(self) -> None:
-        """Show the same again, in the size that the terminal has now."""
-        if self._snapshot is None:
-            return
-        drawn = drawing(self._snapshot, self._at, self.console.size.width, self.console.size.height, self._note)
-        if self._live is None:
-            self._live = Live(drawn, console=self.console, auto_refresh=False, screen=True)
-            self._live.start(refresh=True)
-        else:
-            self._live.update(drawn, refresh=True)
+        if self._snapshot is not None:
+            self._terminal.draw(drawing(self._snapshot, self._at, *self._terminal.size, self._note))
 
     def close(self) -> None:
         """Give the terminal back as it was. Idempotent."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        self._terminal.close()
 
 
-def drawing(snapshot: Snapshot, now: float, width: int, height: int, note: str = "") -> RenderableType:
+def drawing(snapshot: Snapshot, now: float, width: int, height: int, note: str = "") -> list[Line]:
     """The contents of the screen.
 
     Args:
@@ -84,34 +127,27 @@ def drawing(snapshot: Snapshot, now: float, width: int, height: int, note: str =
         note: the last line, if any.
     """
     low = height < 30
-    head = [_line(text, style) for text, style in _head(snapshot, now)]
     failures = [
-        _line(f"{clock_time(now - each.seconds_ago)} {failure_text(each)}", "red")
+        Line(f"{clock_time(now - each.seconds_ago)} {failure_text(each)}", "red")
         for each in snapshot.failures[-(_FAILURES // 2 if low else _FAILURES) :]
     ]
     events = [
-        _line(f"{clock_time(now - each.seconds_ago)} {each.text}")
+        Line(f"{clock_time(now - each.seconds_ago)} {each.text}")
         for each in snapshot.events[-(_EVENTS // 2 if low else _EVENTS) :]
     ]
-    below: list[RenderableType] = [*_titled("last failures", failures), *_titled("last events", events)]
-    if note:
-        below.append(_line(note, "bold yellow"))
-    # Its header, the line that says how many more there are, and the bar.
-    rows = max(_LEAST_NODES, height - len(head) - len(below) - 4)
-    return Group(*head, _bar(snapshot, width), "", *_nodes(snapshot, now, width, rows), *below)
+    head = [*_head(snapshot, now), _bar(snapshot), Line("")]
+    below = [*_titled("last failures", failures), *_titled("last events", events)]
+    below += [Line(note, "yellow")] if note else []
+    rows = max(_LEAST_NODES, height - len(head) - len(below) - 2)  # the header, and how many more there are
+    return [*head, *_nodes(snapshot, now, width, rows), *below]
 
 
-def _line(text: str, style: str = "") -> Text:
-    """A text that stays on one line, whatever stands in it."""
-    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+def _titled(title: str, lines: list[Line]) -> list[Line]:
+    return [Line(""), Line(title, "bold"), *lines] if lines else []
 
 
-def _titled(title: str, lines: list[Text]) -> list[RenderableType]:
-    return ["", _line(title, "bold"), *lines] if lines else []
-
-
-def _head(snapshot: Snapshot, now: float) -> Iterator[tuple[str, str]]:
-    yield f"job {snapshot.job}", "bold"
+def _head(snapshot: Snapshot, now: float) -> Iterator[Line]:
+    yield Line(f"job {snapshot.job}", "bold")
     since = clock_time(now - snapshot.phase_for)
     what = f": {snapshot.detail}" if snapshot.detail else ""
     if snapshot.phase is Phase.HELD_BACK:
@@ -119,44 +155,37 @@ def _head(snapshot: Snapshot, now: float) -> Iterator[tuple[str, str]]:
     elif snapshot.phase is Phase.WAITING:
         who = f" ({', '.join(snapshot.expected)})" if snapshot.expected else ""
         what = f", missing {snapshot.missing}{who}"
-    yield f"{snapshot.phase.value} since {since}{what}", _STYLES[snapshot.phase]
-    yield f"round {snapshot.round}, restarts: {restarts_sentence(snapshot)}", ""
+    yield Line(f"{snapshot.phase.value} since {since}{what}", _STYLES[snapshot.phase])
+    yield Line(f"round {snapshot.round}, restarts: {restarts_sentence(snapshot)}")
     steps = [each.report.progress for each in snapshot.nodes if each.report is not None and each.report.progress >= 0]
     if steps:
-        yield f"step {min(steps)}" + (f" to {max(steps)}" if max(steps) != min(steps) else ""), ""
+        yield Line(f"step {min(steps)}" + (f" to {max(steps)}" if max(steps) != min(steps) else ""))
 
 
-def _bar(snapshot: Snapshot, width: int) -> RenderableType:
+def _bar(snapshot: Snapshot) -> Line:
     """How many of the nodes are in that a round has at most."""
     least, most = snapshot.min_nodes, snapshot.max_nodes
     count = sum(each.state is NodeState.PARTICIPANT for each in snapshot.nodes)
     spare = sum(each.state in (NodeState.SPARE, NodeState.WAITING) for each in snapshot.nodes)
     of = str(most) if least == most else f"{least} to {most}"
-    text = f"{count} of {of} nodes{f', {spare} more' if spare else ''}"
-    row = Table.grid(padding=(0, 1))
-    style = "green" if count >= least else "yellow"
-    bar = ProgressBar(total=most, completed=min(count, most), width=max(8, min(_BAR, width - len(text) - 2)))
-    bar.complete_style = bar.finished_style = style
-    row.add_row(bar, _line(text))
-    return row
+    done = _BAR * min(count, most) // most
+    text = f"{'━' * done}{'─' * (_BAR - done)} {count} of {of} nodes{f', {spare} more' if spare else ''}"
+    return Line(text, "green" if count >= least else "yellow")
 
 
-def _nodes(snapshot: Snapshot, now: float, width: int, rows: int) -> list[RenderableType]:
+def _nodes(snapshot: Snapshot, now: float, width: int, rows: int) -> list[Line]:
     if not snapshot.nodes:
-        return [_line("no nodes")]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        return [Line("no nodes")]
     columns = [each for each in _COLUMNS if width >= each[1]]
-    for title, _, _ in columns:
-        table.add_column(title, no_wrap=True, overflow="ellipsis")
     # Where there is no room for all, those come first with whom something is the matter.
     shown = list(snapshot.nodes)
     if len(shown) > rows:
         shown.sort(key=_is_well)
-    for node in shown[:rows]:
-        cells = (Text(text(node, now)) for _, _, text in columns)
-        table.add_row(*cells, style=_NODE_STYLES.get(node_state(node), ""))
-    more = len(shown) - rows
-    return [table, *([_line(f"and {more} more nodes", "dim")] if more > 0 else [])]
+    more, shown = len(shown) - rows, shown[:rows]
+    rows_of = ([text(node, now) for _, _, text in columns] for node in shown)
+    title, *texts = table([[name for name, _, _ in columns], *rows_of])
+    lines = [Line(text, _NODE_STYLES.get(node_state(node), "")) for text, node in zip(texts, shown, strict=True)]
+    return [Line(title, "bold"), *lines, *([Line(f"and {more} more nodes", "dim")] if more > 0 else [])]
 
 
 def _is_well(node: NodeView) -> bool:

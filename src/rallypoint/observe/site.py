@@ -13,7 +13,9 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import cache
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, ClassVar
 
 from rallypoint.base.errors import RallypointError
@@ -30,12 +32,16 @@ from rallypoint.base.http import (
     stream_head,
 )
 from rallypoint.base.http_access import Access
-from rallypoint.observe.metric_names import Family
-from rallypoint.observe.page import CONTENT_SECURITY_POLICY, page
+from rallypoint.observe.metrics import Family, exposition
 from rallypoint.observe.sources import JobsSource, Seen, UnknownJobError
-from rallypoint.observe.status_json import jobs_fields, status_fields
+from rallypoint.observe.status import jobs_fields, status_fields
 from rallypoint.protocol.observation import JobList, Snapshot
 
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""The page may only connect to its own origin."""
 _RETRY = b"retry: 2000\n\n"
 """Milliseconds after which a browser's EventSource comes again."""
 _NO_NEWS = b": no news\n\n"
@@ -116,7 +122,7 @@ class Site:
 
     async def _show_metrics(self, request: Request) -> Answer:
         families = await self._metrics()
-        kind, text = await asyncio.to_thread(_exposition, families)
+        kind, text = await asyncio.to_thread(exposition, families)
         return document(HTTPStatus.OK, kind, text, request.bodiless)
 
     def _fields(self, seen: Seen) -> dict[str, Any]:
@@ -125,15 +131,9 @@ class Site:
     _PAGES: ClassVar = {"/status.json": _status, "/events": _events, "/metrics": _show_metrics}
 
 
-def _exposition(families: Sequence[Family]) -> tuple[str, bytes]:
-    from rallypoint.observe.exposition import exposition
-
-    return exposition(families)
-
-
 def _page(request: Request) -> bytes:
     headers = {"Content-Security-Policy": CONTENT_SECURITY_POLICY, "Referrer-Policy": "no-referrer"}
-    return document(HTTPStatus.OK, "text/html; charset=utf-8", page(), request.bodiless, headers)
+    return document(HTTPStatus.OK, "text/html; charset=utf-8", _document(), request.bodiless, headers)
 
 
 def _kind(seen: Seen) -> str:
@@ -143,3 +143,9 @@ def _kind(seen: Seen) -> str:
 def _event(kind: str, fields: object) -> bytes:
     """An event of a stream (text/event-stream): JSON in one line."""
     return f"event: {kind}\ndata: {json.dumps(fields)}\n\n".encode()
+
+
+@cache
+def _document() -> bytes:
+    """One document, without anything from elsewhere. It asks for jobs, with a token where one is wanted."""
+    return Path(__file__).with_name("page.html").read_bytes()

@@ -62,13 +62,10 @@ class JobsSource(Protocol):
 
 
 class LocalJobs:
-    """Jobs whose dispatchers are in this process."""
-
     def __init__(self, jobs: ServedJobs) -> None:
         self._jobs = jobs
 
     async def look(self, job: str) -> Seen:
-        """See `JobsSource`."""
         dispatcher = self._find(job)
         if dispatcher is None:
             return JobList(self._jobs.summaries())
@@ -79,7 +76,6 @@ class LocalJobs:
         return seen
 
     async def follow(self, job: str) -> AsyncIterator[Seen | None]:
-        """See `JobsSource`."""
         dispatcher = self._find(job)
         if dispatcher is None:
             async for jobs in self._follow_list():
@@ -174,7 +170,6 @@ class RemoteJob:
         self._targets = targets
 
     async def look(self, job: str) -> Seen:
-        """See `JobsSource`."""
         try:
             async with asyncio.timeout(_ANSWER):
                 async with await self._open(job) as session:
@@ -186,7 +181,6 @@ class RemoteJob:
             raise UnreachableError(f"the coordinator does not answer within {_ANSWER:g} s; ask again") from None
 
     async def follow(self, job: str) -> AsyncIterator[Seen | None]:
-        """See `JobsSource`."""
         async with await self._open(job) as session:
             session.send(WatchRequest(follow=True))
             while True:

@@ -60,8 +60,6 @@ def look_up(host: str, seconds: float = LOOK_UP) -> LookUp:
 
 
 class Outcome(StrEnum):
-    """The outcome of an attempt at a TCP connection."""
-
     ACCEPTED = "accepted"
     REFUSED = "refused"
     SILENT = "silent"
@@ -141,8 +139,6 @@ def attempt_all(addresses: Sequence[tuple[str, int]], seconds: float = CONNECT, 
 
 
 class Target(NamedTuple):
-    """A node to dial."""
-
     who: MeshNode
     address: str
     port: int
@@ -201,7 +197,6 @@ class MeshListener:
         return [self._sock.fileno()] if self.own is not None else []
 
     def step(self) -> None:
-        """Greet who has come."""
         while self.own is not None:
             try:
                 visitor, _ = self._sock.accept()

@@ -58,7 +58,6 @@ class Room(NamedTuple):
 
 
 def shared_memory(_inputs: CheckInputs) -> Iterator[CheckResult]:
-    """Look at /dev/shm."""
     yield judge_shared_memory(room(SHARED_MEMORY))
 
 
@@ -139,7 +138,6 @@ _FIRST_NAMESPACE = ["0", "0", "4294967295"]
 
 
 def process_limits(_inputs: CheckInputs) -> Iterator[CheckResult]:
-    """Read the limits of open files, locked memory and processes."""
     lifted = _capabilities()
     yield judge_open_files(*limits())
     locked = NO_LIMIT if lifted & 1 << _CAP_IPC_LOCK else resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
@@ -247,7 +245,6 @@ _XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)")
 
 
 def gpus(inputs: CheckInputs) -> Iterator[CheckResult]:
-    """Ask the driver about the GPUs, and their memory."""
     listed = cuda_count({})
     has_driver = listed or os.path.exists("/proc/driver/nvidia/version")
     health = nvml_health() if has_driver else None
@@ -308,7 +305,6 @@ def judge_gpu_memory(health: NvmlHealth | None) -> CheckResult:
 
 
 def xid(_inputs: CheckInputs) -> Iterator[CheckResult]:
-    """Read the kernel's log, if it may be read."""
     try:
         yield judge_xid(xid_errors(log_entries(raw_entries()), time.monotonic()))
     except OSError as error:

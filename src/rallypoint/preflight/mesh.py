@@ -177,7 +177,6 @@ def _digest(node: MeshNode) -> bytes:
 
 
 def encode_finding(finding: Finding) -> bytes:
-    """A finding as it is stored."""
     return json.dumps([finding.node, finding.where, sorted(finding.failures.items())]).encode()
 
 

@@ -36,7 +36,6 @@ _SLOW_DNS = "take DNS servers that do not answer out of resolv.conf"
 
 
 def own_name(inputs: CheckInputs) -> Iterator[CheckResult]:
-    """Look this machine's own name up."""
     if inputs.max_nodes == 1:
         yield not_known("the job has no other node that could be told an address")
         return
@@ -81,7 +80,6 @@ class Place(NamedTuple):
     is_here: bool = False
 
     def having(self, *outcomes: Outcome) -> list[Attempt]:
-        """The attempts that have ended so."""
         return [each for each in self.attempts if each.outcome in outcomes]
 
 
@@ -161,7 +159,6 @@ _OUTCOMES = {
 
 
 def _words(attempts: Sequence[Attempt], host: str) -> str:
-    """How all attempts have ended, those alike together."""
     groups: dict[str, list[str]] = {}
     for each in attempts:
         groups.setdefault(_OUTCOMES.get(each.outcome) or f"cannot be reached ({each.words})", []).append(each.address)
@@ -325,7 +322,6 @@ VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 
 
 def proxy(inputs: CheckInputs) -> Iterator[CheckResult]:
-    """Read the environment."""
     yield judge_proxy(os.environ, list(dict.fromkeys(host for host, _ in inputs.endpoints)))
 
 

@@ -25,8 +25,6 @@ _log = get_logger(__name__)
 
 
 class Status(StrEnum):
-    """The status of a check."""
-
     PASS = "PASS"
     WARN = "WARN"
     FAIL = "FAIL"
@@ -54,7 +52,6 @@ class CheckResult(NamedTuple):
 
     @property
     def finding(self) -> str:
-        """The fact and the remedy."""
         fact = self.fact if self.known else f"not checked: {self.fact}"
         return f"{fact}; {self.remedy}" if self.remedy else fact
 
@@ -135,7 +132,6 @@ class Check(NamedTuple):
 
 
 def worst(results: Iterable[CheckResult]) -> Status:
-    """The worst status of all; PASS of none."""
     return max((each.status for each in results), key=EXIT_CODES.__getitem__, default=Status.PASS)
 
 

@@ -1,5 +1,13 @@
 """One launch: all hosts are reached and made ready before anything is started on any; then one job, until it has ended
 on all of them.
+
+Laws of the exit code:
+
+1. If the command has ended with 0 on all hosts, it is 0.
+2. A host that was lost, or whose command was killed, decides nothing where the others have ended with 0: an elastic job
+   has gone on without it.
+3. Otherwise it is the first code other than 0 with which a command has ended by itself; failing that, 128 + the first
+   signal; and 1 where all hosts were lost.
 """
 
 from __future__ import annotations
@@ -17,14 +25,22 @@ from rallypoint.base.errors import RallypointError, SignalException
 from rallypoint.base.log import printable
 from rallypoint.base.signals import how_it_ended, signal_name
 from rallypoint.base.version import __version__
-from rallypoint.remote import here
-from rallypoint.remote.connection import Connection, HostError
-from rallypoint.remote.console import Console
-from rallypoint.remote.environment import node_variables
-from rallypoint.remote.hosts import Host, labels
-from rallypoint.remote.messages import Alive, Ended, FindEndpoint, Found, Hello, Prepare, Ready, Signal, Start, portable
-from rallypoint.remote.outcome import End, exit_code, missing
-from rallypoint.remote.ssh_command import SshOptions
+from rallypoint.remote.inputs import Host, labels, node_variables
+from rallypoint.remote.messages import (
+    CANNOT_START,
+    Alive,
+    Ended,
+    FindEndpoint,
+    Found,
+    Hello,
+    Prepare,
+    Ready,
+    Signal,
+    Start,
+    portable,
+)
+from rallypoint.remote.output import Console
+from rallypoint.remote.ssh import Connection, HostError, SshOptions
 
 _AT_ONCE = 64
 """Hosts that are connected to at a time: sshd on one gateway, or name servers, would refuse hundreds."""
@@ -198,7 +214,7 @@ class _Launch:
                 await self._others_end(_SETTLE)  # mostly they do, and it is the job's end
             if self._left or ended.code < 0 or ended.why:
                 await self._console.say(text + _going_on(self._left))
-        if ended is not None and ended.why and ended.code == here.CANNOT_START:
+        if ended is not None and ended.why and ended.code == CANNOT_START:
             await self._end_others()
         elif ended is None or ended.code:
             self._failed += 1
@@ -301,3 +317,32 @@ def _end_text(label: str, ended: Ended, plan: Plan) -> str:
 
 def _going_on(left: int) -> str:
     return f"; {left} host{'s go' if left > 1 else ' goes'} on" if left else ""
+
+
+# The exit code
+
+FAILED = 1
+
+
+class End(NamedTuple):
+    """How the command has ended on a host: `code` is -N for death by signal N, None where the host was lost."""
+
+    host: str
+    code: int | None
+
+
+def exit_code(ends: Sequence[End]) -> int:
+    """The exit code, by the ends in the order in which they came; at least one."""
+    codes = [end.code for end in ends if end.code is not None]
+    by_itself = [code for code in codes if code >= 0]
+    failed = next((code for code in by_itself if code), None)
+    if failed is not None:
+        return failed
+    if by_itself:
+        return 0
+    return 128 - codes[0] if codes else FAILED
+
+
+def missing(ends: Sequence[End]) -> list[str]:
+    """The hosts that decide nothing: lost, or killed."""
+    return [end.host for end in ends if end.code is None or end.code < 0]

@@ -33,6 +33,8 @@ LONGEST_ANSWER = 64 * 1024
 LONGEST_REQUEST = 8 * 1024 * 1024
 """Bytes of a launcher's line; an environment of more than a quarter of the stack's limit cannot be handed on anyway."""
 LONGEST_END = 4096
+CANNOT_START = 126
+"""The shell's code for a command that is there and cannot be run."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):

@@ -15,26 +15,33 @@ Laws:
 from __future__ import annotations
 
 import os
+import random
 import select
+import shutil
 import signal
 import sys
 import time
 from collections import deque
 from contextlib import suppress
 
+from rallypoint.base.endpoint import Endpoint, listening_socket, source_address, unmapped_address
 from rallypoint.base.errors import RallypointError
+from rallypoint.base.procfs import local_port_range
 from rallypoint.base.signals import SignalWakeup, post_signals, signal_name
 from rallypoint.base.version import __version__
-from rallypoint.remote import here
+from rallypoint.cluster.ports import control_port
 from rallypoint.remote.messages import (
+    CANNOT_START,
     LONGEST_REQUEST,
     MARK,
     Answer,
     Ended,
     FindEndpoint,
+    Found,
     Hello,
     Prepare,
     Ready,
+    Refused,
     Request,
     Signal,
     Start,
@@ -53,6 +60,65 @@ _LEFTOVERS_GRACE = 1.0
 _STUCK_AFTER = 10.0
 """Seconds after SIGKILL in which everything should have ended."""
 _CHUNK = 64 * 1024
+_PORTS, _ATTEMPTS = 65_536, 16
+_SIGNALS = frozenset(
+    {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGKILL}
+)
+"""The signals that a launcher may send a command."""
+
+
+def _address() -> str:
+    """The address at which sshd here was reached; empty if it does not say."""
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    return unmapped_address(words[2].partition("%")[0]) if len(words) == 4 else ""
+
+
+def _find_endpoint(towards: str) -> Found | Refused:
+    """An address of this host, and a port that is free.
+
+    Args:
+        towards: the address of another host, by which ours is found; empty for that at which we were reached.
+    """
+    try:
+        chosen = source_address(Endpoint(towards, 9)) if towards else _address() or "127.0.0.1"
+    except OSError as error:
+        where = f" towards {towards}" if towards else ""
+        return Refused(f"has no address and port for the rendezvous{where}: {error.strerror or error}")
+    port = 0
+    for _ in range(_ATTEMPTS):
+        port, _ = control_port(random.randrange(_PORTS), ephemeral=local_port_range())
+        with suppress(OSError):
+            listening_socket("", port).close()
+            break
+    return Found(chosen, port)
+
+
+def _prepare(job: Prepare) -> Refused | None:
+    """Go to the command's folder and take over its environment; returns why it cannot be run, None if it can."""
+    folder = _native(job.folder)
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        return Refused(
+            f"has no folder {folder!r} to run in ({error.strerror}); make it there, or give another by --chdir"
+        )
+    os.environ["PWD"] = folder
+    # As in an activated virtual environment: what is installed beside this Python is found.
+    beside = os.path.dirname(sys.executable)
+    os.environ["PATH"] = os.pathsep.join(filter(None, (beside, os.environ.get("PATH", os.defpath))))
+    try:
+        os.environ.update((_native(name), _native(value)) for name, value in job.environment.items())
+    except ValueError as error:
+        return Refused(f"cannot take over the environment: {error}; look at --env and --env-file")
+    program = _native(job.command[0])
+    if shutil.which(program) is None:
+        return Refused(f"does not find the program {program!r}; give a path, or name the Python beside it by --python")
+    return None
+
+
+def _native(text: str) -> str:
+    """A text of `messages.portable` in the encoding of this host's names."""
+    return os.fsdecode(text.encode("latin-1"))
 
 
 class Launcher:
@@ -72,7 +138,6 @@ class Launcher:
         return self._heard + self.lost_after
 
     def receive(self) -> list[Request]:
-        """All requests that have come."""
         while not self.gone:
             try:
                 data = os.read(0, _CHUNK)
@@ -118,14 +183,12 @@ class Relay:
         self.ended = False
 
     def wants(self) -> tuple[int, int] | None:
-        """The descriptor to wait for, and the event; None for nothing."""
         if self._pending and not self.discards:
             return self._target, select.POLLOUT
         return None if self.ended else (self.source, select.POLLIN)
 
     @property
     def done(self) -> bool:
-        """Whether all has been handed on."""
         return self.ended and (self.discards or not self._pending)
 
     def give_up(self) -> None:
@@ -136,7 +199,6 @@ class Relay:
         self.ended = True
 
     def move(self) -> None:
-        """Read and write what can be at the moment."""
         if not self.ended and not self._pending:
             try:
                 self._pending = os.read(self.source, _CHUNK)
@@ -170,7 +232,8 @@ class Command:
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         try:
             out, err = (each.command_end for each in self.relays)
-            self._process = WorkerProcess(self.reaper, here.arguments(job), os.environ, out, err, stdin=null)
+            words = [_native(each) for each in job.command]
+            self._process = WorkerProcess(self.reaper, words, os.environ, out, err, stdin=null)
         finally:
             for fd in (null, *(each.command_end for each in self.relays)):
                 os.close(fd)
@@ -224,7 +287,7 @@ class Command:
         wakeup.clear()
 
     def _signal(self, number: int, kill_after: float | None) -> None:
-        if number in here.SIGNALS:
+        if number in _SIGNALS:
             self._process.forward_signal(number)
         if kill_after is not None:
             self._kill_at = min(self._kill_at, time.monotonic() + kill_after)
@@ -279,14 +342,14 @@ def _until_started(launcher: Launcher) -> Prepare | None:
     job: Prepare | None = None
     poller = select.poll()
     poller.register(0, select.POLLIN)
-    _say(Hello(__version__, here.address()))
+    _say(Hello(__version__, _address()))
     while not launcher.gone:
         poller.poll(max(0.0, launcher.lost_at - time.monotonic()) * 1000 + 1)
         for request in launcher.receive():
             if isinstance(request, FindEndpoint):
-                _say(here.find_endpoint(request.towards))
+                _say(_find_endpoint(request.towards))
             elif isinstance(request, Prepare):
-                refusal = here.prepare(request)
+                refusal = _prepare(request)
                 _say(refusal or Ready())
                 job = None if refusal else request
                 launcher.lost_after = request.lost_after
@@ -305,7 +368,7 @@ def main() -> int:
     try:
         command = Command(job, launcher)
     except RallypointError as error:
-        ended = Ended(here.CANNOT_START, str(error))
+        ended = Ended(CANNOT_START, str(error))
     else:
         ended = command.run()
         command.reaper.close()

@@ -98,7 +98,7 @@ def record_hosting(run_id: str) -> None:
 
 def _record(name: str, state: str, run_id: str, message: str, **more: Any) -> None:
     from rallypoint.telemetry.events import NodeState, RdzvEvent
-    from rallypoint.telemetry.recording import record_rdzv_event
+    from rallypoint.telemetry.handlers import record_rdzv_event
 
     event = RdzvEvent(name, run_id, message, socket.gethostname(), os.getpid(), NodeState[state], **more)
     logging_errors("events", lambda: record_rdzv_event(event))

@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from rallypoint.base.light_typing import NamedTuple
 from rallypoint.telemetry import agent_events as events
-from rallypoint.telemetry.phases import NodePhase, PhaseClock
+from rallypoint.telemetry.agent_events import NodePhase, PhaseClock
 
 RECOVERY_BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 """Seconds; the bounds of the histogram of recoveries."""
@@ -38,8 +38,6 @@ class AgentReading(NamedTuple):
 
 
 class AgentAccount:
-    """Counts the events of one agent."""
-
     def __init__(self) -> None:
         self._clock = PhaseClock(0.0)
         self._round = -1
@@ -57,7 +55,6 @@ class AgentAccount:
         self._survived = 0
 
     def take(self, event: events.AgentEvent) -> None:
-        """Count an event."""
         match event:
             case events.PhaseBegan():
                 self._clock.enter(event.phase, event.elapsed, event.seconds)

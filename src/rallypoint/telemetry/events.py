@@ -38,7 +38,6 @@ class _JsonEvent:
         return self.serialize()
 
     def serialize(self) -> str:
-        """The event as JSON on one line."""
         return json.dumps(asdict(self))
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Metrics: numbers with a name, in groups; each group has a handler (contract sections 5.9 and 8).
+"""Metrics: numbers with a name, in groups; each group has a handler (contract sections 5.9 and 8); and those of a run.
 
 Nothing is done with them until a program calls `configure`.
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import wraps
 
 from rallypoint.base.light_typing import NamedTuple, ParamSpec, Protocol, TypeVar, overload
+from rallypoint.telemetry.lazy import put_metric_if_wanted
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,8 +36,6 @@ class MetricData(NamedTuple):
 
 
 class MetricsConfig:
-    """Parameters for `initialize_metrics`."""
-
     def __init__(self, params: dict[str, str] | None = None) -> None:
         self.params = {} if params is None else params
 
@@ -57,8 +56,6 @@ class ConsoleMetricHandler(MetricHandler):
 
 
 class NullMetricHandler(MetricHandler):
-    """Drops them."""
-
     def emit(self, metric_data: MetricData) -> None:
         return
 
@@ -71,7 +68,6 @@ class MetricStream:
         self.handler = handler
 
     def add_value(self, metric_name: str, metric_value: float) -> None:
-        """Give the handler one number, with the current time."""
         self.handler.emit(MetricData(time.time(), self.group_name, metric_name, metric_value))
 
 
@@ -99,7 +95,6 @@ def getStream(group: str | None) -> MetricStream:
 
 
 def put_metric(metric_name: str, metric_value: float, metric_group: str = DEFAULT_GROUP) -> None:
-    """Put one number into a group."""
     getStream(metric_group).add_value(metric_name, metric_value)
 
 
@@ -165,3 +160,27 @@ def _measured(function: Callable[P, R], name: str, group: str | None) -> Callabl
             stream.add_value(f"{name}.duration.ms", int((time.monotonic() - began) * 1000))
 
     return measured
+
+
+# The metrics of an agent's run
+
+
+def put_worker_state(role: str, state: str, remaining_restarts: int) -> None:
+    """The agent has polled its workers: the state of their group, and the failures that the job would still survive."""
+    put_metric_if_wanted(f"workers.{role}.remaining_restarts", remaining_restarts)
+    put_metric_if_wanted(f"workers.{role}.{state.lower()}", 1)
+
+
+def put_run_result(role: str, failed: bool, remaining_restarts: int, max_restarts: int) -> None:
+    """The run has ended: whether it failed, and how many of its restarts remained."""
+    retried = remaining_restarts < max_restarts
+    put_metric_if_wanted(f"workers.{role}.flakiness", flakiness(failed, remaining_restarts, max_restarts))
+    put_metric_if_wanted(f"workers.{role}.run_total", 1)
+    for outcome, holds in (("success", not failed), ("failed", failed)):
+        put_metric_if_wanted(f"workers.{role}.run_{outcome}_with_retries", int(holds and retried))
+        put_metric_if_wanted(f"workers.{role}.run_{outcome}_no_retries", int(holds and not retried))
+
+
+def flakiness(failed: bool, remaining_restarts: int, max_restarts: int) -> int:
+    """The share of its restarts that a job used, in percent: 0 without any, 100 if it failed."""
+    return 100 if failed else int(100 - 100 * (remaining_restarts + 1) / (max_restarts + 1))

@@ -10,7 +10,7 @@ from rallypoint.failures.failure import ProcessFailure
 from rallypoint.telemetry import metrics
 from tests.unit.agent.third_party import outcome
 from tests.unit.agent.thread_workers import ThreadWorkers
-from tests.unit.telemetry.test_metrics import MemoryHandler
+from tests.unit.telemetry.test_agent import MemoryMetrics
 
 pytestmark = pytest.mark.process
 
@@ -27,7 +27,7 @@ class StuckWorkers(ThreadWorkers):
 
 def test_a_stuck_worker_leaves_no_restart_in_metrics_and_health_check() -> None:
     workers = StuckWorkers(lambda rank, start, stopping: stopping.wait(30))
-    kept = MemoryHandler()
+    kept = MemoryMetrics()
     metrics.configure(kept)
     try:
         result = outcome(Agent(workers))

@@ -22,8 +22,7 @@ from rallypoint.compat.rendezvous import (
     create_backend,
     create_handler,
 )
-from rallypoint.logs.specs import DefaultLogsSpecs
-from rallypoint.logs.specs import Std
+from rallypoint.logs.specs import DefaultLogsSpecs, Std
 from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousTimeoutError
 from rallypoint.rendezvous.backend import RendezvousBackend, Token
 from rallypoint.rendezvous.backends.static import create_handler as create_rdzv_handler

@@ -15,11 +15,12 @@ from rallypoint.observe.bundle import (
     decode_bundle,
     encode_bundle,
     fit,
+    incident_lines,
+    read_incidents,
     safe_name,
     write_bundle,
     write_index,
 )
-from rallypoint.observe.incidents import incident_lines, read_incidents
 
 SUMMARY = {
     "job": "job",

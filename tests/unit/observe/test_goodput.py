@@ -11,12 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from rallypoint.observe.agent_runs import agent_runs
-from rallypoint.observe.goodput import Loss, Report, report
-from rallypoint.observe.timelines import JobPhase
+from rallypoint.observe.goodput import JobPhase, Loss, Report, agent_runs, report
 from rallypoint.telemetry import agent_events as events
-from rallypoint.telemetry.agent_events import KINDS
-from rallypoint.telemetry.phases import NodePhase
+from rallypoint.telemetry.agent_events import KINDS, NodePhase
 
 R, H, S, RUN, STOP = (
     NodePhase.RENDEZVOUS,

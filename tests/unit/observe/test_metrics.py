@@ -13,13 +13,21 @@ import pytest
 
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.membership.state import Settings
-from rallypoint.observe.agent_metrics import NodeReading, node_families
-from rallypoint.observe.exposition import CONTENT_TYPE, exposition
-from rallypoint.observe.job_metrics import build_family, job_families, jobs_families
-from rallypoint.observe.metric_names import METRICS, Family, Kind
+from rallypoint.observe.metrics import (
+    CONTENT_TYPE,
+    METRICS,
+    Family,
+    Kind,
+    NodeReading,
+    build_family,
+    exposition,
+    job_families,
+    jobs_families,
+    node_families,
+)
 from rallypoint.telemetry import agent_events as events
 from rallypoint.telemetry.agent_account import AgentAccount
-from rallypoint.telemetry.phases import NodePhase
+from rallypoint.telemetry.agent_events import NodePhase
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -36,14 +44,14 @@ def everything() -> list[Family]:
     account.take(events.WorkerFailed(elapsed=2.0, failure=failure, **common))
     account.take(events.WorkersStarted(elapsed=3.0, pids=(1,), **common))
     account.take(events.ProgressMade(elapsed=4.0, step=7, age=1.0, source="call", **common))
-    node = NodeReading('j"\n\\ü', "a", "default", "c10d", 5.0, 2, 1, 3, [1e9, 0.0])
+    node = NodeReading('j"\n\\ü', "a", "default", "c10d", 5.0, 2, 1, 3, [1e9, 0.0], account.read(5.0))
     job = Dispatcher(Settings('j"\n\\ü', 1, 2))
     snapshot = job.snapshot()._replace(max_restarts=3)
     return [
         build_family(),
         *jobs_families(job.summaries()),
         *job_families([snapshot]),
-        *node_families(node, account.read(5.0)),
+        *node_families(node),
     ]
 
 
@@ -62,10 +70,9 @@ def test_every_metric_is_told_and_no_other() -> None:
     kind, text = exposition(everything())
     assert kind == CONTENT_TYPE
     assert {name.partition("{")[0] for name in series(text.decode())} == told_names()
-    for name, samples in everything():
-        labels = METRICS[name].labels
-        assert samples, name
-        assert all(len(each.labels) == len(labels) for each in samples), name
+    for metric, samples in everything():
+        assert samples, metric.name
+        assert all(len(each.labels) == len(metric.labels) for each in samples), metric.name
 
 
 def test_values() -> None:

@@ -12,10 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rallypoint.observe.agent_runs import agent_runs
 from rallypoint.observe.event_files import read_events
-from rallypoint.observe.goodput import Loss, Report, report
-from rallypoint.observe.timelines import JobPhase
+from rallypoint.observe.goodput import JobPhase, Loss, Report, agent_runs, report
 
 RECORDING = Path(__file__).with_name("recording")
 _SAVE_EVERY, _BACKOFF = 40, 5.0

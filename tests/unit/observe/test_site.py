@@ -19,11 +19,10 @@ from rallypoint.coordinator.jobs import ManyJobs, ServedJobs
 from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.membership.operations import Close
 from rallypoint.membership.state import NodeId, NodeInfo, Settings
-from rallypoint.observe.job_metrics import build_family
-from rallypoint.observe.metric_names import Family
+from rallypoint.observe.metrics import Family, build_family
 from rallypoint.observe.site import Site
 from rallypoint.observe.sources import LocalJobs
-from rallypoint.observe.status_json import status_fields
+from rallypoint.observe.status import status_fields
 from rallypoint.protocol.handshake import Hello
 from rallypoint.protocol.messages import JoinRequest
 
@@ -151,7 +150,6 @@ def test_what_there_is_not(job: Dispatcher, path: str, method: str, status: int)
 
 
 def test_without_prometheus_client_there_is_a_sentence(job: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "rallypoint.observe.exposition", raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     status, _, body = ask(site_of(job), "/metrics")
     assert status == HTTPStatus.SERVICE_UNAVAILABLE

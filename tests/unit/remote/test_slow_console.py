@@ -47,8 +47,8 @@ with open(2, "w", closefd=False) as err:
 
 LAUNCH = """
 import sys
-from rallypoint.remote import connection
-connection._SSH_END = 1.0
+from rallypoint.remote import ssh
+ssh._SSH_END = 1.0
 from rallypoint.cli.rallyctl import main
 sys.exit(main(sys.argv[1:]))
 """

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.remote.hosts import Host
-from rallypoint.remote.ssh_command import SshOptions, ssh_command, why_unreachable
+from rallypoint.remote.inputs import Host
+from rallypoint.remote.ssh import SshOptions, ssh_command, why_unreachable
 
 OPTIONS = SshOptions(("-i", "key", "-o", "BatchMode=no"), "/opt/my venv/bin/python", 10, 30)
 
 
 def test_the_users_options_come_first() -> None:
-    command = ssh_command(Host("node1", user="me", port=2222), OPTIONS)
+    command = ssh_command(Host("node1", user="me"), OPTIONS)
     assert command[:5] == ["ssh", "-i", "key", "-o", "BatchMode=no"]
     assert command.index("BatchMode=no") < command.index("BatchMode=yes")
-    assert command[command.index("-p") + 1] == "2222"
     assert command[-3:] == [
         "--",
         "me@node1",

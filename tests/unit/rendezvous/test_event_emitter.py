@@ -10,7 +10,7 @@ import pytest
 
 from rallypoint.membership.operations import Drain
 from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousTimeoutError
-from rallypoint.telemetry import recording
+from rallypoint.telemetry import handlers as event_handlers
 from rallypoint.telemetry.events import NodeState, RdzvEvent
 from rallypoint.telemetry.handlers import RENDEZVOUS, log_handlers
 from tests.ports import free_port
@@ -38,10 +38,10 @@ class Kept(logging.Handler):
 def _kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
     kept = Kept()
     monkeypatch.setitem(log_handlers, RENDEZVOUS, kept)
-    recording._loggers.pop(RENDEZVOUS, None)
+    event_handlers._loggers.pop(RENDEZVOUS, None)
     yield kept
     logging.getLogger(f"torchelastic-events-{RENDEZVOUS}").removeHandler(kept)
-    recording._loggers.pop(RENDEZVOUS, None)
+    event_handlers._loggers.pop(RENDEZVOUS, None)
 
 
 def test_two_rounds_on_the_thread_of_who_asks(kept: Kept) -> None:

@@ -17,9 +17,14 @@ from rallypoint.base.errors import UserError
 from rallypoint.telemetry import json_lines
 from rallypoint.telemetry.agent_events import OperatorActed
 from rallypoint.telemetry.events import Event, EventSource
-from rallypoint.telemetry.handlers import get_logging_handler, log_handlers, takes_agent_events
+from rallypoint.telemetry.handlers import (
+    get_logging_handler,
+    log_handlers,
+    record,
+    record_agent_event,
+    takes_agent_events,
+)
 from rallypoint.telemetry.json_lines import JsonLinesHandler
-from rallypoint.telemetry.recording import record, record_agent_event
 
 Make = Callable[[str], JsonLinesHandler]
 

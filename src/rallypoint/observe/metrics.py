@@ -1,0 +1,377 @@
+"""All metrics: each has a row with its name, kind, help text, labels and value. `docs/reference/metrics.md` describes
+each. Pure.
+
+Names follow Prometheus' conventions: one prefix, base units, `_total` for counters, `_seconds`, `_info`. Those with
+`job_` describe a whole job, and are exposed where its coordinator runs; the others describe one node, and are exposed
+by its agent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from rallypoint.base.errors import RallypointError
+from rallypoint.base.version import __version__
+from rallypoint.observe.status import node_state
+from rallypoint.protocol.observation import JobSummary, NodeState, Phase, Snapshot
+from rallypoint.telemetry.agent_account import RECOVERY_BOUNDS, AgentReading
+from rallypoint.telemetry.agent_events import NodePhase
+
+S = TypeVar("S")
+
+
+class Kind(StrEnum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+COUNTER, GAUGE, HISTOGRAM = Kind
+
+
+class Distribution(NamedTuple):
+    """A histogram's value: how many observations are at most each bound, the last of which is infinite; their sum."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum: float
+
+
+Value = float | Distribution
+Values = Mapping[tuple[str, ...], Value]
+"""Values by those of a metric's own labels; a value alone is that of a metric without any."""
+
+
+class Metric(NamedTuple, Generic[S]):
+    """A metric, of what `S` describes. The names of counters lack `_total`, which the text format adds.
+
+    `labels` are those that all metrics of an `S` have, and behind them its own.
+    """
+
+    kind: Kind
+    name: str
+    text: str
+    labels: tuple[str, ...]
+    values: Callable[[S], Value | Values]
+
+
+class Sample(NamedTuple):
+    """A value, with the values of its labels, in order."""
+
+    labels: tuple[str, ...]
+    value: Value
+
+
+class Family(NamedTuple):
+    metric: Metric[Any]
+    samples: Sequence[Sample]
+
+
+def _family(metric: Metric[S], described: Iterable[tuple[tuple[str, ...], S]]) -> Family:
+    """The samples of what is described, each with the values of the labels that all have."""
+    samples: list[Sample] = []
+    for common, each in described:
+        values = metric.values(each)
+        found = values if isinstance(values, Mapping) else {(): values}
+        samples += [Sample((*common, *labels), value) for labels, value in found.items()]
+    return Family(metric, samples)
+
+
+# A whole job, from its snapshot
+
+_NODE_STATES = (*(each.value for each in NodeState), "unreachable", "succeeded")
+
+
+def label(text: str) -> str:
+    return text.replace(" ", "_")
+
+
+def _restarts(job: Snapshot) -> Mapping[str, int]:
+    """The number of rounds that have ended before the job did, by reason."""
+    ended = job.ended_rounds
+    return {
+        "failure": ended.failures,
+        "lost": ended.lost,
+        "departed": ended.departed,
+        "drained": ended.drained,
+        "requested": ended.requested,
+    }
+
+
+def _remaining(job: Snapshot) -> Values:
+    return {} if job.max_restarts < 0 else {(): max(0, job.max_restarts - job.ended_rounds.failures)}
+
+
+def _nodes(job: Snapshot) -> Values:
+    counts = Counter(node_state(each) for each in job.nodes)
+    return {(each,): counts[each] for each in _NODE_STATES}
+
+
+def _job(
+    kind: Kind, name: str, text: str, values: Callable[[Snapshot], Value | Values], *labels: str
+) -> Metric[Snapshot]:
+    return Metric(kind, f"rallypoint_{name}", text, ("job_id", *labels), values)
+
+
+JOB_METRICS = (
+    _job(
+        GAUGE,
+        "job_info",
+        "The job and the coordinator that reports it; always 1.",
+        lambda job: {(job.incarnation,): 1},
+        "incarnation",
+    ),
+    _job(
+        GAUGE,
+        "job_phase",
+        "1 for the current phase of the job, 0 for all others.",
+        lambda job: {(label(each),): float(each is job.phase) for each in Phase},
+        "phase",
+    ),
+    _job(
+        GAUGE,
+        "job_phase_duration_seconds",
+        "Seconds since the job entered its current phase.",
+        lambda job: job.phase_for,
+    ),
+    _job(GAUGE, "job_round", "Number of the round that is running or forming.", lambda job: job.round),
+    _job(COUNTER, "job_rounds", "Rounds that ended before the job did.", lambda job: sum(_restarts(job).values())),
+    _job(
+        COUNTER,
+        "job_restarts",
+        "Rounds that ended, by reason.",
+        lambda job: {(reason,): count for reason, count in _restarts(job).items()},
+        "reason",
+    ),
+    _job(GAUGE, "job_restarts_remaining", "Failures that the job can still survive.", _remaining),
+    _job(GAUGE, "job_nodes", "Nodes, by state.", _nodes, "state"),
+    _job(GAUGE, "job_nodes_min", "Minimum number of nodes in a round.", lambda job: job.min_nodes),
+    _job(GAUGE, "job_nodes_max", "Maximum number of nodes in a round.", lambda job: job.max_nodes),
+    _job(GAUGE, "job_nodes_missing", "Nodes that must still join before a round can begin.", lambda job: job.missing),
+    _job(
+        GAUGE,
+        "job_workers",
+        "Workers of the running round.",
+        lambda job: sum(each.workers for each in job.nodes if each.first_rank >= 0),
+    ),
+    _job(
+        GAUGE,
+        "job_backoff_seconds",
+        "Seconds until the restart back-off allows the next round.",
+        lambda job: job.backoff,
+    ),
+)
+
+
+def job_families(snapshots: Sequence[Snapshot]) -> list[Family]:
+    return [_family(metric, [((each.job,), each) for each in snapshots]) for metric in JOB_METRICS]
+
+
+# One node, from what its agent has counted
+
+_REASONS = ("failure", "lost", "departed", "gave_up", "drained", "requested", "forgotten")
+_STARTED = (NodePhase.RUNNING, NodePhase.STOPPING)
+
+
+class NodeReading(NamedTuple):
+    """What an agent's parts say at one moment. `running` is how many of its `workers` run; `last_output` is when each
+    has written something, by local rank, in epoch seconds, 0 where that is not known."""
+
+    job: str
+    node: str
+    role: str
+    backend: str
+    uptime: float
+    workers: int
+    running: int
+    remaining: int
+    last_output: Sequence[float]
+    counted: AgentReading
+
+
+def _workers(node: NodeReading) -> Values:
+    started = node.counted.phase in _STARTED
+    running = min(node.running, node.workers) if started else 0
+    return {
+        ("waiting",): 0 if started else node.workers,
+        ("running",): running,
+        ("exited",): node.workers - running if started else 0,
+    }
+
+
+def _node(
+    kind: Kind, name: str, text: str, values: Callable[[NodeReading], Value | Values], *labels: str
+) -> Metric[NodeReading]:
+    return Metric(kind, f"rallypoint_{name}", text, ("job_id", "node", *labels), values)
+
+
+NODE_METRICS = (
+    _node(
+        GAUGE,
+        "agent_info",
+        "The node's agent; always 1.",
+        lambda node: {(node.role, node.backend): 1},
+        "role",
+        "backend",
+    ),
+    _node(GAUGE, "agent_uptime_seconds", "Seconds since the agent started.", lambda node: node.uptime),
+    _node(
+        GAUGE,
+        "group_rank",
+        "Group rank of the node in its round; -1 if it has none.",
+        lambda node: node.counted.group_rank,
+    ),
+    _node(
+        GAUGE,
+        "round",
+        "Number of the last round that the node took part in; -1 before the first.",
+        lambda node: node.counted.round,
+    ),
+    _node(COUNTER, "rounds", "Rounds that the node took part in.", lambda node: node.counted.rounds),
+    _node(
+        COUNTER,
+        "restarts",
+        "Rounds of the node that ended, by reason.",
+        lambda node: {(each,): node.counted.restarts.get(each, 0) for each in _REASONS},
+        "reason",
+    ),
+    _node(COUNTER, "hangs", "Hangs of the job that were reported to the node.", lambda node: node.counted.hangs),
+    _node(
+        GAUGE,
+        "restarts_remaining",
+        "Failures that the job can still survive, as known to the node.",
+        lambda node: node.remaining,
+    ),
+    _node(
+        COUNTER,
+        "worker_failures",
+        "Failures of the node's workers that were the first of their round, by signal or `exit_code`.",
+        lambda node: {(kind,): count for kind, count in {"exit_code": 0, **node.counted.failures}.items()},
+        "kind",
+    ),
+    _node(
+        COUNTER,
+        "workers_survived",
+        "Workers that continued in the same process after a round ended.",
+        lambda node: node.counted.survived,
+    ),
+    _node(GAUGE, "workers", "Workers of the node, by state.", _workers, "state"),
+    _node(
+        GAUGE,
+        "phase",
+        "1 for the current phase of the node, 0 for all others.",
+        lambda node: {(each.value,): float(each is node.counted.phase) for each in NodePhase},
+        "phase",
+    ),
+    _node(
+        COUNTER,
+        "phase_seconds",
+        "Seconds that the node spent in each phase. They add up to the agent's uptime.",
+        lambda node: {(each.value,): seconds for each, seconds in node.counted.seconds.items()},
+        "phase",
+    ),
+    _node(
+        HISTOGRAM,
+        "recovery_seconds",
+        "Seconds from the detection of a failure to the start of the next round's workers.",
+        lambda node: Distribution(RECOVERY_BOUNDS, node.counted.recoveries, node.counted.recovery_seconds),
+    ),
+    _node(
+        GAUGE,
+        "worker_last_output_timestamp_seconds",
+        "Time at which a worker last wrote output, in epoch seconds.",
+        lambda node: {(str(rank),): at for rank, at in enumerate(node.last_output) if at},
+        "local_rank",
+    ),
+    _node(
+        GAUGE,
+        "progress_step",
+        "Last step that the node's workers reported.",
+        lambda node: {(): node.counted.step} if node.counted.step >= 0 else {},
+    ),
+    _node(
+        GAUGE,
+        "progress_timestamp_seconds",
+        "Time at which they reported it, in epoch seconds.",
+        lambda node: {(): node.counted.progress_at} if node.counted.progress_at else {},
+    ),
+)
+
+
+def node_families(node: NodeReading) -> list[Family]:
+    return [_family(metric, [((node.job, node.node), node)]) for metric in NODE_METRICS]
+
+
+# A server
+
+
+def _jobs(jobs: Sequence[JobSummary]) -> Values:
+    counts = Counter(each.phase for each in jobs)
+    return {(label(each),): counts[each] for each in Phase}
+
+
+def _versions(_: None) -> Values:
+    import platform
+
+    return {(__version__, platform.python_version()): 1}
+
+
+BUILD: Metric[None] = Metric(
+    GAUGE, "rallypoint_build_info", "Version of Rallypoint and of Python; always 1.", ("version", "python"), _versions
+)
+JOBS: Metric[Sequence[JobSummary]] = Metric(
+    GAUGE, "rallypoint_jobs", "Jobs of this control plane, by phase.", ("phase",), _jobs
+)
+METRICS: Mapping[str, Metric[Any]] = {each.name: each for each in (BUILD, JOBS, *JOB_METRICS, *NODE_METRICS)}
+"""All metrics."""
+
+
+def build_family() -> Family:
+    return _family(BUILD, [((), None)])
+
+
+def jobs_families(jobs: Sequence[JobSummary]) -> list[Family]:
+    return [_family(JOBS, [((), jobs)])]
+
+
+# The text that Prometheus reads, by `prometheus-client`, which is imported here alone
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def exposition(families: Sequence[Family]) -> tuple[str, bytes]:
+    """The media type and the text. Raises RallypointError where `prometheus-client` is missing."""
+    try:
+        from prometheus_client import CollectorRegistry, generate_latest
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+        from prometheus_client.metrics_core import Metric as ClientMetric
+        from prometheus_client.registry import Collector
+    except ImportError as missing:
+        raise RallypointError(
+            "/metrics needs prometheus-client; install rallypoint[metrics] on this machine"
+        ) from missing
+
+    class Once(Collector):
+        def collect(self) -> Iterator[ClientMetric]:
+            for metric, samples in families:
+                kind, name, text, labels, _ = metric
+                if kind is HISTOGRAM:
+                    histogram = HistogramMetricFamily(name, text, labels=labels)
+                    for values, value in samples:
+                        if isinstance(value, Distribution):
+                            bounds = [*(f"{each:g}" for each in value.bounds), "+Inf"]
+                            histogram.add_metric(values, [*zip(bounds, value.counts, strict=True)], value.sum)
+                    yield histogram
+                    continue
+                family = (CounterMetricFamily if kind is COUNTER else GaugeMetricFamily)(name, text, labels=labels)
+                for values, value in samples:
+                    if not isinstance(value, Distribution):
+                        family.add_metric(values, value)
+                yield family
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Once())
+    return CONTENT_TYPE, generate_latest(registry)

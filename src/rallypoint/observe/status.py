@@ -1,0 +1,397 @@
+"""The state of a job for those who look at it: lines for a person, a line for each change, JSON. Pure: the time of day
+and the width of the terminal are passed in.
+
+The JSON is that of `rallyctl status --json` and `/status.json`. Fields are added within a version, never renamed or
+removed; `docs/reference/status.md` describes each.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+from unicodedata import combining, east_asian_width
+
+from rallypoint.protocol.messages import NodeReport
+from rallypoint.protocol.observation import FailureView, JobEvent, JobSummary, NodeState, NodeView, Phase, Snapshot
+
+VERSION = 1
+"""Of the JSON."""
+_MAX_STRAGGLERS = 100
+_LEAST_WIDTH = 40
+_EVENTS, _FAILURES = 8, 5
+"""The number of newest ones that are shown."""
+_STRAGGLERS = 10
+"""How many ranks are shown that are behind the others: the last of them."""
+_FORMING = frozenset({Phase.WAITING, Phase.FORMING, Phase.HELD_BACK})
+
+
+def duration(seconds: float) -> str:
+    """`3.2s`, `41s`, `5m12s`, `2h03m`, `3d04h`."""
+    whole = int(seconds)
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f}s"
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
+
+
+def status_lines(snapshot: Snapshot, width: int = 120) -> list[str]:
+    """All that there is to say of a job, each line at most `width` characters long."""
+    lines = [
+        *_head(snapshot),
+        "",
+        *_node_table(snapshot),
+        *_straggler_lines(snapshot),
+        *_failure_lines(snapshot),
+        *_event_lines(snapshot),
+    ]
+    most = max(width, _LEAST_WIDTH)
+    return [each if len(each) <= most else f"{each[: most - 1]}…" for each in lines]
+
+
+def job_lines(jobs: Sequence[JobSummary]) -> list[str]:
+    if not jobs:
+        return ["no jobs"]
+    rows = [("JOB", "PHASE", "ROUND", "NODES")]
+    rows += [(each.job, each.phase.value, str(each.round), f"{each.nodes}/{each.max_nodes}") for each in jobs]
+    return table(rows)
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows in columns, two spaces apart."""
+    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell + " " * (width - cells(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def cells(text: str) -> int:
+    """The columns of a terminal that a text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(each) else 2 if east_asian_width(each) in "WF" else 1 for each in text)
+
+
+def phase_sentence(snapshot: Snapshot) -> str:
+    """The phase, for how long, and what is waited for."""
+    since = f"for {duration(snapshot.phase_for)}"
+    participants = sum(each.state is NodeState.PARTICIPANT for each in snapshot.nodes)
+    match snapshot.phase:
+        case Phase.WAITING:
+            who = f" ({', '.join(snapshot.expected)})" if snapshot.expected else ""
+            return f"waiting {since}: {participants} of {snapshot.min_nodes} nodes, {snapshot.missing} missing{who}"
+        case Phase.FORMING:
+            return f"forming {since}: {participants} of at most {snapshot.max_nodes} nodes"
+        case Phase.HELD_BACK:
+            return f"held back {since}: next round in {duration(snapshot.backoff)}"
+        case Phase.RUNNING:
+            return f"running {since}"
+        case _:
+            return f"{snapshot.phase.value} {duration(snapshot.phase_for)} ago: {snapshot.detail}"
+
+
+def restarts_sentence(snapshot: Snapshot) -> str:
+    """How many rounds have ended, by cause, and how many restarts are left."""
+    ended = snapshot.ended_rounds
+    causes = (
+        (ended.failures, "failure", "failures"),
+        (ended.lost, "node lost", "nodes lost"),
+        (ended.departed, "departure", "departures"),
+        (ended.drained, "membership change", "membership changes"),
+        (ended.requested, "operator command", "operator commands"),
+    )
+    used = ", ".join(f"{count} {one if count == 1 else many}" for count, one, many in causes if count) or "none"
+    left = "" if snapshot.max_restarts < 0 else f"; {max(0, snapshot.max_restarts - ended.failures)} left"
+    return f"{used}{left}"
+
+
+def rank_range(node: NodeView) -> str:
+    """`4-7`, the global ranks of a node's workers; `-` where it has none."""
+    if node.first_rank < 0 or not node.workers:
+        return "-"
+    last = node.first_rank + node.workers - 1
+    return str(last) if last == node.first_rank else f"{node.first_rank}-{last}"
+
+
+def node_state(node: NodeView) -> str:
+    """The role of a node in the job, in a word or two."""
+    if node.state is NodeState.PARTICIPANT and not node.connected:
+        return "unreachable"
+    return "succeeded" if node.succeeded else node.state.value
+
+
+def _head(snapshot: Snapshot) -> Iterator[str]:
+    yield f"job       {snapshot.job}"
+    yield f"phase     {phase_sentence(snapshot)}"
+    waiting = sum(each.state is NodeState.WAITING for each in snapshot.nodes)
+    spare = sum(each.state is NodeState.SPARE for each in snapshot.nodes)
+    extra = "".join(f", {count} {what}" for what, count in (("waiting", waiting), ("spare", spare)) if count)
+    participants = sum(each.state is NodeState.PARTICIPANT for each in snapshot.nodes)
+    yield f"round     {snapshot.round}"
+    yield f"nodes     {participants} (min {snapshot.min_nodes}, max {snapshot.max_nodes}){extra}"
+    yield f"restarts  {restarts_sentence(snapshot)}"
+    steps = [each.report.progress for each in snapshot.nodes if each.report is not None and each.report.progress >= 0]
+    if steps:
+        yield f"progress  step {min(steps)}" + (f" to {max(steps)}" if max(steps) != min(steps) else "")
+
+
+def _node_table(snapshot: Snapshot) -> list[str]:
+    if not snapshot.nodes:
+        return ["no nodes"]
+    rows = [("RANK", "NODE", "ADDRESS", "STATE", "RANKS", "HEARD", "PIDS")]
+    rows += [
+        (
+            "-" if each.group_rank < 0 else str(each.group_rank),
+            each.host or each.name,
+            each.address,
+            node_state(each),
+            rank_range(each),
+            "-" if each.silent_for < 0 else f"{duration(each.silent_for)} ago",
+            "-" if each.report is None or not each.report.pids else " ".join(map(str, each.report.pids)),
+        )
+        for each in snapshot.nodes
+    ]
+    return table(rows)
+
+
+def _straggler_lines(snapshot: Snapshot) -> list[str]:
+    steps = steps_of(snapshot)
+    if steps is None or not steps.behind:
+        return []
+    rows = [("RANK", "NODE", "STEP", "BEHIND")]
+    rows += [(str(each.rank), each.node, str(each.step), str(each.behind)) for each in steps.behind[:_STRAGGLERS]]
+    more = len(steps.behind) - _STRAGGLERS
+    title = f"steps behind the median of {steps.ranks} ranks, which is {steps.median}"
+    return ["", title, *(f"  {each}" for each in table(rows)), *([f"  and {more} more"] if more > 0 else [])]
+
+
+def failure_text(failure: FailureView) -> str:
+    """A failure for people, without its age."""
+    lost = f"{failure.node} was lost: " if failure.rank < 0 and not failure.pid else ""
+    return f"round {failure.round}: {lost}{failure.message}"
+
+
+def _failure_lines(snapshot: Snapshot) -> list[str]:
+    newest = snapshot.failures[-_FAILURES:]
+    lines = [f"  {duration(each.seconds_ago)} ago, {failure_text(each)}" for each in newest]
+    return ["", "last failures", *lines] if newest else []
+
+
+def _event_lines(snapshot: Snapshot) -> list[str]:
+    newest = snapshot.events[-_EVENTS:]
+    if not newest:
+        return []
+    return ["", "last events", *(f"  {duration(each.seconds_ago)} ago: {each.text}" for each in newest)]
+
+
+# Ranks that are behind the others, by the steps that they report (`notices.progress`); only reported
+
+
+class Straggler(NamedTuple):
+    """A rank that is `behind` the median by so many steps, on the node of this name."""
+
+    rank: int
+    node: str
+    step: int
+    behind: int
+
+
+class Steps(NamedTuple):
+    """The steps of all ranks that tell theirs: the median, how many ranks, and who is behind it, the last one first."""
+
+    median: int
+    ranks: int
+    behind: tuple[Straggler, ...]
+
+
+def steps_of(snapshot: Snapshot) -> Steps | None:
+    """The steps of the ranks of the round that runs; None where fewer than two ranks tell theirs."""
+    told = [
+        Straggler(node.first_rank + local, node.name, step, 0)
+        for node in snapshot.nodes
+        if node.report is not None and node.first_rank >= 0
+        for local, step in enumerate(node.report.steps)
+        if step >= 0
+    ]
+    if len(told) < 2:
+        return None
+    median = sorted(each.step for each in told)[len(told) // 2]
+    late = [each._replace(behind=median - each.step) for each in told if each.step < median]
+    return Steps(median, len(told), tuple(sorted(late, key=lambda each: (-each.behind, each.rank))))
+
+
+# Successive lines
+
+
+class ChangeLines:
+    """Tells of each snapshot what the ones before did not say."""
+
+    def __init__(self) -> None:
+        self._incarnation = ""
+        self._number = 0
+        """Of the last event that was told."""
+        self._standing: tuple[object, ...] | None = None
+        """What was last said of how the job stands, but for how long."""
+
+    def lines(self, snapshot: Snapshot, now: float) -> Iterator[str]:
+        """What is new; each line begins with a time of day.
+
+        Args:
+            snapshot: of the job.
+            now: the time of day, in seconds since 1970.
+        """
+        first = self._standing is None
+        if snapshot.incarnation != self._incarnation:
+            self._incarnation, self._number = snapshot.incarnation, 0
+        news = [each for each in snapshot.events if each.number > self._number]
+        self._number = max([self._number, *(each.number for each in news)])
+        if not first:  # who begins to watch is told how things stand, and not the past
+            yield from (f"{clock_time(now - each.seconds_ago)} {each.text}" for each in news)
+        standing = _standing(snapshot)
+        # That a round has started or ended was just said; who has come to one that forms was not.
+        told_by_event = snapshot.phase not in _FORMING and bool(news)
+        if standing != self._standing and (first or not told_by_event):
+            job = f"job {snapshot.job}, round {snapshot.round}: " if first else ""
+            text = f"{job}{phase_sentence(snapshot)}"
+            yield f"{clock_time(now)} {text}{f'; restarts: {restarts_sentence(snapshot)}' if first else ''}"
+        self._standing = standing
+
+
+def clock_time(moment: float) -> str:
+    """A time of day on this machine's clock, `14:03:59`."""
+    return time.strftime("%H:%M:%S", time.localtime(moment))
+
+
+def _standing(snapshot: Snapshot) -> tuple[object, ...]:
+    participants = sum(each.state is NodeState.PARTICIPANT for each in snapshot.nodes)
+    forms = (participants, snapshot.expected) if snapshot.phase in _FORMING else ()
+    return (snapshot.phase, snapshot.round, snapshot.min_nodes, snapshot.max_nodes, *forms)
+
+
+# JSON
+
+
+def status_json(snapshot: Snapshot, now: float) -> str:
+    """The JSON; moments are counted back from `now`, the time of day of who shows it, in seconds since 1970."""
+    return json.dumps(status_fields(snapshot, now), indent=2)
+
+
+def status_fields(snapshot: Snapshot, now: float) -> dict[str, Any]:
+    ended = snapshot.ended_rounds
+    left = None if snapshot.max_restarts < 0 else max(0, snapshot.max_restarts - ended.failures)
+    return {
+        "version": VERSION,
+        "job": snapshot.job,
+        "phase": snapshot.phase.value,
+        "since": moment(now - snapshot.phase_for),
+        "phase_seconds": round(snapshot.phase_for, 3),
+        "round": snapshot.round,
+        "min_nodes": snapshot.min_nodes,
+        "max_nodes": snapshot.max_nodes,
+        "missing_nodes": snapshot.missing,
+        "expected": list(snapshot.expected),
+        "nodes": [_node(each) for each in snapshot.nodes],
+        "stragglers": _stragglers(snapshot),
+        "restarts": {
+            "failures": ended.failures,
+            "nodes_lost": ended.lost,
+            "departures": ended.departed,
+            "membership_changes": ended.drained,
+            "requested": ended.requested,
+            "left": left,
+        },
+        "backoff_seconds": round(snapshot.backoff, 3),
+        "failures": [_failure(each, now) for each in snapshot.failures],
+        "events": [_event(each, now) for each in snapshot.events],
+        "detail": snapshot.detail,
+    }
+
+
+def jobs_json(jobs: Sequence[JobSummary]) -> str:
+    return json.dumps(jobs_fields(jobs), indent=2)
+
+
+def jobs_fields(jobs: Sequence[JobSummary]) -> dict[str, Any]:
+    rows = [
+        {"job": job, "phase": phase.value, "round": round_, "nodes": nodes, "max_nodes": most}
+        for job, phase, round_, nodes, most in jobs
+    ]
+    return {"version": VERSION, "jobs": rows}
+
+
+def moment(seconds: float) -> str:
+    """A time of day as RFC 3339 has it, in UTC with milliseconds."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _known(number: float) -> float | None:
+    return None if number < 0 else round(number, 3)
+
+
+def _node(node: NodeView) -> dict[str, Any]:
+    last = node.first_rank + node.workers
+    return {
+        "name": node.name,
+        "host": node.host,
+        "address": node.address,
+        "pid": node.pid,
+        "state": node_state(node),
+        "connected": node.connected,
+        "heard_seconds_ago": _known(node.silent_for),
+        "group_rank": None if node.group_rank < 0 else node.group_rank,
+        "global_ranks": list(range(node.first_rank, last)) if node.first_rank >= 0 else [],
+        "local_world_size": node.workers,
+        "role": node.role,
+        "workers": None if node.report is None else _report(node.report),
+    }
+
+
+def _report(report: NodeReport) -> dict[str, Any]:
+    return {
+        "pids": list(report.pids),
+        "progress": None if report.progress < 0 else report.progress,
+        "progress_seconds_ago": _known(report.progress_age),
+        "steps": [None if each < 0 else each for each in report.steps],
+        "output_seconds_ago": [_known(each) for each in report.output_ages],
+    }
+
+
+def _stragglers(snapshot: Snapshot) -> dict[str, Any] | None:
+    steps = steps_of(snapshot)
+    if steps is None:
+        return None
+    behind = [each._asdict() for each in steps.behind[:_MAX_STRAGGLERS]]
+    return {"median_step": steps.median, "ranks": steps.ranks, "behind": behind}
+
+
+def _failure(failure: FailureView, now: float) -> dict[str, Any]:
+    return {
+        "time": moment(now - failure.seconds_ago),
+        "round": failure.round,
+        "node": failure.node,
+        "host": failure.host,
+        "rank": None if failure.rank < 0 else failure.rank,
+        "local_rank": None if failure.local_rank < 0 else failure.local_rank,
+        "pid": failure.pid or None,
+        "exitcode": None if failure.rank < 0 else failure.exitcode,
+        "message": failure.message,
+    }
+
+
+def _event(event: JobEvent, now: float) -> dict[str, Any]:
+    return {
+        "number": event.number,
+        "time": moment(now - event.seconds_ago),
+        "kind": event.kind.value.replace(" ", "_"),
+        "round": event.round,
+        "node": event.node,
+        "text": event.text,
+    }

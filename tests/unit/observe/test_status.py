@@ -1,0 +1,183 @@
+"""What is shown of a job: JSON that is documented field by field, ranks that are behind, a line for each change."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.cli.job_verbs import PHASE_CODES
+from rallypoint.observe.status import (
+    ChangeLines,
+    Straggler,
+    jobs_json,
+    status_fields,
+    status_json,
+    status_lines,
+    steps_of,
+)
+from rallypoint.protocol.messages import NodeReport
+from rallypoint.protocol.observation import EventKind, JobSummary, NodeState, Phase, Snapshot
+from rallypoint.rendezvous.control_plane import LocalJob
+from tests.unit.observe.snapshots import event, node, snapshot
+
+PAGE = (Path(__file__).parents[3] / "docs/reference/status.md").read_text()
+
+
+def documented(title: str) -> list[tuple[str, str]]:
+    """The fields of a section's table, and their types."""
+    section = PAGE.partition(f"### {title}\n")[2].partition("\n##")[0]
+    return re.findall(r"^\| `([^`]+)` \| ([a-z ]+) \|", section, re.MULTILINE)
+
+
+def fields(value: object, path: str = "") -> Iterator[str]:
+    """All fields, as `nodes[].host`; those of the first element stand for all."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield f"{path}.{name}".lstrip(".")
+            yield from fields(each, f"{path}.{name}".lstrip("."))
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        yield from fields(value[0], f"{path}[]")
+
+
+def at(value: object, path: str) -> object:
+    """What stands at a path."""
+    for name in path.replace("[]", ".0").split("."):
+        value = value[int(name)] if isinstance(value, list) else value[name]  # type: ignore[index]
+    return value
+
+
+KINDS = {"integer": int, "string": str, "boolean": bool, "object": dict, "list": list}
+
+
+@pytest.mark.parametrize(
+    ("title", "text"),
+    [
+        ("A job", status_json(snapshot(), 1e9)),
+        ("The jobs of a control plane", jobs_json([JobSummary("job", Phase.RUNNING, 1, 2, 3)])),
+        (
+            "The jobs of this machine",
+            json.dumps({"version": 1, "jobs": [LocalJob(7, "job", "c10d", "node1:29400")._asdict()]}),
+        ),
+    ],
+    ids=["a job", "jobs", "jobs here"],
+)
+def test_each_field_is_documented_and_none_else(title: str, text: str) -> None:
+    seen, rows = json.loads(text), documented(title)
+    assert sorted(name for name, _ in rows) == sorted(fields(seen))
+    for name, kind in rows:
+        found = at(seen, name)
+        wanted = (int, float) if kind.startswith("number") else KINDS[kind.partition(" ")[0]]
+        assert found is None or isinstance(found, wanted), name
+
+
+def test_values_that_a_word_may_have_are_all_documented() -> None:
+    words = set(re.findall(r"`([a-z_ ]+)`", PAGE))
+    assert words >= {each.value for each in Phase}
+    assert words >= {each.value for each in NodeState} | {"unreachable", "succeeded"}
+    assert words >= {each.value.replace(" ", "_") for each in EventKind}
+
+
+def test_exit_codes_are_documented() -> None:
+    rows = re.findall(r"^\| (\d) \|", PAGE.partition("## Exit codes")[2].partition("\n## ")[0], re.MULTILINE)
+    assert sorted(map(int, rows)) == sorted({*PHASE_CODES.values(), 1, 2})
+    assert set(PHASE_CODES) == {each.value for each in Phase}
+
+
+def snapshot_with(*steps: tuple[int, ...]) -> Snapshot:
+    """A job whose nodes report these steps of their workers."""
+    reports = [NodeReport(4, steps=each) for each in steps]
+    return snapshot(nodes=0)._replace(nodes=tuple(node(number, report=each) for number, each in enumerate(reports)))
+
+
+def test_ranks_are_told_by_how_far_they_are_behind() -> None:
+    seen = snapshot_with((120, 118), (120, 97), (120, -1))
+    assert steps_of(seen) == (120, 5, (Straggler(3, "n1 (rank 1)", 97, 23), Straggler(1, "n0 (rank 0)", 118, 2)))
+    lines = status_lines(seen)
+    at = lines.index("steps behind the median of 5 ranks, which is 120")
+    assert [each.split() for each in lines[at + 1 : at + 4]] == [
+        ["RANK", "NODE", "STEP", "BEHIND"],
+        ["3", "n1", "(rank", "1)", "97", "23"],
+        ["1", "n0", "(rank", "0)", "118", "2"],
+    ]
+    assert status_fields(seen, 1e9)["stragglers"]["behind"][0] == {
+        "rank": 3,
+        "node": "n1 (rank 1)",
+        "step": 97,
+        "behind": 23,
+    }
+
+
+def test_who_is_alone_or_with_all_others_is_not_behind() -> None:
+    for seen in (snapshot_with((7, -1), ()), snapshot_with((), ()), snapshot_with((5, 5), (5, 5))):
+        assert not any("behind" in each for each in status_lines(seen))
+    assert status_fields(snapshot_with((7, -1), ()), 1e9)["stragglers"] is None
+    assert status_fields(snapshot_with((5, 5)), 1e9)["stragglers"] == {"median_step": 5, "ranks": 2, "behind": []}
+
+
+def test_of_many_a_few_are_shown() -> None:
+    seen = snapshot_with(*((step, 1000) for step in range(40)), (1000, 1000))
+    lines = status_lines(seen)
+    assert "  and 30 more" in lines
+    assert len([each for each in lines if each.split()[-2:] == ["0", "1000"]]) == 1, "rank 0 has told step 0"
+
+
+@given(st.lists(st.tuples(st.integers(-1, 50), st.integers(-1, 50)), max_size=8))
+def test_the_median_is_one_of_the_steps_and_splits_them(steps: list[tuple[int, int]]) -> None:
+    told = [each for pair in steps for each in pair if each >= 0]
+    found = steps_of(snapshot_with(*steps))
+    if len(told) < 2:
+        assert found is None
+        return
+    assert found is not None
+    assert found.median == statistics.median_high(told)
+    assert [each.behind for each in found.behind] == sorted(found.median - s for s in told if s < found.median)[::-1]
+
+
+NOW = time.mktime((2026, 1, 2, 14, 3, 59, 0, 0, -1))
+
+
+def told(*snapshots: Snapshot) -> list[list[str]]:
+    changes = ChangeLines()
+    return [list(changes.lines(each, NOW)) for each in snapshots]
+
+
+def test_who_begins_to_watch_is_told_how_things_stand_and_not_the_past() -> None:
+    (first,) = told(snapshot())
+    assert first == ["14:03:59 job job, round 4: running for 1m01s; restarts: 1 failure; 2 left"]
+
+
+def test_what_has_not_changed_is_not_said_again() -> None:
+    later = snapshot(phase_for=90.0, nodes=2)._replace(nodes=(node(0, silent_for=2.0), node(1)))
+    assert told(snapshot(), later)[1] == []
+
+
+def test_an_event_is_a_line_with_its_time() -> None:
+    news = (*snapshot().events, event(3, "round 4 ended: ann@login asks", seconds_ago=9.0))
+    waiting = snapshot(Phase.WAITING, nodes=1, events=news, missing=1, expected=("n1 (rank 1)",), phase_for=9.0)
+    joined = waiting._replace(phase=Phase.FORMING, nodes=(node(0), node(1)), missing=0, expected=())
+    lines = told(snapshot(), waiting, waiting, joined)
+    assert lines[1] == [
+        "14:03:50 round 4 ended: ann@login asks",
+        "14:03:59 waiting for 9.0s: 1 of 2 nodes, 1 missing (n1 (rank 1))",
+    ]
+    assert lines[2] == []
+    assert lines[3] == ["14:03:59 forming for 9.0s: 2 of at most 4 nodes"]
+
+
+def test_the_end_is_told_once() -> None:
+    end = (*snapshot().events, event(3, "the job has stopped: ann has stopped the job", seconds_ago=0.0))
+    stopped = snapshot(Phase.STOPPED, events=end, detail="the job has stopped: ann has stopped the job")
+    assert told(snapshot(), stopped)[1] == ["14:03:59 the job has stopped: ann has stopped the job"]
+
+
+def test_events_of_another_coordinator_are_news_whatever_their_numbers() -> None:
+    another = snapshot(incarnation="another", events=(event(1, "another coordinator has taken over"),))
+    assert told(snapshot(), another)[1] == ["14:03:58 another coordinator has taken over"]

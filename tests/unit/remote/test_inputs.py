@@ -1,0 +1,259 @@
+"""Hosts and variables as users write them, what crosses to a host, and which exit code comes back."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.base.errors import UsageError
+from rallypoint.remote.inputs import (
+    MOST_HOSTS,
+    Host,
+    file_variables,
+    labels,
+    named_variables,
+    node_variables,
+    parse_hostfile,
+    parse_hosts,
+)
+from rallypoint.remote.job import End, exit_code, missing
+from rallypoint.remote.messages import Prepare, decode_answer, decode_request, encode, portable
+
+FILE = b"""# a cluster
+worker-0 slots=8        # DeepSpeed's
+worker-1 slots=4
+
+me@worker-2:2
+[fd00::1]:3
+fd00::2 slots=5
+10.0.0.7
+"""
+
+
+def test_each_form_of_a_line_in_a_host_file() -> None:
+    assert parse_hostfile(FILE, "hosts") == [
+        Host("worker-0", 8),
+        Host("worker-1", 4),
+        Host("worker-2", 2, "me"),
+        Host("fd00::1", 3),
+        Host("fd00::2", 5),
+        Host("10.0.0.7"),
+    ]
+
+
+def test_a_list_of_hosts() -> None:
+    assert parse_hosts("a, b:8,u.v@c,[fd00::1]:2,[fd00::2],fd00::3") == [
+        Host("a"),
+        Host("b", 8),
+        Host("c", user="u.v"),
+        Host("fd00::1", 2),
+        Host("fd00::2"),
+        Host("fd00::3"),
+    ]
+
+
+def test_hosts_in_brackets() -> None:
+    assert parse_hosts("n[08-10,3]:2,me@m[1-2],[fd00::1]") == [
+        *(Host(name, 2) for name in ("n08", "n09", "n10", "n3")),
+        *(Host(name, user="me") for name in ("m1", "m2")),
+        Host("fd00::1"),
+    ]
+    assert parse_hostfile(b"n[1-2] slots=4\n", "hosts") == [Host("n1", 4), Host("n2", 4)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "names no host"),
+        ("n[1-", "is not a list of hosts: a bracket is not closed; write node[1-8]:4"),
+        ("n[1-99999]", "is not a list of hosts: it expands to more than 65536 hosts"),
+        ("n[1-2],n1", "the host n1 is named twice"),
+        ("a,,b", "'' is not a host's name"),
+        ("-oProxyCommand=x", "not a host's name"),
+        ("a b", "not a host's name"),
+        ("a,a", "the host a is named twice"),
+        ("a:8,a:4", "the host a is named twice"),
+        ("a:0", "'0' is not a number of slots; give a number from 1 to 1024"),
+        ("a:", "'' is not a number of slots"),
+        ("a:x", "'x' is not a number of slots"),
+        ("a:2222", "ssh's port goes into ~/.ssh/config"),
+        ("[a]:22", "not an IPv6 address in brackets"),
+        ("[fd00::1", "not an IPv6 address in brackets"),
+        ("[fd00::1]8", "not an IPv6 address in brackets"),
+        ("a:b:c", "'a:b:c' is not a host; write it as node1:8, or [fd00::1]:8"),
+        ("x y@a", "'x y' is not a user's name"),
+        ("-l@a", "'-l' is not a user's name"),
+        ("@a", "'' is not a user's name"),
+        ("a" * 300, "not a host's name"),
+        ("a\x1b[2J", "is not a list of hosts"),
+    ],
+)
+def test_what_is_no_list_of_hosts(text: str, words: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_hosts(text)
+    assert words in str(error.value)
+    assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "hosts names no host; write one on each line: node1 slots=8"),
+        (b"# nothing\n\n", "hosts names no host"),
+        (b"a slots=8\nb slot=8\n", "hosts, line 2: 'slot=8' is not understood"),
+        (b"a 8\n", "hosts, line 1: '8' is not understood"),
+        (b"a slots=\n", "hosts, line 1: '' is not a number of slots"),
+        (b"a slots=-1\n", "'-1' is not a number of slots"),
+        (b"a slots=1 slots=2\n", "a is given its slots twice"),
+        (b"a:8 slots=2\n", "a is given its slots twice"),
+        (b"a slots=8 max_slots=8\n", "'max_slots=8' is not understood"),
+        (b"a\n\nb\na\n", "the host a is named twice"),
+        (b"\xff\xfe", "hosts is not text"),
+        (b"".join(b"h%d\n" % number for number in range(MOST_HOSTS + 1)), "more than 16384 hosts"),
+    ],
+)
+def test_what_is_no_host_file(data: bytes, words: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_hostfile(data, "hosts")
+    assert words in str(error.value)
+
+
+@given(st.lists(st.tuples(st.from_regex(r"[a-z][a-z0-9-]{0,9}", fullmatch=True), st.integers(1, 1024)), min_size=1))
+def test_a_file_and_a_list_mean_the_same(pairs: list[tuple[str, int]]) -> None:
+    pairs = list(dict(pairs).items())
+    listed = parse_hosts(",".join(f"{name}:{slots}" for name, slots in pairs))
+    assert listed == parse_hostfile("".join(f"{name} slots={slots}\n" for name, slots in pairs).encode(), "hosts")
+    assert [host.slots for host in listed] == [slots for _, slots in pairs]
+
+
+@given(st.text())
+def test_any_text_is_hosts_or_one_sentence(text: str) -> None:
+    with suppress(UsageError):
+        assert not any(host.target.startswith("-") for host in parse_hosts(text))
+
+
+def test_hosts_of_one_name_are_told_apart() -> None:
+    assert list(labels(parse_hosts("a,u@a,u@b"))) == ["a", "u@a", "b"]
+
+
+HERE = {"NCCL_DEBUG": "INFO", "NCCL_IB_HCA": "mlx5", "PATH": "/bin", "NAME": "a=b"}
+
+
+def test_variables_that_are_named() -> None:
+    assert named_variables(["NAME", "NEW=x=y", "EMPTY=", "NCCL_*"], HERE) == {
+        "NAME": "a=b",
+        "NEW": "x=y",
+        "EMPTY": "",
+        "NCCL_DEBUG": "INFO",
+        "NCCL_IB_HCA": "mlx5",
+    }
+    assert named_variables(["NOBODY_*"], HERE) == {}
+
+
+@pytest.mark.parametrize(
+    ("word", "words"),
+    [
+        ("MISSING", "--env=MISSING: there is no such variable here; set it, or give its value: MISSING=VALUE"),
+        ("", "'' is not a variable's name"),
+        ("=x", "'' is not a variable's name"),
+        ("A B=x", "'A B' is not a variable's name"),
+        ("1A=x", "'1A' is not a variable's name"),
+        ("A-*", "'A-*' is not a variable's name"),
+        ("Ä=x", "is not a variable's name"),
+    ],
+)
+def test_what_names_no_variable(word: str, words: str) -> None:
+    with pytest.raises(UsageError) as error:
+        named_variables([word], HERE)
+    assert words in str(error.value)
+
+
+def test_a_file_of_variables() -> None:
+    data = b'# comment\n\nA=1\r\n B =two words # kept\nNAME\nMISSING\nQ="quoted"\nRAW=\xff\n'
+    assert file_variables(data, "env", HERE) == {
+        "A": "1",
+        "B": "two words # kept",
+        "NAME": "a=b",
+        "Q": '"quoted"',
+        "RAW": "\udcff",
+    }
+
+
+def test_a_file_that_is_none() -> None:
+    with pytest.raises(UsageError, match="env, line 2: 'export A' is not a variable's name; write NAME=VALUE"):
+        file_variables(b"A=1\nexport A=1\n", "env", HERE)
+
+
+def test_a_nul_byte_in_a_file() -> None:
+    with pytest.raises(UsageError, match="env, line 1: no variable can hold a NUL byte"):
+        file_variables(b"A=1\0\n", "env", HERE)
+
+
+def test_each_node_is_told_how_the_nodes_meet() -> None:
+    hosts = parse_hosts("a,b:4")
+    common = {
+        "PET_NNODES": "2",
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": "10.0.0.1:23456",
+        "PET_RDZV_ID": "ssh-1",
+    }
+    first, second = (node_variables(hosts, rank, "10.0.0.1:23456", "ssh-1") for rank in (0, 1))
+    assert first == {**common, "PET_NODE_RANK": "0"}
+    assert second == {**common, "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "4"}
+
+
+def test_any_bytes_cross() -> None:
+    """Arguments, paths and variables are bytes to the kernel."""
+    text = bytes(range(1, 256)).decode("utf-8", "surrogateescape")
+    sent = Prepare([portable(text)], portable("/ä"), {portable("N"): portable(text)}, 30, 60, "n")
+    line = encode(sent)
+    assert b"\n" not in line
+    got = decode_request(line)
+    assert got == sent
+    assert isinstance(got, Prepare)
+    assert got.command[0].encode("latin-1") == bytes(range(1, 256))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"[]",
+        b'{"type":"Hello"}',
+        b'{"type":"Hello","version":1,"address":""}',
+        b'{"type":"Hello","version":"1","address":"not an address"}',
+        b'{"type":"Found","address":"10.0.0.1","port":0}',
+        b'{"type":"Found","address":"-oProxyCommand","port":1}',
+        b'{"type":"Ended","code":256}',
+        b'{"type":"Ended","code":1e9}',
+        b'{"type":"Start"}',
+    ],
+)
+def test_what_is_no_answer(line: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decode_answer(line)
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ([0, 0], 0),
+        ([0, 3, 1], 3),
+        ([1, 0], 1),
+        ([-9, 0], 0),
+        ([None, 0], 0),
+        ([None, 1], 1),
+        ([-9, 143, 1], 143),
+        ([-9, None], 137),
+        ([-15], 143),
+        ([None, None], 1),
+        ([255], 255),
+    ],
+)
+def test_the_exit_code_of_a_launch(codes: list[int | None], expected: int) -> None:
+    ends = [End(f"n{number}", code) for number, code in enumerate(codes)]
+    assert exit_code(ends) == expected
+    assert missing(ends) == [end.host for end in ends if end.code is None or end.code < 0]
