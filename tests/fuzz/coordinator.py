@@ -13,7 +13,7 @@ from rallypoint.protocol import codec
 from rallypoint.protocol.codec import decode_state, encode_state
 from rallypoint.protocol.frames import MAX_FRAME, SIGNATURE_SIZE
 from rallypoint.protocol.handshake import HandshakeError, HandshakeRefused, Hello, Proof, ServerHandshake, Welcome
-from rallypoint.protocol.messages import JoinRequest, Notification, Placed
+from rallypoint.protocol.messages import Heartbeat, JoinRequest, Notification, Placed
 from tests.fuzz.control import HELLO, MEMBER, REQUESTS, SETTINGS, encoded, heard
 from tests.fuzz.target import Target, no_errors
 
@@ -43,6 +43,8 @@ class _Intruder:
         try:
             if self.dispatcher is not None:
                 request = codec.decode_request(payload)
+                if isinstance(request, Heartbeat):
+                    return self.dispatcher.heartbeat(self.session)
                 return self.dispatcher.receive(self.session, request)
             if self._handshake.greeted is None:
                 return not isinstance(self._handshake.hello(codec.decode(payload, Hello)), HandshakeRefused)

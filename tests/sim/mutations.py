@@ -146,7 +146,7 @@ def _dead_node() -> AbstractContextManager[object]:
             gone = self.sessions.get(session)
             if gone is not None and not self.state.complete and gone.node in self.state.participants:
                 self.sessions.close(session)
-                self._pending.remove(gone.node)
+                self._pending.pop(gone.node, None)
             else:
                 end(self, [session], now, reason, detail)
 

@@ -154,11 +154,13 @@ class ControlConnection(asyncio.Protocol):
         session = self._session
         try:
             if data == _HEARTBEAT_FRAME and self._takes_plain and not self._reader.has_partial_frame:
-                self._close_for(session.heartbeat())
+                if (why := session.heartbeat()) is not None:
+                    self._close(why)
                 return
             for payload in self._reader.feed(data):
                 was_open = session.is_open
-                if self._close_for(session.receive(payload)):
+                if (why := session.receive(payload)) is not None:
+                    self._close(why)
                     return
                 if session.is_open and not was_open:  # who only asks something has until the timeout
                     self._timeout.cancel()
@@ -274,8 +276,15 @@ class ControlConnection(asyncio.Protocol):
         return len(self._all.open) <= _MANY_SESSIONS
 
     def post(self, notification: Notification | WatcherNotification) -> None:
-        """Send a notification; from any thread."""
-        self._all.post(self, notification)
+        """Send a notification on the loop's thread, in the order of the calls; from any thread."""
+        everyone = self._all
+        told = everyone.last_encoded
+        if told is None or told[0] is not notification:
+            told = everyone.last_encoded = (notification, codec.encode(notification))
+        everyone.outbox.append((self, isinstance(notification, CollectedPart), told[1]))
+        if not everyone.posting:
+            everyone.posting = True
+            everyone.loop.call(everyone.write_posted)
 
     def disconnect(self, why: str) -> None:
         """The coordinator has ended the session; from any thread."""
@@ -307,11 +316,8 @@ class ControlConnection(asyncio.Protocol):
         signers = self._session.signers
         if signers is not None:
             payload = signers.outgoing.sign(payload)
-        self.write(frame(payload) if self._magic_sent else MAGIC + frame(payload))
+        data = frame(payload) if self._magic_sent else MAGIC + frame(payload)
         self._magic_sent = True
-
-    def write(self, data: bytes) -> None:
-        """Send bytes, unless the end was already sent. On the loop's thread."""
         if self._done or self._transport.is_closing():
             return
         if self._channel is not None:
@@ -338,12 +344,6 @@ class ControlConnection(asyncio.Protocol):
     def abort(self) -> None:
         """Disconnect at once."""
         self._transport.abort()
-
-    def _close_for(self, why: str | None) -> bool:
-        """Close if there is a reason to; returns whether there is."""
-        if why is not None:
-            self._close(why)
-        return why is not None
 
     def _close(self, why: str) -> None:
         self._done = True
@@ -382,7 +382,7 @@ class Served(NamedTuple):
 
 
 class Connections:
-    """All connections of one server: who may come, and what is to be sent. On the loop's thread, except `post`."""
+    """All connections of one server: who may come, and what is to be sent. On the loop's thread."""
 
     def __init__(self, served: Served, loop: LoopThread) -> None:
         self.served = served
@@ -398,12 +398,12 @@ class Connections:
         """Set when the last connection is gone."""
         self._users = PeerUsers()
         self._warned = False
-        self._loop = loop
-        self._outbox: deque[tuple[ControlConnection, bool, bytes]] = deque()
+        self.loop = loop
+        self.outbox: deque[tuple[ControlConnection, bool, bytes]] = deque()
         self._most: float = math.inf
         """The number of connections at which the descriptors for connections were last used up."""
-        self._posting = False
-        self._last_encoded: tuple[Notification | WatcherNotification, bytes] | None = None
+        self.posting = False
+        self.last_encoded: tuple[Notification | WatcherNotification, bytes] | None = None
         """The last notification, and its bytes: often many receive the same."""
 
     def new(self) -> ControlConnection:
@@ -440,23 +440,11 @@ class Connections:
         if not self.open:
             self.emptied.set()
 
-    def post(self, connection: ControlConnection, notification: Notification | WatcherNotification) -> None:
-        """Write a notification on the loop's thread, in the order of the calls; from any thread.
-
-        The loop is woken once for all that it has not handled yet.
-        """
-        told = self._last_encoded
-        if told is None or told[0] is not notification:
-            told = self._last_encoded = (notification, codec.encode(notification))
-        self._outbox.append((connection, isinstance(notification, CollectedPart), told[1]))
-        if not self._posting:
-            self._posting = True
-            self._loop.call(self._write_posted)
-
-    def _write_posted(self) -> None:
-        self._posting = False  # first: an append from now on causes another call
-        while self._outbox:
-            connection, is_collected, payload = self._outbox.popleft()
+    def write_posted(self) -> None:
+        """Send what was posted. The loop is woken once for all that it has not handled yet."""
+        self.posting = False  # first: an append from now on causes another call
+        while self.outbox:
+            connection, is_collected, payload = self.outbox.popleft()
             try:
                 (connection.send_collected if is_collected else connection.send)(payload)
             except Exception:  # of this connection alone: the others' notifications follow

@@ -130,49 +130,6 @@ class Part(Protocol):
         """The time at which `tick` has something to do; infinity for never."""
 
 
-class PendingJoins:
-    """The waiting joins, by node, and when their time is over."""
-
-    def __init__(self) -> None:
-        self._joins: dict[NodeId, Join] = {}
-        self._deadlines: list[tuple[float, NodeId]] = []
-        """A heap. An entry whose join no longer waits, or waits for longer, is ignored."""
-
-    def add(self, node: NodeId, join: Join) -> None:
-        """A node waits with this join, which replaces any earlier one."""
-        self._joins[node] = join
-        if join.deadline < math.inf:
-            heapq.heappush(self._deadlines, (join.deadline, node))
-
-    def get(self, node: NodeId) -> Join | None:
-        return self._joins.get(node)
-
-    def remove(self, node: NodeId) -> None:
-        """The node no longer waits. Idempotent."""
-        self._joins.pop(node, None)
-
-    def clear(self) -> None:
-        self._joins.clear()
-
-    def __iter__(self) -> Iterator[NodeId]:
-        """The nodes that wait at this moment."""
-        return iter(list(self._joins))
-
-    def next_deadline(self) -> float:
-        """The earliest of the deadlines; infinity if there is none."""
-        while self._deadlines and not self._is_current(*self._deadlines[0]):
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else math.inf
-
-    def pop_due(self, now: float) -> NodeId | None:
-        """A node whose time is over and that was not returned for this before; None for none."""
-        return heapq.heappop(self._deadlines)[1] if self.next_deadline() <= now else None
-
-    def _is_current(self, deadline: float, node: NodeId) -> bool:
-        join = self._joins.get(node)
-        return join is not None and join.deadline == deadline
-
-
 class Coordinator:
     """Decides for all nodes of one job; its methods return the messages to send."""
 
@@ -193,9 +150,13 @@ class Coordinator:
         self.state = State()
         self.sessions = SessionRegistry(Liveness(settings.lease, recovery_timeout(settings)))
         self._observer = Observer(settings)
-        self._pending = PendingJoins()
+        self._pending: dict[NodeId, Join] = {}
+        """The waiting joins."""
+        self._deadlines: list[tuple[float, NodeId]] = []
+        """A heap of when their time is over. An entry whose join no longer waits, or waits for longer, is ignored."""
         self._sends: list[OutgoingNotification] = []
-        self._ended: list[tuple[int, str]] = []
+        self.ended: list[tuple[int, str]] = []
+        """Sessions that were ended by us, and why: whoever closes their connections removes them here."""
         self.history = JobHistory()
         self.parts: list[Part] = []
         self.on_change: Callable[[float], None] | None = None
@@ -271,13 +232,13 @@ class Coordinator:
         self._ticked_at = now
         silence = self.sessions.liveness.check(now)
         silent = _SILENCE_DETAIL.format(self.settings.lease)
-        self._ended += [(session, silent) for session in silence.lost]
+        self.ended += [(session, silent) for session in silence.lost]
         self._end(silence.lost, now, Reason.LOST, silent)
         for session in silence.out_of_reach:
-            self._ended.append((session, _CUT_OFF_DETAIL.format(recovery_timeout(self.settings))))
+            self.ended.append((session, _CUT_OFF_DETAIL.format(recovery_timeout(self.settings))))
             self._release_session(session, now)
-        while (late := self._pending.pop_due(now)) is not None:
-            self._continue_join(late, now)
+        while self._next_deadline() <= now:
+            self._continue_join(heapq.heappop(self._deadlines)[1], now)
         if self._placeholders_until is not None and now >= self._placeholders_until:
             self._lose(sorted(self._unreported()), now, Reason.LOST, _NOT_BACK_DETAIL)
             self._all_reported()
@@ -289,18 +250,13 @@ class Coordinator:
 
     def wake_at(self) -> float:
         """The time at which `tick` has something to do, in seconds on the clock of `now`; infinity for never."""
-        moments = [self.sessions.liveness.check_at(), self._pending.next_deadline()]
+        moments = [self.sessions.liveness.check_at(), self._next_deadline()]
         moments += [each.wake_at() for each in self.parts]
         if self._placeholders_until is not None:
             moments.append(self._placeholders_until)
         if self._waits_for_time():
             moments += [each for each in self._completion_times() if each > self._ticked_at]
         return min(moments)
-
-    def pop_ended_sessions(self) -> list[tuple[int, str]]:
-        """Sessions that were ended by us since the last call, and why: their connections must be closed."""
-        ended, self._ended = self._ended, []
-        return ended
 
     def pop_sends(self) -> list[OutgoingNotification]:
         """The messages that have not been returned yet."""
@@ -320,11 +276,11 @@ class Coordinator:
         if not node_info.address:
             node_info = node_info._replace(address=speaker.address)
         asked = Join(node_info, now + request.timeout, now - request.waited, self.state.abandoned.number)
-        self._pending.add(speaker.node, asked)
+        self._wait(speaker.node, asked)
         self._continue_join(speaker.node, now)
 
     def _on_leave(self, speaker: SessionRecord, request: LeaveRequest, now: float) -> None:
-        self._pending.remove(speaker.node)
+        self._pending.pop(speaker.node, None)
         self.operate(speaker.node, Exit(), now)
         if request.wants_reply:
             left = standing_without(self.state, speaker.node, self.settings)
@@ -341,7 +297,7 @@ class Coordinator:
     def _refuse(self, speaker: SessionRecord, now: float) -> None:
         """A stranger wants to end or change the job. One that waits for a place keeps waiting."""
         if not self.state.knows(speaker.node):
-            self._ended.append((speaker.number, STRANGER_REFUSED))
+            self.ended.append((speaker.number, STRANGER_REFUSED))
             self._end([speaker.number], now, Reason.LOST, STRANGER_REFUSED)
         elif not speaker.refused:
             speaker.refused = True
@@ -367,7 +323,7 @@ class Coordinator:
         earlier = self._claimed_name(speaker, request, stranger)
         if earlier is not None:
             ended = self.sessions.resume(speaker, earlier)
-            self._ended += [] if ended is None else [(ended, _REPLACED_DETAIL)]
+            self.ended += [] if ended is None else [(ended, _REPLACED_DETAIL)]
             before = self.state
             self._set(without_given_up_join(before, speaker.node, request, self.settings), now)
             self._settle(before, now)
@@ -413,8 +369,8 @@ class Coordinator:
             self._started_with = self.settings
             liveness = self.sessions.liveness
             liveness.lease, liveness.outage_timeout = self.settings.lease, recovery_timeout(self.settings)
-        self.state = with_size(self.state, request)
-        self._take_size(self.state)
+        if (sized := with_size(self.state, request)) is not self.state:
+            self._set(sized, now)
         if not may_have_been(request, self.settings) and not may_have_been(request, self._started_with):
             return
         self._restored = self._restored or request.round >= 0
@@ -464,7 +420,7 @@ class Coordinator:
     def _end(self, sessions: Iterable[int], now: float, reason: Reason, detail: str = "") -> None:
         gone = [closed.node for each in sessions if (closed := self.sessions.close(each)) is not None]
         for node in gone:
-            self._pending.remove(node)
+            self._pending.pop(node, None)
             self.sessions.forget(node)
             for each in self.parts:
                 each.forget(node, now)
@@ -475,7 +431,7 @@ class Coordinator:
         speaker = self.sessions.get(session)
         if speaker is not None and self.state.complete and speaker.node in self.state.participants:
             self.sessions.close(session)
-            self._pending.remove(speaker.node)
+            self._pending.pop(speaker.node, None)
             self._all_released = True
         else:
             self._end([session], now, Reason.LOST, _SILENCE_DETAIL.format(recovery_timeout(self.settings)))
@@ -494,6 +450,22 @@ class Coordinator:
         self._run(node, operation, now)
         self._settle(before, now)
 
+    def _wait(self, node: NodeId, join: Join) -> None:
+        """A node waits with this join, which replaces any earlier one."""
+        self._pending[node] = join
+        if join.deadline < math.inf:
+            heapq.heappush(self._deadlines, (join.deadline, node))
+
+    def _next_deadline(self) -> float:
+        """The earliest of the deadlines of waiting joins; infinity if there is none."""
+        while self._deadlines:
+            deadline, node = self._deadlines[0]
+            join = self._pending.get(node)
+            if join is not None and join.deadline == deadline:
+                return deadline
+            heapq.heappop(self._deadlines)
+        return math.inf
+
     def _continue_join(self, node: NodeId, now: float) -> None:
         before = self.state
         self._retry_join(node, now)
@@ -508,7 +480,7 @@ class Coordinator:
         end = self._run(node, join, now)
         if end is Stop.WAIT:
             return
-        self._pending.remove(node)
+        self._pending.pop(node, None)
         if isinstance(end, Refusal):
             view = self._observer.clock_view(now)
             self.send_to([node], join_refusal(end, join, node, before, self.state, self.settings, view))
@@ -523,17 +495,13 @@ class Coordinator:
             if isinstance(operation, Join):
                 join, operation = operation, renewed(operation, before, after, node, now, self.settings)
                 if operation is not join:
-                    self._pending.add(node, operation)
+                    self._wait(node, operation)
             self._set(after, now)
 
     def _set(self, state: State, now: float) -> None:
         self.state = state
         self._observer.observe(state, now)
-        self._take_size(state)
-
-    def _take_size(self, state: State) -> None:
-        """Apply a change of the number of nodes by an operator."""
-        if state.size is not None:
+        if state.size is not None:  # an operator has changed the number of nodes
             self.settings = self.settings._replace(**state.size._asdict())
 
     def _lose(self, nodes: Iterable[NodeId], now: float, reason: Reason, detail: str = "") -> None:
@@ -574,7 +542,7 @@ class Coordinator:
             self._retry_all_joins(now)
 
     def _retry_all_joins(self, now: float) -> None:
-        for node in self._pending:
+        for node in list(self._pending):
             self._retry_join(node, now)
 
     def _notify(self, before: State, after: State) -> None:
@@ -612,7 +580,7 @@ class Coordinator:
     def _place(self, node: NodeId) -> None:
         """The round is complete, with this node in it."""
         self._completed_a_round = True
-        self._pending.remove(node)
+        self._pending.pop(node, None)
         number = self.sessions.session_of(node)
         speaker = None if number is None else self.sessions.get(number)
         if speaker is None:
@@ -734,7 +702,7 @@ class Coordinator:
             return math.inf
         if not needs_all(self.state, self.settings):
             return own.deadline
-        return min(own.deadline, self._pending.next_deadline())
+        return min(own.deadline, self._next_deadline())
 
     def _reports_progress(self, node: NodeId) -> bool:
         """Whether a node logs the progress: among nodes that wait alike, the one in this process, or the first."""

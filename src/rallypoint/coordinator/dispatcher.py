@@ -239,7 +239,7 @@ class Dispatcher:
         with self._lock:
             known = self._coordinator.sessions.get(session) is not None
             self._enqueue(self._coordinator.receive(session, request, self._clock.monotonic()))
-            disconnects = self._pop_disconnects()
+            disconnects = self._pop_disconnects() if self._coordinator.ended else ()
         self._flush(disconnects)
         return known
 
@@ -287,7 +287,7 @@ class Dispatcher:
             return max(self._coordinator.wake_at(), self._tick_again_at)
 
     def _pop_disconnects(self) -> list[Callable[[], None]]:
-        ended = self._coordinator.pop_ended_sessions()
+        ended, self._coordinator.ended = self._coordinator.ended, []
         for session, _ in ended:
             self._deliver.pop(session, None)
             self._sessions_after_end.discard(session)
@@ -305,7 +305,8 @@ class Dispatcher:
     def _flush(self, disconnects: Sequence[Callable[[], None]] = ()) -> None:
         for disconnect in disconnects:
             self._guarded_call(disconnect)
-        self._append_to_journal()
+        if self._journal is not None:
+            self._append_to(self._journal)
         while self._may_deliver() and self._delivering.acquire(blocking=False):
             try:
                 while self._may_deliver():
@@ -314,15 +315,13 @@ class Dispatcher:
                 self._delivering.release()
         self.on_change()
 
-    def _append_to_journal(self) -> None:
-        if self._journal is None:
-            return
+    def _append_to(self, journal: JournalSink) -> None:
         with self._lock:
             number, state = self._number, self._numbered
             if number == self._appended:
                 return
             self._appended = number
-        self._journal.append(number, state)
+        journal.append(number, state)
 
     def _may_deliver(self) -> bool:
         """Whether the next notification may be delivered."""

@@ -116,10 +116,17 @@ class ServerSession:
             if self.signers is not None:
                 payload = self.signers.incoming.verify(payload)
             if self._command_refusal is not None:
-                request = codec.decode_watcher_request(payload)
-                self._dispatcher.receive_from_watcher(self.number, request, self._command_refusal)
+                asked = codec.decode_watcher_request(payload)
+                self._dispatcher.receive_from_watcher(self.number, asked, self._command_refusal)
                 return None
-            return self.heartbeat() if payload == HEARTBEAT else self._on_request(self._dispatcher, payload)
+            if payload == HEARTBEAT:
+                return self.heartbeat()
+            request = codec.decode_request(payload)
+            if isinstance(request, Heartbeat):  # in another encoding than ours
+                return self.heartbeat()
+            if isinstance(request, LeaveRequest | JoinRequest):
+                self._leaving = isinstance(request, LeaveRequest)
+            return None if self._dispatcher.receive(self.number, request) else self.end_reason
         if self.has_answered:
             return None
         greeted = self._handshake.greeted
@@ -227,16 +234,6 @@ class ServerSession:
         self._command_refusal = "" if trusted else COMMAND_REFUSED
         self.number = dispatcher.attach_watcher(self._output.post, self._on_disconnect)
         self._dispatcher = dispatcher
-
-    def _on_request(self, dispatcher: Dispatcher, payload: bytes) -> str | None:
-        request = codec.decode_request(payload)
-        if isinstance(request, LeaveRequest):
-            self._leaving = True
-        elif isinstance(request, JoinRequest):
-            self._leaving = False
-        elif isinstance(request, Heartbeat):  # in another encoding than ours
-            return self.heartbeat()
-        return None if dispatcher.receive(self.number, request) else self.end_reason
 
     def _on_disconnect(self, why: str) -> None:
         self.end_reason = why

@@ -110,11 +110,8 @@ def validated(message: M) -> M:
     Raises:
         ValidationError: a number is out of its range, or an address is invalid.
     """
-    return _record(message)  # type: ignore[no-any-return]
-
-
-def _record(record: Any) -> Any:
-    kind = type(record)
+    record: Any = message
+    kind = type(message)
     rules = _PLANS.get(kind) or _plan(kind)
     changed: dict[str, Any] = {}
     for value, (name, least, most, longest) in zip(record, rules, strict=True):
@@ -131,7 +128,7 @@ def _record(record: Any) -> Any:
         checked = _same(value) if name == "settings" else _value(value, name, record)
         if checked is not value:
             changed[name] = checked
-    return record._replace(**changed) if changed else record
+    return record._replace(**changed) if changed else record  # type: ignore[no-any-return]
 
 
 _PLANS: dict[type, tuple[tuple[str, float, float, int], ...]] = {}
@@ -149,8 +146,8 @@ def _plan(kind: Any) -> tuple[tuple[str, float, float, int], ...]:
 
 @lru_cache(maxsize=64)
 def _same(settings: Any) -> Any:
-    """Like `_record`, for values that are the same from all nodes of a job."""
-    return _record(settings)
+    """Like `validated`, for values that are the same from all nodes of a job."""
+    return validated(settings)
 
 
 def _value(value: Any, name: str, record: Any) -> Any:
@@ -164,7 +161,7 @@ def _value(value: Any, name: str, record: Any) -> Any:
         _count(value, _MAX_BYTES_OF.get(name, _MAX_BYTES), name, record)
         return value
     if hasattr(value, "_fields"):
-        return _record(value)
+        return validated(value)
     if isinstance(value, (tuple, list)):
         _count(value, _MAX_ITEMS_OF.get(name, _MAX_ITEMS), name, record)
         if name == "addresses":
@@ -203,7 +200,7 @@ def _count(value: Collection[Any], most: int, name: str, record: Any) -> None:
 def _text(text: str, name: str) -> str:
     lines = name in _TEXTS
     most = _TEXTS[name] if lines else _LINES.get(name, _MAX_TEXT)
-    if (text.isprintable() or (lines and _is_immutable_scalar(text))) and _size(text) <= most:
+    if (text.isprintable() or (lines and _is_printable_lines(text))) and _size(text) <= most:
         return text
     printable = "".join(each if each.isprintable() or (lines and each in "\n\t") else "?" for each in text[:most])
     return printable if _size(printable) <= most else printable.encode()[:most].decode(errors="ignore")
@@ -214,5 +211,5 @@ def _size(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
-def _is_immutable_scalar(text: str) -> bool:
+def _is_printable_lines(text: str) -> bool:
     return text.replace("\n", "").replace("\t", "").isprintable()

@@ -208,7 +208,8 @@ class ElasticHandler(RendezvousHandler):
             self._stores.discard_prepared()
         self._event_emitter.join_requested()
         try:
-            self._swap_wanted((member._replace(rank_hint=self._control.rank_hint), self._clock()))
+            with self._joins:
+                self._wanted_place = member._replace(rank_hint=self._control.rank_hint), self._clock()
             self._ensure_link()
             self._join_if_open()
         except RallypointError as error:
@@ -219,7 +220,8 @@ class ElasticHandler(RendezvousHandler):
         """Send the pending join, if there is one: only now is it known where this node's worker store must listen."""
         if self._link is None or self._link.address is None:
             return  # called again by the opener of the link, or by `LinkOpened`
-        wanted = self._swap_wanted(None)
+        with self._joins:
+            wanted, self._wanted_place = self._wanted_place, None
         if wanted is not None:
             node_info, since = wanted
             host, port = self._stores.prepare(self._link.address)
@@ -227,12 +229,6 @@ class ElasticHandler(RendezvousHandler):
             waited = self._clock() - since
             timeout = max(0.0, self._settings.join_timeout - waited)
             self._link.send(JoinRequest(node_info, timeout, waited, self._stores.own_addresses()))
-
-    def _swap_wanted(self, wanted: _WantedPlace | None) -> _WantedPlace | None:
-        """Put this in the place of what was wanted, and return that."""
-        with self._joins:
-            previous, self._wanted_place = self._wanted_place, wanted
-        return previous
 
     def begin_round(self, placement: Placement) -> None:
         """The workers of the round before are gone: only now may its store go, and this round's begin."""
@@ -265,7 +261,8 @@ class ElasticHandler(RendezvousHandler):
         if not isinstance(request, LeaveRequest):
             self._ensure_link().send(request)
             return
-        self._swap_wanted(None)
+        with self._joins:
+            self._wanted_place = None
         if self._link is not None:
             self._link.send(request)
 
@@ -300,13 +297,6 @@ class ElasticHandler(RendezvousHandler):
             self._link = self._control.open(self._on_notification, Deadline.after(self._settings.join_timeout))
         return self._link
 
-    def _on_placed(self, placement: Placement) -> None:
-        if placement.group_rank == 0:
-            self._stores.set_peers(self._peers)
-        self._peers = []
-        self._waiting = 0
-        self._delivered_placement, self._delivered_round = placement, placement.round
-
     def _on_notification(self, notification: Notification) -> None:
         match notification:
             case LinkOpened():
@@ -318,7 +308,11 @@ class ElasticHandler(RendezvousHandler):
                 self._peers = [notification] if first else [*self._peers, notification]
                 return
             case Placed(placement=placement):
-                self._on_placed(placement)
+                if placement.group_rank == 0:
+                    self._stores.set_peers(self._peers)
+                self._peers = []
+                self._waiting = 0
+                self._delivered_placement, self._delivered_round = placement, placement.round
             case RoundEnded(end=end):
                 self._waiting = 0
                 self._ended_round = end.round

@@ -57,12 +57,12 @@ def test_of_a_running_job(request_: Request) -> None:
     stranger = job.session("10.0.0.9", claims="10.0.0.2")  # it may say any address
     job.says(stranger, request_)
     assert not job.is_changed()
-    assert [number for number, why in job.coordinator.pop_ended_sessions() if "SECRET" in why] == [stranger]
+    assert [number for number, why in job.coordinator.ended if "SECRET" in why] == [stranger]
     waits = job.session("10.0.0.9")
     job.join(waits)
     job.says(waits, request_)
     assert not job.is_changed()
-    assert waits not in [number for number, _ in job.coordinator.pop_ended_sessions()], "it may wait for a place"
+    assert waits not in [number for number, _ in job.coordinator.ended], "it may wait for a place"
     job.says(job.session("10.0.0.2"), request_)  # another agent of a host that has a node
     assert job.is_changed()
 
