@@ -30,7 +30,7 @@ class Names(StrEnum):
 @cache
 def _by_name() -> dict[str, Values]:
     """What the rows of flags and of verbs say, by the names of flags and operands."""
-    arguments = [each for verb in VERBS for section in verb.sections for each in section.arguments]
+    arguments = [each for verb in VERBS for each in verb.arguments if not isinstance(each, str)]
     rows = [*((flag.name, flag.complete) for flag in FLAGS), *((each.names[-1], each.complete) for each in arguments)]
     columns = {name: each if isinstance(each, Values) else each() for name, each in rows if each is not None}
     return columns | {
