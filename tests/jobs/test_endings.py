@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -136,12 +135,6 @@ def equal_lines_are_shown_once(rallyrun: Launcher) -> None:
     assert [each.read_text() for each in files] == [f"epoch 1\nI am {rank}\nepoch 2\n" for rank in range(4)]
 
 
-def a_folder_that_is_none_is_refused(rallyrun: Launcher) -> None:
-    job = rallyrun("--standalone", f"--incident-dir={sys.executable}", "none.py")
-    assert job.ends() == 2
-    assert "cannot be a folder for incidents" in job.err
-
-
 def test_endings(at_once: AtOnce) -> None:
     at_once(
         a_failure_is_the_same_on_both_nodes_and_kept_on_both,
@@ -150,5 +143,4 @@ def test_endings(at_once: AtOnce) -> None:
         a_rendezvous_that_times_out_is_75_on_all_who_waited,
         the_same_failure_again_is_93_on_both,
         equal_lines_are_shown_once,
-        a_folder_that_is_none_is_refused,
     )

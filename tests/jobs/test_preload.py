@@ -466,13 +466,6 @@ def test_functions_are_not_preloaded(rallyrun: Launcher) -> None:
     assert "they are functions" in says_not_preloaded(job)
 
 
-@pytest.mark.parametrize("names", ["tor-ch", "a,,b", "1a", "a b"])
-def test_what_is_no_module_is_refused(rallyrun: Launcher, names: str) -> None:
-    job = rallyrun("--standalone", f"--preload={names}", "script.py")
-    assert job.ends() == 2
-    assert "is not the name of a module" in job.err
-
-
 # Restarts, and what becomes of the zygote
 
 STAYING = """

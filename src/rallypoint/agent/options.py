@@ -321,7 +321,7 @@ OTHERS = _group(
         "Modules imported once on this node, from where restarted workers are forked; auto: the script's",
         "MODULES",
         samples=("torch,torch.distributed", "json"),
-        bad=("a-b", "torch,", "1"),
+        bad=("a-b", "torch,", "a,,b", "1a", "a b"),
         complete=Values(("auto",)),
     ),
     Flag(

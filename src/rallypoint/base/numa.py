@@ -1,6 +1,8 @@
 """Which processors each worker is bound to, so that it runs near its GPU (contract section 1.9). Pure.
 
-Laws: - worker i uses GPU i;
+Laws:
+
+- worker i uses GPU i;
 - a worker is bound only to processors that the agent itself may use, and to one at least.
 """
 

@@ -19,34 +19,34 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    import signal as signals
+else:
+    import _signal as signals  # which `signal` wraps, making enums of all its constants
 
-_SIGHUP, _SIGCHLD = 1, 17
 _LAST_TIMEOUT = 2.0
 """Seconds that process 1 stays for processes that a killed command has left."""
 
 
 def become_container_init() -> None:
     """Continue in a child, or in this process if it cannot fork. Call this while there is only one thread."""
-    signals = __import__("_signal")
     mask = signals.pthread_sigmask(signals.SIG_BLOCK, signals.valid_signals())
-    handler = signals.signal(_SIGCHLD, signals.SIG_DFL)  # if it is ignored, the kernel keeps no exit code
+    handler = signals.signal(signals.SIGCHLD, signals.SIG_DFL)  # if it is ignored, the kernel keeps no exit code
     try:
         command = posix.fork()
     except OSError:
         command = 0
     if command:
-        posix._exit(_run_init(signals, command))
-    signals.signal(_SIGCHLD, handler)
+        posix._exit(_run_init(command))
+    signals.signal(signals.SIGCHLD, handler)
     signals.pthread_sigmask(signals.SIG_SETMASK, mask)
 
 
-def _run_init(signals: Any, command: int) -> int:
+def _run_init(command: int) -> int:
     """Forward signals and reap until the command has ended. Returns its exit code, as a shell reports it."""
     code, _ = _reap(command)  # earlier ends are not reported
     while code is None:
         received = signals.sigwaitinfo(signals.valid_signals())
-        if received.si_signo == _SIGCHLD:
+        if received.si_signo == signals.SIGCHLD:
             code, _ = _reap(command)
         elif received.si_code <= 0 or _is_for_leader(received.si_signo):  # otherwise the kernel has sent it, to both
             posix.kill(command, received.si_signo)
@@ -54,13 +54,13 @@ def _run_init(signals: Any, command: int) -> int:
         return code
     until = time.monotonic() + _LAST_TIMEOUT
     while _reap(command)[1] and (seconds := until - time.monotonic()) > 0:
-        signals.sigtimedwait([_SIGCHLD], seconds)
+        signals.sigtimedwait([signals.SIGCHLD], seconds)
     return 128 - code
 
 
 def _is_for_leader(number: int) -> bool:
     """Whether this signal of the kernel's is one that the command was not sent too."""
-    return number == _SIGHUP and posix.getsid(0) == posix.getpid()
+    return number == signals.SIGHUP and posix.getsid(0) == posix.getpid()
 
 
 def _reap(command: int) -> tuple[int | None, bool]:

@@ -123,7 +123,7 @@ def print_answer(text: str) -> None:
 
 
 def write_answer(text: str) -> None:
-    """The same without a line's end."""
+    """As `print_answer`, without a line's end."""
     try:
         print(text, end="", flush=True)
     except OSError as error:

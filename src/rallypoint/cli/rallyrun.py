@@ -32,25 +32,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 when all workers succeeded; 1 when something failed, a value cannot work, or a signal that this
         agent handles ended it (^C among them); 2 for a value that torchrun would have accepted; 130 after a ^C that it
         does not handle, because it has not begun or was told not to. (The command's process ends by SIGINT then.)
-        `--exit-codes=classified` has others (`exit_codes`).
+        `--exit-codes=classified` has others (`verdict`).
 
     Raises:
         SystemExit: 2 after a usage error, 0 after help.
     """
-
-    def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
-        from rallypoint.cli.parse import parse
-
-        return parse(arguments, environ)
-
-    return run_command(argv, read)
+    return _run_command(argv, _read)
 
 
-def run_command(argv: Sequence[str] | None, read: Callable[[Sequence[str], Mapping[str, str]], Options]) -> int:
-    """Run a command that differs from `rallyrun` only in `read`, which is called with arguments and environment.
+def _read(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
+    from rallypoint.cli.parse import parse
 
-    Arguments and results are those of `main`. `read` is called when the process is set up, and may raise UserError.
-    """
+    return parse(arguments, environ)
+
+
+def _run_command(argv: Sequence[str] | None, read: Callable[[Sequence[str], Mapping[str, str]], Options]) -> int:
+    """Run a command, whose arguments `read` reads when the process is set up. It may raise UserError."""
     if argv is None:
         from rallypoint.cli.process_setup import set_up_process
 
@@ -58,31 +55,21 @@ def run_command(argv: Sequence[str] | None, read: Callable[[Sequence[str], Mappi
         import gc
 
         gc.disable()  # a start makes no garbage, and the collector would look through all that it makes, many times
-    from functools import partial
-
     from rallypoint.base.errors import UserError
 
-    finish = None
-    work: Callable[[], None]
+    run = _Run(is_command=argv is None)
     try:
-        options = read(sys.argv[1:] if argv is None else argv, os.environ)
+        run.options = read(sys.argv[1:] if argv is None else argv, os.environ)
     except UserError as error:
-        work = partial(_refuse, error)
-    else:
-        run = _Run(options, is_command=argv is None)
-        work, finish = run.launch, run.finish
+        run.refused = error
     from rallypoint.cli.exit import INTERRUPTED, exit_code_of
 
-    code = exit_code_of(work, finish=finish)
+    code = exit_code_of(run.launch, finish=run.finish)
     if code == INTERRUPTED and argv is None:
         from rallypoint.cli.process_setup import end_by_interrupt
 
         end_by_interrupt()
     return code
-
-
-def _refuse(error: UserError) -> None:
-    raise error
 
 
 class _Run:
@@ -92,12 +79,17 @@ class _Run:
     ours; otherwise both are the calling program's.
     """
 
-    def __init__(self, options: Options, *, is_command: bool) -> None:
-        self._options = options
+    options: Options
+    refused: UserError | None = None
+    """What is wrong with the arguments; then there are no options."""
+
+    def __init__(self, *, is_command: bool) -> None:
         self._is_command = is_command
 
     def launch(self) -> None:
         """Launch the job; returns when all workers have succeeded."""
+        if self.refused is not None:
+            raise self.refused
         from rallypoint.base.secrets import take_from_environment
 
         take_from_environment()  # before anything is started that would inherit it
@@ -107,11 +99,11 @@ class _Run:
         prestart()  # it starts up during the imports that follow
         from rallypoint.logs.specs import host_label
 
-        configure(host_label(self._options.features.command.host_prefix, os.environ))
-        self._options = by_cluster(self._options)
+        configure(host_label(self.options.features.command.host_prefix, os.environ))
+        self.options = by_cluster(self.options)
         from rallypoint.cli.convert import config_from_options, limit_threads
 
-        config, program, arguments = config_from_options(self._options, os.environ)
+        config, program, arguments = config_from_options(self.options, os.environ)
         _warn_of_variables()
         limit_threads(config, os.environ)
         from rallypoint.cli.process_setup import end_keyboard_interrupt, restore_keyboard_interrupt
@@ -130,14 +122,16 @@ class _Run:
 
     def finish(self, error: BaseException | None, code: int) -> int:
         """The final exit code; writes the verdict if that is requested. Most runs import nothing here."""
-        wants = self._options.features.command.exit_codes == "classified"
+        if self.refused is not None:
+            return code
+        wants = self.options.features.command.exit_codes == "classified"
         named = "RALLYPOINT_VERDICT_FILE" in os.environ
         shown = os.environ.get("RALLYPOINT_TERMINATION_LOG") or "/dev/termination-log"
         if not wants and not named and not (error is not None and os.path.exists(shown)):
             return code
         from rallypoint.cli.verdict import finish
 
-        return finish(error, code, self._options.rdzv_id, wants, os.environ)
+        return finish(error, code, self.options.rdzv_id, wants, os.environ)
 
 
 def by_cluster(options: Options) -> Options:
@@ -189,7 +183,7 @@ _DEPRECATED = (
 
 def main_deprecated(argv: Sequence[str] | None = None) -> int:
     """Run the command. Arguments, results and exceptions are those of `main`."""
-    return run_command(argv, read_deprecated)
+    return _run_command(argv, read_deprecated)
 
 
 def read_deprecated(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:

@@ -83,9 +83,6 @@ def test_usage_error() -> None:
 @pytest.mark.parametrize(
     ("arguments", "environ", "named"),
     [
-        (["--nnodes=2:1"], {}, "--nnodes='2:1'"),
-        (["--rdzv-conf=foo"], {}, "'foo'"),
-        (["--rdzv-backend=c10d", "--rdzv-endpoint=h:99999"], {}, "'99999'"),
         ([], {"PET_STANDALONE": "abc"}, "PET_STANDALONE='abc'"),
         ([], {"LOGLEVEL": "loud"}, "LOGLEVEL='LOUD'"),
         ([], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"}, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT='soon'"),
