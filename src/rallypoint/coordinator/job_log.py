@@ -1,4 +1,4 @@
-"""The text that a node logs about an incomplete rendezvous: facts from the control plane to one sentence. Pure.
+"""What is logged about a rendezvous: that it is incomplete, on a node and at the coordinator; how nodes differ.
 
 Data from the control plane is cleaned here, where it becomes text. Seconds become a time of day on this host's clock.
 """
@@ -48,7 +48,9 @@ _REMOVAL_WORDS = {Reason.LOST: "was lost", Reason.DEPARTED: "left", Reason.GAVE_
 
 def waiting_line(subject: RendezvousName, progress: Progress, wall: float) -> str:
     """The log line of a waiting node. `wall` is the time in seconds since 1970."""
-    return f"waiting for {subject}: {_joined_words(progress)}{_spare_words(progress, wall)}{_time_left_words(progress)}"
+    return (
+        f"waiting for {subject}: {_joined_words(progress)}{_removed_clause(progress, wall)}{_time_left_words(progress)}"
+    )
 
 
 def live_words(progress: Progress) -> tuple[str, str]:
@@ -89,12 +91,7 @@ def in_words(
 ) -> ProgressText | JoinRefused:
     """A progress notification, or one that the time of a join is over, with a text added.
 
-    Args:
-        notification: the notification from the control plane.
-        subject: the name of the rendezvous.
-        said: see `is_due`.
-        now: the time on the clock of `said`.
-        wall: the time in seconds since 1970.
+    `now` is the time on the clock of `said`, `wall` in seconds since 1970.
     """
     if isinstance(notification, Progress):
         due = notification.reports and is_due(notification, said, now)
@@ -110,7 +107,7 @@ def timeout_sentence(subject: RendezvousName, progress: Progress, wall: float) -
     if progress.complete:
         running = f"round {progress.round} runs with {_nodes(progress.joined)}{_names(progress.members)}"
         return f"{subject} did not take {who} in within {seconds}: {running}"
-    missed = _missing_words(progress)
+    missed = _fatal_losses(progress)
     if missed:
         age = max(each.seconds_ago for each in missed)
         fewer = f"{progress.joined}:{progress.max_nodes}" if progress.joined else f"1:{progress.max_nodes}"
@@ -143,13 +140,13 @@ def _joined_words(progress: Progress, *, past: bool = False) -> str:
     return f"{joined} of {bounds} nodes {many} in{names}{missing}{awaited}"
 
 
-def _spare_words(progress: Progress, wall: float) -> str:
-    missed = _missing_words(progress)
+def _removed_clause(progress: Progress, wall: float) -> str:
+    missed = _fatal_losses(progress)
     return f"; {_removed_words(missed, wall)}" if missed else ""
 
 
-def _missing_words(progress: Progress) -> Sequence[MissingNode]:
-    """A text about the nodes without which there are too few."""
+def _fatal_losses(progress: Progress) -> Sequence[MissingNode]:
+    """The nodes that have left, if there are too few without them."""
     return () if progress.complete or progress.joined >= progress.min_nodes else progress.removed
 
 
@@ -240,11 +237,8 @@ _OPTIONS = (
 def differences(node_info: NodeInfo, own: Settings | None, state: State, job: Settings) -> tuple[ConfigDifference, ...]:
     """How a node that requests a place differs from the nodes before it.
 
-    Args:
-        member: the node's description.
-        own: the settings that it was started with; None for a node in the process of the control plane.
-        state: the state of the job.
-        job: the settings in effect.
+    `own` are the settings that it was started with, None for a node in the process of the control plane; `job` are
+    those in effect.
     """
     found: list[ConfigDifference] = []
     if own is not None and (own.min_nodes, own.max_nodes) != (job.min_nodes, job.max_nodes):

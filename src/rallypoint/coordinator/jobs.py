@@ -312,7 +312,16 @@ class _Tenant(NamedTuple):
 
 
 class Shares:
-    """The shares of all tenants of one server. On the loop's thread."""
+    """What each tenant of a server may take, so that the others have theirs: sessions, and the time of the loop.
+
+    A tenant is a job where there is a secret, since its nodes prove that they are of it, and an address where there is
+    none. On the loop's thread. Laws:
+
+    1. Only a server of many jobs has tenants: the nodes of one job share its fate.
+    2. One tenant holds at most half of the sessions for which there are descriptors.
+    3. A tenant may use the loop for `BURST` seconds at once, and beyond that for `RATE` of the time: what it sends then
+       is read later. A tenant that is alone waits for nothing.
+    """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock

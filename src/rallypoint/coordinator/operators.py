@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rallypoint.coordinator.coordinator import Coordinator
-from rallypoint.coordinator.notifications import Event, Failure, JobHistory, verdict_sentence
+from rallypoint.coordinator.notifications import Event, Failure, verdict_sentence
 from rallypoint.coordinator.sessions import SessionRegistry
 from rallypoint.membership.endings import missing
 from rallypoint.membership.operations import Close, Operation, Resize, Restart
-from rallypoint.membership.rules import ClockView, backoff_ends
+from rallypoint.membership.rules import backoff_ends
 from rallypoint.membership.state import (
     NodeId,
     NodeInfo,
@@ -242,9 +242,7 @@ class Watchers:
 
     def snapshot(self, now: float) -> Snapshot:
         """The snapshot of the job."""
-        job = self._job
-        view = job.clock_view(now)
-        return snapshot_of(job.state, job.settings, job.incarnation, job.sessions, self._reports, job.history, view)
+        return snapshot_of(self._job, self._reports, now)
 
     # Collections from nodes
 
@@ -467,32 +465,14 @@ def summary_of(state: State, settings: Settings) -> JobSummary:
     return JobSummary(settings.run_id, phase_of(state, settings), state.round, nodes, settings.max_nodes)
 
 
-def snapshot_of(
-    state: State,
-    settings: Settings,
-    incarnation: str,
-    sessions: SessionRegistry,
-    reports: Mapping[NodeId, NodeReport],
-    history: JobHistory,
-    view: ClockView,
-) -> Snapshot:
-    """The snapshot of the job at `view.now`.
-
-    Args:
-        state: of the job.
-        settings: of the job.
-        incarnation: of the coordinator.
-        sessions: the connected nodes, and when they were last heard.
-        reports: the last reports of nodes.
-        history: the events of the job.
-        view: the clock view.
-    """
-    now = view.now
+def snapshot_of(job: Coordinator, reports: Mapping[NodeId, NodeReport], now: float) -> Snapshot:
+    """The snapshot of a job, with the last reports of its nodes."""
+    state, settings, history, view = job.state, job.settings, job.history, job.clock_view(now)
     short = 0 if state.complete else max(0, settings.min_nodes - len(state.participants))
     held_back = max(0.0, backoff_ends(state, view) - now) if state.restart_delay and not state.complete else 0.0
     return Snapshot(
         job=settings.run_id,
-        incarnation=incarnation,
+        incarnation=job.incarnation,
         phase=phase_of(state, settings),
         phase_for=0.0 if history.phase_since is None else now - history.phase_since,
         round=state.round,
@@ -500,7 +480,7 @@ def snapshot_of(
         max_nodes=settings.max_nodes,
         missing=short,
         expected=() if state.complete else missing(state, settings),
-        nodes=tuple(_nodes(state, sessions, reports, now)),
+        nodes=tuple(_nodes(state, job.sessions, reports, now)),
         ended_rounds=state.ledger,
         max_restarts=state.max_restarts,
         backoff=held_back,
