@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rallypoint.logs.collapse import Collapse
     from rallypoint.workers.preload.client import PreloadManager
     from rallypoint.workers.resumable import LeavingWorkers
-    from rallypoint.workers.stop import Stop, SweepInProgress
+    from rallypoint.workers.stop import NoSweep, Stop
 
 log = get_logger(__name__)
 
@@ -188,7 +188,7 @@ class PContext(ABC):
         self._reaper = self._reaper or ReaperClient()
         self._reaper.ignored = self._options.ignored_signals
 
-    def _sweep(self) -> SweepInProgress:
+    def _sweep(self) -> NoSweep:
         """The sweep that ends all that the workers have left."""
         from rallypoint.workers.stop import NoSweep, Sweep
 

@@ -55,6 +55,20 @@ if TYPE_CHECKING:
     from rallypoint.workers.open_writes import WriteDetector
     from rallypoint.workers.resumable import LeavingWorkers
 
+    class StoppableProcess(Protocol):
+        """The part of a `ChildProcess` that a stop needs."""
+
+        pid: int
+        held_by_debugger: bool
+        signalled: bool
+
+        def fileno(self) -> int: ...
+
+        def poll(self) -> int | None: ...
+
+        def signal(self, number: int) -> None: ...
+
+
 log = get_logger(__name__)
 
 STACKS_TIMEOUT = 1.0
@@ -87,26 +101,15 @@ class StopInProgress(Protocol):
         """Give no more time, and hold no worker: SIGKILL to all that is left."""
 
 
-class StoppableProcess(Protocol):
-    """The part of a `ChildProcess` that a stop needs."""
+class NoSweep:
+    """A sweep ends all that workers have left. This one ends nothing: nothing was started, or it is ended elsewhere."""
 
-    pid: int
-    held_by_debugger: bool
-    signalled: bool
-
-    def fileno(self) -> int: ...
-
-    def poll(self) -> int | None: ...
-
-    def signal(self, number: int) -> None: ...
-
-
-class SweepInProgress(Protocol):
     @property
     def cannot_find_all(self) -> bool:
         """Whether it can no longer find all, so that there is no time to lose."""
+        return False
 
-    def begin(self, seconds: float, spared: Collection[int] = ()) -> None:
+    def begin(self, seconds: float = 0.0, spared: Collection[int] = ()) -> None:
         """Begin to end all, in place of any sweep before.
 
         Args:
@@ -116,28 +119,14 @@ class SweepInProgress(Protocol):
 
     def fds(self) -> list[int]:
         """Readable when `cannot_find_all` or `done` may have changed; none if it is done."""
-
-    def done(self) -> bool:
-        """Whether nothing is left of what could be found."""
-
-    def give_up(self) -> list[int]:
-        """Stop waiting for what is left, now and in later sweeps. Returns its pids, for a message."""
-
-
-class NoSweep:
-    """Ends nothing: nothing was started, or it is ended elsewhere."""
-
-    cannot_find_all = False
-
-    def begin(self, seconds: float, spared: Collection[int] = ()) -> None: ...
-
-    def fds(self) -> list[int]:
         return []
 
     def done(self) -> bool:
+        """Whether nothing is left of what could be found."""
         return True
 
     def give_up(self) -> list[int]:
+        """Stop waiting for what is left, now and in later sweeps. Returns its pids, for a message."""
         return []
 
 
@@ -186,7 +175,7 @@ class Stop:
     def __init__(
         self,
         processes: Mapping[int, StoppableProcess],
-        sweep: SweepInProgress,
+        sweep: NoSweep,
         death_sig: int,
         grace: float,
         limit: float = 0.0,
@@ -238,7 +227,8 @@ class Stop:
             times.append(self._sweep_until if unfinished else 0.0)
         if any(each.stage is Stage.SIGNALLED for each in timed):
             times.append(self._warn_at)
-        if self._must_be_polled():
+        polled = self._leaving is not None and self._leaving.must_be_polled and bool(self._in(Stage.LEAVING))
+        if polled or any(each.process.held_by_debugger or not each.is_sent for each in self._workers):
             times.append(self._clock.monotonic() + _POLL_INTERVAL)
         return min(times, default=math.inf if self._done else 0.0)
 
@@ -303,11 +293,6 @@ class Stop:
     def _in(self, *stages: Stage) -> list[_Worker]:
         return [each for each in self._workers if each.stage in stages]
 
-    def _must_be_polled(self) -> bool:
-        if any(each.process.held_by_debugger or not each.is_sent for each in self._workers):
-            return True
-        return self._leaving is not None and self._leaving.must_be_polled and bool(self._in(Stage.LEAVING))
-
     def _look(self) -> None:
         """Find out who has ended, and who has left its round."""
         ended = [each for each in self._workers if each.process.poll() is not None]
@@ -356,7 +341,7 @@ class Stop:
             if not each.is_sent and not self._is_spared(each, now):
                 each.is_sent = True
                 each.until = max(each.until, now + KILL_TIMEOUT)
-                each.process.signal(self._sending(each))
+                self._send(each)
         due = [each for each in signalled if now >= each.until]
         # They may wait for one that writes: its checkpoint may be theirs too.
         if due and any(self._is_spared(each, now) for each in signalled):
@@ -385,21 +370,19 @@ class Stop:
             if sent:
                 each.process.signalled = True
                 continue
-            spared = number != SIGKILL and self._writes(each) and is_ended_by(each.process.pid, number)
-            each.is_sent = not spared
-            if not spared:
-                self._sending(each)
-                if number != SIGKILL:
-                    each.process.signal(number)
+            each.is_sent = number == SIGKILL or not (self._writes(each) and is_ended_by(each.process.pid, number))
+            if each.is_sent:
+                self._send(each)
         if number == SIGKILL and not self._in(Stage.LEAVING):
             self._kill_all()
         elif number == SIGKILL:
             for each in workers:
                 self._kill(each, now)
 
-    def _sending(self, worker: _Worker) -> int:
+    def _send(self, worker: _Worker) -> None:
         log.warning("Sending process %d closing signal %s", worker.process.pid, signal_name(self._death_sig))
-        return self._death_sig
+        if self._death_sig != SIGKILL:  # which follows, to all at once
+            worker.process.signal(self._death_sig)
 
     def _request_stacks(self, worker: _Worker, now: float) -> None:
         if catches(worker.process.pid, SIGABRT):
@@ -481,7 +464,7 @@ def run_to_end(stopping: StopInProgress, clock: Clock = SYSTEM_CLOCK) -> None:
         until_readable(stopping.fds(), stopping.wake_at() - clock.monotonic())
 
 
-class Sweep:
+class Sweep(NoSweep):
     """One sweep after another below one reaper, or, if that is lost, as far as /proc shows what is to be ended.
 
     Args:

@@ -10,7 +10,7 @@ import pytest
 
 from rallypoint.workers import stop as module
 from rallypoint.workers.resumable import LeavingWorkers
-from rallypoint.workers.stop import KILL_TIMEOUT, STACKS_TIMEOUT, SWEEP_GRACE_PERIOD, Stop
+from rallypoint.workers.stop import KILL_TIMEOUT, STACKS_TIMEOUT, SWEEP_GRACE_PERIOD, NoSweep, Stop
 
 CATCHES = 4_000_100
 """From this number on, a process writes its stacks on SIGABRT."""
@@ -44,25 +44,14 @@ class Process:
         self.got.append(number)
 
 
-class Swept:
+class Swept(NoSweep):
     """What a sweep was begun with."""
-
-    cannot_find_all = False
 
     def __init__(self) -> None:
         self.begun: list[tuple[float, set[int]]] = []
 
-    def begin(self, seconds: float, spared: Collection[int] = ()) -> None:
+    def begin(self, seconds: float = 0.0, spared: Collection[int] = ()) -> None:
         self.begun.append((seconds, set(spared)))
-
-    def fds(self) -> list[int]:
-        return []
-
-    def done(self) -> bool:
-        return True
-
-    def give_up(self) -> list[int]:
-        return []
 
 
 class Leaving(LeavingWorkers):

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,9 +20,12 @@ from rallypoint.workers import open_writes
 from rallypoint.workers import stop as module
 from rallypoint.workers.process import UNKNOWN_EXIT, WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
-from rallypoint.workers.stop import SWEEP_GRACE_PERIOD, Stop, StoppableProcess, Sweep, SweepInProgress, run_to_end
+from rallypoint.workers.stop import SWEEP_GRACE_PERIOD, NoSweep, Stop, Sweep, run_to_end
 from tests.unit.workers.test_process import TIMEOUT, ends, gone, parent_of
 from tests.unit.workers.tracing import TRACEABLE, traced, until
+
+if TYPE_CHECKING:
+    from rallypoint.workers.stop import StoppableProcess
 
 pytestmark = pytest.mark.process
 
@@ -66,7 +70,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stop_of(
     processes: Sequence[StoppableProcess],
-    sweep: SweepInProgress,
+    sweep: NoSweep,
     death_sig: int,
     grace: float,
     limit: float = 0.0,
@@ -93,24 +97,6 @@ def readable(*fds: int) -> bool:
 def readable_now(fd: int) -> bool:
     """Whether it is readable without waiting."""
     return bool(select.select([fd], [], [], 0)[0])
-
-
-class NothingLeft:
-    """A sweep that finds nothing."""
-
-    cannot_find_all = False
-
-    def begin(self, seconds: float, spared: Collection[int] = ()) -> None:
-        """Nothing to begin with."""
-
-    def fds(self) -> list[int]:
-        return []
-
-    def done(self) -> bool:
-        return True
-
-    def give_up(self) -> list[int]:
-        return []
 
 
 class Stuck:
@@ -263,7 +249,7 @@ def test_who_is_stuck_in_the_kernel_is_told_of_and_does_not_hold_up_the_end(capl
     read, write = os.pipe()
     try:
         stuck = Stuck(read)
-        stop = stop_of([stuck], NothingLeft(), signal.SIGTERM, 0.05)
+        stop = stop_of([stuck], NoSweep(), signal.SIGTERM, 0.05)
         run_to_end(stop)
         assert stuck.got == [signal.SIGTERM, signal.SIGKILL]
         assert "Process 4000000 does not end even on SIGKILL" in caplog.text
@@ -300,7 +286,7 @@ def test_an_end_between_two_looks_does_not_keep_the_processor_busy(looks: int) -
         os.write(other, b"x")
         stuck = Counting(quiet)
         processes: list[StoppableProcess] = [stuck, Late(ended, looks)]
-        stop = stop_of(processes, NothingLeft(), signal.SIGKILL, 0.2)
+        stop = stop_of(processes, NoSweep(), signal.SIGKILL, 0.2)
         run_to_end(stop)
         assert stuck.looks < 20
     finally:
@@ -349,8 +335,8 @@ def test_a_worker_that_is_held_by_a_debugger_is_waited_for_and_keeps_the_process
 
 
 def test_whatever_the_sweep_comes_to_the_workers_are_killed(up: Up) -> None:
-    class Refused(NothingLeft):
-        def begin(self, seconds: float, spared: Collection[int] = ()) -> None:
+    class Refused(NoSweep):
+        def begin(self, seconds: float = 0.0, spared: Collection[int] = ()) -> None:
             raise PermissionError("/proc cannot be read")
 
     process = up(DEAF)

@@ -23,7 +23,7 @@ from rallypoint.workers.process import ChildProcess, WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
 
 if TYPE_CHECKING:
-    from rallypoint.workers.stop import SweepInProgress
+    from rallypoint.workers.stop import NoSweep
 
 START_METHODS = ("spawn", "fork", "forkserver")
 
@@ -78,7 +78,7 @@ class FunctionContext(PContext):
         with self._payloads[rank].worker_channel() as channel:
             return WorkerProcess(self._reaper, _command(), environ, stdout, stderr, cpus, stdin=channel.fileno())
 
-    def _sweep(self) -> SweepInProgress:
+    def _sweep(self) -> NoSweep:
         if not self._forking:
             return super()._sweep()
         from rallypoint.workers.functions.forked import ForkedSweep

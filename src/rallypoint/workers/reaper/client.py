@@ -207,7 +207,7 @@ class ReaperClient:
         """
         reading, writing = os.pipe()
         try:
-            self._exchange((protocol.SWEEP, seconds, list(spared)), [writing], answered=False)
+            self._request(protocol.SWEEP, seconds, list(spared), beside=[writing], answered=False)
         except BaseException:
             os.close(reading)
             raise
@@ -218,7 +218,7 @@ class ReaperClient:
     def give_up_sweep(self) -> None:
         """Give up the last sweep, and never wait again for what is left now."""
         with contextlib.suppress(ReaperLost):
-            self._exchange((protocol.GIVE_UP,), answered=False)
+            self._request(protocol.GIVE_UP, answered=False)
 
     def fence(self, until: float) -> None:
         """Have it kill all workers at this moment, in seconds on CLOCK_BOOTTIME; replaces the last one, and infinity
@@ -242,18 +242,18 @@ class ReaperClient:
 
     # Inside
 
-    def _request(self, *message: object, beside: Sequence[int] = ()) -> tuple[Any, list[int]]:
-        (answer,), descriptors = self._exchange(message, beside)
-        return answer, descriptors
-
-    def _exchange(self, message: tuple[object, ...], beside: Sequence[int] = (), *, answered: bool = True) -> Any:
+    def _request(self, *message: object, beside: Sequence[int] = (), answered: bool = True) -> tuple[Any, list[int]]:
+        """Send a request, with the descriptors `beside` it. Returns the answer, and those that came with it."""
         # The lock itself: a context manager in Python can be interrupted when it has the lock and is not yet entered.
         with self._lock:
             if self._closed or self.lost:
                 raise ReaperLost(self.lost_reason or "the reaper of the workers is closed")
             try:
                 self._link.send(message, beside)
-                return self._link.read() if answered else ((), [])
+                if not answered:
+                    return None, []
+                (answer,), descriptors = self._link.read()
+                return answer, descriptors
             except BaseException as error:
                 self._disconnect("it does not answer" if isinstance(error, TimeoutError) else "")
                 if isinstance(error, (OSError, EOFError)):
