@@ -21,7 +21,7 @@ PATH = Path(__file__).resolve().parent.parent / "docs" / "bench.svg"
 TITLES = {
     "--help, whole process": "--help",
     "command to first line of the last of 2 workers": "start of 2 workers",
-    "agent's resident memory, 2 idle workers (RSS)": "agent's memory",
+    "memory of agent and helpers, 2 idle workers (PSS)": "agent's memory",
     "worker SIGKILL to restarted workers' first line, one node": "restart after a SIGKILL",
     "the same over two nodes": "the same over 2 nodes",
     "worker SIGKILL to restarted workers' first line after importing torch, preloaded": "importing torch, preloaded",

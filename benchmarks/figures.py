@@ -29,7 +29,7 @@ LABELS = {
     "link down to the same (lease 3 s)": "a node's network is cut, until the others go on",
     "third agent's start to all new workers' first line": "a node joins, until all work together",
     "command to first line of the last of 2 workers": "start of two workers",
-    "agent's resident memory, 2 idle workers (RSS)": "memory of the agent",
+    "memory of agent and helpers, 2 idle workers (PSS)": "memory of the agent",
     "rendezvous of 64 nodes": "64 nodes meet",
     "store, 1,024 plain sockets: requests": "worker store, 1,024 clients",
     "--tee 3 from 8 workers: lines of 100 bytes": "`--tee` of 8 workers",

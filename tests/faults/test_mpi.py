@@ -40,6 +40,10 @@ def program(family: str) -> str:
     pytest.skip(f"MPI TESTS DID NOT RUN: needs {' or '.join(names)} (Debian: apt-get install {package})")
 
 
+MEET = ("--rdzv-backend=c10d", "--rdzv-endpoint=n1:29400")
+"""Each host is a network namespace, so the port is free."""
+
+
 class Hosts:
     """Three hosts: the launcher runs on the last one, and starts agents on the others by a stand-in for ssh."""
 
@@ -89,13 +93,20 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 
 
 @pytest.mark.parametrize("family", PROGRAMS)
-def test_one_agent_on_each_host_needs_nothing_more(hosts: Hosts, family: str) -> None:
-    job = hosts.start(family, "--cluster=auto", "--nproc-per-node=2")
+def test_one_agent_on_each_host_needs_an_endpoint(hosts: Hosts, family: str) -> None:
+    job = hosts.start(family, "--cluster=auto", *MEET, "--nproc-per-node=2")
     assert job.ends() == 0, job.err
     found = sorted(line.partition(" in ")[0] for line in job.out)
     assert found == [f"{rank} of 4 on n{1 + rank // 2}" for rank in range(4)]
     (run_id,) = {line.partition(" in ")[2] for line in job.out}
-    assert run_id.startswith("mpi-")
+    assert run_id.startswith("mpi-") or family == "Hydra"
+
+
+@pytest.mark.parametrize("family", PROGRAMS)
+def test_an_endpoint_that_is_missing_is_asked_for(hosts: Hosts, family: str) -> None:
+    job = hosts.start(family, "--cluster=auto")
+    assert job.ends() == 2
+    assert "--rdzv-endpoint=HOST:29400" in job.err
 
 
 @pytest.mark.parametrize("family", PROGRAMS)
@@ -117,14 +128,14 @@ def test_without_the_flag_one_of_them_warns(hosts: Hosts, family: str) -> None:
 
 @pytest.mark.parametrize("family", PROGRAMS)
 def test_a_failure_of_a_worker_is_the_launchers(hosts: Hosts, family: str) -> None:
-    job = hosts.start(family, "--cluster=auto", "--nproc-per-node=1", worker=["fail"])
+    job = hosts.start(family, "--cluster=auto", *MEET, "--nproc-per-node=1", worker=["fail"])
     assert job.ends() == 1, job.err
     assert "exitcode  : 7" in job.err
 
 
 @pytest.mark.parametrize("family", PROGRAMS)
 def test_a_signal_to_the_launcher_ends_all_agents_and_their_workers(hosts: Hosts, family: str) -> None:
-    job = hosts.start(family, "--cluster=auto", "--nproc-per-node=1", worker=["stay"])
+    job = hosts.start(family, "--cluster=auto", *MEET, "--nproc-per-node=1", worker=["stay"])
     job.until(lambda lines: len(lines) == 2, "both workers are up")
     job.signal(signal.SIGTERM)
     job.ends()  # Hydra's code for it is 0
@@ -134,7 +145,7 @@ def test_a_signal_to_the_launcher_ends_all_agents_and_their_workers(hosts: Hosts
 @pytest.mark.parametrize("family", PROGRAMS)
 def test_an_agent_that_is_killed_ends_all_others(hosts: Hosts, family: str) -> None:
     """The launcher does that; a job that has to survive the loss of a node is started by something else."""
-    job = hosts.start(family, "--cluster=auto", "--nnodes=1:2", "--nproc-per-node=1", worker=["stay"])
+    job = hosts.start(family, "--cluster=auto", *MEET, "--nnodes=1:2", "--nproc-per-node=1", worker=["stay"])
     job.until(lambda lines: len(lines) == 2, "both workers are up")
     hosts.kill_agent("n2")
     assert job.ends() != 0

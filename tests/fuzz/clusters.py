@@ -1,13 +1,10 @@
-"""Targets that a cluster writes: its variables, and an MPI launcher's answers."""
+"""The target that a cluster writes: its variables."""
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 from rallypoint.base.errors import UsageError
-from rallypoint.cluster.ask import ask
 from rallypoint.cluster.detect import find, started_with_others
 from rallypoint.cluster.findings import Cluster, Machine, Refusal
 from rallypoint.cluster.hostlist import MAX_HOSTS
@@ -38,31 +35,14 @@ def environment(data: bytes) -> None:
             assert finding.sentence.isprintable()
 
 
-def launcher(data: bytes) -> None:
-    """What comes back on the socket of a launcher: nobody is left waiting, and what is no host is none."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.set_inheritable(True)
-        theirs.sendall(data[:60_000])
-        theirs.shutdown(socket.SHUT_WR)
-        with suppress(UsageError):
-            answer = ask("pmi", 1, {"PMI_FD": str(ours.fileno())})
-            assert f"{answer.host}{answer.name}".isprintable()
-
-
 def _environments() -> Sequence[bytes]:
     step = ["SLURM_JOB_ID=12", "SLURM_STEP_ID=0", "SLURM_STEP_NUM_NODES=2", "SLURM_STEP_NODELIST=n[1-2]"]
     step += ["SLURM_NODEID=1", "SLURM_PROCID=1", "SLURMD_NODENAME=n2", "SLURM_STEP_TASKS_PER_NODE=1(x2)"]
     pod = ["JOB_COMPLETION_INDEX=1", "JOB_COMPLETIONS=4", "HOSTNAME=train-1"]
     hosts = "\n\n10.0.0.1 train-1.workers.default.svc train-1\n"
-    ranks = ["PMI_SIZE=2", "PMI_RANK=1", "MPI_LOCALNRANKS=1", "PMI_FD=6"]
+    ranks = ["PMI_SIZE=2", "PMI_RANK=1", "MPI_LOCALNRANKS=1"]
     return ["\n".join(step).encode(), ("\n".join(pod) + hosts).encode(), "\n".join(ranks).encode()]
 
-
-_ANSWERS = (
-    b"cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0\ncmd=my_kvsname kvsname=kvs_7\ncmd=barrier_out\n"
-    b"cmd=get_result rc=0 msg=success value=10.0.0.8/10.0.0.7\ncmd=finalize_ack\n"
-)
 
 TARGETS: Mapping[str, Target] = {
     "cluster-environment": Target(
@@ -71,5 +51,4 @@ TARGETS: Mapping[str, Target] = {
         tuple(f"cluster/{name}.py" for name in ("detect", "findings", "hostlist", "kubernetes", "mpi", "slurm")),
         2000,
     ),
-    "mpi-launcher": Target(launcher, lambda: [_ANSWERS], ("cluster/ask.py",), 500),
 }

@@ -24,10 +24,8 @@ _OURS = "both ends are ours, over a pair of sockets or a memory file that nobody
 TRUSTED: Mapping[str, str] = {
     "base/inotify.py": _KERNEL,
     "base/interfaces.py": _KERNEL,
-    "base/kernel.py": _KERNEL,
     "base/kernel_log.py": _KERNEL,
     "base/nvml.py": "the driver's library fills what is read",
-    "cluster/pmix.py": "PMIx's library fills what is read; who asked checks it, in `cluster/ask.py`",
     "base/process_table.py": _KERNEL,
     "base/peer_user.py": _KERNEL,
     "demo/job.py": "what the demo's own workers tell, through a pipe in a folder of its user",

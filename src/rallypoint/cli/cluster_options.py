@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from rallypoint.base.devices import cpu_count, cuda_count, xpu_count
@@ -87,7 +86,7 @@ def _completed(options: Options, cluster: Cluster, environ: Mapping[str, str], m
             values["nnodes"] = str(cluster.nodes)
         _, most = parse_nnodes(values.get("nnodes", options.nnodes), options.source("nnodes"))
         if most > 1:
-            values |= _rendezvous(options, cluster, environ, machine)
+            values |= _rendezvous(options, cluster)
     workers, origin = _workers(options, cluster, environ)
     if workers:
         values["nproc_per_node"] = workers
@@ -114,14 +113,13 @@ def _warn(cluster: Cluster, endpoint_derived: bool) -> None:
         )
 
 
-def _rendezvous(options: Options, cluster: Cluster, environ: Mapping[str, str], machine: Machine) -> dict[str, Any]:
+def _rendezvous(options: Options, cluster: Cluster) -> dict[str, Any]:
     """Where nodes meet, the job's id and the rank that this node requests."""
     values: dict[str, Any] = {}
     backend = options.rdzv_backend if "rdzv_backend" in options.sources else "c10d"
     with naming(options.source("rdzv_conf")):
         given = parse_rdzv_conf(options.rdzv_conf)
     if backend in _BY_ENDPOINT and not _meets_somewhere(options) and "store_type" not in given:
-        cluster = _with_host(cluster, environ, machine)
         if not cluster.host:
             raise UsageError(cluster.wanted["rdzv_endpoint"])
         values["rdzv_backend"] = backend
@@ -133,18 +131,6 @@ def _rendezvous(options: Options, cluster: Cluster, environ: Mapping[str, str], 
     if "node_rank" not in options.sources:
         values["node_rank"] = cluster.index
     return {dest: value for dest, value in values.items() if value != getattr(options, dest) or dest == "node_rank"}
-
-
-def _with_host(cluster: Cluster, environ: Mapping[str, str], machine: Machine) -> Cluster:
-    """The job with the host of node 0, which a launcher may have to be asked for: then by all nodes at once."""
-    if cluster.host or not cluster.ask:
-        return cluster
-    from rallypoint.cluster.ask import ask
-    from rallypoint.cluster.mpi import with_name
-
-    answer = ask(cluster.ask, cluster.index, environ)
-    found = replace(cluster, host=answer.host, hosts_here=cluster.index == 0)
-    return with_name(found, answer.name, machine) if answer.name else found
 
 
 def _workers(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> tuple[str, str]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import sys
 
-_STARTED_AFTER = 0.7
-"""Seconds after which a job has started."""
 _SEVERAL_NODES = ("SLURM_STEP_NUM_NODES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "JOB_COMPLETIONS")
 """Variables that show several nodes, if one is set."""
 
@@ -75,8 +73,8 @@ def _run_command(argv: Sequence[str] | None, read: Callable[[Sequence[str], Mapp
 class _Run:
     """One run; its options are the user's, and from the start of `launch` on, the effective ones.
 
-    `is_command`: this process is the command's, so that its collector is off until the start is over, and its memory is
-    ours; otherwise both are the calling program's.
+    `is_command`: this process is the command's, so that its collector is off during the start; otherwise that is the
+    calling program's.
     """
 
     options: Options
@@ -113,7 +111,10 @@ class _Run:
         unhandled = "SIGINT" not in map(str.strip, config.signals_to_handle.split(","))
         restored = unhandled and restore_keyboard_interrupt()
         if self._is_command:
-            _end_start_later()
+            import gc
+
+            gc.freeze()  # what the start has made stays, and is not looked through again
+            gc.enable()
         try:
             elastic_launch(config, program)(*arguments)
         finally:
@@ -153,23 +154,6 @@ def _warn_of_variables() -> None:
         from rallypoint.cli.unknown_names import warn_of_variables
 
         warn_of_variables(os.environ)
-
-
-def _end_start_later() -> None:
-    """After the start, the agent needs little of the code that it loaded; workers need the memory."""
-    from threading import Timer
-
-    def end_start() -> None:
-        import gc
-
-        gc.enable()
-        from rallypoint.cli.memory import trim_memory
-
-        trim_memory()
-
-    timer = Timer(_STARTED_AFTER, end_start)
-    timer.daemon = True
-    timer.start()
 
 
 # `python -m rallypoint.launch`: the deprecated form (contract section 1.14), which differs in one thing: without

@@ -36,8 +36,8 @@ class Cluster:
     """A job that a cluster has started on all its nodes, and this node's place in it.
 
     `title` names the job for people. `nodes` is None if only the user can know it. `index` is this node's, from 0.
-    `host` and `port` are where node 0 can be reached; `host` is empty if the environment does not say, and `ask` then
-    names how the launcher can be asked, if it can. `hosts_here`: this node is known to be node 0, whatever its name
+    `host` and `port` are where node 0 can be reached; `host` is empty if the environment does not say.
+    `hosts_here`: this node is known to be node 0, whatever its name
     stands for. `gpus` and `cpus` are how many of them the task on this node may use, None if the environment does not
     say. `wanted` has, for the name of a value that is not known, the sentence that asks for it; `origins`, for the name
     of a value, where it comes from. `remark` is for the user, if it is not empty, and so is `unbind`, where the task
@@ -53,7 +53,6 @@ class Cluster:
     hosts_here: bool = False
     gpus: int | None = None
     cpus: int | None = None
-    ask: str = ""
     wanted: Mapping[str, str] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
     remark: str = ""

@@ -1,7 +1,7 @@
 """MPI launchers: `mpirun` of Open MPI, and Hydra's, which MPICH, Intel MPI and others have.
 
-Each rank is told how many there are, and how many on its host, but no rank is told where the others are. Some launchers
-can be asked: `ask` says how (`rallypoint.cluster.ask`).
+Each rank is told how many there are, and how many on its host, but no rank is told where the others are: the user gives
+the endpoint, unless there is only one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 from rallypoint.cluster.findings import MAX_NODES, Cluster, Finding, Machine, Nothing, Refusal, number
@@ -17,18 +16,13 @@ from rallypoint.cluster.ports import control_port
 
 
 class Launcher(NamedTuple):
-    """One family: how it is called, its variables, and the words with which it starts one rank on each host.
-
-    `asked_by` is how it is asked where it has set `asked_if`.
-    """
+    """One family: how it is called, its variables, and the words with which it starts one rank on each host."""
 
     title: str
     size: str
     rank: str
     local_size: str
     one_per_host: str
-    asked_by: str
-    asked_if: str
 
 
 _HYDRA = "mpiexec -ppn 1 -bind-to none"
@@ -39,8 +33,6 @@ LAUNCHERS = (
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
         "mpirun --map-by ppr:1:node --bind-to none",
-        "pmix",
-        "PMIX_NAMESPACE",
     ),
     Launcher(
         "MVAPICH",
@@ -48,11 +40,9 @@ LAUNCHERS = (
         "MV2_COMM_WORLD_RANK",
         "MV2_COMM_WORLD_LOCAL_SIZE",
         _HYDRA,
-        "pmi",
-        "PMI_FD",
     ),
-    Launcher("Hydra", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", _HYDRA, "pmi", "PMI_FD"),
-    Launcher("PMI", "PMI_SIZE", "PMI_RANK", "PMI_LOCAL_SIZE", "one process for each host", "", "PMI_FD"),
+    Launcher("Hydra", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", _HYDRA),
+    Launcher("PMI", "PMI_SIZE", "PMI_RANK", "PMI_LOCAL_SIZE", "one process for each host"),
 )
 _NAME = re.compile(r"[\w.@:-]{1,120}", re.ASCII)
 
@@ -92,30 +82,24 @@ def find(environ: Mapping[str, str], machine: Machine) -> Finding:
             f"starts the workers of a host itself; write {launcher.one_per_host} rallyrun --nproc-per-node={here} ..."
         )
     name = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or ""
-    return with_name(
-        Cluster(
-            title=f"{launcher.title}, {size} rank{'' if size == 1 else 's'}",
-            nodes=size,
-            index=rank,
-            unbind=f"write {launcher.one_per_host} rallyrun ...",
-            ask=launcher.asked_by if launcher.asked_if in environ else "",
-            wanted={
-                "rdzv_endpoint": f"{launcher.title} does not say on which host rank 0 is; give it with a free port: "
-                f"{launcher.one_per_host} rallyrun --cluster=mpi --rdzv-backend=c10d --rdzv-endpoint=HOST:29400 ..."
-            },
-            origins={
-                "nnodes": launcher.size,
-                "node_rank": launcher.rank,
-                "rdzv_endpoint": "--rdzv-endpoint (from the MPI launcher)",
-                "rdzv_id": "the MPI launcher",
-            },
-        ),
-        name if _NAME.fullmatch(name) else "",
-        machine,
+    known = _NAME.fullmatch(name) is not None
+    return Cluster(
+        title=f"{launcher.title}, {size} rank{'' if size == 1 else 's'}",
+        nodes=size,
+        index=rank,
+        host=machine.hostname if size == 1 else "",
+        port=control_port(zlib.crc32(name.encode() if known else b""), ephemeral=machine.ephemeral)[0],
+        hosts_here=size == 1,
+        job_id=f"mpi-{name}" if known else "",
+        unbind=f"write {launcher.one_per_host} rallyrun ...",
+        wanted={
+            "rdzv_endpoint": f"{launcher.title} does not say on which host rank 0 is; give it with a free port: "
+            f"{launcher.one_per_host} rallyrun --cluster=mpi --rdzv-backend=c10d --rdzv-endpoint=HOST:29400 ..."
+        },
+        origins={
+            "nnodes": launcher.size,
+            "node_rank": launcher.rank,
+            "rdzv_endpoint": "--rdzv-endpoint (from the MPI launcher)",
+            "rdzv_id": "the MPI launcher",
+        },
     )
-
-
-def with_name(cluster: Cluster, name: str, machine: Machine) -> Cluster:
-    """The job with the launcher's own name for it, if it has one, and a port that follows from that."""
-    port, _ = control_port(zlib.crc32(name.encode()), ephemeral=machine.ephemeral)
-    return replace(cluster, job_id=f"mpi-{name}" if name else "", port=port)

@@ -100,7 +100,7 @@ _ELSEWHERE = {
     ("elastic.agent.server.api", "record"): ("rallypoint.telemetry.handlers", "record"),
     ("elastic.events", "record"): ("rallypoint.telemetry.handlers", "record"),
     ("elastic.events.handlers", "_log_handlers"): ("rallypoint.telemetry.handlers", "log_handlers"),
-    ("elastic.rendezvous.c10d_rendezvous_backend", "DEFAULT_PORT"): ("rallypoint.rendezvous.params", "C10D_PORT"),
+    ("elastic.rendezvous.c10d_rendezvous_backend", "DEFAULT_PORT"): ("rallypoint.compat.rendezvous", "DEFAULT_PORT"),
     ("elastic.rendezvous.registry", "handler_registry"): (
         "rallypoint.rendezvous.registry",
         "rendezvous_handler_registry",

@@ -39,6 +39,7 @@ from rallypoint.store.forwarding import ForwardingStore
 from rallypoint.store.prefix import PrefixStore
 
 __all__ = [
+    "DEFAULT_PORT",
     "C10dRendezvousBackend",
     "DynamicRendezvousHandler",
     "RendezvousSettings",
@@ -47,6 +48,8 @@ __all__ = [
     "create_backend",
     "create_handler",
 ]
+
+DEFAULT_PORT = C10D_PORT
 
 log = get_logger(__name__)
 

@@ -15,7 +15,7 @@ ROWS = [
     Row("--help, whole process", "s", Sample((0.1, 0.08, 0.2)), Sample((1.0,)), Budget(0.08)),
     Row("store, 64 plain sockets: requests", "/s", Sample((50.0,)), Sample((100.0,)), Budget(1.0, at_least=True)),
     Row("link down to the same (lease 3 s)", "s", Sample((3.2,)), None, never="never (waited 40 s)"),
-    Row("agent's resident memory, 2 idle workers (RSS)", "MB", None, Sample((224.0,))),
+    Row("memory of agent and helpers, 2 idle workers (PSS)", "MB", None, Sample((224.0,))),
     Row("nobody's figure", "s", Sample((1.0,)), Sample((1.0,))),
 ]
 SVG = "{http://www.w3.org/2000/svg}"

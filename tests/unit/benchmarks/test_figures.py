@@ -20,7 +20,7 @@ ROWS = [
         "rendezvous of 64 nodes", "s", Sample((0.05, 0.04, 0.06)), Sample((1.386,)), Budget(0.1), remarks=("a remark",)
     ),
     Row("link down to the same (lease 3 s)", "s", Sample((3.2,)), None, never="never (waited 40 s)"),
-    Row("agent's resident memory, 2 idle workers (RSS)", "MB", None, Sample((224.0,))),
+    Row("memory of agent and helpers, 2 idle workers (PSS)", "MB", None, Sample((224.0,))),
 ]
 
 

@@ -144,7 +144,7 @@ def test_a_pod() -> None:
         filled(environ=INDEXED, machine=Machine(hostname="train-1"))
 
 
-def test_an_mpi_launcher_that_cannot_be_asked() -> None:
+def test_an_mpi_launcher_does_not_say_where_the_others_are() -> None:
     silent = {name: text for name, text in OPEN_MPI.items() if name != "PMIX_NAMESPACE"}
     with pytest.raises(UsageError, match="give it with a free port: mpirun --map-by"):
         filled(environ=silent)

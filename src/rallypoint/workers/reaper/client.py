@@ -225,7 +225,7 @@ class ReaperClient:
         takes it back. Once it has, the next worker that is started is not affected.
         """
         with contextlib.suppress(ReaperLost):  # which has killed them
-            self._exchange((protocol.FENCE, until), answered=False)
+            self._request(protocol.FENCE, until, answered=False)
 
     def close(self) -> None:
         """End it and everything left below it. Waits a moment for that. Idempotent."""
