@@ -16,7 +16,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median, median_low
 from typing import NamedTuple
@@ -82,8 +82,6 @@ class Report:
     """The host of the failure that ended the job; empty if none did."""
     notes: tuple[str, ...] = ()
     """What a reader has to know of these numbers, a sentence each."""
-    progress: tuple[tuple[float, int], ...] = field(default=())
-    """When which step was reached, as far as it was told."""
 
     @property
     def ratio(self) -> float:
@@ -158,9 +156,6 @@ def report(runs: Sequence[AgentRun], notes: Iterable[str] = ()) -> Report:
         detail=_outcome_detail(outcome),
         final_failure=outcome.failure.host if outcome and outcome.failure else "",
         notes=(*notes, *said, *_notes(runs, rounds)),
-        progress=tuple(
-            (each.at, each.step) for index in rounds.order for each in rounds.samples[index] if each.step >= 0
-        ),
     )
 
 
