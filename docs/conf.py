@@ -1,4 +1,4 @@
-"""How Sphinx builds the site of these pages: `make docs`. Why Sphinx: decision 43."""
+"""How Sphinx builds the site of these pages: `make docs`. Why Sphinx: decision 2."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ HEAD = """\
 `rallypoint.compat` has the public names of `torch.distributed.launcher`, `torch.distributed.elastic` and of the
 modules beside them, under the same paths: change `torch.distributed` to `rallypoint.compat` in the import line
 ([how](../../how-to/torch-api.md)). None of it imports torch. PyTorch's documentation describes what they do,
-[decision 9](../../decisions/0009-differences-from-torchrun.md) what differs. Names that torch's modules have only
+[the list of differences](../../contract/10-differences.md) what differs. Names that torch's modules have only
 because they import them exist too, but are not listed.
 """
 

@@ -95,7 +95,7 @@ def test_without_words_of_the_workers_the_reports_are_the_same(
 ) -> None:
     torchs, ours = _both(tmp_path, record, case)
     assert ours[0] == torchs[0]
-    # The one difference: getfqdn() there, gethostname() here (decision 9).
+    # The one difference: getfqdn() there, gethostname() here (docs/contract/10-differences.md).
     there, here = f"  host      : {socket.getfqdn()}", f"  host      : {socket.gethostname()}"
     assert _lines(ours[1]) == [here if line == there else line for line in _lines(torchs[1])]
     assert here in _lines(ours[1])

@@ -1,5 +1,5 @@
 """Standard streams that are closed, or that nobody reads: the exit codes are torchrun's, or those that it would have
-returned if Python had not replaced them (decision 9).
+returned if Python had not replaced them (docs/contract/10-differences.md).
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import shutil
 from pathlib import Path
@@ -89,18 +88,6 @@ def unknown(given: Any, kept: Any, path: str = "") -> list[str]:
     if isinstance(given, list):
         return [each for index, item in enumerate(given) for each in unknown(item, kept[index], f"{path}[{index}]")]
     return []
-
-
-def test_a_mistake_is_found() -> None:
-    job = copy.deepcopy(of_kind(rendered("job"), "Job"))
-    job["spec"]["podFailurPolicy"] = {}
-    with pytest.raises(kubernetes_validate.ValidationError):
-        validate(job)
-    (found, _) = sample("trainjob.yaml")
-    found["spec"]["template"]["spec"]["netwerk"] = {}
-    read = TrainerV1alpha1TrainingRuntime.from_dict(found)
-    assert read is not None
-    assert unknown(found, read.to_dict()) == [".spec.template.spec.netwerk"]
 
 
 @pytest.mark.parametrize("name", WITH_A_JOB)

@@ -50,14 +50,6 @@ def test_systemd_has_nothing_to_say_against_the_unit(tmp_path: Path) -> None:
 
 
 @needs_systemd
-def test_a_mistake_in_the_unit_is_found(tmp_path: Path) -> None:
-    path = installed(tmp_path)
-    path.write_text(path.read_text().replace("DynamicUser=", "DynamicUsers="))
-    said = analyze("verify", "--man=no", "--recursive-errors=no", str(path))
-    assert "DynamicUsers" in said.stderr
-
-
-@needs_systemd
 def test_the_unit_is_hardened(tmp_path: Path) -> None:
     """As systemd counts it: 10 is all that a service can do, 0 nothing at all."""
     said = analyze("security", "--offline=yes", "--threshold=20", "--no-pager", str(installed(tmp_path)))

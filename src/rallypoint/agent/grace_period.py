@@ -27,7 +27,7 @@ MARGIN = 5.0
 """Seconds before SIGKILL at which the workers' time is over; half of the grace period if that is less."""
 
 FAILURE_GRACE = 5.0
-"""Seconds between SIGTERM and SIGKILL after a failure, by default (decision 26)."""
+"""Seconds between SIGTERM and SIGKILL after a failure, by default (decision 25)."""
 
 _DEFAULT = 30.0
 """The defaults of Slurm's KillWait and Kubernetes' terminationGracePeriodSeconds."""

@@ -480,8 +480,6 @@ class Report:
     """The host of the failure that ended the job; empty if none did."""
     notes: tuple[str, ...] = ()
     """What a reader has to know of these numbers, a sentence each."""
-    progress: tuple[tuple[float, int], ...] = field(default=())
-    """When which step was reached, as far as it was told."""
 
     @property
     def ratio(self) -> float:
@@ -549,7 +547,6 @@ def report(runs: Sequence[AgentRun], notes: Iterable[str] = ()) -> Report:
         detail=_outcome_detail(outcome),
         final_failure=outcome.failure.host if outcome and outcome.failure else "",
         notes=(*notes, *said, *_notes(runs, [*rounds.values()])),
-        progress=tuple((each.at, each.step) for one in rounds.values() for each in one.samples if each.step >= 0),
     )
 
 

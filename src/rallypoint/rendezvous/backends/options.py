@@ -35,7 +35,7 @@ _DEFAULTS = {
     "read_timeout": 60,
 }
 """Options with whole, positive values. `close_timeout` and `read_timeout` are checked and then have no effect: closing
-does not wait here, and the one join deadline bounds connecting (decision 9).
+does not wait here, and the one join deadline bounds connecting (docs/contract/10-differences.md).
 """
 
 _TLS = ("tls_cert", "tls_key", "tls_ca", "tls_peer")
