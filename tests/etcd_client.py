@@ -5,8 +5,7 @@ from __future__ import annotations
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.etcd import messages
 from rallypoint.etcd.client import EtcdClient, _read
-from rallypoint.etcd.messages import Method
-from rallypoint.etcd.protobuf import Fields, number
+from rallypoint.etcd.messages import Fields, Method, number
 
 _PUT = Method("/etcdserverpb.KV/Put")
 _DELETE = Method("/etcdserverpb.KV/DeleteRange")
@@ -16,38 +15,31 @@ _COMPACT = Method("/etcdserverpb.KV/Compact")
 class WritingClient(EtcdClient):
     """See `EtcdClient`."""
 
-    def put(
-        self, key: bytes, value: bytes, lease: int = 0, *, repeatable: bool = False, timeout_s: float | None = None
-    ) -> int:
+    def put(self, key: bytes, value: bytes, lease: int = 0, *, timeout_s: float | None = None) -> int:
         """Store a value; returns the revision that this made.
 
         Args:
             key: where.
             value: what.
             lease: the lease without which it goes, or 0.
-            repeatable: send it again when the answer was lost: where nobody else writes this key, or what they wrote
-                meanwhile may be written over.
             timeout_s: seconds for it, None for the client's.
 
         Raises:
             EtcdLeaseGone: the lease is gone. Nothing was done.
         """
         body = messages.encode_put(key, value, lease)
-        return _read(_decode_put, self._request(_PUT, body, timeout_s, repeatable=repeatable))
+        return _read(_decode_put, self._request(_PUT, body, timeout_s))
 
-    def delete(
-        self, key: bytes, *, prefix: bool = False, repeatable: bool = False, timeout_s: float | None = None
-    ) -> int:
+    def delete(self, key: bytes, *, prefix: bool = False, timeout_s: float | None = None) -> int:
         """Delete a key, or all that begin with it; returns how many there were (by the sending that was answered).
 
         Args:
             key: the key, or what the keys begin with.
             prefix: whether it is the latter.
-            repeatable: send it again when the answer was lost: where what others have stored there meanwhile may go.
             timeout_s: seconds for it, None for the client's.
         """
         body = messages.encode_delete(key, prefix)
-        return _read(_decode_delete, self._request(_DELETE, body, timeout_s, repeatable=repeatable))
+        return _read(_decode_delete, self._request(_DELETE, body, timeout_s))
 
     def compact(self, revision: int, *, timeout_s: float | None = None) -> None:
         """Forget what was before `revision`, for the whole cluster. For tests, and for whoever owns the cluster."""

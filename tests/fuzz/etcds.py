@@ -15,10 +15,9 @@ from rallypoint.election.keys import (
     encode_node,
     encode_snapshot,
 )
-from rallypoint.etcd import messages, protobuf
+from rallypoint.etcd import messages
 from rallypoint.etcd.api import Delete, Put, Range
-from rallypoint.etcd.error_classes import classify
-from rallypoint.etcd.protobuf import DecodingError
+from rallypoint.etcd.messages import DecodingError, classify
 from rallypoint.membership.state import NodeId
 from rallypoint.protocol.errors import RendezvousStateError
 from tests.fuzz.target import Target
@@ -43,7 +42,7 @@ def answers(data: bytes) -> None:
 
 
 def _answer_seeds() -> Sequence[bytes]:
-    number, string, message = protobuf.number, protobuf.string, protobuf.message
+    number, string, message = messages.number, messages.string, messages.message
     pair = string(1, b"k") + number(2, 3) + number(3, 4) + number(4, 1) + string(5, b"v") + number(6, 7)
     head = message(1, number(1, 5) + number(3, 9))
     ranged = head + message(2, pair) + number(4, 1)
@@ -91,6 +90,6 @@ def _value_seeds() -> Sequence[bytes]:
 
 
 TARGETS = {
-    "etcd-answers": Target(answers, _answer_seeds, ("etcd/protobuf.py", "etcd/messages.py", "etcd/error_classes.py")),
+    "etcd-answers": Target(answers, _answer_seeds, ("etcd/messages.py",)),
     "etcd-values": Target(values, _value_seeds, ("election/keys.py",)),
 }

@@ -41,11 +41,10 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def it_answers_in_both_apis_until_a_signal_ends_it(rallyrun: Launcher, *, number: signal.Signals) -> None:
+def it_answers_until_a_signal_ends_it(rallyrun: Launcher, *, number: signal.Signals) -> None:
     job = etcd(rallyrun)
     place = endpoint_of(job)
     assert place.host == "127.0.0.1"
-    assert ask(place, "GET", "/v2/keys") == {"action": "get", "node": {"dir": True}}
     assert "kvs" not in str(ask(place, "POST", "/v3/kv/range", '{"key": "AA=="}'))
     job.signal(number)
     assert job.ends() == 0
@@ -160,8 +159,8 @@ def test_how_it_begins(at_once: AtOnce) -> None:
 
 def test_how_it_ends(at_once: AtOnce) -> None:
     at_once(
-        partial(it_answers_in_both_apis_until_a_signal_ends_it, number=signal.SIGTERM),
-        partial(it_answers_in_both_apis_until_a_signal_ends_it, number=signal.SIGINT),
+        partial(it_answers_until_a_signal_ends_it, number=signal.SIGTERM),
+        partial(it_answers_until_a_signal_ends_it, number=signal.SIGINT),
         nothing_is_left_when_rallyctl_is_killed,
         it_ends_where_its_etcd_does,
         etcd_ends_where_its_supervisor_does,

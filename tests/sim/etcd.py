@@ -282,14 +282,12 @@ class SimClient:
 
     def _ask(self, apply: Apply, timeout: float | None = None) -> Steps[object]:
         until = self.process.clock() + (_TIMEOUT if timeout is None else timeout)
-        lost = False
         while True:
             answer = yield self._sending(apply, until)
-            lost = lost or answer is _LOST
             if answer is not _LOST and answer is not _UNSENT:
                 return answer
             if self.process.clock() >= until - 1e-6:
-                raise EtcdUnreachable("etcd does not answer", lost)
+                raise EtcdUnreachable("etcd does not answer")
 
     def _sending(self, apply: Apply, until: float) -> Begin:
         """One sending: it arrives or not, and so does its answer."""
@@ -333,7 +331,7 @@ class SimClient:
 
 
 class SimWatch:
-    """See `rallypoint.etcd.watch.Watch`."""
+    """See `rallypoint.etcd.client.Watch`."""
 
     def __init__(
         self,

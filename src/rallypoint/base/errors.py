@@ -10,7 +10,7 @@
     │   ├── StoreProtocolError             bytes that are not the store's protocol, or exceed its limits
     │   └── QueueEmptyError                a pop that does not wait found nothing
     ├── EtcdError                          etcd/
-    │   ├── EtcdUnreachable                no member answered in time; `outcome_unknown` says if it may have been done
+    │   ├── EtcdUnreachable                no member answered in time; it may have been done all the same
     │   ├── EtcdRefused                    password, certificate, permission, another protocol
     │   ├── EtcdLeaseGone                  the lease has ended
     │   └── EtcdPackageMissing             the extra `rallypoint[etcd]` is not installed

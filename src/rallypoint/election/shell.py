@@ -157,7 +157,7 @@ class Candidate:
         client = self._client
         match request:
             case steps.Txn(compares, then, otherwise, timeout_s):
-                return client.txn(compares, then, otherwise, repeatable=True, timeout_s=timeout_s)
+                return client.txn(compares, then, otherwise, timeout_s=timeout_s)
             case steps.Grant(ttl_s):
                 return client.lease_grant(ttl_s)
             case steps.KeepLeaseAlive(lease, timeout_s):

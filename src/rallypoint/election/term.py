@@ -84,7 +84,7 @@ class JournalWriter:
     def _write_once(self, write: Txn) -> Outcome:
         failure = None
         try:
-            result = self._client.txn(write.compares, write.then, write.otherwise, repeatable=True)
+            result = self._client.txn(write.compares, write.then, write.otherwise)
         except EtcdError as error:
             failure = error
         with self._changed:

@@ -24,13 +24,8 @@ class EtcdError(RallypointError):
 class EtcdUnreachable(EtcdError):
     """No member answered in time, or the cluster has no leader. Trying again may help.
 
-    `outcome_unknown` is whether what was asked for may have happened all the same: a request that changes something
-    was sent, and its answer was lost. False means that nothing was changed.
+    What was asked for may have been done all the same.
     """
-
-    def __init__(self, message: str, outcome_unknown: bool = False) -> None:
-        super().__init__(message)
-        self.outcome_unknown = outcome_unknown
 
 
 class EtcdRefused(EtcdError):
@@ -136,15 +131,14 @@ class RangeResult(NamedTuple):
 class TxnResult(NamedTuple):
     """The answer to a transaction.
 
-    `succeeded`: whether all comparisons held, so that `then` was done, and not `otherwise`. `revision`: the cluster's
-    after it. `ranges`: what each `Range` found, in order. `sent_again`: whether it had been sent before without
-    an answer; then `succeeded=False` may be the work of its own earlier sending, which only what is stored shows.
+    `succeeded`: whether all comparisons held, so that `then` was done, and not `otherwise`; False may be the work of
+    its own earlier sending, which only what is stored shows. `revision`: the cluster's after it. `ranges`: what each
+    `Range` found, in order.
     """
 
     succeeded: bool
     revision: int
     ranges: tuple[RangeResult, ...]
-    sent_again: bool = False
 
 
 class WatchEvent(NamedTuple):

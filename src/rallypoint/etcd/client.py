@@ -1,12 +1,14 @@
 """The client for other packages: synchronous, for any thread.
 
 The connections are on the process's loop thread; the caller waits for the answer, with a deadline. Changes are reported
-on a thread of the client, which begins with the first watch. `cluster` says what may be sent again.
+on a thread of the client, which begins with the first watch. Any request may be sent twice (`cluster`).
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import importlib.util
+import queue
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -21,23 +23,24 @@ from rallypoint.etcd.api import (
     Compare,
     Credentials,
     EtcdLeaseGone,
+    EtcdPackageMissing,
     EtcdRefused,
     EtcdTls,
     EtcdUnreachable,
     Operation,
-    Range,
     RangeResult,
     TxnResult,
+    WatchCancelled,
     WatchEnd,
     WatchEvent,
 )
-from rallypoint.etcd.preconditions import load_tls, require_grpc
-from rallypoint.etcd.protobuf import DecodingError
-from rallypoint.etcd.watch import CallbackThread, Watch
+from rallypoint.etcd.messages import DecodingError
 
 if TYPE_CHECKING:
+    import ssl
+
     from rallypoint.base.endpoint import Endpoint
-    from rallypoint.etcd.cluster import Cluster, ClusterResponse
+    from rallypoint.etcd.cluster import Cluster
 
 
 T = TypeVar("T")
@@ -77,15 +80,15 @@ class EtcdClient:
     ) -> None:
         if not endpoints:
             raise UserError("there is no endpoint of etcd; give at least one as host:port")
-        require_grpc()
+        _require_grpc()
         from rallypoint.etcd.cluster import Cluster
 
         self._timeout = timeout_s
         self._loop = loop or shared_loop()
-        self._cluster: Cluster = Cluster(endpoints, load_tls(tls), credentials)
+        self._cluster: Cluster = Cluster(endpoints, _load_tls(tls), credentials)
         self._lock = threading.Lock()
         self._watches: set[Watch] = set()
-        self._callback_thread: CallbackThread | None = None
+        self._callback_thread: _CallbackThread | None = None
         self._closed = False
 
     def range(self, key: bytes, *, prefix: bool = False, limit: int = 0, timeout_s: float | None = None) -> RangeResult:
@@ -97,8 +100,7 @@ class EtcdClient:
             timeout_s: seconds for it, None for the client's.
         """
         body = messages.encode_range(key, prefix, limit)
-        answer = self._request(messages.RANGE, body, timeout_s, changes=False)
-        return _read(messages.decode_range, answer)
+        return _read(messages.decode_range, self._request(messages.RANGE, body, timeout_s))
 
     def txn(
         self,
@@ -106,45 +108,34 @@ class EtcdClient:
         then: Sequence[Operation],
         otherwise: Sequence[Operation] = (),
         *,
-        repeatable: bool = False,
         timeout_s: float | None = None,
     ) -> TxnResult:
-        """Compare and do, in one step.
+        """Compare and do, in one step; it may be sent twice.
+
+        So having been done must make its own comparisons false, or doing it twice be as good as once.
 
         Args:
             compares: all must hold for `then` to be done; else `otherwise` is.
             then: the operations if so.
             otherwise: the operations if not.
-            repeatable: send it again, to the next member too, when the answer to it was lost. Safe when having been
-                done makes its own comparisons false (see `TxnResult.sent_again`), and when doing it twice is as
-                good as once.
             timeout_s: seconds for it, None for the client's.
 
         Raises:
             EtcdLeaseGone: a `Put` names a lease that is gone. Nothing was done.
         """
-        changes = any(not isinstance(operation, Range) for operation in (*then, *otherwise))
-        body = messages.encode_txn(compares, then, otherwise)
-        answer = self._request(messages.TXN, body, timeout_s, repeatable=repeatable or not changes, changes=changes)
-        decode = partial(messages.decode_txn, then=then, otherwise=otherwise)
-        return _read(decode, answer)._replace(sent_again=answer.sent_again)
+        answer = self._request(messages.TXN, messages.encode_txn(compares, then, otherwise), timeout_s)
+        return _read(partial(messages.decode_txn, then=then, otherwise=otherwise), answer)
 
     def lease_grant(self, ttl_s: int, *, timeout_s: float | None = None) -> int:
         """A new lease of `ttl_s` whole seconds (etcd may make it longer); returns its id, which is never 0."""
-        from rallypoint.etcd.cluster import LeaseExists
-
         lease = secrets.randbits(62) + 1  # chosen here, so that asking twice makes only one
-        try:
-            self._request(messages.GRANT, messages.encode_grant(ttl_s, lease), timeout_s)
-        except LeaseExists:
-            log.debug("the lease %x was granted by a sending whose answer was lost", lease)
+        self._request(messages.GRANT, messages.encode_grant(ttl_s, lease), timeout_s)
         return lease
 
     def lease_keep_alive(self, lease: int, *, timeout_s: float | None = None) -> int:
         """Restart the lease's time; returns its seconds, 0 if it is gone."""
-        return _read(
-            messages.decode_lease, self._request(messages.KEEP_ALIVE, messages.encode_lease(lease), timeout_s)
-        )[1]
+        answer = self._request(messages.KEEP_ALIVE, messages.encode_lease(lease), timeout_s)
+        return _read(messages.decode_lease, answer)[1]
 
     def lease_revoke(self, lease: int, *, timeout_s: float | None = None) -> None:
         """End a lease, and delete all keys attached to it. A lease that is gone already is no error."""
@@ -177,7 +168,7 @@ class EtcdClient:
         with self._lock:
             self._check_open()
             if self._callback_thread is None:
-                self._callback_thread = CallbackThread()
+                self._callback_thread = _CallbackThread()
             watch = Watch(self._callback_thread, on_events, on_lost, self._forget)
             self._watches.add(watch)
         watch.begin(self._loop, self._cluster, key, prefix, from_revision)
@@ -207,26 +198,16 @@ class EtcdClient:
         if self._closed:
             raise EtcdUnreachable("this client of etcd is closed")
 
-    def _request(
-        self,
-        method: messages.Method,
-        body: bytes,
-        timeout_s: float | None,
-        *,
-        repeatable: bool = True,
-        changes: bool = True,
-    ) -> ClusterResponse:
-        from rallypoint.etcd.cluster import ClusterRequest
-
+    def _request(self, method: messages.Method, body: bytes, timeout_s: float | None) -> bytes:
         self._check_open()
         limit = self._timeout if timeout_s is None else timeout_s
-        asked = self._loop.submit(self._cluster.ask(ClusterRequest(method, body, repeatable, changes), limit))
+        asked = self._loop.submit(self._cluster.ask(method, body, limit))
         try:
             return asked.result(limit + _MARGIN)
         except concurrent.futures.CancelledError:
-            raise EtcdUnreachable("this client of etcd was closed meanwhile", changes) from None
+            raise EtcdUnreachable("this client of etcd was closed meanwhile") from None
         except concurrent.futures.TimeoutError:
-            raise EtcdUnreachable("the event loop of this process is stuck", changes) from None
+            raise EtcdUnreachable("the event loop of this process is stuck") from None
         finally:
             asked.cancel()  # an exception from a signal handler, say: the result is no longer awaited
 
@@ -235,8 +216,140 @@ class EtcdClient:
             self._watches.discard(watch)
 
 
-def _read(decode: Callable[[bytes], T], answer: ClusterResponse) -> T:
+def _read(decode: Callable[[bytes], T], answer: bytes) -> T:
     try:
-        return decode(answer.body)
+        return decode(answer)
     except DecodingError as error:
         raise EtcdRefused(f"etcd's answer is not a message of etcd ({error}); check the endpoints") from None
+
+
+class Watch:
+    """A watch that runs until it is closed or lost. Made by `EtcdClient.watch`."""
+
+    def __init__(
+        self,
+        callbacks: _CallbackThread,
+        on_events: Callable[[Sequence[WatchEvent]], None],
+        on_lost: Callable[[WatchEnd], None],
+        on_ended: Callable[[Watch], None],
+    ) -> None:
+        self._on_ended = on_ended
+        self._callback_thread = callbacks
+        self._on_events = on_events
+        self._on_lost = on_lost
+        self._lock = threading.Lock()
+        self._closed = False
+        self._task: concurrent.futures.Future[None] | None = None
+
+    def begin(self, loop: LoopThread, cluster: Cluster, key: bytes, prefix: bool, from_revision: int) -> None:
+        """Follow, on the loop. Called once, by the client."""
+        following = loop.submit(self._follow(cluster, key, prefix, from_revision))
+        with self._lock:
+            self._task = following
+            closed = self._closed
+        if closed:
+            following.cancel()
+
+    async def _follow(self, cluster: Cluster, key: bytes, prefix: bool, from_revision: int) -> None:
+        lost: WatchEnd
+        try:
+            lost = await cluster.watch(key, prefix, from_revision, self._call_on_events)
+        except Exception as error:
+            log.exception("a watch of etcd broke")
+            lost = WatchCancelled(f"the watch broke: {type(error).__name__}: {error}")
+        self._callback_thread.submit(lambda: self._call_on_lost(lost))
+
+    def _call_on_events(self, events: Sequence[WatchEvent]) -> None:
+        self._callback_thread.submit(lambda: self._may_call() and self._on_events(events))
+
+    def _call_on_lost(self, lost: WatchEnd) -> None:
+        if self._may_call():
+            self.close()
+            self._on_lost(lost)
+
+    def _may_call(self) -> bool:
+        with self._lock:
+            return not self._closed
+
+    def close(self) -> None:
+        """Begin no more callbacks; a running one continues. Idempotent; does not wait."""
+        with self._lock:
+            self._closed = True
+            following = self._task
+        if following is not None:
+            following.cancel()
+        self._on_ended(self)
+
+
+class _CallbackThread:
+    """The thread on which callbacks run, one after the other."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="rallypoint-etcd-watches", daemon=True)
+        self._thread.start()
+
+    def submit(self, callback: Callable[[], object]) -> None:
+        """Run it, after those before."""
+        self._queue.put(callback)
+
+    def stop(self) -> None:
+        """End when all that was given so far has run; wait for that, unless this is the thread itself."""
+        self._queue.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (callback := self._queue.get()) is not None:
+            try:
+                callback()
+            except Exception:
+                log.exception("a callback of a watch of etcd failed")
+
+
+def _require_grpc() -> None:
+    """Raise `EtcdPackageMissing` where the package that carries gRPC is not installed. Imports nothing."""
+    if importlib.util.find_spec("grpclib") is None:
+        raise EtcdPackageMissing(
+            "etcd needs the package grpclib, which is not installed; run: pip install 'rallypoint[etcd]'"
+        )
+
+
+def _load_tls(tls: EtcdTls | None) -> ssl.SSLContext | None:
+    """The files as a context; None for plain connections.
+
+    Raises:
+        UserError: a file cannot be read, or holds something else.
+    """
+    if tls is None:
+        return None
+    import ssl
+
+    if tls.key is not None and tls.cert is None:
+        raise UserError(f"there is a key ({tls.key}) and no certificate for it; give `cert` too")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    try:
+        if tls.cacert is None:
+            context.load_default_certs()
+        else:
+            context.load_verify_locations(cafile=tls.cacert)
+    except OSError as error:  # ssl.SSLError is one
+        raise UserError(
+            f"`cacert` {tls.cacert} cannot be used ({_file_error(error)}); give a file of certificates in PEM"
+        ) from error
+    if tls.cert is not None:
+        try:
+            context.load_cert_chain(tls.cert, tls.key)
+        except OSError as error:
+            files = tls.cert if tls.key is None else f"{tls.cert} with `key` {tls.key}"
+            raise UserError(
+                f"`cert` {files} cannot be used ({_file_error(error)}); give a certificate and its own key in PEM"
+            ) from error
+    return context
+
+
+def _file_error(error: OSError) -> str:
+    reason = getattr(error, "reason", None) or error.strerror or str(error)
+    return str(reason).lower().replace("_", " ")

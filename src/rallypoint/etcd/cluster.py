@@ -1,18 +1,20 @@
-"""All members of a cluster as one: which of them is asked, and what happens when it does not answer.
+"""All members of a cluster as one: which of them is asked, and what happens when it does not answer. On the loop.
 
-One member at a time is used for everything, so that a client costs the cluster one connection. The rule for a request
-without an answer:
+Laws:
 
-- if it was certainly not done (no member was reached; a member said that it has no leader or knows no such token), it
-  is sent again, to the next member;
-- if it may have been done, it is sent again only if it is `repeatable`: reading; a lease's grant under an id of our own
-  choice, its keep-alive and its end; and whatever the caller says is as good twice as once, or undoes its own
-  condition. The answer then comes with `sent_again`;
-- else the caller gets an error that says that its outcome is unknown.
+- one member at a time is used for everything, so that a client costs the cluster one connection;
+- every request may be sent twice: it reads, or is as good twice as once, or having been done makes its own conditions
+  false. So where there is no answer within the time of an attempt, the next member is asked;
+- an attempt has a second, and twice that after each silent member until one has answered: where all are slow (an
+  overloaded machine), the members are not given up one after the other.
 
-A member that is reachable but slow keeps a request that is not repeatable until the deadline, because no other may get
-it; a repeatable one goes to the next member after `SLOW` seconds. If all are slow (an overloaded machine), each next
-one has twice the time of the previous one. All of it runs on the loop.
+Laws of a watch:
+
+- each change is reported once and in order: after a lost member the watch begins again, on another, from the revision
+  after the last one that was reported. etcd sends all changes of one revision in one message, so none is split;
+- a member that is behind says nothing until it has what is wanted. One from which nothing at all was heard for a while
+  is asked for its status, and left if it does not answer. One without a leader ends the stream by itself;
+- what can no longer be reported ends the watch (`WatchCompacted`) and is never skipped.
 """
 
 from __future__ import annotations
@@ -20,42 +22,40 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from rallypoint.base.endpoint import Endpoint
-from rallypoint.etcd.api import Credentials, EtcdLeaseGone, EtcdRefused, EtcdUnreachable
-from rallypoint.etcd.error_classes import RequestOutcome
-from rallypoint.etcd.member import PROBE_TIMEOUT, Member, MemberTrouble, open_member
-from rallypoint.etcd.messages import Method
+from rallypoint.base.log import get_logger
+from rallypoint.etcd import messages
+from rallypoint.etcd.api import (
+    Credentials,
+    EtcdLeaseGone,
+    EtcdRefused,
+    EtcdUnreachable,
+    WatchCancelled,
+    WatchCompacted,
+    WatchEnd,
+    WatchEvent,
+)
+from rallypoint.etcd.member import Member, MemberTrouble, shielded, start_task
+from rallypoint.etcd.messages import Method, RequestOutcome, classify
 
-SLOW = 2.0
-"""Seconds after which something repeatable is asked of another member."""
-_MAX_REQUEST_TIMEOUT = 10.0
-"""Seconds that a member is waited for at most where all are slow."""
+if TYPE_CHECKING:
+    from grpclib.client import Stream
+
+log = get_logger(__name__)
+
+ATTEMPT = 1.0
+"""Seconds that one member has to answer, and to take a new connection; more where all are slow."""
+_MAX_ATTEMPT = 10.0
+IDLE = 1.1
+"""Seconds without a word from a member after which a watch asks for its status: no longer than a lease of 3 s is kept
+silent."""
 _DEFAULT_REMEDY = "see whether most of its members run"
 _PAUSE = 0.1
 """Seconds between two rounds over all members."""
-
-
-class ClusterRequest(NamedTuple):
-    """Something to ask of the cluster. What changes nothing is always repeatable."""
-
-    method: Method
-    body: bytes
-    repeatable: bool = True
-    changes: bool = True
-
-
-class ClusterResponse(NamedTuple):
-    """The answer of the cluster, and whether an earlier sending of the request may have been done."""
-
-    body: bytes
-    sent_again: bool
-
-
-class LeaseExists(Exception):
-    """There is a lease with this id already."""
+_PERMISSION_DENIED = 7
 
 
 class Cluster:
@@ -70,73 +70,58 @@ class Cluster:
         self._member: Member | None = None
         self._opening = asyncio.Lock()
         self._last_troubles: dict[Endpoint, MemberTrouble] = {}
-        self._request_timeout = PROBE_TIMEOUT
+        self._attempt = ATTEMPT
         self._closed = False
 
-    async def ask(self, request: ClusterRequest, timeout_s: float) -> ClusterResponse:
-        """Ask until there is an answer.
+    async def ask(self, method: Method, body: bytes, timeout_s: float) -> bytes:
+        """Ask until there is an answer, which is empty where an earlier sending was done.
 
         Raises:
             EtcdUnreachable: there was none within `timeout_s`.
             EtcdRefused: there will be none.
             EtcdLeaseGone: the lease that it names is gone.
-            LeaseExists: the lease that it grants is there.
         """
-        attempt = _Attempt(request)
+        logins = 0
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
-                    answer = await self._try(attempt)
-                    if answer is not None:
-                        return ClusterResponse(answer, attempt.unsure)
+                    member = await self.member()
+                    try:
+                        return await self.ask_member(member, method, body)
+                    except MemberTrouble as trouble:
+                        if trouble.outcome is RequestOutcome.DONE:
+                            return b""
+                        if trouble.outcome is RequestOutcome.LOGIN and logins < 2:
+                            logins += 1
+                            await self.log_in(member)
+                        else:
+                            await self._move_on(member, trouble)
         except TimeoutError:
-            unknown = request.changes and (attempt.unsure or attempt.sent)
-            raise EtcdUnreachable(self._unreachable(timeout_s), unknown) from None
-        except EtcdUnreachable as error:
-            error.outcome_unknown |= request.changes and attempt.unsure
-            raise
+            raise EtcdUnreachable(self._unreachable(timeout_s)) from None
 
-    async def _try(self, attempt: _Attempt) -> bytes | None:
-        """Ask one member; None if another shall be asked, or the same one again."""
-        request = attempt.request
-        member = await self.member()
-        attempt.sent = True
+    async def ask_member(self, member: Member, method: Method, body: bytes) -> bytes:
+        """The answer of one member, within the time of an attempt. Raises MemberTrouble if there is none."""
+        limit = self._attempt
         try:
-            async with asyncio.timeout(attempt.limit):
-                body = await member.ask(request.method, request.body)
+            async with asyncio.timeout(limit):
+                answer = await member.ask(method, body)
         except TimeoutError:  # its own: that of the whole request would have cancelled this
-            attempt.unsure = True
-            attempt.limit = None if attempt.limit is None else 2 * attempt.limit
-            self.switch_from(member)
-            return None
-        except MemberTrouble as trouble:
-            attempt.sent = False
-            await self._handle_trouble(attempt, member, trouble)
-            return None
-        attempt.sent = False
-        self.reset_timeout()
-        return body
+            raise member.trouble(RequestOutcome.RETRY, f"has been silent for {limit:.1f} s") from None
+        self._attempt = ATTEMPT
+        return answer
 
-    async def _handle_trouble(self, attempt: _Attempt, member: Member, trouble: MemberTrouble) -> None:
-        """Return if the request shall be sent again."""
+    async def _move_on(self, member: Member, trouble: MemberTrouble) -> None:
+        """Use another member, where that can help."""
         self._last_troubles[member.endpoint] = trouble
-        match trouble.outcome:
-            case RequestOutcome.LOGIN if attempt.logins < 2:
-                attempt.logins += 1
-                await self.log_in(member)
-                return
-            case RequestOutcome.LOGIN | RequestOutcome.REFUSED | RequestOutcome.NO_USERS if not trouble.ends:
-                raise refused_error(trouble)
-            case RequestOutcome.LEASE_GONE:
-                raise EtcdLeaseGone(error_sentence(trouble))
-            case RequestOutcome.LEASE_EXISTS:
-                raise LeaseExists
-            case RequestOutcome.UNKNOWN:
-                if not attempt.request.repeatable:
-                    self.switch_from(member)
-                    raise EtcdUnreachable(f"{error_sentence(trouble)}: what was asked for may have been done", True)
-                attempt.unsure = True
-        self.switch_from(member)
+        if trouble.outcome is RequestOutcome.LEASE_GONE:
+            raise EtcdLeaseGone(trouble.sentence)
+        if trouble.outcome is not RequestOutcome.RETRY and not trouble.ends:
+            raise EtcdRefused(trouble.sentence)
+        await self.leave(member, trouble)
+
+    async def leave(self, member: Member, trouble: MemberTrouble) -> None:
+        """Use another member from now on, for everything."""
+        self._leave(member)
         await asyncio.sleep(0 if trouble.ends else _PAUSE)  # no busy loop, where each member refuses at once
 
     async def log_in(self, member: Member) -> None:
@@ -146,12 +131,15 @@ class Cluster:
             EtcdRefused: user and password are not taken any more.
         """
         try:
-            await member.log_in()
+            async with asyncio.timeout(self._attempt):
+                await member.log_in()
+        except TimeoutError:
+            self._leave(member)
         except MemberTrouble as trouble:
             self._last_troubles[member.endpoint] = trouble
             if trouble.outcome is RequestOutcome.REFUSED:
-                raise refused_error(trouble) from None
-            self.switch_from(member)
+                raise EtcdRefused(trouble.sentence) from None
+            self._leave(member)
 
     async def member(self) -> Member:
         """The member that is used, connected to; waits until there is one.
@@ -171,16 +159,19 @@ class Cluster:
         """Go round all members once; after that, pause."""
         refusals = []
         for endpoint in list(self._order):
+            member = Member(endpoint, self._tls, self._credentials)
             try:
-                member = await open_member(endpoint, self._tls, self._credentials, self._request_timeout)
+                await member.greet(self._attempt)
             except MemberTrouble as trouble:
+                member.close()
                 self._last_troubles[endpoint] = trouble
                 if trouble.outcome is RequestOutcome.REFUSED:
                     refusals.append(trouble)
                     if not trouble.ends:  # the cluster's own answer, which is the same everywhere
-                        raise refused_error(trouble) from None
+                        raise EtcdRefused(trouble.sentence) from None
                 self._move_to_end(endpoint)
-            except asyncio.CancelledError:
+            except BaseException:
+                member.close()
                 self._move_to_end(endpoint)  # else those with little time would all wait for the same silent one
                 raise
             else:
@@ -188,21 +179,17 @@ class Cluster:
                     member.close()
                 return member
         if len(refusals) == len(self._order):
-            raise refused_error(refusals[0])
-        self._request_timeout = min(2 * self._request_timeout, _MAX_REQUEST_TIMEOUT)
+            raise EtcdRefused(refusals[0].sentence)
+        self._attempt = min(2 * self._attempt, _MAX_ATTEMPT)
         await asyncio.sleep(_PAUSE)
         return None
 
-    def reset_timeout(self) -> None:
-        """A member did what it was asked for, so that none need be waited for longer than usual."""
-        self._request_timeout = PROBE_TIMEOUT
-
-    def switch_from(self, member: Member) -> None:
-        """Use another member from now on, for everything, and give that one more time until it has answered."""
+    def _leave(self, member: Member) -> None:
+        """As `leave`; the next one has more time until it has answered."""
         member.close()
         if self._member is member:
             self._member = None
-            self._request_timeout = min(2 * self._request_timeout, _MAX_REQUEST_TIMEOUT)
+            self._attempt = min(2 * self._attempt, _MAX_ATTEMPT)
             self._move_to_end(member.endpoint)
 
     def _move_to_end(self, endpoint: Endpoint) -> None:
@@ -223,25 +210,100 @@ class Cluster:
         if self._member is not None:
             self._member.close()
 
+    # Watches
 
-class _Attempt:
-    """A request under way. `unsure`: an earlier sending may have been done; `sent`: the present one may be, and has
-    `limit` seconds."""
+    async def watch(
+        self, key: bytes, prefix: bool, from_revision: int, on_events: Callable[[Sequence[WatchEvent]], None]
+    ) -> WatchEnd:
+        """Report all changes from `from_revision` on, 0 for from now on, until that is no longer possible."""
+        stream = _Watch(self, key, prefix, from_revision, on_events)
+        while True:
+            try:
+                lost = await shielded(stream.on_one_member())
+            except (EtcdRefused, EtcdUnreachable) as error:
+                return WatchCancelled(str(error))
+            if lost is not None:
+                return lost
 
-    def __init__(self, request: ClusterRequest) -> None:
-        self.request = request
-        self.unsure = False
-        self.sent = False
-        self.logins = 0
-        self.limit = SLOW if request.repeatable else None
+    async def check(self, member: Member) -> None:
+        """Make sure that a member is there; it may refuse to say more. Raises MemberTrouble if it is not."""
+        try:
+            await self.ask_member(member, messages.STATUS, b"")
+        except MemberTrouble as trouble:
+            if trouble.ends:
+                raise
+
+    def note_answer(self) -> None:
+        """A member did what it was asked for, so that none need be waited for longer than usual."""
+        self._attempt = ATTEMPT
 
 
-def error_sentence(trouble: MemberTrouble) -> str:
-    """A sentence on what went wrong, and what to do."""
-    remedy = f"; {trouble.diagnosis.remedy}" if trouble.diagnosis.remedy else ""
-    return f"etcd at {trouble.endpoint} {trouble.diagnosis.problem}{remedy}"
+class _Watch:
+    """A watch, followed from member to member."""
 
+    def __init__(
+        self,
+        cluster: Cluster,
+        key: bytes,
+        prefix: bool,
+        from_revision: int,
+        on_events: Callable[[Sequence[WatchEvent]], None],
+    ) -> None:
+        self._cluster = cluster
+        self._key = key
+        self._prefix = prefix
+        self._next = from_revision
+        self._on_events = on_events
+        self._denied = 0
 
-def refused_error(trouble: MemberTrouble) -> EtcdRefused:
-    """The error for it."""
-    return EtcdRefused(error_sentence(trouble))
+    async def on_one_member(self) -> WatchEnd | None:
+        """Follow until this member is of no further use (None), or the watch is over."""
+        member = await self._cluster.member()
+        try:
+            async with member.stream(messages.WATCH) as stream:
+                await stream.send_message(messages.encode_watch(self._key, self._prefix, self._next))
+                return await self._read(member, stream)
+        except MemberTrouble as trouble:
+            log.debug("a watch moves to another member: %s", trouble)
+            if trouble.outcome not in (RequestOutcome.LOGIN, RequestOutcome.REFUSED) or trouble.ends:
+                await self._cluster.leave(member, trouble)
+                return None
+            # etcd says "permission denied" also where only the token is too old.
+            self._denied += 1
+            if self._denied > 1:
+                return WatchCancelled(trouble.sentence)
+            await self._cluster.log_in(member)
+            return None
+
+    async def _read(self, member: Member, stream: Stream[bytes, bytes]) -> WatchEnd | None:
+        while True:
+            data = await self._receive(member, stream)
+            if data is None:
+                raise member.trouble(RequestOutcome.RETRY, "ended a watch")
+            answer = messages.decode_watch(data)
+            if answer.compacted:
+                return WatchCompacted(answer.compacted)
+            if answer.cancelled:
+                diagnosis = classify(_PERMISSION_DENIED, answer.reason, named=True)
+                raise MemberTrouble(member.endpoint, diagnosis, ends=False)
+            if answer.created:
+                self._cluster.note_answer()
+                self._next = self._next or answer.revision + 1
+            if answer.events:
+                self._denied = 0
+                self._next = answer.events[-1].kv.mod_revision + 1
+                self._on_events(answer.events)
+
+    async def _receive(self, member: Member, stream: Stream[bytes, bytes]) -> bytes | None:
+        """The next thing that the member says, None at the end; waits as long as the member is there."""
+        task = start_task(stream.recv_message())
+        try:
+            while True:
+                silent = asyncio.get_running_loop().time() - member.heard_at
+                if (await asyncio.wait({task}, timeout=max(IDLE - silent, 0.05)))[0]:
+                    member.note_heard()
+                    return task.result()
+                if asyncio.get_running_loop().time() - member.heard_at >= IDLE:
+                    await self._cluster.check(member)
+        finally:
+            task.cancel()

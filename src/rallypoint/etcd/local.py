@@ -22,7 +22,7 @@ from typing import IO, Any, BinaryIO
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, free_port
-from rallypoint.base.errors import RallypointError, UsageError, UserError, user_error
+from rallypoint.base.errors import RallypointError, UsageError, user_error
 from rallypoint.base.poll import until_readable
 from rallypoint.base.signals import how_it_ended
 
@@ -70,7 +70,7 @@ def _of_package() -> str | None:
 
 
 class LocalEtcd:
-    """One etcd. Not running before `start`, and not after `stop`.
+    """One etcd, from `start` to `stop`.
 
     Args:
         port: where it shall listen for clients on 127.0.0.1; 0 for a free one.
@@ -92,11 +92,6 @@ class LocalEtcd:
         self._cleanup = contextlib.ExitStack()
         self.endpoint: Endpoint | None = None
         """Where clients go; None while it does not run."""
-
-    @property
-    def pid(self) -> int | None:
-        """The process that supervises it, and ends when it ends; None while there is none."""
-        return None if self._supervisor is None else self._supervisor.pid
 
     @property
     def ended(self) -> bool:
@@ -122,11 +117,8 @@ class LocalEtcd:
             Where clients go.
 
         Raises:
-            UserError: it runs already.
             RallypointError: it does not start, or does not answer in time.
         """
-        if not self.ended:
-            raise UserError(f"this etcd runs already, at {self.endpoint}; stop it first")
         problem = ""
         for _ in range(num_retries + 1):
             deadline = Deadline.after(timeout)

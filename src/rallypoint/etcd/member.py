@@ -1,13 +1,11 @@
-"""One member of the cluster, over one connection: login, requests, streams, and whether it is still there.
+"""One member of the cluster, over one connection: login, requests, streams.
 
-Laws:
+What went wrong is raised as a `MemberTrouble`; after one that `ends` it, a member is of no further use: open a new one.
+No call has a limit of its own but `greet`: the caller sets them.
 
-- a silent member is detected: while a request waits, its status is queried, and if that is not answered either, all
-  waiting requests get an error (a paused process or a cut link does not end the connection);
-- what went wrong is raised as a `MemberTrouble`, which knows whether the request may have been done;
-- after a trouble that `ends` it, a member is of no further use: open a new one.
-
-All of it runs on the loop. grpclib is imported by this module only.
+All of it runs on the loop. grpclib is imported by this module only. It cancels the task that waits when a connection
+ends, and turns that into an error; after that, `asyncio.timeout` in the same task would no longer know its own
+cancellation. So each use of it runs in a task of its own (`shielded`).
 """
 
 from __future__ import annotations
@@ -16,42 +14,62 @@ import asyncio
 import contextlib
 import os
 import ssl
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import Any, TypeVar
 
 from grpclib.client import Channel, Stream, StreamStreamMethod, UnaryUnaryMethod
 from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from rallypoint.base.endpoint import Endpoint
-from rallypoint.etcd import messages, service_detection
+from rallypoint.etcd import messages
 from rallypoint.etcd.api import Credentials
-from rallypoint.etcd.error_classes import Diagnosis, RequestOutcome, classify
-from rallypoint.etcd.messages import Method
-from rallypoint.etcd.protobuf import DecodingError
-from rallypoint.etcd.tasks import shielded, start_task
+from rallypoint.etcd.messages import DecodingError, Diagnosis, Method, RequestOutcome, classify
 
-PROBE_AFTER = 0.4
-"""Seconds that a request waits before the member is asked whether it is still there."""
-IDLE_PROBE_AFTER = 1.1
-"""Seconds that a stream on which nothing need come waits before that: no longer than a lease of 3 s is kept silent."""
-PROBE_TIMEOUT = 0.6
-"""Seconds that a member has to say that it is still there, and to take a new connection; more where all are slow."""
+T = TypeVar("T")
+
+
+def start_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task whose failure need not be looked at."""
+    task = asyncio.get_running_loop().create_task(work)
+    task.add_done_callback(lambda done: None if done.cancelled() else done.exception() and None)
+    return task
+
+
+async def shielded(work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns, from a task of its own. Whoever waits can be cancelled even if the work would not be."""
+    task = start_task(work)
+    try:
+        await asyncio.wait({task})
+        return task.result()
+    finally:
+        task.cancel()
 
 
 class MemberTrouble(Exception):
-    """Something went wrong with a member. `ends` is whether the connection is of no further use."""
+    """Something went wrong with a member.
 
-    def __init__(self, endpoint: Endpoint, diagnosis: Diagnosis, ends: bool) -> None:
+    Attributes:
+        ends: whether the connection is of no further use.
+        broke: whether it ended in the midst, so that what listens there may be something else (`_detect_service`).
+    """
+
+    def __init__(self, endpoint: Endpoint, diagnosis: Diagnosis, ends: bool, broke: bool = False) -> None:
         super().__init__(f"{endpoint} {diagnosis.problem}")
         self.endpoint = endpoint
         self.diagnosis = diagnosis
         self.ends = ends
+        self.broke = broke
 
     @property
     def outcome(self) -> RequestOutcome:
-        """Whether the request may have been done."""
         return self.diagnosis.outcome
+
+    @property
+    def sentence(self) -> str:
+        """What went wrong, and what to do."""
+        remedy = f"; {self.diagnosis.remedy}" if self.diagnosis.remedy else ""
+        return f"etcd at {self.endpoint} {self.diagnosis.problem}{remedy}"
 
 
 class _Bytes(CodecBase):
@@ -67,32 +85,29 @@ class _Bytes(CodecBase):
 
 
 class Member:
-    """A connection to one member. Made by `open_member`, ended by `close`."""
+    """A connection to one member, from `greet` to `close`."""
 
-    def __init__(
-        self, endpoint: Endpoint, tls: ssl.SSLContext | None, credentials: Credentials | None, timeout_s: float
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, tls: ssl.SSLContext | None, credentials: Credentials | None) -> None:
         self.endpoint = endpoint
-        self._connect_timeout = timeout_s
         self.closed = False
+        self.heard_at = 0.0
+        """When it has last said anything, by the loop's clock."""
         self._credentials = credentials
         self._tls = tls
         self._channel = Channel(endpoint.host, endpoint.port, codec=_Bytes(), ssl=tls)
         self._token: str | None = None
-        self._heard_at = 0.0
-        self._probe: asyncio.Task[bool] | None = None
         self._login: asyncio.Task[None] | None = None
 
-    async def greet(self) -> None:
-        """Connect, and see that this is a member that can be used. Raises MemberTrouble if it is not."""
+    async def greet(self, timeout_s: float) -> None:
+        """Connect, and see that this member is there, has a leader and knows us. Raises MemberTrouble otherwise."""
         try:
-            async with asyncio.timeout(self._connect_timeout):
+            async with asyncio.timeout(timeout_s):
                 await shielded(self._greet())
         except TimeoutError:
-            raise self._trouble(RequestOutcome.NOT_DONE, f"did not answer within {self._connect_timeout:g} s") from None
+            raise self.trouble(RequestOutcome.RETRY, f"did not answer within {timeout_s:g} s") from None
         except MemberTrouble as trouble:
-            if trouble.outcome is RequestOutcome.UNKNOWN:  # nothing was asked for that could have been done
-                raise await self._diagnose(trouble) from None
+            if trouble.broke:
+                raise await self._diagnose(trouble, timeout_s) from None
             raise
 
     async def _greet(self) -> None:
@@ -105,7 +120,7 @@ class Member:
                 raise
             return  # it knows its users and does not say more; what it is asked for next shows who may do that
         if not status.leader:
-            raise self._trouble(RequestOutcome.NOT_DONE, "has no leader", "see whether most of its members run")
+            raise self.trouble(RequestOutcome.RETRY, "has no leader", "see whether most of its members run")
 
     async def log_in(self) -> None:
         """Fetch a new token, once for all who ask at the same time.
@@ -114,10 +129,10 @@ class Member:
             MemberTrouble: the user is refused, or the member is gone.
         """
         if self._credentials is None:
-            raise self._trouble(RequestOutcome.REFUSED, "requires a user and a password", "give both", ends=False)
+            raise self.trouble(RequestOutcome.REFUSED, "requires a user and a password", "give both", ends=False)
         if self._login is None or self._login.done():
             self._login = start_task(self._log_in(self._credentials))
-        await self._until(self._login)
+        await asyncio.wait({self._login})
         self._login.result()
 
     async def _log_in(self, credentials: Credentials) -> None:
@@ -131,69 +146,21 @@ class Member:
         self._token = messages.decode_token(answer)
 
     async def ask(self, method: Method, request: bytes) -> bytes:
-        """The answer to one request, however long it takes; the caller sets the limit.
-
-        Raises:
-            MemberTrouble: there is none.
-        """
-        task = start_task(self._exchange(method, request))
-        try:
-            await self._until(task)
-            return task.result()
-        finally:
-            task.cancel()
-
-    async def _until(self, task: asyncio.Task[Any]) -> None:
-        """Wait for it, as long as the member is there."""
-        while not (await asyncio.wait({task}, timeout=PROBE_AFTER))[0]:
-            await self.check(task)
-
-    async def check(self, waiting: asyncio.Task[Any]) -> None:
-        """Make sure that the member is still there while `waiting` is; returns at once when that is done.
-
-        Raises:
-            MemberTrouble: it says nothing any more.
-        """
-        if self._probe is None or self._probe.done():
-            self._probe = start_task(self._answers())
-        probe = self._probe
-        await asyncio.wait({waiting, probe}, return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done() and not probe.result():
-            self.close()
-            raise self._trouble(
-                RequestOutcome.UNKNOWN, f"has been silent for {PROBE_AFTER + self._connect_timeout:.1f} s"
-            )
-
-    async def _answers(self) -> bool:
-        """Whether the member answers anything at all, be it that we may not know."""
-        asked = asyncio.get_running_loop().time()
-        task = start_task(self._exchange(messages.STATUS, b""))
-        try:
-            for _ in range(2):  # in two parts: had this process itself been asleep, the first would be over at once
-                if (await asyncio.wait({task}, timeout=self._connect_timeout / 2))[0]:
-                    self._connect_timeout = max(PROBE_TIMEOUT, 2 * (asyncio.get_running_loop().time() - asked))
-                    failure = task.exception()
-                    return not (isinstance(failure, MemberTrouble) and failure.ends)
-            return False
-        finally:
-            task.cancel()
-
-    def seconds_silent(self) -> float:
-        """Seconds since it said anything."""
-        return asyncio.get_running_loop().time() - self._heard_at
+        """The answer to one request, however long it takes. Raises MemberTrouble if there is none."""
+        return await shielded(self._exchange(method, request))
 
     @contextlib.asynccontextmanager
-    async def stream(self, method: Method) -> AsyncIterator[MemberStream]:
-        """A stream on which both sides say what they like, until the block is left.
+    async def stream(self, method: Method) -> AsyncIterator[Stream[bytes, bytes]]:
+        """A stream on which both sides say what they like, until the block is left; in a task of its own.
 
         Raises:
-            MemberTrouble: it cannot be opened.
+            MemberTrouble: it cannot be opened, or ends.
         """
         call = StreamStreamMethod(self._channel, method.path, bytes, bytes)
         with self._as_trouble():
             async with call.open(metadata=self._metadata()) as stream:
                 try:
-                    yield MemberStream(self, stream)
+                    yield stream
                 finally:
                     if not self.closed:
                         with contextlib.suppress(Exception):
@@ -206,7 +173,7 @@ class Member:
                     [request], metadata=self._metadata()
                 )
                 if not answers:
-                    raise self._trouble(RequestOutcome.UNKNOWN, "ended a stream without an answer")
+                    raise self.trouble(RequestOutcome.RETRY, "ended a stream without an answer")
                 answer = answers[0]
             else:
                 answer = await UnaryUnaryMethod(self._channel, method.path, bytes, bytes)(
@@ -223,7 +190,7 @@ class Member:
 
     def note_heard(self) -> None:
         """It has said something."""
-        self._heard_at = asyncio.get_running_loop().time()
+        self.heard_at = asyncio.get_running_loop().time()
 
     @contextlib.contextmanager
     def _as_trouble(self) -> Iterator[None]:
@@ -239,39 +206,42 @@ class Member:
             raise MemberTrouble(self.endpoint, diagnosis, ends=False) from None
         except ssl.SSLCertVerificationError as error:
             problem = f"has a certificate that is not to be trusted ({error.verify_message})"
-            raise self._trouble(
+            raise self.trouble(
                 RequestOutcome.REFUSED, problem, "check `cacert`, and the name in the endpoint"
             ) from None
         except ssl.SSLError as error:
-            problem = f"cannot be spoken to over TLS ({service_detection.ssl_reason(error)})"
-            raise self._trouble(RequestOutcome.REFUSED, problem, "check the protocol, `cert` and `key`") from None
+            problem = f"cannot be spoken to over TLS ({_ssl_reason(error)})"
+            raise self.trouble(RequestOutcome.REFUSED, problem, "check the protocol, `cert` and `key`") from None
         except StreamTerminatedError as error:
-            raise self._trouble(RequestOutcome.UNKNOWN, f"ended the connection ({error})") from None
+            raise self.trouble(RequestOutcome.RETRY, f"ended the connection ({error})", broke=True) from None
         except DecodingError as error:
-            raise self._trouble(
+            raise self.trouble(
                 RequestOutcome.REFUSED, f"said what etcd does not say ({error})", "check the endpoint"
             ) from None
         except OSError as error:
             broken = isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
             remedy = "see whether it speaks TLS" if self._tls and broken else ""
-            raise self._trouble(RequestOutcome.NOT_DONE, f"cannot be reached ({_reason(error)})", remedy) from None
+            raise self.trouble(RequestOutcome.RETRY, f"cannot be reached ({_reason(error)})", remedy) from None
         except Exception as error:  # grpclib and h2 let through whatever they trip over in what the other side sends
             problem = f"broke the connection ({type(error).__name__}: {error})"
-            raise self._trouble(RequestOutcome.UNKNOWN, problem) from error
+            raise self.trouble(RequestOutcome.RETRY, problem, broke=True) from error
         finally:
             if self.closed:  # while this was still connecting, which closing the channel does not prevent
                 self._channel.close()
 
-    def _trouble(self, outcome: RequestOutcome, problem: str, remedy: str = "", ends: bool = True) -> MemberTrouble:
-        return MemberTrouble(self.endpoint, Diagnosis(outcome, problem, remedy), ends)
+    def trouble(
+        self, outcome: RequestOutcome, problem: str, remedy: str = "", *, ends: bool = True, broke: bool = False
+    ) -> MemberTrouble:
+        """Something that went wrong with this member."""
+        return MemberTrouble(self.endpoint, Diagnosis(outcome, problem, remedy), ends, broke)
 
-    async def _diagnose(self, trouble: MemberTrouble) -> MemberTrouble:
+    async def _diagnose(self, trouble: MemberTrouble, timeout_s: float) -> MemberTrouble:
         """The connection broke before it was of any use: a reason that waiting will not change, if there is one."""
-        found = await service_detection.detect_service(self.endpoint, self._tls, self._connect_timeout)
+        found = await _detect_service(self.endpoint, self._tls, timeout_s)
         if found is None:
-            remedy = "see whether it requires TLS" if self._tls is None and trouble.ends else trouble.diagnosis.remedy
-            return self._trouble(RequestOutcome.NOT_DONE, trouble.diagnosis.problem, remedy)
-        return self._trouble(RequestOutcome.REFUSED, found.problem, found.remedy)
+            remedy = "see whether it requires TLS" if self._tls is None else trouble.diagnosis.remedy
+            return self.trouble(RequestOutcome.RETRY, trouble.diagnosis.problem, remedy)
+        return self.trouble(RequestOutcome.REFUSED, *found)
 
     def close(self) -> None:
         """End the connection; waiting requests get an error. Idempotent."""
@@ -280,54 +250,51 @@ class Member:
             self._channel.close()
 
 
-class MemberStream:
-    """A stream of `Member.stream`."""
-
-    def __init__(self, member: Member, stream: Stream[bytes, bytes]) -> None:
-        self._member = member
-        self._stream = stream
-
-    async def send(self, message: bytes) -> None:
-        """Say something."""
-        await self._stream.send_message(message)
-
-    async def receive(self) -> bytes | None:
-        """The next thing that the member says, None at the end; waits as long as the member is there.
-
-        Raises:
-            MemberTrouble: it is gone, or says nothing any more when asked.
-        """
-        task = start_task(self._stream.recv_message())
-        try:
-            while True:
-                wait = max(IDLE_PROBE_AFTER - self._member.seconds_silent(), 0.05)
-                if (await asyncio.wait({task}, timeout=wait))[0]:
-                    self._member.note_heard()
-                    return task.result()
-                if self._member.seconds_silent() >= IDLE_PROBE_AFTER:
-                    await self._member.check(task)
-        finally:
-            task.cancel()
-
-
 def _reason(error: OSError) -> str:
     if error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)  # asyncio puts other words into `strerror`
     return error.strerror or str(error) or type(error).__name__
 
 
-async def open_member(
-    endpoint: Endpoint, tls: ssl.SSLContext | None, credentials: Credentials | None, timeout_s: float
-) -> Member:
-    """A member that is there, has a leader and knows us.
+def _ssl_reason(error: ssl.SSLError) -> str:
+    """OpenSSL's name of it, as words."""
+    return (error.reason or str(error)).lower().replace("_", " ")
 
-    Raises:
-        MemberTrouble: it is not, within `timeout_s` seconds.
-    """
-    member = Member(endpoint, tls, credentials, timeout_s)
+
+# What answers at an endpoint where a connection broke: gRPC hides what was sent. It is opened anew with HTTP/2's first
+# words, and the first thing that comes back is looked at.
+
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+"""The preface, and empty settings (RFC 9113, section 3.4)."""
+_SETTINGS = 4
+_TLS_ALERT = 0x15
+_NOT_ETCD = "check the endpoint"
+
+
+async def _detect_service(endpoint: Endpoint, tls: ssl.SSLContext | None, timeout_s: float) -> tuple[str, str] | None:
+    """Why what listens there will never speak gRPC with us, and what to do; None if that is not known."""
     try:
-        await member.greet()
-    except BaseException:
-        member.close()
-        raise
-    return member
+        async with asyncio.timeout(timeout_s):
+            first = await _first_bytes(endpoint, tls)
+    except ssl.SSLError as error:
+        return f"ended the TLS connection ({_ssl_reason(error)})", "check `cert` and `key`, and whom the server trusts"
+    except (OSError, EOFError):  # TimeoutError is an OSError
+        return None
+    if first[3] == _SETTINGS:
+        return None
+    if first[0] == _TLS_ALERT:
+        return "requires TLS", "give protocol=https, and `cacert`"
+    if first.startswith(b"HTTP/1"):
+        return "speaks HTTP/1, and not the v3 API of etcd", _NOT_ETCD
+    return f"does not speak the v3 API of etcd (its first bytes: {first!r})", _NOT_ETCD
+
+
+async def _first_bytes(endpoint: Endpoint, tls: ssl.SSLContext | None) -> bytes:
+    reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, ssl=tls)
+    try:
+        writer.write(_HELLO)
+        return await reader.readexactly(9)
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()

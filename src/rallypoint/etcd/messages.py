@@ -1,8 +1,14 @@
-"""etcd's messages (rpc.proto, kv.proto) as far as we speak them: requests to bytes, bytes to answers. Pure."""
+"""etcd's messages (rpc.proto, kv.proto) as far as we speak them: requests to bytes, bytes to answers and errors. Pure.
+
+Three parts: protocol buffers on the wire (numbers, byte strings, and messages in messages), the messages, and what
+etcd's errors mean. The input may be anything: what is not a message raises `DecodingError`, and unknown fields are
+skipped.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from enum import Enum, auto
 from typing import NamedTuple
 
 from rallypoint.etcd.api import (
@@ -16,7 +22,119 @@ from rallypoint.etcd.api import (
     TxnResult,
     WatchEvent,
 )
-from rallypoint.etcd.protobuf import DecodingError, Fields, message, number, string
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_MAX_VARINT = 10
+"""Bytes of the longest varint, which carries 64 bits."""
+
+
+class DecodingError(ValueError):
+    """Bytes that are no message."""
+
+
+def number(field: int, value: int) -> bytes:
+    """A field with a number: a bool, an enum or an int64."""
+    return _varint(field << 3 | _VARINT) + _varint(value & 0xFFFF_FFFF_FFFF_FFFF) if value else b""
+
+
+def string(field: int, value: bytes) -> bytes:
+    """A field with bytes or text."""
+    return message(field, value) if value else b""
+
+
+def message(field: int, value: bytes) -> bytes:
+    """A field with a message, which may be empty and is there all the same."""
+    return _varint(field << 3 | _BYTES) + _varint(len(value)) + value
+
+
+def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Each field of a message with its number, in the order of the wire. Fixed-width fields are skipped.
+
+    Raises:
+        DecodingError: this is no message.
+    """
+    at = 0
+    while at < len(data):
+        tag, at = _read_varint(data, at)
+        kind = tag & 7
+        if kind == _VARINT:
+            value, at = _read_varint(data, at)
+            yield tag >> 3, value
+        elif kind == _BYTES:
+            size, at = _read_varint(data, at)
+            yield tag >> 3, _slice(data, at, size)
+            at += size
+        elif kind in (_FIXED64, _FIXED32):
+            size = 8 if kind == _FIXED64 else 4
+            _slice(data, at, size)
+            at += size
+        else:
+            raise DecodingError(f"a field of the unknown kind {kind}")
+
+
+class Fields:
+    """The fields of one message, by number."""
+
+    def __init__(self, data: bytes) -> None:
+        self._found: dict[int, list[int | bytes]] = {}
+        for field, value in fields(data):
+            self._found.setdefault(field, []).append(value)
+
+    def __contains__(self, field: int) -> bool:
+        return field in self._found
+
+    def number(self, field: int) -> int:
+        """An int64, 0 if it is not there."""
+        value = self._last(field, 0)
+        if not isinstance(value, int):
+            raise DecodingError(f"field {field} should be a number")
+        return value - (1 << 64) if value >> 63 else value
+
+    def string(self, field: int) -> bytes:
+        """Bytes or a message, empty if it is not there."""
+        value = self._last(field, b"")
+        if not isinstance(value, bytes):
+            raise DecodingError(f"field {field} should be bytes")
+        return value
+
+    def text(self, field: int) -> str:
+        """Text, empty if it is not there."""
+        return self.string(field).decode(errors="replace")
+
+    def strings(self, field: int) -> Iterator[bytes]:
+        """All of a repeated field with bytes or messages."""
+        for value in self._found.get(field, ()):
+            if not isinstance(value, bytes):
+                raise DecodingError(f"field {field} should be bytes")
+            yield value
+
+    def _last(self, field: int, default: int | bytes) -> int | bytes:
+        found = self._found.get(field)
+        return found[-1] if found else default
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for index, byte in enumerate(data[at : at + _MAX_VARINT]):
+        value |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            return value & 0xFFFF_FFFF_FFFF_FFFF, at + index + 1
+    raise DecodingError("a number without an end")
+
+
+def _slice(data: bytes, at: int, size: int) -> bytes:
+    if at + size > len(data):
+        raise DecodingError(f"a field of {size} bytes where {len(data) - at} are left")
+    return data[at : at + size]
 
 
 class Method(NamedTuple):
@@ -222,3 +340,72 @@ def _key_value(data: bytes) -> KeyValue:
 
 def _revision(read: Fields) -> int:
     return Fields(read.string(1)).number(3)
+
+
+class RequestOutcome(Enum):
+    """What an error means for the request.
+
+    etcd's status codes are coarse, so most is read off the text, which etcd's own clients rely on too.
+    """
+
+    RETRY = auto()
+    """Another member may do it, or this one later. It may have been done."""
+    LOGIN = auto()
+    """The member wants a new token."""
+    DONE = auto()
+    """It was done by an earlier sending, whose answer was lost."""
+    LEASE_GONE = auto()
+    """Its lease is gone."""
+    NO_USERS = auto()
+    """There are no users in this cluster, so a login is not possible."""
+    REFUSED = auto()
+    """Asking again cannot help."""
+
+
+class Diagnosis(NamedTuple):
+    """The outcome of a request, what was wrong, and what to do."""
+
+    outcome: RequestOutcome
+    problem: str
+    remedy: str = ""
+
+
+_LOOK_AT_ETCD_LOG = "look at the logs of etcd"
+_GRANT = "grant the user reading and writing of the prefix"
+_GIVE_USER = "it knows its users: give a user and a password"
+
+_BY_TEXT: tuple[tuple[str, RequestOutcome, str], ...] = (
+    ("no leader", RequestOutcome.RETRY, "see whether most of its members run"),
+    ("too many requests", RequestOutcome.RETRY, _LOOK_AT_ETCD_LOG),
+    ("rpc not supported for learner", RequestOutcome.RETRY, "name members that vote"),
+    ("invalid auth token", RequestOutcome.LOGIN, "check user and password"),
+    ("revision of auth store is old", RequestOutcome.LOGIN, "check user and password"),
+    ("authentication failed, invalid user ID or password", RequestOutcome.REFUSED, "check user and password"),
+    ("user name is empty", RequestOutcome.REFUSED, _GIVE_USER),
+    ("authentication is not enabled", RequestOutcome.NO_USERS, "leave out user and password"),
+    ("permission denied", RequestOutcome.REFUSED, _GRANT),
+    ("requested lease not found", RequestOutcome.LEASE_GONE, "grant a new one"),
+    ("lease already exists", RequestOutcome.DONE, ""),  # ids are our own choice
+    ("database space exceeded", RequestOutcome.REFUSED, "compact and defragment it, then disarm its alarm"),
+    ("request is too large", RequestOutcome.REFUSED, "raise its --max-request-bytes"),
+)
+
+_UNIMPLEMENTED = 12
+_BROKEN_CODES = frozenset({1, 2, 4, 10, 13, 14})
+"""Cancelled, unknown, deadline exceeded, aborted, internal, unavailable: somewhere on the way, something broke."""
+
+
+def classify(code: int, text: str, named: bool) -> Diagnosis:
+    """What the status `code` of gRPC with `text` means, said to somebody who gave a user's name or did not."""
+    for part, outcome, remedy in _BY_TEXT:
+        if part in text:
+            return Diagnosis(outcome, _in_quotes(text), _GIVE_USER if remedy is _GRANT and not named else remedy)
+    if code == _UNIMPLEMENTED:
+        return Diagnosis(RequestOutcome.REFUSED, "does not speak the v3 API of etcd", "check the endpoint")
+    if code in _BROKEN_CODES:
+        return Diagnosis(RequestOutcome.RETRY, _in_quotes(text), _LOOK_AT_ETCD_LOG)
+    return Diagnosis(RequestOutcome.REFUSED, _in_quotes(text), _LOOK_AT_ETCD_LOG)
+
+
+def _in_quotes(text: str) -> str:
+    return f"answered {text!r}"

@@ -18,7 +18,7 @@ from tests.unit.election.cluster import Cluster
 
 KEYS = ElectionKeys.of("/x", "job")
 DEPOSED = CannotWrite("another agent is the coordinator now")
-AWAY = EtcdUnreachable("away", True)
+AWAY = EtcdUnreachable("away")
 
 
 def begun(etcd: Etcd, lease: int, incarnation: str = "me") -> Journal:

@@ -35,7 +35,7 @@ from rallypoint.etcd.api import (
     WatchEnd,
     WatchEvent,
 )
-from rallypoint.etcd.watch import Watch
+from rallypoint.etcd.client import Watch
 from rallypoint.membership.state import NodeId, Settings, State
 from rallypoint.protocol.codec import encode_state
 from rallypoint.rendezvous.backends.options import control_listeners

@@ -52,7 +52,6 @@ def test_a_transaction_does_one_side_or_the_other(client: EtcdClient, prefix: by
     absent = [Compare(key, "create_revision", "==", 0)]
     made = client.txn(absent, [Put(key, b"v"), Range(key), Delete(other)], [Range(key)])
     assert made.succeeded
-    assert not made.sent_again
     assert [each.kvs[0].value for each in made.ranges] == [b"v"]
     again = client.txn(absent, [Put(key, b"w")], [Range(key)])
     assert not again.succeeded
@@ -141,7 +140,7 @@ def test_whoever_still_asks_when_the_client_is_closed_is_told_at_once(etcd: Etcd
     def ask() -> None:
         asking.set()
         try:
-            client.put(prefix, b"", repeatable=True)
+            client.put(prefix, b"")
         except EtcdUnreachable as failure:
             failures.put(failure)
 

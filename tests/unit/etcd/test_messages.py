@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 
 from rallypoint.etcd import messages
 from rallypoint.etcd.api import Compare, Operation, Put, Range
-from rallypoint.etcd.error_classes import RequestOutcome, classify
-from rallypoint.etcd.protobuf import DecodingError, Fields, fields, message, number, string
+from rallypoint.etcd.messages import (
+    DecodingError,
+    Fields,
+    RequestOutcome,
+    classify,
+    fields,
+    message,
+    number,
+    string,
+)
 
 DECODERS: list[Callable[[bytes], object]] = [
     messages.decode_range,
@@ -85,9 +93,9 @@ def test_an_operand_of_zero_is_there() -> None:
 
 
 def test_what_is_unknown_may_have_been_done() -> None:
-    assert classify(14, "etcdserver: leader changed", named=True).outcome is RequestOutcome.UNKNOWN
-    assert classify(14, "etcdserver: request timed out", named=True).outcome is RequestOutcome.UNKNOWN
-    assert classify(14, "etcdserver: no leader", named=True).outcome is RequestOutcome.NOT_DONE
+    assert classify(14, "etcdserver: leader changed", named=True).outcome is RequestOutcome.RETRY
+    assert classify(14, "etcdserver: request timed out", named=True).outcome is RequestOutcome.RETRY
+    assert classify(14, "etcdserver: no leader", named=True).outcome is RequestOutcome.RETRY
     assert classify(3, "something new", named=True).outcome is RequestOutcome.REFUSED
     assert classify(12, "unknown service", named=True).problem == "does not speak the v3 API of etcd"
 

@@ -126,7 +126,7 @@ def test_a_cluster_started_anew_takes_the_password_again(secured: Secured, insid
     for member in secured.cluster.members:
         member.kill()
     secured.cluster.mend()
-    insider.put(prefix, b"2", repeatable=True)
+    insider.put(prefix, b"2")
     assert told.event().kv.value == b"2"
 
 

@@ -16,7 +16,7 @@ from tests.unit.etcd.watching import TIMEOUT, Told
 def write(client: EtcdClient, key: bytes, numbers: range) -> None:
     """Store the numbers, each exactly once, whatever becomes of answers."""
     for number in numbers:
-        client.txn([Compare(key, "version", "==", number)], [Put(key, b"%d" % number)], repeatable=True)
+        client.txn([Compare(key, "version", "==", number)], [Put(key, b"%d" % number)])
 
 
 def test_changes_are_told_from_a_revision_on(client: EtcdClient, prefix: bytes) -> None:
@@ -109,8 +109,8 @@ def test_what_was_compacted_while_the_watch_was_cut_off_is_not_skipped(
     client.put(prefix, b"1")
     assert told.event().kv.value == b"1"
     member.kill()
-    client.put(prefix, b"2", repeatable=True)
-    last = client.put(prefix, b"3", repeatable=True)
+    client.put(prefix, b"2")
+    last = client.put(prefix, b"3")
     client.compact(last)
     etcd.mend()
     first = told.next()
