@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from rallypoint.cli import completion
 from rallypoint.cli.completion import SHELLS, completion_script
 from rallypoint.cli.rallyctl import build_parser, main
 
@@ -82,3 +84,15 @@ def test_a_flag_a_verb_and_a_value_are_completed(shell: str, tmp_path: Path) -> 
 def test_the_command_prints_the_script(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "fish"]) == 0
     assert capsys.readouterr().out == completion_script("fish", build_parser()).rstrip("\n") + "\n"
+
+
+def test_the_script_of_a_wheel_is_printed_without_shtab(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) == 1
+    assert "install shtab" in capsys.readouterr().err
+    monkeypatch.setattr(completion, "PACKAGED", tmp_path)
+    (tmp_path / "bash").write_text("the script\n")
+    assert main(["completion", "bash"]) == 0
+    assert capsys.readouterr().out == "the script\n"
