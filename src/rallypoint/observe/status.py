@@ -1,7 +1,8 @@
 """The state of a job for those who look at it: lines for a person, a line for each change, JSON. Pure: the time of day
-and the width of the terminal are passed in.
+and the size of the terminal are passed in.
 
-The JSON is that of `rallyctl status --json` and `/status.json`. Fields are added within a version, never renamed or
+A screen that is redrawn shows times of day, and not for how long: so nothing on it is wrong while nothing changes. The
+JSON is that of `rallyctl status --json` and `/status.json`. Fields are added within a version, never renamed or
 removed; `docs/reference/status.md` describes each.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from unicodedata import combining, east_asian_width
@@ -23,6 +24,10 @@ _MAX_STRAGGLERS = 100
 _LEAST_WIDTH = 40
 _EVENTS, _FAILURES = 8, 5
 """The number of newest ones that are shown."""
+_LOW = 30
+"""Lines of a screen below which fewer are."""
+_LEAST_NODES = 3
+"""Rows of nodes that a screen shows however low it is."""
 _STRAGGLERS = 10
 """How many ranks are shown that are behind the others: the last of them."""
 _FORMING = frozenset({Phase.WAITING, Phase.FORMING, Phase.HELD_BACK})
@@ -42,18 +47,57 @@ def duration(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
 
 
+class Line(NamedTuple):
+    """A line, and the style in which a screen shows it, if any."""
+
+    text: str
+    style: str = ""
+
+
+class OnScreen(NamedTuple):
+    """The size of a screen, and the time of day at which the snapshot came, in seconds since 1970."""
+
+    width: int
+    height: int
+    now: float
+
+    @property
+    def is_low(self) -> bool:
+        return self.height < _LOW
+
+
 def status_lines(snapshot: Snapshot, width: int = 120) -> list[str]:
-    """All that there is to say of a job, each line at most `width` characters long."""
-    lines = [
-        *_head(snapshot),
-        "",
-        *_node_table(snapshot),
-        *_straggler_lines(snapshot),
-        *_failure_lines(snapshot),
-        *_event_lines(snapshot),
+    """All that there is to say of a job, each line at most `width` columns wide."""
+    return [cut(each.text, max(width, _LEAST_WIDTH)) for each in drawing(snapshot)]
+
+
+def drawing(snapshot: Snapshot, screen: OnScreen | None = None) -> list[Line]:
+    """How a job stands; on a screen, as much of it as there is room for."""
+    low = screen is not None and screen.is_low
+    head = [*_head(snapshot, screen), Line("")]
+    below = [
+        *([] if low else _straggler_lines(snapshot)),
+        *_titled("last failures", _failure_lines(snapshot, screen)[-1 if low else -_FAILURES :]),
+        *_titled("last events", _event_lines(snapshot, screen)[-3 if low else -_EVENTS :]),
     ]
-    most = max(width, _LEAST_WIDTH)
-    return [each if len(each) <= most else f"{each[: most - 1]}…" for each in lines]
+    return [*head, *_node_lines(snapshot, screen, len(head) + len(below)), *below]
+
+
+def _titled(title: str, lines: list[Line]) -> list[Line]:
+    return [Line(""), Line(title, "bold"), *lines] if lines else []
+
+
+def _when(seconds_ago: float, screen: OnScreen | None) -> str:
+    return f"{duration(seconds_ago)} ago" if screen is None else clock_time(screen.now - seconds_ago)
+
+
+def cut(text: str, width: int) -> str:
+    """A text that fits into so many columns."""
+    if cells(text) <= width:
+        return text
+    while text and cells(text) >= width:
+        text = text[: -max(1, (cells(text) - width) // 2)]
+    return f"{text}…"
 
 
 def job_lines(jobs: Sequence[JobSummary]) -> list[str]:
@@ -80,9 +124,9 @@ def cells(text: str) -> int:
     return sum(0 if combining(each) else 2 if east_asian_width(each) in "WF" else 1 for each in text)
 
 
-def phase_sentence(snapshot: Snapshot) -> str:
+def phase_sentence(snapshot: Snapshot, screen: OnScreen | None = None) -> str:
     """The phase, for how long, and what is waited for."""
-    since = f"for {duration(snapshot.phase_for)}"
+    since = f"for {duration(snapshot.phase_for)}" if screen is None else f"since {_when(snapshot.phase_for, screen)}"
     participants = sum(each.state is NodeState.PARTICIPANT for each in snapshot.nodes)
     match snapshot.phase:
         case Phase.WAITING:
@@ -91,11 +135,12 @@ def phase_sentence(snapshot: Snapshot) -> str:
         case Phase.FORMING:
             return f"forming {since}: {participants} of at most {snapshot.max_nodes} nodes"
         case Phase.HELD_BACK:
-            return f"held back {since}: next round in {duration(snapshot.backoff)}"
+            next_at = f"in {duration(snapshot.backoff)}" if screen is None else f"at {_when(-snapshot.backoff, screen)}"
+            return f"held back {since}: next round {next_at}"
         case Phase.RUNNING:
             return f"running {since}"
         case _:
-            return f"{snapshot.phase.value} {duration(snapshot.phase_for)} ago: {snapshot.detail}"
+            return f"{snapshot.phase.value} {_when(snapshot.phase_for, screen)}: {snapshot.detail}"
 
 
 def restarts_sentence(snapshot: Snapshot) -> str:
@@ -128,49 +173,75 @@ def node_state(node: NodeView) -> str:
     return "succeeded" if node.succeeded else node.state.value
 
 
-def _head(snapshot: Snapshot) -> Iterator[str]:
-    yield f"job       {snapshot.job}"
-    yield f"phase     {phase_sentence(snapshot)}"
+_STYLES = {
+    Phase.WAITING: "yellow",
+    Phase.FORMING: "yellow",
+    Phase.HELD_BACK: "yellow",
+    Phase.RUNNING: "green",
+    Phase.SUCCEEDED: "success",
+    Phase.FAILED: "failure",
+    Phase.STOPPED: "failure",
+}
+_NODE_STYLES = {"unreachable": "red", "expected": "yellow", "waiting": "yellow", "spare": "dim", "succeeded": "green"}
+
+
+def _head(snapshot: Snapshot, screen: OnScreen | None) -> Iterator[Line]:
+    yield Line(f"job       {snapshot.job}", "bold")
+    yield Line(f"phase     {phase_sentence(snapshot, screen)}", _STYLES[snapshot.phase])
     waiting = sum(each.state is NodeState.WAITING for each in snapshot.nodes)
     spare = sum(each.state is NodeState.SPARE for each in snapshot.nodes)
     extra = "".join(f", {count} {what}" for what, count in (("waiting", waiting), ("spare", spare)) if count)
     participants = sum(each.state is NodeState.PARTICIPANT for each in snapshot.nodes)
-    yield f"round     {snapshot.round}"
-    yield f"nodes     {participants} (min {snapshot.min_nodes}, max {snapshot.max_nodes}){extra}"
-    yield f"restarts  {restarts_sentence(snapshot)}"
+    yield Line(f"round     {snapshot.round}")
+    yield Line(f"nodes     {participants} (min {snapshot.min_nodes}, max {snapshot.max_nodes}){extra}")
+    yield Line(f"restarts  {restarts_sentence(snapshot)}")
     steps = [each.report.progress for each in snapshot.nodes if each.report is not None and each.report.progress >= 0]
     if steps:
-        yield f"progress  step {min(steps)}" + (f" to {max(steps)}" if max(steps) != min(steps) else "")
+        yield Line(f"progress  step {min(steps)}" + (f" to {max(steps)}" if max(steps) != min(steps) else ""))
 
 
-def _node_table(snapshot: Snapshot) -> list[str]:
+def _node_lines(snapshot: Snapshot, screen: OnScreen | None, others: int) -> list[Line]:
+    """The table of the nodes, on a screen that shows so many other lines."""
     if not snapshot.nodes:
-        return ["no nodes"]
-    rows = [("RANK", "NODE", "ADDRESS", "STATE", "RANKS", "HEARD", "PIDS")]
-    rows += [
-        (
-            "-" if each.group_rank < 0 else str(each.group_rank),
-            each.host or each.name,
-            each.address,
-            node_state(each),
-            rank_range(each),
-            "-" if each.silent_for < 0 else f"{duration(each.silent_for)} ago",
-            "-" if each.report is None or not each.report.pids else " ".join(map(str, each.report.pids)),
-        )
-        for each in snapshot.nodes
-    ]
-    return table(rows)
+        return [Line("no nodes")]
+    nodes, more = list(snapshot.nodes), 0
+    if screen is not None:
+        room = max(_LEAST_NODES, screen.height - others - 2)  # the header, and how many more there are
+        more = max(0, len(nodes) - room)
+        if more:  # those come first with whom something is the matter
+            nodes = sorted(nodes, key=lambda each: each.state is NodeState.PARTICIPANT and each.connected)[:room]
+    columns = [each for each in _COLUMNS if screen is None or screen.width >= each[1]]
+    rows = ([text(each, screen) for _, _, text in columns] for each in nodes)
+    title, *texts = table([[name for name, _, _ in columns], *rows])
+    lines = [Line(text, _NODE_STYLES.get(node_state(node), "")) for text, node in zip(texts, nodes, strict=True)]
+    return [Line(title, "bold"), *lines, *([Line(f"and {more} more nodes", "dim")] if more else [])]
 
 
-def _straggler_lines(snapshot: Snapshot) -> list[str]:
+def _pids(node: NodeView, _screen: OnScreen | None) -> str:
+    return "-" if node.report is None or not node.report.pids else " ".join(map(str, node.report.pids))
+
+
+_COLUMNS: tuple[tuple[str, int, Callable[[NodeView, OnScreen | None], str]], ...] = (
+    ("RANK", 0, lambda node, _: "-" if node.group_rank < 0 else str(node.group_rank)),
+    ("NODE", 0, lambda node, _: node.host or node.name),
+    ("ADDRESS", 60, lambda node, _: node.address),
+    ("STATE", 0, lambda node, _: node_state(node)),
+    ("RANKS", 0, lambda node, _: rank_range(node)),
+    ("HEARD", 80, lambda node, screen: "-" if node.silent_for < 0 else _when(node.silent_for, screen)),
+    ("PIDS", 100, _pids),
+)
+"""Titles, how wide a screen has to be for each, and what stands in it."""
+
+
+def _straggler_lines(snapshot: Snapshot) -> list[Line]:
     steps = steps_of(snapshot)
     if steps is None or not steps.behind:
         return []
     rows = [("RANK", "NODE", "STEP", "BEHIND")]
     rows += [(str(each.rank), each.node, str(each.step), str(each.behind)) for each in steps.behind[:_STRAGGLERS]]
     more = len(steps.behind) - _STRAGGLERS
-    title = f"steps behind the median of {steps.ranks} ranks, which is {steps.median}"
-    return ["", title, *(f"  {each}" for each in table(rows)), *([f"  and {more} more"] if more > 0 else [])]
+    lines = [Line(f"  {each}") for each in table(rows)] + ([Line(f"  and {more} more")] if more > 0 else [])
+    return _titled(f"steps behind the median of {steps.ranks} ranks, which is {steps.median}", lines)
 
 
 def failure_text(failure: FailureView) -> str:
@@ -179,17 +250,12 @@ def failure_text(failure: FailureView) -> str:
     return f"round {failure.round}: {lost}{failure.message}"
 
 
-def _failure_lines(snapshot: Snapshot) -> list[str]:
-    newest = snapshot.failures[-_FAILURES:]
-    lines = [f"  {duration(each.seconds_ago)} ago, {failure_text(each)}" for each in newest]
-    return ["", "last failures", *lines] if newest else []
+def _failure_lines(snapshot: Snapshot, screen: OnScreen | None) -> list[Line]:
+    return [Line(f"  {_when(each.seconds_ago, screen)}, {failure_text(each)}", "red") for each in snapshot.failures]
 
 
-def _event_lines(snapshot: Snapshot) -> list[str]:
-    newest = snapshot.events[-_EVENTS:]
-    if not newest:
-        return []
-    return ["", "last events", *(f"  {duration(each.seconds_ago)} ago: {each.text}" for each in newest)]
+def _event_lines(snapshot: Snapshot, screen: OnScreen | None) -> list[Line]:
+    return [Line(f"  {_when(each.seconds_ago, screen)}: {each.text}") for each in snapshot.events]
 
 
 # Ranks that are behind the others, by the steps that they report (`notices.progress`); only reported
