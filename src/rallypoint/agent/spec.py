@@ -17,7 +17,7 @@ from rallypoint.failures.cause import NO_RESTARTS, Cause, Ending, Restarts
 from rallypoint.rendezvous.handler import RendezvousHandler
 
 if TYPE_CHECKING:
-    from rallypoint.agent.preemption.triggers import PreemptionSettings
+    from rallypoint.agent.signals import PreemptionSettings
     from rallypoint.base.numa import NumaOptions
     from rallypoint.failures.failure import ProcessFailure
     from rallypoint.protocol.messages import Placement

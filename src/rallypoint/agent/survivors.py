@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from signal import SIGKILL, SIGTERM, Signals
 
+from rallypoint.agent.sources import Preparation
 from rallypoint.agent.spec import WorkerGroup
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
@@ -26,31 +27,31 @@ from rallypoint.workers.local import LocalProcessesContext
 from rallypoint.workers.resumable import LeavingWorkers, WorkerChannel
 
 if TYPE_CHECKING:
-    from rallypoint.agent.controller import WorkerController
-    from rallypoint.agent.grace_period import GracePeriods
+    from rallypoint.agent.signals import GracePeriods
     from rallypoint.workers.context import PContext
     from rallypoint.workers.escalation import StopInProgress
 
 log = get_logger(__name__)
 
 
-def find_survivors(workers: WorkerController) -> Survivors | None:
-    """Let the workers go on that can; None as long as none has announced itself."""
-    if not WorkerChannel(workers.group.notices).announced():
+def find_survivors(group: WorkerGroup, grace: GracePeriods, *, keeps_workers: bool) -> Survivors | None:
+    """Let the workers go on that can; None as long as none has announced itself.
+
+    `keeps_workers`: whether the rendezvous can tell other nodes that they do.
+    """
+    if not WorkerChannel(group.notices).announced():
         return None
-    spec, why = workers.group.spec, ""
+    spec, why = group.spec, ""
     if not isinstance(spec.entrypoint, str):
         why = "they are functions"
-    elif not workers.rendezvous.keeps_workers:
+    elif not keeps_workers:
         why = f"the rendezvous backend {spec.rdzv_handler.get_backend()!r} cannot tell other nodes that they do"
     if why:
         log.warning("[%s] workers do not go on in their processes when a round ends: %s", spec.role, why)
-    found = Survivors(workers.group, workers.grace, possible=not why)
-    workers.preparations.append(found)
-    return found
+    return Survivors(group, grace, possible=not why)
 
 
-class Survivors:
+class Survivors(Preparation):
     """The workers of one agent that go on. A `Preparation` of each round.
 
     Args:
@@ -58,9 +59,6 @@ class Survivors:
         grace: how long workers have to end.
         possible: whether any of them can go on.
     """
-
-    failure = failed_node = ""
-    ends_job = False
 
     def __init__(self, group: WorkerGroup, grace: GracePeriods, *, possible: bool = True) -> None:
         self._group = group
@@ -84,7 +82,6 @@ class Survivors:
     @staticmethod
     def make_ready() -> None:
         """Import what the end of a round needs now, while nothing waits for it."""
-        import rallypoint.agent.stopping
         import rallypoint.base.inotify
         import rallypoint.workers.handover
         import rallypoint.workers.open_writes  # noqa: F401

@@ -1,95 +1,246 @@
-"""Requests of a waiting agent to the coordinator: the progress of other nodes, and the state of the job without this
-node.
+"""An agent that waits for others: for a place, with a line on the terminal, and for a word that the place still stands.
 
-Nothing here waits: the loop sleeps until `ask_at`.
+Laws of the line that is rewritten in place where standard error is a terminal:
+
+1. Other writers erase it first (`base.log.OutputLock`), so that no line of theirs is mixed with it.
+2. It does not wait for a terminal that accepts nothing at the moment: the line is left out.
+3. A background job of the shell draws nothing.
+
+An agent that was frozen, or cut off, finds a `Placed` that may be older than the lease: by then the others have counted
+its node as lost, and run without it. Laws of the confirmation:
+
+4. A word of the coordinator is as old as the request that it answers. When it was read means nothing: a process that
+   was frozen reads late what has come early.
+5. Workers start only on a word younger than the lease. A place that was requested less than a lease ago is one;
+   otherwise the coordinator is asked, and its answer follows all that it had to tell this node before.
+6. Until it has answered, or has ended the round, nothing is started. The link repeats the question in each session, and
+   gives up as where a place is waited for (`protocol.resume_state`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import os
+import select
+from collections.abc import Callable
+from contextlib import suppress
 
-from rallypoint.agent import steps
-from rallypoint.agent.rendezvous_client import RendezvousClient
-from rallypoint.base.clock import Clock
-from rallypoint.base.light_typing import TYPE_CHECKING
-from rallypoint.protocol.messages import LeaveRequest, ProgressRequest
+from rallypoint.agent.sources import Source
+from rallypoint.agent.steps import Event
+from rallypoint.base.clock import BOOT_CLOCK, Clock
+from rallypoint.base.light_typing import Protocol
+from rallypoint.base.log import ERASE_LINE, STDERR_LOCK, get_logger, terminal_rewrites_lines
+from rallypoint.protocol.messages import Confirmed, ConfirmRequest, LinkDown, LinkUp, ProgressRequest, Request
 from rallypoint.rendezvous.control_plane import FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL
 
-if TYPE_CHECKING:
-    from rallypoint.agent.live_line import LiveLine
+log = get_logger(__name__)
 
 _LIVE_EVERY = 1.0
 """Seconds between requests for progress if a terminal shows it."""
 
-_LEAVING, _LEAVING_EVERY = 1.0, 0.2
-"""Seconds for which a job must go on without this node before that counts as certain, and between queries. A command
-that ends a whole job on many nodes may reach the last of them that much later.
-"""
+
+class Coordinator(Protocol):
+    """What this needs of a `RendezvousClient`."""
+
+    @property
+    def lease(self) -> float:
+        """See `RendezvousClient.lease`."""
+
+    def send(self, request: Request) -> None:
+        """Send a request."""
 
 
-class WaitingForOthers:
-    """The requests of one agent that waits, and the line on a terminal that shows the answers."""
+class WaitingForOthers(Source):
+    """Requests the progress of the others, and shows it.
 
-    def __init__(self, rendezvous: RendezvousClient, clock: Clock) -> None:
+    Args:
+        rendezvous: takes the requests.
+        clock: of the loop.
+        waits: whether this node waits for others at this moment.
+    """
+
+    def __init__(self, rendezvous: Coordinator, clock: Clock, waits: Callable[[], bool]) -> None:
         self._rendezvous = rendezvous
         self._clock = clock
-        self.ask_at = 0.0
-        """When to ask next, on the clock, in the phases that ask."""
+        self._waits = waits
+        self._ask_at = 0.0
         self._ask_every = FIRST_PROGRESS_REQUEST
         self._joined_at = 0.0
         self._live_line: LiveLine | None = None
-        """The line on a terminal that shows the progress."""
-        self._leave_by = math.inf
 
     def begin(self) -> float:
-        """This node requests a place and waits for the round. Returns the moment, on the clock."""
+        """This node requests a place. Returns the moment, on the clock."""
         self._ask_every = FIRST_PROGRESS_REQUEST
         self._joined_at = self._clock.monotonic()
-        self.ask_at = self._joined_at + self._ask_every
+        self._ask_at = self._joined_at + self._ask_every
         return self._joined_at
 
-    def ask_progress(self) -> None:
-        """If this node waits for others: request the progress, if that is due."""
+    def wake_at(self) -> float:
+        return self._ask_at if self._waits() else math.inf
+
+    def step(self) -> None:
         now = self._clock.monotonic()
-        if now < self.ask_at:
+        if now < self._ask_at or not self._waits():
             return
         self._ask_every = min(2 * self._ask_every, MAX_PROGRESS_INTERVAL)
         if self._live_line is not None:
             self._ask_every = _LIVE_EVERY
             self._live_line.redraw(now)
-        self.ask_at = now + self._ask_every
+        self._ask_at = now + self._ask_every
         self._rendezvous.send(ProgressRequest())
 
     def shows_live(self, words: tuple[str, str]) -> bool:
         """Show the progress on the terminal; returns whether there is one."""
         if self._live_line is None:
-            from rallypoint.agent.live_line import live_line
-
-            self._live_line = live_line(self._joined_at)
-            if self._live_line is None:
+            if not shows_live_line():
                 return False
-            self.ask_at = self._clock.monotonic() + _LIVE_EVERY
+            self._live_line = LiveLine(self._joined_at)
+            self._ask_at = self._clock.monotonic() + _LIVE_EVERY
         self._live_line.show(words, self._clock.monotonic())
         return True
 
     def end(self) -> None:
-        """This node does not wait for others any more. Idempotent."""
+        """This node does not wait for others any more: erase the line. Idempotent."""
         if self._live_line is not None:
             self._live_line.end()
             self._live_line = None
 
-    def begin_leaving(self) -> None:
-        """This node leaves: from now on, query for a moment the state of the job without it."""
-        self.ask_at = self._clock.monotonic()
-        self._leave_by = self.ask_at + _LEAVING
 
-    def leave_events(self) -> Iterator[steps.Event]:
-        """If this node leaves: query again, until the time is over."""
-        if self._clock.monotonic() < self.ask_at:
-            return
-        if self.ask_at >= self._leave_by:
-            yield steps.LeaveTimedOut()
-        else:
-            self.ask_at = min(self.ask_at + _LEAVING_EVERY, self._leave_by)
-            self._rendezvous.send(LeaveRequest(wants_reply=True))
+class Confirmation:
+    """Asks the coordinator, where its last word is too old."""
+
+    def __init__(self, rendezvous: Coordinator, clock: Clock = BOOT_CLOCK) -> None:
+        self._rendezvous = rendezvous
+        self._clock = clock
+        self._asked_at = clock.monotonic()
+        """When the last request was sent whose answer counts."""
+        self._number = 0
+        """That of the last request for a confirmation."""
+        self.awaited = False
+        """Whether its answer is awaited."""
+        self._link_down = False
+
+    def requests_place(self) -> None:
+        """This node is about to request a place: what it is given is younger than this moment."""
+        self._asked_at, self.awaited = self._clock.monotonic(), False
+
+    def holds(self) -> bool:
+        """Whether the workers of the place that was given must wait for the coordinator; asks it, if need be."""
+        now = self._clock.monotonic()
+        if not self.awaited and now - self._asked_at > self._rendezvous.lease:
+            self._asked_at, self.awaited = now, True
+            self._number += 1
+            self._rendezvous.send(ConfirmRequest(self._number))
+            if self._link_down:
+                self._log()
+        return self.awaited
+
+    def cancel(self) -> None:
+        """The round is over: no answer is awaited any more. Idempotent."""
+        self.awaited = False
+
+    def heard(self, event: Event) -> None:
+        """An event has occurred that may be an answer, or the end or the beginning of a session."""
+        match event:
+            case Confirmed(number=number) if number == self._number:
+                self.awaited = False
+            case LinkDown():
+                self._link_down = True
+                if self.awaited:
+                    self._log()
+            case LinkUp():
+                self._link_down = False
+            case _:
+                pass
+
+    def _log(self) -> None:
+        log.warning(
+            "nothing was heard from the control plane for more than %g s; "
+            "the workers start once it has confirmed their round",
+            self._rendezvous.lease,
+        )
+
+
+# The line
+
+_STDERR = 2
+_LOCK_TIMEOUT = 0.1
+"""Seconds to wait for other writers; after that the line is left out this time."""
+_LEAST_WIDTH = 20
+
+
+def shows_live_line() -> bool:
+    """Whether standard error is a terminal that can rewrite a line."""
+    return os.isatty(_STDERR) and terminal_rewrites_lines()
+
+
+class LiveLine:
+    """One line, from `show` until `end`."""
+
+    def __init__(self, since: float) -> None:
+        """Nothing is shown yet.
+
+        Args:
+            since: the moment from which time is counted, on the clock of the other methods' `now`.
+        """
+        self._since = since
+        self._words = ("", "")
+
+    def show(self, words: tuple[str, str], now: float) -> None:
+        """Show the elapsed time, between these two texts."""
+        self._words = words
+        self.redraw(now)
+
+    def redraw(self, now: float) -> None:
+        """Show the same texts with the time that has passed until now."""
+        if self._words[0]:
+            _write(composed(self._words, now - self._since, _width()))
+
+    def end(self) -> None:
+        """Erase the line. Idempotent."""
+        self._words = ("", "")
+        if STDERR_LOCK.shows_live_line:
+            _write("")
+
+
+def composed(words: tuple[str, str], seconds: float, width: int) -> str:
+    """The line in at most this many columns."""
+    before, after = words
+    text = f"{before}, {_elapsed(seconds)}{f', {after}' if after else ''}"
+    most = max(_LEAST_WIDTH, width - 1)  # a terminal wraps behind its last column
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _elapsed(seconds: float) -> str:
+    whole = int(seconds)
+    return f"{whole} s" if whole < 120 else f"{whole // 60} min {whole % 60} s"
+
+
+def _width() -> int:
+    try:
+        return os.get_terminal_size(_STDERR).columns or 80
+    except OSError:
+        return 80
+
+
+def _in_foreground() -> bool:
+    try:
+        return os.tcgetpgrp(_STDERR) == os.getpgrp()
+    except OSError:  # a terminal that is not the one of our session has no jobs
+        return True
+
+
+def _write(text: str) -> None:
+    """Replace the line by this text, or erase it if that is empty."""
+    if not _in_foreground():
+        return
+    writable = select.poll()
+    writable.register(_STDERR, select.POLLOUT)
+    if not writable.poll(0):
+        return
+    with STDERR_LOCK.hold(_LOCK_TIMEOUT), suppress(OSError):
+        begun = "\n" if STDERR_LOCK.line_unfinished and text else ERASE_LINE
+        os.write(_STDERR, f"{begun}{text}".encode())
+        if text:
+            STDERR_LOCK.line_unfinished = False
+        STDERR_LOCK.shows_live_line = bool(text)

@@ -63,7 +63,7 @@ def _bundle(options: argparse.Namespace) -> int:
         return 0
 
     def _write_index(parent: str, seen: Snapshot) -> None:
-        from rallypoint.agent.incident_files import index_fields
+        from rallypoint.agent.features.incidents import index_fields
 
         write_index(parent, index_fields(seen, "an operator asked", "", os.uname().nodename))
 

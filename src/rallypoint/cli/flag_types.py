@@ -132,7 +132,7 @@ def store_peers(text: str) -> str:
 
 def worker_env(text: str) -> tuple[str, ...]:
     """Read comma-separated kinds of variables; torch's alone come to none."""
-    from rallypoint.agent.preparations.worker_env.kinds import checked
+    from rallypoint.agent.features.worker_env import checked
     from rallypoint.base.errors import UserError
 
     try:
@@ -143,7 +143,7 @@ def worker_env(text: str) -> tuple[str, ...]:
 
 def socket_ifname(text: str) -> str:
     """Read which network interface workers use."""
-    from rallypoint.agent.preparations.socket_ifname import checked
+    from rallypoint.agent.features.socket_ifname import checked
     from rallypoint.base.errors import UserError
 
     try:

@@ -7,9 +7,7 @@ import time
 from collections.abc import Mapping
 from shutil import which
 
-from rallypoint.agent.preemption.job_deadline import end_time
-from rallypoint.agent.preemption.slurm_command import job_name
-from rallypoint.agent.preemption.triggers import preempt_signals
+from rallypoint.agent.features.preemption import end_time, job_name, preempt_signals
 from rallypoint.base.errors import UsageError
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_name, signal_number

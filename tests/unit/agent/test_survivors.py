@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.agent.grace_period import GracePeriods
+from rallypoint.agent.signals import GracePeriods
 from rallypoint.agent.spec import WorkerGroup, WorkerSpec
 from rallypoint.agent.survivors import Survivors
 from rallypoint.base.poll import until_readable

@@ -41,7 +41,7 @@ ANYTHING = Values()
 @cache
 def _by_flag() -> dict[str, Values]:
     """The values of flags with these names, and of operands."""
-    from rallypoint.agent.preparations.worker_env.kinds import KINDS
+    from rallypoint.agent.features.worker_env import KINDS
     from rallypoint.base.plugins import entry_point_names
     from rallypoint.logs.specs import PLUGIN_GROUP
     from rallypoint.preflight.checks import NAMES

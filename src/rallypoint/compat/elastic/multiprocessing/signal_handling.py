@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from rallypoint.agent.signal_set import DEFAULT_SIGNALS, FORWARDED_SIGNALS, SIGNALS_VARIABLE, handled_signals
+from rallypoint.agent.signals import DEFAULT_SIGNALS, FORWARDED_SIGNALS, SIGNALS_VARIABLE, handled_signals
 from rallypoint.base.errors import SignalException
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import SignalWakeup, is_posting_handler, signal_name

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from rallypoint.agent.agent import Agent
-from rallypoint.agent.controller import WorkerController, workers_of
-from rallypoint.agent.grace_period import GracePeriods
-from rallypoint.agent.rank_exchange import exchange_ranks
+from rallypoint.agent.loop import AgentLoop
 from rallypoint.agent.rendezvous_client import rendezvous_of
+from rallypoint.agent.signals import GracePeriods, handled_signals
 from rallypoint.agent.spec import DEFAULT_ROLE, RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from rallypoint.agent.steps import StopWorkers
+from rallypoint.agent.third_party import exchange_ranks
+from rallypoint.agent.workers import WorkerController, workers_of
 from rallypoint.base.errors import SignalException
 from rallypoint.base.log import get_logger
+from rallypoint.base.signals import ignore_signals_at_exit
 from rallypoint.compat.elastic.agent.server.own_loop import OwnLoop
 from rallypoint.compat.reexports import reexports_of
+from rallypoint.logs.specs import DefaultLogsSpecs
+from rallypoint.protocol.errors import RendezvousGracefulExitError
 from rallypoint.protocol.messages import Placement
 from rallypoint.store.api import Store
 from rallypoint.telemetry.events import Event
@@ -30,7 +33,7 @@ from rallypoint.telemetry.lazy import profiled
 from rallypoint.workers.escalation import StopInProgress
 
 if TYPE_CHECKING:
-    from rallypoint.health.progress_probe import ProgressProbe
+    from rallypoint.health.check import ProgressProbe
 
 __all__ = [
     "DEFAULT_ROLE",
@@ -65,6 +68,18 @@ class OverriddenWorkers(WorkerController):
 
     agent: SimpleElasticAgent
 
+    def prepare(self) -> None:
+        """There is no reaper: no processes are started here."""
+
+    def exit_fds(self) -> list[int] | None:
+        return None
+
+    def running(self) -> Collection[int]:
+        return range(self.group.spec.local_world_size)
+
+    def ended_in_order(self) -> bool:
+        return False
+
     def overrides(self, name: str, of: type[SimpleElasticAgent] | None = None) -> bool:
         """Whether the agent's class has another method of this name than `of`, or than `SimpleElasticAgent`, has."""
         return getattr(type(self.agent), name) is not getattr(of or SimpleElasticAgent, name)
@@ -90,7 +105,7 @@ class OverriddenWorkers(WorkerController):
             return None
         return super().stop(step)
 
-    def begin_stop(self, death_sig: signal.Signals, timeout: float) -> StopInProgress | None:
+    def begin_stop(self, death_sig: signal.Signals, timeout: float, *, keeps: bool) -> StopInProgress | None:
         # `_stop_workers` asks by SIGTERM. No notification is handled meanwhile: none can shorten the grace period.
         if death_sig == signal.SIGTERM:
             self.agent._stop_workers(self.group)
@@ -129,7 +144,7 @@ class SimpleElasticAgent(ElasticAgent):
         shutdown_timeout: seconds between the signal that stops workers and SIGKILL. After a failure it is 5, or this if
             it is less.
         workers: what our loop gets; one that calls the methods below if none is given.
-        health: see `Agent`.
+        health: see `run_agent`.
     """
 
     def __init__(
@@ -142,10 +157,10 @@ class SimpleElasticAgent(ElasticAgent):
     ) -> None:
         if workers is None:
             rendezvous = rendezvous_of(spec, exit_barrier_timeout)
-            workers = OverriddenWorkers(spec, rendezvous, GracePeriods(shutdown_timeout))
+            workers = OverriddenWorkers(spec, rendezvous, GracePeriods(shutdown_timeout), DefaultLogsSpecs())
         workers.agent = self
         self._workers = workers
-        self._agent = Agent(workers, health)
+        self._health: AbstractContextManager[ProgressProbe | None] = health or nullcontext()
         self._worker_group = workers.group
         self._exit_barrier_timeout = exit_barrier_timeout
         self._own_loop: OwnLoop | None = OwnLoop(workers)
@@ -221,12 +236,29 @@ class SimpleElasticAgent(ElasticAgent):
         return self._worker_group
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult | None:
-        """Run the workers to the job's end; see `Agent.run`."""
+        """Run the workers to the job's end; see `agent.loop.run_agent`."""
         self._runs = True
         try:
-            return self._agent.run(role, self._run)
+            return self._run_to_end(role)
         finally:
             self._runs = False
+
+    @profiled("SimpleElasticAgent.run")
+    def _run_to_end(self, role: str) -> RunResult | None:
+        workers = self._workers
+        with ignore_signals_at_exit():
+            try:
+                result = self._run(role)
+                workers.events.run_ended(result, workers.remaining())
+                return result
+            except RendezvousGracefulExitError as ending:
+                log.info("%s", ending)
+                return None
+            finally:
+                try:
+                    workers.rendezvous.shutdown()
+                finally:
+                    workers.close()
 
     def _run(self, role: str) -> RunResult:
         """The run, and, after a loop that is not ours, what ours would have done at its end."""
@@ -247,7 +279,10 @@ class SimpleElasticAgent(ElasticAgent):
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """The run itself; when it returns or raises, no worker is left."""
         self._own_loop = None
-        return self._agent.run_loop(role)
+        self._workers.prepare()
+        with self._health as probe:
+            log.info("[%s] starting workers for entrypoint: %s", role, self._worker_group.spec.get_entrypoint_name())
+            return AgentLoop(self._workers, probe=probe).run(handled_signals())
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """Apply a placement: address of the store, group rank, worker ranks.

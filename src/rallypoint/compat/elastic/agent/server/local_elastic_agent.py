@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from rallypoint.agent.agent import TORCHELASTIC_HEALTH_CHECK_PORT, health_check
-from rallypoint.agent.grace_period import GracePeriods
-from rallypoint.agent.processes import (
+from rallypoint.agent.rendezvous_client import rendezvous_of
+from rallypoint.agent.signals import GracePeriods
+from rallypoint.agent.spec import RunResult, WorkerGroup, WorkerSpec
+from rallypoint.agent.workers import (
     TORCHELASTIC_ENABLE_FILE_TIMER,
     TORCHELASTIC_TIMER_FILE,
     TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT,
-    ProcessController,
+    WorkerController,
 )
-from rallypoint.agent.rendezvous_client import rendezvous_of
-from rallypoint.agent.spec import RunResult, WorkerGroup, WorkerSpec
 from rallypoint.compat.elastic.agent.server.api import OverriddenWorkers, SimpleElasticAgent, attribute_of
 from rallypoint.compat.reexports import reexports_of
+from rallypoint.health.check import VARIABLE as TORCHELASTIC_HEALTH_CHECK_PORT
+from rallypoint.health.check import health_check
 from rallypoint.logs.specs import LogsSpecs
 from rallypoint.telemetry.lazy import profiled
 from rallypoint.workers.escalation import StopInProgress
@@ -35,14 +37,26 @@ __all__ = [
 __getattr__ = reexports_of(__name__)
 
 
-class OverriddenProcesses(OverriddenWorkers, ProcessController):
+class OverriddenProcesses(OverriddenWorkers):
     """Processes that the methods of an agent start, watch and stop, for our loop."""
 
-    def begin_stop(self, death_sig: signal.Signals, timeout: float) -> StopInProgress | None:
+    def prepare(self) -> None:
+        WorkerController.prepare(self)
+
+    def exit_fds(self) -> list[int] | None:
+        return WorkerController.exit_fds(self)
+
+    def running(self) -> Collection[int]:
+        return WorkerController.running(self)
+
+    def ended_in_order(self) -> bool:
+        return WorkerController.ended_in_order(self)
+
+    def begin_stop(self, death_sig: signal.Signals, timeout: float, *, keeps: bool) -> StopInProgress | None:
         # A subclass may have a way of its own to stop workers, which must be gone then.
         if self.overrides("_stop_workers", LocalElasticAgent) or self.overrides("_shutdown", LocalElasticAgent):
-            return super().begin_stop(death_sig, timeout)
-        return ProcessController.begin_stop(self, death_sig, timeout)
+            return super().begin_stop(death_sig, timeout, keeps=keeps)
+        return WorkerController.begin_stop(self, death_sig, timeout, keeps=keeps)
 
 
 class LocalElasticAgent(SimpleElasticAgent):
@@ -50,7 +64,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     Args:
         spec, exit_barrier_timeout, shutdown_timeout: see `SimpleElasticAgent`.
-        logs_specs, start_method, log_line_prefix_template, uninterruptible_state_timeout: see `ProcessController`.
+        logs_specs, start_method, log_line_prefix_template, uninterruptible_state_timeout: see `WorkerController`.
         health_check_server: see `health_check`.
     """
 
@@ -86,13 +100,13 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         if self._own_loop is not None:
-            self._own_loop.begin(self._until_the_end, self._agent.health)
+            self._own_loop.begin(self._until_the_end, self._health)
         return dict(self._workers.start_workers())
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         if self._own_loop is not None:
             self._own_loop.step()
-        result = ProcessController.poll(self._workers)
+        result = WorkerController.poll(self._workers)
         if result.is_failed():
             self._failed_with = result
         if self._workers.beyond_help:

@@ -16,20 +16,19 @@ import signal
 import time
 from contextlib import AbstractContextManager, ExitStack
 
-from rallypoint.agent.confirmation import Confirmation
-from rallypoint.agent.controller import WorkerController
-from rallypoint.agent.polling_client import PollingRendezvousClient
-from rallypoint.agent.rank_exchange import wait_at_exit_barrier
-from rallypoint.agent.rendezvous_client import joining
-from rallypoint.agent.signal_set import FORWARDED_SIGNALS, handled_signals
+from rallypoint.agent.signals import FORWARDED_SIGNALS, handled_signals
 from rallypoint.agent.spec import RunResult, WorkerState
+from rallypoint.agent.third_party import PollingRendezvousClient, wait_at_exit_barrier
+from rallypoint.agent.waiting import Confirmation
+from rallypoint.agent.workers import WorkerController
 from rallypoint.base.clock import Deadline
 from rallypoint.base.errors import SignalException
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import post_signals, signal_name
 from rallypoint.failures.cause import NO_LIMIT
-from rallypoint.health.progress_probe import ProgressProbe
+from rallypoint.health.check import ProgressProbe
 from rallypoint.membership.operations import Drain, Fail, Succeed
+from rallypoint.membership.state import NodeInfo
 from rallypoint.protocol.errors import error_of
 from rallypoint.protocol.messages import (
     ConfigDiffers,
@@ -71,7 +70,7 @@ class OwnLoop:
         self._probe: ProgressProbe | None = None
 
     def begin(self, stack: ExitStack, health: AbstractContextManager[ProgressProbe | None]) -> None:
-        """Do once what `Agent.run_loop` and our loop do for processes, until `stack` is closed."""
+        """Do once what `run_agent` and our loop do for processes, until `stack` is closed."""
         if self._begun:
             return
         self._begun = True
@@ -81,10 +80,10 @@ class OwnLoop:
 
     def step(self) -> None:
         """Do what our loop does between events."""
-        for monitor in self._workers.monitors():
-            monitor.step()
+        for source in [*self._workers.sources, *self._workers.preparations]:
+            source.step()
         if self._probe is not None:
-            self._probe.going_to_sleep(time.monotonic(), self._workers.status())
+            self._probe.going_to_sleep(time.monotonic(), self._workers.look().status())
 
     def rendezvous(self) -> Placement:
         """Take part in the next round, and wait until it is complete.
@@ -176,7 +175,9 @@ class OwnLoop:
 
     def _join(self) -> None:
         self._confirmation.requests_place()
-        self._rendezvous.join(joining(self._workers.group.spec, restarts_workers=True))
+        spec = self._workers.group.spec
+        member = NodeInfo(spec.role, spec.local_world_size, "", 0, None, spec.max_restarts, spec.get_program_name())
+        self._rendezvous.join(member._replace(restarts_workers=True))
 
     def _handle(self, notification: Notification) -> None:
         """Act on a notification while waiting for a round."""
