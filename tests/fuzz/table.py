@@ -33,7 +33,7 @@ TRUSTED: Mapping[str, str] = {
     "demo/job.py": "what the demo's own workers tell, through a pipe in a folder of its user",
     "demo/peers.py": "numbers that the demo's own workers add up, over loopback; they end with the demo",
     "demo/worker.py": "its own checkpoint",
-    "hangs/processes.py": _KERNEL,
+    "hangs/evidence.py": _KERNEL,
     "inprocess/channel.py": "lines and a file of the agent, in a folder that only its user may enter; each is checked",
     "hangs/unpickle.py": "a child with little memory and time reads the pickle; its JSON is the target `dumps`",
     "preflight/run.py": "lines of a child of our own",

@@ -21,10 +21,10 @@ from rallypoint.base.process_table import process_table
 from rallypoint.base.procfs import read_proc_state
 from rallypoint.hangs.dumps import BUFFER, DUMP, DUMP_ON_TIMEOUT, OLD_NAMES, PER_WORKER, PIPE, SOCKET, recorder_of
 from rallypoint.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence
-from rallypoint.hangs.grouping import groups_of
 from rallypoint.hangs.messages import NodeEvidence, decode_evidence, encode_evidence
 from rallypoint.hangs.report import report_lines
 from rallypoint.hangs.stacks import stacks_of_workers
+from rallypoint.hangs.understand import groups_of
 from rallypoint.logs.specs import DefaultLogsSpecs
 from rallypoint.workers.local import SubprocessContext
 from rallypoint.workers.preload.environment import untracked_read

@@ -1,4 +1,6 @@
-"""Finds the ranks that have not joined a collective, from the flight recorders of all ranks. Pure.
+"""Which ranks are in the same place, once; and which have not joined a collective. Pure.
+
+The second is known from the flight recorders of all ranks.
 
 Each rank numbers the collectives of a process group one after the other. So the ranks of a group whose last number is
 the least have not come to the next one, and the others wait for them in it; if all are at the same number, it is the
@@ -11,14 +13,73 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rallypoint.base.log import ranges
-from rallypoint.hangs.dump_format import title
-from rallypoint.hangs.messages import Collective, RankRecord
+from rallypoint.hangs.frames import Call, calls_of, summary_of
+from rallypoint.hangs.messages import Collective, ProcessEvidence, RankEvidence, RankRecord, title
+
+_USUAL = frozenset({"running", "sleeping"})
+"""States that say nothing of a hang: what waits sleeps, and what spins runs."""
+DIFFERS = "  <- differs"
+
+
+class Found(NamedTuple):
+    """What a rank was found in, without what differs between ranks that do the same. `calls` are those of its main
+    thread, the innermost first."""
+
+    state: str
+    calls: tuple[Call, ...]
+
+    @property
+    def headline(self) -> str:
+        """A few words for it."""
+        return ", ".join(each for each in (self.state, summary_of(self.calls)) if each) or "nothing is known"
+
+
+class Group(NamedTuple):
+    """Ranks that were found in the same. `differs` if more ranks are in another group than in this."""
+
+    ranks: tuple[int, ...]
+    found: Found
+    differs: bool
+
+    @property
+    def line(self) -> str:
+        """`3 ranks (0-2): all_reduce, train.py:41`."""
+        return f"{ranks_text(self.ranks)}: {self.found.headline}{DIFFERS if self.differs else ''}"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`3 ranks (0-2)`."""
+    return f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'} ({', '.join(ranges(ranks))})"
+
+
+def found_of(process: RankEvidence | ProcessEvidence) -> Found:
+    """The finding of a process, in a form that can equal that of others."""
+    calls = calls_of(process.frames)
+    if isinstance(process, RankEvidence) and process.exit_code is not None:
+        return Found(f"{process.state} with exit code {process.exit_code}", calls)
+    if calls and process.state in _USUAL:
+        return Found("", calls)
+    return Found(f"{process.state} ({process.where})" if process.where else process.state, calls)
+
+
+def groups_of(ranks: Iterable[RankEvidence]) -> list[Group]:
+    """The groups, the largest first, then by their lowest rank; those that are smaller than the largest differ."""
+    members: dict[Found, list[int]] = {}
+    for each in sorted(ranks, key=lambda one: one.rank):
+        members.setdefault(found_of(each), []).append(each.rank)
+    in_order = sorted(members.items(), key=lambda entry: (-len(entry[1]), entry[1]))
+    most = len(in_order[0][1]) if in_order else 0
+    return [Group(tuple(ranks), found, len(ranks) < most) for found, ranks in in_order]
+
+
+# Collectives
+
 
 MAX_FINDINGS = 12
 _DEFAULT = "default_pg"
 
 
-class _Group(NamedTuple):
+class _ProcessGroup(NamedTuple):
     name: str
     members: tuple[int, ...]
     records: Mapping[int, Mapping[int, Collective]]
@@ -39,7 +100,7 @@ def findings(records: Sequence[RankRecord], ranks: Collection[int]) -> list[str]
     return [*found[:MAX_FINDINGS], *more]
 
 
-def _groups(records: Iterable[RankRecord], ranks: Collection[int]) -> list[_Group]:
+def _groups(records: Iterable[RankRecord], ranks: Collection[int]) -> list[_ProcessGroup]:
     """By name, description and members: two groups may have the same name on different ranks."""
     found: dict[tuple[str, str, tuple[int, ...]], dict[int, dict[int, Collective]]] = {}
     for record in records:
@@ -47,7 +108,7 @@ def _groups(records: Iterable[RankRecord], ranks: Collection[int]) -> list[_Grou
             by_rank = found.setdefault((group.name, group.description, group.members), {})
             by_rank[record.rank] = {each.sequence: each for each in group.last}
     return [
-        _Group(title(name, description), members or _seen(description, by_rank, ranks), by_rank)
+        _ProcessGroup(title(name, description), members or _seen(description, by_rank, ranks), by_rank)
         for (name, description, members), by_rank in found.items()
     ]
 
@@ -57,7 +118,7 @@ def _seen(description: str, by_rank: Mapping[int, object], ranks: Collection[int
     return tuple(sorted(ranks)) if description == _DEFAULT else tuple(sorted(by_rank))
 
 
-def _of_group(group: _Group, known: Collection[int]) -> Iterable[str]:
+def _of_group(group: _ProcessGroup, known: Collection[int]) -> Iterable[str]:
     last = {rank: max(group.records.get(rank, {}), default=0) for rank in group.members if rank in known}
     if not last:
         return
