@@ -1,37 +1,31 @@
-"""An agent that waits for others: for a place, with a line on the terminal, and for a word that the place still stands.
-
-Laws of the line that is rewritten in place where standard error is a terminal:
-
-1. Other writers erase it first (`base.log.OutputLock`), so that no line of theirs is mixed with it.
-2. It does not wait for a terminal that accepts nothing at the moment: the line is left out.
-3. A background job of the shell draws nothing.
+"""An agent that waits for others: for a place in a round, and for a word that the place still stands.
 
 An agent that was frozen, or cut off, finds a `Placed` that may be older than the lease: by then the others have counted
-its node as lost, and run without it. Laws of the confirmation:
+its node as lost, and run without it. Laws:
 
-4. A word of the coordinator is as old as the request that it answers. When it was read means nothing: a process that
+1. A word of the coordinator is as old as the request that it answers. When it was read means nothing: a process that
    was frozen reads late what has come early.
-5. Workers start only on a word younger than the lease. A place that was requested less than a lease ago is one;
+2. Workers start only on a word younger than the lease. A place that was requested less than a lease ago is one;
    otherwise the coordinator is asked, and its answer follows all that it had to tell this node before.
-6. Until it has answered, or has ended the round, nothing is started. The link repeats the question in each session, and
+3. Until it has answered, or has ended the round, nothing is started. The link repeats the question in each session, and
    gives up as where a place is waited for (`protocol.resume_state`).
 """
 
 from __future__ import annotations
 
 import math
-import os
-import select
 from collections.abc import Callable
-from contextlib import suppress
 
 from rallypoint.agent.sources import Source
 from rallypoint.agent.steps import Event
 from rallypoint.base.clock import BOOT_CLOCK, Clock
-from rallypoint.base.light_typing import Protocol
-from rallypoint.base.log import ERASE_LINE, STDERR_LOCK, get_logger, terminal_rewrites_lines
+from rallypoint.base.light_typing import TYPE_CHECKING, Protocol
+from rallypoint.base.log import get_logger
 from rallypoint.protocol.messages import Confirmed, ConfirmRequest, LinkDown, LinkUp, ProgressRequest, Request
 from rallypoint.rendezvous.control_plane import FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL
+
+if TYPE_CHECKING:
+    from rallypoint.agent.features.live_line import LiveLine
 
 log = get_logger(__name__)
 
@@ -92,6 +86,8 @@ class WaitingForOthers(Source):
     def shows_live(self, words: tuple[str, str]) -> bool:
         """Show the progress on the terminal; returns whether there is one."""
         if self._live_line is None:
+            from rallypoint.agent.features.live_line import LiveLine, shows_live_line
+
             if not shows_live_line():
                 return False
             self._live_line = LiveLine(self._joined_at)
@@ -159,88 +155,3 @@ class Confirmation:
             "the workers start once it has confirmed their round",
             self._rendezvous.lease,
         )
-
-
-# The line
-
-_STDERR = 2
-_LOCK_TIMEOUT = 0.1
-"""Seconds to wait for other writers; after that the line is left out this time."""
-_LEAST_WIDTH = 20
-
-
-def shows_live_line() -> bool:
-    """Whether standard error is a terminal that can rewrite a line."""
-    return os.isatty(_STDERR) and terminal_rewrites_lines()
-
-
-class LiveLine:
-    """One line, from `show` until `end`."""
-
-    def __init__(self, since: float) -> None:
-        """Nothing is shown yet.
-
-        Args:
-            since: the moment from which time is counted, on the clock of the other methods' `now`.
-        """
-        self._since = since
-        self._words = ("", "")
-
-    def show(self, words: tuple[str, str], now: float) -> None:
-        """Show the elapsed time, between these two texts."""
-        self._words = words
-        self.redraw(now)
-
-    def redraw(self, now: float) -> None:
-        """Show the same texts with the time that has passed until now."""
-        if self._words[0]:
-            _write(composed(self._words, now - self._since, _width()))
-
-    def end(self) -> None:
-        """Erase the line. Idempotent."""
-        self._words = ("", "")
-        if STDERR_LOCK.shows_live_line:
-            _write("")
-
-
-def composed(words: tuple[str, str], seconds: float, width: int) -> str:
-    """The line in at most this many columns."""
-    before, after = words
-    text = f"{before}, {_elapsed(seconds)}{f', {after}' if after else ''}"
-    most = max(_LEAST_WIDTH, width - 1)  # a terminal wraps behind its last column
-    return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def _elapsed(seconds: float) -> str:
-    whole = int(seconds)
-    return f"{whole} s" if whole < 120 else f"{whole // 60} min {whole % 60} s"
-
-
-def _width() -> int:
-    try:
-        return os.get_terminal_size(_STDERR).columns or 80
-    except OSError:
-        return 80
-
-
-def _in_foreground() -> bool:
-    try:
-        return os.tcgetpgrp(_STDERR) == os.getpgrp()
-    except OSError:  # a terminal that is not the one of our session has no jobs
-        return True
-
-
-def _write(text: str) -> None:
-    """Replace the line by this text, or erase it if that is empty."""
-    if not _in_foreground():
-        return
-    writable = select.poll()
-    writable.register(_STDERR, select.POLLOUT)
-    if not writable.poll(0):
-        return
-    with STDERR_LOCK.hold(_LOCK_TIMEOUT), suppress(OSError):
-        begun = "\n" if STDERR_LOCK.line_unfinished and text else ERASE_LINE
-        os.write(_STDERR, f"{begun}{text}".encode())
-        if text:
-            STDERR_LOCK.line_unfinished = False
-        STDERR_LOCK.shows_live_line = bool(text)

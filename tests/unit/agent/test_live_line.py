@@ -11,10 +11,10 @@ from contextlib import contextmanager
 
 import pytest
 
+from rallypoint.agent.features.live_line import LiveLine, composed, shows_live_line
 from rallypoint.agent.loop import AgentLoop
 from rallypoint.agent.policy import PolicyState, decide
 from rallypoint.agent.steps import LogLine
-from rallypoint.agent.waiting import LiveLine, composed, shows_live_line
 from rallypoint.base.log import STDERR_LOCK, print_error_line
 from rallypoint.coordinator.progress_text import live_words
 from rallypoint.logs.console import Console

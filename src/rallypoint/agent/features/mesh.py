@@ -168,11 +168,9 @@ class Mesh(Preparation):
         return self._attempt is not None or self._verdict_by < math.inf
 
     def fds(self) -> list[int]:
-        """Readable when a node dials, or the thread is done."""
         return [*self._work.fds(), *([] if self._listener is None else self._listener.fds())]
 
     def wake_at(self) -> float:
-        """The time at which the thread counts as stuck, or the verdict as missing."""
         return min(self._verdict_by, math.inf if self._attempt is None else self._attempt.give_up_at)
 
     def step(self) -> None:
@@ -189,7 +187,6 @@ class Mesh(Preparation):
             self._verdict_by, self.failure, self.failed_node = math.inf, self._sentence, self._node
 
     def cancel(self) -> None:
-        """Drop work in progress. Idempotent."""
         self.failure = self.failed_node = ""
         self._verdict_by = math.inf
         self._end_attempt()

@@ -161,7 +161,6 @@ class PeerExchange(Preparation):
         return self._attempt is not None
 
     def fds(self) -> list[int]:
-        """Readable when the exchange is done."""
         return self._work.fds()
 
     def wake_at(self) -> float:
@@ -187,7 +186,6 @@ class PeerExchange(Preparation):
             self._fail(why)
 
     def cancel(self) -> None:
-        """Drop work in progress. Idempotent."""
         self.failure = ""
         self._end_attempt()
 

@@ -106,11 +106,9 @@ class InterfaceChoice(Preparation):
         return self._search.busy
 
     def fds(self) -> list[int]:
-        """Readable when it is found."""
         return self._search.fds()
 
     def step(self) -> None:
-        """Take the result."""
         found = self._search.take()
         if found is None:
             return

@@ -244,17 +244,14 @@ class FrameworkVariables:
         self._gpus = -1
 
     def reserve(self, group: WorkerGroup) -> Sequence[int]:
-        """See `PeerUser`."""
         assert group.placement is not None
         count = self.kind.ports(group.placement.group_rank, group.spec.local_world_size) if self.kind.ports else 0
         return self._reserved.reserve(count)
 
     def wanted(self, placement: Placement) -> Collection[int]:
-        """See `PeerUser`."""
         return self.kind.wanted(placement.group_world_size) if self.kind.wanted else ()
 
     def take(self, records: Mapping[int, PeerRecord]) -> None:
-        """See `PeerUser`."""
         for each in records.values():
             wanted = self.kind.ports(each.group_rank, each.local_world_size) if self.kind.ports else 0
             if len(each.ports.get(self.use, ())) < wanted:
@@ -266,11 +263,9 @@ class FrameworkVariables:
         return False
 
     def close(self) -> None:
-        """See `PeerUser`."""
         self._reserved.close()
 
     def variables(self, worker: Worker, environment: Mapping[str, str]) -> Mapping[str, str]:
-        """See `VariableSource`."""
         if self._gpus < 0:
             self._gpus = cuda_count(os.environ)
         virtual = self._group.spec.virtual_local_rank
