@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from rallypoint.hangs.dump_format import read_dump, record_of
+from rallypoint.hangs.dumps import read_dump, record_of
 from rallypoint.hangs.messages import NodeEvidence, RankEvidence
 from rallypoint.hangs.report import report_lines
 from rallypoint.hangs.unpickle import unpickled

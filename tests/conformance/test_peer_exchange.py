@@ -17,7 +17,7 @@ def exchange_over(kind: str) -> None:
     """Two agents of one round exchange records. Where torch is imported, stores of a rendezvous become torch's."""
     import torch.distributed as dist
 
-    from rallypoint.agent.preparations.peer_exchange import PeerExchange
+    from rallypoint.agent.features.peers import PeerExchange
     from rallypoint.store.hashstore import HashStore
     from tests.unit.agent.test_peer_exchange import User, entered, finish
     from tests.unit.agent.third_party import CountingHandler

@@ -22,9 +22,10 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.agent import local_socket
-from rallypoint.agent.incident_files import Incident, NodeFacts, WorkerFacts, flight_recorder_paths, pieces_of
-from rallypoint.agent.local_socket import local_jobs
+from rallypoint.agent.facts import WorkerFacts
+from rallypoint.agent.features import local_socket
+from rallypoint.agent.features.incidents import Incident, flight_recorder_paths, pieces_of
+from rallypoint.agent.features.local_socket import local_jobs
 from rallypoint.agent.notice_directory import NoticeDirectory
 from rallypoint.agent.progress import steps_of_workers
 from rallypoint.base.secrets import new_secret
@@ -41,6 +42,7 @@ from tests.jobs.launching import Job, Launcher, launching
 from tests.jobs.test_control_plane import RALLYCTL
 from tests.ports import free_port
 from tests.processes import below, command_line
+from tests.unit.agent.test_incident import node_of
 from tests.unit.store.both import KINDS, choose
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be a second user")
@@ -496,7 +498,7 @@ def test_a_notice_is_not_written_into_a_folder_of_another_user(
     rallyrun: Launcher, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The name of the folder can be learned: it is in the workers' environment."""
-    notices = NoticeDirectory()
+    notices = NoticeDirectory(lambda: [0])
 
     def trap(folder: Path) -> None:
         os.symlink(folder.parent.parent / "victim", folder / "notice.json.new")
@@ -507,7 +509,7 @@ def test_a_notice_is_not_written_into_a_folder_of_another_user(
         notices.post("preemption", "n1", 0, 60.0, waits=True)
         assert victim.read_text() == "precious"
         assert "not a folder of this user alone" in caplog.text
-        assert [type(each).__name__ for each in notices.poll(lambda: [0])] == ["WorkersReady"]
+        assert [type(each).__name__ for each in notices.step()] == ["WorkersReady"]
         notices.clear()
         assert (folder / "notice.json").is_symlink(), "what is another user's is left alone"
 
@@ -584,8 +586,8 @@ def test_a_bundle_takes_no_dump_of_another_user_and_follows_no_link(rallyrun: La
     with planted(rallyrun, trap) as (folder, _):
         for prefix in ("nccl_trace_rank_", "dump_"):
             added = {"TORCH_FR_DUMP_TEMP_FILE": str(folder / prefix)}
-            worker = WorkerFacts(0, 0, 1, "", "", "", added, lambda: b"", None)
-            facts = NodeFacts("job", "role", 0, "host", 1, 0, 1, 0, 0.0, "program", (worker,), {})
+            worker = WorkerFacts(0, 0, 1, None, "", "", "", added, lambda: b"")
+            facts = node_of(worker)
             pieces = list(pieces_of(facts, Incident(0, "why", "detail", ends_job=False)))
             assert not [each.name for each in pieces if "flight" in each.name]
             assert not any(b"precious" in each.data for each in pieces)

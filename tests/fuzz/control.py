@@ -13,7 +13,7 @@ from rallypoint.coordinator.job_log import RendezvousName, timeout_sentence, wai
 from rallypoint.coordinator.sessions import SessionRecord
 from rallypoint.failures.cause import Cause, Ending, Restarts
 from rallypoint.failures.report import ChildFailedError
-from rallypoint.hangs.dump_format import read_dump, record_of
+from rallypoint.hangs.dumps import read_dump, record_of
 from rallypoint.hangs.frames import Frame
 from rallypoint.hangs.messages import NodeEvidence, RankEvidence, decode_evidence, encode_evidence
 from rallypoint.hangs.report import MAX_LINES, report_lines, stack_lines
@@ -388,7 +388,7 @@ TARGETS = {
     "dumps": Target(
         dumps,
         lambda: [(_DUMPS / "server_3.json").read_bytes()],
-        ("hangs/dump_format.py", "hangs/dumps.py"),
+        ("hangs/dumps.py",),
     ),
     "bundles": Target(bundles, lambda: [encode_bundle([Piece("a/b.txt", b"x" * 100)])], ("observe/bundle.py",)),
     "signatures": Target(

@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 from rallypoint import notices
-from rallypoint.agent import grace_period
+from rallypoint.agent import signals
+from rallypoint.agent.features.peers import PeerRecord, decode_record, encode_record
 from rallypoint.agent.notice_directory import NoticeDirectory
-from rallypoint.agent.preparations.peer_record import PeerRecord, decode_record, encode_record
 from rallypoint.agent.progress import ProgressTracker, _integer
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.endpoint import parse_endpoint
@@ -32,7 +32,7 @@ from rallypoint.failures.error_file import error_data
 from rallypoint.failures.failure import ProcessFailure
 from rallypoint.failures.report import ChildFailedError
 from rallypoint.failures.texts import clean_lines, last_stacks, last_traceback
-from rallypoint.health.http import HealthView, reply
+from rallypoint.health.check import HealthView
 from rallypoint.logs.relay import TAIL_SIZE, without_long_middles
 from rallypoint.membership.operations import Fail
 from rallypoint.observe.event_files import EventFiles, read_events
@@ -56,6 +56,7 @@ from rallypoint.telemetry.events import Event, RdzvEvent
 from rallypoint.watchdog.requests import FileTimerRequest, RequestReader
 from rallypoint.watchdog.watchdog import UNINTERRUPTIBLE_VARIABLE, uninterruptible_timeout
 from tests.fuzz.target import Target, no_errors
+from tests.unit.health.test_http import reply
 
 # What a worker leaves
 
@@ -100,7 +101,7 @@ def _failure_seeds() -> Sequence[bytes]:
 
 def notes(data: bytes) -> None:
     """A notice that is no notice of ours, and acknowledgements of any name."""
-    directory = NoticeDirectory()
+    directory = NoticeDirectory(lambda: [0])
     folder = directory.reset()
     directory.post(notices.SCALE, "", 0, 60.0, waits=True)
     try:
@@ -113,7 +114,7 @@ def notes(data: bytes) -> None:
         name = data[:100].replace(b"/", b"_").replace(b"\0", b"_")
         with suppress(OSError):
             Path(folder, notices.ACK_PREFIX + os.fsdecode(name)).touch()
-        answered = list(directory.poll(lambda: [0]))
+        answered = list(directory.step())
         rank, _, number = os.fsdecode(name).partition(".")
         assert not answered or (int(rank), int(number)) == (0, 1), "only this is the worker's answer"
     finally:
@@ -172,8 +173,8 @@ _NOTICE = b'{"reason": "scale", "node": "n", "round": 1, "deadline": 12.5, "numb
 
 
 _ENVIRONMENT: tuple[Callable[[str], object], ...] = (
-    lambda text: grace_period.stated_grace_period({grace_period.VARIABLE: text}),
-    lambda text: grace_period.kill_wait(text.split("\n")),
+    lambda text: signals.stated_grace_period({signals.VARIABLE: text}),
+    lambda text: signals.kill_wait(text.split("\n")),
     lambda text: uninterruptible_timeout({UNINTERRUPTIBLE_VARIABLE: text}),
     lambda text: parse_endpoint(text, 29400),
     lambda text: parse_endpoint(text, None),
@@ -318,7 +319,7 @@ TARGETS = {
     "peer-records": Target(
         peer_records,
         lambda: [encode_record(_PEER), encode_record(_PEER._replace(address="2001:db8::1", ports={}))],
-        ("agent/preparations/peer_record.py",),
+        ("agent/features/peers.py",),
     ),
     "progress": Target(
         progress,
@@ -340,14 +341,14 @@ TARGETS = {
     "probes": Target(
         probes,
         lambda: [b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n", b"HEAD /status?x HTTP/1.0\r\n\r\n"],
-        ("base/http.py", "health/http.py"),
+        ("base/http.py", "health/check.py"),
     ),
     "events": Target(events, _event_seeds, ("telemetry/events.py",)),
     "settings": Target(
         settings,
         _setting_seeds,
         (
-            *("agent/grace_period.py", "base/endpoint.py", "base/secrets.py", "cli/parse.py", "cli/flags.py"),
+            *("agent/signals.py", "base/endpoint.py", "base/secrets.py", "cli/parse.py", "cli/flags.py"),
             *("rendezvous/params.py", "rendezvous/backends/options.py", "watchdog/watchdog.py"),
         ),
         150,

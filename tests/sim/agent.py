@@ -7,47 +7,36 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
-from rallypoint.agent.confirmation import Confirmation
-from rallypoint.agent.policy import begin, decide
-from rallypoint.agent.policy_state import Phase, PolicyState
+from rallypoint.agent.policy import Phase, PolicyState, begin, decide
 from rallypoint.agent.steps import (
-    AddToReport,
-    AwaitSignal,
-    AwaitVerdict,
     CheckNode,
-    Collect,
-    EndBySignal,
-    EndInSuccess,
-    EndUnfit,
-    EndWithError,
-    EndWithVerdict,
+    End,
     Event,
     FailHung,
     ForwardSignal,
     KeepNobody,
     KillWorkers,
-    LeaveTimedOut,
     LogLine,
     NodeChecked,
-    NoticeExpired,
     PostNotice,
     PostStopNotice,
     PreemptionRequested,
-    QueryStanding,
-    ReportStatus,
     RequestJoin,
     RequeueJob,
+    SetTimer,
     SignalArrived,
     StartWorkers,
     Step,
     StopWorkers,
-    VerdictTimedOut,
+    TimerFired,
     WithdrawNotice,
     WorkersFailed,
     WorkersReady,
     WorkersStopped,
     WorkersSucceeded,
 )
+from rallypoint.agent.steps import Timer as AgentTimer
+from rallypoint.agent.waiting import Confirmation
 from rallypoint.base.clock import Deadline
 from rallypoint.election.leader_resolver import LeaderResolver
 from rallypoint.failures.cause import Cause, Ending
@@ -55,15 +44,21 @@ from rallypoint.membership.operations import Drain, Fail, Preempt, PreemptJob, S
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Settings
 from rallypoint.protocol.handshake import PROTOCOL_VERSION, Hello
 from rallypoint.protocol.messages import (
+    CollectedPart,
+    CollectionEnded,
+    CollectRequested,
     Deliver,
     HangFound,
     HangReport,
     JobEnded,
+    JoinRefused,
     LeaveRequest,
     Link,
+    LinkLost,
     NodeReport,
     Placed,
     ProgressRequest,
+    ReportRequested,
     RoundEnded,
 )
 from rallypoint.rendezvous.control_plane import ControlPlane
@@ -166,7 +161,7 @@ class Agent:
         self._notice: _PendingNotice | None = None
         self._acknowledged = False
         """Whether the workers have acknowledged a notice."""
-        self._verdict_timer: Timer | None = None
+        self._timers: dict[AgentTimer, Timer] = {}
         self._is_delegate = False
         self.joined_at = 0.0
         self._ask_every = 2.0
@@ -258,6 +253,7 @@ class Agent:
 
     def _take(self, event: Event) -> None:
         self._confirmation.heard(event)
+        self._answer(event)
         before = self.status
         self.status, steps = decide(before, event)
         if isinstance(event, RoundEnded) and event.end.cause is not None and event.end.cause.is_of(before.failure):
@@ -269,6 +265,18 @@ class Agent:
                 self._do(step)
         if self._held is not None and self.fate is None:
             self._start_if_confirmed(self._held)
+
+    def _answer(self, event: Event) -> None:
+        """What needs no decision."""
+        match event:
+            case ReportRequested():
+                self.handler.send(NodeReport(self.status.round, (self.number,)))
+            case CollectRequested():
+                self.signs.collect(event)
+            case CollectedPart() | CollectionEnded():
+                self.signs.add(event)
+            case _:
+                pass
 
     def _do(self, step: Step) -> None:
         self._HOW[type(step)](self, step)
@@ -394,17 +402,17 @@ class Agent:
         late = answers > step.seconds
         self._notice = _PendingNotice(
             self.process.later(min(answers, step.seconds), self._ready, WorkersReady(is_late=late)),
-            self.process.later(step.seconds, self._post, NoticeExpired()),
+            self.process.later(step.seconds, self._post, TimerFired(AgentTimer.NOTICE)),
         )
 
     def _ready(self, event: WorkersReady) -> None:
         self._acknowledged = self._acknowledged or not event.is_late
         self._post(event)
 
-    def _do_await_verdict(self, step: AwaitVerdict) -> None:
-        if self._verdict_timer is not None:
-            self._verdict_timer.cancel()
-        self._verdict_timer = self.process.later(step.seconds + 5.0, self._post, VerdictTimedOut())
+    def _do_set_timer(self, step: SetTimer) -> None:
+        if step.timer in self._timers:
+            self._timers[step.timer].cancel()
+        self._timers[step.timer] = self.process.later(step.seconds, self._post, TimerFired(step.timer))
 
     def _do_requeue(self, _step: RequeueJob) -> None:
         self.job.audit.requeues(self, self._is_delegate)
@@ -418,41 +426,17 @@ class Agent:
     def _do_withdraw(self, _step: WithdrawNotice) -> None:
         self._end_notice()
 
-    def _do_ask_others(self, _step: QueryStanding) -> None:
-        for number in range(5):
-            self.process.later(0.2 * number, self._ask_others)
-        self.process.later(1.0, self._post, LeaveTimedOut())
-
-    def _ask_others(self) -> None:
-        if self.fate is None:
-            self.handler.send(LeaveRequest(wants_reply=True))
-
-    def _do_report(self, _step: ReportStatus) -> None:
-        self.handler.send(NodeReport(self.status.round, (self.number,)))
-
-    def _do_collect(self, step: Collect) -> None:
-        self.signs.collect(step)
-
-    def _do_add(self, step: AddToReport) -> None:
-        self.signs.add(step)
-
     def _do_nothing(self, _step: Step) -> None:
         pass
 
-    def _do_end(self, step: EndWithVerdict) -> None:
-        if step.verdict.verdict.ending is Ending.PREEMPTED:
-            self._shut(SimOutcome.PREEMPTED)
-            return
-        self._shut(_FATES[step.verdict.verdict.outcome])
-
-    def _do_give_up(self, step: EndWithError) -> None:
-        self._shut(SimOutcome.GAVE_UP)
-
-    def _do_depart(self, _step: EndBySignal | EndUnfit) -> None:
-        self._shut(SimOutcome.DEPARTED)
-
-    def _do_finish(self, _step: EndInSuccess) -> None:
-        self._shut(SimOutcome.SUCCEEDED)
+    def _do_end(self, step: End) -> None:
+        match step.event:
+            case JobEnded(verdict=verdict):
+                self._shut(SimOutcome.PREEMPTED if verdict.ending is Ending.PREEMPTED else _FATES[verdict.outcome])
+            case JoinRefused() | LinkLost():
+                self._shut(SimOutcome.GAVE_UP)
+            case _:
+                self._shut(SimOutcome.DEPARTED)
 
     _HOW: dict[type, Callable[..., None]] = {  # noqa: RUF012 - a table, never changed
         RequestJoin: _do_join,
@@ -466,25 +450,16 @@ class Agent:
         Drain: _do_send,
         Preempt: _do_send,
         PreemptJob: _do_send,
-        AwaitVerdict: _do_await_verdict,
         RequeueJob: _do_requeue,
         LeaveRequest: _do_send,
         PostNotice: _do_ask,
         WithdrawNotice: _do_withdraw,
         PostStopNotice: _do_nothing,
         ForwardSignal: _do_nothing,
-        AwaitSignal: _do_nothing,
+        SetTimer: _do_set_timer,
         LogLine: _do_nothing,
-        ReportStatus: _do_report,
-        Collect: _do_collect,
-        AddToReport: _do_add,
         FailHung: _do_nothing,
-        QueryStanding: _do_ask_others,
-        EndWithVerdict: _do_end,
-        EndWithError: _do_give_up,
-        EndUnfit: _do_depart,
-        EndBySignal: _do_depart,
-        EndInSuccess: _do_finish,
+        End: _do_end,
     }
 
     # The end

@@ -9,16 +9,14 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from rallypoint.agent.policy_state import Phase, PolicyState
+from rallypoint.agent.policy import Phase, PolicyState
 from rallypoint.agent.steps import (
-    EndInSuccess,
-    EndWithError,
+    End,
     Event,
-    NoticeExpired,
     SignalArrived,
     Step,
     StopWorkers,
-    VerdictTimedOut,
+    TimerFired,
     WorkersFailed,
     WorkersSucceeded,
 )
@@ -57,7 +55,7 @@ if TYPE_CHECKING:
     from tests.sim.agent import Agent
     from tests.sim.job import Job
 
-_STOPPING = RoundEnded | JobEnded | SignalArrived | NoticeExpired | DrainRequested | VerdictTimedOut
+_STOPPING = RoundEnded | JobEnded | SignalArrived | TimerFired | DrainRequested
 """What running workers are stopped for."""
 Said = Request | WatcherRequest | None
 """What a coordinator was told before a step, if anything."""
@@ -516,7 +514,7 @@ class Audit:
             self.disturb(agent.number, self._job.settings.notice_timeout + self._job.scenario.grace)
         if stops and not isinstance(event, _STOPPING) and not agent.holds_start:
             raise Violation("running workers were stopped for no reason", f"node {agent.number}: {event}")
-        if any(isinstance(step, EndWithError | EndInSuccess) for step in steps) and isinstance(event, LinkLost):
+        if any(isinstance(step, End) and isinstance(step.event, LinkLost) for step in steps):
             self._check_lost(agent)
 
     def _check_refused(self, agent: Agent, event: JoinRefused) -> None:

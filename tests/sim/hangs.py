@@ -13,12 +13,18 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from rallypoint.agent.policy_state import Phase
-from rallypoint.agent.steps import AddToReport, Collect
+from rallypoint.agent.policy import Phase
 from rallypoint.membership.endings import is_hung
 from rallypoint.membership.operations import ReportQuiet
 from rallypoint.membership.state import State
-from rallypoint.protocol.messages import CollectedPart, CollectionEnded, CollectKind, HangFound, HangReport
+from rallypoint.protocol.messages import (
+    CollectedPart,
+    CollectionEnded,
+    CollectKind,
+    CollectRequested,
+    HangFound,
+    HangReport,
+)
 from tests.sim.ground_truth import RoundName, number_of
 from tests.sim.world import Timer, Violation
 
@@ -76,15 +82,14 @@ class SimSigns:
 
     # What its agent does
 
-    def collect(self, step: Collect) -> None:
+    def collect(self, request: CollectRequested) -> None:
         """Answer, late or never."""
-        if step.request.kind is CollectKind.HANG and self._rng.random() < 0.8:
-            part = CollectedPart(step.request.number, b"evidence", True)
+        if request.kind is CollectKind.HANG and self._rng.random() < 0.8:
+            part = CollectedPart(request.number, b"evidence", True)
             self._agent.process.later(self._rng.uniform(0.0, 16.0), self._send, part)
 
-    def add(self, step: AddToReport) -> None:
+    def add(self, end: CollectedPart | CollectionEnded) -> None:
         """Report once all is there, late or never."""
-        end = step.message
         if isinstance(end, CollectionEnded) and self._rng.random() < 0.8:
             report = HangReport(end.number, end.round, "a report")
             self._agent.process.later(self._rng.uniform(0.0, 16.0), self._send, report)

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from rallypoint.agent.policy_state import Phase
+from rallypoint.agent.policy import Phase
 from rallypoint.coordinator.dispatcher import RestoredState
 from rallypoint.coordinator.recovery import recovery_timeout
 from rallypoint.membership.state import Settings, State

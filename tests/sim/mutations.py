@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from rallypoint.agent import policy, policy_notices
-from rallypoint.agent.policy_state import Decision, PolicyState
+from rallypoint.agent import policy
+from rallypoint.agent.policy import Decision, PolicyState
 from rallypoint.coordinator import coordinator, hangs
 from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.dispatcher import Dispatcher
@@ -234,7 +234,7 @@ def _drained_stays() -> AbstractContextManager[object]:
     """A node that is drained has its workers save, and forgets to leave."""
 
     def bad(status: PolicyState, event: DrainRequested) -> Decision:
-        after, steps = policy_notices.on_drain_requested(status, event)
+        after, steps = policy._on_drain_requested(status, event)
         return after._replace(leave_signal=0), steps
 
     return patch.dict(policy._RULES, {DrainRequested: bad})

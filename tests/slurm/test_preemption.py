@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rallypoint.agent.preemption.requeue import REQUEST
+from rallypoint.agent.features.preemption import REQUEST
 from tests.slurm.jobs import SlurmJob, SlurmJobs
 
 TRAINER = """

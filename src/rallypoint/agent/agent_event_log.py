@@ -7,12 +7,14 @@ import socket
 import time
 from collections.abc import Callable
 
+from rallypoint.agent.policy import Phase, PolicyState
 from rallypoint.agent.progress import Reached
-from rallypoint.agent.spec import WorkerGroup
-from rallypoint.agent.steps import Event
+from rallypoint.agent.spec import WorkerGroup, node_failure
+from rallypoint.agent.steps import Event, FailHung, RequestJoin, StartWorkers, Step, StopWorkers, WorkersStopped
 from rallypoint.base.light_typing import Any
-from rallypoint.failures.cause import Cause
+from rallypoint.failures.cause import Cause, Ending
 from rallypoint.failures.texts import first_line
+from rallypoint.membership.operations import Fail
 from rallypoint.protocol.messages import HangReport, JobEnded, OperatorAction, Placed, RoundEnded
 from rallypoint.telemetry import agent_events as events
 from rallypoint.telemetry.agent_events import NodePhase, PhaseClock
@@ -42,37 +44,27 @@ class AgentEventLog:
         self._held_until = 0.0
         """Until when the next round is held back, on `time.monotonic`."""
 
-    def joins(self) -> None:
-        """A place in the next round is requested; the workers of the previous one may still have to be stopped."""
-        self._rejoins = True
-        if self._clock is None:
-            spec = self._group.spec
-            self._clock = PhaseClock(self._began)
-            self._tell(
-                events.AgentStarted,
-                role=spec.role,
-                program=spec.get_program_name(),
-                backend=spec.rdzv_handler.get_backend(),
-                local_world_size=spec.local_world_size,
-                max_restarts=spec.max_restarts,
-            )
-            self._tell(events.PhaseBegan, phase=NodePhase.RENDEZVOUS)
-
-    def starts(self) -> None:
-        """The workers are being started, in a round in which the node has a place."""
-        self._rejoins = False
-        self._enter(NodePhase.STARTING)
-
-    def stops(self) -> None:
-        """The workers are being stopped."""
-        self._enter(NodePhase.STOPPING)
-
-    def stopped(self) -> None:
-        """The workers are gone."""
-        if self._clock is None or not self._rejoins:
-            return
-        left = self._held_until - time.monotonic()
-        self._enter(NodePhase.HELD_BACK if left > 0 else NodePhase.RENDEZVOUS, max(0.0, left))
+    def observe(self, before: PolicyState, event: Event | None, _after: PolicyState, steps: tuple[Step, ...]) -> None:
+        """An `Observer` of the loop."""
+        if event is not None:
+            self._heard(event)
+        if isinstance(event, WorkersStopped):
+            self._stopped()
+        for step in steps:
+            match step:
+                case RequestJoin():
+                    self._joins()
+                case StartWorkers():
+                    self._rejoins = False
+                    self._enter(NodePhase.STARTING)
+                case Fail(cause=cause):
+                    self._failed(cause)
+                case FailHung(text=text):
+                    self._failed(node_failure(text, Ending.HANG, exitcode=1))
+                case StopWorkers() if before.phase is not Phase.CHECKING:  # then it is the check that is stopped
+                    self._enter(NodePhase.STOPPING)
+                case _:
+                    pass
 
     def started(self) -> None:
         """The workers run."""
@@ -80,19 +72,22 @@ class AgentEventLog:
         self._tell(events.WorkersStarted, pids=pids, survived=self._group.survived)
         self._enter(NodePhase.RUNNING)
 
-    def failed(self, cause: Cause) -> None:
-        """Workers of this node have failed."""
-        self._tell(events.WorkerFailed, failure=_failure(cause))
-        self._enter(NodePhase.STOPPING)
-
     def progress(self, reached: Reached, from_file: bool) -> None:
         """The workers have made progress."""
         age = max(0.0, time.monotonic() - reached.at)
         source = "file" if from_file else "call"
         self._tell(events.ProgressMade, step=reached.step, age=age, source=source, first_step=reached.first)
 
-    def heard(self, event: Event) -> None:
-        """The agent's loop has received something."""
+    def ended(self, outcome: str, detail: str) -> None:
+        """The agent is about to exit. Waits a moment until that is written."""
+        if self._clock is not None:
+            now = time.monotonic()
+            seconds = self._clock.seconds(now)
+            self._tell(events.AgentEnded, elapsed=now - self._began, outcome=outcome, detail=detail, seconds=seconds)
+
+    # Inside
+
+    def _heard(self, event: Event) -> None:
         match event:
             case Placed(placement=placed):
                 self._round = placed.round
@@ -130,14 +125,31 @@ class AgentEventLog:
             case _:
                 pass
 
-    def ended(self, outcome: str, detail: str) -> None:
-        """The agent is about to exit. Waits a moment until that is written."""
-        if self._clock is not None:
-            now = time.monotonic()
-            seconds = self._clock.seconds(now)
-            self._tell(events.AgentEnded, elapsed=now - self._began, outcome=outcome, detail=detail, seconds=seconds)
+    def _joins(self) -> None:
+        """A place in the next round is requested; the workers of the previous one may still have to be stopped."""
+        self._rejoins = True
+        if self._clock is None:
+            spec = self._group.spec
+            self._clock = PhaseClock(self._began)
+            self._tell(
+                events.AgentStarted,
+                role=spec.role,
+                program=spec.get_program_name(),
+                backend=spec.rdzv_handler.get_backend(),
+                local_world_size=spec.local_world_size,
+                max_restarts=spec.max_restarts,
+            )
+            self._tell(events.PhaseBegan, phase=NodePhase.RENDEZVOUS)
 
-    # Inside
+    def _stopped(self) -> None:
+        if self._clock is None or not self._rejoins:
+            return
+        left = self._held_until - time.monotonic()
+        self._enter(NodePhase.HELD_BACK if left > 0 else NodePhase.RENDEZVOUS, max(0.0, left))
+
+    def _failed(self, cause: Cause) -> None:
+        self._tell(events.WorkerFailed, failure=_failure(cause))
+        self._enter(NodePhase.STOPPING)
 
     def _enter(self, phase: NodePhase, held_back: float = 0.0) -> None:
         if self._clock is None or self._clock.phase is phase:

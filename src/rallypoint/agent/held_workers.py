@@ -19,37 +19,38 @@ from __future__ import annotations
 import math
 from signal import SIGKILL, SIGTERM, Signals
 
+from rallypoint.agent.sources import Preparation
 from rallypoint.agent.spec import WorkerGroup
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.workers.resumable import LeavingWorkers, WorkerChannel
 
 if TYPE_CHECKING:
-    from rallypoint.agent.controller import WorkerController
-    from rallypoint.agent.grace_period import GracePeriods
+    from rallypoint.agent.signals import GracePeriods
     from rallypoint.workers.context import PContext
     from rallypoint.workers.stop import Stop
 
 log = get_logger(__name__)
 
 
-def find_held_workers(workers: WorkerController) -> HeldWorkers | None:
-    """Hold the workers that can be; None as long as none has announced itself."""
-    if not WorkerChannel(workers.group.notices).announced():
+def find_held_workers(group: WorkerGroup, grace: GracePeriods, *, keeps_workers: bool) -> HeldWorkers | None:
+    """Hold the workers that can be; None as long as none has announced itself.
+
+    `keeps_workers`: whether the rendezvous can tell other nodes that they are.
+    """
+    if not WorkerChannel(group.notices).announced():
         return None
-    spec, why = workers.group.spec, ""
+    spec, why = group.spec, ""
     if not isinstance(spec.entrypoint, str):
         why = "they are functions"
-    elif not workers.rendezvous.keeps_workers:
+    elif not keeps_workers:
         why = f"the rendezvous backend {spec.rdzv_handler.get_backend()!r} cannot tell other nodes that they do"
     if why:
         log.warning("[%s] workers do not go on in their processes when a round ends: %s", spec.role, why)
-    found = HeldWorkers(workers.group, workers.grace, possible=not why)
-    workers.preparations.append(found)
-    return found
+    return HeldWorkers(group, grace, possible=not why)
 
 
-class HeldWorkers:
+class HeldWorkers(Preparation):
     """The workers of one agent that keep their processes. A `Preparation` of each round.
 
     Args:
@@ -57,9 +58,6 @@ class HeldWorkers:
         grace: how long workers have to end.
         possible: whether any of them can keep its process.
     """
-
-    failure = failed_node = ""
-    ends_job = False
 
     def __init__(self, group: WorkerGroup, grace: GracePeriods, *, possible: bool = True) -> None:
         self._group = group
@@ -82,7 +80,6 @@ class HeldWorkers:
     @staticmethod
     def make_ready() -> None:
         """Import what the end of a round needs now, while nothing waits for it."""
-        import rallypoint.agent.stopping
         import rallypoint.base.inotify
         import rallypoint.workers.open_writes
         import rallypoint.workers.stop  # noqa: F401

@@ -1,20 +1,21 @@
 """The agent's loop: everything that happens becomes one event, and the policy decides what to do about it.
 
-One thread waits for mail (notifications of the rendezvous, signals), exits of workers, their acknowledgements and a
-stop in progress, and does nothing else between events. The `StepExecutor` carries out the steps.
+One thread waits for the descriptors and times of all sources (`steps.Source`): mail (notifications of the rendezvous,
+signals), exits of workers, a stop in progress, and whatever a run has beside these. It does nothing else meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from signal import SIGKILL, SIGTERM
 
-from rallypoint.agent.controller import WorkerController
-from rallypoint.agent.executor import StepExecutor
-from rallypoint.agent.policy import begin, decide
-from rallypoint.agent.policy_state import Phase, PolicyState
+from rallypoint.agent.actions import Actions
+from rallypoint.agent.policy import Phase, PolicyState, begin, decide
 from rallypoint.agent.rendezvous_client import RendezvousClient
-from rallypoint.agent.spec import RunResult, WorkerState
+from rallypoint.agent.signals import handled_signals
+from rallypoint.agent.sources import Observer, Source
+from rallypoint.agent.spec import DEFAULT_ROLE, RunResult, WorkerState
 from rallypoint.agent.steps import (
     Event,
     PreemptionRequested,
@@ -24,62 +25,111 @@ from rallypoint.agent.steps import (
     WorkersFenced,
     WorkersSucceeded,
 )
+from rallypoint.agent.workers import WorkerController
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.light_typing import TYPE_CHECKING
+from rallypoint.base.log import get_logger
 from rallypoint.base.mailbox import Mailbox
 from rallypoint.base.poll import until_readable
-from rallypoint.base.signals import SignalWakeup, defer_interrupts, post_signals
+from rallypoint.base.signals import SignalWakeup, defer_interrupts, ignore_signals_at_exit, post_signals
+from rallypoint.protocol.errors import RendezvousGracefulExitError
+from rallypoint.telemetry.lazy import profiled
 
 if TYPE_CHECKING:
-    from rallypoint.agent.local_socket import LocalSocket
-    from rallypoint.agent.monitors import Monitor
-    from rallypoint.agent.preemption.triggers import PreemptionTriggers
-    from rallypoint.health.progress_probe import ProgressProbe
+    from rallypoint.agent.features.local_socket import LocalSocket
+    from rallypoint.agent.features.preemption import PreemptionTriggers
+    from rallypoint.health.check import ProgressProbe
+
+log = get_logger(__name__)
 
 _SAFETY_CHECK = 60.0
 """Seconds between polls of workers whose exits wake us, in case one did not; longer if the monitor interval is."""
+
+
+@profiled("SimpleElasticAgent.run")
+def run_agent(
+    workers: WorkerController,
+    role: str = DEFAULT_ROLE,
+    health: AbstractContextManager[ProgressProbe | None] | None = None,
+    loop: Callable[[], RunResult] | None = None,
+) -> RunResult | None:
+    """Run this node's part of the job until the job ends, in as many rounds as it takes.
+
+    Args:
+        workers: the workers of this node; they know its rendezvous client.
+        role: the name of the workers in the log.
+        health: a context manager that is entered for the run; yields the progress probe, if there is a health check.
+        loop: runs in place of `run_loop`.
+
+    Returns:
+        The result of the worker group; None for a spare that was never needed.
+
+    Raises:
+        RendezvousError: the nodes could not agree on a round.
+        Exception: what a third party's rendezvous has raised, unchanged.
+        SignalException: a signal has ended this agent; its workers are gone.
+    """
+    with ignore_signals_at_exit():
+        try:
+            result = run_loop(workers, role, health) if loop is None else loop()
+            workers.events.run_ended(result, workers.remaining())
+            return result
+        except RendezvousGracefulExitError as ending:
+            log.info("%s", ending)
+            return None
+        finally:
+            try:
+                workers.rendezvous.shutdown()
+            finally:
+                workers.close()
+
+
+def run_loop(
+    workers: WorkerController, role: str, health: AbstractContextManager[ProgressProbe | None] | None
+) -> RunResult:
+    """Run the loop; when it returns or raises, no worker is left. Arguments are those of `run_agent`."""
+    workers.prepare()
+    with health or nullcontext() as probe:
+        log.info("[%s] starting workers for entrypoint: %s", role, workers.group.spec.get_entrypoint_name())
+        return AgentLoop(workers, probe=probe).run(handled_signals())
 
 
 class AgentLoop:
     """One run of an agent, from the first join to the end of the job."""
 
     def __init__(
-        self,
-        workers: WorkerController,
-        rendezvous: RendezvousClient,
-        clock: Clock = SYSTEM_CLOCK,
-        probe: ProgressProbe | None = None,
+        self, workers: WorkerController, clock: Clock = SYSTEM_CLOCK, probe: ProgressProbe | None = None
     ) -> None:
         self._workers = workers
         self._progress_probe = probe
-        self._rendezvous = rendezvous
+        self._rendezvous: RendezvousClient = workers.rendezvous
         self._clock = clock
         self._mailbox: Mailbox[Event] = Mailbox()
-        self._executor = StepExecutor(workers, rendezvous, clock, self._mailbox.post)
-        self._signal_wakeup: SignalWakeup | None = None
+        self._actions = Actions(workers, workers.rendezvous, clock, self._mailbox.post, self._waits_for_others)
         self._raise_interrupt: Callable[[], None] = lambda: None
         """Raises KeyboardInterrupt if there was a ^C that is not among the signals."""
         self._state = PolicyState(
-            notice_timeout=rendezvous.notice_timeout,
+            notice_timeout=self._rendezvous.notice_timeout,
             checks_node=workers.begin_check is not None,
             on_hang=workers.group.spec.features.hangs.reaction,
         )
-        self._safety_check_at = 0.0
         self._preemption: PreemptionTriggers | None = None
-        group, preemption = workers.group, workers.group.spec.features.preemption
-        if preemption.wanted:
-            from rallypoint.agent.preemption.triggers import PreemptionTriggers
+        if workers.group.spec.features.preemption.wanted:
+            from rallypoint.agent.features.preemption import PreemptionTriggers
 
             self._preemption = PreemptionTriggers(
-                preemption,
-                rendezvous.notice_timeout,
+                workers.group.spec.features.preemption,
+                self._rendezvous.notice_timeout,
                 workers.grace.stop,
-                lambda: not group.group_rank,
+                lambda: not workers.group.group_rank,
                 self._mailbox.post,
                 clock,
             )
+        self._mail = _Mail(self)
+        self._exits = _Exits(self)
         self._local_socket: LocalSocket | None = None
         """Opened after the first look at events, so that no worker waits for it."""
+        self._observers: list[Observer] = []
 
     def run(self, signals: Iterable[int]) -> RunResult:
         """Run until the job ends. No worker is left, whatever happens.
@@ -94,18 +144,18 @@ class AgentLoop:
         try:
             signals = signals if self._preemption is None else {*signals, *self._preemption.signals}
             # The handlers stay until the workers are gone: a further signal must not end us before.
-            with post_signals(lambda number: self._mailbox.post(SignalArrived(number)), signals) as self._signal_wakeup:
+            with post_signals(lambda number: self._mailbox.post(SignalArrived(number)), signals) as self._mail.wakeup:
                 number = SIGTERM
                 try:
                     with defer_interrupts() as self._raise_interrupt:
                         return self._run_to_end()
                 except KeyboardInterrupt:  # where SIGINT is not among `signals`
-                    number = SIGKILL if self._executor.stops else SIGTERM
+                    number = SIGTERM if self._actions.stop is None else SIGKILL
                     raise
                 finally:
-                    if self._preemption is not None and self._preemption.deadline is not None:
-                        self._preemption.deadline.close()
-                    self._executor.leave_nothing(number)
+                    if self._preemption is not None:
+                        self._preemption.close()
+                    self._actions.leave_nothing(number)
         finally:
             if self._local_socket is not None:
                 self._local_socket.close()
@@ -113,103 +163,66 @@ class AgentLoop:
             self._mailbox.close()
 
     def _run_to_end(self) -> RunResult:
+        event_log = self._workers.events.log
+        self._observers = [*([] if event_log is None else [event_log.observe]), *self._workers.observers]
         self._rendezvous.listen(self._mailbox.post)
-        self._take(begin(self._state))
-        told = self._workers.events.log
-        while self._executor.result is None:
-            for event in self._events():
-                if told is not None:
-                    told.heard(event)
-                if self._workers.incidents is not None:
-                    self._workers.incidents.look_at(event, self._state)
-                self._executor.heard(event)
-                self._take(decide(self._state, event))
+        first, steps = begin(self._state)
+        for observe in self._observers:
+            observe(self._state, None, first, steps)
+        self._take(first, steps)
+        while self._actions.result is None:
+            self._wait()
+            self._raise_interrupt()
+            for source in self._sources():
+                for event in source.step() or ():
+                    self._hear(event)
+            if self._local_socket is None:
+                self._open_local_socket()
         self._raise_interrupt()
-        return self._executor.result
+        return self._actions.result
 
-    def _take(self, decision: tuple[PolicyState, tuple[Step, ...]]) -> None:
-        self._state, steps = decision
-        if not self._waits_for_others:
-            self._executor.waiting.end()  # before workers start: they may write to the same terminal
+    def _hear(self, event: Event) -> None:
+        self._actions.hear(event, self._state.round)
+        after, steps = decide(self._state, event)
+        for observe in self._observers:
+            observe(self._state, event, after, steps)
+        self._take(after, steps)
+
+    def _take(self, state: PolicyState, steps: tuple[Step, ...]) -> None:
+        self._state = state
+        if not self._waits_for_others():
+            self._actions.waiting.end()  # before workers start: they may write to the same terminal
         for step in steps:
-            self._executor.carry_out(step, self._state.round)
+            self._actions.carry_out(step, state.round)
 
-    def _events(self) -> Iterator[Event]:
-        """Wait until something has happened, and yield the events one by one."""
-        self._wait()
-        self._raise_interrupt()
-        yield from self._drain_mailbox()
-        yield from self._executor.stop_events()
-        for monitor in self._monitors():
-            monitor.step()
-        yield from self._executor.start_events()
-        if self._watches:
-            yield from self._poll_workers()
-        yield from self._executor.notice_events()
-        if self._state.phase is Phase.LEAVING:
-            yield from self._executor.waiting.leave_events()
-        if self._waits_for_others:
-            self._executor.waiting.ask_progress()
-        self._answer_local_commands()
+    # What the loop waits for
 
-    def _answer_local_commands(self) -> None:
-        if self._local_socket is None:
-            from rallypoint.agent.local_socket import LocalSocket
-
-            self._local_socket = LocalSocket(self._rendezvous.local_job)
-            self._local_socket.open()
-        self._local_socket.step()
-
-    def _local_fds(self) -> list[int]:
-        return [] if self._local_socket is None else self._local_socket.fds()
-
-    def _monitors(self) -> Sequence[Monitor]:
-        deadline = None if self._preemption is None else self._preemption.deadline
-        own = self._workers.monitors()
-        return own if deadline is None else [*own, deadline]
+    def _sources(self) -> list[Source]:
+        """All sources, in the order in which they are asked for events."""
+        found = [self._mail, *self._workers.sources, *self._workers.preparations, self._actions, self._exits]
+        found += [self._actions.notices, self._actions.waiting]
+        found += [] if self._preemption is None else [self._preemption]
+        return found if self._local_socket is None else [*found, self._local_socket]
 
     def _wait(self) -> None:
         """Sleep until a descriptor is readable or something is due."""
-        fds = [self._mailbox.fileno(), *self._executor.fds(), *self._local_fds()]
-        wake_at = self._executor.wake_at()
-        if self._signal_wakeup is not None:
-            fds.append(self._signal_wakeup.fileno())
-        for monitor in self._monitors():
-            fds += monitor.fds()
-            wake_at = min(wake_at, monitor.wake_at())
-        if self._watches:
-            fds += self._workers.exit_fds() or []
-            wake_at = min(wake_at, self._safety_check_at)
-        elif self._waits_for_others or self._state.phase is Phase.LEAVING:
-            wake_at = min(wake_at, self._executor.waiting.ask_at)
+        sources = self._sources()
+        wake_at = min(source.wake_at() for source in sources)
+        fds = [fd for source in sources for fd in source.fds()]
         if self._progress_probe is not None:
-            self._workers.look()
-            self._progress_probe.going_to_sleep(wake_at, self._workers.status())
+            self._progress_probe.going_to_sleep(wake_at, self._workers.look().status())
         until_readable(fds, wake_at - self._clock.monotonic())
         if self._progress_probe is not None:
             self._progress_probe.woken()
-        if self._signal_wakeup is not None:
-            self._signal_wakeup.clear()
 
-    @property
     def _waits_for_others(self) -> bool:
-        return self._state.phase is Phase.FORMING and not self._executor.stops
+        return self._state.phase is Phase.FORMING and self._actions.stop is None
 
-    @property
-    def _watches(self) -> bool:
-        """Whether exits of workers matter now."""
-        return (
-            self._state.phase is Phase.RUNNING and self._state.held_failure is None and self._executor.starting is None
-        )
+    def _open_local_socket(self) -> None:
+        from rallypoint.agent.features.local_socket import LocalSocket
 
-    def _drain_mailbox(self) -> Iterator[Event]:
-        for event in self._mailbox.drain():
-            if isinstance(event, SignalArrived) and (preempted := self._preempted_by({event.number})) is not None:
-                yield preempted
-            elif isinstance(event, SignalArrived) and event.number == SIGTERM:
-                yield event._replace(notice=self._workers.terminated())
-            else:
-                yield event
+        self._local_socket = LocalSocket(self._rendezvous.local_job)
+        self._local_socket.open()
 
     def _preempted_by(self, numbers: Collection[int]) -> PreemptionRequested | None:
         """The event for signals that preempt the job, if one of these does."""
@@ -218,31 +231,77 @@ class AgentLoop:
         number = next((each for each in numbers if each in self._preemption.signals), None)
         return None if number is None else self._preemption.of_signal(number)
 
-    def _poll_workers(self) -> Iterator[Event]:
-        group = self._workers.group
+
+class _Mail(Source):
+    """Notifications of the rendezvous, and signals."""
+
+    def __init__(self, loop: AgentLoop) -> None:
+        self._loop = loop
+        self.wakeup: SignalWakeup | None = None
+
+    def fds(self) -> list[int]:
+        mail = self._loop._mailbox.fileno()
+        return [mail] if self.wakeup is None else [mail, self.wakeup.fileno()]
+
+    def step(self) -> Iterator[Event]:
+        if self.wakeup is not None:
+            self.wakeup.clear()
+        for event in self._loop._mailbox.drain():
+            if not isinstance(event, SignalArrived):
+                yield event
+            elif (preempted := self._loop._preempted_by({event.number})) is not None:
+                yield preempted
+            elif event.number == SIGTERM:
+                yield event._replace(notice=self._loop._workers.terminated())
+            else:
+                yield event
+
+
+class _Exits(Source):
+    """The exits of the workers, while they matter."""
+
+    def __init__(self, loop: AgentLoop) -> None:
+        self._loop = loop
+        self._workers = loop._workers
+        self._check_at = 0.0
+
+    def _watches(self) -> bool:
+        state = self._loop._state
+        return state.phase is Phase.RUNNING and state.held_failure is None and self._loop._actions.starting is None
+
+    def fds(self) -> list[int]:
+        return self._workers.exit_fds() or [] if self._watches() else []
+
+    def wake_at(self) -> float:
+        return self._check_at if self._watches() else super().wake_at()
+
+    def step(self) -> Iterator[Event]:
+        if not self._watches():
+            return
+        group, loop = self._workers.group, self._loop
         result = self._workers.poll()
         self._workers.events.workers_polled(result, self._workers.remaining())
         every = group.spec.monitor_interval
         if self._workers.exit_fds() is not None:
             every = max(every, _SAFETY_CHECK)
-        self._safety_check_at = self._clock.monotonic() + every
+        self._check_at = loop._clock.monotonic() + every
         group.state = result.state
         match result.state:
             case WorkerState.SUCCEEDED:
-                self._executor.last = result
-                yield WorkersSucceeded(self._executor.acknowledged())
-            case WorkerState.FAILED if self._executor.has_fenced():
+                loop._actions.last = result
+                yield WorkersSucceeded(loop._actions.notices.any_acknowledged())
+            case WorkerState.FAILED if loop._actions.has_fenced():
                 yield WorkersFenced()
             case WorkerState.FAILED | WorkerState.UNHEALTHY:
                 cause = result.first_cause()
                 reached = frozenset[int]() if cause.exitcode == -SIGKILL else self._workers.shared_signals()
                 # A signal that has arrived since the mail was read is older than its effects on the workers.
-                round_ = self._state.round
-                yield from self._drain_mailbox()
-                if self._watches and self._state.round == round_:
-                    self._executor.last = result
+                round_ = loop._state.round
+                yield from loop._mail.step()
+                if self._watches() and loop._state.round == round_:
+                    loop._actions.last = result
                     # A signal to all has reached the workers, and will reach us in a moment.
-                    if (preempted := self._preempted_by(reached)) is not None:
+                    if (preempted := loop._preempted_by(reached)) is not None:
                         yield preempted
                     yield WorkersFailed(cause, reached, self._workers.restart_limit())
             case WorkerState.HEALTHY:

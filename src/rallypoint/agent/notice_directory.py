@@ -7,7 +7,7 @@ Laws:
    or by a worker that reports progress, or that it can go on in its process when a round ends: a job without these
    touches no disk. Who finds it there uses it only if it is private (`base/private_files.py`): its name is in the
    workers' environment, which others may learn.
-2. `WorkersReady` and `NoticeExpired` come once for each notice that is waited for.
+2. `WorkersReady` and the timer `NOTICE` come once for each notice that is waited for.
 3. When the workers are gone, so is the folder. It stays while some of them go on in their processes, and newly started
    workers find it too; files that the others have left in it are removed first (`workers/resumable.py`).
 4. Each notice has a number, which its acknowledgements carry. One that arrives after its notice was withdrawn has no
@@ -21,7 +21,8 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterator
 
-from rallypoint.agent.steps import NoticeExpired, WorkersReady
+from rallypoint.agent.sources import Source
+from rallypoint.agent.steps import Timer, TimerFired, WorkersReady
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.errors import UserError
 from rallypoint.base.light_typing import TYPE_CHECKING
@@ -39,11 +40,17 @@ _POLL = 1.0
 """Seconds between polls if inotify is not available."""
 
 
-class NoticeDirectory:
+class NoticeDirectory(Source):
     """The only owner of the folder. Nothing here waits."""
 
-    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
-        """Args: `clock`: the workers' own CLOCK_MONOTONIC, except in tests."""
+    def __init__(self, running: Callable[[], Collection[int]], clock: Clock = SYSTEM_CLOCK) -> None:
+        """Make no folder yet.
+
+        Args:
+            running: returns the local ranks of the workers that have not ended: only they need to acknowledge.
+            clock: the workers' own CLOCK_MONOTONIC, except in tests.
+        """
+        self._running = running
         self._clock = clock
         self._folder = ""
         self._created = False
@@ -84,7 +91,7 @@ class NoticeDirectory:
             node: the node that will be taken away; empty for this one.
             round_: the round that will end.
             seconds: the time that the workers have. Among notices for the same reason, the earliest deadline counts.
-            waits: whether `poll` returns acknowledgements and the end of the time.
+            waits: whether `step` returns acknowledgements and the end of the time.
         """
         over_at = self._clock.monotonic() + seconds
         if waits and reason == self._reason:
@@ -131,33 +138,26 @@ class NoticeDirectory:
     # For the loop
 
     def fds(self) -> list[int]:
-        """Readable when a worker may have acknowledged."""
         return [self._inotify.fileno()] if self._awaits_acknowledgements and self._inotify is not None else []
 
     def wake_at(self) -> float:
-        """When to poll even without news, on the clock; infinite for never."""
         return min(self._expires_at, self._poll_at)
 
-    def poll(self, running: Callable[[], Collection[int]]) -> Iterator[WorkersReady | NoticeExpired]:
-        """The events of the notice since the last poll.
-
-        Args:
-            running: returns the local ranks of the workers that have not ended: only they need to acknowledge.
-        """
+    def step(self) -> Iterator[WorkersReady | TimerFired]:
         now = self._clock.monotonic()
         over = now >= self._expires_at
         if self._awaits_acknowledgements:
             if self._inotify is not None:
                 self._inotify.changed()
             self._poll_at = math.inf if self._inotify is not None else now + _POLL
-            acknowledged = self._seen and not set(running()) - self._acknowledged()
+            acknowledged = self._seen and not set(self._running()) - self._acknowledged()
             if over or not self._seen or acknowledged:
                 self._awaits_acknowledgements = False
                 self._poll_at = math.inf
                 yield WorkersReady(is_late=over and not acknowledged)
         if over:
             self._expires_at = math.inf
-            yield NoticeExpired()
+            yield TimerFired(Timer.NOTICE)
 
     # Inside
 

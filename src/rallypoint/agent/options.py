@@ -184,7 +184,7 @@ def store_peers(text: str) -> str:
 
 def framework_kinds(text: str) -> tuple[str, ...]:
     """Kinds, separated by commas. Torch's alone come to none."""
-    from rallypoint.agent.preparations.worker_env.kinds import checked
+    from rallypoint.agent.features.worker_env import checked
 
     try:
         return checked([part.strip() for part in text.split(",")])

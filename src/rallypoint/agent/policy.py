@@ -1,11 +1,11 @@
 """Decides what an agent does about an event. Pure: state and event in, next state and steps out.
 
-    CHECKING the user's check of this node runs, or will when the workers of the previous round are gone
-    FORMING waits for a placement; the workers of the previous round may still be stopping
+    CHECKING  the user's check of this node runs, or will when the workers of the previous round are gone
+    FORMING   waits for a placement; the workers of the previous round may still be stopping
     RUNNING   its workers run
-    BROKEN its workers have failed, which was announced; waits for the end of the round or the job
+    BROKEN    its workers have failed, which was announced; waits for the end of the round or the job
     FINISHED  its workers have all succeeded; waits for the others (the exit barrier)
-    ENDING its end is decided; its workers are being stopped
+    ENDING    its end is decided; its workers are being stopped
     LEAVING   a signal ends it, and its workers have ended in order; queries whether the job goes on without it
     ENDED     nothing more happens
 
@@ -32,34 +32,157 @@ Laws:
 14. If the user has a check of the node, no place is requested before it has passed: at first, and after a round that
     was ended by a failure of this node's own workers, once these are gone: none goes on in its process, since the check
     may need its devices. If it does not pass, the node leaves.
+
+Of a job that is preempted as a whole (its workers save, then it ends):
+
+14. A node that is notified tells the coordinator, and notifies its own workers at once; the coordinator tells the
+    others.
+15. From then on only the verdict ends the job: changes of membership do not, and no failure restarts it.
+16. A node that knows of it ends so, whatever happens to the control plane. If no verdict has arrived some time after
+    the workers' time is over, none will.
+17. Workers that have acknowledged have saved and not finished, whatever their exit code; those that end with success
+    without acknowledging are done.
+18. No workers are started any more: a node with a place that has not begun consents at once.
+19. SIGTERM means that the time is over. The node then ends, and requeues nothing: the user may have cancelled the job.
+
+Of a job that hangs:
+
+20. First all evidence about the workers is collected and shown, then the agent acts: no worker is ended before.
+21. The action is the one that this node was started with, and a hang costs a restart as a failure does. The first node
+    to request it decides for all. Events of any other round than the one that runs here change nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from signal import SIGTERM
+from enum import Enum, StrEnum, auto
+from signal import SIGINT, SIGQUIT, SIGTERM
 
-from rallypoint.agent import policy_notices, steps
-from rallypoint.agent.policy_notices import drain
-from rallypoint.agent.policy_state import (
-    INTERRUPTS,
-    Decision,
-    Phase,
-    PolicyState,
-    end,
-    leave_job,
-    notify_before_leaving,
-    start_workers,
-    warning,
-)
-from rallypoint.agent.signal_set import FORWARDED_SIGNALS
-from rallypoint.base.light_typing import get_args
-from rallypoint.base.signals import exit_codes_of
-from rallypoint.failures.cause import Ending
-from rallypoint.membership.operations import Drain, Fail, Succeed
-from rallypoint.membership.state import Outcome, Reason, RoundEnd, Verdict
+from rallypoint.agent import steps
+from rallypoint.agent.signals import FORWARDED_SIGNALS
+from rallypoint.agent.steps import SetTimer, SignalArrived, Timer, TimerFired
+from rallypoint.base.light_typing import NamedTuple
+from rallypoint.base.signals import exit_codes_of, signal_name
+from rallypoint.failures.cause import Cause, Ending
+from rallypoint.membership.operations import Drain, Fail, Preempt, PreemptJob, Succeed
+from rallypoint.membership.state import Outcome, Reason, RoundEnd, Verdict, join_names
+from rallypoint.notices import PREEMPTION, SCALE
 from rallypoint.protocol import messages
-from rallypoint.protocol.messages import LeaveRequest
+from rallypoint.protocol.messages import JobEnded, LeaveReply, LeaveRequest, LinkDown, LinkLost, Placement
+
+_SIGNAL_COMES = 1.0
+"""Seconds that a signal to all processes may take to reach this one, after it has reached others. It takes
+microseconds, unless the machine is overloaded.
+"""
+_VERDICT_COMES = 5.0
+"""Seconds that the verdict may come after the time of the workers. It takes a moment, unless a node or the control
+plane was lost meanwhile: then it takes a lease."""
+_LEAVING, _LEAVING_EVERY = 1.0, 0.2
+"""Seconds for which a job must go on without this node before that counts as certain, and between queries. A command
+that ends a whole job on many nodes may reach the last of them that much later.
+"""
+
+INTERRUPTS = frozenset({SIGINT, SIGQUIT})
+"""Signals that a person sends from the keyboard; the second one means at once."""
+
+
+class Phase(Enum):
+    """The phase of an agent."""
+
+    CHECKING = auto()
+    FORMING = auto()
+    RUNNING = auto()
+    BROKEN = auto()
+    FINISHED = auto()
+    ENDING = auto()
+    LEAVING = auto()
+    ENDED = auto()
+
+
+STARTED = frozenset({Phase.RUNNING, Phase.BROKEN, Phase.FINISHED})
+"""The workers of a round have been started."""
+LEAVES = frozenset({Phase.ENDING, Phase.LEAVING, Phase.ENDED})
+"""The phases in which this agent's end is decided."""
+
+
+class OnHang(StrEnum):
+    """The action after a hang has been reported."""
+
+    REPORT = "report"
+    RESTART = "restart"
+    FAIL = "fail"
+
+
+class PostedNotice(NamedTuple):
+    """A posted notice. `ready`: the workers have acknowledged, or their time is over (`is_late`); consent is given."""
+
+    reason: str
+    ready: bool = False
+    is_late: bool = False
+
+
+class PolicyState(NamedTuple):
+    """The whole state of an agent.
+
+    `round` is the one in which it has a place, `group_rank` its rank there; -1 before the first. `notice_timeout` is
+    the number of seconds that workers are given before the round is drained; 0 drains at once. `checks_node` is whether
+    the user has a check of this node. Both are the same for the whole run.
+    """
+
+    phase: Phase = Phase.FORMING
+    round: int = -1
+    group_rank: int = -1
+    notice_timeout: float = 0.0
+    checks_node: bool = False
+    on_hang: str = ""
+    """The action after a hang, besides reporting it (`OnHang`); the same for the whole run."""
+    stopping: int = 0
+    """The signal by which the workers are being stopped; 0 if they are not."""
+    waiting: bool = False
+    """Whether some workers of the previous round wait in their processes for the next one."""
+    pending_placement: Placement | None = None
+    """The placement that waits until the workers of the previous round are gone."""
+    final_step: steps.End | None = None
+    """The step to end with, in ENDING."""
+    failure: Cause | None = None
+    """Why this node's workers have failed, in BROKEN."""
+    held_failure: steps.WorkersFailed | None = None
+    """The same in RUNNING, while the signal that may have ended them is awaited."""
+    posted_notice: PostedNotice | None = None
+    leave_signal: int = 0
+    """The signal because of which this node leaves when the round ends or the time of the notice is over; else 0."""
+    interrupted: bool = False
+    """Whether an interrupt has arrived."""
+    link_down: bool = False
+    """Whether the control plane cannot be reached."""
+    preemption: str = ""
+    """Which node was told that the whole job will be taken away, and how; empty if none is known to have been."""
+
+    def anew(self, phase: Phase, round_: int, group_rank: int = -1) -> PolicyState:
+        """The state of an agent that enters a phase, with what was before reset."""
+        return PolicyState(
+            phase,
+            round_,
+            group_rank,
+            self.notice_timeout,
+            checks_node=self.checks_node,
+            on_hang=self.on_hang,
+            link_down=self.link_down,
+            preemption=self.preemption,
+        )
+
+    @property
+    def can_notify_workers(self) -> bool:
+        """Whether there are workers to notify, and time for that."""
+        return bool(self.notice_timeout) and self.phase is Phase.RUNNING and self.held_failure is None
+
+
+Decision = tuple[PolicyState, tuple[steps.Step, ...]]
+
+
+def warning(text: str) -> steps.LogLine:
+    """The step that logs a warning."""
+    return steps.LogLine(text, warning=True)
 
 
 def begin(status: PolicyState) -> Decision:
@@ -71,19 +194,72 @@ def begin(status: PolicyState) -> Decision:
 
 def decide(status: PolicyState, event: steps.Event) -> Decision:
     """Decide what follows from `event` in the state `status`: the next state, and the steps to take."""
-    if status.phase is Phase.ENDED:
-        return status, ()
-    rules = _RULES
-    if status.phase in (Phase.ENDING, Phase.LEAVING):
-        from rallypoint.agent.policy_ending import RULES_BY_PHASE
-
-        rules = RULES_BY_PHASE[status.phase]
-    elif status.preemption:
-        from rallypoint.agent.policy_preemption import RULES
-
-        rules = _RULES | RULES
-    rule = rules.get(type(event))
+    rule = _rules(status).get(type(event))
     return (status, ()) if rule is None else rule(status, event)
+
+
+def _rules(status: PolicyState) -> dict[type, Callable[..., Decision]]:
+    if status.phase in LEAVES:
+        return _RULES_BY_PHASE[status.phase]
+    return _RULES | _RULES_WHEN_PREEMPTED if status.preemption else _RULES
+
+
+# Transitions that several rules share
+
+
+def start_workers(status: PolicyState, placement: Placement) -> Decision:
+    """Start the workers of a round in which this node has a place; none is left of the one before."""
+    running = status.anew(Phase.RUNNING, placement.round, placement.group_rank)
+    return running, (steps.StartWorkers(placement),)
+
+
+def end(status: PolicyState, last: steps.End, *before: steps.Step, by: int = SIGTERM, failed: bool = False) -> Decision:
+    """Decide the end: first the workers are stopped, with the signal `by` unless they are stopping already."""
+    if status.stopping:
+        ending = status._replace(phase=Phase.ENDING, final_step=last, pending_placement=None)
+        return ending, (*before, steps.KeepNobody(by, failed))
+    if status.phase is not Phase.FORMING or status.waiting:
+        stop = steps.StopWorkers(by, failed=failed, shared=isinstance(last.event, SignalArrived))
+        return status._replace(phase=Phase.ENDING, final_step=last, stopping=by, waiting=False), (*before, stop)
+    return take_final_step(status, last, *before, in_order=True)
+
+
+def take_final_step(status: PolicyState, last: steps.End, *before: steps.Step, in_order: bool) -> Decision:
+    """Take the last step: no worker is left."""
+    if isinstance(last.event, SignalArrived) and last.event.number == SIGTERM and in_order and not status.link_down:
+        return status._replace(phase=Phase.LEAVING, stopping=0, final_step=last), (
+            *before,
+            *_query_standing(),
+            SetTimer(Timer.LEAVE, _LEAVING),
+        )
+    return status._replace(phase=Phase.ENDED, stopping=0), (*before, last)
+
+
+def _query_standing() -> tuple[steps.Step, ...]:
+    """Query the state of the job without this node, now and again."""
+    return LeaveRequest(wants_reply=True), SetTimer(Timer.QUERY, _LEAVING_EVERY)
+
+
+def notify_before_leaving(status: PolicyState, why: str, notice: float) -> Decision:
+    """Give the workers time to save before this node leaves: at most this many seconds of notice."""
+    seconds = min(status.notice_timeout, notice)
+    line = warning(f"{why}; the workers have {seconds:g} s to save and acknowledge")
+    then = (line, Preempt(status.round, seconds), steps.PostNotice(PREEMPTION, "", seconds))
+    return status._replace(posted_notice=PostedNotice(PREEMPTION), leave_signal=SIGTERM), then
+
+
+def leave_job(status: PolicyState, number: int, why: str = "", *, saved: bool = False) -> Decision:
+    """Leave the job to the others, because this signal arrived, or for another reason to end the workers by it.
+
+    `saved`: all workers of the round have acknowledged the notice.
+    """
+    text = f"{why or f'Received {signal_name(number)}'}; ending the workers and leaving the job"
+    before: list[steps.Step] = [warning(text), LeaveRequest()]
+    if status.phase is Phase.RUNNING and number == SIGTERM:
+        before.append(steps.PostStopNotice())
+    if status.stopping and number != status.stopping:
+        before.append(steps.ForwardSignal(number))
+    return end(status, steps.End(SignalArrived(number), saved=saved), *before, by=number)
 
 
 # The rounds
@@ -110,7 +286,7 @@ def _on_node_checked(status: PolicyState, event: steps.NodeChecked) -> Decision:
     if status.phase is not Phase.CHECKING:
         return status, ()
     if event.failure:
-        return status._replace(phase=Phase.ENDED), (LeaveRequest(), steps.EndUnfit(event.failure))
+        return status._replace(phase=Phase.ENDED), (LeaveRequest(), steps.End(event))
     return status._replace(phase=Phase.FORMING), (steps.RequestJoin(),)
 
 
@@ -171,7 +347,7 @@ def _on_workers_succeeded(status: PolicyState, _event: steps.WorkersSucceeded) -
     if status.phase is not Phase.RUNNING:
         return status, ()
     # Workers that are done need no notice.
-    consent = (drain(status),) if status.posted_notice is not None and not status.posted_notice.ready else ()
+    consent = (_drain(status),) if status.posted_notice is not None and not status.posted_notice.ready else ()
     return status._replace(phase=Phase.FINISHED, posted_notice=None), (Succeed(status.round), *consent)
 
 
@@ -181,7 +357,7 @@ def _on_workers_failed(status: PolicyState, event: steps.WorkersFailed) -> Decis
     if status.leave_signal and event.cause.exitcode in exit_codes_of(status.leave_signal):
         return leave_job(status, status.leave_signal)
     if event.shared_signals - FORWARDED_SIGNALS and not status.leave_signal:
-        return status._replace(held_failure=event), (steps.AwaitSignal(),)
+        return status._replace(held_failure=event), (SetTimer(Timer.SIGNAL, _SIGNAL_COMES),)
     return _fail(status, event)
 
 
@@ -197,42 +373,46 @@ def _fail(status: PolicyState, event: steps.WorkersFailed) -> Decision:
     return broken, (Fail(status.round, event.cause, event.max_restarts),)
 
 
-def _on_signal_timed_out(status: PolicyState, _event: steps.SignalTimedOut) -> Decision:
-    return (status, ()) if status.held_failure is None else _fail(status, status.held_failure)
+def _on_timer(status: PolicyState, event: TimerFired) -> Decision:
+    if event.timer is Timer.SIGNAL and status.held_failure is not None:
+        return _fail(status, status.held_failure)
+    if event.timer is Timer.NOTICE and status.leave_signal:  # a node that leaves waits no longer
+        return leave_job(status, status.leave_signal)
+    return status, ()
 
 
 # The end
 
 
-def _on_job_ended(status: PolicyState, event: messages.JobEnded) -> Decision:
+def _on_job_ended(status: PolicyState, event: JobEnded) -> Decision:
     return end(
         status,
-        steps.EndWithVerdict(event),
+        steps.End(event),
         *((steps.RequeueJob(),) if event.is_delegate else ()),
         failed=event.verdict.outcome is Outcome.FAILED and status.posted_notice is None,
     )
 
 
 def _on_refused(status: PolicyState, event: messages.JoinRefused) -> Decision:
-    return end(status, steps.EndWithError(event)) if status.phase is Phase.FORMING else (status, ())
+    return end(status, steps.End(event)) if status.phase is Phase.FORMING else (status, ())
 
 
-def _on_link_lost(status: PolicyState, event: messages.LinkLost) -> Decision:
+def _on_link_lost(status: PolicyState, event: LinkLost) -> Decision:
     if status.phase is Phase.FINISHED:
         return end(
             status,
-            steps.EndInSuccess(),
+            steps.End(JobEnded(Verdict(Outcome.SUCCEEDED))),
             warning(f"{event.detail}; this node's workers had all succeeded"),
         )
     failure = status.failure or (status.held_failure and status.held_failure.cause)
     if failure is not None:  # the failure of the line must not hide that of the workers
         line = warning(f"{event.detail}; the job ends here with the failure of this node's workers")
         verdict = Verdict(Outcome.FAILED, failure, ending=Ending.INFRASTRUCTURE)  # as on the nodes that keep running
-        return end(status, steps.EndWithVerdict(messages.JobEnded(verdict)), line, failed=True)
-    return end(status, steps.EndWithError(event))
+        return end(status, steps.End(JobEnded(verdict)), line, failed=True)
+    return end(status, steps.End(event))
 
 
-def _on_signal(status: PolicyState, event: steps.SignalArrived) -> Decision:
+def _on_signal(status: PolicyState, event: SignalArrived) -> Decision:
     number = event.number
     if number in FORWARDED_SIGNALS:
         return status, (steps.ForwardSignal(number),)
@@ -243,26 +423,10 @@ def _on_signal(status: PolicyState, event: steps.SignalArrived) -> Decision:
     return leave_job(status._replace(interrupted=number in INTERRUPTS), number)
 
 
-def _on_preempted(status: PolicyState, event: messages.Preempted) -> Decision:
-    if not event.whole_job:
-        if status.preemption:
-            return status, ()
-        return policy_notices.on_preempted(status, event)
-    from rallypoint.agent.policy_preemption import on_job_preempted
-
-    return on_job_preempted(status, event)
-
-
-def _on_preemption_requested(status: PolicyState, event: steps.PreemptionRequested) -> Decision:
-    from rallypoint.agent.policy_preemption import on_requested
-
-    return on_requested(status, event)
-
-
 # The link to the other nodes
 
 
-def _on_link_down(status: PolicyState, event: messages.LinkDown) -> Decision:
+def _on_link_down(status: PolicyState, event: LinkDown) -> Decision:
     if status.link_down:
         return status, ()
     then = "this node waits for it to come back" if status.phase is Phase.FORMING else "the running workers continue"
@@ -285,55 +449,324 @@ def _on_progress_text(status: PolicyState, event: messages.ProgressText) -> Deci
     return status, (steps.LogLine(event.text, warning=event.warning, live=event.live),)
 
 
-def _on_differs(status: PolicyState, event: messages.ConfigDiffers) -> Decision:
-    lines = (f"{each.sentence('this node')}; give all nodes of a job the same" for each in event.differences)
-    return status, tuple(warning(each) for each in lines)
+# Notices to the workers
 
 
-def _on_operator_action(status: PolicyState, event: messages.OperatorAction) -> Decision:
-    return status, (warning(event.text),)
+def _on_waiting(status: PolicyState, event: messages.NodesWaiting) -> Decision:
+    """Nodes wait to join: the workers are asked to save, if they are given notice, and the round is drained."""
+    pending = status.pending_placement
+    if pending is not None and pending.round == event.round and event.waiting:
+        # The workers of the round before are still stopping: this round has none yet that could save anything.
+        line = steps.LogLine(_log_new_nodes(event, pending.group_rank))
+        return status, (line, Drain(pending.round, needs_consent=status.notice_timeout > 0))
+    if status.phase not in STARTED or event.round != status.round:
+        return status, ()
+    if not event.waiting:
+        if status.posted_notice is None or status.posted_notice.reason != SCALE:
+            return status, ()
+        return status._replace(posted_notice=None), (steps.WithdrawNotice(),)
+    if not status.notice_timeout or status.phase is not Phase.RUNNING:
+        return status, (steps.LogLine(_log_new_nodes(event, status.group_rank)), _drain(status))
+    if status.posted_notice is not None:
+        return status, ()
+    who = join_names(event.names) or f"{event.waiting} more"
+    wait = "waits" if event.waiting == 1 else "wait"
+    line = steps.LogLine(
+        f"{who} {wait} to be taken in; the workers have {status.notice_timeout:g} s to save and acknowledge"
+    )
+    return status._replace(posted_notice=PostedNotice(SCALE)), (
+        line,
+        steps.PostNotice(SCALE, "", status.notice_timeout),
+    )
 
 
-def _on_report_requested(status: PolicyState, _event: messages.ReportRequested) -> Decision:
-    return status, (steps.ReportStatus(),)
+def _log_new_nodes(event: messages.NodesWaiting, group_rank: int) -> str:
+    nodes = f"{event.waiting} new node{'' if event.waiting == 1 else 's'}"
+    names = f" with {join_names(event.names)}" if event.names else ""
+    return f"Detected {nodes} from group_rank={group_rank}; will restart worker group{names}"
 
 
-def _on_collect_requested(status: PolicyState, event: messages.CollectRequested) -> Decision:
-    return status, (steps.Collect(event),)
+def _drain(status: PolicyState) -> Drain:
+    """End the round in order; if workers are given notice, this is the node's consent."""
+    return Drain(status.round, needs_consent=status.notice_timeout > 0 or bool(status.preemption))
 
 
-def _on_hang(status: PolicyState, event: messages.HangNotification) -> Decision:
-    from rallypoint.agent.policy_hang import on_hang
+def _on_preempted(status: PolicyState, event: messages.Preempted) -> Decision:
+    if event.whole_job:
+        return _on_job_preempted(status, event)
+    return (status, ()) if status.preemption else _on_node_preempted(status, event)
 
-    return on_hang(status, event)
 
+def _on_node_preempted(status: PolicyState, event: messages.Preempted) -> Decision:
+    """A node will be taken away: the workers are asked to save."""
+    if status.phase not in STARTED or event.round != status.round or status.leave_signal:
+        return status, ()
+    if status.phase is not Phase.RUNNING or (status.posted_notice is not None and status.posted_notice.ready):
+        return status._replace(posted_notice=PostedNotice(PREEMPTION, ready=True)), (_drain(status),)
+    line = warning(f"{event.node} will be taken away; the workers have {event.seconds:g} s to save and acknowledge")
+    return status._replace(posted_notice=PostedNotice(PREEMPTION)), (
+        line,
+        steps.PostNotice(PREEMPTION, event.node, event.seconds),
+    )
+
+
+def _on_workers_ready(status: PolicyState, event: steps.WorkersReady) -> Decision:
+    """All workers of this node have saved, or their time is over: the node consents."""
+    if status.phase is not Phase.RUNNING or status.posted_notice is None or status.posted_notice.ready:
+        return status, ()
+    if status.leave_signal and event.is_late:  # it leaves now, and the others must not count it as saved
+        return status, ()
+    return status._replace(posted_notice=status.posted_notice._replace(ready=True)), (_drain(status),)
+
+
+def _on_drain_requested(status: PolicyState, event: messages.DrainRequested) -> Decision:
+    """An operator takes this node away."""
+    if status.leave_signal or status.phase in LEAVES:
+        return status, ()
+    why = f"{event.by} drains this node"
+    if status.can_notify_workers:
+        return notify_before_leaving(status, why, status.notice_timeout)
+    return leave_job(status, SIGTERM, why)
+
+
+# A job that hangs
+
+_HANG_FOUND = "the job hangs: no rank of its {} has written output or reported progress for its --hang-timeout"
+HANG_CAUSE = "the job hangs: no rank has given a sign of life for its --hang-timeout"
+_AFTER_HANG = {
+    OnHang.REPORT: "nothing else is done (--on-hang=report)",
+    OnHang.RESTART: "it counts as a failure: the workers are restarted if that is left (--on-hang=restart)",
+    OnHang.FAIL: "the job ends (--on-hang=fail)",
+}
+
+
+def _on_hang(status: PolicyState, event: messages.HangFound | messages.HangReport) -> Decision:
+    """Decide what follows from the coordinator's notification of a hang."""
+    if event.round != status.round or status.phase not in (Phase.RUNNING, Phase.FINISHED):
+        return status, ()
+    if isinstance(event, messages.HangFound):
+        nodes = "node" if event.nodes == 1 else f"{event.nodes} nodes"
+        return status, (warning(f"{_HANG_FOUND.format(nodes)}; collecting what the workers are doing"),)
+    then = OnHang(status.on_hang or OnHang.REPORT)
+    line = warning(f"{event.report.rstrip()}\n{_AFTER_HANG[then]}")
+    if then is OnHang.REPORT:
+        return status, (line,)
+    return status, (line, steps.FailHung(event.round, HANG_CAUSE, ends_job=then is OnHang.FAIL))
+
+
+# A job that is preempted as a whole
+
+_WITHOUT_WORKERS = frozenset({Phase.FORMING, Phase.CHECKING})
+
+
+def _on_preemption_requested(status: PolicyState, event: steps.PreemptionRequested) -> Decision:
+    """This node was told that the whole job will be taken away."""
+    if status.preemption or status.phase in LEAVES:
+        return status, ()
+    status = status._replace(preemption=f"this node {event.why}")
+    tell = PreemptJob(event.seconds, event.why)
+    if status.phase in _WITHOUT_WORKERS:
+        line = warning(f"this node {event.why}: the job is preempted; no workers run here")
+        return status._replace(pending_placement=None), (line, tell, _await_verdict(0.0))
+    status, then = _ask_workers(status, "this node", "", event.seconds, event.why)
+    return status, (tell, *then)
+
+
+def _on_job_preempted(status: PolicyState, event: messages.Preempted) -> Decision:
+    """A node was told that the whole job will be taken away; it may be this one."""
+    if status.phase in _WITHOUT_WORKERS:  # it has a place in a round whose workers it will never start
+        line = warning(f"{event.node} {event.why}: the job is preempted; no workers run here")
+        forming = status._replace(preemption=f"{event.node} {event.why}", pending_placement=None)
+        return forming, (line, _await_verdict(event.seconds), Drain(event.round, needs_consent=True))
+    if status.phase not in STARTED or event.round != status.round:
+        return status, ()
+    known, status = status.preemption, status._replace(preemption=f"{event.node} {event.why}")
+    return (status, ()) if known else _ask_workers(status, event.node, event.node, event.seconds, event.why)
+
+
+def _await_verdict(seconds: float) -> SetTimer:
+    return SetTimer(Timer.VERDICT, seconds + _VERDICT_COMES)
+
+
+def _ask_workers(status: PolicyState, who: str, node: str, seconds: float, why: str) -> Decision:
+    line = warning(f"{who} {why}: the job is preempted; the workers have {seconds:g} s to save and acknowledge")
+    wait = _await_verdict(seconds)
+    if status.phase is not Phase.RUNNING:
+        return status, (line, wait)
+    if status.posted_notice is not None and status.posted_notice.ready:
+        return status._replace(posted_notice=PostedNotice(PREEMPTION, ready=True)), (line, wait, _drain(status))
+    post = steps.PostNotice(PREEMPTION, node, seconds)
+    return status._replace(posted_notice=PostedNotice(PREEMPTION)), (line, wait, post)
+
+
+def _on_workers_ready_preempted(status: PolicyState, event: steps.WorkersReady) -> Decision:
+    if status.phase is not Phase.RUNNING or status.posted_notice is None or status.posted_notice.ready:
+        return status, ()
+    late = (warning("not all workers of this node have acknowledged in time"),) if event.is_late else ()
+    posted = status.posted_notice._replace(ready=True, is_late=event.is_late)
+    return status._replace(posted_notice=posted), (*late, _drain(status))
+
+
+def _on_workers_succeeded_preempted(status: PolicyState, event: steps.WorkersSucceeded) -> Decision:
+    if status.phase is not Phase.RUNNING:
+        return status, ()
+    posted = status.posted_notice
+    if not event.acknowledged and not (posted is not None and posted.ready and not posted.is_late):
+        return status._replace(phase=Phase.FINISHED, posted_notice=None), (Succeed(status.round),)
+    saved = status._replace(phase=Phase.FINISHED, posted_notice=PostedNotice(PREEMPTION, ready=True))
+    return saved, () if posted is not None and posted.ready else (_drain(status),)
+
+
+def _on_job_ended_preempted(status: PolicyState, event: JobEnded) -> Decision:
+    posted = status.posted_notice
+    saved = None if posted is None else posted.ready and not posted.is_late
+    requeue = (steps.RequeueJob(),) if event.is_delegate else ()
+    failed = event.verdict.outcome is Outcome.FAILED
+    return end(status, steps.End(event, saved=saved), *requeue, failed=failed and posted is None)
+
+
+def _without_verdict(status: PolicyState, *before: steps.Step) -> Decision:
+    verdict = Verdict(Outcome.STOPPED, detail=status.preemption, ending=Ending.PREEMPTED)
+    ending, then = _on_job_ended_preempted(status, JobEnded(verdict))
+    return ending, (*before, *then)
+
+
+def _on_timer_preempted(status: PolicyState, event: TimerFired) -> Decision:
+    if event.timer is not Timer.VERDICT:
+        return _on_timer(status, event)
+    line = warning("the end of the preempted job was not announced in time; this node ends by itself")
+    return _without_verdict(status, line, steps.RequeueJob())
+
+
+def _on_refused_preempted(status: PolicyState, event: messages.JoinRefused) -> Decision:
+    if status.phase is not Phase.FORMING:
+        return status, ()
+    return _without_verdict(status, warning(f"the job is preempted, and this node has no place in it: {event.detail}"))
+
+
+def _on_link_lost_preempted(status: PolicyState, event: LinkLost) -> Decision:
+    line = warning(f"{event.detail}; the job is preempted, and this node ends by itself")
+    return _without_verdict(status, line, steps.RequeueJob())
+
+
+def _on_signal_preempted(status: PolicyState, event: SignalArrived) -> Decision:
+    if event.number in FORWARDED_SIGNALS:
+        return status, (steps.ForwardSignal(event.number),)
+    if event.number != SIGTERM:
+        return leave_job(status._replace(interrupted=event.number in INTERRUPTS), event.number)
+    line = warning("Received SIGTERM before the end of the preempted job was announced; ending the workers")
+    return _without_verdict(status, line, LeaveRequest())
+
+
+def _ignore(status: PolicyState, _event: steps.Event) -> Decision:
+    return status, ()
+
+
+# When the end is decided
+
+
+def _on_final_stop(status: PolicyState, event: steps.WorkersStopped) -> Decision:
+    assert status.final_step is not None, "an agent that ends knows how"
+    if event.waiting:  # the stop was done when the end was decided
+        cause = status.final_step.event
+        number = cause.number if isinstance(cause, SignalArrived) else SIGTERM
+        return status._replace(stopping=number), (steps.StopWorkers(number, failed=True),)
+    return take_final_step(status, status.final_step, in_order=event.ended_in_order)
+
+
+def _on_left(status: PolicyState, event: LeaveReply) -> Decision:
+    assert status.final_step is not None, "an agent that leaves knows how"
+    if event.goes_on:
+        more = f"goes on on {event.others} other node{'s' if event.others > 1 else ''}"
+        return status._replace(final_step=status.final_step._replace(standing=more)), ()
+    succeeded = "has succeeded" if event.outcome is Outcome.SUCCEEDED else ""
+    return status._replace(phase=Phase.ENDED), (status.final_step._replace(standing=succeeded),)
+
+
+def _on_timer_when_leaving(status: PolicyState, event: TimerFired) -> Decision:
+    assert status.final_step is not None, "an agent that leaves knows how"
+    if event.timer is Timer.QUERY:
+        return status, _query_standing()
+    return (status._replace(phase=Phase.ENDED), (status.final_step,)) if event.timer is Timer.LEAVE else (status, ())
+
+
+def _leave_without_answer(status: PolicyState, _event: steps.Event) -> Decision:
+    """Leave without knowing the state of the job: it cannot be known any more, or is not waited for."""
+    assert status.final_step is not None, "an agent that leaves knows how"
+    return status._replace(phase=Phase.ENDED), (status.final_step._replace(standing=""),)
+
+
+def _on_signal_when_ending(status: PolicyState, event: SignalArrived) -> Decision:
+    if event.number in FORWARDED_SIGNALS:
+        return status, (steps.ForwardSignal(event.number),)
+    if event.number not in INTERRUPTS:
+        return status, ()
+    if status.interrupted:
+        return status, (steps.KillWorkers(),)
+    return status._replace(interrupted=True), (
+        steps.LogLine("the workers are being stopped; once more kills them", warning=True),
+    )
+
+
+def _on_signal_when_leaving(status: PolicyState, event: SignalArrived) -> Decision:
+    return (status, ()) if event.number in FORWARDED_SIGNALS | {SIGTERM} else _leave_without_answer(status, event)
+
+
+# The tables
 
 _RULES: dict[type, Callable[..., Decision]] = {
     messages.Placed: _on_placed,
     steps.WorkersStopped: _on_workers_stopped,
     steps.NodeChecked: _on_node_checked,
     messages.RoundEnded: _on_round_ended,
-    messages.NodesWaiting: policy_notices.on_waiting,
+    messages.NodesWaiting: _on_waiting,
     messages.Preempted: _on_preempted,
-    steps.WorkersReady: policy_notices.on_workers_ready,
-    steps.NoticeExpired: policy_notices.on_notice_expired,
+    steps.WorkersReady: _on_workers_ready,
     steps.WorkersSucceeded: _on_workers_succeeded,
     steps.WorkersFailed: _on_workers_failed,
     steps.WorkersFenced: _on_workers_fenced,
-    steps.SignalTimedOut: _on_signal_timed_out,
-    messages.JobEnded: _on_job_ended,
+    TimerFired: _on_timer,
+    JobEnded: _on_job_ended,
     messages.JoinRefused: _on_refused,
-    messages.LinkLost: _on_link_lost,
-    steps.SignalArrived: _on_signal,
+    LinkLost: _on_link_lost,
+    SignalArrived: _on_signal,
     steps.PreemptionRequested: _on_preemption_requested,
-    messages.LinkDown: _on_link_down,
+    LinkDown: _on_link_down,
     messages.LinkUp: _on_link_up,
-    messages.ConfigDiffers: _on_differs,
     messages.ProgressText: _on_progress_text,
-    messages.DrainRequested: policy_notices.on_drain_requested,
-    messages.OperatorAction: _on_operator_action,
-    messages.ReportRequested: _on_report_requested,
-    messages.CollectRequested: _on_collect_requested,
-    **dict.fromkeys(get_args(messages.HangNotification), _on_hang),
+    messages.DrainRequested: _on_drain_requested,
+    **dict.fromkeys((messages.HangFound, messages.HangReport), _on_hang),
 }
-"""Events that are not listed here change nothing."""
+"""The rules of most phases. Events that are not listed change nothing."""
+
+_RULES_WHEN_PREEMPTED: dict[type, Callable[..., Decision]] = {
+    steps.WorkersReady: _on_workers_ready_preempted,
+    steps.WorkersSucceeded: _on_workers_succeeded_preempted,
+    TimerFired: _on_timer_preempted,
+    SignalArrived: _on_signal_preempted,
+    JobEnded: _on_job_ended_preempted,
+    messages.JoinRefused: _on_refused_preempted,
+    LinkLost: _on_link_lost_preempted,
+    messages.NodesWaiting: _ignore,
+    messages.Placed: _ignore,
+    messages.DrainRequested: _ignore,
+}
+"""Rules that differ for a preempted job."""
+
+_RULES_WHEN_ENDING: dict[type, Callable[..., Decision]] = {
+    steps.WorkersStopped: _on_final_stop,
+    SignalArrived: _on_signal_when_ending,
+}
+"""While the workers are stopped."""
+
+_RULES_WHEN_LEAVING: dict[type, Callable[..., Decision]] = {
+    LeaveReply: _on_left,
+    TimerFired: _on_timer_when_leaving,
+    SignalArrived: _on_signal_when_leaving,
+    LinkDown: _leave_without_answer,
+    LinkLost: _leave_without_answer,
+}
+"""When only the query for the state of the job is left."""
+
+_RULES_BY_PHASE = {Phase.ENDING: _RULES_WHEN_ENDING, Phase.LEAVING: _RULES_WHEN_LEAVING, Phase.ENDED: {}}
+"""The rules once the end of the agent is decided."""

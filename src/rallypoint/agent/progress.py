@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+from rallypoint.agent.sources import Source
 from rallypoint.base.clock import Clock
 from rallypoint.base.light_typing import NamedTuple
 from rallypoint.base.private_files import is_private, open_regular
@@ -58,7 +59,7 @@ class Reached(NamedTuple):
     mark: tuple[int, int, int] = (0, 0, 0)
 
 
-class ProgressTracker:
+class ProgressTracker(Source):
     """The progress tracker of one agent, stepped by its loop. Nothing here waits.
 
     Args:
@@ -153,16 +154,10 @@ class ProgressTracker:
 
     # For the loop
 
-    def fds(self) -> list[int]:
-        """None: no descriptor wakes us."""
-        return []
-
     def wake_at(self) -> float:
-        """The time of the next look, on the clock; infinite for never."""
         return self._look_at
 
     def step(self) -> None:
-        """Look, if that is due."""
         now = self._clock.monotonic()
         if now < self._look_at:
             return

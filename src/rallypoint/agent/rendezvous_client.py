@@ -1,6 +1,6 @@
 """The interface that an agent needs of a rendezvous: sending requests without waiting, and being notified.
 
-`ElasticHandler` implements it. For any other handler `agent.polling_client` does.
+`ElasticHandler` implements it. For any other handler `agent.third_party` does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RendezvousClient(Protocol):
         """Pass every notification to `deliver`; None ends that."""
 
     def join(self, member: NodeInfo) -> None:
-        """Request a place in the next round for this node, which `joining` describes."""
+        """Request a place in the next round for this node, described by the `NodeInfo`."""
 
     def begin_round(self, placement: Placement) -> None:
         """The workers of the previous round are gone; those of this round begin."""
@@ -61,17 +61,6 @@ class RendezvousClient(Protocol):
         """Release everything; the job goes on without this node. Returns whether that went well."""
 
 
-def joining(spec: WorkerSpec, *, restarts_workers: bool) -> NodeInfo:
-    """The description that a joining node sends; its rendezvous adds where it listens, and its rank."""
-    program = spec.get_program_name()
-    return NodeInfo(
-        *(spec.role, spec.local_world_size, "", 0),
-        max_restarts=spec.max_restarts,
-        program=program,
-        restarts_workers=restarts_workers,
-    )
-
-
 def rendezvous_of(spec: WorkerSpec, exit_barrier_timeout: float = 300) -> RendezvousClient:
     """The rendezvous client of a node, from the handler of its spec.
 
@@ -82,6 +71,6 @@ def rendezvous_of(spec: WorkerSpec, exit_barrier_timeout: float = 300) -> Rendez
     """
     if isinstance(spec.rdzv_handler, ElasticHandler):
         return spec.rdzv_handler
-    from rallypoint.agent.polling_client import PollingRendezvousClient
+    from rallypoint.agent.third_party import PollingRendezvousClient
 
     return PollingRendezvousClient(spec, exit_barrier_timeout)

@@ -1,22 +1,19 @@
-"""Events of an agent besides the notifications of the rendezvous, and the steps that its policy takes. Plain data."""
+"""The events of an agent besides the notifications of its rendezvous, and the steps of its policy. Plain data.
+
+Event   what has happened; the policy decides what follows
+Step    what follows; `actions` carries it out. Requests to the coordinator are steps as they are
+"""
 
 from __future__ import annotations
 
 import math
+from enum import Enum
 from signal import SIGTERM
 
 from rallypoint.base.light_typing import NamedTuple
 from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Drain, Fail, Preempt, PreemptJob, Succeed
-from rallypoint.protocol.messages import (
-    CollectedPart,
-    CollectionEnded,
-    CollectRequested,
-    JobEnded,
-    LeaveRequest,
-    Notification,
-    Placement,
-)
+from rallypoint.protocol.messages import JobEnded, JoinRefused, LeaveRequest, LinkLost, Notification, Placement
 
 # Events
 
@@ -60,10 +57,6 @@ class WorkersReady(NamedTuple):
     is_late: bool = False
 
 
-class NoticeExpired(NamedTuple):
-    """The time of the notice is over."""
-
-
 class NodeChecked(NamedTuple):
     """The user's check of this node is over, and nothing of it is left. `failure` says why it has not passed."""
 
@@ -87,16 +80,25 @@ class PreemptionRequested(NamedTuple):
     why: str
 
 
-class VerdictTimedOut(NamedTuple):
-    """The verdict of the preempted job has not arrived in time."""
+class Timer(Enum):
+    """What is waited for, each for a limited time."""
+
+    NOTICE = "notice"
+    """The acknowledgements of a notice; whoever leaves waits no longer."""
+    SIGNAL = "signal"
+    """The signal that has ended a worker, which may have been sent to this agent too."""
+    VERDICT = "verdict"
+    """The verdict of a job that is preempted."""
+    QUERY = "query"
+    """The next query for the state of the job without this node."""
+    LEAVE = "leave"
+    """The answer to these that the job ends."""
 
 
-class SignalTimedOut(NamedTuple):
-    """The awaited signal has not arrived."""
+class TimerFired(NamedTuple):
+    """The time is over."""
 
-
-class LeaveTimedOut(NamedTuple):
-    """The time for querying the job's state is over."""
+    timer: Timer
 
 
 Event = (
@@ -107,16 +109,13 @@ Event = (
     | WorkersStopped
     | NodeChecked
     | WorkersReady
-    | NoticeExpired
     | SignalArrived
     | PreemptionRequested
-    | VerdictTimedOut
-    | SignalTimedOut
-    | LeaveTimedOut
+    | TimerFired
 )
 
 
-# Steps, to be taken in order; requests to the coordinator are steps as they are. None of them waits.
+# Steps, to be taken in order. None of them waits.
 
 
 class StartWorkers(NamedTuple):
@@ -168,8 +167,11 @@ class ForwardSignal(NamedTuple):
     signal: int
 
 
-class AwaitSignal(NamedTuple):
-    """Wait a moment for the signal that has ended a worker: `SignalArrived` or `SignalTimedOut` follows."""
+class SetTimer(NamedTuple):
+    """Wait for this many seconds from now, in place of any other time: `TimerFired` follows."""
+
+    timer: Timer
+    seconds: float
 
 
 class PostNotice(NamedTuple):
@@ -191,13 +193,6 @@ class PostStopNotice(NamedTuple):
     """Post a notice to the workers that they are being stopped; its deadline is the end of the grace period."""
 
 
-class AwaitVerdict(NamedTuple):
-    """Wait for the verdict of a preempted job, whose workers have this many seconds: `JobEnded` or `VerdictTimedOut`
-    follows."""
-
-    seconds: float
-
-
 class RequeueJob(NamedTuple):
     """Ask the scheduler to start the preempted job again, if that is requested."""
 
@@ -210,22 +205,6 @@ class LogLine(NamedTuple):
     live: tuple[str, str] = ("", "")
 
 
-class ReportStatus(NamedTuple):
-    """Report the state of this node's workers to the coordinator, because there are watchers."""
-
-
-class Collect(NamedTuple):
-    """Collect from the workers what an operator requests, and send it."""
-
-    request: CollectRequested
-
-
-class AddToReport(NamedTuple):
-    """Add this to the report of a hang, which this node makes; after the last part, make and send the report."""
-
-    message: CollectedPart | CollectionEnded
-
-
 class FailHung(NamedTuple):
     """Announce that `round` has failed by a hang, which `text` describes; `ends_job` ends the job, whatever restarts
     are left.
@@ -236,48 +215,18 @@ class FailHung(NamedTuple):
     ends_job: bool
 
 
-class QueryStanding(NamedTuple):
-    """Query for a moment the state of the job without this node; `LeaveReply` and `LeaveTimedOut` follow."""
+class End(NamedTuple):
+    """End, when the workers are gone: after this nothing more happens.
 
-
-# Last steps: the workers are gone, and after one of these nothing more happens.
-
-
-class EndWithVerdict(NamedTuple):
-    """End with the job's verdict. `saved`: whether all workers of this node have, where the job was preempted."""
-
-    verdict: JobEnded
-    saved: bool | None = None
-
-
-class EndWithError(NamedTuple):
-    """End with the error that this notification stands for."""
-
-    notification: Notification
-
-
-class EndUnfit(NamedTuple):
-    """End because the user's check of this node has not passed, as `failure` says."""
-
-    failure: str
-
-
-class EndBySignal(NamedTuple):
-    """End because of the signal. `standing` is a text on how the job goes on without this node; empty if it does not.
-
-    `saved`: the workers had acknowledged the notice before.
+    `event` ends the agent: the verdict, a rendezvous that has failed, a check of this node that has not passed, or a
+    signal. `standing` is a text on how the job continues without this node after a signal; empty if it does not.
+    `saved`: whether all workers of this node had acknowledged a notice; None if that says nothing.
     """
 
-    signal: int
+    event: JobEnded | JoinRefused | LinkLost | NodeChecked | SignalArrived
     standing: str = ""
-    saved: bool = False
+    saved: bool | None = None
 
-
-class EndInSuccess(NamedTuple):
-    """End in success although the verdict cannot arrive any more."""
-
-
-FinalStep = EndWithVerdict | EndWithError | EndUnfit | EndBySignal | EndInSuccess
 
 Step = (
     Fail
@@ -293,17 +242,12 @@ Step = (
     | KeepNobody
     | KillWorkers
     | ForwardSignal
-    | AwaitSignal
+    | SetTimer
     | PostNotice
     | WithdrawNotice
     | PostStopNotice
-    | AwaitVerdict
     | RequeueJob
     | LogLine
-    | QueryStanding
-    | ReportStatus
-    | Collect
-    | AddToReport
     | FailHung
-    | FinalStep
+    | End
 )

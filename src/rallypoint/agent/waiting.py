@@ -1,95 +1,218 @@
-"""Requests of a waiting agent to the coordinator: the progress of other nodes, and the state of the job without this
-node.
+"""An agent that waits for others: for a place in a round, and for a word that the place still stands.
 
-Nothing here waits: the loop sleeps until `ask_at`.
+An agent that was frozen, or cut off, finds a `Placed` that may be older than the lease: by then the others have counted
+its node as lost, and run without it. Laws:
+
+1. A word of the coordinator is as old as the request that it answers. When it was read means nothing: a process that
+   was frozen reads late what has come early.
+2. Workers start only on a word younger than the lease. A place that was requested less than a lease ago is one;
+   otherwise the coordinator is asked, and its answer follows all that it had to tell this node before.
+3. Until it has answered, or has ended the round, nothing is started. The link repeats the question in each session, and
+   gives up as where a place is waited for (`protocol.resume_state`).
+4. With `--fence`, workers run only on a word younger than the lease: while they run, the coordinator is asked four
+   times a lease, and each answer moves the moment at which the reaper kills them. The reaper has that moment, so that
+   it comes for a frozen agent too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 
-from rallypoint.agent import steps
-from rallypoint.agent.rendezvous_client import RendezvousClient
-from rallypoint.base.clock import Clock
-from rallypoint.base.light_typing import TYPE_CHECKING
-from rallypoint.protocol.messages import LeaveRequest, ProgressRequest
+from rallypoint.agent.sources import Source
+from rallypoint.agent.steps import Event
+from rallypoint.base.clock import BOOT_CLOCK, Clock
+from rallypoint.base.light_typing import TYPE_CHECKING, Protocol
+from rallypoint.base.log import get_logger
+from rallypoint.protocol.messages import Confirmed, ConfirmRequest, LinkDown, LinkUp, ProgressRequest, Request
 from rallypoint.rendezvous.control_plane import FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL
 
 if TYPE_CHECKING:
-    from rallypoint.agent.live_line import LiveLine
+    from rallypoint.agent.features.live_line import LiveLine
 
+log = get_logger(__name__)
+
+_ASKED_PER_LEASE = 4
+"""Questions in each lease while fenced workers run: with one lost or late, three are left."""
 _LIVE_EVERY = 1.0
 """Seconds between requests for progress if a terminal shows it."""
 
-_LEAVING, _LEAVING_EVERY = 1.0, 0.2
-"""Seconds for which a job must go on without this node before that counts as certain, and between queries. A command
-that ends a whole job on many nodes may reach the last of them that much later.
-"""
+
+class Coordinator(Protocol):
+    """What this needs of a `RendezvousClient`."""
+
+    @property
+    def lease(self) -> float:
+        """See `RendezvousClient.lease`."""
+
+    def send(self, request: Request) -> None:
+        """Send a request."""
 
 
-class WaitingForOthers:
-    """The requests of one agent that waits, and the line on a terminal that shows the answers."""
+class WaitingForOthers(Source):
+    """Requests the progress of the others, and shows it.
 
-    def __init__(self, rendezvous: RendezvousClient, clock: Clock) -> None:
+    Args:
+        rendezvous: takes the requests.
+        clock: of the loop.
+        waits: whether this node waits for others at this moment.
+    """
+
+    def __init__(self, rendezvous: Coordinator, clock: Clock, waits: Callable[[], bool]) -> None:
         self._rendezvous = rendezvous
         self._clock = clock
-        self.ask_at = 0.0
-        """When to ask next, on the clock, in the phases that ask."""
+        self._waits = waits
+        self._ask_at = 0.0
         self._ask_every = FIRST_PROGRESS_REQUEST
         self._joined_at = 0.0
         self._live_line: LiveLine | None = None
-        """The line on a terminal that shows the progress."""
-        self._leave_by = math.inf
 
     def begin(self) -> float:
-        """This node requests a place and waits for the round. Returns the moment, on the clock."""
+        """This node requests a place. Returns the moment, on the clock."""
         self._ask_every = FIRST_PROGRESS_REQUEST
         self._joined_at = self._clock.monotonic()
-        self.ask_at = self._joined_at + self._ask_every
+        self._ask_at = self._joined_at + self._ask_every
         return self._joined_at
 
-    def ask_progress(self) -> None:
-        """If this node waits for others: request the progress, if that is due."""
+    def wake_at(self) -> float:
+        return self._ask_at if self._waits() else math.inf
+
+    def step(self) -> None:
         now = self._clock.monotonic()
-        if now < self.ask_at:
+        if now < self._ask_at or not self._waits():
             return
         self._ask_every = min(2 * self._ask_every, MAX_PROGRESS_INTERVAL)
         if self._live_line is not None:
             self._ask_every = _LIVE_EVERY
             self._live_line.redraw(now)
-        self.ask_at = now + self._ask_every
+        self._ask_at = now + self._ask_every
         self._rendezvous.send(ProgressRequest())
 
     def shows_live(self, words: tuple[str, str]) -> bool:
         """Show the progress on the terminal; returns whether there is one."""
         if self._live_line is None:
-            from rallypoint.agent.live_line import live_line
+            from rallypoint.agent.features.live_line import LiveLine, shows_live_line
 
-            self._live_line = live_line(self._joined_at)
-            if self._live_line is None:
+            if not shows_live_line():
                 return False
-            self.ask_at = self._clock.monotonic() + _LIVE_EVERY
+            self._live_line = LiveLine(self._joined_at)
+            self._ask_at = self._clock.monotonic() + _LIVE_EVERY
         self._live_line.show(words, self._clock.monotonic())
         return True
 
     def end(self) -> None:
-        """This node does not wait for others any more. Idempotent."""
+        """This node does not wait for others any more: erase the line. Idempotent."""
         if self._live_line is not None:
             self._live_line.end()
             self._live_line = None
 
-    def begin_leaving(self) -> None:
-        """This node leaves: from now on, query for a moment the state of the job without it."""
-        self.ask_at = self._clock.monotonic()
-        self._leave_by = self.ask_at + _LEAVING
 
-    def leave_events(self) -> Iterator[steps.Event]:
-        """If this node leaves: query again, until the time is over."""
-        if self._clock.monotonic() < self.ask_at:
-            return
-        if self.ask_at >= self._leave_by:
-            yield steps.LeaveTimedOut()
-        else:
-            self.ask_at = min(self.ask_at + _LEAVING_EVERY, self._leave_by)
-            self._rendezvous.send(LeaveRequest(wants_reply=True))
+class Confirmation:
+    """Asks the coordinator, where its last word is too old.
+
+    Args:
+        rendezvous: what the coordinator is asked through.
+        clock: counts the time in which the machine is suspended too.
+        fence: takes the moment, on that clock, at which the workers are to be killed; None without `--fence`.
+    """
+
+    def __init__(
+        self, rendezvous: Coordinator, clock: Clock = BOOT_CLOCK, fence: Callable[[float], None] | None = None
+    ) -> None:
+        self._rendezvous = rendezvous
+        self._clock = clock
+        self._fence = fence
+        self._heard_at = clock.monotonic()
+        """When the last request was sent that was answered, or whose answer is the place that is awaited."""
+        self._sent: dict[int, float] = {}
+        """When the questions were sent that have no answer yet and are younger than the lease, by number."""
+        self._number = 0
+        """That of the last question."""
+        self._ask_at = math.inf
+        """When to ask next; infinity where no fenced workers run."""
+        self.awaited = False
+        """Whether workers that are due to start wait for an answer."""
+        self._link_down = False
+
+    def requests_place(self) -> None:
+        """This node is about to request a place: what it is given is younger than this moment."""
+        self._heard_at, self.awaited = self._clock.monotonic(), False
+
+    def holds(self) -> bool:
+        """Whether the workers of the place that was given must wait for the coordinator; asks it, if need be."""
+        now, lease = self._clock.monotonic(), self._rendezvous.lease
+        oldest = lease if self._fence is None else lease / 2
+        if not self.awaited and now - self._heard_at > oldest:
+            self.awaited = True
+            self._ask(now)
+            if self._link_down:
+                self._log()
+        return self.awaited
+
+    def cancel(self) -> None:
+        """The round is over: no answer is awaited any more. Idempotent."""
+        self.awaited = False
+
+    def heard(self, event: Event) -> None:
+        """An event has occurred that may be an answer, or the end or the beginning of a session."""
+        match event:
+            case Confirmed(number=number) if number in self._sent:
+                self._heard_at = max(self._heard_at, self._sent[number])
+                self._sent = {each: at for each, at in self._sent.items() if each > number}
+                self.awaited &= number < self._number
+                if self._ask_at < math.inf:
+                    self._move_fence()
+            case LinkDown():
+                self._link_down = True
+                if self.awaited:
+                    self._log()
+            case LinkUp():
+                self._link_down = False
+            case _:
+                pass
+
+    # The fence
+
+    def workers_start(self) -> None:
+        """The workers of a round are about to start."""
+        if self._fence is not None and self._rendezvous.lease < math.inf:
+            self._ask_at = self._clock.monotonic() + self._rendezvous.lease / _ASKED_PER_LEASE
+            self._move_fence()
+
+    def workers_ended(self) -> None:
+        """No worker of a round is left. Idempotent."""
+        if self._ask_at < math.inf and self._fence is not None:
+            self._ask_at = math.inf
+            self._fence(math.inf)
+
+    def wake_in(self) -> float:
+        """Seconds until the next question is due; infinity for never."""
+        return self._ask_at if self._ask_at == math.inf else max(0.0, self._ask_at - self._clock.monotonic())
+
+    def step(self) -> None:
+        """Ask, if that is due."""
+        now = self._clock.monotonic()
+        if now >= self._ask_at:
+            self._ask_at = now + self._rendezvous.lease / _ASKED_PER_LEASE
+            self._ask(now)
+
+    def has_fenced(self) -> bool:
+        """Whether the time of the running workers is over, so that the reaper has killed them."""
+        return self._ask_at < math.inf and self._clock.monotonic() >= self._heard_at + self._rendezvous.lease
+
+    def _ask(self, now: float) -> None:
+        self._number += 1
+        self._sent = {each: at for each, at in self._sent.items() if now - at <= self._rendezvous.lease}
+        self._sent[self._number] = now
+        self._rendezvous.send(ConfirmRequest(self._number))
+
+    def _move_fence(self) -> None:
+        assert self._fence is not None
+        self._fence(self._heard_at + self._rendezvous.lease)
+
+    def _log(self) -> None:
+        log.warning(
+            "nothing was heard from the control plane for more than %g s; "
+            "the workers start once it has confirmed their round",
+            self._rendezvous.lease,
+        )

@@ -11,9 +11,8 @@ import time
 from collections.abc import Mapping
 from shutil import which
 
+from rallypoint.agent.features.preemption import end_time, job_name
 from rallypoint.agent.options import Features, Preemption
-from rallypoint.agent.preemption.job_deadline import end_time
-from rallypoint.agent.preemption.slurm_command import job_name
 from rallypoint.base.errors import UsageError, UserError
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_name, signal_number

@@ -99,7 +99,7 @@ def _places(jobs: list[LocalJob]) -> str:
 
 def _take_token(job: LocalJob) -> None:
     """If this command was given no secret, take the token of a job of this user from its agent."""
-    from rallypoint.agent.local_socket import local_token
+    from rallypoint.agent.features.local_socket import local_token
     from rallypoint.base.secrets import SECRET
 
     if not {SECRET, f"{SECRET}_FILE"} & os.environ.keys() and (token := local_token(job)):
@@ -110,7 +110,7 @@ def local_jobs_of_user() -> list[LocalJob]:
     """The jobs on this machine that this user may see, each once: all agents of a job report the same, and two jobs of
     one id differ in their endpoints.
     """
-    from rallypoint.agent.local_socket import local_jobs
+    from rallypoint.agent.features.local_socket import local_jobs
 
     found = {each[1:]: each for each in local_jobs()}
     return sorted(found.values(), key=lambda each: (each.job, each.pid))
@@ -297,7 +297,7 @@ def bundle(options: argparse.Namespace) -> int:
         return 0
 
     def _write_index(parent: str, seen: Snapshot) -> None:
-        from rallypoint.agent.incident_files import index_fields
+        from rallypoint.agent.features.incidents import index_fields
 
         write_index(parent, index_fields(seen, "an operator asked", "", os.uname().nodename))
 

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from rallypoint.agent.agent import Agent, health_check
-from rallypoint.agent.controller import WorkerController, workers_of
-from rallypoint.agent.grace_period import GracePeriods
-from rallypoint.agent.processes import ProcessController
-from rallypoint.agent.rank_exchange import exchange_ranks
+from rallypoint.agent.loop import run_agent, run_loop
 from rallypoint.agent.rendezvous_client import rendezvous_of
+from rallypoint.agent.signals import GracePeriods
 from rallypoint.agent.spec import DEFAULT_ROLE, RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from rallypoint.agent.steps import StopWorkers
+from rallypoint.agent.third_party import exchange_ranks
+from rallypoint.agent.workers import WorkerController, workers_of
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
-from rallypoint.logs.specs import LogsSpecs
+from rallypoint.logs.specs import DefaultLogsSpecs, LogsSpecs
 from rallypoint.protocol.messages import Placement
 from rallypoint.store.api import Store
 from rallypoint.telemetry.events import Event
@@ -30,8 +29,7 @@ from rallypoint.telemetry.lazy import profiled
 from rallypoint.workers.stop import StopInProgress
 
 if TYPE_CHECKING:
-    from rallypoint.health.check import HealthCheckServer
-    from rallypoint.health.progress_probe import ProgressProbe
+    from rallypoint.health.check import HealthCheckServer, ProgressProbe
 
 __all__ = ["ElasticAgent", "LocalElasticAgent", "SimpleElasticAgent"]
 
@@ -54,6 +52,18 @@ class OverriddenWorkers(WorkerController):
     """Workers that the methods of an agent start, watch and stop, for our loop."""
 
     agent: SimpleElasticAgent
+
+    def prepare(self) -> None:
+        """There is no reaper: no processes are started here."""
+
+    def exit_fds(self) -> list[int] | None:
+        return None
+
+    def running(self) -> Collection[int]:
+        return range(self.group.spec.local_world_size)
+
+    def ended_in_order(self) -> bool:
+        return False
 
     def overrides(self, name: str, of: type[SimpleElasticAgent] | None = None) -> bool:
         """Whether the agent's class has another method of this name than `of`, or than `SimpleElasticAgent`, has."""
@@ -80,7 +90,7 @@ class OverriddenWorkers(WorkerController):
             return None
         return super().stop(step)
 
-    def begin_stop(self, death_sig: signal.Signals, timeout: float) -> StopInProgress | None:
+    def begin_stop(self, death_sig: signal.Signals, timeout: float, *, keeps: bool) -> StopInProgress | None:
         # `_stop_workers` asks by SIGTERM. No notification is handled meanwhile: none can shorten the grace period.
         if death_sig == signal.SIGTERM:
             self.agent._stop_workers(self.group)
@@ -119,7 +129,7 @@ class SimpleElasticAgent(ElasticAgent):
         shutdown_timeout: seconds between the signal that stops workers and SIGKILL. After a failure it is 5, or this if
             it is less.
         workers: what our loop gets; one that calls the methods below if none is given.
-        health: see `Agent`.
+        health: see `run_agent`.
     """
 
     def __init__(
@@ -132,10 +142,10 @@ class SimpleElasticAgent(ElasticAgent):
     ) -> None:
         if workers is None:
             rendezvous = rendezvous_of(spec, exit_barrier_timeout)
-            workers = OverriddenWorkers(spec, rendezvous, GracePeriods(shutdown_timeout))
+            workers = OverriddenWorkers(spec, rendezvous, GracePeriods(shutdown_timeout), DefaultLogsSpecs())
         workers.agent = self
         self._workers = workers
-        self._agent = Agent(workers, health)
+        self._health: AbstractContextManager[ProgressProbe | None] = health or nullcontext()
         self._worker_group = workers.group
         self._runs = False
         """Whether `run` is under way."""
@@ -201,16 +211,16 @@ class SimpleElasticAgent(ElasticAgent):
         return self._worker_group
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult | None:
-        """Run the workers to the job's end; see `Agent.run`."""
+        """Run the workers to the job's end; see `agent.loop.run_agent`."""
         self._runs = True
         try:
-            return self._agent.run(role, self._invoke_run)
+            return run_agent(self._workers, role, self._health, lambda: self._invoke_run(role))
         finally:
             self._runs = False
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """The run itself; when it returns or raises, no worker is left. An override must call it."""
-        return self._agent.run_loop(role)
+        return run_loop(self._workers, role, self._health)
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """Apply a placement: address of the store, group rank, worker ranks."""
@@ -263,14 +273,26 @@ class SimpleElasticAgent(ElasticAgent):
         WorkerController.on_succeeded(self._workers)
 
 
-class OverriddenProcesses(OverriddenWorkers, ProcessController):
+class OverriddenProcesses(OverriddenWorkers):
     """Processes that the methods of an agent start, watch and stop, for our loop."""
 
-    def begin_stop(self, death_sig: signal.Signals, timeout: float) -> StopInProgress | None:
+    def prepare(self) -> None:
+        WorkerController.prepare(self)
+
+    def exit_fds(self) -> list[int] | None:
+        return WorkerController.exit_fds(self)
+
+    def running(self) -> Collection[int]:
+        return WorkerController.running(self)
+
+    def ended_in_order(self) -> bool:
+        return WorkerController.ended_in_order(self)
+
+    def begin_stop(self, death_sig: signal.Signals, timeout: float, *, keeps: bool) -> StopInProgress | None:
         # A subclass may have a way of its own to stop workers, which must be gone then.
         if self.overrides("_stop_workers", LocalElasticAgent) or self.overrides("_shutdown", LocalElasticAgent):
-            return super().begin_stop(death_sig, timeout)
-        return ProcessController.begin_stop(self, death_sig, timeout)
+            return super().begin_stop(death_sig, timeout, keeps=keeps)
+        return WorkerController.begin_stop(self, death_sig, timeout, keeps=keeps)
 
 
 class LocalElasticAgent(SimpleElasticAgent):
@@ -278,7 +300,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     Args:
         spec, exit_barrier_timeout, shutdown_timeout: see `SimpleElasticAgent`.
-        logs_specs, start_method, log_line_prefix_template, uninterruptible_state_timeout: see `ProcessController`.
+        logs_specs, start_method, log_line_prefix_template, uninterruptible_state_timeout: see `WorkerController`.
         health_check_server: see `health_check`.
     """
 
@@ -304,6 +326,8 @@ class LocalElasticAgent(SimpleElasticAgent):
             log_line_prefix_template,
             uninterruptible_state_timeout,
         )
+        from rallypoint.health.check import health_check
+
         health = health_check(health_check_server)
         super().__init__(spec, exit_barrier_timeout, shutdown_timeout, workers, health)
 
@@ -316,7 +340,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         return dict(self._workers.start_workers())
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        result = ProcessController.poll(self._workers)
+        result = WorkerController.poll(self._workers)
         if self._workers.beyond_help:
             self._remaining_restarts = 0
         return result

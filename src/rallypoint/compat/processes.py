@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from rallypoint.agent.signal_set import DEFAULT_SIGNALS, FORWARDED_SIGNALS, SIGNALS_VARIABLE, handled_signals
+from rallypoint.agent.signals import DEFAULT_SIGNALS, FORWARDED_SIGNALS, SIGNALS_VARIABLE, handled_signals
 from rallypoint.base.errors import SignalException
 from rallypoint.base.log import get_logger
 from rallypoint.base.poll import until_readable

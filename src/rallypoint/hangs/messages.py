@@ -139,3 +139,8 @@ def _texts(found: NodeEvidence) -> Iterator[str]:
             yield from (group.name, group.description)
             for each in group.last:
                 yield from (each.operation, each.place)
+
+
+def title(name: str, description: str) -> str:
+    """The readable name of a process group."""
+    return description if description not in ("", "undefined") else f"process group {name}"

@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from rallypoint.hangs.collectives import findings
 from rallypoint.hangs.frames import main_frames, short_lines
-from rallypoint.hangs.grouping import Group, found_of, groups_of, ranks_text
 from rallypoint.hangs.messages import MAX_FRAMES, NodeEvidence, RankEvidence
+from rallypoint.hangs.understand import Group, findings, found_of, groups_of, ranks_text
 
 if TYPE_CHECKING:
     from rallypoint.hangs.stacks import WorkerStacks

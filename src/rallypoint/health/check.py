@@ -1,22 +1,31 @@
-"""The health check under the names that torch's users know; torch's only logs that there is none (contract 5.10).
+"""The agent's health, over HTTP, under the names that torch's users know (contract section 5.10).
 
 It starts without waiting: asyncio is imported on the loop's thread, and the kernel queues early probes. A port that
-cannot be used is logged.
+cannot be used is logged. The server itself is `base.http_server`.
+
+Whether an agent makes progress follows from two calls of its loop: it goes to sleep, it wakes. A loop that waits for
+events may sleep for hours and be healthy, so the time of its last event says nothing. Laws:
+
+- a sleeping loop makes progress until the time at which it wakes by itself; after that it has stood still since then;
+- a loop that is awake has stood still since it woke: each of its steps should take moments;
+- the loop only replaces one reference, so that no reader can block it, and each reader sees one moment.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from rallypoint.base.http import Answer, Client, Handler, RequestError, parse, refusal
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.http import Answer, Client, Handler, Request, RequestError, parse, refusal, response
 from rallypoint.base.log import get_logger
 from rallypoint.base.loop import LoopError, LoopThread, shared_loop
-from rallypoint.health.http import STATUS, HealthView, reply_to
 
 if TYPE_CHECKING:
     import asyncio
@@ -30,6 +39,104 @@ VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"
 DEFAULT_TIMEOUT = 60
 _CLOSE_TIMEOUT = 2.0
 """Seconds that `stop` waits; the loop's thread may be busy."""
+
+
+# Whether the agent makes progress
+
+
+class _Snapshot(NamedTuple):
+    stands_from: float  # no progress from this time of the clock on; in the future while the loop sleeps
+    status: Mapping[str, object]
+
+
+class ProgressProbe:
+    """Written by one thread, read by any; `clock` is the one of `wake_at`."""
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._snapshot = _Snapshot(clock.monotonic(), {})
+
+    def going_to_sleep(self, wake_at: float, status: Mapping[str, object]) -> None:
+        """The loop is about to wait for events, until `wake_at` of the clock (maybe infinity) at the latest.
+
+        `status` is shown to who asks: plain data that is not changed any more.
+        """
+        self._snapshot = _Snapshot(wake_at, status)
+
+    def woken(self) -> None:
+        """The loop has something to do."""
+        self._snapshot = _Snapshot(self._clock.monotonic(), self._snapshot.status)
+
+    def age(self) -> float:
+        """Seconds without progress; 0 while the loop is healthy."""
+        stands_from = self._snapshot.stands_from
+        return 0.0 if math.isinf(stands_from) else max(0.0, self._clock.monotonic() - stands_from)
+
+    def last_progress(self) -> float:
+        """The same as a time in epoch seconds, for an `alive_callback`."""
+        return time.time() - self.age()
+
+    def status(self) -> Mapping[str, object]:
+        """The status when the loop last went to sleep."""
+        return self._snapshot.status
+
+
+# The replies
+
+
+class HealthView(NamedTuple):
+    """The agent's health: `age` is the seconds since its last progress, `timeout` how long that may be.
+
+    `trouble` is a sentence if that could not be found out.
+    """
+
+    age: float
+    timeout: float
+    status: Mapping[str, object]
+    trouble: str = ""
+
+    @property
+    def well(self) -> bool:
+        """Whether the agent makes progress."""
+        return not self.trouble and self.age <= self.timeout
+
+
+def reply_to(request: Request, view: Callable[[], HealthView]) -> bytes | None:
+    """The reply to a request; None where it is for something else. Pure."""
+    page = _PAGES.get(request.path)
+    return None if page is None else response(*page(view()), bodiless=request.bodiless)
+
+
+def _healthz(health: HealthView) -> tuple[HTTPStatus, dict[str, object]]:
+    status = HTTPStatus.OK if health.well else HTTPStatus.SERVICE_UNAVAILABLE
+    return status, _health_of(health)
+
+
+def _status(health: HealthView) -> tuple[HTTPStatus, dict[str, object]]:
+    return HTTPStatus.OK, {**health.status, **_health_of(health)}
+
+
+def _health_of(health: HealthView) -> dict[str, object]:
+    shown: dict[str, object] = {
+        "healthy": health.well,
+        "seconds_since_progress": round(health.age, 3),
+        "timeout_seconds": health.timeout,
+    }
+    return {**shown, "trouble": health.trouble} if health.trouble else shown
+
+
+def _ready(health: HealthView) -> tuple[HTTPStatus, dict[str, object]]:
+    ready = health.well and health.status.get("state") == "HEALTHY"
+    return HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE, {**_health_of(health), "ready": ready}
+
+
+STATUS = "/status"
+"""The one page with more than yes or no."""
+
+_PAGES = {"/healthz": _healthz, "/livez": _healthz, "/readyz": _ready, STATUS: _status}
+
+
+# The server
 
 
 class HealthCheckServer:
@@ -183,3 +290,31 @@ def requested_port(environ: Mapping[str, str] = os.environ) -> int | None:
         log.warning("%s=%r is not a port from 0 to 65535; there is no health check", VARIABLE, text)
         return None
     return port
+
+
+@contextmanager
+def health_check(
+    server: HealthCheckServer | None, pages: Callable[[], tuple[Handler, Access]] | None = None
+) -> Iterator[ProgressProbe | None]:
+    """Serve the health check.
+
+    Args:
+        server: None for one on the port that `TORCHELASTIC_HEALTH_CHECK_PORT` names, if it is set.
+        pages: called for what answers anything else on that server, and who may see it.
+
+    Yields:
+        The progress probe that our own server shows; None if there is no such server.
+    """
+    probe = None
+    if server is None and (port := requested_port()) is not None:
+        probe = ProgressProbe()
+        others, access = (None, None) if pages is None else pages()
+        server = create_healthcheck_server(probe.last_progress, port, DEFAULT_TIMEOUT, probe.status, others, access)
+    if server is None:
+        yield None
+        return
+    server.start()
+    try:
+        yield probe
+    finally:
+        server.stop()

@@ -6,12 +6,11 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-from rallypoint.agent.agent import Agent, health_check
-from rallypoint.agent.grace_period import GracePeriods
-from rallypoint.agent.processes import ProcessController
+from rallypoint.agent.loop import run_agent
 from rallypoint.agent.rendezvous_client import rendezvous_of
-from rallypoint.agent.signal_set import SIGNALS_VARIABLE
+from rallypoint.agent.signals import SIGNALS_VARIABLE, GracePeriods
 from rallypoint.agent.spec import RunResult, WorkerSpec, program_name
+from rallypoint.agent.workers import WorkerController
 from rallypoint.base.errors import JobPreempted, NodeLeftInOrder, SignalException
 from rallypoint.base.light_typing import TYPE_CHECKING, Any
 from rallypoint.base.log import get_logger
@@ -22,9 +21,10 @@ from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler
 
 if TYPE_CHECKING:
-    from rallypoint.agent.pages import AgentPages
+    from rallypoint.base.http import Handler
+    from rallypoint.base.http_access import Access
     from rallypoint.failures.report import ChildFailedError
-    from rallypoint.health.check import HealthCheckServer
+    from rallypoint.health.check import HealthCheckServer, ProgressProbe
 
 log = get_logger(__name__)
 
@@ -63,7 +63,7 @@ def launch_agent(
         config: the configuration of the launch.
         entrypoint: a program to run (the path of an interpreter, say), or a function to call.
         args: its arguments; for a function, what can be pickled, unless the start method is fork.
-        health_check_server: see `agent.health_check`.
+        health_check_server: see `health.check.health_check`.
 
     Returns:
         Global rank to return value, of this node's workers; empty for a spare that was not needed.
@@ -97,8 +97,9 @@ def launch_agent(
                 from rallypoint.launch.preflight import check_node
 
                 check_node(config, parameters)
-            agent = _agent(config, entrypoint, args, parameters, health_check_server)
-            return _run(agent, config.role, program_name(entrypoint, args))
+            workers = _workers(config, entrypoint, args, parameters)
+            health = _health(workers, config, health_check_server)
+            return _run(workers, health, config.role, program_name(entrypoint, args))
         finally:
             config.logs_specs.clean_up()
 
@@ -111,11 +112,13 @@ def _warn_of_shared_host(parameters: RendezvousParameters) -> AbstractContextMan
     return register_on_host(parameters, os.environ)
 
 
-def _run(agent: Agent, role: str, name: str) -> dict[int, Any]:
+def _run(
+    workers: WorkerController, health: AbstractContextManager[ProgressProbe | None], role: str, name: str
+) -> dict[int, Any]:
     """Run the agent, and record how it ended: if the job fails, its agent has not succeeded."""
-    events = agent.workers.events
+    events = workers.events
     try:
-        result = agent.run(role)
+        result = run_agent(workers, role, health)
         if result is not None and result.is_failed():
             raise _failure(result, name)
     except NodeLeftInOrder as left:
@@ -163,13 +166,9 @@ def _parameters(config: LaunchConfig, run_id: str) -> RendezvousParameters:
     return parameters
 
 
-def _agent(
-    config: LaunchConfig,
-    entrypoint: Callable[..., Any] | str,
-    args: list[Any],
-    parameters: RendezvousParameters,
-    health_check_server: HealthCheckServer | None,
-) -> Agent:
+def _workers(
+    config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: list[Any], parameters: RendezvousParameters
+) -> WorkerController:
     failure_grace = parameters.get_as_seconds("failure_grace", 0.0) if "failure_grace" in parameters.config else None
     spec = WorkerSpec(
         role=config.role,
@@ -189,7 +188,7 @@ def _agent(
     )
     assert config.logs_specs is not None
     assert config.shutdown_timeout is not None
-    workers = ProcessController(
+    workers = WorkerController(
         spec,
         rendezvous_of(spec),
         GracePeriods(config.shutdown_timeout, failure_grace, config.shutdown_timeout_given),
@@ -199,41 +198,52 @@ def _agent(
     )
     _add_what_is_asked_for(workers, config, parameters)
 
-    def pages() -> AgentPages:
-        from rallypoint.agent.pages import AgentPages
-
-        return AgentPages(workers, config.rdzv_configs)
-
-    return Agent(workers, health_check(health_check_server, pages))
+    return workers
 
 
-def _add_what_is_asked_for(workers: ProcessController, config: LaunchConfig, parameters: RendezvousParameters) -> None:
+def _health(
+    workers: WorkerController, config: LaunchConfig, server: HealthCheckServer | None
+) -> AbstractContextManager[ProgressProbe | None]:
+    """The health check, for the time of the run."""
+    if server is None and "TORCHELASTIC_HEALTH_CHECK_PORT" not in os.environ:
+        return nullcontext()
+    from rallypoint.health.check import health_check
+
+    def pages() -> tuple[Handler, Access]:
+        from rallypoint.agent.features.pages import AgentPages
+
+        return AgentPages(workers, config.rdzv_configs).begin()
+
+    return health_check(server, pages)
+
+
+def _add_what_is_asked_for(workers: WorkerController, config: LaunchConfig, parameters: RendezvousParameters) -> None:
     """Add the parts that only some runs have, and that only those import."""
     asked = config.features
     if asked.output.incident_dir:
-        from rallypoint.agent.incident import record_incidents
+        from rallypoint.agent.features.incidents import record_incidents
 
         record_incidents(workers, asked.output.incident_dir)
 
     if asked.hangs.hang_timeout:
-        from rallypoint.agent.hang_watch import HangWatch
+        from rallypoint.agent.features.hangs import add_hang_watch
 
-        workers.hang_watch = HangWatch(asked.hangs.hang_timeout, workers)
+        add_hang_watch(workers, asked.hangs.hang_timeout)
     if asked.checks.preflight:
-        from rallypoint.agent.preparations.mesh import add_mesh
+        from rallypoint.agent.features.mesh import add_mesh
 
         add_mesh(workers, asked.checks.preflight, parameters.max_nodes)
     if asked.checks.node_check:
-        from rallypoint.agent.node_check import NodeCheck
+        from rallypoint.agent.features.node_check import NodeCheck
 
         command, timeout = asked.checks.node_check, asked.checks.node_check_timeout
         workers.begin_check = lambda: NodeCheck(command, timeout, workers.ensure_reaper())
     if asked.frameworks.worker_env:
-        from rallypoint.agent.preparations.worker_env.install import add_worker_env
+        from rallypoint.agent.features.worker_env import add_worker_env
 
         add_worker_env(workers, asked.frameworks.worker_env, parameters.max_nodes)
     if asked.frameworks.socket_ifname:
-        from rallypoint.agent.preparations.socket_ifname import add_socket_ifname
+        from rallypoint.agent.features.socket_ifname import add_socket_ifname
 
         add_socket_ifname(workers, asked.frameworks.socket_ifname)
 

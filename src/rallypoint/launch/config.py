@@ -95,7 +95,7 @@ class LaunchConfig:
     def __post_init__(self) -> None:
         self.shutdown_timeout_given = self.shutdown_timeout is not None or _SHUTDOWN_VARIABLE in os.environ
         if os.environ.get("RALLYPOINT_TERMINATION_GRACE"):
-            from rallypoint.agent.grace_period import stated_grace_period
+            from rallypoint.agent.signals import stated_grace_period
 
             stated_grace_period(os.environ)  # so that it is refused here and not when it is needed
         self.rdzv_configs = self.rdzv_configs | self._timeout()

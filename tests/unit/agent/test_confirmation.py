@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rallypoint.agent.confirmation import Confirmation
+from rallypoint.agent.waiting import Confirmation
 from rallypoint.protocol.messages import Confirmed, ConfirmRequest, Request
 
 LEASE = 3.0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.agent.grace_period import (
+from rallypoint.agent.signals import (
     VARIABLE,
     GracePeriods,
     TerminationGrace,

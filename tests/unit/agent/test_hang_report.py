@@ -5,13 +5,13 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rallypoint.agent import collect, hang_report
-from rallypoint.agent.hang_report import HangReporter
-from rallypoint.agent.steps import Collect, ReportStatus
+from rallypoint.agent.features import hangs, reports
+from rallypoint.agent.features.hangs import HangReporter
 from rallypoint.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence
 from rallypoint.hangs.messages import encode_evidence
 from rallypoint.protocol.messages import (
@@ -22,6 +22,7 @@ from rallypoint.protocol.messages import (
     CollectRequested,
     HangReport,
     NodeReport,
+    ReportRequested,
 )
 
 TIMEOUT = 60.0
@@ -30,9 +31,9 @@ TIMEOUT = 60.0
 def test_what_fills_its_parts_has_a_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
     data = bytes(2 * MAX_PART)
-    monkeypatch.setattr(collect, "_COLLECTORS", {CollectKind.STACKS: lambda *_: lambda: data})
-    reporter = collect.StatusReporter(None, sent.put)  # type: ignore[arg-type]
-    reporter.carry_out(Collect(CollectRequested(1, CollectKind.STACKS)), 0)
+    monkeypatch.setattr(reports, "_COLLECTORS", {CollectKind.STACKS: lambda *_: lambda: data})
+    reporter = reports.Reporter(None, sent.put)  # type: ignore[arg-type]
+    reporter.take(CollectRequested(1, CollectKind.STACKS), 0)
     assert [sent.get(timeout=TIMEOUT).is_last for _ in range(2)] == [False, True]
 
 
@@ -40,15 +41,14 @@ def test_a_status_is_reported_while_the_ages_of_outputs_are_awaited() -> None:
     sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
     known = threading.Event()
 
-    class Workers:
-        report = staticmethod(lambda round_: NodeReport(round_, ()))
-
+    class Context:
         def output_ages(self) -> Callable[[], tuple[float, ...]]:
             return lambda: (float(known.wait(TIMEOUT)),)
 
-    reporter = collect.StatusReporter(Workers(), sent.put)  # type: ignore[arg-type]
+    workers = SimpleNamespace(group=SimpleNamespace(workers=[]), progress=None, pcontext=Context())
+    reporter = reports.Reporter(workers, sent.put)  # type: ignore[arg-type]
     for _ in range(2):
-        reporter.carry_out(ReportStatus(), 3)
+        reporter.take(ReportRequested(), 3)
     assert sent.get(timeout=TIMEOUT) == NodeReport(3, ())
     known.set()
     assert sent.get(timeout=TIMEOUT) == NodeReport(3, (), output_ages=(1.0,))
@@ -80,10 +80,10 @@ def evidence(rank: int, exit_code: int) -> bytes:
 
 
 def test_what_all_nodes_tell_is_one_report() -> None:
-    reports = Reports()
-    reports.told("b", evidence(1, 3))
-    reports.told("a", evidence(0, 0))
-    text = reports.ended("c (rank 2)")
+    parts = Reports()
+    parts.told("b", evidence(1, 3))
+    parts.told("a", evidence(0, 0))
+    text = parts.ended("c (rank 2)")
     assert "1 rank (0): ended with exit code 0" in text
     assert "1 rank (1): ended with exit code 3" in text
     assert "no evidence came from c (rank 2)" in text
@@ -91,34 +91,34 @@ def test_what_all_nodes_tell_is_one_report() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\xff\x00", b"{}", b"[1, 2"])
 def test_a_node_that_tells_nothing_that_can_be_read_is_named(data: bytes) -> None:
-    reports = Reports()
-    reports.told("a", evidence(0, 0))
-    reports.told("bad", data)
-    text = reports.ended()
+    parts = Reports()
+    parts.told("a", evidence(0, 0))
+    parts.told("bad", data)
+    text = parts.ended()
     assert "1 rank (0): ended with exit code 0" in text
     assert "no evidence came from bad" in text
 
 
 def test_a_node_that_did_not_finish_is_named_once() -> None:
-    reports = Reports()
-    reports.reporter.add(CollectedPart(1, evidence(0, 0), False, "half"))
-    assert reports.ended("half").count("half") == 1
+    parts = Reports()
+    parts.reporter.add(CollectedPart(1, evidence(0, 0), False, "half"))
+    assert parts.ended("half").count("half") == 1
 
 
 def test_what_is_kept_of_all_nodes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hang_report, "_MAX_TOTAL", 1000)
-    reports = Reports()
-    reports.told("a", evidence(0, 0))
-    reports.told("large", b"x" * 5000)
-    text = reports.ended()
+    monkeypatch.setattr(hangs, "_MAX_TOTAL", 1000)
+    parts = Reports()
+    parts.told("a", evidence(0, 0))
+    parts.told("large", b"x" * 5000)
+    text = parts.ended()
     assert "1 rank (0): ended" in text
     assert "no evidence came from large" in text
 
 
 def test_each_hang_has_a_report_of_its_own() -> None:
-    reports = Reports()
-    reports.told("a", evidence(0, 0))
-    reports.told("a", evidence(5, 0), number=2)
-    text = reports.ended(number=2)
+    parts = Reports()
+    parts.told("a", evidence(0, 0))
+    parts.told("a", evidence(5, 0), number=2)
+    text = parts.ended(number=2)
     assert "rank (5)" in text
     assert "rank (0)" not in text

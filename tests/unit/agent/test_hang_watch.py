@@ -6,13 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.agent.hang_watch import GRACE, RoundSigns, Seen
-from rallypoint.agent.policy import decide
-from rallypoint.agent.policy_hang import OnHang
-from rallypoint.agent.policy_state import Phase, PolicyState
+from rallypoint.agent.features.hangs import GRACE, RoundSigns, Seen
+from rallypoint.agent.policy import OnHang, Phase, PolicyState, decide
 from rallypoint.agent.progress import Reached
-from rallypoint.agent.steps import AddToReport, FailHung, LogLine
-from rallypoint.protocol.messages import CollectedPart, CollectionEnded, HangFound, HangReport
+from rallypoint.agent.steps import FailHung, LogLine
+from rallypoint.protocol.messages import HangFound, HangReport
 from tests.effort import examples
 
 TIMEOUT = 10.0
@@ -210,9 +208,3 @@ NOT_CONCERNED = [each for each in Phase if each not in (Phase.RUNNING, Phase.FIN
 def test_what_is_told_of_another_round_changes_nothing(status: PolicyState) -> None:
     for event in (HangFound(3, 2), HangReport(1, 3, "all sleep")):
         assert decide(status, event) == (status, ())
-
-
-def test_the_node_that_reports_takes_in_what_all_have_told() -> None:
-    status = hearing("report")
-    for message in (CollectedPart(1, b"x", True, "a"), CollectionEnded(1, 3, ("b",))):
-        assert decide(status, message) == (status, (AddToReport(message),))

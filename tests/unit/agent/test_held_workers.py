@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.agent.grace_period import GracePeriods
 from rallypoint.agent.held_workers import HeldWorkers
 from rallypoint.agent.options import Features
+from rallypoint.agent.signals import GracePeriods
 from rallypoint.agent.spec import WorkerGroup, WorkerSpec
 from rallypoint.base.poll import until_readable
 from rallypoint.protocol.messages import Placement

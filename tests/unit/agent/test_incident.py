@@ -8,9 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.agent.incident import IncidentRecorder
-from rallypoint.agent.incident_files import Incident, NodeFacts, WorkerFacts, pieces_of, summary_of
-from rallypoint.agent.policy_state import Phase, PolicyState
+from rallypoint.agent.facts import NodeFacts, WorkerFacts
+from rallypoint.agent.features.incidents import (
+    Incident,
+    IncidentFacts,
+    IncidentRecorder,
+    pieces_of,
+    summary_of,
+)
+from rallypoint.agent.policy import Phase, PolicyState
 from rallypoint.base.process_table import read_stat
 from rallypoint.failures.cause import Cause
 from rallypoint.failures.failure import ProcessFailure
@@ -20,16 +26,27 @@ from rallypoint.protocol.messages import RoundEnded
 pytestmark = pytest.mark.process
 
 
+def node_of(worker: WorkerFacts) -> NodeFacts:
+    return NodeFacts(
+        *("job", "role", "HEALTHY", 0, "host", 1, 0, 1, 0, 3, 0.0, "program"),
+        workers=(worker,),
+        processes=(worker,),
+        running=frozenset({0}),
+        failures={},
+        output_ages=tuple,
+    )
+
+
 def test_a_process_with_the_number_of_a_worker_that_has_ended_is_left_alone(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "600"]) as other:
         try:
             worker = read_stat(other.pid)
             assert worker is not None
             worker.started -= 1  # it ended before the other was given its number
-            facts = WorkerFacts(0, 0, other.pid, "", "", "", {}, lambda: b"", worker)
-            node = NodeFacts("job", "role", 0, "host", 1, 0, 1, 0, 0.0, "program", (facts,), {})
-            recorder = IncidentRecorder(str(tmp_path), lambda: node)
-            recorder.look_at(RoundEnded(RoundEnd(0, Reason.FAILURE, "host")), PolicyState(Phase.RUNNING, 0))
+            node = node_of(WorkerFacts(0, 0, other.pid, None, "", "", "", {}, lambda: b""))
+            recorder = IncidentRecorder(str(tmp_path), lambda: IncidentFacts(node, {0: worker}))
+            running = PolicyState(Phase.RUNNING, 0)
+            recorder.observe(running, RoundEnded(RoundEnd(0, Reason.FAILURE, "host")), running, ())
             recorder.close()
             assert other.poll() is None, "nothing has waited for its end"
         finally:
@@ -47,8 +64,8 @@ def test_no_file_of_a_bundle_has_a_secret(tmp_path: Path) -> None:
     failure = ProcessFailure(0, 7, 1, str(tmp_path / "error.json"), last_lines=said.encode())
     cause = Cause(0, 0, "host", 7, 1, said, said, 0.0, "")
     out, err, error = (str(tmp_path / name) for name in ("out", "err", "error.json"))
-    worker = WorkerFacts(0, 0, 7, out, err, error, {"NCCL_TOKEN": "hunter2", "DB": "hunter2"}, said.encode, None)
-    facts = NodeFacts("job", "role", 0, "host", 1, 0, 1, 0, 0.0, "program", (worker,), {0: failure})
+    worker = WorkerFacts(0, 0, 7, 1, out, err, error, {"NCCL_TOKEN": "hunter2", "DB": "hunter2"}, said.encode)
+    facts = node_of(worker)._replace(failures={0: failure})
     incident = Incident(0, "failure", said, ends_job=True, cause=cause)
     pieces = {each.name: each.data for each in pieces_of(facts, incident)}
     summary = json.dumps(summary_of(incident, facts))

@@ -11,10 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.agent.features import preemption
+from rallypoint.agent.features.preemption import (
+    DEFAULT_NOTICE,
+    JobDeadline,
+    PreemptionTriggers,
+    end_time,
+)
 from rallypoint.agent.options import Preemption
-from rallypoint.agent.preemption import slurm_command
-from rallypoint.agent.preemption.job_deadline import JobDeadline, end_time
-from rallypoint.agent.preemption.triggers import DEFAULT_NOTICE, PreemptionTriggers
 from rallypoint.agent.steps import PreemptionRequested
 from rallypoint.base.errors import UsageError
 from rallypoint.base.poll import until_readable
@@ -219,7 +223,7 @@ def test_a_query_whose_output_stays_open_does_not_block_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it has started holds the pipe, in a session of its own, where no signal of ours to the query reaches it."""
-    monkeypatch.setattr(slurm_command, "_KILLED", 1000.0)  # what waits for the query itself outlasts this test
+    monkeypatch.setattr(preemption, "_KILLED", 1000.0)  # what waits for the query itself outlasts this test
     seen = Watched(tmp_path, 60, str(int(NOW) + 300))
     script = tmp_path / "squeue"
     script.write_text(f"#!/bin/sh\nsetsid sleep 1000 &\necho $! >{tmp_path}/pid\nexit 0\n")

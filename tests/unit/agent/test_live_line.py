@@ -11,10 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from rallypoint.agent.live_line import LiveLine, composed, shows_live_line
+from rallypoint.agent.features.live_line import LiveLine, composed, shows_live_line
 from rallypoint.agent.loop import AgentLoop
-from rallypoint.agent.policy import decide
-from rallypoint.agent.policy_state import PolicyState
+from rallypoint.agent.policy import PolicyState, decide
 from rallypoint.agent.steps import LogLine
 from rallypoint.base.log import STDERR_LOCK, print_error_line
 from rallypoint.coordinator.job_log import live_words
@@ -139,11 +138,11 @@ def test_workers_start_when_the_line_is_gone(monkeypatch: pytest.MonkeyPatch) ->
 
     with terminal(monkeypatch):
         workers = Workers(lambda rank, start, stopping: rank)
-        loop = AgentLoop(workers, workers.rendezvous)
-        loop._take((PolicyState(), (LogLine("1 of 2", live=WORDS),)))
+        loop = AgentLoop(workers)
+        loop._take(PolicyState(), (LogLine("1 of 2", live=WORDS),))
         assert STDERR_LOCK.shows_live_line
         ranks = NodeRanks(0, 1, 0, 1)
-        loop._take(decide(PolicyState(), Placed(Placement(0, 0, 1, ranks, "127.0.0.1", 1, 0))))
-        workers.end()
+        loop._take(*decide(PolicyState(), Placed(Placement(0, 0, 1, ranks, "127.0.0.1", 1, 0))))
+        workers.join()
         loop._mailbox.close()
     assert shown == [False]

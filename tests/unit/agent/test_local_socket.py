@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from rallypoint.agent.local_socket import LocalSocket, local_jobs, local_token
+from rallypoint.agent.features.local_socket import LocalSocket, local_jobs, local_token
 from rallypoint.base.poll import until_readable
 from rallypoint.base.secrets import SECRET, Secret, new_secret, token
 from rallypoint.rendezvous.control_plane import LocalJob

@@ -11,8 +11,8 @@ from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
-from rallypoint.agent.preparations.mesh import Mesh
-from rallypoint.agent.preparations.peer_exchange import PeerExchange
+from rallypoint.agent.features.mesh import Mesh
+from rallypoint.agent.features.peers import PeerExchange
 from rallypoint.agent.spec import WorkerGroup
 from rallypoint.base.poll import until_readable
 from rallypoint.preflight.results import REQUIRE, WARN

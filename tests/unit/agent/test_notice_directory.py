@@ -10,7 +10,7 @@ import pytest
 
 from rallypoint import notices
 from rallypoint.agent.notice_directory import NoticeDirectory
-from rallypoint.agent.steps import NoticeExpired, WorkersReady
+from rallypoint.agent.steps import TimerFired, WorkersReady
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.notices import PREEMPTION, SCALE
 
@@ -34,7 +34,7 @@ def clock() -> HandClock:
 def directory(tmp_path: Path, clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[NoticeDirectory]:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(notices, "_last_returned", None)
-    directory = NoticeDirectory(clock)
+    directory = NoticeDirectory(lambda: (0, 1), clock)
     monkeypatch.setenv(notices.VARIABLE, directory.reset())
     assert list(tmp_path.iterdir()) == [], "nothing is made before there is something to post"
     yield directory
@@ -44,7 +44,8 @@ def directory(tmp_path: Path, clock: HandClock, monkeypatch: pytest.MonkeyPatch)
 
 
 def told(directory: NoticeDirectory, running: tuple[int, ...] = (0, 1)) -> list[type]:
-    return [type(event) for event in directory.poll(lambda: running)]
+    directory._running = lambda: running
+    return [type(event) for event in directory.step()]
 
 
 def acknowledge(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +103,7 @@ def test_the_time_is_over_once(directory: NoticeDirectory, clock: HandClock) -> 
     assert told(directory) == []
     assert directory.wake_at() == clock.now + 30
     clock.now += 30
-    assert told(directory) == [WorkersReady, NoticeExpired]
+    assert told(directory) == [WorkersReady, TimerFired]
     assert told(directory) == []
     assert directory.wake_at() == float("inf")
 
@@ -115,7 +116,7 @@ def test_after_the_acknowledgements_the_time_still_ends(
     assert told(directory, running=(0,)) == [WorkersReady]
     assert directory.wake_at() == clock.now + 30
     clock.now += 31
-    assert told(directory, running=(0,)) == [NoticeExpired]
+    assert told(directory, running=(0,)) == [TimerFired]
 
 
 def test_of_two_preemptions_the_nearer_holds(directory: NoticeDirectory, clock: HandClock) -> None:

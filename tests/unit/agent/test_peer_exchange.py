@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from rallypoint.agent.agent import Agent
-from rallypoint.agent.preparations.peer_exchange import PeerExchange
-from rallypoint.agent.preparations.peer_record import PeerRecord, decode_record, encode_record
-from rallypoint.agent.rank_exchange import exchange
+from rallypoint.agent.features.peers import PeerExchange, PeerRecord, decode_record, encode_record
+from rallypoint.agent.loop import run_agent
 from rallypoint.agent.spec import WorkerGroup, WorkerState
+from rallypoint.agent.third_party import exchange
 from rallypoint.base.errors import SignalException
 from rallypoint.base.poll import until_readable
 from rallypoint.failures.cause import Ending
@@ -243,7 +242,7 @@ class Exchanging(ThreadWorkers):
 def test_the_workers_do_not_start_and_the_job_fails_by_its_infrastructure() -> None:
     workers = Exchanging(CountingHandler(HashStore(timeout=TIMEOUT), "job", 1, address="127.0.0.1"), 0.2)
     workers.exchange.users.append(NoPort())
-    result = outcome(Agent(workers))
+    result = outcome(workers)
     assert result.state is WorkerState.FAILED
     assert result.ending is Ending.INFRASTRUCTURE
     assert result.cause is not None
@@ -255,7 +254,7 @@ def test_the_workers_do_not_start_and_the_job_fails_by_its_infrastructure() -> N
 def test_the_same_with_a_coordinator() -> None:
     workers = Exchanging(ours(), TIMEOUT)
     workers.exchange.users.append(NoPort())
-    result = outcome(Agent(workers))
+    result = outcome(workers)
     assert (result.state, result.ending) == (WorkerState.FAILED, Ending.INFRASTRUCTURE)
 
 
@@ -273,7 +272,7 @@ def test_a_signal_ends_an_agent_that_waits_for_other_nodes() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     with beside(threading.Thread(target=other_node)), pytest.raises(SignalException):
-        Agent(workers).run()
+        run_agent(workers)
     assert "start" not in workers.calls
 
 
@@ -298,7 +297,7 @@ def test_a_round_that_a_node_leaves_meanwhile_is_over_and_nothing_is_started() -
             os.kill(os.getpid(), signal.SIGTERM)
 
     with beside(threading.Thread(target=other_node)), pytest.raises(SignalException):
-        Agent(workers).run()
+        run_agent(workers)
     assert "start" not in workers.calls
     assert not workers.exchange.failure
 

@@ -9,36 +9,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.agent.policy import begin, decide
-from rallypoint.agent.policy_state import Phase, PolicyState, PostedNotice
+from rallypoint.agent.policy import Phase, PolicyState, PostedNotice, begin, decide
 from rallypoint.agent.steps import (
-    AwaitSignal,
     CheckNode,
-    EndBySignal,
-    EndInSuccess,
-    EndUnfit,
-    EndWithError,
-    EndWithVerdict,
+    End,
     Event,
-    FinalStep,
     ForwardSignal,
     KeepNobody,
     KillWorkers,
-    LeaveTimedOut,
     LogLine,
     NodeChecked,
-    NoticeExpired,
     PostNotice,
     PostStopNotice,
     PreemptionRequested,
-    QueryStanding,
     RequestJoin,
+    SetTimer,
     SignalArrived,
-    SignalTimedOut,
     StartWorkers,
     Step,
     StopWorkers,
-    VerdictTimedOut,
+    Timer,
+    TimerFired,
     WithdrawNotice,
     WorkersFailed,
     WorkersFenced,
@@ -89,6 +80,9 @@ FAILED = JobEnded(Verdict(Outcome.FAILED, CAUSE))
 PREEMPTED = JobEnded(Verdict(Outcome.STOPPED, detail="b received SIGUSR2", ending=Ending.PREEMPTED), is_delegate=True)
 STOPPED = WorkersStopped()
 TERM, INT, QUIT, HUP = (SignalArrived(number) for number in (SIGTERM, SIGINT, SIGQUIT, SIGHUP))
+SIGNAL_OVER, NOTICE_OVER, LEAVE_OVER, VERDICT_OVER = map(
+    TimerFired, (Timer.SIGNAL, Timer.NOTICE, Timer.LEAVE, Timer.VERDICT)
+)
 ENDINGS = [SUCCEEDED, FAILED, LinkLost("gone"), TERM, INT, QUIT, HUP]
 
 
@@ -107,9 +101,23 @@ def acts(*events: Event, notice: float = 0) -> list[Step]:
     return [step for step in after(*events, notice=notice)[1] if not isinstance(step, LogLine)]
 
 
-def kinds(*events: Event, notice: float = 0) -> list[type]:
-    """Their types."""
-    return [type(step) for step in acts(*events, notice=notice)]
+def kinds(*events: Event, notice: float = 0) -> list[object]:
+    """Their types; which timer is set; and by what kind of event the agent ends."""
+    return [kind_of(step) for step in acts(*events, notice=notice)]
+
+
+def kind_of(step: Step) -> object:
+    if isinstance(step, SetTimer):
+        return step.timer
+    return type(step.event) if isinstance(step, End) else type(step)
+
+
+def left(number: int, standing: str = "", *, saved: bool = False) -> End:
+    """The end by a signal."""
+    return End(SignalArrived(number), standing, saved)
+
+
+QUERY = [LeaveRequest(wants_reply=True), SetTimer(Timer.QUERY, 0.2), SetTimer(Timer.LEAVE, 1.0)]
 
 
 # Rounds
@@ -143,7 +151,7 @@ def test_success_waits_for_the_verdict() -> None:
         StartWorkers,
         Succeed,
         StopWorkers,
-        EndWithVerdict,
+        JobEnded,
     ]
 
 
@@ -202,19 +210,19 @@ def test_what_the_person_is_told_names_rank_host_and_how() -> None:
 
 
 def test_a_lost_control_plane_is_no_failure_of_workers_that_have_succeeded() -> None:
-    assert kinds(placed(0), WorkersSucceeded(), LinkLost("gone"), STOPPED)[-2:] == [StopWorkers, EndInSuccess]
-    assert kinds(placed(0), LinkLost("gone"), STOPPED)[-2:] == [StopWorkers, EndWithError]
+    assert kinds(placed(0), WorkersSucceeded(), LinkLost("gone"), STOPPED)[-2:] == [StopWorkers, JobEnded]
+    assert kinds(placed(0), LinkLost("gone"), STOPPED)[-2:] == [StopWorkers, LinkLost]
 
 
 def test_the_failure_of_workers_is_not_hidden_by_that_of_the_line() -> None:
     status, steps = after(placed(0), WorkersFailed(CAUSE), LinkLost("the control plane is gone"), STOPPED)
     assert status.phase is Phase.ENDED
-    assert steps[-1] == EndWithVerdict(JobEnded(Verdict(Outcome.FAILED, CAUSE, ending=Ending.INFRASTRUCTURE)))
+    assert steps[-1] == End(JobEnded(Verdict(Outcome.FAILED, CAUSE, ending=Ending.INFRASTRUCTURE)))
     assert (
         LogLine("the control plane is gone; the job ends here with the failure of this node's workers", True) in steps
     )
     again = kinds(placed(0), WorkersFailed(CAUSE), ended(0), LinkLost("gone"), STOPPED)
-    assert again[-1] is EndWithError, "that failure has been told, and was to be followed by a restart"
+    assert again[-1] is LinkLost, "that failure has been told, and was to be followed by a restart"
 
 
 def test_a_line_that_is_down_stops_nothing_and_is_told_once() -> None:
@@ -243,11 +251,11 @@ def test_a_line_that_is_down_stops_nothing_and_is_told_once() -> None:
 def test_an_end_comes_after_the_workers_are_gone(before: tuple[Event, ...], ending: Event) -> None:
     status, steps = after(*before, ending)
     assert status.phase is Phase.ENDING
-    assert not any(isinstance(step, FinalStep) for step in steps)
+    assert not any(isinstance(step, End) for step in steps)
     assert sum(isinstance(step, StopWorkers) for step in steps) == 1, "one stop, and one grace"
     status, now = decide(status, STOPPED)
     assert status.phase is Phase.ENDED
-    assert isinstance(now[-1], FinalStep)
+    assert isinstance(now[-1], End)
     assert len(now) == 1
 
 
@@ -257,14 +265,14 @@ def test_an_end_comes_after_the_workers_are_gone(before: tuple[Event, ...], endi
 def test_without_workers_the_end_is_at_once(ending: Event) -> None:
     status, steps = after(ending)
     assert status.phase is Phase.ENDED
-    assert isinstance(steps[-1], FinalStep)
+    assert isinstance(steps[-1], End)
 
 
 def test_the_leave_is_requested_at_once_and_the_signal_is_the_workers_too() -> None:
     assert acts(placed(0), HUP)[1:] == [LeaveRequest(), StopWorkers(SIGHUP, shared=True)]
     assert acts(placed(0), TERM)[1:] == [LeaveRequest(), PostStopNotice(), StopWorkers(SIGTERM, shared=True)]
-    assert acts(HUP) == [LeaveRequest(), EndBySignal(SIGHUP)]
-    assert acts(TERM) == [LeaveRequest(), QueryStanding()]
+    assert acts(HUP) == [LeaveRequest(), left(SIGHUP)]
+    assert acts(TERM) == [LeaveRequest(), *QUERY]
 
 
 WAITING = WorkersStopped(waiting=True)
@@ -299,9 +307,7 @@ def test_workers_that_wait_go_on_in_the_round_that_comes() -> None:
 def test_a_signal_during_a_restart_adds_to_the_stop_that_runs() -> None:
     assert after(placed(0), ended(0), placed(1), INT)[1][-3:-1] == [LeaveRequest(), ForwardSignal(SIGINT)]
     assert after(placed(0), ended(0), TERM)[1][-2:-1] == [LeaveRequest()], "that one they have had"
-    assert after(placed(0), ended(0), placed(1), INT, STOPPED)[1][-1:] == [EndBySignal(SIGINT)], (
-        "the place is not taken"
-    )
+    assert after(placed(0), ended(0), placed(1), INT, STOPPED)[1][-1:] == [left(SIGINT)], "the place is not taken"
 
 
 @pytest.mark.parametrize("first", [INT, QUIT])
@@ -330,15 +336,13 @@ IN_ORDER = WorkersStopped(ended_in_order=True)
 def test_a_node_that_leaves_a_job_that_goes_on_has_done_what_it_was_asked() -> None:
     leaving = (placed(0), TERM, IN_ORDER)
     status, steps = after(*leaving)
-    assert (status.phase, steps[-1]) == (Phase.LEAVING, QueryStanding())
-    left = [LeaveReply(True, 3), LeaveReply(True, 2), LeaveReply(True, 1)]
-    assert after(*leaving, *left)[0].phase is Phase.LEAVING, "it must hold for a moment"
-    assert after(*leaving, *left[:2], LeaveTimedOut())[1][-1] == EndBySignal(SIGTERM, "goes on on 2 other nodes")
-    assert after(*leaving, *left, LeaveTimedOut())[1][-1] == EndBySignal(SIGTERM, "goes on on 1 other node")
-    assert after(*leaving, LeaveReply(False, 0, Outcome.SUCCEEDED))[1][-1] == EndBySignal(SIGTERM, "has succeeded")
-    assert after(TERM, LeaveReply(True, 2), LeaveTimedOut())[1][-1] == EndBySignal(
-        SIGTERM, "goes on on 2 other nodes"
-    ), "a spare"
+    assert (status.phase, steps[-3:]) == (Phase.LEAVING, QUERY)
+    replies = [LeaveReply(True, 3), LeaveReply(True, 2), LeaveReply(True, 1)]
+    assert after(*leaving, *replies)[0].phase is Phase.LEAVING, "it must hold for a moment"
+    assert after(*leaving, *replies[:2], LEAVE_OVER)[1][-1] == left(SIGTERM, "goes on on 2 other nodes")
+    assert after(*leaving, *replies, LEAVE_OVER)[1][-1] == left(SIGTERM, "goes on on 1 other node")
+    assert after(*leaving, LeaveReply(False, 0, Outcome.SUCCEEDED))[1][-1] == left(SIGTERM, "has succeeded")
+    assert after(TERM, LeaveReply(True, 2), LEAVE_OVER)[1][-1] == left(SIGTERM, "goes on on 2 other nodes"), "a spare"
 
 
 @pytest.mark.parametrize(
@@ -347,7 +351,7 @@ def test_a_node_that_leaves_a_job_that_goes_on_has_done_what_it_was_asked() -> N
         (LeaveReply(False, 1),),
         (LeaveReply(True, 2), LeaveReply(False, 1)),
         (LeaveReply(False, 0, Outcome.FAILED),),
-        (LeaveTimedOut(),),
+        (LEAVE_OVER,),
         (LeaveReply(True, 2), LinkDown("away")),
         (LinkLost("gone"),),
         (LeaveReply(True, 2), TERM, INT),
@@ -355,17 +359,15 @@ def test_a_node_that_leaves_a_job_that_goes_on_has_done_what_it_was_asked() -> N
 )
 def test_a_node_that_leaves_a_job_that_does_not_go_on_is_stopped(then: tuple[Event, ...]) -> None:
     status, steps = after(placed(0), TERM, IN_ORDER, *then)
-    assert (status.phase, steps[-1]) == (Phase.ENDED, EndBySignal(SIGTERM))
+    assert (status.phase, steps[-1]) == (Phase.ENDED, left(SIGTERM))
 
 
 def test_only_workers_that_end_in_order_and_sigterm_make_a_leave() -> None:
-    assert after(placed(0), TERM, STOPPED)[1][-1] == EndBySignal(SIGTERM)
-    assert after(placed(0), INT, IN_ORDER)[1][-1] == EndBySignal(SIGINT)
-    assert after(placed(0), HUP, IN_ORDER)[1][-1] == EndBySignal(SIGHUP)
-    assert after(placed(0), LinkDown("away"), TERM, IN_ORDER)[1][-1] == EndBySignal(SIGTERM)
-    assert after(placed(0), ended(0), TERM, IN_ORDER)[1][-1] == QueryStanding(), (
-        "whatever they were stopped for at first"
-    )
+    assert after(placed(0), TERM, STOPPED)[1][-1] == left(SIGTERM)
+    assert after(placed(0), INT, IN_ORDER)[1][-1] == left(SIGINT)
+    assert after(placed(0), HUP, IN_ORDER)[1][-1] == left(SIGHUP)
+    assert after(placed(0), LinkDown("away"), TERM, IN_ORDER)[1][-1] == left(SIGTERM)
+    assert after(placed(0), ended(0), TERM, IN_ORDER)[1][-3:] == QUERY, "whatever they were stopped for at first"
 
 
 def by(number: int, *reached: int) -> WorkersFailed:
@@ -375,14 +377,14 @@ def by(number: int, *reached: int) -> WorkersFailed:
 
 def test_who_ends_by_a_signal_that_comes_here_too_has_not_failed() -> None:
     status, steps = after(placed(0), by(SIGTERM, SIGTERM))
-    assert steps[1:] == [AwaitSignal()]
+    assert steps[1:] == [SetTimer(Timer.SIGNAL, 1.0)]
     assert decide(status, by(SIGTERM, SIGTERM))[1] == (), "it is judged once"
     assert decide(status, TERM)[1][1:] == (LeaveRequest(), PostStopNotice(), StopWorkers(SIGTERM, shared=True))
-    assert kinds(placed(0), by(SIGTERM, SIGTERM), TERM, STOPPED, SignalTimedOut())[-1] is EndBySignal
-    assert Fail not in kinds(placed(0), by(SIGTERM, SIGTERM), TERM, SignalTimedOut(), STOPPED, SignalTimedOut())
+    assert kinds(placed(0), by(SIGTERM, SIGTERM), TERM, STOPPED, SIGNAL_OVER)[-1] is SignalArrived
+    assert Fail not in kinds(placed(0), by(SIGTERM, SIGTERM), TERM, SIGNAL_OVER, STOPPED, SIGNAL_OVER)
     assert kinds(placed(0), by(SIGTERM, SIGTERM), TERM, notice=30) == [
         StartWorkers,
-        AwaitSignal,
+        Timer.SIGNAL,
         LeaveRequest,
         PostStopNotice,
         StopWorkers,
@@ -391,21 +393,21 @@ def test_who_ends_by_a_signal_that_comes_here_too_has_not_failed() -> None:
 
 def test_a_handler_that_ends_its_worker_is_no_failure_either() -> None:
     told = WorkersFailed(CAUSE._replace(exitcode=1), frozenset({SIGTERM, SIGCONT}))
-    assert kinds(placed(0), told, TERM) == [StartWorkers, AwaitSignal, LeaveRequest, PostStopNotice, StopWorkers]
+    assert kinds(placed(0), told, TERM) == [StartWorkers, Timer.SIGNAL, LeaveRequest, PostStopNotice, StopWorkers]
 
 
 def test_a_signal_that_does_not_come_leaves_a_failure() -> None:
-    status, steps = after(placed(0), by(SIGTERM, SIGTERM), SignalTimedOut())
+    status, steps = after(placed(0), by(SIGTERM, SIGTERM), SIGNAL_OVER)
     assert steps[-1] == Fail(0, by(SIGTERM).cause, 0)
     assert (status.phase, status.held_failure) == (Phase.BROKEN, None)
-    assert kinds(placed(0), by(SIGTERM, SIGTERM), ended(0), SignalTimedOut()) == [
+    assert kinds(placed(0), by(SIGTERM, SIGTERM), ended(0), SIGNAL_OVER) == [
         StartWorkers,
-        AwaitSignal,
+        Timer.SIGNAL,
         RequestJoin,
         StopWorkers,
     ]
     lost = after(placed(0), by(SIGTERM, SIGTERM), LinkLost("gone"), STOPPED)[1][-1]
-    assert lost == EndWithVerdict(JobEnded(Verdict(Outcome.FAILED, by(SIGTERM).cause, ending=Ending.INFRASTRUCTURE)))
+    assert lost == End(JobEnded(Verdict(Outcome.FAILED, by(SIGTERM).cause, ending=Ending.INFRASTRUCTURE)))
 
 
 def test_workers_that_the_fence_has_killed_have_not_failed() -> None:
@@ -430,8 +432,8 @@ def test_workers_that_end_by_the_signal_of_a_notice_have_not_failed() -> None:
 
 
 def test_what_comes_first_settles_the_end() -> None:
-    assert isinstance(after(placed(0), FAILED, TERM, LinkLost("gone"), STOPPED)[1][-1], EndWithVerdict)
-    assert isinstance(after(placed(0), TERM, FAILED, STOPPED)[1][-1], EndBySignal)
+    assert kinds(placed(0), FAILED, TERM, LinkLost("gone"), STOPPED)[-1] is JobEnded
+    assert kinds(placed(0), TERM, FAILED, STOPPED)[-1] is SignalArrived
 
 
 # Notices
@@ -470,16 +472,17 @@ def test_a_node_that_is_taken_away_asks_all_and_goes_when_the_round_is_over() ->
     assert status.phase is Phase.RUNNING
     events = (placed(0), TERM, TERM, WorkersReady(), drained(0))
     assert kinds(*events, notice=30)[-4:] == [Drain, LeaveRequest, PostStopNotice, StopWorkers]
-    assert kinds(*events, STOPPED, notice=30)[-1] is EndBySignal
+    assert kinds(*events, STOPPED, notice=30)[-1] is SignalArrived
 
 
 def test_a_node_that_is_taken_away_does_not_wait_for_ever() -> None:
-    steps = kinds(placed(0), TERM, WorkersReady(), NoticeExpired(), STOPPED, notice=30)
-    assert steps[-5:] == [Drain, LeaveRequest, PostStopNotice, StopWorkers, EndBySignal]
-    assert kinds(placed(0), TERM, WorkersFailed(CAUSE), NoticeExpired(), notice=30)[-2:] == [LeaveRequest, StopWorkers]
-    assert kinds(placed(0), NodesWaiting(0, 1), WorkersReady(), NoticeExpired(), notice=30)[-1] is Drain, (
-        "only that one"
-    )
+    steps = kinds(placed(0), TERM, WorkersReady(), NOTICE_OVER, STOPPED, notice=30)
+    assert steps[-5:] == [Drain, LeaveRequest, PostStopNotice, StopWorkers, SignalArrived]
+    assert kinds(placed(0), TERM, WorkersFailed(CAUSE), NOTICE_OVER, notice=30)[-2:] == [
+        LeaveRequest,
+        StopWorkers,
+    ]
+    assert kinds(placed(0), NodesWaiting(0, 1), WorkersReady(), NOTICE_OVER, notice=30)[-1] is Drain, "only that one"
 
 
 def test_an_interrupt_ends_the_time_of_the_notice() -> None:
@@ -561,20 +564,20 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
             WorkersSucceeded(),
             WorkersSucceeded(acknowledged=True),
             PreemptionRequested(9.0, "received SIGUSR2"),
-            VerdictTimedOut(),
+            VERDICT_OVER,
             PREEMPTED,
             WorkersFailed(CAUSE),
             by(SIGTERM, SIGTERM),
-            SignalTimedOut(),
+            SIGNAL_OVER,
             LeaveReply(True, 2),
             LeaveReply(False, 0),
-            LeaveTimedOut(),
+            LEAVE_OVER,
             STOPPED,
             WAITING,
             NodeChecked(),
             NodeChecked("exit code 1"),
             WorkersReady(),
-            NoticeExpired(),
+            NOTICE_OVER,
         ]
     ),
 )
@@ -645,7 +648,7 @@ class World:
             case PostNotice() | WithdrawNotice() | PostStopNotice() | Preempt():
                 assert self.running, "asked nobody"
                 assert not self.stopping, "asked those that stop"
-            case EndWithVerdict() | EndWithError() | EndUnfit() | EndBySignal() | EndInSuccess():
+            case End():
                 assert not self.running, "ended before the workers were gone"
                 assert not self.waiting, "ended while workers wait for a round"
                 assert not self.checking, "ended before the check was"
@@ -690,9 +693,9 @@ def test_laws(events: list[Event], notice: float, checks: bool) -> None:
 
 def test_a_node_that_leaves_knows_whether_all_had_saved() -> None:
     acknowledged = after(placed(0), TERM, WorkersReady(), drained(0), STOPPED, notice=30)[1][-1]
-    assert acknowledged == EndBySignal(SIGTERM, saved=True)
+    assert acknowledged == left(SIGTERM, saved=True)
     alone = after(placed(0), TERM, WorkersReady(), drained(0), IN_ORDER, LeaveReply(False, 0), notice=30)[1][-1]
-    assert alone == EndBySignal(SIGTERM, saved=True)
-    late = after(placed(0), TERM, WorkersReady(is_late=True), NoticeExpired(), STOPPED, notice=30)[1]
-    assert late[-1] == EndBySignal(SIGTERM)
-    assert Drain not in kinds(placed(0), TERM, WorkersReady(is_late=True), NoticeExpired(), notice=30)
+    assert alone == left(SIGTERM, saved=True)
+    late = after(placed(0), TERM, WorkersReady(is_late=True), NOTICE_OVER, STOPPED, notice=30)[1]
+    assert late[-1] == left(SIGTERM)
+    assert Drain not in kinds(placed(0), TERM, WorkersReady(is_late=True), NOTICE_OVER, notice=30)

@@ -6,31 +6,27 @@ from signal import SIGINT, SIGTERM, SIGUSR1
 
 import pytest
 
-from rallypoint.agent.policy import begin, decide
-from rallypoint.agent.policy_state import Phase, PolicyState
+from rallypoint.agent.policy import Phase, PolicyState, begin, decide
 from rallypoint.agent.steps import (
     CheckNode,
-    EndBySignal,
-    EndUnfit,
-    EndWithError,
-    EndWithVerdict,
+    End,
     Event,
     ForwardSignal,
     KillWorkers,
     LogLine,
     NodeChecked,
-    QueryStanding,
     RequestJoin,
     SignalArrived,
     StartWorkers,
     Step,
     StopWorkers,
+    Timer,
     WorkersFailed,
 )
 from rallypoint.membership.operations import Fail
 from rallypoint.membership.state import Reason, RoundEnd
-from rallypoint.protocol.messages import DrainRequested, LeaveRequest, LinkDown, LinkLost, LinkUp, RoundEnded
-from tests.unit.agent.test_policy import CAUSE, FAILED, IN_ORDER, INT, STOPPED, TERM, ended, placed
+from rallypoint.protocol.messages import DrainRequested, JobEnded, LeaveRequest, LinkDown, LinkLost, LinkUp, RoundEnded
+from tests.unit.agent.test_policy import CAUSE, FAILED, IN_ORDER, INT, STOPPED, TERM, ended, kind_of, placed
 
 PASSED, UNFIT = NodeChecked(), NodeChecked("the check has failed")
 BROKEN: tuple[Event, ...] = (PASSED, placed(0), WorkersFailed(CAUSE))
@@ -47,8 +43,8 @@ def after(*events: Event) -> tuple[PolicyState, list[Step]]:
     return status, steps
 
 
-def kinds(*events: Event) -> list[type]:
-    return [type(step) for step in after(*events)[1]]
+def kinds(*events: Event) -> list[object]:
+    return [kind_of(step) for step in after(*events)[1]]
 
 
 def test_without_a_check_the_first_step_is_the_join() -> None:
@@ -63,7 +59,7 @@ def test_a_place_is_requested_once_the_check_has_passed() -> None:
 def test_a_node_that_is_not_fit_leaves() -> None:
     status, steps = after(UNFIT)
     assert status.phase is Phase.ENDED
-    assert steps[1:] == [LeaveRequest(), EndUnfit("the check has failed")]
+    assert steps[1:] == [LeaveRequest(), End(UNFIT)]
 
 
 def test_after_a_failure_of_its_own_the_node_is_checked_when_its_workers_are_gone() -> None:
@@ -73,7 +69,7 @@ def test_after_a_failure_of_its_own_the_node_is_checked_when_its_workers_are_gon
     assert steps[-1] == StopWorkers(restarts=True, failed=True, ends_all=True), "the check may need the devices"
     assert kinds(*BROKEN, ended(0), STOPPED)[-1] is CheckNode
     assert kinds(*BROKEN, ended(0), STOPPED, PASSED, placed(1))[-2:] == [RequestJoin, StartWorkers]
-    assert after(*BROKEN, ended(0), STOPPED, UNFIT)[1][-2:] == [LeaveRequest(), EndUnfit("the check has failed")]
+    assert after(*BROKEN, ended(0), STOPPED, UNFIT)[1][-2:] == [LeaveRequest(), End(UNFIT)]
 
 
 @pytest.mark.parametrize(
@@ -95,9 +91,9 @@ def test_a_round_that_ends_by_others_asks_for_no_check(end: RoundEnd, before: tu
 
 @pytest.mark.parametrize(
     ("event", "last"),
-    [(TERM, QueryStanding), (INT, EndBySignal), (FAILED, EndWithVerdict), (LinkLost("gone"), EndWithError)],
+    [(TERM, Timer.LEAVE), (INT, SignalArrived), (FAILED, JobEnded), (LinkLost("gone"), LinkLost)],
 )
-def test_an_end_comes_after_the_check_is_gone(event: Event, last: type) -> None:
+def test_an_end_comes_after_the_check_is_gone(event: Event, last: object) -> None:
     for before in ((), (*BROKEN, ended(0), STOPPED)):
         assert kinds(*before, event)[-1] is StopWorkers
         assert after(*before, event)[0].phase is Phase.ENDING

@@ -8,23 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.agent.policy import decide
-from rallypoint.agent.policy_state import Phase, PolicyState
+from rallypoint.agent.policy import Phase, PolicyState, decide
 from rallypoint.agent.steps import (
-    AwaitVerdict,
-    EndBySignal,
-    EndUnfit,
-    EndWithVerdict,
+    End,
     Event,
     ForwardSignal,
+    NodeChecked,
     PostNotice,
     PreemptionRequested,
     RequeueJob,
+    SetTimer,
     SignalArrived,
     StartWorkers,
     Step,
     StopWorkers,
-    VerdictTimedOut,
+    Timer,
+    TimerFired,
     WorkersFailed,
     WorkersReady,
     WorkersSucceeded,
@@ -33,7 +32,15 @@ from rallypoint.failures.cause import Ending
 from rallypoint.membership.operations import Drain, Fail, PreemptJob, Refusal, Succeed
 from rallypoint.membership.state import Outcome
 from rallypoint.notices import PREEMPTION
-from rallypoint.protocol.messages import DrainRequested, JoinRefused, LeaveRequest, LinkLost, NodesWaiting, Preempted
+from rallypoint.protocol.messages import (
+    DrainRequested,
+    JobEnded,
+    JoinRefused,
+    LeaveRequest,
+    LinkLost,
+    NodesWaiting,
+    Preempted,
+)
 from tests.effort import examples
 from tests.unit.agent.test_policy import (
     CAUSE,
@@ -45,7 +52,9 @@ from tests.unit.agent.test_policy import (
     acts,
     after,
     drained,
+    kind_of,
     kinds,
+    left,
     placed,
 )
 
@@ -56,15 +65,20 @@ OF_THIS = Preempted(0, "a (rank 0)", 60.0, True, WHY)
 CONSENT = Drain(0, needs_consent=True)
 
 
-def verdict_of(step: Step) -> EndWithVerdict:
-    assert isinstance(step, EndWithVerdict)
-    assert step.verdict.verdict.outcome is Outcome.STOPPED
-    assert step.verdict.verdict.ending is Ending.PREEMPTED
+def awaits(seconds: float) -> SetTimer:
+    return SetTimer(Timer.VERDICT, seconds + 5.0)
+
+
+def verdict_of(step: Step) -> End:
+    assert isinstance(step, End)
+    assert isinstance(step.event, JobEnded)
+    assert step.event.verdict.outcome is Outcome.STOPPED
+    assert step.event.verdict.ending is Ending.PREEMPTED
     return step
 
 
 def test_who_is_told_tells_the_others_and_asks_its_own_workers_once() -> None:
-    asked = [PreemptJob(60.0, WHY), AwaitVerdict(60.0), PostNotice(PREEMPTION, "", 60.0)]
+    asked = [PreemptJob(60.0, WHY), awaits(60.0), PostNotice(PREEMPTION, "", 60.0)]
     assert acts(placed(0), TOLD)[1:] == asked
     assert acts(placed(0), TOLD, OF_THIS, TOLD)[1:] == asked, "told again, it has nothing more to do"
 
@@ -72,7 +86,7 @@ def test_who_is_told_tells_the_others_and_asks_its_own_workers_once() -> None:
 def test_the_others_ask_their_workers_whatever_notice_timeout_says() -> None:
     for notice in (0.0, 30.0):
         assert acts(placed(0), OF_ANOTHER, WorkersReady(), notice=notice)[1:] == [
-            AwaitVerdict(60.0),
+            awaits(60.0),
             PostNotice(PREEMPTION, "b (rank 1)", 60.0),
             CONSENT,
         ]
@@ -82,7 +96,7 @@ def test_the_others_ask_their_workers_whatever_notice_timeout_says() -> None:
 @pytest.mark.parametrize(("late", "saved"), [(False, True), (True, False)])
 def test_the_end_says_whether_the_workers_have_saved_and_the_delegate_requeues(late: bool, saved: bool) -> None:
     status, steps = after(placed(0), OF_ANOTHER, WorkersReady(is_late=late), PREEMPTED, STOPPED)
-    assert [type(step) for step in steps[-3:]] == [RequeueJob, StopWorkers, EndWithVerdict], "it is requeued at once"
+    assert [kind_of(step) for step in steps[-3:]] == [RequeueJob, StopWorkers, JobEnded], "it is requeued at once"
     assert verdict_of(steps[-1]).saved is saved
     assert status.phase is Phase.ENDED
     assert steps[-2] == StopWorkers(SIGTERM), "with all of the grace period"
@@ -90,13 +104,13 @@ def test_the_end_says_whether_the_workers_have_saved_and_the_delegate_requeues(l
 
 def test_a_spare_ends_with_the_job_and_has_nothing_to_save() -> None:
     steps = acts(PREEMPTED)
-    assert [type(step) for step in steps] == [RequeueJob, EndWithVerdict]
+    assert [kind_of(step) for step in steps] == [RequeueJob, JobEnded]
     assert verdict_of(steps[-1]).saved is None
 
 
 def test_without_workers_the_verdict_is_awaited_for_a_moment_only() -> None:
-    assert acts(TOLD) == [PreemptJob(60.0, WHY), AwaitVerdict(0.0)]
-    verdict_of(acts(TOLD, VerdictTimedOut())[-1])
+    assert acts(TOLD) == [PreemptJob(60.0, WHY), awaits(0.0)]
+    verdict_of(acts(TOLD, TimerFired(Timer.VERDICT))[-1])
 
 
 def test_workers_that_have_not_been_started_are_not_started_any_more() -> None:
@@ -127,12 +141,12 @@ def test_workers_that_end_with_success_have_finished_unless_they_had_acknowledge
 
 
 def test_workers_that_had_finished_are_asked_nothing() -> None:
-    assert acts(placed(0), WorkersSucceeded(), OF_ANOTHER)[1:] == [Succeed(0), AwaitVerdict(60.0)]
+    assert acts(placed(0), WorkersSucceeded(), OF_ANOTHER)[1:] == [Succeed(0), awaits(60.0)]
 
 
 def test_what_was_acknowledged_before_counts() -> None:
     steps = acts(placed(0), NodesWaiting(0, 1), WorkersReady(), OF_ANOTHER, notice=30)
-    assert steps[-2:] == [AwaitVerdict(60.0), CONSENT]
+    assert steps[-2:] == [awaits(60.0), CONSENT]
 
 
 @pytest.mark.parametrize("event", [NodesWaiting(0, 1), DrainRequested("ann@login"), Preempted(0, "c", 5.0)])
@@ -141,7 +155,7 @@ def test_changes_of_membership_mean_nothing_any_more(event: Event) -> None:
         assert acts(placed(0), OF_ANOTHER, event, notice=notice) == acts(placed(0), OF_ANOTHER, notice=notice)
 
 
-@pytest.mark.parametrize("event", [VerdictTimedOut(), LinkLost("gone")])
+@pytest.mark.parametrize("event", [TimerFired(Timer.VERDICT), LinkLost("gone")])
 def test_it_ends_so_though_the_verdict_cannot_be_told(event: Event) -> None:
     for before in ([placed(0), OF_ANOTHER], [placed(0), WorkersSucceeded(), OF_ANOTHER], [placed(0), TOLD]):
         steps = acts(*before, event, STOPPED)
@@ -150,18 +164,18 @@ def test_it_ends_so_though_the_verdict_cannot_be_told(event: Event) -> None:
 
 
 def test_a_verdict_that_nobody_awaits_cannot_time_out() -> None:
-    assert acts(placed(0), VerdictTimedOut()) == acts(placed(0))
+    assert acts(placed(0), TimerFired(Timer.VERDICT)) == acts(placed(0))
 
 
 def test_sigterm_ends_it_at_once_and_requeues_nothing() -> None:
     steps = acts(placed(0), OF_ANOTHER, TERM, STOPPED)
-    assert [type(step) for step in steps[3:]] == [LeaveRequest, StopWorkers, EndWithVerdict]
+    assert [kind_of(step) for step in steps[3:]] == [LeaveRequest, StopWorkers, JobEnded]
     verdict_of(steps[-1])
 
 
 def test_other_signals_mean_what_they_mean() -> None:
     assert acts(placed(0), OF_ANOTHER, SignalArrived(SIGUSR1))[-1] == ForwardSignal(SIGUSR1)
-    assert acts(placed(0), OF_ANOTHER, SignalArrived(SIGINT), STOPPED)[-1] == EndBySignal(SIGINT)
+    assert acts(placed(0), OF_ANOTHER, SignalArrived(SIGINT), STOPPED)[-1] == left(SIGINT)
 
 
 def test_a_node_that_ends_is_not_told_any_more() -> None:
@@ -178,7 +192,7 @@ def test_who_knows_of_it_ends_with_it(before: list[Event], later: list[Event], n
     """Whatever happens, the end is that of a preempted job, or of a verdict that was told; or a person's signal."""
     world, status, known = World(), PolicyState(notice_timeout=notice), False
     told = set()
-    for event in [*before, TOLD, *later, VerdictTimedOut(), STOPPED]:
+    for event in [*before, TOLD, *later, TimerFired(Timer.VERDICT), STOPPED]:
         if not world.can_be(event):
             continue
         world.happens(event)
@@ -188,8 +202,9 @@ def test_who_knows_of_it_ends_with_it(before: list[Event], later: list[Event], n
         status, now = decide(status, event)
         for place, step in enumerate(now):
             world.take(step, event, now[:place])
-            if known and isinstance(step, EndWithVerdict) and step.verdict not in told:
+            if known and isinstance(step, End) and isinstance(step.event, JobEnded) and step.event not in told:
                 verdict_of(step)
             elif known and world.over:
-                assert isinstance(step, EndWithVerdict | EndBySignal | EndUnfit)
+                assert isinstance(step, End)
+                assert isinstance(step.event, JobEnded | SignalArrived | NodeChecked)
     assert status.phase in (Phase.ENDED, Phase.LEAVING)

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.agent.agent import Agent
-from rallypoint.agent.polling_client import PollingRendezvousClient
 from rallypoint.agent.spec import RunResult, Worker, WorkerSpec, WorkerState
+from rallypoint.agent.third_party import PollingRendezvousClient
 from rallypoint.compat.agent import LocalElasticAgent
 from rallypoint.failures.cause import Cause, Ending
 from rallypoint.logs.specs import DefaultLogsSpecs, Std
@@ -135,7 +134,7 @@ def test_the_production_agent_meets_by_such_a_handler_and_starts_again() -> None
 
     handler = CountingHandler(HashStore(), "job", 1, address="127.0.0.1")
     workers = ThreadWorkers(fails_once, handler)
-    assert outcome(Agent(workers)).return_values == {0: 1}
+    assert outcome(workers).return_values == {0: 1}
     assert workers.calls == ["start", "begin SIGTERM", "start", "begin SIGTERM", "shutdown SIGTERM"]
     assert handler.shut == 1
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import threading
 
 import pytest
 
-from rallypoint.agent.agent import Agent
-from rallypoint.agent.monitors import Monitor
+from rallypoint.agent.loop import run_agent
+from rallypoint.agent.sources import Source
 from rallypoint.base.errors import SignalException
 from tests.unit.agent.test_stopping import TIMEOUT, beside
 from tests.unit.agent.third_party import outcome
 from tests.unit.agent.thread_workers import ThreadWorkers
 
 
-class HandPreload:
+class HandPreload(Source):
     """What is ready when it is told so."""
 
     def __init__(self) -> None:
@@ -31,9 +30,6 @@ class HandPreload:
 
     def fds(self) -> list[int]:
         return [self._fd]
-
-    def wake_at(self) -> float:
-        return math.inf
 
     def step(self) -> None:
         if self._told.is_set():
@@ -55,9 +51,7 @@ class PreloadedWorkers(ThreadWorkers):
     def __init__(self) -> None:
         super().__init__(lambda rank, start, stopping: rank)
         self.preload = HandPreload()
-
-    def monitors(self) -> list[Monitor]:
-        return [self.preload]
+        self.sources.append(self.preload)
 
     def preparing(self) -> bool:
         return self.preload.importing()
@@ -72,7 +66,7 @@ def test_a_start_waits_until_it_is_preloaded() -> None:
         made.preload.tell()
 
     with beside(threading.Thread(target=tell)):
-        assert outcome(Agent(made)).return_values == {0: 0}
+        assert outcome(made).return_values == {0: 0}
     assert made.calls[0] == "start"
     made.preload.close()
 
@@ -85,6 +79,6 @@ def test_an_interrupt_ends_an_agent_that_waits_and_nothing_is_started() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     with beside(threading.Thread(target=interrupt)), pytest.raises(SignalException):
-        Agent(made).run()
+        run_agent(made)
     assert "start" not in made.calls
     made.preload.close()

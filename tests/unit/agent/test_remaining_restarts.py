@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.agent.agent import Agent
 from rallypoint.agent.spec import RunResult, WorkerState
 from rallypoint.failures.failure import ProcessFailure
 from rallypoint.telemetry import metrics
@@ -16,7 +15,7 @@ pytestmark = pytest.mark.process
 
 
 class StuckWorkers(ThreadWorkers):
-    """A worker that no signal ends, as `ProcessController` finds one: no restart would help, though one is left."""
+    """A worker that no signal ends, as `WorkerController` finds one: no restart would help, though one is left."""
 
     def poll(self) -> RunResult:
         return RunResult(WorkerState.UNHEALTHY, failures={0: ProcessFailure(0, 1, -9, "")})
@@ -30,11 +29,11 @@ def test_a_stuck_worker_leaves_no_restart_in_metrics_and_health_check() -> None:
     kept = MemoryMetrics()
     metrics.configure(kept)
     try:
-        result = outcome(Agent(workers))
+        result = outcome(workers)
     finally:
         metrics.configure(metrics.NullMetricHandler())
         metrics._handlers.clear()
     assert result.is_failed()
-    assert workers.status()["remaining_restarts"] == 0
+    assert workers.look().status()["remaining_restarts"] == 0
     remaining = [value for _, name, value in kept.seen if name == "workers.default.remaining_restarts"]
     assert remaining == [0]

@@ -9,15 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.agent.options import Preemption
-from rallypoint.agent.preemption.preempted_job import PreemptedJob
-from rallypoint.agent.preemption.requeue import SlurmRequeue, times_requeued
-from rallypoint.agent.preemption.slurm_command import SlurmCommand, job_name
-from rallypoint.agent.steps import AwaitVerdict, EndWithVerdict, RequeueJob, VerdictTimedOut
+from rallypoint.agent.features.preemption import (
+    SlurmCommand,
+    SlurmRequeue,
+    job_name,
+    times_requeued,
+)
 from rallypoint.base.process_table import read_stat
-from rallypoint.failures.cause import Ending
-from rallypoint.membership.state import Outcome, Verdict
-from rallypoint.protocol.messages import JobEnded
 
 pytestmark = pytest.mark.process
 
@@ -105,39 +103,3 @@ def test_a_command_that_does_not_answer_is_ended_with_what_it_has_started(tmp_pa
     started = int((tmp_path / "pid").read_text())
     while (stat := read_stat(started)) is not None and not stat.ended:
         assert time.monotonic() < deadline
-
-
-# Beside it
-
-
-class Hands:
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-ENDED = JobEnded(Verdict(Outcome.STOPPED, detail="a received SIGUSR2", ending=Ending.PREEMPTED))
-
-
-@pytest.mark.parametrize(
-    ("saved", "more"),
-    [(True, "; all workers of this node have saved"), (False, "; not all workers of this node have saved"), (None, "")],
-)
-def test_the_sentence_at_the_end(saved: bool | None, more: str) -> None:
-    job = PreemptedJob(Preemption(), Hands())
-    job.carry_out(RequeueJob())  # which nobody has asked for
-    assert str(job.error(EndWithVerdict(ENDED, saved))) == f"the job was preempted, since a received SIGUSR2{more}"
-
-
-def test_the_verdict_is_awaited_for_some_seconds_after_the_time_of_the_workers() -> None:
-    hands = Hands()
-    job = PreemptedJob(Preemption(), hands)
-    assert list(job.events()) == []
-    job.carry_out(AwaitVerdict(60.0))
-    hands.now = job.wake_at() - 0.1
-    assert list(job.events()) == []
-    assert 60.0 < hands.now < 70.0
-    hands.now += 0.1
-    assert list(job.events()) == [VerdictTimedOut()]
-    assert list(job.events()) == []

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 import pytest
 
 from rallypoint.agent.environment import worker_environment
+from rallypoint.agent.features.socket_ifname import Choice, add_socket_ifname, choose, sentence
 from rallypoint.agent.options import interface_names
-from rallypoint.agent.preparations.background import Background
-from rallypoint.agent.preparations.socket_ifname import Choice, add_socket_ifname, choose, sentence
 from rallypoint.base.errors import UserError
 from rallypoint.base.interfaces import Interface, interface_addresses, interfaces
+from rallypoint.base.mailbox import Background
 from rallypoint.base.poll import until_readable
 from rallypoint.protocol.messages import Placement
 from rallypoint.ranks.assign import NodeRanks

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.agent.agent import Agent
-from rallypoint.agent.signal_set import handled_signals
+from rallypoint.agent.loop import run_agent
+from rallypoint.agent.signals import handled_signals
 from rallypoint.agent.spec import WorkerGroup, WorkerSpec
 from rallypoint.base.errors import SignalException
 from rallypoint.compat.agent import LocalElasticAgent
@@ -47,7 +47,7 @@ class HandStop:
         if not self._told.is_set():
             return False
         os.close(self._fd)
-        self._workers.end()
+        self._workers.join()
         self._workers.calls.append("gone")
         return True
 
@@ -68,7 +68,7 @@ class SlowWorkers(ThreadWorkers):
         self.stops: list[HandStop] = []
         self.begun = threading.Semaphore(0)
 
-    def begin_stop(self, death_sig: signal.Signals, timeout: float) -> HandStop:
+    def begin_stop(self, death_sig: signal.Signals, timeout: float, *, keeps: bool) -> HandStop:
         self.calls.append(f"begin {death_sig.name}")
         self.stops.append(HandStop(self))
         self.begun.release()
@@ -99,7 +99,7 @@ def test_workers_are_started_again_when_the_others_are_gone() -> None:
             workers.stops[number].tell()
 
     with beside(threading.Thread(target=end_both_stops)):
-        assert outcome(Agent(workers)).return_values == {0: 1}
+        assert outcome(workers).return_values == {0: 1}
     assert workers.calls == ["start", "begin SIGTERM", "gone", "start", "begin SIGTERM", "gone", "shutdown SIGTERM"]
 
 
@@ -113,7 +113,7 @@ def test_a_second_interrupt_hurries_the_stop() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     with beside(threading.Thread(target=interrupt_twice)), pytest.raises(SignalException) as raised:
-        Agent(workers).run()
+        run_agent(workers)
     assert raised.value.sigval == signal.SIGINT
     assert workers.calls == ["start", "begin SIGINT", "hurry", "gone", "shutdown SIGTERM"]
 

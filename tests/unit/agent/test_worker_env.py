@@ -10,13 +10,16 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from rallypoint.agent.environment import worker_environment
+from rallypoint.agent.features.peers import PeerExchange, PeerRecord, exchange_of
+from rallypoint.agent.features.worker_env import (
+    KINDS,
+    FrameworkVariables,
+    ReservedPorts,
+    WorkerPlace,
+    add_worker_env,
+    checked,
+)
 from rallypoint.agent.preload import per_worker_variables
-from rallypoint.agent.preparations.peer_exchange import PeerExchange, exchange_of
-from rallypoint.agent.preparations.peer_record import PeerRecord
-from rallypoint.agent.preparations.worker_env.install import FrameworkVariables, add_worker_env
-from rallypoint.agent.preparations.worker_env.kinds import KINDS, checked
-from rallypoint.agent.preparations.worker_env.place import WorkerPlace
-from rallypoint.agent.preparations.worker_env.reserved import ReservedPorts
 from rallypoint.agent.spec import Worker, WorkerGroup
 from rallypoint.base.errors import UserError
 from rallypoint.protocol.messages import Placement

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rallypoint.agent.agent import Agent
+from rallypoint.agent.loop import run_agent
 from rallypoint.agent.spec import RunResult
+from rallypoint.agent.workers import WorkerController
 from rallypoint.compat.agent import ElasticAgent
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from rallypoint.store.api import Store
@@ -65,8 +66,8 @@ class RaisingHandler(CountingHandler):
         raise self._error
 
 
-def outcome(agent: Agent | ElasticAgent) -> RunResult:
+def outcome(agent: WorkerController | ElasticAgent) -> RunResult:
     """What the run of an agent that takes part comes to."""
-    result = agent.run()
+    result = run_agent(agent) if isinstance(agent, WorkerController) else agent.run()
     assert result is not None, "it was a spare that was not needed"
     return result

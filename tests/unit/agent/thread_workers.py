@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Collection
 
-from rallypoint.agent.controller import WorkerController
-from rallypoint.agent.grace_period import GracePeriods
 from rallypoint.agent.rendezvous_client import rendezvous_of
+from rallypoint.agent.signals import GracePeriods
 from rallypoint.agent.spec import RunResult, WorkerState
+from rallypoint.agent.workers import WorkerController
 from rallypoint.failures.failure import ProcessFailure
+from rallypoint.logs.specs import DefaultLogsSpecs
 from rallypoint.protocol.messages import Placement
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.workers.stop import StopInProgress
@@ -21,13 +23,25 @@ class ThreadWorkers(WorkerController):
 
     def __init__(self, task: Task, handler: RendezvousHandler | None = None) -> None:
         of = spec(handler or ours(), workers=1, max_restarts=1)
-        super().__init__(of, rendezvous_of(of), GracePeriods())
+        super().__init__(of, rendezvous_of(of), GracePeriods(), DefaultLogsSpecs())
         self._task = task
         self._thread: threading.Thread | None = None
         self._told_to_stop = threading.Event()
         self._result = RunResult(WorkerState.HEALTHY)
         self.calls: list[str] = []
         self.runs = threading.Event()
+
+    def prepare(self) -> None:
+        """There are no processes."""
+
+    def exit_fds(self) -> list[int] | None:
+        return None
+
+    def running(self) -> Collection[int]:
+        return (0,)
+
+    def ended_in_order(self) -> bool:
+        return False
 
     def start(self, placement: Placement) -> None:
         self.calls.append("start")
@@ -48,16 +62,16 @@ class ThreadWorkers(WorkerController):
     def poll(self) -> RunResult:
         return self._result
 
-    def begin_stop(self, death_sig: signal.Signals, timeout: float) -> StopInProgress | None:
+    def begin_stop(self, death_sig: signal.Signals, timeout: float, *, keeps: bool) -> StopInProgress | None:
         self.calls.append(f"begin {death_sig.name}")
-        self.end()
+        self.join()
         return None
 
     def shutdown(self, number: int) -> None:
         self.calls.append(f"shutdown {signal.Signals(number).name}")
-        self.end()
+        self.join()
 
-    def end(self) -> None:
+    def join(self) -> None:
         """Stop the thread, and wait until it is gone."""
         self._told_to_stop.set()
         if self._thread is not None:

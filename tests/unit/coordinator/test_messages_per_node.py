@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint.agent.rank_exchange import exchange, exit_barrier
+from rallypoint.agent.third_party import exchange, exit_barrier
 from rallypoint.base.clock import Deadline
 from rallypoint.base.descriptors import allow_descriptors
 from rallypoint.base.endpoint import Endpoint, listening_socket

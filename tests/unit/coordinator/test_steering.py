@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.agent.policy import decide
-from rallypoint.agent.policy_state import Phase as AgentPhase
-from rallypoint.agent.policy_state import PolicyState
+from rallypoint.agent.policy import Phase as AgentPhase
+from rallypoint.agent.policy import PolicyState, decide
 from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.dispatcher import MAX_WATCHERS, Dispatcher
 from rallypoint.coordinator.operators import Watchers

@@ -13,21 +13,23 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.agent.flight_recorder import ENTRIES, constant_variables, switch_on
-from rallypoint.agent.hang_evidence import collect
+from rallypoint.agent.facts import WorkerFacts
+from rallypoint.agent.features.flight_recorder import ENTRIES, constant_variables, switch_on
+from rallypoint.agent.features.hangs import collect
 from rallypoint.base.clock import Deadline
 from rallypoint.base.process_table import process_table
 from rallypoint.base.procfs import read_proc_state
 from rallypoint.hangs.dumps import BUFFER, DUMP, DUMP_ON_TIMEOUT, OLD_NAMES, PER_WORKER, PIPE, SOCKET, recorder_of
 from rallypoint.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence
-from rallypoint.hangs.grouping import groups_of
 from rallypoint.hangs.messages import NodeEvidence, decode_evidence, encode_evidence
 from rallypoint.hangs.report import report_lines
 from rallypoint.hangs.stacks import stacks_of_workers
+from rallypoint.hangs.understand import groups_of
 from rallypoint.logs.specs import DefaultLogsSpecs
 from rallypoint.workers.context import SubprocessContext
 from rallypoint.workers.preload.forkable import untracked_read
 from tests.stopped import until_stopped
+from tests.unit.agent.test_incident import node_of
 
 SLEEPS = """
 import sys, time
@@ -184,9 +186,13 @@ def test_who_has_no_stacks_is_to_show_them_if_it_will_be_ended(tmp_path: Path) -
     try:
         for ends in (False, True):
             made = context(tmp_path / "logs")
-            node = ExaminedNode("n1", (ExaminedWorker(4, sleeps.pid), ExaminedWorker(5, 0, 0)), "", ends)
-            found = decode_evidence(collect(node, made, {4: 0, 5: 1}))
-            (line,) = [line for line in report_lines([found]) if "no Python stacks of 1 rank (4) on n1" in line]
+            workers = (
+                WorkerFacts(4, 0, sleeps.pid, None, "", "", "", {}, bytes),
+                WorkerFacts(5, 1, 0, 0, "", "", "", {}, bytes),
+            )
+            facts = node_of(workers[0])._replace(processes=workers)
+            found = decode_evidence(collect(facts, made, "fail" if ends else "report"))
+            (line,) = [line for line in report_lines([found]) if "no Python stacks of 1 rank (4) on host" in line]
             assert line.endswith("; they follow when the workers are ended") == ends
             assert made.without_stacks == ({0} if ends else set())
     finally:

@@ -17,11 +17,21 @@ from typing import Any
 
 import pytest
 
-from rallypoint.hangs.collectives import MAX_FINDINGS, findings
-from rallypoint.hangs.dump_format import Dump, read_dump, record_of
-from rallypoint.hangs.dumps import DUMP, OLD_NAMES, PIPE, SOCKET, Recorder, recorder_of, take_dumps
+from rallypoint.hangs.dumps import (
+    DUMP,
+    OLD_NAMES,
+    PIPE,
+    SOCKET,
+    Dump,
+    Recorder,
+    read_dump,
+    record_of,
+    recorder_of,
+    take_dumps,
+)
 from rallypoint.hangs.messages import NodeEvidence, RankEvidence, RankRecord, decode_evidence, encode_evidence
 from rallypoint.hangs.report import report_lines
+from rallypoint.hangs.understand import MAX_FINDINGS, findings
 from rallypoint.hangs.unpickle import PlainUnpickler, unpickled
 
 RECORDED = Path(__file__).parent / "recorded"

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from http import HTTPStatus
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.base.http import refusal, response
-from rallypoint.health.http import HealthView, reply
+from rallypoint.base.http import RequestError, parse, refusal, response
+from rallypoint.health.check import HealthView, reply_to
 
 GET = b"GET /healthz HTTP/1.1\r\n\r\n"
 WELL = HealthView(0, 60, {})
+
+
+def reply(head: bytes, view: Callable[[], HealthView]) -> bytes:
+    """The reply to a request, of which `head` is all up to the blank line."""
+    try:
+        request = parse(head)
+    except RequestError as error:
+        return refusal(error.status)
+    return reply_to(request, view) or refusal(HTTPStatus.NOT_FOUND)
 
 
 def body(sent: bytes) -> dict[str, object]:

@@ -1,0 +1,107 @@
+"""One snapshot of a node and its workers, for whoever reports about them: health, metrics, bundles, hangs.
+
+Law: it is taken on the loop's thread and never changes, so that any thread may read it. What needs files that may be on
+a disk that hangs is left as a function for such a thread (`output_ages`, `last_lines`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+
+from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from rallypoint.agent.spec import Worker
+    from rallypoint.failures.failure import ProcessFailure
+    from rallypoint.workers.context import PContext
+
+
+class WorkerFacts(NamedTuple):
+    """One worker: `added` is what its environment has beyond the agent's, `last_lines` returns the end of its standard
+    error if that goes to no file.
+    """
+
+    rank: int
+    local_rank: int
+    pid: int
+    exit_code: int | None
+    """None while it runs, as far as is known."""
+    stdout: str
+    stderr: str
+    error_file: str
+    added: Mapping[str, str]
+    last_lines: Callable[[], bytes]
+
+
+class NodeFacts(NamedTuple):
+    """This node, as its agent's loop knows it. `since` is when its workers were started, in seconds since 1970."""
+
+    job: str
+    role: str
+    state: str
+    round: int
+    host: str
+    pid: int
+    group_rank: int
+    group_world_size: int
+    restarts: int
+    remaining: int
+    """The number of further failures that the job would survive."""
+    since: float
+    program: str
+    workers: tuple[WorkerFacts, ...]
+    processes: tuple[WorkerFacts, ...]
+    """The same, none before their processes are started."""
+    running: frozenset[int]
+    """Local ranks of those that have not ended."""
+    failures: Mapping[int, ProcessFailure]
+    """By global rank."""
+    output_ages: Callable[[], tuple[float, ...]]
+    """Returns the seconds since each worker, by local rank, has written something, -1 if unknown; reads log files."""
+
+    @property
+    def attempt_folder(self) -> str:
+        """The folder of this start of the workers; empty if their output has none."""
+        return attempt_folder(worker.error_file for worker in self.processes)
+
+    def status(self) -> Mapping[str, object]:
+        """What the health check shows."""
+        return {
+            "run_id": self.job,
+            "role": self.role,
+            "state": self.state,
+            "round": None if self.round < 0 else self.round,
+            "restarts": self.restarts,
+            "remaining_restarts": self.remaining,
+            "group_rank": None if self.group_rank < 0 else self.group_rank,
+            "group_world_size": self.group_world_size or None,
+            "workers": [
+                {"local_rank": each.local_rank, "global_rank": each.rank, "pid": each.pid or None}
+                for each in self.workers
+            ],
+        }
+
+
+def attempt_folder(error_files: Iterable[str]) -> str:
+    """The folder of the start of workers that have these error files; empty if there is none."""
+    path = next((each for each in error_files if each), "")
+    return os.path.dirname(os.path.dirname(path))
+
+
+def worker_facts(worker: Worker, context: PContext | None, codes: Mapping[int, int]) -> WorkerFacts:
+    """What is known about one worker, of the processes of `context`, some of which have ended with these codes."""
+    rank, pid = worker.local_rank, worker.id if isinstance(worker.id, int) else 0
+    if context is None:
+        return WorkerFacts(worker.global_rank, rank, pid, None, "", "", "", {}, bytes)
+    return WorkerFacts(
+        worker.global_rank,
+        rank,
+        pid,
+        codes.get(rank),
+        context.stdouts.get(rank, ""),
+        context.stderrs.get(rank, ""),
+        context.error_files.get(rank, ""),
+        context.envs[rank],
+        context.last_lines(rank),
+    )

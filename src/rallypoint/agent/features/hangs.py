@@ -1,0 +1,306 @@
+"""Tracks since when the workers of this node have given no sign of life, and tells the coordinator (`--hang-timeout`).
+
+A sign is whatever a worker writes to its standard output or error, a call of `notices.progress` (with the same step
+too), a change of the progress file, and the end of a worker. The load of a processor or a GPU proves nothing: a worker
+that waits for a collective may well spin.
+
+Laws:
+
+1. Log files and the progress file may be on a disk that hangs: a thread looks at them, and the loop takes its results.
+2. No sign may be missed: a node is quiet only after a look that was made when its time was over. A look that has not
+   returned for as long as the timeout counts as having found nothing.
+3. Until its workers have reported progress, a round has three times the timeout from its start: first steps are slow.
+4. Time without looks (a machine that was suspended) does not count.
+5. If the workers' output cannot be seen and they report no progress, this node is never quiet.
+6. The coordinator is told of changes only: quiet, and not quiet any more.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from rallypoint.agent.facts import NodeFacts
+from rallypoint.agent.policy import OnHang
+from rallypoint.agent.progress import Reached, steps_of_workers
+from rallypoint.agent.sources import Source
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
+from rallypoint.base.log import get_logger
+from rallypoint.membership.operations import ReportQuiet
+from rallypoint.protocol.messages import CollectedPart, CollectionEnded, HangReport
+
+if TYPE_CHECKING:
+    from rallypoint.agent.workers import WorkerController
+    from rallypoint.workers.context import PContext
+
+log = get_logger(__name__)
+
+GRACE = 3
+"""The number of timeouts that a round has until its workers report progress."""
+_LOOKS = 8
+"""Looks within one timeout."""
+_SHORTEST, _LONGEST = 0.05, 15.0
+"""Seconds between two looks: at least, and at most."""
+
+
+class Seen(NamedTuple):
+    """The visible traces of the workers; any difference between two looks is a sign of life."""
+
+    output: object
+    """None if it cannot be seen."""
+    calls: tuple[Reached | None, ...]
+    file: object
+    """None if there is no progress file, or it has not been looked at yet."""
+
+
+class RoundSigns:
+    """The signs of life of the workers of one round. All times are in seconds on the monotonic clock."""
+
+    def __init__(self, round_: int, look: Callable[[], Seen], timeout: float, now: float) -> None:
+        self.round = round_
+        self._look = look
+        self._timeout = timeout
+        self._started_at = self._sign_at = self._looked_at = now
+        self._looking_since: float | None = None
+        self._progressed = False
+        self._seen: Seen | None = None
+
+    def look(self, clock: Clock) -> None:
+        """Look once; may hang with the disk."""
+        self._looking_since = clock.monotonic()
+        seen, before = self._look(), self._seen
+        now = clock.monotonic()
+        self._seen = seen
+        if before is None:
+            self._progressed = any(seen.calls)
+        elif seen != before:
+            self._progressed |= seen.calls != before.calls or (before.file is not None and seen.file != before.file)
+            self._sign_at = now
+        self._looked_at, self._looking_since = now, None
+
+    def sign(self, now: float) -> None:
+        """A worker has given a sign of life that no look shows."""
+        self._sign_at = now
+
+    def skip(self, seconds: float, now: float) -> None:
+        """Skip this many seconds without looks, unless the thread has found a sign meanwhile."""
+        self._started_at = min(self._started_at + seconds, now)
+        self._sign_at = min(self._sign_at + seconds, now)
+
+    def is_quiet(self, now: float) -> bool:
+        """Whether the workers have given no sign of life for the timeout."""
+        over_at = self._sign_at + self._timeout
+        if not self._progressed:
+            over_at = max(over_at, self._started_at + GRACE * self._timeout)
+        if now < over_at or not self._can_be_seen():
+            return False
+        since = self._looking_since
+        return self._looked_at >= over_at or (since is not None and now - since >= self._timeout)
+
+    def _can_be_seen(self) -> bool:
+        return self._progressed or self._seen is None or self._seen.output is not None
+
+
+def add_hang_watch(workers: WorkerController, timeout: float) -> None:
+    """Watch for hangs of the workers of an agent that has not run yet."""
+    workers.hang_watch = HangWatch(timeout, workers)
+    workers.sources.append(workers.hang_watch)
+    workers.at_end.callback(workers.hang_watch.close)
+
+
+class HangWatch(Source):
+    """The hang watch of one agent, stepped by its loop. Nothing here waits.
+
+    Args:
+        timeout: seconds without a sign of life after which this node is quiet.
+        workers: the workers of this node.
+        clock: CLOCK_MONOTONIC, except in tests.
+    """
+
+    def __init__(self, timeout: float, workers: WorkerController, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._timeout = timeout
+        self._workers = workers
+        self._clock = clock
+        self._every = min(max(timeout / _LOOKS, _SHORTEST), _LONGEST)
+        self._signs: RoundSigns | None = None
+        self._running: Collection[int] = ()
+        self._quiet = False
+        self._step_at = math.inf
+        self._stepped_at = 0.0
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._warned = False
+
+    def begin_round(self, round_: int) -> None:
+        """The workers of a round have been started."""
+        now = self._clock.monotonic()
+        self._signs = RoundSigns(round_, self._looker(), self._timeout, now)
+        self._quiet, self._running = False, tuple(self._workers.running())
+        self._stepped_at, self._step_at = now, now + self._every
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="rallypoint-hangs", daemon=True)
+            self._thread.start()
+
+    def end_round(self) -> None:
+        """The workers are about to be stopped: no signs are expected any more. Idempotent."""
+        self._signs, self._step_at = None, math.inf
+
+    def close(self) -> None:
+        """The run is over. Idempotent; does not wait for a disk that may hang."""
+        self.end_round()
+        self._ending.set()
+
+    # For the loop
+
+    def wake_at(self) -> float:
+        return self._step_at
+
+    def step(self) -> None:
+        """Tell the coordinator if the workers have become quiet, or are no longer."""
+        now = self._clock.monotonic()
+        signs = self._signs
+        if signs is None or now < self._step_at:
+            return
+        late = now - self._stepped_at - 2 * self._every
+        if late > max(1.0, self._every):
+            signs.skip(late, now)
+        self._stepped_at, self._step_at = now, now + self._every
+        running = tuple(self._workers.running())
+        if running != self._running:
+            self._running = running
+            signs.sign(now)
+        quiet = signs.is_quiet(now)
+        if quiet != self._quiet:
+            self._quiet = quiet
+            self._workers.rendezvous.send(ReportQuiet(signs.round, quiet))
+
+    # Inside
+
+    def _looker(self) -> Callable[[], Seen]:
+        """The function that looks at the workers of this round, on the thread."""
+        workers, group = self._workers, self._workers.group
+        context, tracker, folder, ranks = workers.pcontext, workers.progress, group.notices, len(group.workers)
+        marks = None if context is None else context.output_marks()
+        if marks is None:
+            self._warn_blind()
+        assert tracker is not None, "made where workers are started"
+
+        def look() -> Seen:
+            output = None if marks is None else marks()
+            return Seen(output, steps_of_workers(folder, ranks), tracker.file_mark())
+
+        return look
+
+    def _warn_blind(self) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "[%s] --hang-timeout cannot see the output of these workers: a hang is found only after they have "
+                "reported progress (notices.progress or --progress-file)",
+                self._workers.group.spec.role,
+            )
+
+    def _run(self) -> None:
+        while not self._ending.wait(self._every):
+            signs = self._signs
+            if signs is not None:
+                signs.look(self._clock)
+
+
+# The evidence of this node
+
+
+def collect(facts: NodeFacts, context: PContext | None, on_hang: str) -> bytes:
+    """The evidence of this node, encoded. A worker whose stacks cannot be read writes them when it is ended, if all
+    will be. Not on the loop's thread.
+
+    Args:
+        facts: what the loop knows.
+        context: the node's workers.
+        on_hang: the action that follows.
+    """
+    from rallypoint.hangs.dumps import recorder_of
+    from rallypoint.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence
+    from rallypoint.hangs.messages import encode_evidence
+
+    workers = tuple(
+        ExaminedWorker(each.rank, each.pid, each.exit_code, recorder_of(each.rank, {**os.environ, **each.added}))
+        for each in facts.processes
+    )
+    ends_workers = on_hang in (OnHang.RESTART, OnHang.FAIL)
+    evidence = collect_evidence(ExaminedNode(facts.host, workers, facts.attempt_folder, ends_workers))
+    if context is not None and ends_workers:
+        local_ranks = {each.rank: each.local_rank for each in facts.processes}
+        context.without_stacks.update(local_ranks[each.rank] for each in evidence.ranks if each.why_none)
+    return encode_evidence(evidence)
+
+
+# The report, on one node
+
+
+_MAX_TOTAL = 64 * 1024 * 1024
+"""Bytes of the nodes' reports that are kept."""
+
+
+class HangReporter:
+    """Gathers the parts, and makes the report in a thread of its own.
+
+    Args:
+        send: takes the report, from any thread.
+    """
+
+    def __init__(self, send: Callable[[HangReport], None]) -> None:
+        self._send = send
+        self._number = -1
+        self._told: dict[str, list[bytes]] = {}
+        """The received parts by node, in order of arrival."""
+        self._complete: set[str] = set()
+        self._size = 0
+
+    def add(self, message: CollectedPart | CollectionEnded) -> None:
+        """Add what a node has reported, or note that nothing more will arrive; then the report is made and sent."""
+        if message.number != self._number:
+            self._number, self._told, self._complete, self._size = message.number, {}, set(), 0
+        if isinstance(message, CollectionEnded):
+            args = (message, self._told, self._complete)
+            threading.Thread(target=self._report, args=args, name="hang-report", daemon=True).start()
+            self._number = -1
+            return
+        self._size += len(message.data)
+        parts = self._told.setdefault(message.node, [])
+        if self._size <= _MAX_TOTAL:
+            parts.append(message.data)
+            if message.is_last:
+                self._complete.add(message.node)
+
+    def _report(self, end: CollectionEnded, told: dict[str, list[bytes]], complete: set[str]) -> None:
+        whole = {node: b"".join(parts) if node in complete else b"" for node, parts in told.items()}
+        silent = [each for each in end.silent if each not in whole]
+        try:
+            text = render_report(whole, silent)
+        except Exception:
+            log.exception("the report of a hang could not be shown")
+            text = "what the workers are doing could not be shown; see the log of the node that hosts the coordinator"
+        self._send(HangReport(end.number, end.round, text))
+
+
+def render_report(told: Mapping[str, bytes], silent: Sequence[str]) -> str:
+    """The report as text.
+
+    Args:
+        told: the data of each node, as `CollectedPart`s carry it.
+        silent: the nodes that have not answered.
+    """
+    from rallypoint.hangs.messages import decode_evidence
+    from rallypoint.hangs.report import report_lines
+
+    found, missing = [], list(silent)
+    for node, data in sorted(told.items()):
+        try:
+            found.append(decode_evidence(data))
+        except ValueError:  # nothing could be collected there, or these bytes are invalid
+            missing.append(node)
+    return "\n".join(["what the workers are doing:", *report_lines(found, missing)])

@@ -1,0 +1,450 @@
+"""Keeps what this node knows about a failure, in a folder for later inspection (`--incident-dir`, `rallyctl bundle`).
+
+Laws:
+
+1. Nothing here runs, and nothing is imported, unless a folder was given or an operator asks.
+2. The agent's loop never waits for it: each incident has a thread of its own, and the end of the run waits for
+   them for `_FINISH` seconds at most.
+3. Stacks are collected at once, before workers end on SIGTERM; output is read when they have ended.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib import metadata
+
+from rallypoint.agent.facts import NodeFacts, WorkerFacts
+from rallypoint.agent.policy import STARTED, Phase, PolicyState
+from rallypoint.base.clock import Deadline
+from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
+from rallypoint.base.log import get_logger
+from rallypoint.base.private_files import open_regular
+from rallypoint.base.process_table import read_stat, signal_process
+from rallypoint.failures.cause import Ending
+from rallypoint.failures.report import failure_detail
+from rallypoint.hangs.dumps import DUMP, OLD_NAMES
+from rallypoint.membership.operations import Refusal
+from rallypoint.membership.state import Outcome, Reason, Verdict
+from rallypoint.observe.bundle import LIMIT, ON_DEMAND_LIMIT, Piece, bundle, safe_name, write_bundle, write_index
+from rallypoint.observe.masking import helpful_variables, mask_command, mask_environment, mask_strings, mask_text
+from rallypoint.protocol.messages import JobEnded, JoinRefused, LinkLost, RoundEnded
+
+if TYPE_CHECKING:
+    from rallypoint.agent.steps import Event, Step
+    from rallypoint.agent.workers import WorkerController
+    from rallypoint.base.process_table import ProcessStat
+    from rallypoint.failures.cause import Cause
+    from rallypoint.protocol.observation import Snapshot
+
+log = get_logger(__name__)
+
+LINES = 1000
+"""Lines of each output of a worker that are kept."""
+_MOST_READ = 512 * 1024
+"""Bytes of one output that are kept."""
+_MOST_KERNEL = 64 * 1024
+_LARGEST_RECORD = 8 * 1024 * 1024
+"""Bytes of one file of the flight recorder."""
+
+MORE_VARIABLES = "RALLYPOINT_INCIDENT_ENV"
+"""The variable that names further variables that a bundle shows."""
+_PACKAGES = ("rallypoint", "torch", "numpy", "msgspec", "uvloop", "triton", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
+_DEFAULT_RECORDER = "torch/comm_lib_trace_rank_"
+"""Where torch dumps by default, below the user's cache. Older versions did in /tmp, where anybody may put files."""
+_KERNEL = re.compile(
+    r"out of memory|oom-kill|oom_reaper|killed process|segfault|NVRM|\bXid\b|hung_task|blocked for more"
+)
+
+
+class Incident(NamedTuple):
+    """A failure of the job, as reported to this node. `ends_job`: there is no restart."""
+
+    round: int
+    why: str
+    detail: str
+    ends_job: bool
+    cause: Cause | None = None
+
+    @property
+    def headline(self) -> str:
+        """One line for people."""
+        return self.cause.headline if self.cause is not None else self.detail
+
+
+class IncidentFacts(NamedTuple):
+    """This node, and its processes that run, by rank: unlike their pids, these never stand for other processes."""
+
+    node: NodeFacts
+    running: Mapping[int, ProcessStat]
+
+
+def incident_facts(workers: WorkerController) -> IncidentFacts:
+    """What is known at this moment. On the loop's thread."""
+    node = workers.look()
+    found = {each.rank: read_stat(each.pid) for each in node.processes if each.exit_code is None}
+    return IncidentFacts(node, {rank: process for rank, process in found.items() if process is not None})
+
+
+_ENDED = 12.0
+"""Seconds to wait for the end of workers before their output is read anyway."""
+_FINISH = 20.0
+"""Seconds that the end of a run waits for incidents that are being written."""
+MAX_KEPT = 20
+"""Bundles that one agent keeps: the first ones, since later failures are mostly repetitions."""
+
+
+def incident_of(event: Event, state: PolicyState) -> Incident | None:
+    """The failure that an event of the agent's loop stands for, in the state before it; None for other events."""
+    rule = _RULES.get(type(event))
+    return None if rule is None else rule(event, state)
+
+
+def _of_round_end(event: RoundEnded, state: PolicyState) -> Incident | None:
+    end = event.end
+    if end.reason not in {Reason.FAILURE, Reason.LOST} or state.phase not in STARTED or end.round != state.round:
+        return None
+    return Incident(end.round, end.reason.value, f"{end.node}: {end.detail}".strip(": "), False, end.cause)
+
+
+def _of_job_end(event: JobEnded, state: PolicyState) -> Incident | None:
+    verdict: Verdict = event.verdict
+    if verdict.outcome is not Outcome.FAILED:
+        return None
+    why = verdict.ending if verdict.ending is not Ending.PROGRAM else Reason.FAILURE
+    return Incident(state.round, why.value, verdict.detail, True, verdict.cause)
+
+
+def _of_refusal(event: JoinRefused, state: PolicyState) -> Incident | None:
+    if state.phase is not Phase.FORMING or event.refusal is not Refusal.TIMEOUT:
+        return None
+    return Incident(state.round, "the rendezvous timed out", event.detail, True)
+
+
+def _of_lost_link(event: LinkLost, state: PolicyState) -> Incident | None:
+    if state.phase in {Phase.FINISHED, Phase.ENDING, Phase.LEAVING, Phase.ENDED}:
+        return None
+    failure = state.failure or (state.held_failure and state.held_failure.cause)
+    return Incident(state.round, "the control plane was lost", event.detail, True, failure or None)
+
+
+_RULES: Mapping[type, Callable[..., Incident | None]] = {
+    RoundEnded: _of_round_end,
+    JobEnded: _of_job_end,
+    JoinRefused: _of_refusal,
+    LinkLost: _of_lost_link,
+}
+
+
+class IncidentRecorder:
+    """Keeps the incidents of one agent's run.
+
+    Args:
+        folder: the folder to write to; made if it is missing.
+        facts: returns what is known about this node and its workers at this moment; called on the loop's thread.
+        snapshot: returns the state of the job, if the coordinator is in this process; else None.
+    """
+
+    def __init__(
+        self, folder: str, facts: Callable[[], IncidentFacts], snapshot: Callable[[], Snapshot | None] = lambda: None
+    ) -> None:
+        self._folder = folder
+        self._facts = facts
+        self._snapshot = snapshot
+        self._threads: list[threading.Thread] = []
+        self._count = 0
+
+    def observe(self, before: PolicyState, event: Event | None, _after: PolicyState, _steps: tuple[Step, ...]) -> None:
+        """An `Observer`: begin to write what is known, if the event is a failure. Returns at once."""
+        incident = None if event is None else incident_of(event, before)
+        if incident is None:
+            return
+        self._count += 1
+        if self._count > MAX_KEPT:
+            if self._count == MAX_KEPT + 1:
+                log.warning("this agent has kept %d incidents; later ones are not kept", MAX_KEPT)
+            return
+        facts = self._facts()
+        arguments = incident, facts, self._snapshot()
+        thread = threading.Thread(target=self._keep, args=arguments, name="incident", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def close(self) -> None:
+        """Wait for incidents that are being written."""
+        deadline = Deadline.after(_FINISH)
+        for thread in self._threads:
+            thread.join(max(0.0, deadline.remaining()))
+        if any(thread.is_alive() for thread in self._threads):
+            log.warning("the evidence of a failure could not be collected within %g s", _FINISH)
+
+    def _keep(self, incident: Incident, facts: IncidentFacts, seen: Snapshot | None) -> None:
+        try:
+            parent = os.path.join(self._folder, safe_name(facts.node.job), f"round-{max(incident.round, 0)}")
+            stacks = stack_pieces(facts)
+            if seen is not None:  # the coordinator is here: the state of the job, over all nodes
+                write_index(parent, index_fields(seen, incident.why, incident.headline, facts.node.host))
+            _until_ended(facts)
+            pieces = bundle(summary_of(incident, facts.node), [*stacks, *pieces_of(facts.node, incident)], LIMIT)
+            path = write_bundle(parent, f"{safe_name(facts.node.host)}-{facts.node.pid}", pieces)
+        except OSError as error:
+            log.error("the evidence of this failure cannot be saved in %s: %s", self._folder, error.strerror or error)
+        except Exception:
+            log.exception("the evidence of this failure could not be saved: a defect of Rallypoint, please report it")
+        else:
+            log.warning("this node's evidence of the failure is in %s", os.path.abspath(path))
+
+
+def record_incidents(workers: WorkerController, folder: str) -> None:
+    """Make an agent keep the incidents of its run in a folder."""
+    recorder = IncidentRecorder(folder, lambda: incident_facts(workers), workers.rendezvous.snapshot)
+    workers.observers.append(recorder.observe)
+    workers.at_end.callback(recorder.close)
+
+
+def _until_ended(facts: IncidentFacts) -> None:
+    """Wait until the workers have ended, but at most for the time that they have."""
+    until = time.monotonic() + _ENDED
+    for process in facts.running.values():
+        fd = signal_process(process)
+        if fd is None:  # it has ended already; its pid may be another's by now
+            continue
+        try:
+            poller = select.poll()
+            poller.register(fd, select.POLLIN)
+            poller.poll(max(0.0, until - time.monotonic()) * 1000)
+        finally:
+            os.close(fd)
+
+
+def demand(facts: IncidentFacts) -> tuple[Piece, ...]:
+    """The bundle that an operator has requested: the same for a node whose workers run, in less space."""
+    asked = Incident(facts.node.round, "an operator asked", "", False)
+    return bundle(summary_of(asked, facts.node), [*stack_pieces(facts), *pieces_of(facts.node, asked)], ON_DEMAND_LIMIT)
+
+
+# The files of a bundle
+
+
+def summary_of(incident: Incident, facts: NodeFacts) -> dict[str, Any]:
+    """The fields of `incident.json`, without what the bundle itself adds."""
+    cause = incident.cause
+    return {
+        "job": facts.job,
+        "round": incident.round,
+        "at": time.time(),
+        "why": incident.why,
+        "headline": mask_text(incident.headline),
+        "detail": mask_text(incident.detail),
+        "ends_job": incident.ends_job,
+        "cause": None if cause is None else mask_strings({**cause._asdict(), "traceback": "see failure.txt"}),
+        "node": {
+            "host": facts.host,
+            "pid": facts.pid,
+            "role": facts.role,
+            "group_rank": facts.group_rank,
+            "group_world_size": facts.group_world_size,
+            "ranks": [each.rank for each in facts.processes],
+            "pids": [each.pid for each in facts.processes],
+        },
+        "restarts_used": facts.restarts,
+        "program": facts.program,
+        "command": mask_command(sys.orig_argv),
+        "working_folder": _quietly(os.getcwd, ""),
+        "versions": _versions(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    system = os.uname()
+    found = {"python": sys.version.split()[0], "kernel": f"{system.sysname} {system.release} {system.machine}"}
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    driver = _read("/proc/driver/nvidia/version", 4096).decode(errors="replace").partition("\n")[0]
+    return {**found, "nvidia driver": driver} if driver else found
+
+
+def stack_pieces(facts: IncidentFacts) -> list[Piece]:
+    """The Python stacks of the workers that run, where py-spy can read them."""
+    from rallypoint.hangs.report import stack_lines
+    from rallypoint.hangs.stacks import stacks_of_workers
+
+    pids = {rank: process.pid for rank, process in facts.running.items() if process.is_running()}
+    if not pids:
+        return []
+    text = "\n".join(stack_lines(stacks_of_workers(pids)))
+    return [Piece("stacks.txt", f"{mask_text(text)}\n".encode(errors="replace"))]
+
+
+def pieces_of(facts: NodeFacts, incident: Incident) -> Iterator[Piece]:
+    """The other files, the most important first."""
+    if incident.cause is not None:
+        text = f"{incident.cause.headline}\n\n{failure_detail(incident.cause)}\n"
+        yield Piece("failure.txt", mask_text(text).encode())
+    yield Piece("system.txt", mask_text(_system(facts)).encode(errors="replace"))
+    yield Piece("environment.txt", _environment(facts).encode(errors="replace"))
+    for worker in facts.processes:
+        yield from _outputs(worker)
+    yield from _flight_records(facts)
+
+
+def _outputs(worker: WorkerFacts) -> Iterator[Piece]:
+    folder = f"workers/rank_{worker.rank}"
+    for name, path in (("stdout.txt", worker.stdout), ("stderr.txt", worker.stderr)):
+        data = last_lines(_read_end(path)) if path and path != os.devnull else b""
+        if not data and name == "stderr.txt":
+            data = last_lines(_quietly(worker.last_lines, b""))
+        if data:
+            yield Piece(f"{folder}/{name}", _masked(data))
+    if error := _read_end(worker.error_file):
+        yield Piece(f"{folder}/error.json", _masked(error))
+
+
+def _masked(data: bytes) -> bytes:
+    return mask_text(data.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+
+
+def last_lines(data: bytes, count: int = LINES) -> bytes:
+    """The last lines of a text, at most this many."""
+    ended = data.endswith(b"\n")
+    lines = (data[:-1] if ended else data).split(b"\n")
+    return b"\n".join(lines[-count:]) + (b"\n" if ended else b"") if data else b""
+
+
+def _environment(facts: NodeFacts) -> str:
+    more = os.environ.get(MORE_VARIABLES, "").split(",")
+
+    def lines(environ: Mapping[str, str]) -> list[str]:
+        helpful = helpful_variables(environ, more)
+        return [f"{name}={value!r}" for name, value in mask_environment(helpful).items()]
+
+    shown = lines(os.environ)
+    for worker in facts.processes:
+        shown += ["", f"# beyond that, rank {worker.rank}:", *lines(worker.added)]
+    head = (
+        f"# of the agent, secrets masked; variables that help to understand a failure, and those of {MORE_VARIABLES}:"
+    )
+    return "\n".join([head, *shown, ""])
+
+
+# The kernel's log
+
+
+def _system(facts: NodeFacts) -> str:
+    parts = ["# what is known of how workers ended"]
+    for rank, failure in sorted(facts.failures.items()):
+        parts.append(f"rank {rank} (pid {failure.pid}), exit code {failure.exitcode}: {failure.text}")
+        parts += [failure.context] if failure.context else []
+    words = kernel_words(_kernel_log(), {each.pid for each in facts.processes})
+    parts += ["", "# the kernel's log, where it may be read: of these processes, of memory, of GPUs", *words]
+    for path in ("/proc/meminfo", "/proc/loadavg", *(f"/proc/pressure/{each}" for each in ("cpu", "memory", "io"))):
+        if text := _read(path, 4096).decode(errors="replace"):
+            parts += ["", f"# {path}", "\n".join(text.splitlines()[:12])]
+    group = _own_group()
+    for name in ("memory.events", "memory.max", "memory.current", "pids.max", "pids.current") if group else ():
+        if text := _read(f"{group}/{name}", 4096).decode(errors="replace"):
+            parts += ["", f"# {group}/{name}", text.rstrip()]
+    return "\n".join([*parts, ""])
+
+
+def kernel_words(lines: Sequence[str], pids: set[int]) -> list[str]:
+    """The lines of the kernel's log that name one of these processes, or something that kills processes."""
+    named = re.compile(rf"(?<!\d)(?:{'|'.join(map(str, sorted(pids)))})(?!\d)") if pids else None
+    return [each for each in lines if _KERNEL.search(each) or (named is not None and named.search(each))][-200:]
+
+
+def _kernel_log() -> list[str]:
+    """The kernel's log, without priorities; empty if that may not be read."""
+    from rallypoint.base.kernel_log import log_entries, raw_entries
+
+    try:
+        return [f"[{each.moment:.3f}] {each.text}" for each in log_entries(raw_entries())]
+    except OSError:
+        return []
+
+
+def _own_group() -> str:
+    for line in _read("/proc/self/cgroup", 4096).decode(errors="replace").splitlines():
+        if line.startswith("0::"):
+            path = f"/sys/fs/cgroup{line[3:].rstrip('/')}"
+            return path if os.path.exists(f"{path}/memory.events") else "/sys/fs/cgroup"
+    return ""
+
+
+# The flight recorder of torch's process groups
+
+
+def _flight_records(facts: NodeFacts) -> Iterator[Piece]:
+    for worker in facts.processes:
+        for start in flight_recorder_paths({**os.environ, **worker.added}):
+            path = f"{start}{worker.rank}"
+            with suppress(OSError), open(open_regular(path), "rb") as file:
+                seen = os.fstat(file.fileno())
+                if seen.st_mtime < facts.since or seen.st_uid != os.geteuid():
+                    continue  # of another run, or another user's
+                if seen.st_size <= _LARGEST_RECORD and (data := file.read(_LARGEST_RECORD)):
+                    yield Piece(f"flight_recorder/rank_{worker.rank}", data, is_whole=True)
+                break
+
+
+def flight_recorder_paths(environ: Mapping[str, str]) -> list[str]:
+    """The prefixes of the paths of dumps, according to a worker's environment."""
+    cache = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", "/"), ".cache")
+    given = (environ[name] for name in (DUMP, OLD_NAMES[DUMP]) if environ.get(name))
+    return [*given, os.path.join(cache, _DEFAULT_RECORDER)]
+
+
+# The index
+
+
+def index_fields(seen: Snapshot, why: str, headline: str, by: str) -> dict[str, Any]:
+    """The state of the job over all nodes, as the coordinator's node knows it."""
+    from rallypoint.observe.bundle import safe_name
+    from rallypoint.observe.status import status_fields
+
+    folders = {each.name: f"{safe_name(each.host)}-{each.pid}" for each in seen.nodes}
+    now = time.time()
+    status = status_fields(seen, now)
+    return {
+        "job": seen.job,
+        "round": seen.round,
+        "at": now,
+        "why": why,
+        "headline": mask_text(headline),
+        "written_on": by,
+        "folders": folders,
+        "status": {**status, **{name: mask_strings(status[name]) for name in ("detail", "failures", "events")}},
+    }
+
+
+# Reading
+
+
+def _read(path: str, most: int) -> bytes:
+    """Read a file of the kernel's."""
+    with suppress(OSError), open(path, "rb") as file:
+        return file.read(most)
+    return b""
+
+
+def _read_end(path: str) -> bytes:
+    if not path:
+        return b""
+    with suppress(OSError), open(open_regular(path), "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _MOST_READ))
+        return file.read(_MOST_READ)
+    return b""
+
+
+def _quietly(call: Callable[[], Any], otherwise: Any) -> Any:
+    try:
+        return call()
+    except (OSError, ValueError, RuntimeError):
+        return otherwise

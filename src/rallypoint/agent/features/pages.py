@@ -1,0 +1,141 @@
+"""The pages that an agent serves besides its health: the job's page, the stream, metrics (`observe.site`).
+
+Laws:
+
+1. The agent's loop only passes on events, which are counted there; everything else happens on the serving thread, or in
+   threads of its own, and is imported on the first request.
+2. Of the workers they know what the loop has seen last (`WorkerController.seen`): they never ask a worker themselves.
+3. The state of the whole job is requested from its coordinator, by a session that is never a node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from rallypoint.agent.workers import WorkerController
+from rallypoint.base.endpoint import host_name
+from rallypoint.base.http import Answer, Client, Handler
+from rallypoint.base.http_access import Access
+from rallypoint.base.light_typing import TYPE_CHECKING, Any
+from rallypoint.base.secrets import http_token
+from rallypoint.telemetry.agent_account import AgentAccount, AgentReading
+
+if TYPE_CHECKING:
+    from rallypoint.client.dialing import DialTarget
+    from rallypoint.observe.metrics import Family, NodeReading
+    from rallypoint.observe.site import Site
+    from rallypoint.observe.sources import RemoteJob
+    from rallypoint.telemetry.agent_events import AgentEvent
+
+TOKEN_FILE = "RALLYPOINT_HTTP_TOKEN_FILE"
+
+
+class AgentPages:
+    """The pages of one agent.
+
+    Args:
+        workers: the workers of its node.
+        options: the options of the rendezvous, which say how its coordinator is reached.
+    """
+
+    def __init__(self, workers: WorkerController, options: Mapping[str, Any]) -> None:
+        self._workers = workers
+        self._options = options
+        self._account = AgentAccount()
+        self._lock = threading.Lock()
+        """Protects the account, which the agent's thread writes and others read."""
+        self._site: Site | None = None
+        self._source: RemoteJob
+        self.access = Access()
+        """Who may see the pages, from `begin` on."""
+
+    def begin(self) -> tuple[Handler, Access]:
+        """The agent begins: count its events from here on. Returns what answers, and who may see it.
+
+        Raises:
+            UsageError: the file with the token cannot be used.
+        """
+        path = os.environ.get(TOKEN_FILE, "")
+        self.access = Access(http_token(path, TOKEN_FILE) if path else "")
+        self._workers.events.observe(self._take)
+        self._workers.look()
+        return self.answer, self.access
+
+    async def answer(self, head: bytes, client: Client) -> Answer:
+        """See `base.http.Handler`."""
+        if self._site is None:
+            self._site = await asyncio.to_thread(self._make)
+        return await self._site.answer(head, client)
+
+    def _make(self) -> Site:
+        from rallypoint.observe.site import Site
+        from rallypoint.observe.sources import RemoteJob
+
+        job = self._workers.group.spec.rdzv_handler.get_run_id()
+        self._source = RemoteJob(job, self._targets)
+        return Site(self._source, self.access, self._metrics)
+
+    def _targets(self) -> Sequence[DialTarget]:
+        from rallypoint.agent.coordinators import coordinators
+        from rallypoint.client.watcher import UnreachableError
+        from rallypoint.rendezvous.params import RendezvousParameters
+
+        job = self._workers.rendezvous.local_job()
+        if job is None:
+            raise UnreachableError("the coordinator of this job is not known yet; try again")
+        options = {name: value for name, value in self._options.items() if name not in {"rank", "local_addr"}}
+        return coordinators(RendezvousParameters(job.backend, job.endpoint, job.job, 1, 1, **options))
+
+    # Metrics
+
+    def _take(self, event: AgentEvent) -> None:
+        with self._lock:
+            self._account.take(event)
+
+    async def _metrics(self) -> Sequence[Family]:
+        own = await asyncio.to_thread(self._own_metrics)
+        return [*own, *await self._job_metrics()]
+
+    def _own_metrics(self) -> Sequence[Family]:
+        from rallypoint.observe.metrics import build_family, node_families
+
+        with self._lock:
+            elapsed = time.monotonic() - self._workers.events.began
+            counted = self._account.read(elapsed)
+        return [build_family(), *node_families(self._reading(elapsed, counted))]
+
+    def _reading(self, elapsed: float, counted: AgentReading) -> NodeReading:
+        from rallypoint.observe.metrics import NodeReading
+
+        seen, now = self._workers.seen, time.time()
+        assert seen is not None, "looked at where the agent begins"
+        return NodeReading(
+            job=seen.job,
+            node=host_name(),
+            role=seen.role,
+            backend=self._workers.group.spec.rdzv_handler.get_backend(),
+            uptime=elapsed,
+            workers=len(seen.workers),
+            running=len(seen.running),
+            remaining=seen.remaining,
+            last_output=[now - age if age >= 0 else 0.0 for age in seen.output_ages()],
+            counted=counted,
+        )
+
+    async def _job_metrics(self) -> Sequence[Family]:
+        """The metrics of the whole job, served once: by the agent whose process has the coordinator."""
+        from rallypoint.base.errors import RallypointError
+        from rallypoint.observe.metrics import job_families
+        from rallypoint.protocol.observation import Snapshot
+
+        if not self._workers.rendezvous.hosts_coordinator:
+            return []
+        try:
+            seen = await self._source.look("")
+        except RallypointError:  # it has moved meanwhile
+            return []
+        return job_families([seen]) if isinstance(seen, Snapshot) else []

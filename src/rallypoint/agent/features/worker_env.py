@@ -1,0 +1,332 @@
+"""Variables that frameworks other than torch look for in a worker's environment (`--worker-env`).
+
+`KINDS` is the table; each kind is a pure function. Ports are reserved and addresses exchanged in each round (`peers`)
+before its workers start.
+
+jax: the variables that `jax.distributed.initialize()` reads without arguments.
+
+Of these variables jax itself reads the coordinator's address and the local devices only. It takes number and rank of
+processes from the first cluster that it detects; the first one it looks for is that of Open MPI's mpirun, by the
+variable `OMPI_MCA_orte_hnp_uri`. So a worker gets that and the three numbers which jax then reads. `JAX_NUM_PROCESSES`
+and `JAX_PROCESS_ID` are for programs that pass them on themselves (Kubeflow Trainer sets the same).
+
+Under Slurm, the numbers of the agent's task are replaced by the worker's: another version of jax may look there first,
+and other programs read them too.
+
+tf: `TF_CONFIG`, which TensorFlow's `TFConfigClusterResolver` and the multi-worker strategies read.
+
+It names every worker, so each node needs the record of every other one: n times n reads in a round of n nodes.
+
+Ports that are kept for the workers of a round: chosen by the kernel, bound here, and never listened on here.
+
+A worker can bind them nevertheless: gRPC, which jax and TensorFlow listen with, allows others of the same user at its
+port (SO_REUSEPORT, SO_REUSEADDR), and so do these sockets. No other process gets the port meanwhile: the kernel does
+not use it for outgoing connections, and refuses it to sockets that do not allow sharing.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from rallypoint.base.devices import cuda_count
+from rallypoint.base.endpoint import Endpoint
+from rallypoint.base.errors import UserError
+
+if TYPE_CHECKING:
+    from rallypoint.agent.features.peers import PeerRecord
+    from rallypoint.agent.spec import Worker, WorkerGroup
+    from rallypoint.agent.workers import WorkerController
+    from rallypoint.protocol.messages import Placement
+
+
+class WorkerPlace(NamedTuple):
+    """One worker in its round.
+
+    `local_rank` is the one that the worker sees, 0 for each if local ranks are virtual; then `gpus` is 1.
+
+    Args:
+        rank: among all workers of the round.
+        world_size: the number of these.
+        local_rank: the rank on its node.
+        local_world_size: the number of workers on its node.
+        records: the records of the nodes that its kinds require, by group rank.
+        inherited: the environment of the agent.
+        gpus: the number of GPUs visible to the workers of the node; 0 if that is not known.
+        shares_gpus: whether the workers of the node divide those among themselves.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    records: Mapping[int, PeerRecord]
+    inherited: Mapping[str, str]
+    gpus: int
+    shares_gpus: bool
+
+
+class Kind(NamedTuple):
+    """The variables of one framework.
+
+    Args:
+        names: the names of all variables that it may set.
+        variables: makes the variables of one worker.
+        ports: the number of ports that a node reserves, by its group rank and its number of workers.
+        wanted: the nodes whose records it needs, by the number of nodes.
+    """
+
+    names: frozenset[str]
+    variables: Callable[[WorkerPlace], Mapping[str, str]]
+    ports: Callable[[int, int], int] | None = None
+    wanted: Callable[[int], Collection[int]] | None = None
+
+
+# Open MPI: for programs that read ranks there and do not start MPI
+
+
+COMM_RANKS: Mapping[str, Callable[[WorkerPlace], int]] = {
+    "OMPI_COMM_WORLD_RANK": lambda place: place.rank,
+    "OMPI_COMM_WORLD_SIZE": lambda place: place.world_size,
+    "OMPI_COMM_WORLD_LOCAL_RANK": lambda place: place.local_rank,
+}
+
+_OMPI_VARIABLES: Mapping[str, Callable[[WorkerPlace], int]] = {
+    **COMM_RANKS,
+    "OMPI_COMM_WORLD_LOCAL_SIZE": lambda place: place.local_world_size,
+    "OMPI_COMM_WORLD_NODE_RANK": lambda place: place.local_rank,  # among the processes of all jobs on the node
+    "OMPI_UNIVERSE_SIZE": lambda place: place.world_size,
+}
+
+_OMPI_KIND = Kind(
+    frozenset(_OMPI_VARIABLES),
+    lambda place: {name: str(number(place)) for name, number in _OMPI_VARIABLES.items()},
+)
+
+
+# jax
+
+
+_JAX = "jax"
+
+_OF_SLURM = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NPROCS")
+_LOCAL_DEVICES = "JAX_LOCAL_DEVICE_IDS"
+
+
+def _jax_variables(place: WorkerPlace) -> Mapping[str, str]:
+    """The coordinator is the worker of rank 0, at the port that its node has reserved."""
+    host = place.records[0]
+    coordinator = Endpoint(host.address, host.ports[_JAX][0])
+    found = {
+        "JAX_COORDINATOR_ADDRESS": str(coordinator),
+        "JAX_COORDINATOR_PORT": str(coordinator.port),
+        "JAX_NUM_PROCESSES": str(place.world_size),
+        "JAX_PROCESS_ID": str(place.rank),
+        "OMPI_MCA_orte_hnp_uri": f"0.0;{_uri(coordinator)}",
+        **{name: str(number(place)) for name, number in COMM_RANKS.items()},
+    }
+    devices = _local_devices(place)
+    if devices and _LOCAL_DEVICES not in place.inherited:
+        found[_LOCAL_DEVICES] = devices
+    numbers = (place.rank, place.local_rank, place.world_size, place.world_size)
+    found.update({name: str(of) for name, of in zip(_OF_SLURM, numbers, strict=True) if name in place.inherited})
+    return found
+
+
+def _local_devices(place: WorkerPlace) -> str:
+    """The GPUs of this worker: an equal share each. Empty for jax's own choice: one by local rank.
+
+    Without this, the only worker of a node with several GPUs would see the first alone.
+    """
+    workers = place.local_world_size if place.shares_gpus else 1
+    share = place.gpus // workers
+    first = share * place.local_rank
+    return ",".join(map(str, range(first, first + share)))
+
+
+def _uri(endpoint: Endpoint) -> str:
+    return f"tcp6://[{endpoint.host}]:{endpoint.port}" if ":" in endpoint.host else f"tcp://{endpoint}"
+
+
+_JAX_KIND = Kind(
+    frozenset(
+        (
+            *("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
+            *(_LOCAL_DEVICES, "OMPI_MCA_orte_hnp_uri", *COMM_RANKS, *_OF_SLURM),
+        )
+    ),
+    _jax_variables,
+    ports=lambda group_rank, _workers: 1 if group_rank == 0 else 0,
+    wanted=lambda _nodes: (0,),
+)
+
+
+# TensorFlow
+
+
+_TENSORFLOW = "tf"
+
+
+def _tensorflow_variables(place: WorkerPlace) -> Mapping[str, str]:
+    """All are of the job `worker`, the first of which is the chief; its index is the rank."""
+    records = sorted(place.records.values(), key=lambda each: each.base_rank)
+    workers = [str(Endpoint(each.address, port)) for each in records for port in each.ports[_TENSORFLOW]]
+    config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": place.rank}}
+    return {"TF_CONFIG": json.dumps(config)}
+
+
+_TENSORFLOW_KIND = Kind(
+    frozenset({"TF_CONFIG"}),
+    _tensorflow_variables,
+    ports=lambda _group_rank, workers: workers,
+    wanted=range,
+)
+
+
+# The table
+
+
+TORCH = "torch"
+
+KINDS: Mapping[str, Kind] = {_JAX: _JAX_KIND, _TENSORFLOW: _TENSORFLOW_KIND, "ompi": _OMPI_KIND}
+"""The kinds besides torch's variables, which every worker gets."""
+
+
+def checked(names: Sequence[str]) -> tuple[str, ...]:
+    """The kinds with these names, without torch's, in the order of the table and each once.
+
+    Raises:
+        UserError: there is no such kind.
+    """
+    for name in names:
+        if name not in KINDS and name != TORCH:
+            raise UserError(f"{name!r} is none of {', '.join([TORCH, *KINDS])}")
+    return tuple(name for name in KINDS if name in names)
+
+
+# For an agent
+
+
+def add_worker_env(workers: WorkerController, names: Sequence[str], nodes: int) -> None:
+    """Give these kinds of variables to the workers of each round.
+
+    Args:
+        workers: of an agent that has not run yet.
+        names: of the kinds (`KINDS`), or `torch`.
+        nodes: the maximal number of nodes of the job.
+
+    Raises:
+        UserError: there is no such kind, or the nodes cannot exchange what it needs.
+    """
+    from rallypoint.agent.features.peers import exchange_of
+
+    kinds = [FrameworkVariables(name, KINDS[name], workers.group) for name in checked(names)]
+    for each in kinds:
+        workers.group.variable_sources.append(each)
+        if each.kind.wanted is not None:
+            exchange_of(workers, nodes, f"--worker-env={each.use}").users.append(each)
+
+
+class FrameworkVariables:
+    """The variables of one kind: a `PeerUser` and a `VariableSource`."""
+
+    def __init__(self, name: str, kind: Kind, group: WorkerGroup) -> None:
+        self.use = name
+        self.kind = kind
+        self.names = kind.names
+        self._group = group
+        self._reserved = ReservedPorts()
+        self._records: Mapping[int, PeerRecord] = {}
+        self._gpus = -1
+
+    def reserve(self, group: WorkerGroup) -> Sequence[int]:
+        assert group.placement is not None
+        count = self.kind.ports(group.placement.group_rank, group.spec.local_world_size) if self.kind.ports else 0
+        return self._reserved.reserve(count)
+
+    def wanted(self, placement: Placement) -> Collection[int]:
+        return self.kind.wanted(placement.group_world_size) if self.kind.wanted else ()
+
+    def take(self, records: Mapping[int, PeerRecord]) -> None:
+        for each in records.values():
+            wanted = self.kind.ports(each.group_rank, each.local_world_size) if self.kind.ports else 0
+            if len(each.ports.get(self.use, ())) < wanted:
+                raise ValueError(f"{each.node} has no port for {self.use}; start all nodes with the same --worker-env")
+        self._records = records
+
+    def missed(self, why: str) -> bool:
+        """See `PeerUser`: without the records there are no variables."""
+        return False
+
+    def close(self) -> None:
+        self._reserved.close()
+
+    def variables(self, worker: Worker, environment: Mapping[str, str]) -> Mapping[str, str]:
+        if self._gpus < 0:
+            self._gpus = cuda_count(os.environ)
+        virtual = self._group.spec.virtual_local_rank
+        place = WorkerPlace(
+            worker.global_rank,
+            worker.world_size,
+            int(environment["LOCAL_RANK"]),
+            self._group.spec.local_world_size,
+            self._records,
+            os.environ,
+            min(self._gpus, 1) if virtual else self._gpus,
+            shares_gpus=not virtual,
+        )
+        return self.kind.variables(place)
+
+
+class ReservedPorts:
+    """The ports of one use on one node, round by round."""
+
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+
+    def reserve(self, count: int) -> tuple[int, ...]:
+        """Reserve this many new ports, and release those of the previous round.
+
+        Raises:
+            OSError: there are not enough.
+        """
+        previous, self._sockets = self._sockets, []
+        try:
+            for _ in range(count):
+                self._sockets.append(_bound())
+        finally:
+            for each in previous:  # after that, so that no round gets a port of the one before
+                each.close()
+        return tuple(int(each.getsockname()[1]) for each in self._sockets)
+
+    def close(self) -> None:
+        """Release all. Idempotent."""
+        self.reserve(0)
+
+
+def _bound() -> socket.socket:
+    """A socket bound to a port of all addresses, over IPv6 and IPv4, or, if there is no IPv6, over IPv4."""
+    try:
+        return _bind(socket.AF_INET6, "::")
+    except OSError as error:
+        if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+            raise
+        return _bind(socket.AF_INET, "")
+
+
+def _bind(family: int, address: str) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        made.bind((address, 0))
+    except BaseException:
+        made.close()
+        raise
+    return made

@@ -1,0 +1,202 @@
+"""The signals that an agent handles (contract section 5.6), and how long workers have to end.
+
+A scheduler has a grace period of its own, then sends SIGKILL to all. Between SIGTERM and SIGKILL the workers may be
+given time to save (`notice_timeout`), then they are stopped; the last `MARGIN` seconds belong to their stacks, to the
+sweep and to the report. Where the value comes from:
+
+    RALLYPOINT_TERMINATION_GRACE   seconds; limits notice and stop, whatever else was chosen
+    Slurm                          KillWait of its slurm.conf, if that can be read, else 30, its default
+    Kubernetes                     30, the default of terminationGracePeriodSeconds, which no pod can look up
+
+A value that is only known or assumed of a scheduler shortens a default `--shutdown-timeout`, and nothing else: a signal
+may have been requested long before the end (`sbatch --signal=TERM@300`), and a user who did that has chosen a time too.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Iterable, Mapping
+
+from rallypoint.base.errors import UsageError
+from rallypoint.base.light_typing import NamedTuple
+from rallypoint.base.signals import signal_number
+
+SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+
+FORWARDED_SIGNALS = frozenset(
+    {signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH, signal.SIGURG, signal.SIGIO}
+)
+"""Signals that inform workers and do not end them."""
+
+SCHEDULERS = {"SLURM_JOB_ID": "Slurm", "PBS_JOBID": "PBS", "LSB_JOBID": "LSF"}
+"""Variables that identify schedulers which send signals as notices, to the agent or to all processes of a job."""
+_SCHEDULER_NOTICE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+def scheduler(environ: Mapping[str, str]) -> str | None:
+    """The name of the scheduler that has started this process; None if it does not send signals as notices."""
+    return next((name for variable, name in SCHEDULERS.items() if environ.get(variable)), None)
+
+
+def handled_signals() -> list[int]:
+    """The signals that this agent handles; the command line has warned of unknown names.
+
+    If this process was started with SIGHUP ignored (`nohup`), it stays ignored, unless the user has named other signals
+    than the default. This does not apply to SIGINT and SIGQUIT: a shell script ignores them for everything that it
+    starts in the background. Under a scheduler, SIGUSR1 and SIGUSR2 belong to the default, unless this process uses
+    them otherwise.
+    """
+    names = os.environ.get(SIGNALS_VARIABLE, DEFAULT_SIGNALS)
+    numbers: list[int] = [number for number in map(signal_number, names.split(",")) if number is not None]
+    if names != DEFAULT_SIGNALS:
+        return numbers
+    if scheduler(os.environ) is not None:
+        numbers += [number for number in _SCHEDULER_NOTICE_SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
+    return [number for number in numbers if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+
+
+# Grace periods
+
+VARIABLE = "RALLYPOINT_TERMINATION_GRACE"
+MARGIN = 5.0
+"""Seconds before SIGKILL at which the workers' time is over; half of the grace period if that is less."""
+
+FAILURE_GRACE = 5.0
+"""Seconds between SIGTERM and SIGKILL after a failure, by default (decision 25)."""
+
+_DEFAULT = 30.0
+"""The defaults of Slurm's KillWait and Kubernetes' terminationGracePeriodSeconds."""
+_SLURM_CONFS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
+"""Paths of slurm.conf if `SLURM_CONF` is not set: the usual one, and that of a node without its own file."""
+
+
+class TerminationGrace(NamedTuple):
+    """Seconds from SIGTERM: `total` until the workers' time is over (infinite if not stated), `stop` for a stop."""
+
+    total: float
+    stop: float
+
+    @property
+    def notice(self) -> float:
+        """Seconds that the workers may take to save, so that there is time left to stop them."""
+        return self.total - min(self.stop, self.total / 2)
+
+    def left(self, elapsed: float) -> float:
+        """Seconds that a stop may take which begins, or continues, this many seconds after SIGTERM."""
+        return max(0.0, min(self.stop, self.total - elapsed))
+
+
+class GracePeriods:
+    """The grace periods of one agent's workers.
+
+    Args:
+        stop: seconds between the signal that stops workers and SIGKILL.
+        failure: the same if the round has ended by a failure; None for 5, or `stop` if that is less.
+        chosen: whether the user has chosen `stop`; if not, the scheduler's grace period may shorten it.
+    """
+
+    def __init__(self, stop: float = 30, failure: float | None = None, chosen: bool = True) -> None:
+        self.stop = stop
+        self._failure = failure
+        self._chosen = chosen
+        self._times: TerminationGrace | None = None
+        """The time left after SIGTERM to this agent, once it has arrived, at this moment of `time.monotonic`:"""
+        self._terminated_at = 0.0
+
+    def terminated(self) -> float | None:
+        """This agent was sent SIGTERM: the scheduler's grace period counts from the first one on.
+
+        Returns:
+            The first time, the moment by which a stop in progress must be done, on the monotonic clock.
+        """
+        if self._times is not None:
+            return None
+        self._terminated_at = time.monotonic()
+        self._times = termination_grace(self.stop, chosen=self._chosen, environ=os.environ)
+        return self._terminated_at + self.within(math.inf)
+
+    @property
+    def notice(self) -> float:
+        """Seconds that the workers may be given to save before they are stopped; infinite before SIGTERM."""
+        return math.inf if self._times is None else self._times.notice
+
+    def of(self, failed: bool) -> float:
+        """Seconds for a stop that begins now, after a failure or not."""
+        if not failed:
+            return self.within(self.stop)
+        return self.within(min(FAILURE_GRACE, self.stop) if self._failure is None else self._failure)
+
+    def within(self, seconds: float) -> float:
+        """This many seconds, or what is left of them if this agent was sent SIGTERM."""
+        if self._times is None:
+            return seconds
+        return min(seconds, self._times.left(time.monotonic() - self._terminated_at))
+
+
+def termination_grace(shutdown_timeout: float, *, chosen: bool, environ: Mapping[str, str]) -> TerminationGrace:
+    """The grace period that follows from the known values.
+
+    Args:
+        shutdown_timeout: seconds that a stop may take otherwise.
+        chosen: whether the user has chosen these.
+        environ: the agent's environment.
+
+    Raises:
+        UsageError: see `stated_grace_period`.
+    """
+    grace = stated_grace_period(environ)
+    if grace is not None:
+        total = grace - min(MARGIN, grace / 2)
+        return TerminationGrace(total, min(shutdown_timeout, total))
+    assumed = None if chosen else scheduler_grace_period(environ)
+    if assumed is None:
+        return TerminationGrace(math.inf, shutdown_timeout)
+    return TerminationGrace(math.inf, min(shutdown_timeout, assumed - min(MARGIN, assumed / 2)))
+
+
+def stated_grace_period(environ: Mapping[str, str]) -> float | None:
+    """The grace period that the user states; None if there is none.
+
+    Raises:
+        UsageError: it is not a number of seconds above 0.
+    """
+    text = environ.get(VARIABLE, "")
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"{VARIABLE}={text!r} is not a number of seconds above 0; set one, or unset it")
+    return seconds
+
+
+def scheduler_grace_period(environ: Mapping[str, str]) -> float | None:
+    """The known or assumed grace period of the scheduler that has started this process; None without one."""
+    if environ.get("SLURM_JOB_ID"):
+        return _slurm_kill_wait(environ)
+    return _DEFAULT if environ.get("KUBERNETES_SERVICE_HOST") else None
+
+
+def _slurm_kill_wait(environ: Mapping[str, str]) -> float:
+    for path in filter(None, (environ.get("SLURM_CONF"), *_SLURM_CONFS)):
+        try:
+            with open(path, encoding="utf-8", errors="replace") as lines:
+                return kill_wait(lines)
+        except OSError:
+            continue
+    return _DEFAULT
+
+
+def kill_wait(lines: Iterable[str]) -> float:
+    """The value of `KillWait` in the lines of a slurm.conf, in seconds; Slurm's default if there is none."""
+    for line in lines:
+        name, _, value = line.partition("#")[0].partition("=")
+        if name.strip().lower() == "killwait" and value.strip().isdecimal():
+            return max(1.0, float(value))
+    return _DEFAULT

@@ -1,0 +1,357 @@
+"""Makes handlers of third parties, which cannot notify, into a `RendezvousClient` that does.
+
+One thread polls, so that the loop never waits. Anything that such a handler cannot do is done here as torch does it:
+ranks are exchanged over the round's store, each agent has a restart budget of its own, new nodes are found by polling
+every monitor interval, and the end is a barrier on the store (contract sections 3.2, 5.2, 5.3, 5.5).
+
+Unlike torch's, the restart count that workers see is the round's: the same on all nodes, and greater than in every
+earlier round, so that workers that scope their keys by it never share keys, even if the rounds have a store in common.
+
+Keys and values on the store are those of the contract's sections 3.2 and 5.5, so that agents of both kinds can share
+such a round. Our own data goes into keys of our own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+
+from rallypoint.base.light_typing import TYPE_CHECKING
+from rallypoint.base.log import get_logger
+from rallypoint.failures.cause import Cause, Ending, Restarts
+from rallypoint.membership.operations import Drain, Fail, PreemptJob, ReportQuiet, Succeed
+from rallypoint.membership.state import NodeInfo, Outcome, Reason, RoundEnd, Verdict
+from rallypoint.protocol import messages
+from rallypoint.ranks.assign import NodeRanks, assign_worker_ranks
+from rallypoint.rendezvous.control_plane import LocalJob
+from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousStoreInfo
+from rallypoint.store.api import Store
+
+if TYPE_CHECKING:
+    from rallypoint.agent.spec import WorkerSpec
+
+log = get_logger(__name__)
+
+_SHUTDOWN_TIMEOUT = 5.0
+"""Seconds that a handler has at the end to finish its current call before it is abandoned."""
+
+
+class PollingRendezvousClient:
+    """A `RendezvousClient` over any `RendezvousHandler`.
+
+    Every request is executed on the polling thread, which alone touches the handler (but for what never changes,
+    such as its run id) and the state here.
+    """
+
+    def __init__(self, spec: WorkerSpec, exit_barrier_timeout: float = 300) -> None:
+        self._handler = spec.rdzv_handler
+        self._local_addr = spec.local_addr
+        self._interval = spec.monitor_interval
+        self._exit_barrier_timeout = exit_barrier_timeout
+        self._deliver: messages.Deliver | None = None
+        self._requests: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._round = -1
+        self._runs = False
+        self._failures = 0
+        self._restarts = 0
+        self._info: RendezvousInfo | None = None
+        self._preempted = ""
+        """How this node was told that the job is preempted; empty if it was not."""
+
+    def listen(self, deliver: messages.Deliver | None) -> None:
+        """Pass every notification to `deliver`; None ends that."""
+        self._deliver = deliver
+
+    def join(self, member: NodeInfo) -> None:
+        """Take part in the next round. Such a handler cannot transmit anything else about the node."""
+        self._execute(lambda: self._next_rendezvous(member.role, member.local_world_size))
+
+    keeps_workers = False
+    """Nodes do not learn whether the workers of others can go on in their processes, so none do."""
+
+    def begin_round(self, placement: messages.Placement) -> None:
+        """The workers of this round begin."""
+
+    def info(self, placement: messages.Placement) -> RendezvousInfo:
+        """What the handler itself gave."""
+        assert self._info is not None
+        return self._info
+
+    def send(self, request: messages.Request) -> None:
+        """Do what the request means without a coordinator.
+
+        A failure uses up one restart of this agent's own budget, or ends the job here. Success waits for the others at
+        the barrier. Whoever drains ends its own part of the round; the others find the new nodes as it did. Such a
+        handler cannot notify the others of anything else, nor answer how the job stands without this node.
+        """
+        match request:
+            case Fail(round_, cause, max_restarts):
+                self._execute(lambda: self._count_failure(round_, cause, max_restarts))
+            case Succeed():
+                self._execute(self._barrier)
+            case PreemptJob(seconds, why):
+                self._execute(lambda: self._preempt(seconds, why))
+            case Drain(round_):
+                self._execute(lambda: self._drain(round_))
+            case ReportQuiet(quiet=True):
+                log.warning(
+                    "no rank of this node has given a sign of life for its --hang-timeout; its rendezvous handler "
+                    "cannot ask the other nodes, so nothing is done"
+                )
+            case messages.LeaveRequest(wants_reply=True):
+                self._notify(messages.LeaveReply(False, 0))
+            case _:
+                pass
+
+    @property
+    def notice_timeout(self) -> float:
+        """0: such a handler cannot collect the consent of all."""
+        return 0.0
+
+    @property
+    def lease(self) -> float:
+        """Infinite: whom such a handler counts as lost, only it knows."""
+        return math.inf
+
+    @property
+    def hosts_coordinator(self) -> bool:
+        """There is none: each agent knows of its own failures only, and reports those."""
+        return False
+
+    def snapshot(self) -> None:
+        """There is no coordinator."""
+        return
+
+    def local_job(self) -> LocalJob | None:
+        """Nobody can watch a rendezvous of a third party."""
+        return None
+
+    def shutdown(self) -> bool:
+        """Shut the handler down, unless it is busy for longer than a moment."""
+        done: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._execute(lambda: done.put(self._shut_down_handler()))
+        self._requests.put(None)
+        try:
+            return done.get(timeout=_SHUTDOWN_TIMEOUT)
+        except queue.Empty:
+            log.warning("the rendezvous handler %r is busy and is left as it is", self._handler.get_backend())
+            return False
+
+    # On the polling thread
+
+    def _shut_down_handler(self) -> bool:
+        try:
+            return self._handler.shutdown()
+        except Exception:
+            log.exception("the rendezvous handler %r could not be shut down", self._handler.get_backend())
+            return False
+
+    def _preempt(self, seconds: float, why: str) -> None:
+        """Nobody else can be told: each node of such a job has to be sent the signal."""
+        self._preempted = f"{socket.gethostname()} {why}"
+        if not self._runs:
+            self._end_preempted()
+
+    def _drain(self, round_: int) -> None:
+        if self._preempted:
+            self._end_preempted()
+        else:
+            self._end_round(RoundEnd(round_, Reason.DRAINED, "new nodes"))
+
+    def _end_preempted(self) -> None:
+        self._runs = False
+        verdict = Verdict(Outcome.STOPPED, detail=self._preempted, ending=Ending.PREEMPTED)
+        delegate = self._info is None or self._info.rank == 0
+        self._notify(messages.JobEnded(verdict, is_delegate=delegate))
+
+    def _count_failure(self, round_: int, cause: Cause, max_restarts: int) -> None:
+        if self._preempted:
+            self._end_preempted()
+            return
+        if self._failures >= max_restarts:
+            self._runs = False
+            restarts = Restarts(self._failures, max_restarts)
+            verdict = Verdict(Outcome.FAILED, cause, restarts=restarts, ending=cause.ending)
+            self._notify(messages.JobEnded(verdict))
+            return
+        self._failures += 1
+        restarts = Restarts(self._failures, max_restarts)
+        self._end_round(RoundEnd(round_, Reason.FAILURE, cause.host, cause, restarts=restarts))
+
+    def _end_round(self, end: RoundEnd) -> None:
+        self._runs = False
+        self._notify(messages.RoundEnded(end))
+
+    def _next_rendezvous(self, role: str, local_world_size: int) -> None:
+        try:
+            info = self._handler.next_rendezvous()
+            proposal = 0 if self._round < 0 else self._restarts + 1
+            ranks, restarts = exchange(info.store, info.rank, info.world_size, role, local_world_size, proposal)
+            where = info.bootstrap_store_info or RendezvousStoreInfo.build(info.rank, info.store, self._local_addr)
+        except Exception as error:
+            self._notify(_notification_of(error))
+            return
+        self._info = info
+        self._round += 1
+        self._restarts = restarts
+        self._runs = True
+        address, port = where.master_addr, where.master_port
+        own = messages.Placement(self._round, info.rank, info.world_size, ranks, address, port, restarts)
+        # Whether workers of other nodes can go on in their processes, such a handler cannot tell.
+        self._notify(messages.Placed(own._replace(restart_workers=True)))
+
+    def _barrier(self) -> None:
+        assert self._info is not None
+        self._runs = False
+        wait_at_exit_barrier(self._info.store, self._info.world_size, self._exit_barrier_timeout)
+        self._notify(messages.JobEnded(Verdict(Outcome.SUCCEEDED)))
+
+    def _poll_waiting_nodes(self) -> None:
+        try:
+            waiting = self._handler.num_nodes_waiting()
+        except Exception as error:
+            self._runs = False
+            self._notify(_notification_of(error))
+            return
+        if waiting > 0:
+            self._notify(messages.NodesWaiting(self._round, waiting))
+
+    def _run(self) -> None:
+        while True:
+            try:
+                work = self._requests.get(timeout=self._interval if self._runs else None)
+            except queue.Empty:
+                if self._runs:
+                    self._poll_waiting_nodes()
+                continue
+            if work is None:
+                return
+            try:
+                work()
+            except BaseException as error:  # a thread that ends silently would leave the agent waiting for ever
+                log.error("the rendezvous handler %s has raised %r", type(self._handler).__name__, error)
+                self._runs = False
+                self._notify(_notification_of(error))
+
+    def _execute(self, work: Callable[[], None]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="rallypoint-rendezvous", daemon=True)
+            self._thread.start()
+        self._requests.put(work)
+
+    def _notify(self, notification: messages.Notification) -> None:
+        if self._deliver is not None:
+            self._deliver(notification)
+
+
+def _notification_of(error: BaseException) -> messages.Notification:
+    return messages.LinkLost(f"the rendezvous handler failed: {type(error).__name__}: {error}", error)
+
+
+# What agents exchange over the store of a round
+
+
+_ROLE_INFO = "torchelastic/role_info/"
+_ASSIGNED = "torchelastic/assigned_ranks/"
+_TERMINAL = "torchelastic/agent/terminal_state"
+
+
+_RESTARTS_PROPOSED = "rallypoint/restarts/proposed/"
+_RESTARTS_AGREED = "rallypoint/restarts/agreed"
+
+
+def exchange(
+    store: Store, group_rank: int, group_world_size: int, role: str, local_world_size: int, restarts: int
+) -> tuple[NodeRanks, int]:
+    """This node's ranks, and the round's number of restarts, which is the largest that any node proposes.
+
+    The number is exchanged with the ranks in keys of our own: a proposal is written before the ranks are requested, and
+    the answer before they are given out. If an agent of torch's shares the round, or nothing is exchanged at all, there
+    is no answer; then the node's own proposal holds.
+
+    Args:
+        store: the round's own store.
+        group_rank: this node's group rank.
+        group_world_size: the number of nodes that take part.
+        role: the role of this node's workers.
+        local_world_size: the number of these workers.
+        restarts: this node's proposal: more than in any round that it knows.
+
+    Raises:
+        StoreTimeoutError: a node is missing after the store's timeout.
+    """
+    if _identical():
+        return exchange_ranks(store, group_rank, group_world_size, role, local_world_size), restarts
+    store.set(f"{_RESTARTS_PROPOSED}{group_rank}", str(restarts))
+    agree = partial(_agree, store, group_world_size)
+    ranks = exchange_ranks(store, group_rank, group_world_size, role, local_world_size, before_answering=agree)
+    agreed = int(store.get(_RESTARTS_AGREED)) if store.check([_RESTARTS_AGREED]) else 0
+    return ranks, max(agreed, restarts)  # a store that earlier rounds have used may still hold their answer
+
+
+def _agree(store: Store, group_world_size: int) -> None:
+    keys = [f"{_RESTARTS_PROPOSED}{rank}" for rank in range(group_world_size)]
+    store.set(_RESTARTS_AGREED, str(max(int(store.get(key)) for key in keys if store.check([key]))))
+
+
+def _identical() -> bool:
+    return os.environ.get("TORCH_ELASTIC_WORKER_IDENTICAL") == "1"
+
+
+def exchange_ranks(
+    store: Store,
+    group_rank: int,
+    group_world_size: int,
+    role: str,
+    local_world_size: int,
+    before_answering: Callable[[], None] = lambda: None,
+) -> NodeRanks:
+    """This node's ranks; waits for every node's role and size. See `exchange`.
+
+    Args:
+        before_answering: called on group rank 0 when all roles and sizes are there, before the ranks are assigned.
+    """
+    if _identical():
+        return assign_worker_ranks([("", local_world_size)] * group_world_size)[group_rank]
+    mine = {"role": role, "rank": group_rank, "local_world_size": local_world_size}
+    store.set(f"{_ROLE_INFO}{group_rank}", json.dumps(mine))
+    if group_rank == 0:
+        infos = [
+            json.loads(each) for each in store.multi_get([f"{_ROLE_INFO}{rank}" for rank in range(group_world_size)])
+        ]
+        assigned = assign_worker_ranks([(str(info["role"]), int(info["local_world_size"])) for info in infos])
+        before_answering()
+        store.multi_set(
+            [f"{_ASSIGNED}{rank}" for rank in range(group_world_size)],
+            [
+                json.dumps([each.base_rank, each.world_size, each.base_role_rank, each.role_world_size])
+                for each in assigned
+            ],
+        )
+    base_rank, world_size, base_role_rank, role_world_size = json.loads(store.get(f"{_ASSIGNED}{group_rank}"))
+    return NodeRanks(int(base_rank), int(world_size), int(base_role_rank), int(role_world_size))
+
+
+def exit_barrier(store: Store, group_world_size: int, timeout: float) -> None:
+    """Wait until all nodes have arrived here, or raise StoreTimeoutError after this many seconds."""
+    if store.add(f"{_TERMINAL}/num_members", 1) == group_world_size:
+        store.set(f"{_TERMINAL}/last_member", "<val_ignored>")
+    store.wait([f"{_TERMINAL}/last_member"], timedelta(seconds=timeout))
+
+
+def wait_at_exit_barrier(store: Store | None, group_world_size: int | None, timeout: float) -> None:
+    """`exit_barrier` after success: a barrier that fails does not turn that into failure; it is logged."""
+    if store is None or group_world_size is None:
+        return
+    try:
+        exit_barrier(store, group_world_size, timeout)
+    except Exception:
+        log.exception("the other agents did not come to the exit barrier; this node's workers had all succeeded")

@@ -1,0 +1,629 @@
+"""The workers of one node: started through the reaper in each round, watched by pidfd, stopped, none left behind.
+
+The layers that a stop goes through; each knows only the next one:
+
+    agent/policy      StopWorkers               one at a time; `WorkersStopped` follows
+    agent/actions     WorkerController.stop     waits on the stop's `fds` until its `wake_at`, beside everything else
+    agent/workers     PContext.begin_close
+    workers/stop      Stop                      signal, grace period, stacks, SIGKILL, sweep; then all output is written
+      WriteDetector                             which workers are spared, since they write a file
+      ChildProcess                              a signal to the worker alone, through its pidfd
+      Sweep                                     all that workers have left: by the reaper, or, where that is lost, as
+                                                /proc shows it
+    workers/reaper    SIGTERM, then SIGKILL to all below it, until nothing is left; its supervisor kills what it leaves
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import ExitStack
+from signal import SIGKILL, Signals
+
+from rallypoint.agent.environment import worker_environment
+from rallypoint.agent.event_emitter import EventEmitter
+from rallypoint.agent.facts import NodeFacts, worker_facts
+from rallypoint.agent.rendezvous_client import RendezvousClient
+from rallypoint.agent.signals import FORWARDED_SIGNALS, GracePeriods, scheduler
+from rallypoint.agent.sources import Observer, Preparation, RoundWatch, Source
+from rallypoint.agent.spec import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, node_failure
+from rallypoint.agent.steps import StopWorkers
+from rallypoint.base.clock import SYSTEM_CLOCK
+from rallypoint.base.light_typing import TYPE_CHECKING
+from rallypoint.base.log import get_logger
+from rallypoint.failures.cause import Cause, Ending
+from rallypoint.logs.specs import LogsSpecs, line_prefixes, log_only_in_files
+from rallypoint.membership.operations import Succeed
+from rallypoint.protocol.messages import Placement
+from rallypoint.telemetry.lazy import profiled
+from rallypoint.workers.context import PContext, ProcessOptions, SubprocessContext, macros
+from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, take_prestarted
+
+if TYPE_CHECKING:
+    from rallypoint.agent.features.node_check import NodeCheck
+    from rallypoint.agent.held_workers import HeldWorkers
+    from rallypoint.agent.progress import ProgressTracker
+    from rallypoint.failures.failure import ProcessFailure
+    from rallypoint.ranks.assign import NodeRanks
+    from rallypoint.watchdog.requests import FileTimerRequest
+    from rallypoint.watchdog.watchdog import WorkerMonitor
+    from rallypoint.workers.forwarding import SignalForwarding
+    from rallypoint.workers.preload.client import PreloadManager
+    from rallypoint.workers.stop import StopInProgress
+
+log = get_logger(__name__)
+
+TORCHELASTIC_ENABLE_FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
+TORCHELASTIC_TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
+TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
+
+
+class WorkerController:
+    """Starts, watches and stops the workers of one node. No call waits for other nodes.
+
+    Args:
+        spec: the spec of the workers.
+        rendezvous: this node's client of the rendezvous.
+        grace: how long workers have to end.
+        logs_specs: where their output goes.
+        start_method: how workers that are functions are started.
+        log_line_prefix_template: the prefix of each teed line (contract section 6.5).
+        stuck_after: seconds that a worker may be stuck in the kernel; by default taken from the environment; 0:
+            forever.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        rendezvous: RendezvousClient,
+        grace: GracePeriods,
+        logs_specs: LogsSpecs,
+        start_method: str = "spawn",
+        log_line_prefix_template: str | None = None,
+        stuck_after: float | None = None,
+    ) -> None:
+        self.group = WorkerGroup(spec)
+        self.events = EventEmitter(self.group)
+        self.rendezvous = rendezvous
+        self.grace = grace
+        self.logs_specs = logs_specs
+        self.start_method = start_method
+        self.log_line_prefix_template = log_line_prefix_template
+        self.pcontext: PContext | None = None
+        """The processes of the present workers; None before the first, and if they are not our processes."""
+        self.sources: list[Source] = []
+        """What the loop drives besides the workers' exits and the preparations."""
+        self.preparations: list[Preparation] = []
+        """The preparations that each round waits for before its workers start, in this order."""
+        self.observers: list[Observer] = []
+        self.at_end = ExitStack()
+        """What is released when the run is over."""
+        self.progress: ProgressTracker | None = None
+        """Tracks the progress of the workers; None before the first have been started."""
+        self.hang_watch: RoundWatch | None = None
+        self.begin_check: Callable[[], NodeCheck] | None = None
+        """Begins the user's check of this node, if there is one."""
+        self.round_entered_at = 0.0
+        """When this node entered the present round, on the monotonic clock."""
+        self.started_at = 0.0
+        """When the present workers were started, in seconds since 1970."""
+        self.failures: Mapping[int, ProcessFailure] = {}
+        """The failures of the present workers that the last `poll` has found, by global rank."""
+        self.beyond_help = False
+        """Whether a worker is stuck in the kernel: it keeps its devices, so a restart here cannot help."""
+        self.seen: NodeFacts | None = None
+        """What other threads may know, as of the last `look`; all else here is the loop's."""
+        self._stuck_after = stuck_after
+        self._reaper: ReaperClient | None = None
+        self._preload: PreloadManager | None = None
+        self._watchdog: WorkerMonitor | None = None
+        self._output_paths_logged = False
+        self._forwarding: SignalForwarding | None = None
+        self._forwarded: set[int] = set()
+        self._held: HeldWorkers | None = None
+        """Holds workers between rounds, once one has announced that it can be."""
+
+    def prepare(self) -> None:
+        """The run begins: prepare what can be prepared while the nodes find each other."""
+        reaper = self.ensure_reaper()
+        if self.group.spec.features.recovery.preload:
+            from rallypoint.agent.preload import preload_manager
+
+            self._preload = preload_manager(self.group, reaper, self.has_progress)
+            if self._preload is not None:
+                self.sources.append(self._preload)
+
+    def close(self) -> None:
+        """The run is over, for the other nodes too: release what was kept until now."""
+        for preparation in self.preparations:
+            preparation.close()
+        self.at_end.close()
+        self._drop_reaper()  # last: if we were killed until now, it would remove what we leave behind
+
+    # A round begins
+
+    def begin_round(self, placement: Placement) -> None:
+        """Begin a round; `start` follows as soon as no preparation is left."""
+        self.enter_round(placement)
+        for preparation in self.preparations:
+            preparation.begin(self.group)
+
+    def enter_round(self, placement: Placement) -> None:
+        """Take over the place of this node in a round: address of the store, group rank, worker ranks."""
+        group, spec = self.group, self.group.spec
+        if not self.survivors():
+            self.pcontext = None  # those of the previous round, which are gone
+        self.round_entered_at = SYSTEM_CLOCK.monotonic()
+        group.placement, group.restarts = placement, placement.restarts
+        self.rendezvous.begin_round(placement)
+        if placement.max_restarts >= 0:  # the first node's value is the job's
+            spec.max_restarts = placement.max_restarts
+        self.events.round_complete()
+        info = self.rendezvous.info(placement)
+        group.store = None
+        group.open_store = lambda: info.store
+        group.master_addr = spec.master_addr or placement.store_address
+        group.master_port = spec.master_port or placement.store_port
+        with self.events.duration("ASSIGN_WORKER_RANKS"):
+            group.workers = self.assign(placement)
+        group.group_rank = placement.group_rank
+        group.group_world_size = placement.group_world_size
+        log.info("[%s] Rendezvous complete for workers. Result:\n%s", spec.role, _RoundBlock(group))
+
+    @profiled("SimpleElasticAgent._assign_worker_ranks")
+    def assign(self, placement: Placement) -> list[Worker]:
+        """The workers of this node with their ranks, all of which the placement holds."""
+        return workers_of(placement.ranks, self.group.spec)
+
+    def preparing(self) -> bool:
+        """Whether workers that are due to start have to wait."""
+        if self._preload is not None and self._preload.importing:
+            return True
+        return any(preparation.preparing() for preparation in self.preparations)
+
+    def preparation_failure(self) -> Cause | None:
+        """Why the workers of this round cannot start; None if they can."""
+        failed = next((each for each in self.preparations if each.failure), None)
+        if failed is None:
+            return None
+        return node_failure(failed.failure, Ending.INFRASTRUCTURE, exitcode=1, host=failed.failed_node)
+
+    def cancel_preparations(self) -> None:
+        """The round is over, and its workers, if they have not started, never will."""
+        for preparation in self.preparations:
+            preparation.cancel()
+
+    # The start
+
+    @profiled("SimpleElasticAgent._initialize_workers")
+    def start(self, placement: Placement) -> None:
+        """Start the workers of the round that was begun."""
+        self.started(self.start_workers())
+
+    @profiled("LocalElasticAgent._start_workers")
+    def start_workers(self) -> dict[int, int]:
+        """Start the processes of the present round; returns local rank to process id."""
+        group, spec = self.group, self.group.spec
+        assert spec.entrypoint is not None
+        self._close_watchdog()
+        watchdog = self._begin_watchdog()
+        args, envs, own = {}, {}, {} if watchdog is None else watchdog.environment
+        for worker in group.workers:
+            rank = worker.local_rank
+            args[rank] = tuple(macros.substitute(spec.args, str(rank)))
+            envs[rank] = {**worker_environment(group, worker, group.restarts, os.environ), **own}
+        prefixes = line_prefixes(self.log_line_prefix_template, spec.role, self._global_ranks(), group.restarts)
+        log.info("[%s] Starting worker group", spec.role)
+        log.info("use_agent_store: %s", spec.rdzv_handler.use_agent_store)
+        reaper = self.ensure_reaper()
+        self._forwarded.clear()
+        if self._forwarding is not None:
+            self._forwarding.reset()
+        if self._preload is not None:
+            self._preload.ensure_zygote(reaper)
+        filters = spec.duplicate_stdout_filters, spec.duplicate_stderr_filters
+        ignored, collapse = spec.features.preemption.ignored, spec.features.output.tee_collapse
+        numa, method, watched = spec.numa_options, self.start_method, self.hang_watch is not None
+        options = ProcessOptions(numa, *filters, method, self._preload, collapse, ignored, watched)
+        kind: type[PContext] = SubprocessContext
+        if not isinstance(spec.entrypoint, str):
+            from rallypoint.workers.functions.context import FunctionContext
+
+            kind = FunctionContext
+        context = kind(spec.role, spec.entrypoint, args, envs, self.logs_specs, prefixes, reaper, options)
+        self._register_cleanup(reaper)
+        if spec.features.hangs.flight_recorder:
+            from rallypoint.agent.features.flight_recorder import switch_on
+
+            switch_on(context, group.notices, self.pcontext)
+        group.survived = () if self._held is None else self._held.enter(context)
+        context.start()
+        self.pcontext, self.failures, pids = context, {}, context.pids()
+        self._output_paths_logged = self._output_paths_logged or log_only_in_files(context.dest, spec.role)
+        if watchdog is not None:
+            watchdog.watch(pids.values())
+        return dict(pids)
+
+    def started(self, ids: Mapping[int, object]) -> None:
+        """Note that the workers have been started, with these ids by local rank."""
+        for local_rank, worker_id in ids.items():
+            self.group.workers[local_rank].id = worker_id
+        self.started_at = time.time()
+        self.events.workers_started()
+        self.group.state = WorkerState.HEALTHY
+        self._watch_progress()
+
+    def _register_cleanup(self, reaper: ReaperClient) -> None:
+        """Have the reaper remove what this run creates, if this process ends without doing so."""
+        temporary = self.logs_specs.temporary
+        pipes = [] if self._watchdog is None else self._watchdog.files
+        whole = [*([self.group.notices] if self.group.notices else []), *pipes]
+        reaper.set_cleanup(empty=[temporary] if temporary else [], whole=whole)
+
+    def ensure_reaper(self) -> ReaperClient:
+        """The reaper of this run, which starts the workers of all rounds; a new one if that is lost."""
+        if self._reaper is not None and self._reaper.lost:
+            self._drop_reaper()
+        if self._reaper is None:
+            self._reaper = take_prestarted()
+        return self._reaper
+
+    def fence(self, until: float) -> None:
+        """Have the workers killed at this moment (`BOOT_CLOCK`), even if this agent is frozen; infinity for never."""
+        reaper = self.ensure_reaper() if until < math.inf else self._reaper
+        if reaper is not None:
+            reaper.fence(until)
+
+    def _drop_reaper(self) -> None:
+        """Close the reaper, and what is below it; everything else of the run remains."""
+        if self._preload is not None:
+            self._preload.close()
+        reaper, self._reaper = self._reaper, None
+        if reaper is not None:
+            reaper.close()
+
+    # The watchdog
+
+    def _begin_watchdog(self) -> WorkerMonitor | None:
+        """The watchdog for the workers about to start, if there is one."""
+        variables = (TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT)
+        if not self._stuck_after and not any(os.environ.get(name) for name in variables):
+            return None
+        from rallypoint.logs.specs import temporary_folder
+        from rallypoint.watchdog.watchdog import monitor_for
+
+        self._watchdog = monitor_for(
+            os.environ,
+            temporary_folder(),
+            stuck_after=self._stuck_after,
+            run_id=self.group.spec.rdzv_handler.get_run_id(),
+            grace=self.grace.stop,
+            report=self._watched,
+        )
+        if self._watchdog is not None:
+            self.sources.append(self._watchdog)
+        return self._watchdog
+
+    def _watched(self, name: str, timer: FileTimerRequest | None) -> None:
+        """The watchdog has done what `name` says; a worker that its timer ends writes its stacks first."""
+        if timer is not None and timer.signal > 0 and self.pcontext is not None:
+            self.pcontext.announce_stacks(timer.worker_pid)
+        self.events.watched(name, timer)
+
+    def _close_watchdog(self) -> None:
+        watchdog, self._watchdog = self._watchdog, None
+        if watchdog is not None:
+            self.sources.remove(watchdog)
+            watchdog.close()
+
+    # How the workers are
+
+    @profiled("LocalElasticAgent._monitor_workers")
+    def poll(self) -> RunResult:
+        """The result so far of the workers: state, return values and failures by global rank. Does not wait."""
+        if self.pcontext is None or set(self.pcontext.pids().values()) != {each.id for each in self.group.workers}:
+            if self.pcontext is not None:
+                log.error("[%s] the workers' process ids are not those that were started", self.group.spec.role)
+            return RunResult(WorkerState.UNKNOWN)
+        by_rank, found = self._global_ranks(), self.pcontext.poll()
+        if found is None:
+            result = self._running_result(self.pcontext, by_rank)
+        elif found.is_failed():
+            self._add_reasons(found.failures.values())
+            failures = {by_rank[rank]: failure for rank, failure in found.failures.items()}
+            result = RunResult(WorkerState.FAILED, failures=failures)
+        else:
+            values = {by_rank[rank]: value for rank, value in found.return_values.items()}
+            state = WorkerState.SUCCEEDED if len(values) == len(by_rank) else WorkerState.STOPPED
+            result = RunResult(state, return_values=values)
+        self.failures = result.failures
+        return result
+
+    def _running_result(self, pcontext: PContext, by_rank: Mapping[int, int]) -> RunResult:
+        stuck = {} if self._watchdog is None else self._watchdog.stuck
+        if not stuck:
+            return RunResult(WorkerState.HEALTHY)
+        from rallypoint.failures.failure import ProcessFailure
+
+        self.beyond_help = True
+        failures = {}
+        for local_rank, pid in pcontext.pids().items():
+            if pid in stuck:
+                failure = failures[by_rank[local_rank]] = ProcessFailure(local_rank, pid, -SIGKILL, "")
+                failure.set_reason(stuck[pid].why)
+        return RunResult(WorkerState.UNHEALTHY, failures=failures)
+
+    def _add_reasons(self, failures: Iterable[ProcessFailure]) -> None:
+        """Add to each failure what the watchdog did, or that a signal was not meant to end the worker."""
+        for failure in failures:
+            why = "" if self._watchdog is None else self._watchdog.expiry_reason(failure.pid)
+            if why and not failure.reason.startswith(why):  # it may have been polled before
+                failure.set_reason(f"{why} ({failure.text})")
+            elif not failure.reason and self._was_only_forwarded(-failure.exitcode):
+                failure.set_reason(f"{failure.text}, which was meant for the workers; this one has no handler for it")
+
+    def exit_fds(self) -> list[int] | None:
+        """Descriptors that become readable when a worker ends; None if workers must be polled at intervals."""
+        if self.pcontext is None:
+            return []
+        return None if self.pcontext.must_be_polled else self.pcontext.exit_fds()
+
+    def running(self) -> Collection[int]:
+        """Local ranks of the workers that have not ended, as far as is known."""
+        return () if self.pcontext is None else self.pcontext.running
+
+    def ended_in_order(self) -> bool:
+        """Whether the workers, if there were any, have ended with success or by SIGTERM."""
+        return self.pcontext is None or self.pcontext.ended_in_order
+
+    def stopped(self) -> tuple[int, ...]:
+        """Global ranks of the workers that this agent ended while they ran, for the report."""
+        return () if self.pcontext is None else self._global(self.pcontext.stopped)
+
+    def succeeded(self) -> tuple[int, ...]:
+        """Global ranks of the workers that had succeeded before anything stopped them."""
+        return () if self.pcontext is None else self._global(self.pcontext.succeeded)
+
+    def _global(self, local_ranks: Collection[int]) -> tuple[int, ...]:
+        by_rank = self._global_ranks() if local_ranks else {}
+        return tuple(by_rank[rank] for rank in local_ranks)
+
+    def _global_ranks(self) -> dict[int, int]:
+        return {worker.local_rank: worker.global_rank for worker in self.group.workers}
+
+    def restart_limit(self) -> int:
+        """The number of failures that the job may survive, as far as this node knows."""
+        ends = self.beyond_help or any(each.failure and each.ends_job for each in self.preparations)
+        return 0 if ends else self.group.spec.max_restarts
+
+    def remaining(self) -> int:
+        """The number of further failures that the job would survive."""
+        return max(0, self.restart_limit() - self.group.restarts)
+
+    def look(self) -> NodeFacts:
+        """What is known at this moment, which other threads find in `seen`."""
+        group, spec, context = self.group, self.group.spec, self.pcontext
+        codes = {} if context is None else context.exit_codes
+        workers = tuple(worker_facts(worker, context, codes) for worker in group.workers)
+        self.seen = NodeFacts(
+            job=spec.rdzv_handler.get_run_id(),
+            role=spec.role,
+            state=group.state.value,
+            round=-1 if group.placement is None else group.placement.round,
+            host=os.uname().nodename,
+            pid=os.getpid(),
+            group_rank=-1 if group.group_rank is None else group.group_rank,
+            group_world_size=group.group_world_size or 0,
+            restarts=group.restarts,
+            remaining=self.remaining(),
+            since=self.started_at,
+            program=spec.get_program_name(),
+            workers=workers,
+            processes=() if context is None else workers,
+            running=frozenset(self.running()),
+            failures={} if context is None else self.failures,
+            output_ages=tuple if context is None else context.output_ages(),
+        )
+        return self.seen
+
+    # Progress
+
+    def has_progress(self) -> bool:
+        """Whether the workers of this round have reported progress."""
+        return self.progress is not None and self.progress.made()
+
+    def report_progress(self) -> None:
+        """Report to the coordinator, at the end of a round, the progress of its workers."""
+        if self.progress is not None:
+            self.progress.end_round()
+
+    def _watch_progress(self) -> None:
+        """Watch the workers that have just been started. The code for that is imported now: no worker waits for it."""
+        if self.progress is None:
+            from rallypoint.agent.progress import ProgressTracker
+
+            path, seen = self.group.spec.features.recovery.progress_file, self.events.progress
+            self.progress = ProgressTracker(SYSTEM_CLOCK, path, self.rendezvous.send, seen)
+            self.progress.on_folder = self._look_ahead
+            self.sources.append(self.progress)
+            self.at_end.callback(self.progress.close)
+        group, placement = self.group, self.group.placement
+        assert placement is not None
+        since = self.round_entered_at if group.survived else -math.inf
+        self.progress.begin_round(placement.round, group.notices, len(group.workers), placement.progress, since)
+        if self.hang_watch is not None:
+            self.hang_watch.begin_round(placement.round)
+
+    # Signals
+
+    def on_succeeded(self) -> None:
+        """All workers have succeeded: announce it."""
+        assert self.group.placement is not None, "no placement before the first round"
+        self.rendezvous.send(Succeed(self.group.placement.round))
+
+    def forward(self, number: int) -> None:
+        """Forward a signal that this agent was sent to each running worker that was not sent it too."""
+        self._forwarded.add(number)
+        if self.pcontext is not None and self.pcontext.running and not self._signals().forward(number):
+            self.pcontext.forward_signal(number)
+
+    def shared_signals(self) -> frozenset[int]:
+        """The signals that all processes of this node's job were sent a moment ago, as far as is known."""
+        return self._signals().shared_signals()
+
+    def _was_only_forwarded(self, number: int) -> bool:
+        """Whether a signal by which a worker has ended was meant to inform the workers."""
+        return number in FORWARDED_SIGNALS and (number in self._forwarded or number in self.shared_signals())
+
+    def _signals(self) -> SignalForwarding:
+        """Tracks which signals the workers have been sent; created with the first signal."""
+        if self._forwarding is None:
+            from rallypoint.workers.forwarding import SignalForwarding
+
+            scheduled = scheduler(os.environ) is not None
+            self._forwarding = SignalForwarding(self._signals_received, self._send_signal, scheduled)
+            self.sources.append(self._forwarding)
+        return self._forwarding
+
+    def _signals_received(self) -> Collection[int]:
+        try:
+            return () if self._reaper is None else self._reaper.signals_received()
+        except ReaperLost:
+            return ()
+
+    def _send_signal(self, number: int) -> None:
+        if self.pcontext is not None:
+            self.pcontext.forward_signal(number)
+
+    def terminated(self) -> float:
+        """This agent was sent SIGTERM. Returns the seconds that the workers may be given to save."""
+        until = self.grace.terminated()
+        if until is not None and self.pcontext is not None:
+            self.pcontext.shorten_close(until)
+        return self.grace.notice
+
+    # The stop
+
+    def stop(self, step: StopWorkers) -> StopInProgress | None:
+        """Begin to stop the workers as the step says; None if they are gone already."""
+        if step.shared:
+            self._signals().forward(step.signal)
+        if self.hang_watch is not None:
+            self.hang_watch.end_round()
+        if step.restarts:
+            self.events.workers_restarting()
+            log.info("[%s] Stopping worker group", self.group.spec.role)
+        keeps = step.restarts and not step.ends_all
+        return self.begin_stop(Signals(step.signal), self.grace.of(step.failed), keeps=keeps)
+
+    def begin_stop(self, death_sig: Signals, timeout: float, *, keeps: bool) -> StopInProgress | None:
+        """Begin to end the workers; the loop drives the stop while it handles everything else.
+
+        Args:
+            death_sig: the first signal.
+            timeout: seconds between it and SIGKILL.
+            keeps: whether workers that can go on in their processes are asked to leave their round instead.
+
+        Returns:
+            The stop in progress; None if the workers are gone.
+        """
+        if self._watchdog is not None:
+            self._watchdog.stop_enforcing()
+        if self.pcontext is None:
+            return None
+        self.events.workers_stopping()
+        limit, sent = self.grace.within(self.grace.stop), self._workers_have_signal(death_sig)
+        if (held := self._going_on()) is not None and keeps:
+            return held.begin_release(self.pcontext, death_sig, timeout, limit, sent=sent)
+        stopping = self.pcontext.begin_close(death_sig, timeout, limit, sent=sent)
+        return None if stopping.step() else stopping
+
+    def keep_nobody(self, number: int, *, failed: bool) -> None:
+        """Let no worker go on in its process after the stop in progress, whatever its reason."""
+        if self.pcontext is not None:
+            self.pcontext.keep_nobody(Signals(number), self.grace.of(failed))
+
+    def shutdown(self, number: int) -> None:
+        """Stop the workers for good by this signal, until they are gone. Always called at the end; idempotent."""
+        self.end(Signals(number), self.grace.stop)
+
+    def end(self, death_sig: Signals, timeout: float) -> None:
+        """End the processes, and return when they are gone. Idempotent.
+
+        Args:
+            death_sig: the first signal.
+            timeout: seconds between it and SIGKILL.
+        """
+        if self.pcontext is not None:
+            self.pcontext.close(death_sig, timeout, sent=self._workers_have_signal(death_sig))
+        self._close_watchdog()
+
+    def _workers_have_signal(self, number: int) -> bool:
+        """Whether the running processes have been sent the signal by its sender, or soon will be by us."""
+        runs = self.pcontext is not None and bool(self.pcontext.running)
+        return runs and number != SIGKILL and self._signals().is_handled(number)
+
+    # Workers that go on in their processes
+
+    def restarts_workers(self) -> bool:
+        """Whether not all workers of the round that ends can go on in their processes; asked before their stop."""
+        return bool(self.started_at) and self._going_on() is None
+
+    def survivors(self) -> Collection[int]:
+        """Local ranks of the workers that have left their round and wait in their processes for the next one."""
+        return () if self.pcontext is None else self.pcontext.held
+
+    def _look_ahead(self) -> None:
+        """Workers have written something into their folder: import what reading it at the end of the round needs."""
+        if (held := self._going_on()) is not None:
+            held.make_ready()
+
+    def _going_on(self) -> HeldWorkers | None:
+        """Lets workers go on, if those of all local ranks of this node have announced that they can."""
+        if self._held is None and self.group.notices and os.path.isdir(self.group.notices):
+            from rallypoint.agent.held_workers import find_held_workers
+
+            self._held = find_held_workers(self.group, self.grace, keeps_workers=self.rendezvous.keeps_workers)
+            if self._held is not None:
+                self.preparations.append(self._held)
+        return None if self._held is None or not self._held.all_announced() else self._held
+
+
+def workers_of(ranks: NodeRanks, spec: WorkerSpec) -> list[Worker]:
+    """The workers of a node with these ranks."""
+    return [
+        Worker(
+            local_rank=local_rank,
+            global_rank=ranks.base_rank + local_rank,
+            role_rank=ranks.base_role_rank + local_rank,
+            world_size=ranks.world_size,
+            role_world_size=ranks.role_world_size,
+        )
+        for local_rank in range(spec.local_world_size)
+    ]
+
+
+class _RoundBlock:
+    """The lines about a complete round, which are made if they are logged."""
+
+    def __init__(self, group: WorkerGroup) -> None:
+        self._group = group
+
+    def __str__(self) -> str:
+        group = self._group
+        rows = {
+            "restart_count": group.restarts,
+            "master_addr": group.master_addr,
+            "master_port": group.master_port,
+            "group_rank": group.group_rank,
+            "group_world_size": group.group_world_size,
+            "local_ranks": [worker.local_rank for worker in group.workers],
+            "role_ranks": [worker.role_rank for worker in group.workers],
+            "global_ranks": [worker.global_rank for worker in group.workers],
+            "role_world_sizes": [worker.role_world_size for worker in group.workers],
+            "global_world_sizes": [worker.world_size for worker in group.workers],
+            "event_log_handler": group.spec.event_log_handler,
+        }
+        return "\n".join(f"  {name}={value}" for name, value in rows.items())
