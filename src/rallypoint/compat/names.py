@@ -43,8 +43,7 @@ _PACKAGES = {
 MODULES = frozenset(f"{package}.{name}".lstrip(".") for package, names in _PACKAGES.items() for name in names.split())
 
 _HOMES = {
-    "rallypoint.agent.agent": "TORCHELASTIC_HEALTH_CHECK_PORT",
-    "rallypoint.agent.processes": (
+    "rallypoint.agent.workers": (
         "TORCHELASTIC_ENABLE_FILE_TIMER TORCHELASTIC_TIMER_FILE TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
     ),
     "rallypoint.agent.spec": "DEFAULT_ROLE RunResult Worker WorkerGroup WorkerSpec WorkerState",
@@ -67,7 +66,7 @@ _HOMES = {
     "rallypoint.failures.failure": "ProcessFailure",
     "rallypoint.failures.record": "ErrorHandler get_error_handler record",
     "rallypoint.failures.report": "ChildFailedError",
-    "rallypoint.health.check": "HealthCheckServer create_healthcheck_server",
+    "rallypoint.health.check": "HealthCheckServer TORCHELASTIC_HEALTH_CHECK_PORT create_healthcheck_server",
     "rallypoint.launch.api": "elastic_launch launch_agent",
     "rallypoint.launch.config": "LaunchConfig",
     "rallypoint.logs.specs": "DefaultLogsSpecs LogsDest LogsSpecs Std to_map",

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"
+TORCHELASTIC_HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
 DEFAULT_TIMEOUT = 60
 _CLOSE_TIMEOUT = 2.0
 """Seconds that `stop` waits; the loop's thread may be busy."""
@@ -279,7 +279,7 @@ def create_healthcheck_server(
 
 def requested_port(environ: Mapping[str, str] = os.environ) -> int | None:
     """The port in `TORCHELASTIC_HEALTH_CHECK_PORT`; None if it is not set, or not a port."""
-    text = environ.get(VARIABLE, "")
+    text = environ.get(TORCHELASTIC_HEALTH_CHECK_PORT, "")
     if not text:
         return None
     try:
@@ -287,7 +287,9 @@ def requested_port(environ: Mapping[str, str] = os.environ) -> int | None:
     except ValueError:
         port = -1
     if not 0 <= port <= 65535:
-        log.warning("%s=%r is not a port from 0 to 65535; there is no health check", VARIABLE, text)
+        log.warning(
+            "%s=%r is not a port from 0 to 65535; there is no health check", TORCHELASTIC_HEALTH_CHECK_PORT, text
+        )
         return None
     return port
 
