@@ -7,7 +7,7 @@ from typing import Any
 
 from rallypoint.store.api import Store, seconds
 from rallypoint.store.errors import StoreConnectionError, StoreError, StoreTimeoutError
-from rallypoint.store.forwarding import ForwardingStore
+from rallypoint.store.prefix import ForwardingStore
 
 __all__ = ["given"]
 
