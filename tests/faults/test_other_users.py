@@ -32,7 +32,7 @@ from rallypoint.base.secrets import new_secret
 from rallypoint.membership.operations import Close
 from rallypoint.membership.state import Settings
 from rallypoint.protocol.observation import StopCommand
-from rallypoint.store.transport import STORE_VARIABLE
+from rallypoint.store.server import STORE_VARIABLE
 from rallypoint.workers.resumable import WorkerChannel
 from tests import typed_requests as wire
 from tests.faults.cluster import settle

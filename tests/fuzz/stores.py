@@ -12,7 +12,7 @@ from tempfile import NamedTemporaryFile
 
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import RateLimitedLog, get_logger
-from rallypoint.store import filerecords, request_store
+from rallypoint.store import filestore, request_store
 from rallypoint.store.errors import StoreProtocolError
 from rallypoint.store.filestore import FileStore
 from rallypoint.store.guard import StoreGuard, network, networks
@@ -170,7 +170,7 @@ def files(data: bytes) -> None:
     """A store's file that somebody has damaged: what stands in it, or one error."""
     content: dict[bytes, bytes] = {}
     with suppress(StoreProtocolError):
-        filerecords.replay(data, content)
+        filestore.replay(data, content)
         assert sum(map(len, content.values())) <= len(data)
     with NamedTemporaryFile() as file:
         Path(file.name).write_bytes(data)
@@ -192,12 +192,12 @@ TARGETS = {
     "store-replies": Target(
         replies,
         lambda: [wire.string(b"abc"), wire.strings([b"a", b"b"]), b"\0", wire.I64.pack(1) + wire.string(b"x")],
-        ("store/request_store.py", "store/connecting.py"),
+        ("store/request_store.py", "store/client.py"),
     ),
     "store-files": Target(
         files,
-        lambda: [filerecords.setting(b"a", b"1") + filerecords.removing(b"a"), filerecords.setting(b"/a", b"")],
-        ("store/filerecords.py", "store/filestore.py"),
+        lambda: [filestore.setting(b"a", b"1") + filestore.removing(b"a"), filestore.setting(b"/a", b"")],
+        ("store/filestore.py",),
         executions=400,
     ),
     "store-addresses": Target(

@@ -14,9 +14,9 @@ from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.notifications import placements
 from rallypoint.coordinator.sessions import SessionRecord
-from rallypoint.election import leadership, resign, takeover
-from rallypoint.election.candidacy import PredecessorWait
+from rallypoint.election import procedures, takeover
 from rallypoint.election.machine import Election
+from rallypoint.election.procedures import PredecessorWait
 from rallypoint.election.steps import Changed, Fence, Procedure, Watched
 from rallypoint.election.takeover import Takeover
 from rallypoint.etcd import api
@@ -185,7 +185,7 @@ def _forgets() -> AbstractContextManager[object]:
     def bad(*given: Any) -> Takeover:
         return taken_over(*given)._replace(state=State())
 
-    return patch.object(leadership, "takeover_from", bad)
+    return patch.object(procedures, "takeover_from", bad)
 
 
 def _one_name() -> AbstractContextManager[object]:
@@ -211,7 +211,7 @@ def _leaves_all() -> AbstractContextManager[object]:
     def bad(*_given: object) -> Procedure[None]:
         yield from ()
 
-    return patch.object(resign, "_delete_if_last", bad)
+    return patch.object(procedures, "_delete_if_last", bad)
 
 
 def _deaf_to_rivals() -> AbstractContextManager[object]:

@@ -35,8 +35,7 @@ from rallypoint.store.api import Store, seconds
 from rallypoint.store.client import TCPStore
 from rallypoint.store.errors import StoreConnectionError, StoreError, StoreTimeoutError
 from rallypoint.store.filestore import FileStore
-from rallypoint.store.forwarding import ForwardingStore
-from rallypoint.store.prefix import PrefixStore
+from rallypoint.store.prefix import ForwardingStore, PrefixStore
 
 __all__ = [
     "DEFAULT_PORT",

@@ -32,12 +32,10 @@ from collections.abc import Callable
 from random import Random
 from typing import TypeAlias
 
-from rallypoint.election import candidacy, steps
-from rallypoint.election.candidacy import Predecessor, Registration
+from rallypoint.election import procedures, steps
 from rallypoint.election.context import Runner, StepContext
 from rallypoint.election.keys import ElectionKeys
-from rallypoint.election.leadership import STATE_TTL, Leadership
-from rallypoint.election.resign import leave
+from rallypoint.election.procedures import STATE_TTL, Leadership, Predecessor, Registration, leave
 from rallypoint.election.steps import (
     CandidatePhase,
     Chore,
@@ -78,7 +76,7 @@ class Election:
         self._closed = False
         self._context = StepContext()
         self._runner = Runner(self._context, self._on_procedure_error, self._urgent)
-        self._wait = candidacy.PredecessorWait(self._context)
+        self._wait = procedures.PredecessorWait(self._context)
         self._leadership = Leadership(keys, settings, self._context)
         self._goal: _Method = Election._register
         self._rest_until = -math.inf
@@ -235,10 +233,10 @@ class Election:
     # Goals
 
     def _register(self) -> Procedure[None]:
-        self._addresses = yield from candidacy.find_addresses(self._addresses)
+        self._addresses = yield from procedures.find_addresses(self._addresses)
         asked_at, seen = self._context.now, self._seen
         name = self._link.name or self._own._replace(addr=self._addresses[0])
-        there = yield from candidacy.register(self._keys, name, self._ttl)
+        there = yield from procedures.register(self._keys, name, self._ttl)
         if there.revision < seen:
             text = "etcd has gone back from revision %d to %d and its data is lost; this agent registers again"
             self._context.log(steps.WARNING, text, seen, there.revision)
@@ -259,7 +257,7 @@ class Election:
 
     def _find_predecessor(self) -> Procedure[None]:
         assert self._place is not None, "this agent has no key"
-        self._wait_for_predecessor((yield from candidacy.next_older(self._keys, self._place.fence)))
+        self._wait_for_predecessor((yield from procedures.next_older(self._keys, self._place.fence)))
 
     def _wait_for_predecessor(self, predecessor: Predecessor) -> None:
         """Wait until the next older candidate goes (law 2); or there is none, and it is our turn."""
@@ -300,7 +298,7 @@ class Election:
     def _rename(self) -> Procedure[None]:
         name, place = self._link.name, self._place
         if name is not None and place is not None and name != place.name:
-            self._place = yield from candidacy.rename(place, name)
+            self._place = yield from procedures.rename(place, name)
         self._look_at_link()
 
     def _find_leader(self) -> Procedure[None]:

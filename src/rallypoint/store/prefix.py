@@ -1,12 +1,96 @@
-"""A store within a store: the same store, seen through a prefix of its keys (contract section 9.6)."""
+"""Stores over other stores: one that forwards every call, and one that puts a prefix before keys (contract 9.6)."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from rallypoint.store.api import Store
-from rallypoint.store.forwarding import ForwardingStore
 from rallypoint.store.torch_adapter import torch_module
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+
+class ForwardingStore(Store):
+    """Subclasses change the names of keys (`_name`), or how the other store is called."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def _call(self, method: str, *arguments: object) -> Any:
+        return getattr(self._store, method)(*arguments)
+
+    def _name(self, key: str) -> str:
+        return key
+
+    def _value(self, value: str | bytes) -> str | bytes:
+        """A value as the other store takes it where it does not take bytes of any kind."""
+        return value
+
+    def _limit(self, timeout: timedelta | float | None) -> timedelta | float | None:
+        """A timeout as the other store takes it."""
+        return timeout
+
+    @property
+    def timeout(self) -> timedelta:
+        found: timedelta = self._store.timeout
+        return found
+
+    def set_timeout(self, timeout: timedelta | float) -> None:
+        self._call("set_timeout", self._limit(timeout))
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._call("set", self._name(key), value)
+
+    def get(self, key: str) -> bytes:
+        return bytes(self._call("get", self._name(key)))
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        return bytes(self._call("compare_set", self._name(key), self._value(expected), self._value(desired)))
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._call("add", self._name(key), amount))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return bool(self._call("check", list(map(self._name, keys))))
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
+        self._call("wait", list(map(self._name, keys)), self._limit(timeout))
+
+    def append(self, key: str, value: str | bytes) -> None:
+        self._call("append", self._name(key), self._value(value))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        return list(map(bytes, self._call("multi_get", list(map(self._name, keys)))))
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        self._call("multi_set", list(map(self._name, keys)), list(map(self._value, values)))
+
+    def delete_key(self, key: str) -> bool:
+        return bool(self._call("delete_key", self._name(key)))
+
+    def num_keys(self) -> int:
+        """The number of keys in the whole other store; as torch's."""
+        return int(self._call("num_keys"))
+
+    def list_keys(self) -> list[str]:
+        return list(self._call("list_keys"))
+
+    def queue_push(self, key: str, value: str | bytes) -> None:
+        self._call("queue_push", self._name(key), value)
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        return bytes(self._call("queue_pop", self._name(key), block))
+
+    def queue_len(self, key: str) -> int:
+        return int(self._call("queue_len", self._name(key)))
+
+    def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
+        self._call("barrier", self._name(key), world_size, self._limit(timeout))
+
+    def has_extended_api(self) -> bool:
+        return bool(self._call("has_extended_api"))
 
 
 class PrefixStore(ForwardingStore):

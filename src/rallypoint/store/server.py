@@ -1,7 +1,7 @@
 """A store on a thread of its own, and the server: that thread with a listening socket, which is open from the start.
 
-No request of a store's clients delays anything else in this process. `transport` says which of the two stores
-serves, and `plain` has the laws of what happens. Laws of the thread:
+No request of a store's clients delays anything else in this process. `plain` has the laws of what is served.
+Laws of the thread:
 
 - until the first client is there, which the kernel keeps meanwhile, it only sleeps: it imports nothing, and costs the
   start of workers nothing;
@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rallypoint.store.guard import StoreGuard
-    from rallypoint.store.transport import StoreTransport
+    from rallypoint.store.transport import StoreTransport, TransportContext
 
 _logger = get_logger(__name__)
+
+STORE_VARIABLE = "RALLYPOINT_STORE"
 
 _CLOSE_WAIT = 1.0
 """Seconds that a finalizer waits until a store is closed; a millisecond unless this process is in trouble."""
@@ -165,7 +167,7 @@ class StoreThread:
         while not self._closing:
             try:
                 from rallypoint.store.guard import StoreGuard
-                from rallypoint.store.transport import TransportContext, open_transport
+                from rallypoint.store.transport import TransportContext
 
                 guard = self._guard or StoreGuard()
                 guard = guard._replace(own_user=guard.own_user or self._own_user)
@@ -242,6 +244,97 @@ class StoreServer(StoreThread):
 
     def __exit__(self, *_error: object) -> None:
         self.close()
+
+
+def open_transport(context: TransportContext) -> StoreTransport:
+    """A new store that serves what the context says: the one in C, if it was built.
+
+    `RALLYPOINT_STORE=python` has the one in Python serve in any case.
+    """
+    name = "a shared port" if context.listener is None else f"port {context.listener.getsockname()[1]}"
+    reason = f"{STORE_VARIABLE}=python"
+    if os.environ.get(STORE_VARIABLE) != "python":
+        try:
+            from rallypoint.store.compiled import CompiledTransport
+        except ImportError as error:
+            reason = f"the one in C is not available: {error}"
+        else:
+            _logger.debug("the store on %s is served by the one in C", name)
+            return CompiledTransport(context)
+    _logger.debug("the store on %s is served by the one in Python (%s)", name, reason)
+
+    from rallypoint.store.plain import PlainTransport
+
+    return PlainTransport(context)
+
+
+class RoundStores:
+    """One port, and behind it a new store for each round: for servers that hand connections over by their first bytes.
+
+    A round's keys cannot be read in the next, although workers find both at the same address. Used by any thread.
+
+    Args:
+        guard: who may connect, and what each may have.
+        own_user: see `StoreThread`.
+    """
+
+    def __init__(self, guard: StoreGuard | None = None, *, own_user: bool = False) -> None:
+        self._guard = guard
+        self._own_user = own_user
+        self._peers: list[Sequence[str] | None] = []  # who is, if that was said
+        self._lock = threading.Lock()
+        self._current: StoreThread | None = None
+        self._previous: list[StoreThread] = []
+        self._closed = False
+
+    def add_connection(self, client: socket.socket, data: bytes) -> None:
+        """Serve a connection, from which this has been read already; close it if it cannot be served.
+
+        Raises:
+            OSError: there are no descriptors, or no threads, for a store.
+        """
+        with self._lock:
+            try:
+                if self._current is None and not self._closed:
+                    self._current = StoreThread("the store of this round", guard=self._guard, own_user=self._own_user)
+                    for peers in self._peers:
+                        self._current.set_peers(peers)
+            finally:
+                if self._current is None:
+                    client.close()
+            if self._current is not None:
+                self._current.add_connection(client, data)
+
+    def next_round(self) -> None:
+        """From now on new connections get a new, empty store; old ones keep theirs."""
+        with self._lock:
+            if self._current is not None:
+                self._previous.append(self._current)
+                self._current = None
+
+    def set_peers(self, peers: Sequence[str] | None) -> None:
+        """As `StoreThread.set_peers`, for later rounds too."""
+        from rallypoint.store.guard import networks
+
+        networks(peers)
+        with self._lock:
+            self._peers = [peers]
+            if self._current is not None:
+                self._current.set_peers(peers)
+
+    def end_previous(self) -> None:
+        """End the connections to the stores of earlier rounds."""
+        with self._lock:
+            previous, self._previous = self._previous, []
+        for store in previous:
+            store.close()
+
+    def close(self) -> None:
+        """End all connections, those still to come as well. Idempotent."""
+        with self._lock:
+            self._closed = True
+        self.next_round()
+        self.end_previous()
 
 
 # Servers that several stores of this process share by their port (`multi_tenant`, contract section 9.5).

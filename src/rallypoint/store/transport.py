@@ -1,8 +1,7 @@
-"""Chooses which of the two stores serves, and has what they have in common.
+"""What the two stores have in common; `server` chooses which of them serves.
 
 The store is there twice: in plain Python (`plain`), and in C (`native/`, behind `compiled`) where a compiler was there
-at installation. Both keep the laws that `plain` states, and the same tests hold both to them. `RALLYPOINT_STORE=python`
-has the Python one serve although there is the other.
+at installation. Both keep the laws that `plain` states, and the same tests hold both to them.
 """
 
 from __future__ import annotations
@@ -16,12 +15,9 @@ from typing import NamedTuple, Protocol
 
 from rallypoint.base.descriptors import allow_descriptors, for_connections, limits
 from rallypoint.base.endpoint import Endpoint
-from rallypoint.base.log import RateLimitedLog, get_logger
+from rallypoint.base.log import RateLimitedLog
 from rallypoint.store.guard import StoreGuard
 
-_logger = get_logger(__name__)
-
-STORE_VARIABLE = "RALLYPOINT_STORE"
 ACCEPT_RETRY = 1.0
 """Seconds without new connections when resources for one more were lacking."""
 
@@ -61,25 +57,6 @@ class StoreTransport(Protocol):
 
     def release_memory(self) -> None:
         """After `close`: give the memory back, which takes a while if there are many keys."""
-
-
-def open_transport(context: TransportContext) -> StoreTransport:
-    """A new store that serves what the context says."""
-    name = "a shared port" if context.listener is None else f"port {context.listener.getsockname()[1]}"
-    reason = f"{STORE_VARIABLE}=python"
-    if os.environ.get(STORE_VARIABLE) != "python":
-        try:
-            from rallypoint.store.compiled import CompiledTransport
-        except ImportError as error:
-            reason = f"the one in C is not available: {error}"
-        else:
-            _logger.debug("the store on %s is served by the one in C", name)
-            return CompiledTransport(context)
-    _logger.debug("the store on %s is served by the one in Python (%s)", name, reason)
-
-    from rallypoint.store.plain import PlainTransport
-
-    return PlainTransport(context)
 
 
 def set_options(made: socket.socket, guard: StoreGuard) -> None:

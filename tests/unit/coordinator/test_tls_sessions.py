@@ -20,7 +20,7 @@ from rallypoint.coordinator.server import ControlServer
 from rallypoint.membership.state import NodeInfo, Settings
 from rallypoint.protocol.messages import JoinRequest, LinkLost, Notification, Placed
 from rallypoint.store.client import TCPStore
-from rallypoint.store.rounds import RoundStores
+from rallypoint.store.server import RoundStores
 from tests.unit.rendezvous.listening import Heard
 
 TIMEOUT = 120.0

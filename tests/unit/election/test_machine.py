@@ -9,8 +9,8 @@ import pytest
 
 from rallypoint.election import steps
 from rallypoint.election.keys import decode_leader
-from rallypoint.election.leadership import STATE_TTL
 from rallypoint.election.machine import LONG_PAUSE, PAUSE, Election
+from rallypoint.election.procedures import STATE_TTL
 from rallypoint.election.steps import CandidatePhase, EndTerm, Revoke, StartTerm, Watched
 from rallypoint.etcd.api import Delete, EtcdLeaseGone, EtcdRefused, EtcdUnreachable, WatchCancelled, WatchCompacted
 from rallypoint.membership.state import NodeId

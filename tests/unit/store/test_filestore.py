@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from rallypoint.base.errors import UserError
 from rallypoint.store.errors import StoreConnectionError, StoreProtocolError, StoreTimeoutError
-from rallypoint.store.filerecords import removing, replay, setting
-from rallypoint.store.filestore import FileStore
+from rallypoint.store.filestore import FileStore, removing, replay, setting
 from tests.interrupts import interrupt_everywhere
 
 KEYS = st.sampled_from([b"/a", b"/b", b"refcount/", b"/", b"/-a"])

@@ -21,8 +21,7 @@ import pytest
 from rallypoint.base.endpoint import listening_socket
 from rallypoint.store import server as server_module
 from rallypoint.store.plain import PlainTransport
-from rallypoint.store.server import StoreServer, StoreThread
-from rallypoint.store.transport import STORE_VARIABLE
+from rallypoint.store.server import STORE_VARIABLE, StoreServer, StoreThread
 from tests import typed_requests as wire
 from tests.unit.store.both import choose, no_more_descriptors
 from tests.unit.store.conftest import SharedPort

@@ -36,7 +36,7 @@ from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.worker_stores import StoreAccess, WorkerStoreSupply, allow_connections, own_addresses
 from rallypoint.store.guard import StoreGuard
-from rallypoint.store.rounds import RoundStores
+from rallypoint.store.server import RoundStores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
