@@ -265,7 +265,7 @@ def test_a_name_stands_for_one_thing_in_all_modules_of_torch() -> None:
 
 
 SAME_HERE = {
-    ("rallypoint.base.ports", "get_socket_with_port"),
+    ("rallypoint.compat.helpers", "get_socket_with_port"),
     ("rallypoint.telemetry.handlers", "get_logging_handler"),
 }
 """What torch has twice, and Rallypoint once."""

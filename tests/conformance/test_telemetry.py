@@ -21,9 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from rallypoint.agent.torch_events import TorchEvents
-from rallypoint.data.cycling import CyclingIterator
-from rallypoint.data.permutation import permutation
-from rallypoint.data.sampler import ElasticDistributedSampler
+from rallypoint.data import CyclingIterator, ElasticDistributedSampler, permutation
 from rallypoint.store.collectives import barrier, get_all, store_timeout, synchronize
 from rallypoint.telemetry import events, handlers, metrics
 from rallypoint.telemetry.events import Event

@@ -107,7 +107,7 @@ def test_the_table_of_packages_has_the_layers_that_are_held() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = next(each["layers"] for each in contracts if each["type"] == "layers")
     held = {name: number for number, row in enumerate(reversed(layers)) for name in row.split(" | ")}
-    rows = re.findall(r"^\| (\d+) \| `(\w+)/` \|", (ROOT / "docs" / "architecture.md").read_text(), re.M)
+    rows = re.findall(r"^\| (\d+) \| `(\w+)(?:/|\.py)` \|", (ROOT / "docs" / "architecture.md").read_text(), re.M)
     assert {name: int(number) for number, name in rows} == held
     assert len(rows) == len(held), "each package once"
 

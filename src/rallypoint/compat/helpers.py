@@ -1,19 +1,27 @@
-"""Small functions of torch that Rallypoint has with other signatures."""
+"""Small functions of torch, for programs that start jobs by themselves (contract section 8, `elastic.utils`)."""
 
 from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 
 from rallypoint.base import log as own_log
-from rallypoint.base.endpoint import parse_endpoint
+from rallypoint.base.endpoint import free_port, listening_socket, parse_endpoint
 from rallypoint.base.errors import UserError
 from rallypoint.store.client import TCPStore
 from rallypoint.store.collectives import barrier
 from rallypoint.store.errors import StoreConnectionError
 
-__all__ = ["create_c10d_store", "get_logger", "parse_rendezvous_endpoint"]
+__all__ = [
+    "create_c10d_store",
+    "get_env_variable_or_raise",
+    "get_free_port",
+    "get_logger",
+    "get_socket_with_port",
+    "parse_rendezvous_endpoint",
+]
 
 log = own_log.get_logger(__name__)
 
@@ -92,3 +100,23 @@ def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[
     """
     host, port = parse_endpoint(endpoint, default_port)
     return host, port
+
+
+def get_free_port() -> int:
+    """A port that was free a moment ago. Prefer `get_socket_with_port`, whose port is held."""
+    return free_port()
+
+
+def get_socket_with_port() -> socket.socket:
+    """A socket that listens on a free port of the loopback; the caller closes it."""
+    made = listening_socket("localhost", 0)
+    made.setblocking(True)
+    return made
+
+
+def get_env_variable_or_raise(env_name: str) -> str:
+    """An environment variable's value; UserError if it is not set."""
+    value = os.environ.get(env_name)
+    if value is None:
+        raise UserError(f"Environment variable {env_name} expected, but not set")
+    return value

@@ -49,10 +49,12 @@ _HOMES = {
     "rallypoint.agent.spec": "DEFAULT_ROLE RunResult Worker WorkerGroup WorkerSpec WorkerState",
     "rallypoint.base.errors": "SignalException",
     "rallypoint.base.numa": "AffinityMode NumaOptions",
-    "rallypoint.base.ports": "get_env_variable_or_raise get_free_port get_socket_with_port",
     "rallypoint.base.procfs": "is_uninterruptible_state read_proc_state",
     "rallypoint.compat.agent": "ElasticAgent LocalElasticAgent SimpleElasticAgent",
-    "rallypoint.compat.helpers": "create_c10d_store get_logger parse_rendezvous_endpoint",
+    "rallypoint.compat.helpers": (
+        "create_c10d_store get_env_variable_or_raise get_free_port get_logger get_socket_with_port "
+        "parse_rendezvous_endpoint"
+    ),
     "rallypoint.compat.processes": "MultiprocessContext SubprocessContext get_std_cm start_processes",
     "rallypoint.compat.rendezvous": (
         "C10dRendezvousBackend DynamicRendezvousHandler RendezvousSettings RendezvousTimeout StaticTCPRendezvous "
@@ -61,8 +63,7 @@ _HOMES = {
     "rallypoint.compat.timers": (
         "FileTimerServer LocalTimerClient LocalTimerServer MultiprocessingRequestQueue RequestQueue TimerServer"
     ),
-    "rallypoint.data.cycling": "CyclingIterator",
-    "rallypoint.data.sampler": "ElasticDistributedSampler",
+    "rallypoint.data": "CyclingIterator ElasticDistributedSampler",
     "rallypoint.failures.failure": "ProcessFailure",
     "rallypoint.failures.record": "ErrorHandler get_error_handler record",
     "rallypoint.failures.report": "ChildFailedError",

@@ -209,7 +209,7 @@ mount --bind {hosts} /etc/hosts
 ip link set lo up
 ip addr {change} 127.0.0.1/8 dev lo 2> {errors}
 exec "$0" -c 'from rallypoint.base.endpoint import *
-from rallypoint.base.ports import get_socket_with_port
+from rallypoint.compat.helpers import get_socket_with_port
 print(*[source_address(Endpoint(host, 80)) for host in ("localhost", "six")],
       own_address(Endpoint("none.invalid", 80)), outward_address(), get_socket_with_port().getsockname()[0],
       is_this_machine("localhost"), resolve("localhost")[0])'

@@ -8,8 +8,8 @@ import socket
 import pytest
 
 from rallypoint.base.errors import UserError
-from rallypoint.base.ports import get_env_variable_or_raise, get_free_port, get_socket_with_port
 from rallypoint.base.procfs import is_uninterruptible_state, read_proc_state
+from rallypoint.compat.helpers import get_env_variable_or_raise, get_free_port, get_socket_with_port
 
 
 def test_a_socket_with_a_port_can_be_connected_to() -> None:

@@ -1,15 +1,24 @@
-"""A sampler for workers whose number changes from round to round."""
+"""The samples that a worker of an elastic job processes, and their order. For use in workers; torch is not imported.
+
+Law: the order of an epoch is that of `torch.randperm` on a CPU with a generator of the same seed, so that workers with
+torch's sampler and workers with ours can share an epoch.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from itertools import cycle, islice
-from typing import Any, Self
+from random import Random
+from typing import Any, Generic, Self, TypeVar
 
 from rallypoint.base.errors import UserError
-from rallypoint.data.permutation import permutation
+
+T = TypeVar("T")
+
+_STATE_SIZE = 624
+_WORD = 0xFFFFFFFF
 
 
 class ElasticDistributedSampler:
@@ -105,3 +114,58 @@ def _argument_or_variable(value: int | None, argument: str, variable: str) -> in
         return int(text)
     except ValueError:
         raise UserError(f"{variable}={text!r} is not a whole number; give {argument}, or set it to one") from None
+
+
+class CyclingIterator(Generic[T], Iterator[T]):
+    """Iterates over what `generator_fn` returns for one epoch after another.
+
+    Args:
+        n: the number of epochs; the last one is `n - 1`.
+        generator_fn: returns an epoch's items; called when the epoch begins, for the first one at once.
+        start_epoch: the first epoch, for a job that continues.
+    """
+
+    def __init__(self, n: int, generator_fn: Callable[[int], Iterable[T]], start_epoch: int = 0) -> None:
+        self._n = n
+        self._generator_fn = generator_fn
+        self._epoch = start_epoch
+        self._items = iter(generator_fn(start_epoch))
+
+    def __iter__(self) -> CyclingIterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        while True:
+            try:
+                return next(self._items)
+            except StopIteration:
+                if self._epoch >= self._n - 1:
+                    raise
+            self._epoch += 1
+            self._items = iter(self._generator_fn(self._epoch))
+
+
+def permutation(n: int, seed: int) -> list[int]:
+    """The numbers from 0 to `n - 1`, shuffled as by `torch.randperm`.
+
+    Args:
+        n: how many; fewer than 2**32 / 20, because torch shuffles larger ranges differently.
+        seed: only the lowest 32 bits are used, as in torch.
+    """
+    shuffled = list(range(n))
+    draw = _generator(seed).getrandbits
+    for place in range(n - 1):
+        other = place + draw(32) % (n - place)
+        shuffled[place], shuffled[other] = shuffled[other], shuffled[place]
+    return shuffled
+
+
+def _generator(seed: int) -> Random:
+    """Python's Mersenne twister, seeded as by the algorithm's authors; `Random(seed)` seeds it differently."""
+    words = [seed & _WORD]
+    for place in range(1, _STATE_SIZE):
+        last = words[-1]
+        words.append((1812433253 * (last ^ (last >> 30)) + place) & _WORD)
+    made = Random()
+    made.setstate((3, (*words, _STATE_SIZE), None))
+    return made

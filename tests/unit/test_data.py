@@ -12,9 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.errors import UserError
-from rallypoint.data.cycling import CyclingIterator
-from rallypoint.data.permutation import permutation
-from rallypoint.data.sampler import ElasticDistributedSampler
+from rallypoint.data import CyclingIterator, ElasticDistributedSampler, permutation
 
 
 def test_epochs_follow_one_another() -> None:
@@ -76,7 +74,7 @@ def test_each_epoch_has_its_own_order() -> None:
 @pytest.mark.process
 def test_without_torch_a_sampler_is_a_plain_one() -> None:
     program = (
-        "import pickle, sys; from rallypoint.data.sampler import ElasticDistributedSampler as Sampler\n"
+        "import pickle, sys; from rallypoint.data import ElasticDistributedSampler as Sampler\n"
         "made = Sampler(range(5), 2, 1); again = pickle.loads(pickle.dumps(made))\n"
         "print(type(made) is Sampler, list(again) == list(made), 'torch' in sys.modules)"
     )
