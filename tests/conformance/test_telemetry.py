@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rallypoint.agent.torch_events import TorchEvents
+from rallypoint.agent.torch_events import TorchEvents, put_run_result, put_worker_state
 from rallypoint.data import CyclingIterator, ElasticDistributedSampler, permutation
 from rallypoint.store.collectives import barrier, get_all, store_timeout, synchronize
 from rallypoint.telemetry import events, handlers, metrics
@@ -248,8 +248,8 @@ def check_numbers(printed: str, remaining: int, failed: bool) -> None:
 
     metrics.configure(Kept())
     try:
-        metrics.put_worker_state("trainer", "FAILED" if failed else "SUCCEEDED", remaining)
-        metrics.put_run_result("trainer", failed, remaining, 1)
+        put_worker_state("trainer", "FAILED" if failed else "SUCCEEDED", remaining)
+        put_run_result("trainer", failed, remaining, 1)
     finally:
         metrics.configure(metrics.NullMetricHandler())
     of_run = [each for each in theirs if each[1].startswith("workers.")]

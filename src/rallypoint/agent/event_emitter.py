@@ -141,7 +141,7 @@ class EventEmitter:
     def workers_polled(self, result: RunResult, remaining_restarts: int) -> None:
         """The workers have been polled, and the job would survive this many further failures."""
         if metrics_wanted():
-            from rallypoint.telemetry.metrics import put_worker_state
+            from rallypoint.agent.torch_events import put_worker_state
 
             put_worker_state(self._group.spec.role, result.state, remaining_restarts)
 
@@ -149,7 +149,7 @@ class EventEmitter:
         """The run is over, and the job would have survived this many further failures."""
         spec = self._group.spec
         if metrics_wanted():
-            from rallypoint.telemetry.metrics import put_run_result
+            from rallypoint.agent.torch_events import put_run_result
 
             put_run_result(spec.role, result.is_failed(), remaining_restarts, spec.max_restarts)
         self.workers_ended(result)

@@ -13,6 +13,7 @@ import pytest
 
 from rallypoint.agent.event_emitter import EventEmitter
 from rallypoint.agent.spec import WorkerGroup
+from rallypoint.agent.torch_events import flakiness
 from rallypoint.telemetry import handlers, metrics
 from rallypoint.telemetry.handlers import log_handlers
 from rallypoint.telemetry.lazy import profiled, put_metric_if_wanted
@@ -104,4 +105,4 @@ def test_the_lazy_gate_loads_nothing() -> None:
     [(False, 3, 3, 0), (False, 0, 1, 50), (False, 0, 0, 0), (False, 1, 3, 50), (True, 3, 3, 100), (False, 2, 3, 25)],
 )
 def test_flakiness(failed: bool, remaining: int, most: int, percent: int) -> None:
-    assert metrics.flakiness(failed, remaining, most) == percent
+    assert flakiness(failed, remaining, most) == percent
