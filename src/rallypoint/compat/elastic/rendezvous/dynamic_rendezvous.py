@@ -1,6 +1,6 @@
 """In the place of `torch.distributed.elastic.rendezvous.dynamic_rendezvous`: a rendezvous over anybody's backend.
 
-Where torch's counts on the clocks of all hosts, this one counts heartbeats (`rallypoint.membership.observer`); what the
+Where torch's counts on the clocks of all hosts, this one counts heartbeats (`rallypoint.membership.liveness`); what the
 backend is given to keep is bytes of Rallypoint's own form, not pickled objects.
 """
 
