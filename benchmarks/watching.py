@@ -19,9 +19,9 @@ from benchmarks.messages import Gather, Gathered, Go, Serving, Sustain, Sustaine
 from benchmarks.table import Budget, Row
 from benchmarks.turns import Turns, in_turn
 from rallypoint.base.endpoint import Endpoint
-from rallypoint.client.dialing import DialTarget
-from rallypoint.client.watcher import WatcherSession
-from rallypoint.protocol.observation import Snapshot, WatchRequest
+from rallypoint.control.client.dialing import DialTarget
+from rallypoint.control.client.watcher import WatcherSession
+from rallypoint.control.protocol.observation import Snapshot, WatchRequest
 
 _RUN_ID = "bench"
 _TIMEOUT = 300.0  # seconds for any one answer

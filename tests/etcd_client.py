@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rallypoint.base.endpoint import Endpoint
-from rallypoint.etcd import messages
-from rallypoint.etcd.client import EtcdClient, _read
-from rallypoint.etcd.messages import Fields, Method, number
+from rallypoint.control.etcd import messages
+from rallypoint.control.etcd.client import EtcdClient, _read
+from rallypoint.control.etcd.messages import Fields, Method, number
 
 _PUT = Method("/etcdserverpb.KV/Put")
 _DELETE = Method("/etcdserverpb.KV/DeleteRange")

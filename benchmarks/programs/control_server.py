@@ -12,8 +12,8 @@ from benchmarks.limits import raise_file_limit
 from benchmarks.messages import Protected, Serving, decode, encode
 from benchmarks.protected import key_of, tls_of
 from rallypoint.base.endpoint import listening_socket
-from rallypoint.coordinator.dispatcher import Dispatcher
-from rallypoint.coordinator.server import ControlServer
+from rallypoint.control.coordinator.dispatcher import Dispatcher
+from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.rendezvous.backends.options import settings_of
 from rallypoint.rendezvous.params import RendezvousParameters
 

@@ -19,12 +19,19 @@ from benchmarks.limits import raise_file_limit
 from benchmarks.messages import Gather, Gathered, Go, Sustain, Sustained, decode, encode
 from benchmarks.processor_time import ProcessClock
 from benchmarks.protected import key_of, tls_of
-from rallypoint.membership.state import NodeInfo, Settings
-from rallypoint.protocol import codec
-from rallypoint.protocol.frames import MAGIC, FrameReader, frame
-from rallypoint.protocol.handshake import Challenge, ClientHandshake, Welcome
-from rallypoint.protocol.messages import Heartbeat, JoinRequest, NodeReport, Notification, Placed, ReportRequested
-from rallypoint.protocol.signing import transcript_of
+from rallypoint.control.membership.state import NodeInfo, Settings
+from rallypoint.control.protocol import codec
+from rallypoint.control.protocol.frames import MAGIC, FrameReader, frame
+from rallypoint.control.protocol.handshake import Challenge, ClientHandshake, Welcome
+from rallypoint.control.protocol.messages import (
+    Heartbeat,
+    JoinRequest,
+    NodeReport,
+    Notification,
+    Placed,
+    ReportRequested,
+)
+from rallypoint.control.protocol.signing import transcript_of
 from rallypoint.rendezvous.backends.options import settings_of
 from rallypoint.rendezvous.params import RendezvousParameters
 

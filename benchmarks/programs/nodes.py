@@ -36,7 +36,7 @@ def _ours(order: Meet) -> _Handler:
     from rallypoint.rendezvous.registry import get_rendezvous_handler
 
     # What handlers import late is imported before the clock starts, as torch's has been.
-    import_module("rallypoint.client.tcp_link")
+    import_module("rallypoint.control.client.tcp_link")
     assert shared_loop().loop.is_running()
     endpoint, nodes = f"127.0.0.1:{order.port}", order.all_nodes
     return get_rendezvous_handler(RendezvousParameters("c10d", endpoint, order.run_id, nodes, nodes, is_host="false"))
@@ -47,7 +47,11 @@ def _on_etcd(order: Meet) -> _Handler:
     from rallypoint.rendezvous.params import RendezvousParameters
     from rallypoint.rendezvous.registry import get_rendezvous_handler
 
-    for name in ("rallypoint.client.tcp_link", "rallypoint.election.shell", "rallypoint.etcd.cluster"):
+    for name in (
+        "rallypoint.control.client.tcp_link",
+        "rallypoint.control.election.shell",
+        "rallypoint.control.etcd.cluster",
+    ):
         import_module(name)
     assert shared_loop().loop.is_running()
     endpoint, nodes = f"127.0.0.1:{order.port}", order.all_nodes

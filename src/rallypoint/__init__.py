@@ -9,12 +9,12 @@ TYPE_CHECKING = False  # as type checkers understand it; importing typing would 
 if TYPE_CHECKING:
     from typing import Any
 
+    from rallypoint.agent.launch.api import elastic_launch
+    from rallypoint.agent.launch.config import LaunchConfig
     from rallypoint.agent.options import Features
     from rallypoint.base.version import __version__
     from rallypoint.failures.record import record
     from rallypoint.failures.report import ChildFailedError
-    from rallypoint.launch.api import elastic_launch
-    from rallypoint.launch.config import LaunchConfig
 
 __all__ = ["ChildFailedError", "Features", "LaunchConfig", "__version__", "elastic_launch", "record"]
 
@@ -22,8 +22,8 @@ _HOME = {
     "__version__": "rallypoint.base.version",
     "ChildFailedError": "rallypoint.failures.report",
     "Features": "rallypoint.agent.options",
-    "LaunchConfig": "rallypoint.launch.config",
-    "elastic_launch": "rallypoint.launch.api",
+    "LaunchConfig": "rallypoint.agent.launch.config",
+    "elastic_launch": "rallypoint.agent.launch.api",
     "record": "rallypoint.failures.record",
 }
 

@@ -266,7 +266,7 @@ def test_a_name_stands_for_one_thing_in_all_modules_of_torch() -> None:
 
 SAME_HERE = {
     ("rallypoint.compat.helpers", "get_socket_with_port"),
-    ("rallypoint.telemetry.handlers", "get_logging_handler"),
+    ("rallypoint.observe.telemetry.handlers", "get_logging_handler"),
 }
 """What torch has twice, and Rallypoint once."""
 
@@ -305,5 +305,7 @@ def test_the_registry_has_torchs_name() -> None:
 
 
 def test_rallypoint_itself_does_without() -> None:
-    program = "import sys, rallypoint.launch.api, rallypoint.cli.rallyrun\nprint('rallypoint.compat' in sys.modules)"
+    program = (
+        "import sys, rallypoint.agent.launch.api, rallypoint.cli.rallyrun\nprint('rallypoint.compat' in sys.modules)"
+    )
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False\n"

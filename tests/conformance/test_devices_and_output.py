@@ -183,7 +183,7 @@ def plugin(folder: Path, module: str, name: str = "flat") -> dict[str, str]:
 
 @pytest.mark.parametrize("tee", ["0", "3"])
 def test_log_specs_of_a_third_party_with_their_import_line_changed(sides: Sides, tmp_path: Path, tee: str) -> None:
-    modules = {"ours": "rallypoint.logs.specs", "theirs": "torch.distributed.elastic.multiprocessing"}
+    modules = {"ours": "rallypoint.workers.logs.specs", "theirs": "torch.distributed.elastic.multiprocessing"}
 
     def ask(side: Side) -> object:
         env = plugin(tmp_path, modules[side.name])

@@ -149,9 +149,9 @@ def test_nothing_is_told_to_nobody(launcher: Launcher, tmp_path: Path) -> None:
     """Without a handler of their own, the events of the rendezvous are not made, nor what would make them imported."""
     program = (
         "import sys\nfrom rallypoint.cli.rallyrun import main\nmain(sys.argv[1:])\n"
-        "print([name for name in sys.modules if name.startswith('rallypoint.telemetry.')])"
+        "print([name for name in sys.modules if name.startswith('rallypoint.observe.telemetry.')])"
     )
     script = launcher.script("")
     job = launcher.command([RALLYRUN[0], "-c", program, "--standalone", script])
     assert job.ends() == 0, job.err
-    assert job.out == ["['rallypoint.telemetry.lazy']"]
+    assert job.out == ["['rallypoint.observe.telemetry.lazy']"]

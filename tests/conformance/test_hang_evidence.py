@@ -12,10 +12,10 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from rallypoint.hangs.dumps import read_dump, record_of
-from rallypoint.hangs.messages import NodeEvidence, RankEvidence
-from rallypoint.hangs.report import report_lines
-from rallypoint.hangs.unpickle import unpickled
+from rallypoint.observe.hangs.dumps import read_dump, record_of
+from rallypoint.observe.hangs.messages import NodeEvidence, RankEvidence
+from rallypoint.observe.hangs.report import report_lines
+from rallypoint.observe.hangs.unpickle import unpickled
 from tests.jobs.launching import Job, Launcher
 
 RECORDED = Path(__file__).parents[1] / "unit/hangs/recorded"

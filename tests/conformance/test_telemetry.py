@@ -22,10 +22,10 @@ import pytest
 
 from rallypoint.agent.torch_events import TorchEvents, put_run_result, put_worker_state
 from rallypoint.data import CyclingIterator, ElasticDistributedSampler, permutation
+from rallypoint.observe.telemetry import events, handlers, metrics
+from rallypoint.observe.telemetry.events import Event
+from rallypoint.observe.telemetry.handlers import log_handlers
 from rallypoint.store.collectives import barrier, get_all, store_timeout, synchronize
-from rallypoint.telemetry import events, handlers, metrics
-from rallypoint.telemetry.events import Event
-from rallypoint.telemetry.handlers import log_handlers
 from tests.conformance.record import From, Record
 from tests.conformance.store_pairs import client, serving, torch_stores
 
@@ -80,9 +80,9 @@ IMPORTS = {
     "torch": "from torch.distributed.elastic.events import *\n"
     "from torch.distributed.elastic.events import Event, EventSource, NodeState, record, "
     "construct_and_record_rdzv_event\nfrom torch.distributed.elastic.events.handlers import _log_handlers as handlers",
-    "ours": "from rallypoint.telemetry.events import Event, EventSource, NodeState\n"
-    "from rallypoint.telemetry.handlers import record, construct_and_record_rdzv_event\n"
-    "from rallypoint.telemetry.handlers import log_handlers as handlers",
+    "ours": "from rallypoint.observe.telemetry.events import Event, EventSource, NodeState\n"
+    "from rallypoint.observe.telemetry.handlers import record, construct_and_record_rdzv_event\n"
+    "from rallypoint.observe.telemetry.handlers import log_handlers as handlers",
 }
 
 

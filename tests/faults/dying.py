@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from rallypoint.cli.rallyrun import main
-from rallypoint.coordinator.dispatcher import Dispatcher
-from rallypoint.etcd.client import EtcdClient
+from rallypoint.control.coordinator.dispatcher import Dispatcher
+from rallypoint.control.etcd.client import EtcdClient
 
 P = ParamSpec("P")
 T = TypeVar("T")

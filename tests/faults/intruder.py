@@ -10,11 +10,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from rallypoint.membership.state import Settings
-from rallypoint.protocol import codec
-from rallypoint.protocol.frames import MAGIC, FrameReader, frame
-from rallypoint.protocol.handshake import Challenge, ClientHandshake, HandshakeRefused, Proof, Welcome
-from rallypoint.protocol.signing import transcript_of
+from rallypoint.control.membership.state import Settings
+from rallypoint.control.protocol import codec
+from rallypoint.control.protocol.frames import MAGIC, FrameReader, frame
+from rallypoint.control.protocol.handshake import Challenge, ClientHandshake, HandshakeRefused, Proof, Welcome
+from rallypoint.control.protocol.signing import transcript_of
 from tests.faults.network import Host
 
 TIMEOUT = 120.0

@@ -18,14 +18,13 @@ import pytest
 
 from rallypoint.base.endpoint import host_name
 from rallypoint.base.secrets import Secret, new_secret, token
-from rallypoint.coordinator.connection import HANDSHAKE_TIMEOUT
-from rallypoint.failures.cause import Cause
-from rallypoint.membership.operations import Close, Drain, Fail, Preempt, PreemptJob, RecordProgress, Succeed
-from rallypoint.membership.state import NodeId, NodeInfo, Settings
-from rallypoint.protocol import codec
-from rallypoint.protocol.frames import MAGIC, FrameReader, frame
-from rallypoint.protocol.handshake import PROTOCOL_VERSION, Challenge, Hello, Welcome
-from rallypoint.protocol.messages import (
+from rallypoint.control.coordinator.connection import HANDSHAKE_TIMEOUT
+from rallypoint.control.membership.operations import Close, Drain, Fail, Preempt, PreemptJob, RecordProgress, Succeed
+from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
+from rallypoint.control.protocol import codec
+from rallypoint.control.protocol.frames import MAGIC, FrameReader, frame
+from rallypoint.control.protocol.handshake import PROTOCOL_VERSION, Challenge, Hello, Welcome
+from rallypoint.control.protocol.messages import (
     Heartbeat,
     JoinRequest,
     LeaveRequest,
@@ -33,6 +32,7 @@ from rallypoint.protocol.messages import (
     ResumeRequest,
     SessionEnded,
 )
+from rallypoint.failures.cause import Cause
 from tests.faults.cluster import LEASE, PORT, Agent, Cluster, settle
 from tests.faults.intruder import TIMEOUT, Intruder, dial, on
 from tests.faults.network import Host, ip

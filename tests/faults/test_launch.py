@@ -199,7 +199,7 @@ while not os.path.exists("finish"):
     }
     assert f"n2: RALLYPOINT_SECRET={secret}" in lines
     shown = "".join(Path(path).read_text() for path in Path("/proc").glob("[0-9]*/cmdline") if _readable(path))
-    assert "rallypoint.remote.supervisor" in shown
+    assert "rallypoint.clusters.remote.supervisor" in shown
     assert "hidden-" not in shown
     assert secret not in shown
     (launcher.folder / "finish").touch()
@@ -270,7 +270,7 @@ def test_a_signal_during_the_probe(hosts: Fixture) -> None:
     ssh, launcher = hosts
     with ssh.hosts["n2"].unplugged():
         job = ssh.launch(launcher, "--hosts=n1,n2", "--connect-timeout=600", "--", "true")
-        settle(lambda: bool(ssh.pids("n1", "rallypoint.remote.supervisor")), "one host is reached")
+        settle(lambda: bool(ssh.pids("n1", "rallypoint.clusters.remote.supervisor")), "one host is reached")
         job.signal(signal.SIGINT)
         assert job.ends() in (130, -signal.SIGINT)
 
@@ -306,7 +306,7 @@ def test_a_supervisor_that_is_killed_leaves_nothing(hosts: Fixture) -> None:
     ssh, launcher = hosts
     job = ssh.launch(launcher, ALL, "--lost-after=2", "--", "rallyrun", "worker.py")
     up(job, 3)
-    (supervisor,) = ssh.pids("n2", "rallypoint.remote.supervisor")
+    (supervisor,) = ssh.pids("n2", "rallypoint.clusters.remote.supervisor")
     os.kill(supervisor, signal.SIGKILL)
     assert job.ends() == 1
     assert "n2: the connection is lost" in job.err

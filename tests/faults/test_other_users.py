@@ -29,9 +29,9 @@ from rallypoint.agent.features.local_socket import local_jobs
 from rallypoint.agent.notice_directory import NoticeDirectory
 from rallypoint.agent.progress import steps_of_workers
 from rallypoint.base.secrets import new_secret
-from rallypoint.membership.operations import Close
-from rallypoint.membership.state import Settings
-from rallypoint.protocol.observation import StopCommand
+from rallypoint.control.membership.operations import Close
+from rallypoint.control.membership.state import Settings
+from rallypoint.control.protocol.observation import StopCommand
 from rallypoint.store.server import STORE_VARIABLE
 from rallypoint.workers.resumable import WorkerChannel
 from tests import typed_requests as wire

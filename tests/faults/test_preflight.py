@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.preflight.dialing import LOOK_UP
-from rallypoint.preflight.results import CheckInputs
-from rallypoint.preflight.run import NAMES, run_checks
+from rallypoint.clusters.preflight.dialing import LOOK_UP
+from rallypoint.clusters.preflight.results import CheckInputs
+from rallypoint.clusters.preflight.run import NAMES, run_checks
 from tests.faults.network import Network, network, why_not
 from tests.faults.other_user import as_other_user
 from tests.jobs.launching import RALLYRUN, TIMEOUT, Launcher, launching
@@ -130,8 +130,8 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 IN_TIME = """
 import sys, time
-from rallypoint.preflight.run import run_checks
-from rallypoint.preflight.results import CheckInputs
+from rallypoint.clusters.preflight.run import run_checks
+from rallypoint.clusters.preflight.results import CheckInputs
 for each in run_checks(CheckInputs(sys.argv[1]), 12.0):
     print(each)
 """
@@ -164,7 +164,7 @@ def test_whoever_is_held_up_by_a_dead_file_system_can_be_ended_and_leaves_nothin
     for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT):
         job = rallyrun.command([*entry, *RALLYRUN, "--preflight=require", f"--log-dir={folder}/logs", "train.py"])
         deadline = time.monotonic() + TIMEOUT
-        while not (checking := [each for each in rallyrun.left() if "rallypoint.preflight.run" in each]):
+        while not (checking := [each for each in rallyrun.left() if "rallypoint.clusters.preflight.run" in each]):
             assert time.monotonic() < deadline, "the process that checks is not there"
             threading.Event().wait(0.02)
         job.signal(number)

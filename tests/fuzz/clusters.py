@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rallypoint.base.errors import UsageError
-from rallypoint.cluster.detect import find, started_with_others
-from rallypoint.cluster.findings import Cluster, Machine, Refusal
-from rallypoint.cluster.hostlist import MAX_HOSTS
+from rallypoint.clusters.detect import find, started_with_others
+from rallypoint.clusters.findings import Cluster, Machine, Refusal
+from rallypoint.clusters.hostlist import MAX_HOSTS
 from tests.fuzz.target import Target
 
 _KINDS = ("auto", "slurm", "mpi", "k8s")

@@ -8,17 +8,10 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from rallypoint.coordinator.dispatcher import Dispatcher, RestoredState
-from rallypoint.coordinator.job_log import RendezvousName, timeout_sentence, waiting_line
-from rallypoint.coordinator.sessions import SessionRecord
-from rallypoint.failures.cause import Cause, Ending, Restarts
-from rallypoint.failures.report import ChildFailedError
-from rallypoint.hangs.dumps import read_dump, record_of
-from rallypoint.hangs.frames import Frame
-from rallypoint.hangs.messages import NodeEvidence, RankEvidence, decode_evidence, encode_evidence
-from rallypoint.hangs.report import MAX_LINES, report_lines, stack_lines
-from rallypoint.hangs.stacks import decode_stacks
-from rallypoint.membership.operations import (
+from rallypoint.control.coordinator.dispatcher import Dispatcher, RestoredState
+from rallypoint.control.coordinator.job_log import RendezvousName, timeout_sentence, waiting_line
+from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.membership.operations import (
     Close,
     Drain,
     Fail,
@@ -29,14 +22,12 @@ from rallypoint.membership.operations import (
     ReportQuiet,
     Succeed,
 )
-from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Reason, RoundEnd, Settings, State, Verdict
-from rallypoint.observe.bundle import Piece, decode_bundle, encode_bundle
-from rallypoint.observe.status import status_json, status_lines
-from rallypoint.protocol import codec
-from rallypoint.protocol.codec import decode_state, encode_state
-from rallypoint.protocol.errors import RendezvousStateError
-from rallypoint.protocol.frames import MAGIC, FrameError, FrameReader, SignatureError, frame
-from rallypoint.protocol.handshake import (
+from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Reason, RoundEnd, Settings, State, Verdict
+from rallypoint.control.protocol import codec
+from rallypoint.control.protocol.codec import decode_state, encode_state
+from rallypoint.control.protocol.errors import RendezvousStateError
+from rallypoint.control.protocol.frames import MAGIC, FrameError, FrameReader, SignatureError, frame
+from rallypoint.control.protocol.handshake import (
     PROTOCOL_VERSION,
     Challenge,
     HandshakeRefused,
@@ -44,7 +35,7 @@ from rallypoint.protocol.handshake import (
     Proof,
     Welcome,
 )
-from rallypoint.protocol.messages import (
+from rallypoint.control.protocol.messages import (
     CollectedPart,
     CollectionEnded,
     CollectKind,
@@ -77,7 +68,7 @@ from rallypoint.protocol.messages import (
     RoundEnded,
     SessionEnded,
 )
-from rallypoint.protocol.observation import (
+from rallypoint.control.protocol.observation import (
     CollectCommand,
     CommandReply,
     DrainCommand,
@@ -91,9 +82,18 @@ from rallypoint.protocol.observation import (
     WatchRequest,
     decode_snapshot,
 )
-from rallypoint.protocol.resume_state import ResumeState, after_notification, after_request, requests_to_repeat
-from rallypoint.protocol.signing import Signers
-from rallypoint.ranks.assign import NodeRanks
+from rallypoint.control.protocol.resume_state import ResumeState, after_notification, after_request, requests_to_repeat
+from rallypoint.control.protocol.signing import Signers
+from rallypoint.control.ranks import NodeRanks
+from rallypoint.failures.cause import Cause, Ending, Restarts
+from rallypoint.failures.report import ChildFailedError
+from rallypoint.observe.bundle import Piece, decode_bundle, encode_bundle
+from rallypoint.observe.hangs.dumps import read_dump, record_of
+from rallypoint.observe.hangs.frames import Frame
+from rallypoint.observe.hangs.messages import NodeEvidence, RankEvidence, decode_evidence, encode_evidence
+from rallypoint.observe.hangs.report import MAX_LINES, report_lines, stack_lines
+from rallypoint.observe.hangs.stacks import decode_stacks
+from rallypoint.observe.status import status_json, status_lines
 from tests.fuzz.target import Target
 
 SETTINGS = Settings("job", 1, 3, join_timeout=20.0, last_call_timeout=2.0)
@@ -378,21 +378,23 @@ _STATES = _many_states()
 
 
 TARGETS = {
-    "frames": Target(frames, _frame_seeds, ("protocol/frames.py",)),
-    "messages": Target(messages, _message_seeds, ("protocol/codec.py", "protocol/validation.py")),
-    "snapshots": Target(snapshots, _snapshot_seeds, ("protocol/observation.py",)),
+    "frames": Target(frames, _frame_seeds, ("control/protocol/frames.py",)),
+    "messages": Target(messages, _message_seeds, ("control/protocol/codec.py", "control/protocol/validation.py")),
+    "snapshots": Target(snapshots, _snapshot_seeds, ("control/protocol/observation.py",)),
     "stacks": Target(
-        stacks, lambda: [b'[{"rank":0,"pid":7,"text":"Thread 1: MainThread\\n  f (a.py:1)"}]'], ("hangs/stacks.py",)
+        stacks,
+        lambda: [b'[{"rank":0,"pid":7,"text":"Thread 1: MainThread\\n  f (a.py:1)"}]'],
+        ("observe/hangs/stacks.py",),
     ),
-    "evidence": Target(evidence, lambda: [_EVIDENCE], ("hangs/messages.py", "hangs/frames.py")),
+    "evidence": Target(evidence, lambda: [_EVIDENCE], ("observe/hangs/messages.py", "observe/hangs/frames.py")),
     "dumps": Target(
         dumps,
         lambda: [(_DUMPS / "server_3.json").read_bytes()],
-        ("hangs/dumps.py",),
+        ("observe/hangs/dumps.py",),
     ),
     "bundles": Target(bundles, lambda: [encode_bundle([Piece("a/b.txt", b"x" * 100)])], ("observe/bundle.py",)),
     "signatures": Target(
-        signatures, lambda: [b"\0\0\0\1\0\0\2\0\0", b"\0\5\1\0\0\0", b"\x80\4ab"], ("protocol/signing.py",)
+        signatures, lambda: [b"\0\0\0\1\0\0\2\0\0", b"\0\5\1\0\0\0", b"\x80\4ab"], ("control/protocol/signing.py",)
     ),
-    "states": Target(states, lambda: _STATES, ("protocol/codec.py",)),
+    "states": Target(states, lambda: _STATES, ("control/protocol/codec.py",)),
 }

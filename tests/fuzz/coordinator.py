@@ -5,15 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rallypoint.coordinator.dispatcher import Dispatcher
-from rallypoint.coordinator.jobs import ManyJobs
-from rallypoint.coordinator.sessions import SessionRecord
-from rallypoint.membership.state import NodeId
-from rallypoint.protocol import codec
-from rallypoint.protocol.codec import decode_state, encode_state
-from rallypoint.protocol.frames import MAX_FRAME, SIGNATURE_SIZE
-from rallypoint.protocol.handshake import HandshakeError, HandshakeRefused, Hello, Proof, ServerHandshake, Welcome
-from rallypoint.protocol.messages import Heartbeat, JoinRequest, Notification, Placed
+from rallypoint.control.coordinator.dispatcher import Dispatcher
+from rallypoint.control.coordinator.jobs import ManyJobs
+from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.membership.state import NodeId
+from rallypoint.control.protocol import codec
+from rallypoint.control.protocol.codec import decode_state, encode_state
+from rallypoint.control.protocol.frames import MAX_FRAME, SIGNATURE_SIZE
+from rallypoint.control.protocol.handshake import (
+    HandshakeError,
+    HandshakeRefused,
+    Hello,
+    Proof,
+    ServerHandshake,
+    Welcome,
+)
+from rallypoint.control.protocol.messages import Heartbeat, JoinRequest, Notification, Placed
 from tests.fuzz.control import HELLO, MEMBER, REQUESTS, SETTINGS, encoded, heard
 from tests.fuzz.target import Target, no_errors
 
@@ -134,5 +141,5 @@ def _coordinator_seeds() -> Sequence[bytes]:
 
 
 TARGETS = {
-    "coordinator": Target(coordinator, _coordinator_seeds, ("protocol/handshake.py",), executions=2500),
+    "coordinator": Target(coordinator, _coordinator_seeds, ("control/protocol/handshake.py",), executions=2500),
 }

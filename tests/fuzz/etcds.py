@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from rallypoint.election.keys import (
+from rallypoint.control.election.keys import (
     LeaderRecord,
     Snapshot,
     decode_leader,
@@ -15,11 +15,11 @@ from rallypoint.election.keys import (
     encode_node,
     encode_snapshot,
 )
-from rallypoint.etcd import messages
-from rallypoint.etcd.api import Delete, Put, Range
-from rallypoint.etcd.messages import DecodingError, classify
-from rallypoint.membership.state import NodeId
-from rallypoint.protocol.errors import RendezvousStateError
+from rallypoint.control.etcd import messages
+from rallypoint.control.etcd.api import Delete, Put, Range
+from rallypoint.control.etcd.messages import DecodingError, classify
+from rallypoint.control.membership.state import NodeId
+from rallypoint.control.protocol.errors import RendezvousStateError
 from tests.fuzz.target import Target
 
 
@@ -90,6 +90,6 @@ def _value_seeds() -> Sequence[bytes]:
 
 
 TARGETS = {
-    "etcd-answers": Target(answers, _answer_seeds, ("etcd/messages.py",)),
-    "etcd-values": Target(values, _value_seeds, ("election/keys.py",)),
+    "etcd-answers": Target(answers, _answer_seeds, ("control/etcd/messages.py",)),
+    "etcd-values": Target(values, _value_seeds, ("control/election/keys.py",)),
 }

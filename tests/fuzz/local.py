@@ -27,18 +27,7 @@ from rallypoint.base.secrets import ETCD_PASSWORD, SECRET, etcd_password, job_se
 from rallypoint.cli.convert import config_from_options
 from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.parse import parse
-from rallypoint.failures.cause import Cause
-from rallypoint.failures.error_file import error_data
-from rallypoint.failures.failure import ProcessFailure
-from rallypoint.failures.report import ChildFailedError
-from rallypoint.failures.texts import clean_lines, last_stacks, last_traceback
-from rallypoint.health.check import HealthView
-from rallypoint.logs.relay import TAIL_SIZE, without_long_middles
-from rallypoint.membership.operations import Fail
-from rallypoint.observe.event_files import EventFiles, read_events
-from rallypoint.observe.goodput import agent_runs, report
-from rallypoint.observe.report_text import report_json, report_lines
-from rallypoint.preflight.mesh import (
+from rallypoint.clusters.preflight.mesh import (
     Finding,
     MeshNode,
     decode_finding,
@@ -49,12 +38,23 @@ from rallypoint.preflight.mesh import (
     mesh_lines,
     why_another,
 )
-from rallypoint.protocol import codec
+from rallypoint.control.membership.operations import Fail
+from rallypoint.control.protocol import codec
+from rallypoint.failures.cause import Cause
+from rallypoint.failures.error_file import error_data
+from rallypoint.failures.failure import ProcessFailure
+from rallypoint.failures.report import ChildFailedError
+from rallypoint.failures.texts import clean_lines, last_stacks, last_traceback
+from rallypoint.observe.event_files import EventFiles, read_events
+from rallypoint.observe.goodput import agent_runs, report
+from rallypoint.observe.health.check import HealthView
+from rallypoint.observe.report_text import report_json, report_lines
+from rallypoint.observe.telemetry.events import Event, RdzvEvent
 from rallypoint.rendezvous.backends.options import settings_of
 from rallypoint.rendezvous.params import RendezvousParameters, parse_rdzv_conf
-from rallypoint.telemetry.events import Event, RdzvEvent
-from rallypoint.watchdog.requests import FileTimerRequest, RequestReader
-from rallypoint.watchdog.watchdog import UNINTERRUPTIBLE_VARIABLE, uninterruptible_timeout
+from rallypoint.workers.logs.relay import TAIL_SIZE, without_long_middles
+from rallypoint.workers.watchdog.requests import FileTimerRequest, RequestReader
+from rallypoint.workers.watchdog.watchdog import UNINTERRUPTIBLE_VARIABLE, uninterruptible_timeout
 from tests.fuzz.target import Target, no_errors
 from tests.unit.health.test_http import reply
 
@@ -159,7 +159,7 @@ def events(data: bytes) -> None:
 
 
 def _event_seeds() -> Sequence[bytes]:
-    from rallypoint.telemetry.events import EventSource, NodeState
+    from rallypoint.observe.telemetry.events import EventSource, NodeState
 
     event = Event("name", EventSource.AGENT, 1, {"a": 1})
     rdzv = RdzvEvent("name", "job", "message", "host", 7, NodeState.RUNNING)
@@ -314,7 +314,7 @@ TARGETS = {
             encode_lines(mesh_lines(_FINDINGS, 4)),
             greeting(_MESH_NODE),
         ],
-        ("preflight/mesh.py",),
+        ("clusters/preflight/mesh.py",),
     ),
     "peer-records": Target(
         peer_records,
@@ -332,24 +332,24 @@ TARGETS = {
         failures, _failure_seeds, ("failures/error_file.py", "failures/failure.py", "failures/cause.py"), 300
     ),
     "last-words": Target(
-        words, lambda: [_TRACEBACK, _FATAL, b"a\rb\x1b[31mc\n" * 9], ("failures/texts.py", "logs/relay.py")
+        words, lambda: [_TRACEBACK, _FATAL, b"a\rb\x1b[31mc\n" * 9], ("failures/texts.py", "workers/logs/relay.py")
     ),
     "notices": Target(
         notes, lambda: [_NOTICE, b"0.1", b"0.3", b"1.2"], ("notices.py", "agent/notice_directory.py"), 300
     ),
-    "timers": Target(timers, _timer_seeds, ("watchdog/requests.py",)),
+    "timers": Target(timers, _timer_seeds, ("workers/watchdog/requests.py",)),
     "probes": Target(
         probes,
         lambda: [b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n", b"HEAD /status?x HTTP/1.0\r\n\r\n"],
-        ("base/http.py", "health/check.py"),
+        ("base/http.py", "observe/health/check.py"),
     ),
-    "events": Target(events, _event_seeds, ("telemetry/events.py",)),
+    "events": Target(events, _event_seeds, ("observe/telemetry/events.py",)),
     "settings": Target(
         settings,
         _setting_seeds,
         (
             *("agent/signals.py", "base/endpoint.py", "base/secrets.py", "cli/parse.py", "cli/flags.py"),
-            *("rendezvous/params.py", "rendezvous/backends/options.py", "watchdog/watchdog.py"),
+            *("rendezvous/params.py", "rendezvous/backends/options.py", "workers/watchdog/watchdog.py"),
         ),
         150,
     ),

@@ -16,17 +16,25 @@ import trustme
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, listening_socket
 from rallypoint.base.tls import ControlTls, TlsChannel, TlsError, TlsFiles
-from rallypoint.client.dialing import DialTarget, FixedEndpoint
-from rallypoint.client.tcp_link import TcpLink
-from rallypoint.coordinator.dispatcher import Dispatcher
-from rallypoint.coordinator.jobs import ManyJobs
-from rallypoint.coordinator.server import ControlServer
-from rallypoint.membership.state import NodeInfo, Settings
-from rallypoint.protocol import codec
-from rallypoint.protocol.frames import MAGIC, frame
-from rallypoint.protocol.handshake import Proof
-from rallypoint.protocol.messages import JobEnded, JoinRefused, JoinRequest, LinkDown, LinkLost, Notification, Placed
-from rallypoint.protocol.signing import Signers, proof, transcript_of
+from rallypoint.control.client.dialing import DialTarget, FixedEndpoint
+from rallypoint.control.client.tcp_link import TcpLink
+from rallypoint.control.coordinator.dispatcher import Dispatcher
+from rallypoint.control.coordinator.jobs import ManyJobs
+from rallypoint.control.coordinator.server import ControlServer
+from rallypoint.control.membership.state import NodeInfo, Settings
+from rallypoint.control.protocol import codec
+from rallypoint.control.protocol.frames import MAGIC, frame
+from rallypoint.control.protocol.handshake import Proof
+from rallypoint.control.protocol.messages import (
+    JobEnded,
+    JoinRefused,
+    JoinRequest,
+    LinkDown,
+    LinkLost,
+    Notification,
+    Placed,
+)
+from rallypoint.control.protocol.signing import Signers, proof, transcript_of
 from tests.fuzz.control import ANSWERS, HELLO, NOTICES, REQUESTS, encoded
 from tests.fuzz.target import Target, no_errors
 
@@ -220,8 +228,8 @@ TARGETS = {
     "plane": Target(
         plane,
         _plane_seeds,
-        ("coordinator/connection.py", "coordinator/server.py", "coordinator/session.py"),
+        ("control/coordinator/connection.py", "control/coordinator/server.py", "control/coordinator/session.py"),
         executions=600,
     ),
-    "link": Target(link, _link_seeds, ("client/dialing.py", "client/tcp_link.py"), executions=40),
+    "link": Target(link, _link_seeds, ("control/client/dialing.py", "control/client/tcp_link.py"), executions=40),
 }

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 
 from rallypoint.base.errors import UsageError
-from rallypoint.remote.inputs import Host, file_variables, parse_hostfile, parse_hosts
-from rallypoint.remote.messages import Ended, Hello, Prepare, decode_answer, decode_request, encode, end_mark
-from rallypoint.remote.output import PrefixedLines
-from rallypoint.remote.ssh import SshOptions, why_unreachable
+from rallypoint.clusters.remote.inputs import Host, file_variables, parse_hostfile, parse_hosts
+from rallypoint.clusters.remote.messages import Ended, Hello, Prepare, decode_answer, decode_request, encode, end_mark
+from rallypoint.clusters.remote.output import PrefixedLines
+from rallypoint.clusters.remote.ssh import SshOptions, why_unreachable
 from tests.fuzz.target import Target
 
 
@@ -51,6 +51,6 @@ def _messages() -> list[bytes]:
 
 
 TARGETS = {
-    "hosts": Target(hosts, _hosts, ("remote/inputs.py",)),
-    "remote-messages": Target(messages, _messages, ("remote/messages.py", "remote/ssh.py")),
+    "hosts": Target(hosts, _hosts, ("clusters/remote/inputs.py",)),
+    "remote-messages": Target(messages, _messages, ("clusters/remote/messages.py", "clusters/remote/ssh.py")),
 }

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from rallypoint.protocol.frames import MAGIC, frame
+from rallypoint.control.protocol.frames import MAGIC, frame
 from rallypoint.store.server import StoreServer
 from tests.jobs.launching import RALLYRUN, AtOnce, Job, Launcher
 from tests.jobs.nodes import Nodes, all_end, common

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from rallypoint.etcd.api import EtcdRefused
+from rallypoint.control.etcd.api import EtcdRefused
 from tests.etcd_client import WritingClient as EtcdClient
 from tests.etcd_cluster import EtcdCluster, running
 from tests.jobs.launching import AtOnce, Launcher

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from rallypoint.election.keys import ElectionKeys
+from rallypoint.control.election.keys import ElectionKeys
 from tests.etcd_cluster import EtcdCluster, ServerTls, running
 from tests.jobs.launching import Launcher
 from tests.jobs.nodes import Nodes, all_end

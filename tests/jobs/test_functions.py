@@ -17,7 +17,7 @@ PROGRAM = """
 import json, os, sys, time
 from pathlib import Path
 from rallypoint import LaunchConfig, elastic_launch
-from rallypoint.logs.specs import DefaultLogsSpecs
+from rallypoint.workers.logs.specs import DefaultLogsSpecs
 
 def told(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())
@@ -55,7 +55,7 @@ if __name__ == "__main__":
 
 WITHOUT_A_GUARD = """
 from rallypoint import LaunchConfig, elastic_launch
-from rallypoint.logs.specs import DefaultLogsSpecs
+from rallypoint.workers.logs.specs import DefaultLogsSpecs
 def train():
     return 1
 config = LaunchConfig(1, 1, 1, rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id="job", max_restarts=0,

@@ -82,7 +82,7 @@ while not os.path.exists("answer"):
 """In place of py-spy: it reads stacks until it is told that it is done."""
 READS_SLOWLY = """
 import sys
-from rallypoint.hangs import stacks
+from rallypoint.observe.hangs import stacks
 stacks._program = lambda: "./slow"
 from rallypoint.cli.rallyrun import main
 sys.exit(main())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.secrets import new_secret
-from rallypoint.preflight.run import NAMES
+from rallypoint.clusters.preflight.run import NAMES
 from tests.etcd_cluster import EtcdCluster
 from tests.jobs.launching import RALLYRUN, AtOnce, Launcher
 from tests.jobs.nodes import Nodes, all_end

@@ -16,7 +16,7 @@ import pytest
 
 from rallypoint.observe.event_files import read_events
 from rallypoint.observe.goodput import JobPhase, Loss, agent_runs, report
-from rallypoint.telemetry.agent_events import AgentEnded, NodePhase, ProgressMade
+from rallypoint.observe.telemetry.agent_events import AgentEnded, NodePhase, ProgressMade
 from tests.jobs.launching import Job, Launcher
 from tests.ports import free_port
 

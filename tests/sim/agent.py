@@ -38,12 +38,11 @@ from rallypoint.agent.steps import (
 from rallypoint.agent.steps import Timer as AgentTimer
 from rallypoint.agent.waiting import Confirmation
 from rallypoint.base.clock import Deadline
-from rallypoint.election.leader_resolver import LeaderResolver
-from rallypoint.failures.cause import Cause, Ending
-from rallypoint.membership.operations import Drain, Fail, Preempt, PreemptJob, Succeed
-from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Settings
-from rallypoint.protocol.handshake import PROTOCOL_VERSION, Hello
-from rallypoint.protocol.messages import (
+from rallypoint.control.election.leader_resolver import LeaderResolver
+from rallypoint.control.membership.operations import Drain, Fail, Preempt, PreemptJob, Succeed
+from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Settings
+from rallypoint.control.protocol.handshake import PROTOCOL_VERSION, Hello
+from rallypoint.control.protocol.messages import (
     CollectedPart,
     CollectionEnded,
     CollectRequested,
@@ -61,6 +60,7 @@ from rallypoint.protocol.messages import (
     ReportRequested,
     RoundEnded,
 )
+from rallypoint.failures.cause import Cause, Ending
 from rallypoint.rendezvous.control_plane import ControlPlane
 from rallypoint.rendezvous.elastic import ElasticHandler
 from tests.sim.election import SimCandidate

@@ -20,11 +20,10 @@ from rallypoint.agent.steps import (
     WorkersFailed,
     WorkersSucceeded,
 )
-from rallypoint.election.steps import Fence
-from rallypoint.failures.cause import Ending
-from rallypoint.membership.operations import Close, Drain, Fail, PreemptJob, Refusal
-from rallypoint.membership.state import NodeRange, Outcome, Reason, State, Verdict, known_to, name_of
-from rallypoint.protocol.messages import (
+from rallypoint.control.election.steps import Fence
+from rallypoint.control.membership.operations import Close, Drain, Fail, PreemptJob, Refusal
+from rallypoint.control.membership.state import NodeRange, Outcome, Reason, State, Verdict, known_to, name_of
+from rallypoint.control.protocol.messages import (
     DrainRequested,
     JobEnded,
     JoinRefused,
@@ -35,7 +34,7 @@ from rallypoint.protocol.messages import (
     ResumeRequest,
     RoundEnded,
 )
-from rallypoint.protocol.observation import (
+from rallypoint.control.protocol.observation import (
     NodeState,
     ResizeCommand,
     RestartCommand,
@@ -43,7 +42,8 @@ from rallypoint.protocol.observation import (
     StopCommand,
     WatcherRequest,
 )
-from rallypoint.protocol.observation import Phase as SnapshotPhase
+from rallypoint.control.protocol.observation import Phase as SnapshotPhase
+from rallypoint.failures.cause import Ending
 from tests.sim.faults import OUTAGES
 from tests.sim.ground_truth import AuditStep, Facts, Round, RoundBook, RoundName, common, number_of
 from tests.sim.hangs import check_quiet

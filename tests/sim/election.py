@@ -9,16 +9,16 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from rallypoint.coordinator.dispatcher import RestoredState
-from rallypoint.election import steps
-from rallypoint.election.effects import EffectRunner
-from rallypoint.election.journal import CannotWrite, Journal, Outcome, Written
-from rallypoint.election.keys import ElectionKeys
-from rallypoint.election.leader_resolver import LeaderResolver
-from rallypoint.election.machine import Election
-from rallypoint.election.steps import Answer, CandidatePhase, Event, Request
-from rallypoint.etcd.api import EtcdError
-from rallypoint.membership.state import NodeId, State
+from rallypoint.control.coordinator.dispatcher import RestoredState
+from rallypoint.control.election import steps
+from rallypoint.control.election.effects import EffectRunner
+from rallypoint.control.election.journal import CannotWrite, Journal, Outcome, Written
+from rallypoint.control.election.keys import ElectionKeys
+from rallypoint.control.election.leader_resolver import LeaderResolver
+from rallypoint.control.election.machine import Election
+from rallypoint.control.election.steps import Answer, CandidatePhase, Event, Request
+from rallypoint.control.etcd.api import EtcdError
+from rallypoint.control.membership.state import NodeId, State
 from tests.sim.coroutine import SimEvent, SimThread, Steps
 from tests.sim.etcd import SimClient
 from tests.sim.server import Server
@@ -33,7 +33,7 @@ _LAST_WRITES = 1.0
 
 
 class SimCandidate:
-    """This agent in etcd, from its start to `close`: what `election.shell` does on a thread."""
+    """This agent in etcd, from its start to `close`: what `control.election.shell` does on a thread."""
 
     def __init__(self, job: Job, process: Process, number: int, name: NodeId, address: LeaderResolver) -> None:
         self.number = number

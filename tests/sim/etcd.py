@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 
-from rallypoint.election.steps import Txn
-from rallypoint.etcd.api import (
+from rallypoint.control.election.steps import Txn
+from rallypoint.control.etcd.api import (
     Compare,
     Delete,
     EtcdLeaseGone,
@@ -331,7 +331,7 @@ class SimClient:
 
 
 class SimWatch:
-    """See `rallypoint.etcd.client.Watch`."""
+    """See `rallypoint.control.etcd.client.Watch`."""
 
     def __init__(
         self,

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rallypoint.membership.state import NodeId, NodeRange, State, Verdict
-from rallypoint.protocol.messages import Placement, Request
-from rallypoint.protocol.observation import WatcherRequest
+from rallypoint.control.membership.state import NodeId, NodeRange, State, Verdict
+from rallypoint.control.protocol.messages import Placement, Request
+from rallypoint.control.protocol.observation import WatcherRequest
 
 RoundName = tuple[int, int]
 

@@ -14,10 +14,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rallypoint.agent.policy import Phase
-from rallypoint.membership.endings import is_hung
-from rallypoint.membership.operations import ReportQuiet
-from rallypoint.membership.state import State
-from rallypoint.protocol.messages import (
+from rallypoint.control.membership.endings import is_hung
+from rallypoint.control.membership.operations import ReportQuiet
+from rallypoint.control.membership.state import State
+from rallypoint.control.protocol.messages import (
     CollectedPart,
     CollectionEnded,
     CollectKind,

@@ -7,10 +7,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.agent.policy import Phase
-from rallypoint.coordinator.dispatcher import RestoredState
-from rallypoint.coordinator.recovery import recovery_timeout
-from rallypoint.membership.state import Settings, State
-from rallypoint.protocol.codec import CodecError
+from rallypoint.control.coordinator.dispatcher import RestoredState
+from rallypoint.control.coordinator.recovery import recovery_timeout
+from rallypoint.control.membership.state import Settings, State
+from rallypoint.control.protocol.codec import CodecError
 from tests.sim.agent import Agent
 from tests.sim.audit import Audit
 from tests.sim.etcd import Etcd

@@ -1,4 +1,4 @@
-"""A node's connection to the control server: what `client.tcp_link` does over TCP, in virtual time.
+"""A node's connection to the control server: what `control.client.tcp_link` does over TCP, in virtual time.
 
 The handshake, the codec and what is held and said again are the production ones.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from rallypoint.client.dialing import DialTarget
-from rallypoint.election.leader_resolver import LeaderResolver
-from rallypoint.membership.state import Settings
-from rallypoint.protocol import codec
-from rallypoint.protocol.handshake import Challenge, ClientHandshake, Welcome
-from rallypoint.protocol.messages import (
+from rallypoint.control.client.dialing import DialTarget
+from rallypoint.control.election.leader_resolver import LeaderResolver
+from rallypoint.control.membership.state import Settings
+from rallypoint.control.protocol import codec
+from rallypoint.control.protocol.handshake import Challenge, ClientHandshake, Welcome
+from rallypoint.control.protocol.messages import (
     Heartbeat,
     LeaveRequest,
     LinkDown,
@@ -24,7 +24,7 @@ from rallypoint.protocol.messages import (
     ProgressRequest,
     Request,
 )
-from rallypoint.protocol.resume_state import (
+from rallypoint.control.protocol.resume_state import (
     ResumeState,
     after_notification,
     after_request,
@@ -34,7 +34,7 @@ from rallypoint.protocol.resume_state import (
     session_opened,
     without_foreign_join,
 )
-from rallypoint.protocol.signing import transcript_of
+from rallypoint.control.protocol.signing import transcript_of
 from tests.sim.network import Connection, Network
 from tests.sim.world import Process, Timer
 

@@ -9,24 +9,23 @@ from unittest.mock import patch
 
 from rallypoint.agent import policy
 from rallypoint.agent.policy import Decision, PolicyState
-from rallypoint.coordinator import coordinator, hangs
-from rallypoint.coordinator.coordinator import Coordinator
-from rallypoint.coordinator.dispatcher import Dispatcher
-from rallypoint.coordinator.notifications import placements
-from rallypoint.coordinator.sessions import SessionRecord
-from rallypoint.election import procedures, takeover
-from rallypoint.election.machine import Election
-from rallypoint.election.procedures import PredecessorWait
-from rallypoint.election.steps import Changed, Fence, Procedure, Watched
-from rallypoint.election.takeover import Takeover
-from rallypoint.etcd import api
-from rallypoint.failures.cause import Ending
-from rallypoint.membership import rules
-from rallypoint.membership.operations import Close, Exit, Fail, Join, Stop
-from rallypoint.membership.rules import ClockView, Step
-from rallypoint.membership.state import NodeId, Reason, RoundEnd, Settings, State, Verdict
-from rallypoint.protocol import resume_state
-from rallypoint.protocol.messages import (
+from rallypoint.control.coordinator import coordinator, hangs
+from rallypoint.control.coordinator.coordinator import Coordinator
+from rallypoint.control.coordinator.dispatcher import Dispatcher
+from rallypoint.control.coordinator.notifications import placements
+from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.election import procedures, takeover
+from rallypoint.control.election.machine import Election
+from rallypoint.control.election.procedures import PredecessorWait
+from rallypoint.control.election.steps import Changed, Fence, Procedure, Watched
+from rallypoint.control.election.takeover import Takeover
+from rallypoint.control.etcd import api
+from rallypoint.control.membership import rules
+from rallypoint.control.membership.operations import Close, Exit, Fail, Join, Stop
+from rallypoint.control.membership.rules import ClockView, Step
+from rallypoint.control.membership.state import NodeId, Reason, RoundEnd, Settings, State, Verdict
+from rallypoint.control.protocol import resume_state
+from rallypoint.control.protocol.messages import (
     DrainRequested,
     JobEnded,
     JoinRequest,
@@ -37,7 +36,8 @@ from rallypoint.protocol.messages import (
     Request,
     RoundEnded,
 )
-from rallypoint.protocol.resume_state import ResumeState
+from rallypoint.control.protocol.resume_state import ResumeState
+from rallypoint.failures.cause import Ending
 from tests.sim import job, link
 from tests.sim.job import run
 from tests.sim.scenario import generate

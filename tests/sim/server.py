@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from math import inf
 from typing import TYPE_CHECKING
 
-from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
-from rallypoint.coordinator.dispatcher import Dispatcher, JournalSink, RestoredState, do_nothing
-from rallypoint.coordinator.session import ServerSession
-from rallypoint.coordinator.sessions import SessionRecord
-from rallypoint.membership.state import NodeId, Reason, Settings, State
-from rallypoint.protocol import codec
-from rallypoint.protocol.handshake import Hello, Keys
-from rallypoint.protocol.messages import Heartbeat, Notification, Request
-from rallypoint.protocol.observation import SnapshotPart, WatcherNotification, WatcherRequest, decode_snapshot
+from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.control.coordinator.dispatcher import Dispatcher, JournalSink, RestoredState, do_nothing
+from rallypoint.control.coordinator.session import ServerSession
+from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.membership.state import NodeId, Reason, Settings, State
+from rallypoint.control.protocol import codec
+from rallypoint.control.protocol.handshake import Hello, Keys
+from rallypoint.control.protocol.messages import Heartbeat, Notification, Request
+from rallypoint.control.protocol.observation import SnapshotPart, WatcherNotification, WatcherRequest, decode_snapshot
 from tests.sim.coroutine import SOON
 from tests.sim.ground_truth import AuditStep
 from tests.sim.network import Connection, Network

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rallypoint.coordinator.store_peers import PeerPolicy, peers_of
-from rallypoint.protocol.messages import StorePeers
+from rallypoint.control.coordinator.store_peers import PeerPolicy, peers_of
+from rallypoint.control.protocol.messages import StorePeers
 from rallypoint.rendezvous.worker_stores import WorkerStoreSupply
 from tests.sim.world import World
 

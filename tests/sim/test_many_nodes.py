@@ -12,9 +12,9 @@ from collections import Counter
 
 import pytest
 
-from rallypoint.membership.state import Ledger, Outcome
-from rallypoint.protocol import codec
-from rallypoint.protocol.messages import Heartbeat, Placement, StorePeers
+from rallypoint.control.membership.state import Ledger, Outcome
+from rallypoint.control.protocol import codec
+from rallypoint.control.protocol.messages import Heartbeat, Placement, StorePeers
 from tests.effort import examples
 from tests.sim import network, world
 from tests.sim.agent import Agent, SimOutcome

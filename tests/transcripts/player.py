@@ -23,13 +23,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
-from rallypoint.coordinator.job_log import RendezvousName, timeout_sentence, waiting_line
-from rallypoint.coordinator.sessions import SessionRecord
-from rallypoint.failures.cause import Cause
-from rallypoint.membership.operations import Close, Drain, Fail, Preempt, PreemptJob, RecordProgress, Succeed
-from rallypoint.membership.state import NodeId, NodeInfo, Settings, join_names
-from rallypoint.protocol.messages import (
+from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.control.coordinator.job_log import RendezvousName, timeout_sentence, waiting_line
+from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.membership.operations import Close, Drain, Fail, Preempt, PreemptJob, RecordProgress, Succeed
+from rallypoint.control.membership.state import NodeId, NodeInfo, Settings, join_names
+from rallypoint.control.protocol.messages import (
     JobEnded,
     JoinRefused,
     JoinRequest,
@@ -46,6 +45,7 @@ from rallypoint.protocol.messages import (
     ResumeRequest,
     RoundEnded,
 )
+from rallypoint.failures.cause import Cause
 
 Options = dict[str, str]
 

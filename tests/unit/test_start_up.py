@@ -38,8 +38,8 @@ def imported_by(code: str) -> set[str]:
 
 def test_what_a_job_on_one_node_needs_is_light() -> None:
     modules = imported_by(
-        "import rallypoint.cli.rallyrun, rallypoint.cli.convert, rallypoint.cli.exit, rallypoint.launch.api\n"
-        "import rallypoint.rendezvous.backends.embedded, rallypoint.logs.specs\n"
+        "import rallypoint.cli.rallyrun, rallypoint.cli.convert, rallypoint.cli.exit, rallypoint.agent.launch.api\n"
+        "import rallypoint.rendezvous.backends.embedded, rallypoint.workers.logs.specs\n"
     )
     assert not modules & HEAVY
 

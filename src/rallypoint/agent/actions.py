@@ -26,13 +26,13 @@ from rallypoint.base.errors import JobPreempted, NodeLeftInOrder, PreflightError
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_name
+from rallypoint.control.membership.operations import Drain, Fail, Preempt, PreemptJob, Succeed
+from rallypoint.control.membership.state import NodeInfo, Outcome, Verdict
+from rallypoint.control.protocol import messages
+from rallypoint.control.protocol.errors import RendezvousClosedError, error_of
+from rallypoint.control.protocol.messages import ConfigDiffers, JobEnded, LeaveRequest
 from rallypoint.failures.cause import Cause, Ending
-from rallypoint.membership.operations import Drain, Fail, Preempt, PreemptJob, Succeed
-from rallypoint.membership.state import NodeInfo, Outcome, Verdict
 from rallypoint.notices import PREEMPTION
-from rallypoint.protocol import messages
-from rallypoint.protocol.errors import RendezvousClosedError, error_of
-from rallypoint.protocol.messages import ConfigDiffers, JobEnded, LeaveRequest
 
 if TYPE_CHECKING:
     from rallypoint.agent.features.node_check import NodeCheck

@@ -1,4 +1,4 @@
-"""Records an agent's part in the job as typed events, if a handler takes these (`telemetry.agent_events`)."""
+"""Records an agent's part in the job as typed events, if a handler takes these (`observe.telemetry.agent_events`)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rallypoint.agent.progress import Reached
 from rallypoint.agent.spec import WorkerGroup, node_failure
 from rallypoint.agent.steps import Event, FailHung, RequestJoin, StartWorkers, Step, StopWorkers, WorkersStopped
 from rallypoint.base.light_typing import Any
+from rallypoint.control.membership.operations import Fail
+from rallypoint.control.protocol.messages import HangReport, JobEnded, OperatorAction, Placed, RoundEnded
 from rallypoint.failures.cause import Cause, Ending
 from rallypoint.failures.texts import first_line
-from rallypoint.membership.operations import Fail
-from rallypoint.protocol.messages import HangReport, JobEnded, OperatorAction, Placed, RoundEnded
-from rallypoint.telemetry import agent_events as events
-from rallypoint.telemetry.agent_events import NodePhase, PhaseClock
-from rallypoint.telemetry.handlers import record_agent_event
-from rallypoint.telemetry.lazy import logging_errors
+from rallypoint.observe.telemetry import agent_events as events
+from rallypoint.observe.telemetry.agent_events import NodePhase, PhaseClock
+from rallypoint.observe.telemetry.handlers import record_agent_event
+from rallypoint.observe.telemetry.lazy import logging_errors
 
 
 class AgentEventLog:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rallypoint.base.endpoint import parse_endpoint
 from rallypoint.base.errors import RallypointError
-from rallypoint.client.dialing import DialTarget
+from rallypoint.control.client.dialing import DialTarget
 from rallypoint.rendezvous.backends.options import control_tls, job_key
 from rallypoint.rendezvous.params import C10D_PORT, ON_ETCD, RendezvousParameters
 
@@ -24,8 +24,8 @@ def coordinators(params: RendezvousParameters) -> list[DialTarget]:
 
 def _elected(params: RendezvousParameters) -> list[DialTarget]:
     from rallypoint.base.endpoint import Endpoint
-    from rallypoint.election.keys import ElectionKeys, decode_leader
-    from rallypoint.etcd.client import EtcdClient
+    from rallypoint.control.election.keys import ElectionKeys, decode_leader
+    from rallypoint.control.etcd.client import EtcdClient
     from rallypoint.rendezvous.backends.etcd_options import credentials_of, endpoints_of, prefix_of, tls_of
 
     if not params.run_id:

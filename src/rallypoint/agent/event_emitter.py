@@ -9,15 +9,15 @@ from functools import partial
 
 from rallypoint.agent.spec import RunResult, WorkerGroup, WorkerState
 from rallypoint.base.light_typing import TYPE_CHECKING
-from rallypoint.telemetry.lazy import logging_errors, metrics_wanted, put_metric_if_wanted
+from rallypoint.observe.telemetry.lazy import logging_errors, metrics_wanted, put_metric_if_wanted
 
 if TYPE_CHECKING:
     from rallypoint.agent.agent_event_log import AgentEventLog
     from rallypoint.agent.progress import Reached
     from rallypoint.agent.torch_events import TorchEvents
-    from rallypoint.telemetry.agent_events import AgentEvent
-    from rallypoint.telemetry.events import Event
-    from rallypoint.watchdog.requests import FileTimerRequest
+    from rallypoint.observe.telemetry.agent_events import AgentEvent
+    from rallypoint.observe.telemetry.events import Event
+    from rallypoint.workers.watchdog.requests import FileTimerRequest
 
 
 class EventEmitter:
@@ -34,7 +34,7 @@ class EventEmitter:
         self.log: AgentEventLog | None = None
         """Takes the typed events, if the handler wants them."""
         if self._wanted:
-            from rallypoint.telemetry.handlers import takes_agent_events
+            from rallypoint.observe.telemetry.handlers import takes_agent_events
 
             if takes_agent_events(group.spec.event_log_handler):
                 from rallypoint.agent.agent_event_log import AgentEventLog
@@ -69,7 +69,7 @@ class EventEmitter:
         """The agent is about to exit, as `AgentEnded` says. Returns when the handler has written what it was given."""
         if self.log is not None:
             from rallypoint.failures.texts import first_line
-            from rallypoint.telemetry.handlers import get_logging_handler
+            from rallypoint.observe.telemetry.handlers import get_logging_handler
 
             self.log.ended(outcome, "" if error is None else first_line(str(error)))
             get_logging_handler(self._group.spec.event_log_handler).flush()
@@ -167,7 +167,7 @@ class EventEmitter:
 
     def _record(self, made: Iterable[Event]) -> None:
         """Record events. Never raises: an exception of a handler is logged."""
-        from rallypoint.telemetry.handlers import record
+        from rallypoint.observe.telemetry.handlers import record
 
         destination = self._group.spec.event_log_handler
         for event in made:

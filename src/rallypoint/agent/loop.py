@@ -32,13 +32,13 @@ from rallypoint.base.log import get_logger
 from rallypoint.base.mailbox import Mailbox
 from rallypoint.base.poll import until_readable
 from rallypoint.base.signals import SignalWakeup, defer_interrupts, ignore_signals_at_exit, post_signals
-from rallypoint.protocol.errors import RendezvousGracefulExitError
-from rallypoint.telemetry.lazy import profiled
+from rallypoint.control.protocol.errors import RendezvousGracefulExitError
+from rallypoint.observe.telemetry.lazy import profiled
 
 if TYPE_CHECKING:
     from rallypoint.agent.features.local_socket import LocalSocket
     from rallypoint.agent.features.preemption import PreemptionTriggers
-    from rallypoint.health.check import ProgressProbe
+    from rallypoint.observe.health.check import ProgressProbe
 
 log = get_logger(__name__)
 

@@ -28,8 +28,8 @@ from rallypoint.base.errors import UserError
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.base.private_files import is_private, make_private, replace_file
-from rallypoint.logs.specs import temporary_folder
 from rallypoint.notices import ACK_PREFIX, NOTICE_FILE
+from rallypoint.workers.logs.specs import temporary_folder
 
 if TYPE_CHECKING:
     from rallypoint.base.inotify import Inotify

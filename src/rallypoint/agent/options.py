@@ -176,7 +176,7 @@ class Features(NamedTuple):
 
 def store_peers(text: str) -> str:
     """`members`, `any`, or networks, separated by commas."""
-    from rallypoint.coordinator.store_peers import parse_policy
+    from rallypoint.control.coordinator.store_peers import parse_policy
 
     parse_policy(text)
     return text

@@ -63,12 +63,12 @@ from rallypoint.agent.signals import FORWARDED_SIGNALS
 from rallypoint.agent.steps import SetTimer, SignalArrived, Timer, TimerFired
 from rallypoint.base.light_typing import NamedTuple
 from rallypoint.base.signals import exit_codes_of, signal_name
+from rallypoint.control.membership.operations import Drain, Fail, Preempt, PreemptJob, Succeed
+from rallypoint.control.membership.state import Outcome, Reason, RoundEnd, Verdict, join_names
+from rallypoint.control.protocol import messages
+from rallypoint.control.protocol.messages import JobEnded, LeaveReply, LeaveRequest, LinkDown, LinkLost, Placement
 from rallypoint.failures.cause import Cause, Ending
-from rallypoint.membership.operations import Drain, Fail, Preempt, PreemptJob, Succeed
-from rallypoint.membership.state import Outcome, Reason, RoundEnd, Verdict, join_names
 from rallypoint.notices import PREEMPTION, SCALE
-from rallypoint.protocol import messages
-from rallypoint.protocol.messages import JobEnded, LeaveReply, LeaveRequest, LinkDown, LinkLost, Placement
 
 _SIGNAL_COMES = 1.0
 """Seconds that a signal to all processes may take to reach this one, after it has reached others. It takes

@@ -10,9 +10,9 @@ from rallypoint.agent.spec import WorkerGroup, WorkerSpec
 from rallypoint.base.devices import VISIBLE
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
-from rallypoint.logs.specs import ERROR_FILE_VARIABLE
 from rallypoint.notices import VARIABLE as NOTICES_VARIABLE
 from rallypoint.workers.context import macros
+from rallypoint.workers.logs.specs import ERROR_FILE_VARIABLE
 
 if TYPE_CHECKING:
     from rallypoint.workers.preload.client import PreloadManager
@@ -68,7 +68,7 @@ def per_worker_variables(spec: WorkerSpec, constant: Collection[str]) -> frozens
     """
     others = {VISIBLE} if spec.virtual_local_rank and spec.local_world_size > 1 else set()
     if spec.features.hangs.flight_recorder:
-        from rallypoint.hangs.dumps import PER_WORKER
+        from rallypoint.observe.hangs.dumps import PER_WORKER
 
         others |= PER_WORKER
     return (_PER_WORKER | others) - {*constant}

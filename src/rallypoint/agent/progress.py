@@ -27,9 +27,9 @@ from rallypoint.agent.sources import Source
 from rallypoint.base.clock import Clock
 from rallypoint.base.light_typing import NamedTuple
 from rallypoint.base.private_files import is_private, open_regular
-from rallypoint.membership.operations import RecordProgress
+from rallypoint.control.membership.operations import RecordProgress
+from rallypoint.control.protocol.messages import Request
 from rallypoint.notices import PROGRESS_PREFIX, PROGRESS_SIZE
-from rallypoint.protocol.messages import Request
 
 _FIRST_LOOK, _MAX_IDLE, _EVERY = 1.0, 60.0, 5.0
 """Seconds until the first look at the workers of a round, and between looks: at most if they report nothing; if they

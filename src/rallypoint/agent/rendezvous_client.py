@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 from rallypoint.base.light_typing import TYPE_CHECKING, Protocol
-from rallypoint.membership.state import NodeInfo
-from rallypoint.protocol.messages import Deliver, Placement, Request
+from rallypoint.control.membership.state import NodeInfo
+from rallypoint.control.protocol.messages import Deliver, Placement, Request
 from rallypoint.rendezvous.control_plane import LocalJob
 from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.handler import RendezvousInfo
 
 if TYPE_CHECKING:
     from rallypoint.agent.spec import WorkerSpec
-    from rallypoint.protocol.observation import Snapshot
+    from rallypoint.control.protocol.observation import Snapshot
 
 
 class RendezvousClient(Protocol):

@@ -19,8 +19,8 @@ from rallypoint.rendezvous.handler import RendezvousHandler
 
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
+    from rallypoint.control.protocol.messages import Placement
     from rallypoint.failures.failure import ProcessFailure
-    from rallypoint.protocol.messages import Placement
     from rallypoint.store.api import Store
 
 DEFAULT_ROLE = "default"

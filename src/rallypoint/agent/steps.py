@@ -11,9 +11,9 @@ from enum import Enum
 from signal import SIGTERM
 
 from rallypoint.base.light_typing import NamedTuple
+from rallypoint.control.membership.operations import Drain, Fail, Preempt, PreemptJob, Succeed
+from rallypoint.control.protocol.messages import JobEnded, JoinRefused, LeaveRequest, LinkLost, Notification, Placement
 from rallypoint.failures.cause import Cause
-from rallypoint.membership.operations import Drain, Fail, Preempt, PreemptJob, Succeed
-from rallypoint.protocol.messages import JobEnded, JoinRefused, LeaveRequest, LinkLost, Notification, Placement
 
 # Events
 

@@ -25,11 +25,11 @@ from functools import partial
 
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
+from rallypoint.control.membership.operations import Drain, Fail, PreemptJob, ReportQuiet, Succeed
+from rallypoint.control.membership.state import NodeInfo, Outcome, Reason, RoundEnd, Verdict
+from rallypoint.control.protocol import messages
+from rallypoint.control.ranks import NodeRanks, assign_worker_ranks
 from rallypoint.failures.cause import Cause, Ending, Restarts
-from rallypoint.membership.operations import Drain, Fail, PreemptJob, ReportQuiet, Succeed
-from rallypoint.membership.state import NodeInfo, Outcome, Reason, RoundEnd, Verdict
-from rallypoint.protocol import messages
-from rallypoint.ranks.assign import NodeRanks, assign_worker_ranks
 from rallypoint.rendezvous.control_plane import LocalJob
 from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousStoreInfo
 from rallypoint.store.api import Store

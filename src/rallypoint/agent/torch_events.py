@@ -15,13 +15,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.light_typing import TYPE_CHECKING
-from rallypoint.telemetry.events import Event, EventMetadataValue, EventSource
-from rallypoint.telemetry.lazy import put_metric_if_wanted
+from rallypoint.observe.telemetry.events import Event, EventMetadataValue, EventSource
+from rallypoint.observe.telemetry.lazy import put_metric_if_wanted
 
 if TYPE_CHECKING:
     from rallypoint.agent.spec import Worker, WorkerGroup
     from rallypoint.failures.failure import ProcessFailure
-    from rallypoint.watchdog.requests import FileTimerRequest
+    from rallypoint.workers.watchdog.requests import FileTimerRequest
 
 
 class TorchEvents:

@@ -8,7 +8,7 @@ its node as lost, and run without it. Laws:
 2. Workers start only on a word younger than the lease. A place that was requested less than a lease ago is one;
    otherwise the coordinator is asked, and its answer follows all that it had to tell this node before.
 3. Until it has answered, or has ended the round, nothing is started. The link repeats the question in each session, and
-   gives up as where a place is waited for (`protocol.resume_state`).
+   gives up as where a place is waited for (`control.protocol.resume_state`).
 4. With `--fence`, workers run only on a word younger than the lease: while they run, the coordinator is asked four
    times a lease, and each answer moves the moment at which the reaper kills them. The reaper has that moment, so that
    it comes for a frozen agent too.
@@ -24,7 +24,7 @@ from rallypoint.agent.steps import Event
 from rallypoint.base.clock import BOOT_CLOCK, Clock
 from rallypoint.base.light_typing import TYPE_CHECKING, Protocol
 from rallypoint.base.log import get_logger
-from rallypoint.protocol.messages import Confirmed, ConfirmRequest, LinkDown, LinkUp, ProgressRequest, Request
+from rallypoint.control.protocol.messages import Confirmed, ConfirmRequest, LinkDown, LinkUp, ProgressRequest, Request
 from rallypoint.rendezvous.control_plane import FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL
 
 if TYPE_CHECKING:

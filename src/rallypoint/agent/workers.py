@@ -33,25 +33,25 @@ from rallypoint.agent.steps import StopWorkers
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
+from rallypoint.control.membership.operations import Succeed
+from rallypoint.control.protocol.messages import Placement
 from rallypoint.failures.cause import Cause, Ending
-from rallypoint.logs.specs import LogsSpecs, line_prefixes, log_only_in_files
-from rallypoint.membership.operations import Succeed
-from rallypoint.protocol.messages import Placement
-from rallypoint.telemetry.lazy import profiled
+from rallypoint.observe.telemetry.lazy import profiled
 from rallypoint.workers.context import PContext, ProcessOptions, SubprocessContext, macros
+from rallypoint.workers.logs.specs import LogsSpecs, line_prefixes, log_only_in_files
 from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, take_prestarted
 
 if TYPE_CHECKING:
     from rallypoint.agent.features.node_check import NodeCheck
     from rallypoint.agent.held_workers import HeldWorkers
     from rallypoint.agent.progress import ProgressTracker
+    from rallypoint.control.ranks import NodeRanks
     from rallypoint.failures.failure import ProcessFailure
-    from rallypoint.ranks.assign import NodeRanks
-    from rallypoint.watchdog.requests import FileTimerRequest
-    from rallypoint.watchdog.watchdog import WorkerMonitor
     from rallypoint.workers.forwarding import SignalForwarding
     from rallypoint.workers.preload.client import PreloadManager
     from rallypoint.workers.stop import StopInProgress
+    from rallypoint.workers.watchdog.requests import FileTimerRequest
+    from rallypoint.workers.watchdog.watchdog import WorkerMonitor
 
 log = get_logger(__name__)
 
@@ -291,8 +291,8 @@ class WorkerController:
         variables = (TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT)
         if not self._stuck_after and not any(os.environ.get(name) for name in variables):
             return None
-        from rallypoint.logs.specs import temporary_folder
-        from rallypoint.watchdog.watchdog import monitor_for
+        from rallypoint.workers.logs.specs import temporary_folder
+        from rallypoint.workers.watchdog.watchdog import monitor_for
 
         self._watchdog = monitor_for(
             os.environ,

@@ -77,7 +77,7 @@ def _say_what_completes(action: argparse.Action) -> None:
 def _words() -> dict[str, tuple[str, ...]]:
     """Words for values, by the name of the flag: those of its row, and those of verbs."""
     from rallypoint.cli.flags import FLAGS
-    from rallypoint.preflight.run import NAMES
+    from rallypoint.clusters.preflight.run import NAMES
 
     rows = ((flag.name, flag.complete() if callable(flag.complete) else flag.complete) for flag in FLAGS)
     return {"--require": tuple(NAMES), **{name: values.words for name, values in rows if values and values.words}}

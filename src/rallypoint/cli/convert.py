@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
 
+from rallypoint.agent.launch.config import LaunchConfig
 from rallypoint.agent.options import Features
 from rallypoint.base.endpoint import parse_endpoint
 from rallypoint.base.errors import UsageError, UserError, user_error
@@ -17,13 +18,12 @@ from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_number
 from rallypoint.cli.parse import Options, naming, parse_nnodes
-from rallypoint.launch.config import LaunchConfig
-from rallypoint.logs.specs import TEMPLATE_VARIABLE, host_label, with_host
 from rallypoint.rendezvous.params import C10D_PORT, ON_ETCD, parse_rdzv_conf
+from rallypoint.workers.logs.specs import TEMPLATE_VARIABLE, host_label, with_host
 
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
-    from rallypoint.logs.specs import LogsSpecs, Std
+    from rallypoint.workers.logs.specs import LogsSpecs, Std
 
 _log = get_logger(__name__)
 
@@ -192,17 +192,17 @@ def _numa_options(options: Options, environ: Mapping[str, str], workers: int) ->
 def _check_event_handler(options: Options) -> None:
     if options.event_log_handler == "null":
         return
-    from rallypoint.telemetry.handlers import get_logging_handler
+    from rallypoint.observe.telemetry.handlers import get_logging_handler
 
     with naming(options.source("event_log_handler")):
         get_logging_handler(options.event_log_handler)
 
 
 def _logs_specs(options: Options) -> LogsSpecs:
-    from rallypoint.logs.specs import DefaultLogsSpecs, plugin_specs
+    from rallypoint.workers.logs.specs import DefaultLogsSpecs, plugin_specs
 
     if (preflight := options.features.checks.preflight) and options.log_dir:
-        from rallypoint.launch.preflight import await_log_dir
+        from rallypoint.agent.launch.preflight import await_log_dir
 
         await_log_dir(options.log_dir, preflight)
     arguments: dict[str, Any] = {
@@ -228,7 +228,7 @@ def _check_filters(options: Options) -> None:
 
 
 def _streams(options: Options, dest: str) -> Std | dict[int, Std]:
-    from rallypoint.logs.specs import Std
+    from rallypoint.workers.logs.specs import Std
 
     with naming(options.source(dest)):
         return Std.from_str(getattr(options, dest))

@@ -35,7 +35,7 @@ def _backend_options() -> Values:
 
 def _log_layouts() -> Values:
     from rallypoint.base.plugins import entry_point_names
-    from rallypoint.logs.specs import PLUGIN_GROUP
+    from rallypoint.workers.logs.specs import PLUGIN_GROUP
 
     return Values(tuple(sorted({"default", *entry_point_names(PLUGIN_GROUP)})))
 

@@ -12,9 +12,9 @@ from typing import Protocol
 
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.log import terminal_rewrites_lines
-from rallypoint.client.dialing import DialTarget
-from rallypoint.client.watcher import WatcherSession, open_session
-from rallypoint.protocol.observation import JobList, Snapshot, WatchRequest
+from rallypoint.control.client.dialing import DialTarget
+from rallypoint.control.client.watcher import WatcherSession, open_session
+from rallypoint.control.protocol.observation import JobList, Snapshot, WatchRequest
 
 _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _AWAY = 60.0

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, TypeVar
 from rallypoint.base.errors import RallypointError, UsageError, UserError
 from rallypoint.cli.exit import print_answer, print_error
 from rallypoint.cli.parse import parse_nnodes
-from rallypoint.client.watcher import WatcherSession, open_session, operator_name
-from rallypoint.protocol.messages import CollectedPart, CollectKind
-from rallypoint.protocol.observation import (
+from rallypoint.control.client.watcher import WatcherSession, open_session, operator_name
+from rallypoint.control.protocol.messages import CollectedPart, CollectKind
+from rallypoint.control.protocol.observation import (
     CollectCommand,
     Command,
     CommandReply,
@@ -31,7 +31,7 @@ from rallypoint.protocol.observation import (
 )
 
 if TYPE_CHECKING:
-    from rallypoint.client.dialing import DialTarget
+    from rallypoint.control.client.dialing import DialTarget
     from rallypoint.rendezvous.control_plane import LocalJob
     from rallypoint.rendezvous.params import RendezvousParameters
 
@@ -252,8 +252,8 @@ def _print_status(snapshot: Snapshot, options: argparse.Namespace) -> None:
 
 
 def stacks(options: argparse.Namespace) -> int:
-    from rallypoint.hangs.report import stack_lines
-    from rallypoint.hangs.stacks import decode_stacks
+    from rallypoint.observe.hangs.report import stack_lines
+    from rallypoint.observe.hangs.stacks import decode_stacks
 
     async def show(session: WatcherSession) -> int:
         session.send(CollectCommand(operator_name(), CollectKind.STACKS, options.rank))

@@ -11,7 +11,7 @@ from rallypoint.base.errors import RallypointError, UsageError, UserError
 from rallypoint.cli.exit import print_answer, print_error, write_answer
 
 if TYPE_CHECKING:
-    from rallypoint.preflight.results import CheckInputs
+    from rallypoint.clusters.preflight.results import CheckInputs
 
 _LEAST_STEPS = 40
 """Steps of a demonstration."""
@@ -19,8 +19,8 @@ _ETCD_ENDS = {signal.SIGTERM, signal.SIGINT}
 
 
 def demo(options: argparse.Namespace) -> None:
-    from rallypoint.demo.job import Plan
-    from rallypoint.demo.job import demo as run_demo
+    from rallypoint.cli.demo.job import Plan
+    from rallypoint.cli.demo.job import demo as run_demo
 
     if options.steps < _LEAST_STEPS:
         raise UsageError(f"--steps={options.steps} is too few to be killed half-way; give {_LEAST_STEPS} or more")
@@ -29,7 +29,7 @@ def demo(options: argparse.Namespace) -> None:
     if options.program and not os.path.isfile(options.program):
         raise UsageError(f"--program={options.program} is not a file; give the path of a Python script")
     _end_in_order()
-    program = [options.program] if options.program else ["-m", "rallypoint.demo.worker"]
+    program = [options.program] if options.program else ["-m", "rallypoint.cli.demo.worker"]
     run_demo(Plan(program, options.steps, options.deadline), write_answer)
 
 
@@ -45,8 +45,8 @@ def _end_in_order() -> None:
 
 
 def check(options: argparse.Namespace) -> int:
-    from rallypoint.preflight.results import EXIT_CODES, results_json, with_required, worst
-    from rallypoint.preflight.run import run_checks
+    from rallypoint.clusters.preflight.results import EXIT_CODES, results_json, with_required, worst
+    from rallypoint.clusters.preflight.run import run_checks
 
     required = _required_checks(options.require)
     results = with_required(run_checks(_check_inputs(options)), required)
@@ -55,7 +55,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def _check_inputs(options: argparse.Namespace) -> CheckInputs:
-    from rallypoint.preflight.results import CheckInputs
+    from rallypoint.clusters.preflight.results import CheckInputs
 
     log_dir = os.path.abspath(options.log_dir) if options.log_dir else ""
     if not options.endpoint:
@@ -64,8 +64,8 @@ def _check_inputs(options: argparse.Namespace) -> CheckInputs:
                 "--rdzv-id and --rdzv-conf have an effect only with --endpoint; give that, or leave them out"
             )
         return CheckInputs(log_dir)
+    from rallypoint.agent.launch.preflight import inputs_of
     from rallypoint.cli.job_verbs import parameters_of
-    from rallypoint.launch.preflight import inputs_of
 
     try:
         return inputs_of(parameters_of(options, options.endpoint), log_dir)
@@ -74,7 +74,7 @@ def _check_inputs(options: argparse.Namespace) -> CheckInputs:
 
 
 def _required_checks(text: str) -> tuple[str, ...]:
-    from rallypoint.preflight.run import NAMES
+    from rallypoint.clusters.preflight.run import NAMES
 
     names = tuple(part.strip() for part in text.split(",")) if text else ()
     for name in names:
@@ -140,7 +140,7 @@ def job_token(options: argparse.Namespace) -> None:
 
 def etcd(options: argparse.Namespace) -> None:
     from rallypoint.base.kernel import check_kernel
-    from rallypoint.etcd.local import LocalEtcd
+    from rallypoint.control.etcd.local import LocalEtcd
 
     if not options.timeout > 0:
         raise UsageError(f"--timeout={options.timeout:g} is too short; give more than 0 seconds")

@@ -71,7 +71,7 @@ def _rendezvous(id_help: str) -> tuple[Argument, ...]:
 
 
 def _checks() -> Values:
-    from rallypoint.preflight.run import NAMES
+    from rallypoint.clusters.preflight.run import NAMES
 
     return Values(NAMES, separator=",")
 

@@ -95,7 +95,7 @@ class _Run:
         from rallypoint.workers.reaper.client import prestart
 
         prestart()  # it starts up during the imports that follow
-        from rallypoint.logs.specs import host_label
+        from rallypoint.workers.logs.specs import host_label
 
         configure(host_label(self.options.features.command.host_prefix, os.environ))
         self.options = by_cluster(self.options)
@@ -104,8 +104,8 @@ class _Run:
         config, program, arguments = config_from_options(self.options, os.environ)
         _warn_of_variables()
         limit_threads(config, os.environ)
+        from rallypoint.agent.launch.api import elastic_launch
         from rallypoint.cli.process_setup import end_keyboard_interrupt, restore_keyboard_interrupt
-        from rallypoint.launch.api import elastic_launch
 
         # Only if the run does not handle it: in an import, a KeyboardInterrupt can leave a traceback.
         unhandled = "SIGINT" not in map(str.strip, config.signals_to_handle.split(","))

@@ -17,7 +17,7 @@ from rallypoint.rendezvous.params import C10D_PORT
 
 if TYPE_CHECKING:
     from rallypoint.cli.serve_http import PageServer
-    from rallypoint.coordinator.jobs import ManyJobs
+    from rallypoint.control.coordinator.jobs import ManyJobs
 
 
 _ENDING = {signal.SIGTERM, signal.SIGINT}
@@ -32,8 +32,8 @@ def serve(options: argparse.Namespace) -> None:
     from rallypoint.base.kernel import check_for_loop
     from rallypoint.base.log import configure
     from rallypoint.cli.exit import print_error
-    from rallypoint.coordinator.jobs import ManyJobs
-    from rallypoint.coordinator.server import ControlServer
+    from rallypoint.control.coordinator.jobs import ManyJobs
+    from rallypoint.control.coordinator.server import ControlServer
     from rallypoint.rendezvous.backends.options import accepted_keys, control_tls
 
     configure()

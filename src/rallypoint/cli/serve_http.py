@@ -13,7 +13,7 @@ from rallypoint.base.http_server import serve
 from rallypoint.base.log import get_logger
 from rallypoint.base.loop import shared_loop
 from rallypoint.base.secrets import http_token, job_secret
-from rallypoint.coordinator.jobs import ManyJobs
+from rallypoint.control.coordinator.jobs import ManyJobs
 from rallypoint.observe.metrics import Family, build_family, job_families, jobs_families
 from rallypoint.observe.site import Site
 from rallypoint.observe.sources import LocalJobs

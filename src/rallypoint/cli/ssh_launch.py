@@ -17,8 +17,8 @@ from rallypoint.cli.exit import print_error
 from rallypoint.cli.parse import build_parser, parse_nnodes, parse_with
 
 if TYPE_CHECKING:
-    from rallypoint.remote.inputs import Host
-    from rallypoint.remote.job import Plan
+    from rallypoint.clusters.remote.inputs import Host
+    from rallypoint.clusters.remote.job import Plan
 
 _LARGEST_FILE = 1024 * 1024
 """Bytes of a host file or a file of variables."""
@@ -30,7 +30,7 @@ def launch(options: argparse.Namespace) -> int:
     plan = _plan(options)
     from rallypoint.base.descriptors import allow_descriptors
     from rallypoint.cli.process_setup import restore_keyboard_interrupt
-    from rallypoint.remote.job import launch as run_plan
+    from rallypoint.clusters.remote.job import launch as run_plan
 
     allow_descriptors(3 * len(plan.hosts), f"The connections to {len(plan.hosts)} hosts")
     restore_keyboard_interrupt()
@@ -42,8 +42,8 @@ def _plan(options: argparse.Namespace) -> Plan:
     import shlex
 
     from rallypoint.base.secrets import SECRET, launch_secret
-    from rallypoint.remote.job import Plan
-    from rallypoint.remote.ssh import SshOptions
+    from rallypoint.clusters.remote.job import Plan
+    from rallypoint.clusters.remote.ssh import SshOptions
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
@@ -74,7 +74,7 @@ def _plan(options: argparse.Namespace) -> Plan:
 
 
 def _hosts(options: argparse.Namespace) -> list[Host]:
-    from rallypoint.remote.inputs import parse_hostfile, parse_hosts
+    from rallypoint.clusters.remote.inputs import parse_hostfile, parse_hosts
 
     if bool(options.hosts) == bool(options.hostfile):
         both = "are both given; give one of them" if options.hosts else "are both missing; give one of them"
@@ -86,7 +86,7 @@ def _hosts(options: argparse.Namespace) -> list[Host]:
 
 def _variables(options: argparse.Namespace) -> dict[str, str]:
     """The user's variables."""
-    from rallypoint.remote.inputs import file_variables, named_variables
+    from rallypoint.clusters.remote.inputs import file_variables, named_variables
 
     found: dict[str, str] = {}
     for path in options.env_file:

@@ -31,17 +31,17 @@ from rallypoint.base.errors import (
 from rallypoint.base.log import get_logger
 from rallypoint.base.loop import LoopError
 from rallypoint.base.private_files import replace_file
-from rallypoint.etcd.api import EtcdError, EtcdPackageMissing, EtcdRefused
-from rallypoint.failures.cause import Ending
-from rallypoint.failures.report import ChildFailedError
-from rallypoint.failures.texts import truncate
-from rallypoint.protocol.errors import (
+from rallypoint.control.etcd.api import EtcdError, EtcdPackageMissing, EtcdRefused
+from rallypoint.control.protocol.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousGracefulExitError,
     RendezvousStateError,
     RendezvousTimeoutError,
 )
+from rallypoint.failures.cause import Ending
+from rallypoint.failures.report import ChildFailedError
+from rallypoint.failures.texts import truncate
 from rallypoint.store.errors import StoreError
 
 VERDICT_FILE, TERMINATION_LOG = "RALLYPOINT_VERDICT_FILE", "RALLYPOINT_TERMINATION_LOG"

@@ -21,15 +21,15 @@ from rallypoint.agent.third_party import exchange_ranks
 from rallypoint.agent.workers import WorkerController, workers_of
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
-from rallypoint.logs.specs import DefaultLogsSpecs, LogsSpecs
-from rallypoint.protocol.messages import Placement
+from rallypoint.control.protocol.messages import Placement
+from rallypoint.observe.telemetry.events import Event
+from rallypoint.observe.telemetry.lazy import profiled
 from rallypoint.store.api import Store
-from rallypoint.telemetry.events import Event
-from rallypoint.telemetry.lazy import profiled
+from rallypoint.workers.logs.specs import DefaultLogsSpecs, LogsSpecs
 from rallypoint.workers.stop import StopInProgress
 
 if TYPE_CHECKING:
-    from rallypoint.health.check import HealthCheckServer, ProgressProbe
+    from rallypoint.observe.health.check import HealthCheckServer, ProgressProbe
 
 __all__ = ["ElasticAgent", "LocalElasticAgent", "SimpleElasticAgent"]
 
@@ -326,7 +326,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             log_line_prefix_template,
             uninterruptible_state_timeout,
         )
-        from rallypoint.health.check import health_check
+        from rallypoint.observe.health.check import health_check
 
         health = health_check(health_check_server)
         super().__init__(spec, exit_barrier_timeout, shutdown_timeout, workers, health)

@@ -67,11 +67,11 @@ _HOMES = {
     "rallypoint.failures.failure": "ProcessFailure",
     "rallypoint.failures.record": "ErrorHandler get_error_handler record",
     "rallypoint.failures.report": "ChildFailedError",
-    "rallypoint.health.check": "HealthCheckServer TORCHELASTIC_HEALTH_CHECK_PORT create_healthcheck_server",
-    "rallypoint.launch.api": "elastic_launch launch_agent",
-    "rallypoint.launch.config": "LaunchConfig",
-    "rallypoint.logs.specs": "DefaultLogsSpecs LogsDest LogsSpecs Std to_map",
-    "rallypoint.protocol.errors": (
+    "rallypoint.observe.health.check": "HealthCheckServer TORCHELASTIC_HEALTH_CHECK_PORT create_healthcheck_server",
+    "rallypoint.agent.launch.api": "elastic_launch launch_agent",
+    "rallypoint.agent.launch.config": "LaunchConfig",
+    "rallypoint.workers.logs.specs": "DefaultLogsSpecs LogsDest LogsSpecs Std to_map",
+    "rallypoint.control.protocol.errors": (
         "RendezvousClosedError RendezvousConnectionError RendezvousError RendezvousGracefulExitError "
         "RendezvousStateError RendezvousTimeoutError"
     ),
@@ -82,14 +82,14 @@ _HOMES = {
         "RendezvousHandlerCreator RendezvousHandlerRegistry get_rendezvous_handler rendezvous_handler_registry"
     ),
     "rallypoint.store.collectives": "barrier get_all store_timeout synchronize",
-    "rallypoint.telemetry.events": "Event EventMetadataValue EventSource NodeState RdzvEvent",
-    "rallypoint.telemetry.handlers": "construct_and_record_rdzv_event get_logging_handler record_rdzv_event",
-    "rallypoint.telemetry.metrics": (
+    "rallypoint.observe.telemetry.events": "Event EventMetadataValue EventSource NodeState RdzvEvent",
+    "rallypoint.observe.telemetry.handlers": "construct_and_record_rdzv_event get_logging_handler record_rdzv_event",
+    "rallypoint.observe.telemetry.metrics": (
         "ConsoleMetricHandler MetricData MetricHandler MetricStream MetricsConfig NullMetricHandler configure "
         "getStream get_elapsed_time_ms initialize_metrics prof profile publish_metric put_metric"
     ),
-    "rallypoint.watchdog.client": "FileTimerClient TimerClient expires",
-    "rallypoint.watchdog.requests": "FileTimerRequest TimerRequest",
+    "rallypoint.workers.watchdog.client": "FileTimerClient TimerClient expires",
+    "rallypoint.workers.watchdog.requests": "FileTimerRequest TimerRequest",
     "rallypoint.workers.context": "PContext RunProcsResult macros",
 }
 """Module of ours to the names that it has."""
@@ -97,9 +97,9 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 _ELSEWHERE = {
-    ("elastic.agent.server.api", "record"): ("rallypoint.telemetry.handlers", "record"),
-    ("elastic.events", "record"): ("rallypoint.telemetry.handlers", "record"),
-    ("elastic.events.handlers", "_log_handlers"): ("rallypoint.telemetry.handlers", "log_handlers"),
+    ("elastic.agent.server.api", "record"): ("rallypoint.observe.telemetry.handlers", "record"),
+    ("elastic.events", "record"): ("rallypoint.observe.telemetry.handlers", "record"),
+    ("elastic.events.handlers", "_log_handlers"): ("rallypoint.observe.telemetry.handlers", "log_handlers"),
     ("elastic.rendezvous.c10d_rendezvous_backend", "DEFAULT_PORT"): ("rallypoint.compat.rendezvous", "DEFAULT_PORT"),
     ("elastic.rendezvous.registry", "handler_registry"): (
         "rallypoint.rendezvous.registry",
@@ -109,8 +109,8 @@ _ELSEWHERE = {
         "rallypoint.rendezvous.backends.static",
         "create_handler",
     ),
-    ("elastic.timer", "configure"): ("rallypoint.watchdog.client", "configure"),
-    ("elastic.timer.api", "configure"): ("rallypoint.watchdog.client", "configure"),
+    ("elastic.timer", "configure"): ("rallypoint.workers.watchdog.client", "configure"),
+    ("elastic.timer.api", "configure"): ("rallypoint.workers.watchdog.client", "configure"),
 }
 """Module and name to the module and the name of ours, where the name alone does not say."""
 

@@ -21,10 +21,10 @@ from rallypoint.base.errors import SignalException
 from rallypoint.base.log import get_logger
 from rallypoint.base.poll import until_readable
 from rallypoint.base.signals import SignalWakeup, is_posting_handler, signal_name
-from rallypoint.logs.specs import LogsSpecs
 from rallypoint.workers import context
 from rallypoint.workers.context import PContext, ProcessOptions
 from rallypoint.workers.functions.context import FunctionContext
+from rallypoint.workers.logs.specs import LogsSpecs
 
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions

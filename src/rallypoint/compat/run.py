@@ -11,13 +11,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rallypoint.agent.launch.api import elastic_launch
+from rallypoint.agent.launch.config import LaunchConfig
 from rallypoint.cli.convert import STATIC_PORT, config_from_options, limit_threads, local_world_size
 from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.parse import Options, build_parser, parse, parse_nnodes
 from rallypoint.compat.names import names_of
 from rallypoint.failures.record import record
-from rallypoint.launch.api import elastic_launch
-from rallypoint.launch.config import LaunchConfig
 from rallypoint.workers.functions.worker import run_script_path
 
 __all__ = [

@@ -17,9 +17,9 @@ from typing import Any
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
 from rallypoint.base.kernel import Wakeup
 from rallypoint.base.log import get_logger
-from rallypoint.watchdog.client import TimerClient
-from rallypoint.watchdog.requests import TimerRequest
-from rallypoint.watchdog.watchdog import Report, Watchdog
+from rallypoint.workers.watchdog.client import TimerClient
+from rallypoint.workers.watchdog.requests import TimerRequest
+from rallypoint.workers.watchdog.watchdog import Report, Watchdog
 
 log = get_logger(__name__)
 

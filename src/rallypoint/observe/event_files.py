@@ -17,7 +17,7 @@ import msgspec
 
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import printable
-from rallypoint.telemetry.agent_events import KINDS, AgentEvent, PhaseBegan, ProgressMade, TorchEvent
+from rallypoint.observe.telemetry.agent_events import KINDS, AgentEvent, PhaseBegan, ProgressMade, TorchEvent
 
 _MAX_LINE = 1 << 20
 """Characters of a line; what is longer is none of ours."""

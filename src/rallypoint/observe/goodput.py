@@ -30,8 +30,8 @@ from functools import cached_property
 from statistics import median, median_low
 from typing import NamedTuple
 
-from rallypoint.telemetry import agent_events as events
-from rallypoint.telemetry.agent_events import NodePhase
+from rallypoint.observe.telemetry import agent_events as events
+from rallypoint.observe.telemetry.agent_events import NodePhase
 
 _MAX_SKEW = 1.0
 """Seconds by which two clocks may differ without being set."""

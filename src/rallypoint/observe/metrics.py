@@ -15,10 +15,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.version import __version__
+from rallypoint.control.protocol.observation import JobSummary, NodeState, Phase, Snapshot
 from rallypoint.observe.status import node_state
-from rallypoint.protocol.observation import JobSummary, NodeState, Phase, Snapshot
-from rallypoint.telemetry.agent_account import RECOVERY_BOUNDS, AgentReading
-from rallypoint.telemetry.agent_events import NodePhase
+from rallypoint.observe.telemetry.agent_account import RECOVERY_BOUNDS, AgentReading
+from rallypoint.observe.telemetry.agent_events import NodePhase
 
 S = TypeVar("S")
 

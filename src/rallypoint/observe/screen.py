@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 from typing import TextIO
 
+from rallypoint.control.protocol.observation import Snapshot
 from rallypoint.observe.status import Line, OnScreen, cut, drawing
-from rallypoint.protocol.observation import Snapshot
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "success": "1;32", "failure": "1;31"}
 _TAKE, _GIVE_BACK = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"

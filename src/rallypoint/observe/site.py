@@ -32,10 +32,10 @@ from rallypoint.base.http import (
     stream_head,
 )
 from rallypoint.base.http_access import Access
+from rallypoint.control.protocol.observation import JobList, Snapshot
 from rallypoint.observe.metrics import Family, exposition
 from rallypoint.observe.sources import JobsSource, Seen, UnknownJobError
 from rallypoint.observe.status import jobs_fields, status_fields
-from rallypoint.protocol.observation import JobList, Snapshot
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "

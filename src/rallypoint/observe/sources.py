@@ -14,11 +14,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 from rallypoint.base.errors import RallypointError
-from rallypoint.client.dialing import DialTarget
-from rallypoint.client.watcher import Observation, UnreachableError, WatcherSession, open_session
-from rallypoint.coordinator.dispatcher import Dispatcher
-from rallypoint.coordinator.jobs import ServedJobs
-from rallypoint.protocol.observation import (
+from rallypoint.control.client.dialing import DialTarget
+from rallypoint.control.client.watcher import Observation, UnreachableError, WatcherSession, open_session
+from rallypoint.control.coordinator.dispatcher import Dispatcher
+from rallypoint.control.coordinator.jobs import ServedJobs
+from rallypoint.control.protocol.observation import (
     JobList,
     Snapshot,
     SnapshotPart,

@@ -15,8 +15,16 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from unicodedata import combining, east_asian_width
 
-from rallypoint.protocol.messages import NodeReport
-from rallypoint.protocol.observation import FailureView, JobEvent, JobSummary, NodeState, NodeView, Phase, Snapshot
+from rallypoint.control.protocol.messages import NodeReport
+from rallypoint.control.protocol.observation import (
+    FailureView,
+    JobEvent,
+    JobSummary,
+    NodeState,
+    NodeView,
+    Phase,
+    Snapshot,
+)
 
 VERSION = 1
 """Of the JSON."""

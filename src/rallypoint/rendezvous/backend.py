@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 
 from rallypoint.base.errors import UserError
 from rallypoint.base.light_typing import Any
-from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousStateError
+from rallypoint.control.protocol.errors import RendezvousConnectionError, RendezvousStateError
 from rallypoint.store.api import Store
 from rallypoint.store.errors import StoreError
 

@@ -8,8 +8,8 @@ import os
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import host_name
 from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
-from rallypoint.membership.state import NodeId, Settings
-from rallypoint.protocol.messages import Deliver, Link
+from rallypoint.control.membership.state import NodeId, Settings
+from rallypoint.control.protocol.messages import Deliver, Link
 
 FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL = 2.0, 60.0
 """Seconds until a waiting node asks for the progress for the first time, and at most between later times. Each interval
@@ -17,7 +17,7 @@ is twice the previous one: a spare that waits for days must not fill the log.
 """
 
 if TYPE_CHECKING:
-    from rallypoint.protocol.observation import Snapshot
+    from rallypoint.control.protocol.observation import Snapshot
 
 _local_ids = itertools.count()
 

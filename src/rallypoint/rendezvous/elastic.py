@@ -17,10 +17,10 @@ from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
-from rallypoint.membership.operations import Close, Drain
-from rallypoint.membership.state import NodeInfo, Outcome, Verdict
-from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousStateError, error_of
-from rallypoint.protocol.messages import (
+from rallypoint.control.membership.operations import Close, Drain
+from rallypoint.control.membership.state import NodeInfo, Outcome, Verdict
+from rallypoint.control.protocol.errors import RendezvousConnectionError, RendezvousStateError, error_of
+from rallypoint.control.protocol.messages import (
     ConfigDiffers,
     Deliver,
     JobEnded,
@@ -48,8 +48,8 @@ from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, Ren
 from rallypoint.rendezvous.worker_stores import WorkerStoreSupply
 
 if TYPE_CHECKING:
-    from rallypoint.coordinator.job_log import ReportedProgress
-    from rallypoint.protocol.observation import Snapshot
+    from rallypoint.control.coordinator.job_log import ReportedProgress
+    from rallypoint.control.protocol.observation import Snapshot
     from rallypoint.store.api import Store
 
 log = get_logger(__name__)
@@ -325,7 +325,7 @@ class ElasticHandler(RendezvousHandler):
             case LinkLost() if self._verdict is not None:
                 return  # the server may end once the verdict is delivered
             case Progress() | JoinRefused(progress=Progress()):
-                from rallypoint.coordinator.job_log import RendezvousName, in_words
+                from rallypoint.control.coordinator.job_log import RendezvousName, in_words
 
                 name = RendezvousName(self._settings.run_id, self._control.where, self._control.endpoint_flag)
                 now, wall = self._clock(), self._wall_clock()

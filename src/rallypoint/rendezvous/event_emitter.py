@@ -2,7 +2,7 @@
 
 Laws:
 
-- nothing is created, or even imported, unless a handler for these events is configured (`telemetry.lazy`);
+- nothing is created, or even imported, unless a handler for these events is configured (`observe.telemetry.lazy`);
 - events are recorded on the thread of the caller, never on the link's, so that a slow event handler does not delay
   heartbeats;
 - events are what a node knows about itself. The steps by which torch's nodes keep their shared state have no
@@ -16,11 +16,11 @@ import socket
 from itertools import count
 
 from rallypoint.base.light_typing import TYPE_CHECKING, Any
-from rallypoint.telemetry.lazy import logging_errors, rendezvous_events_wanted
+from rallypoint.observe.telemetry.lazy import logging_errors, rendezvous_events_wanted
 
 if TYPE_CHECKING:
-    from rallypoint.membership.state import Verdict
-    from rallypoint.protocol.messages import Placement
+    from rallypoint.control.membership.state import Verdict
+    from rallypoint.control.protocol.messages import Placement
 
 _JOIN_SOURCE = "dynamic_rendezvous.py:DynamicRendezvousHandler.next_rendezvous"
 _LEAVE_SOURCE = "dynamic_rendezvous.py:_DistributedRendezvousOpExecutor._remove_from_participants"
@@ -97,8 +97,8 @@ def record_hosting(run_id: str) -> None:
 
 
 def _record(name: str, state: str, run_id: str, message: str, **more: Any) -> None:
-    from rallypoint.telemetry.events import NodeState, RdzvEvent
-    from rallypoint.telemetry.handlers import record_rdzv_event
+    from rallypoint.observe.telemetry.events import NodeState, RdzvEvent
+    from rallypoint.observe.telemetry.handlers import record_rdzv_event
 
     event = RdzvEvent(name, run_id, message, socket.gethostname(), os.getpid(), NodeState[state], **more)
     logging_errors("events", lambda: record_rdzv_event(event))

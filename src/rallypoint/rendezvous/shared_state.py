@@ -21,7 +21,7 @@ from itertools import count
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
-from rallypoint.coordinator.notifications import (
+from rallypoint.control.coordinator.notifications import (
     end_notifications,
     join_refusal,
     newly_complete,
@@ -30,13 +30,13 @@ from rallypoint.coordinator.notifications import (
     progress,
     standing_without,
 )
-from rallypoint.membership.liveness import Observer
-from rallypoint.membership.operations import Exit, Join, KeepLeaseAlive, Operation, Refusal, Stop
-from rallypoint.membership.rules import renewed, step
-from rallypoint.membership.state import NodeId, NodeInfo, Reason, Settings, State, name_of, nodes_waiting_alike
-from rallypoint.protocol.codec import decode_state, encode_state
-from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousError
-from rallypoint.protocol.messages import (
+from rallypoint.control.membership.liveness import Observer
+from rallypoint.control.membership.operations import Exit, Join, KeepLeaseAlive, Operation, Refusal, Stop
+from rallypoint.control.membership.rules import renewed, step
+from rallypoint.control.membership.state import NodeId, NodeInfo, Reason, Settings, State, name_of, nodes_waiting_alike
+from rallypoint.control.protocol.codec import decode_state, encode_state
+from rallypoint.control.protocol.errors import RendezvousConnectionError, RendezvousError
+from rallypoint.control.protocol.messages import (
     CollectedPart,
     ConfigDiffers,
     Confirmed,
@@ -58,7 +58,7 @@ from rallypoint.protocol.messages import (
 from rallypoint.rendezvous.backend import RendezvousBackend, Token
 
 if TYPE_CHECKING:
-    from rallypoint.coordinator.hangs import HangCollection
+    from rallypoint.control.coordinator.hangs import HangCollection
 
 log = get_logger(__name__)
 
@@ -230,7 +230,7 @@ class SharedStateLink:
 
     def _report_differences(self, node_info: NodeInfo) -> None:
         """Tell people if this node was started in another way than the job, as far as the state shows that."""
-        from rallypoint.coordinator.job_log import differences
+        from rallypoint.control.coordinator.job_log import differences
 
         found = () if self._state.is_initial else differences(node_info, None, self._state, self._settings)
         if found:
@@ -315,7 +315,7 @@ class SharedStateLink:
     def _look_for_hang(self, before: State, after: State) -> None:
         """Each node reports on its own workers: there is no coordinator that collects for all."""
         if self._hangs is None:
-            from rallypoint.coordinator.hangs import HangCollection
+            from rallypoint.control.coordinator.hangs import HangCollection
 
             self._hangs = HangCollection(
                 lambda _nodes, notification: self._deliver_if_open(notification),

@@ -15,8 +15,8 @@ from rallypoint.store.server import StoreServer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rallypoint.coordinator.store_peers import PeerPolicy
-    from rallypoint.protocol.messages import StorePeers
+    from rallypoint.control.coordinator.store_peers import PeerPolicy
+    from rallypoint.control.protocol.messages import StorePeers
 
 log = get_logger(__name__)
 
@@ -103,7 +103,7 @@ class StoreAccess:
             told: the list from the coordinator.
             address: the address that workers use for the store.
         """
-        from rallypoint.coordinator.store_peers import peers_of
+        from rallypoint.control.coordinator.store_peers import peers_of
 
         peers, warning = peers_of(self._policy, told, own_addresses(), address)
         if warning and not self._warned:

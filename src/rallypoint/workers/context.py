@@ -25,8 +25,8 @@ from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.base.poll import until_readable
 from rallypoint.base.signals import exit_codes_of
-from rallypoint.logs.outputs import Outputs
-from rallypoint.logs.specs import LogsDest, LogsSpecs, link_log
+from rallypoint.workers.logs.outputs import Outputs
+from rallypoint.workers.logs.specs import LogsDest, LogsSpecs, link_log
 from rallypoint.workers.process import AdoptedProcess, ChildProcess, WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
     from rallypoint.failures.failure import ProcessFailure
     from rallypoint.failures.system_diagnosis import OomKills
-    from rallypoint.logs.collapse import Collapse
+    from rallypoint.workers.logs.collapse import Collapse
     from rallypoint.workers.preload.client import PreloadManager
     from rallypoint.workers.resumable import LeavingWorkers
     from rallypoint.workers.stop import NoSweep, Stop
@@ -243,7 +243,7 @@ class PContext(ABC):
         """The options for showing equal lines of several workers once, if that is wanted."""
         if not self._options.collapse:
             return None
-        from rallypoint.logs.collapse import Collapse
+        from rallypoint.workers.logs.collapse import Collapse
 
         ranks = {rank: int(env.get("RANK", rank)) for rank, env in self.envs.items()}
         return Collapse(self._options.collapse, ranks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from rallypoint.agent.waiting import Confirmation
-from rallypoint.protocol.messages import Confirmed, ConfirmRequest, Request
+from rallypoint.control.protocol.messages import Confirmed, ConfirmRequest, Request
 
 LEASE = 3.0
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.agent.third_party import exchange, exchange_ranks, exit_barrier
-from rallypoint.ranks.assign import NodeRanks, assign_worker_ranks
+from rallypoint.control.ranks import NodeRanks, assign_worker_ranks
 from rallypoint.store.api import Store
 from rallypoint.store.client import TCPStore
 from rallypoint.store.errors import StoreTimeoutError

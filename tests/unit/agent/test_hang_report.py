@@ -12,9 +12,7 @@ import pytest
 
 from rallypoint.agent.features import hangs, reports
 from rallypoint.agent.features.hangs import HangReporter
-from rallypoint.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence
-from rallypoint.hangs.messages import encode_evidence
-from rallypoint.protocol.messages import (
+from rallypoint.control.protocol.messages import (
     MAX_PART,
     CollectedPart,
     CollectionEnded,
@@ -24,6 +22,8 @@ from rallypoint.protocol.messages import (
     NodeReport,
     ReportRequested,
 )
+from rallypoint.observe.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence
+from rallypoint.observe.hangs.messages import encode_evidence
 
 TIMEOUT = 60.0
 

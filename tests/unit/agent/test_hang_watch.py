@@ -10,7 +10,7 @@ from rallypoint.agent.features.hangs import GRACE, RoundSigns, Seen
 from rallypoint.agent.policy import OnHang, Phase, PolicyState, decide
 from rallypoint.agent.progress import Reached
 from rallypoint.agent.steps import FailHung, LogLine
-from rallypoint.protocol.messages import HangFound, HangReport
+from rallypoint.control.protocol.messages import HangFound, HangReport
 from tests.effort import examples
 
 TIMEOUT = 10.0

@@ -14,8 +14,8 @@ from rallypoint.agent.options import Features
 from rallypoint.agent.signals import GracePeriods
 from rallypoint.agent.spec import WorkerGroup, WorkerSpec
 from rallypoint.base.poll import until_readable
-from rallypoint.protocol.messages import Placement
-from rallypoint.ranks.assign import NodeRanks
+from rallypoint.control.protocol.messages import Placement
+from rallypoint.control.ranks import NodeRanks
 from rallypoint.workers.stop import run_to_end
 from tests.unit.compat.test_subclass import ours
 from tests.unit.workers.rounds import Rounds, rounds_in, runs, waiting

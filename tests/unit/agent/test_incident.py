@@ -18,10 +18,10 @@ from rallypoint.agent.features.incidents import (
 )
 from rallypoint.agent.policy import Phase, PolicyState
 from rallypoint.base.process_table import read_stat
+from rallypoint.control.membership.state import Reason, RoundEnd
+from rallypoint.control.protocol.messages import RoundEnded
 from rallypoint.failures.cause import Cause
 from rallypoint.failures.failure import ProcessFailure
-from rallypoint.membership.state import Reason, RoundEnd
-from rallypoint.protocol.messages import RoundEnded
 
 pytestmark = pytest.mark.process
 

@@ -16,10 +16,10 @@ from rallypoint.agent.loop import AgentLoop
 from rallypoint.agent.policy import PolicyState, decide
 from rallypoint.agent.steps import LogLine
 from rallypoint.base.log import STDERR_LOCK, print_error_line
-from rallypoint.coordinator.job_log import live_words
-from rallypoint.logs.console import Console
-from rallypoint.protocol.messages import Placed, Placement, Progress
-from rallypoint.ranks.assign import NodeRanks
+from rallypoint.control.coordinator.job_log import live_words
+from rallypoint.control.protocol.messages import Placed, Placement, Progress
+from rallypoint.control.ranks import NodeRanks
+from rallypoint.workers.logs.console import Console
 from tests.unit.agent.thread_workers import ThreadWorkers
 
 WORDS = ("waiting for nodes: 27 of 32 joined", "missing at least 5")

@@ -15,9 +15,9 @@ from rallypoint.agent.features.mesh import Mesh
 from rallypoint.agent.features.peers import PeerExchange
 from rallypoint.agent.spec import WorkerGroup
 from rallypoint.base.poll import until_readable
-from rallypoint.preflight.results import REQUIRE, WARN
-from rallypoint.protocol.messages import Placement
-from rallypoint.ranks.assign import NodeRanks
+from rallypoint.clusters.preflight.results import REQUIRE, WARN
+from rallypoint.control.protocol.messages import Placement
+from rallypoint.control.ranks import NodeRanks
 from rallypoint.store.server import StoreServer
 from tests.ports import free_port
 from tests.unit.agent.test_peer_exchange import User

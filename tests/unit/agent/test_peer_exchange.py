@@ -18,9 +18,9 @@ from rallypoint.agent.spec import WorkerGroup, WorkerState
 from rallypoint.agent.third_party import exchange
 from rallypoint.base.errors import SignalException
 from rallypoint.base.poll import until_readable
+from rallypoint.control.protocol.messages import Placement
+from rallypoint.control.ranks import NodeRanks
 from rallypoint.failures.cause import Ending
-from rallypoint.protocol.messages import Placement
-from rallypoint.ranks.assign import NodeRanks
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler

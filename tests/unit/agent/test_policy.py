@@ -37,11 +37,9 @@ from rallypoint.agent.steps import (
     WorkersStopped,
     WorkersSucceeded,
 )
-from rallypoint.failures.cause import Cause, Ending
-from rallypoint.membership.operations import Drain, Fail, Preempt, Refusal, Succeed
-from rallypoint.membership.state import Outcome, Reason, RoundEnd, Verdict
-from rallypoint.notices import PREEMPTION, SCALE
-from rallypoint.protocol.messages import (
+from rallypoint.control.membership.operations import Drain, Fail, Preempt, Refusal, Succeed
+from rallypoint.control.membership.state import Outcome, Reason, RoundEnd, Verdict
+from rallypoint.control.protocol.messages import (
     Heartbeat,
     JobEnded,
     JoinRefused,
@@ -57,7 +55,9 @@ from rallypoint.protocol.messages import (
     ProgressText,
     RoundEnded,
 )
-from rallypoint.ranks.assign import NodeRanks
+from rallypoint.control.ranks import NodeRanks
+from rallypoint.failures.cause import Cause, Ending
+from rallypoint.notices import PREEMPTION, SCALE
 from tests.effort import examples
 
 CAUSE = Cause(1, 1, "host", 42, -9, "Signal 9 (SIGKILL)", "", 0.0, "")

@@ -23,9 +23,17 @@ from rallypoint.agent.steps import (
     Timer,
     WorkersFailed,
 )
-from rallypoint.membership.operations import Fail
-from rallypoint.membership.state import Reason, RoundEnd
-from rallypoint.protocol.messages import DrainRequested, JobEnded, LeaveRequest, LinkDown, LinkLost, LinkUp, RoundEnded
+from rallypoint.control.membership.operations import Fail
+from rallypoint.control.membership.state import Reason, RoundEnd
+from rallypoint.control.protocol.messages import (
+    DrainRequested,
+    JobEnded,
+    LeaveRequest,
+    LinkDown,
+    LinkLost,
+    LinkUp,
+    RoundEnded,
+)
 from tests.unit.agent.test_policy import CAUSE, FAILED, IN_ORDER, INT, STOPPED, TERM, ended, kind_of, placed
 
 PASSED, UNFIT = NodeChecked(), NodeChecked("the check has failed")

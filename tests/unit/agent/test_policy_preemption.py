@@ -28,11 +28,9 @@ from rallypoint.agent.steps import (
     WorkersReady,
     WorkersSucceeded,
 )
-from rallypoint.failures.cause import Ending
-from rallypoint.membership.operations import Drain, Fail, PreemptJob, Refusal, Succeed
-from rallypoint.membership.state import Outcome
-from rallypoint.notices import PREEMPTION
-from rallypoint.protocol.messages import (
+from rallypoint.control.membership.operations import Drain, Fail, PreemptJob, Refusal, Succeed
+from rallypoint.control.membership.state import Outcome
+from rallypoint.control.protocol.messages import (
     DrainRequested,
     JobEnded,
     JoinRefused,
@@ -41,6 +39,8 @@ from rallypoint.protocol.messages import (
     NodesWaiting,
     Preempted,
 )
+from rallypoint.failures.cause import Ending
+from rallypoint.notices import PREEMPTION
 from tests.effort import examples
 from tests.unit.agent.test_policy import (
     CAUSE,

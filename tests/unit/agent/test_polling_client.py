@@ -13,23 +13,23 @@ import pytest
 from rallypoint.agent.spec import RunResult, Worker, WorkerSpec, WorkerState
 from rallypoint.agent.third_party import PollingRendezvousClient
 from rallypoint.compat.agent import LocalElasticAgent
-from rallypoint.failures.cause import Cause, Ending
-from rallypoint.logs.specs import DefaultLogsSpecs, Std
-from rallypoint.membership.operations import Drain, Fail, PreemptJob
-from rallypoint.membership.state import NodeInfo
-from rallypoint.protocol.errors import (
+from rallypoint.control.membership.operations import Drain, Fail, PreemptJob
+from rallypoint.control.membership.state import NodeInfo
+from rallypoint.control.protocol.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
-from rallypoint.protocol.messages import JobEnded, Notification, Placed
+from rallypoint.control.protocol.messages import JobEnded, Notification, Placed
+from rallypoint.failures.cause import Cause, Ending
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.store.api import Store
 from rallypoint.store.client import TCPStore
 from rallypoint.store.errors import StoreTimeoutError
 from rallypoint.store.hashstore import HashStore
 from rallypoint.store.server import StoreServer
+from rallypoint.workers.logs.specs import DefaultLogsSpecs, Std
 from tests.unit.agent.third_party import CountingHandler, RaisingHandler, outcome
 from tests.unit.agent.thread_workers import ThreadWorkers
 

@@ -12,8 +12,8 @@ import pytest
 from rallypoint import notices
 from rallypoint.agent.progress import ProgressTracker, Reached
 from rallypoint.base.clock import SYSTEM_CLOCK
-from rallypoint.membership.operations import RecordProgress
-from rallypoint.protocol.messages import Request
+from rallypoint.control.membership.operations import RecordProgress
+from rallypoint.control.protocol.messages import Request
 
 Call = Callable[..., None]
 

@@ -6,7 +6,7 @@ import pytest
 
 from rallypoint.agent.spec import RunResult, WorkerState
 from rallypoint.failures.failure import ProcessFailure
-from rallypoint.telemetry import metrics
+from rallypoint.observe.telemetry import metrics
 from tests.unit.agent.third_party import outcome
 from tests.unit.agent.thread_workers import ThreadWorkers
 from tests.unit.telemetry.test_agent import MemoryMetrics

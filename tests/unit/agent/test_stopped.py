@@ -8,7 +8,7 @@ from rallypoint.agent.rendezvous_client import rendezvous_of
 from rallypoint.agent.signals import GracePeriods
 from rallypoint.agent.spec import WorkerSpec
 from rallypoint.agent.workers import WorkerController
-from rallypoint.logs.specs import DefaultLogsSpecs
+from rallypoint.workers.logs.specs import DefaultLogsSpecs
 from tests.unit.compat.test_subclass import ours
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.agent.launch.api import elastic_launch
+from rallypoint.agent.launch.config import LaunchConfig
 from rallypoint.agent.loop import run_agent
 from rallypoint.agent.signals import handled_signals
 from rallypoint.agent.spec import WorkerGroup, WorkerSpec
 from rallypoint.base.errors import SignalException
 from rallypoint.compat.agent import LocalElasticAgent
-from rallypoint.launch.api import elastic_launch
-from rallypoint.launch.config import LaunchConfig
-from rallypoint.logs.specs import DefaultLogsSpecs
+from rallypoint.workers.logs.specs import DefaultLogsSpecs
 from tests.unit.agent.third_party import outcome
 from tests.unit.agent.thread_workers import ThreadWorkers
 from tests.unit.compat.test_subclass import Task, ours

@@ -10,10 +10,10 @@ from rallypoint.agent.rendezvous_client import rendezvous_of
 from rallypoint.agent.signals import GracePeriods
 from rallypoint.agent.spec import RunResult, WorkerState
 from rallypoint.agent.workers import WorkerController
+from rallypoint.control.protocol.messages import Placement
 from rallypoint.failures.failure import ProcessFailure
-from rallypoint.logs.specs import DefaultLogsSpecs
-from rallypoint.protocol.messages import Placement
 from rallypoint.rendezvous.handler import RendezvousHandler
+from rallypoint.workers.logs.specs import DefaultLogsSpecs
 from rallypoint.workers.stop import StopInProgress
 from tests.unit.compat.test_subclass import Task, ours, spec
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from rallypoint.base.descriptors import RESERVED, allow_descriptors, for_connections
-from rallypoint.membership.state import NodeInfo
-from rallypoint.protocol.messages import Notification, Placed
+from rallypoint.control.membership.state import NodeInfo
+from rallypoint.control.protocol.messages import Notification, Placed
 from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler

@@ -10,7 +10,7 @@ import pytest
 
 from rallypoint.base import log
 from rallypoint.base.log import STDERR_LOCK, OutputLock, print_error_line
-from rallypoint.logs.console import ConsoleSink
+from rallypoint.workers.logs.console import ConsoleSink
 from tests.interrupts import interrupt_everywhere
 
 _DEADLINE = 120.0

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rallypoint.agent.launch.config import LaunchConfig
 from rallypoint.base.devices import cuda_count, xpu_count
 from rallypoint.base.errors import UserError
 from rallypoint.cli.convert import (
@@ -21,8 +22,7 @@ from rallypoint.cli.convert import (
     local_world_size,
 )
 from rallypoint.cli.parse import parse, parse_nnodes
-from rallypoint.launch.config import LaunchConfig
-from rallypoint.logs.specs import DefaultLogsSpecs, LogsDest
+from rallypoint.workers.logs.specs import DefaultLogsSpecs, LogsDest
 
 
 @pytest.fixture(autouse=True)

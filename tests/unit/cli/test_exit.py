@@ -22,9 +22,9 @@ from rallypoint.base.errors import (
 )
 from rallypoint.cli import local_verbs, rallyctl
 from rallypoint.cli.exit import exit_code_of
+from rallypoint.control.protocol.errors import RendezvousClosedError
 from rallypoint.failures.cause import Cause
 from rallypoint.failures.report import ChildFailedError
-from rallypoint.protocol.errors import RendezvousClosedError
 
 
 @pytest.fixture(autouse=True)

@@ -66,7 +66,9 @@ def test_the_help_imports_no_verb() -> None:
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     files = {verb.work.partition(":")[0] for verb in VERBS}
     assert not files & {name.removeprefix("rallypoint.cli.") for name in ran.stdout.split()}
-    assert not [name for name in ran.stdout.split() if name.startswith("rallypoint.remote") or name == "asyncio"]
+    assert not [
+        name for name in ran.stdout.split() if name.startswith("rallypoint.clusters.remote") or name == "asyncio"
+    ]
 
 
 def test_each_verb_has_its_function() -> None:

@@ -27,17 +27,17 @@ from rallypoint.cli.verdict import (
     termination_message,
     verdict_of,
 )
-from rallypoint.etcd.api import EtcdRefused, EtcdUnreachable
-from rallypoint.failures.cause import Cause, Ending
-from rallypoint.failures.report import ChildFailedError
-from rallypoint.membership.state import Outcome, Verdict
-from rallypoint.protocol.errors import (
+from rallypoint.control.etcd.api import EtcdRefused, EtcdUnreachable
+from rallypoint.control.membership.state import Outcome, Verdict
+from rallypoint.control.protocol.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousTimeoutError,
     error_of,
 )
-from rallypoint.protocol.messages import JobEnded
+from rallypoint.control.protocol.messages import JobEnded
+from rallypoint.failures.cause import Cause, Ending
+from rallypoint.failures.report import ChildFailedError
 
 CAUSE = Cause(3, 1, "node7", 4711, -9, "it was killed", "Traceback\n" + "x" * 9000, 1e9, "/logs/error.json")
 

@@ -15,13 +15,13 @@ import pytest
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, listening_socket
-from rallypoint.client import dialing
-from rallypoint.client.dialing import Dialer, DialTarget, FixedEndpoint
-from rallypoint.client.tcp_link import TcpLink
-from rallypoint.coordinator.dispatcher import Dispatcher
-from rallypoint.coordinator.server import ControlServer
-from rallypoint.membership.state import Settings
-from rallypoint.protocol.messages import Notification
+from rallypoint.control.client import dialing
+from rallypoint.control.client.dialing import Dialer, DialTarget, FixedEndpoint
+from rallypoint.control.client.tcp_link import TcpLink
+from rallypoint.control.coordinator.dispatcher import Dispatcher
+from rallypoint.control.coordinator.server import ControlServer
+from rallypoint.control.membership.state import Settings
+from rallypoint.control.protocol.messages import Notification
 from tests.ports import free_port
 
 T = TypeVar("T")

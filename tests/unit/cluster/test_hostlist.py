@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.cluster.hostlist import MAX_HOSTS, HostlistError, expand
+from rallypoint.clusters.hostlist import MAX_HOSTS, HostlistError, expand
 from tests.effort import examples
 
 GOOD = {

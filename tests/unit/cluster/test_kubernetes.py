@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.base.errors import UsageError
-from rallypoint.cluster import kubernetes
-from rallypoint.cluster.findings import Cluster, Machine, Nothing, Refusal
+from rallypoint.clusters import kubernetes
+from rallypoint.clusters.findings import Cluster, Machine, Nothing, Refusal
 from tests.effort import examples
 
 KUBELET = """# Kubernetes-managed hosts file.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.base.errors import UsageError
-from rallypoint.cluster import mpi
-from rallypoint.cluster.findings import Cluster, Machine, Nothing, Refusal
+from rallypoint.clusters import mpi
+from rallypoint.clusters.findings import Cluster, Machine, Nothing, Refusal
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_SIZE": "2",

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.base.errors import UsageError
-from rallypoint.cluster import slurm
-from rallypoint.cluster.findings import Cluster, Machine, Nothing, Refusal
-from rallypoint.cluster.ports import control_port
+from rallypoint.clusters import slurm
+from rallypoint.clusters.findings import Cluster, Machine, Nothing, Refusal
+from rallypoint.clusters.ports import control_port
 from tests.effort import examples
 
 JOB = {"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "3", "SLURM_NNODES": "3", "SLURM_JOB_NODELIST": "n[1-3]"}

@@ -21,8 +21,8 @@ from rallypoint.compat.timers import (
     RequestQueue,
     TimerServer,
 )
-from rallypoint.watchdog.client import expires
-from rallypoint.watchdog.requests import TimerRequest
+from rallypoint.workers.watchdog.client import expires
+from rallypoint.workers.watchdog.requests import TimerRequest
 from tests.unit.watchdog.waiting import TIMEOUT
 
 SPAWN = multiprocessing.get_context("spawn")

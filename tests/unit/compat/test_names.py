@@ -26,9 +26,9 @@ from rallypoint.compat.elastic import timer
 from rallypoint.compat.elastic.agent.server.api import record
 from rallypoint.compat.launcher import LaunchConfig
 from rallypoint.compat.run import macros
-import rallypoint.telemetry.handlers, rallypoint.watchdog.client
-assert record is rallypoint.telemetry.recording.record
-assert timer.configure is rallypoint.watchdog.client.configure
+import rallypoint.observe.telemetry.handlers, rallypoint.workers.watchdog.client
+assert record is rallypoint.observe.telemetry.recording.record
+assert timer.configure is rallypoint.workers.watchdog.client.configure
 assert not hasattr(timer, "__wrapped__")
 TORCHS
 """

@@ -13,8 +13,8 @@ import pytest
 from rallypoint.agent.spec import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from rallypoint.base.errors import UserError
 from rallypoint.compat.agent import SimpleElasticAgent
+from rallypoint.control.protocol.errors import RendezvousStateError
 from rallypoint.failures.failure import ProcessFailure
-from rallypoint.protocol.errors import RendezvousStateError
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler

@@ -13,8 +13,8 @@ import pytest
 
 from rallypoint.base.signals import post_signals
 from rallypoint.compat.processes import SubprocessContext, start_processes
-from rallypoint.logs.specs import DefaultLogsSpecs
 from rallypoint.workers.context import PContext
+from rallypoint.workers.logs.specs import DefaultLogsSpecs
 
 pytestmark = pytest.mark.process
 

@@ -12,15 +12,15 @@ import pytest
 
 from rallypoint.base.endpoint import listening_socket
 from rallypoint.base.log import RateLimitedLog
-from rallypoint.coordinator import connection
-from rallypoint.coordinator.dispatcher import Dispatcher
-from rallypoint.coordinator.server import ControlServer
-from rallypoint.coordinator.sessions import SessionRecord
-from rallypoint.membership.state import NodeId, Settings
-from rallypoint.protocol import codec
-from rallypoint.protocol.frames import MAGIC, FrameReader, frame
-from rallypoint.protocol.handshake import PROTOCOL_VERSION, ClientHandshake, HandshakeRefused, Proof, Welcome
-from rallypoint.protocol.messages import Confirmed, ConfirmRequest, Heartbeat, Notification
+from rallypoint.control.coordinator import connection
+from rallypoint.control.coordinator.dispatcher import Dispatcher
+from rallypoint.control.coordinator.server import ControlServer
+from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.membership.state import NodeId, Settings
+from rallypoint.control.protocol import codec
+from rallypoint.control.protocol.frames import MAGIC, FrameReader, frame
+from rallypoint.control.protocol.handshake import PROTOCOL_VERSION, ClientHandshake, HandshakeRefused, Proof, Welcome
+from rallypoint.control.protocol.messages import Confirmed, ConfirmRequest, Heartbeat, Notification
 
 TIMEOUT = 120.0
 SETTINGS = Settings("job", 1, 1)

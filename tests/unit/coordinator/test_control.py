@@ -14,19 +14,18 @@ import pytest
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, listening_socket
-from rallypoint.client.dialing import DialTarget, FixedEndpoint
-from rallypoint.client.tcp_link import TcpLink
-from rallypoint.coordinator.dispatcher import Dispatcher, LocalLink
-from rallypoint.coordinator.jobs import ManyJobs
-from rallypoint.coordinator.server import ControlServer
-from rallypoint.coordinator.sessions import SessionRecord
-from rallypoint.failures.cause import Cause, Ending
-from rallypoint.membership.operations import Close, Fail, Refusal, Succeed
-from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Settings, Verdict
-from rallypoint.protocol import codec
-from rallypoint.protocol.frames import MAGIC, frame
-from rallypoint.protocol.handshake import ClientHandshake, HandshakeError, Proof
-from rallypoint.protocol.messages import (
+from rallypoint.control.client.dialing import DialTarget, FixedEndpoint
+from rallypoint.control.client.tcp_link import TcpLink
+from rallypoint.control.coordinator.dispatcher import Dispatcher, LocalLink
+from rallypoint.control.coordinator.jobs import ManyJobs
+from rallypoint.control.coordinator.server import ControlServer
+from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.membership.operations import Close, Fail, Refusal, Succeed
+from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Settings, Verdict
+from rallypoint.control.protocol import codec
+from rallypoint.control.protocol.frames import MAGIC, frame
+from rallypoint.control.protocol.handshake import ClientHandshake, HandshakeError, Proof
+from rallypoint.control.protocol.messages import (
     ConfigDiffers,
     JobEnded,
     JoinRefused,
@@ -41,7 +40,8 @@ from rallypoint.protocol.messages import (
     RoundEnded,
     SessionEnded,
 )
-from rallypoint.protocol.messages import ProgressRequest as InquireRequest
+from rallypoint.control.protocol.messages import ProgressRequest as InquireRequest
+from rallypoint.failures.cause import Cause, Ending
 from tests.ports import free_port
 from tests.unit.rendezvous.listening import Heard
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 
-from rallypoint.membership.state import Outcome, Settings, State
+from rallypoint.control.membership.state import Outcome, Settings, State
 from tests.effort import examples
 from tests.unit.rendezvous.jobs import EVENTS, SETTINGS, Life
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.coordinator.coordinator import Coordinator
-from rallypoint.coordinator.dispatcher import Dispatcher
-from rallypoint.coordinator.job_log import differences
-from rallypoint.coordinator.sessions import SessionRecord
-from rallypoint.failures.cause import Cause
-from rallypoint.membership.operations import Fail
-from rallypoint.membership.state import NodeId, NodeInfo, Settings, State
-from rallypoint.protocol.messages import (
+from rallypoint.control.coordinator.coordinator import Coordinator
+from rallypoint.control.coordinator.dispatcher import Dispatcher
+from rallypoint.control.coordinator.job_log import differences
+from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.membership.operations import Fail
+from rallypoint.control.membership.state import NodeId, NodeInfo, Settings, State
+from rallypoint.control.protocol.messages import (
     ConfigDifference,
     ConfigDiffers,
     JoinRequest,
@@ -19,13 +18,14 @@ from rallypoint.protocol.messages import (
     Placed,
     ResumeRequest,
 )
-from rallypoint.protocol.resume_state import (
+from rallypoint.control.protocol.resume_state import (
     ResumeState,
     after_notification,
     after_request,
     requests_to_repeat,
     session_opened,
 )
+from rallypoint.failures.cause import Cause
 
 JOB = Settings("job", 2, 2)
 A, B = (NodeId(f"10.0.0.{number}", 1, 0, f"n{number}") for number in (1, 2))

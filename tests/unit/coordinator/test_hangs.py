@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from itertools import count
 
-from rallypoint.coordinator.hangs import HangCollection
-from rallypoint.coordinator.sessions import SessionRecord
-from rallypoint.membership.operations import ReportQuiet
-from rallypoint.membership.state import NodeId, Settings
-from rallypoint.protocol.messages import (
+from rallypoint.control.coordinator.hangs import HangCollection
+from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.membership.operations import ReportQuiet
+from rallypoint.control.membership.state import NodeId, Settings
+from rallypoint.control.protocol.messages import (
     CollectedPart,
     CollectionEnded,
     CollectKind,
@@ -19,7 +19,7 @@ from rallypoint.protocol.messages import (
     Notification,
     ResumeRequest,
 )
-from rallypoint.protocol.observation import CollectCommand
+from rallypoint.control.protocol.observation import CollectCommand
 from tests.unit.coordinator.test_watching import BY, Job, Told
 
 A, B = ord("a"), ord("b")

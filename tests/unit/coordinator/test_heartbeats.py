@@ -12,20 +12,20 @@ import pytest
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, listening_socket
-from rallypoint.client.dialing import DialTarget, FixedEndpoint
-from rallypoint.client.tcp_link import TcpLink
-from rallypoint.coordinator import connection
-from rallypoint.coordinator import session as server_session
-from rallypoint.coordinator.coordinator import Coordinator
-from rallypoint.coordinator.dispatcher import Dispatcher
-from rallypoint.coordinator.server import ControlServer
-from rallypoint.coordinator.sessions import SessionRecord
-from rallypoint.membership.state import NodeId, NodeInfo, Settings
-from rallypoint.protocol import codec
-from rallypoint.protocol.frames import MAGIC, FrameReader, frame
-from rallypoint.protocol.handshake import Challenge, ClientHandshake, Welcome
-from rallypoint.protocol.messages import Heartbeat, JoinRequest, LeaveRequest, Progress, ProgressRequest
-from rallypoint.protocol.signing import transcript_of
+from rallypoint.control.client.dialing import DialTarget, FixedEndpoint
+from rallypoint.control.client.tcp_link import TcpLink
+from rallypoint.control.coordinator import connection
+from rallypoint.control.coordinator import session as server_session
+from rallypoint.control.coordinator.coordinator import Coordinator
+from rallypoint.control.coordinator.dispatcher import Dispatcher
+from rallypoint.control.coordinator.server import ControlServer
+from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
+from rallypoint.control.protocol import codec
+from rallypoint.control.protocol.frames import MAGIC, FrameReader, frame
+from rallypoint.control.protocol.handshake import Challenge, ClientHandshake, Welcome
+from rallypoint.control.protocol.messages import Heartbeat, JoinRequest, LeaveRequest, Progress, ProgressRequest
+from rallypoint.control.protocol.signing import transcript_of
 
 TIMEOUT = 120.0
 SETTINGS = Settings("job", 2, 2, lease=3600.0)

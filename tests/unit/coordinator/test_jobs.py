@@ -7,14 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from rallypoint.coordinator.dispatcher import Dispatcher
-from rallypoint.coordinator.jobs import MAX_JOBS, MAX_JOBS_OF_ONE, ManyJobs
-from rallypoint.coordinator.sessions import SessionRecord
-from rallypoint.failures.cause import Cause
-from rallypoint.membership.operations import Fail, Refusal, Succeed
-from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Reason, Settings, Verdict
-from rallypoint.protocol.handshake import ClientHandshake, HandshakeError
-from rallypoint.protocol.messages import (
+from rallypoint.control.coordinator.dispatcher import Dispatcher
+from rallypoint.control.coordinator.jobs import MAX_JOBS, MAX_JOBS_OF_ONE, ManyJobs
+from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.membership.operations import Fail, Refusal, Succeed
+from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Reason, Settings, Verdict
+from rallypoint.control.protocol.handshake import ClientHandshake, HandshakeError
+from rallypoint.control.protocol.messages import (
     Heartbeat,
     JobEnded,
     JoinRefused,
@@ -25,6 +24,7 @@ from rallypoint.protocol.messages import (
     ResumeRequest,
     RoundEnded,
 )
+from rallypoint.failures.cause import Cause
 
 CAUSE = Cause(0, 0, "a", 42, -9, "Signal 9 (SIGKILL)", "", 0.0, "")
 MEMBER = NodeInfo("default", 1, "", 7000)

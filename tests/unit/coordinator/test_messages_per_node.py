@@ -15,15 +15,14 @@ from rallypoint.agent.third_party import exchange, exit_barrier
 from rallypoint.base.clock import Deadline
 from rallypoint.base.descriptors import allow_descriptors
 from rallypoint.base.endpoint import Endpoint, listening_socket
-from rallypoint.client.dialing import DialTarget, FixedEndpoint
-from rallypoint.client.tcp_link import TcpLink
-from rallypoint.coordinator.dispatcher import Dispatcher
-from rallypoint.coordinator.server import ControlServer
-from rallypoint.failures.cause import Cause
-from rallypoint.membership.operations import Fail, Succeed
-from rallypoint.membership.state import NodeInfo, Settings
-from rallypoint.protocol import codec
-from rallypoint.protocol.messages import (
+from rallypoint.control.client.dialing import DialTarget, FixedEndpoint
+from rallypoint.control.client.tcp_link import TcpLink
+from rallypoint.control.coordinator.dispatcher import Dispatcher
+from rallypoint.control.coordinator.server import ControlServer
+from rallypoint.control.membership.operations import Fail, Succeed
+from rallypoint.control.membership.state import NodeInfo, Settings
+from rallypoint.control.protocol import codec
+from rallypoint.control.protocol.messages import (
     Deliver,
     JobEnded,
     JoinRequest,
@@ -33,6 +32,7 @@ from rallypoint.protocol.messages import (
     Request,
     RoundEnded,
 )
+from rallypoint.failures.cause import Cause
 from rallypoint.store import hashstore
 from rallypoint.store.hashstore import HashStore
 from rallypoint.store.wire import Op

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from rallypoint.base.clock import Deadline
-from rallypoint.membership.operations import Fail
-from rallypoint.membership.state import NodeId, NodeInfo, Settings
-from rallypoint.protocol.codec import decode_state
-from rallypoint.protocol.messages import Deliver, Link, Notification, Placed, RoundEnded
+from rallypoint.control.membership.operations import Fail
+from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
+from rallypoint.control.protocol.codec import decode_state
+from rallypoint.control.protocol.messages import Deliver, Link, Notification, Placed, RoundEnded
 from rallypoint.rendezvous.control_plane import ControlPlane
 from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.shared_state import SharedStateLink

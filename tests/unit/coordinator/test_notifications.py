@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.coordinator.coordinator import Coordinator
-from rallypoint.coordinator.notifications import end_notifications, newly_complete, notification_diff, placements
-from rallypoint.coordinator.sessions import SessionRecord
-from rallypoint.membership.operations import Exit, Refusal, Succeed
-from rallypoint.membership.rules import ClockView, step
-from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Participant, Preemption, Settings, State, Verdict
-from rallypoint.protocol.codec import decode_state, encode_state
-from rallypoint.protocol.messages import JobEnded, JoinRefused, Placed, ResumeRequest
+from rallypoint.control.coordinator.coordinator import Coordinator
+from rallypoint.control.coordinator.notifications import (
+    end_notifications,
+    newly_complete,
+    notification_diff,
+    placements,
+)
+from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.membership.operations import Exit, Refusal, Succeed
+from rallypoint.control.membership.rules import ClockView, step
+from rallypoint.control.membership.state import (
+    NodeId,
+    NodeInfo,
+    Outcome,
+    Participant,
+    Preemption,
+    Settings,
+    State,
+    Verdict,
+)
+from rallypoint.control.protocol.codec import decode_state, encode_state
+from rallypoint.control.protocol.messages import JobEnded, JoinRefused, Placed, ResumeRequest
 
 A, B, C = NodeId("a", 1, 0), NodeId("b", 1, 0), NodeId("c", 1, 0)
 IN = Participant(NodeInfo("default", 1, "host", 7000))

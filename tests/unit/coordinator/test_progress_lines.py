@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.coordinator.coordinator import Coordinator
-from rallypoint.coordinator.sessions import SessionRecord
-from rallypoint.membership.state import NodeId, NodeInfo, Settings
-from rallypoint.protocol.messages import JoinRequest, Progress, ProgressRequest
+from rallypoint.control.coordinator.coordinator import Coordinator
+from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
+from rallypoint.control.protocol.messages import JoinRequest, Progress, ProgressRequest
 
 MEMBER = NodeInfo("default", 1, "", 7000)
 

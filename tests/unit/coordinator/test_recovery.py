@@ -5,13 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
-from rallypoint.coordinator.recovery import recovery_timeout
-from rallypoint.coordinator.sessions import SessionRecord
-from rallypoint.failures.cause import Cause, Ending
-from rallypoint.membership.operations import Drain, Fail, PreemptJob, ReportQuiet, Succeed
-from rallypoint.membership.state import NodeId, NodeInfo, NodeRange, Outcome, Settings, State
-from rallypoint.protocol.messages import (
+from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.control.coordinator.recovery import recovery_timeout
+from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.membership.operations import Drain, Fail, PreemptJob, ReportQuiet, Succeed
+from rallypoint.control.membership.state import NodeId, NodeInfo, NodeRange, Outcome, Settings, State
+from rallypoint.control.protocol.messages import (
     JobEnded,
     JoinRequest,
     LeaveRequest,
@@ -22,7 +21,7 @@ from rallypoint.protocol.messages import (
     ResumeRequest,
     RoundEnded,
 )
-from rallypoint.protocol.resume_state import (
+from rallypoint.control.protocol.resume_state import (
     ResumeState,
     after_notification,
     after_request,
@@ -30,6 +29,7 @@ from rallypoint.protocol.resume_state import (
     session_opened,
     without_foreign_join,
 )
+from rallypoint.failures.cause import Cause, Ending
 
 CAUSE = Cause(0, 0, "h", 42, 1, "boom", "", 0.0, "")
 

@@ -13,15 +13,15 @@ import pytest
 
 from rallypoint.base.endpoint import Endpoint, listening_socket
 from rallypoint.base.loop import LoopThread
-from rallypoint.coordinator import server as server_module
-from rallypoint.coordinator.dispatcher import Dispatcher
-from rallypoint.coordinator.jobs import ManyJobs
-from rallypoint.coordinator.server import ControlServer
-from rallypoint.membership.state import Settings
-from rallypoint.protocol import codec
-from rallypoint.protocol.frames import MAGIC, frame
-from rallypoint.protocol.handshake import ClientHandshake, Hello, Proof
-from rallypoint.protocol.messages import CollectedPart, NodesWaiting
+from rallypoint.control.coordinator import server as server_module
+from rallypoint.control.coordinator.dispatcher import Dispatcher
+from rallypoint.control.coordinator.jobs import ManyJobs
+from rallypoint.control.coordinator.server import ControlServer
+from rallypoint.control.membership.state import Settings
+from rallypoint.control.protocol import codec
+from rallypoint.control.protocol.frames import MAGIC, frame
+from rallypoint.control.protocol.handshake import ClientHandshake, Hello, Proof
+from rallypoint.control.protocol.messages import CollectedPart, NodesWaiting
 from tests.unit.coordinator.test_control import TIMEOUT, raw_session
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rallypoint.coordinator.sessions import SessionRecord, SessionRegistry
-from rallypoint.membership.liveness import Liveness
-from rallypoint.membership.state import NodeId
+from rallypoint.control.coordinator.sessions import SessionRecord, SessionRegistry
+from rallypoint.control.membership.liveness import Liveness
+from rallypoint.control.membership.state import NodeId
 
 
 def opened(sessions: SessionRegistry, number: int, address: str, server_address: str) -> NodeId:

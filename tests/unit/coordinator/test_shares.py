@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.base.descriptors import connection_limit
-from rallypoint.coordinator.jobs import BURST, RATE, Shares
-from rallypoint.protocol.handshake import HandshakeError
+from rallypoint.control.coordinator.jobs import BURST, RATE, Shares
+from rallypoint.control.protocol.handshake import HandshakeError
 from tests.unit.coordinator.test_jobs import Clock
 
 

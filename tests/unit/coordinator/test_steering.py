@@ -6,14 +6,14 @@ import pytest
 
 from rallypoint.agent.policy import Phase as AgentPhase
 from rallypoint.agent.policy import PolicyState, decide
-from rallypoint.coordinator.coordinator import Coordinator
-from rallypoint.coordinator.dispatcher import MAX_WATCHERS, Dispatcher
-from rallypoint.coordinator.operators import Watchers
-from rallypoint.coordinator.sessions import SessionRecord
-from rallypoint.membership.operations import Drain, Fail, PreemptJob
-from rallypoint.membership.rules import resize
-from rallypoint.membership.state import NodeId, NodeInfo, NodeRange, Participant, Settings, State
-from rallypoint.protocol.messages import (
+from rallypoint.control.coordinator.coordinator import Coordinator
+from rallypoint.control.coordinator.dispatcher import MAX_WATCHERS, Dispatcher
+from rallypoint.control.coordinator.operators import Watchers
+from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.membership.operations import Drain, Fail, PreemptJob
+from rallypoint.control.membership.rules import resize
+from rallypoint.control.membership.state import NodeId, NodeInfo, NodeRange, Participant, Settings, State
+from rallypoint.control.protocol.messages import (
     CollectedPart,
     CollectKind,
     CollectRequested,
@@ -25,7 +25,7 @@ from rallypoint.protocol.messages import (
     ReportRequested,
     ResumeRequest,
 )
-from rallypoint.protocol.observation import (
+from rallypoint.control.protocol.observation import (
     CollectCommand,
     CommandReply,
     DrainCommand,
@@ -35,7 +35,7 @@ from rallypoint.protocol.observation import (
     StopCommand,
     WatchRequest,
 )
-from rallypoint.protocol.resume_state import ResumeState, after_notification, requests_to_repeat
+from rallypoint.control.protocol.resume_state import ResumeState, after_notification, requests_to_repeat
 from tests.unit.coordinator.test_watching import BY, CAUSE, WATCHER, Job, running, snapshot_in
 
 JOINED = JoinRequest(NodeInfo("default", 2, "", 7000, None, 3), 600.0)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.base.errors import UsageError
-from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
-from rallypoint.coordinator.sessions import SessionRecord
-from rallypoint.coordinator.store_peers import PeerPolicy, parse_policy, peers_of
-from rallypoint.membership.state import NodeId, NodeInfo, Settings
-from rallypoint.protocol import codec
-from rallypoint.protocol.messages import JoinRequest, Placed, StorePeers
+from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.coordinator.store_peers import PeerPolicy, parse_policy, peers_of
+from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
+from rallypoint.control.protocol import codec
+from rallypoint.control.protocol.messages import JoinRequest, Placed, StorePeers
 from rallypoint.store.guard import networks
 
 MEMBERS = PeerPolicy()

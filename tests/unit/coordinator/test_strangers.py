@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.coordinator.coordinator import Coordinator
-from rallypoint.coordinator.sessions import SessionRecord
+from rallypoint.control.coordinator.coordinator import Coordinator
+from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.membership.operations import Close, PreemptJob, RecordProgress
+from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Settings
+from rallypoint.control.protocol.messages import JoinRequest, Placed, Request, ResumeRequest
 from rallypoint.failures.cause import Cause
-from rallypoint.membership.operations import Close, PreemptJob, RecordProgress
-from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Settings
-from rallypoint.protocol.messages import JoinRequest, Placed, Request, ResumeRequest
 
 CAUSE = Cause(0, 0, "h", 42, 1, "boom", "", 0.0, "")
 JOB_WIDE = [Close(), PreemptJob(1.0), RecordProgress(0, 5)]

@@ -13,12 +13,12 @@ import trustme
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, listening_socket
 from rallypoint.base.tls import ControlTls, TlsFiles
-from rallypoint.client.dialing import DialTarget, FixedEndpoint
-from rallypoint.client.tcp_link import TcpLink
-from rallypoint.coordinator.dispatcher import Dispatcher
-from rallypoint.coordinator.server import ControlServer
-from rallypoint.membership.state import NodeInfo, Settings
-from rallypoint.protocol.messages import JoinRequest, LinkLost, Notification, Placed
+from rallypoint.control.client.dialing import DialTarget, FixedEndpoint
+from rallypoint.control.client.tcp_link import TcpLink
+from rallypoint.control.coordinator.dispatcher import Dispatcher
+from rallypoint.control.coordinator.server import ControlServer
+from rallypoint.control.membership.state import NodeInfo, Settings
+from rallypoint.control.protocol.messages import JoinRequest, LinkLost, Notification, Placed
 from rallypoint.store.client import TCPStore
 from rallypoint.store.server import RoundStores
 from tests.unit.rendezvous.listening import Heard

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
-from rallypoint.coordinator.operators import Watchers
-from rallypoint.coordinator.sessions import SessionRecord
-from rallypoint.failures.cause import Cause
-from rallypoint.membership.operations import Fail, Succeed
-from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Settings
-from rallypoint.protocol.messages import (
+from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.control.coordinator.operators import Watchers
+from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.membership.operations import Fail, Succeed
+from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Settings
+from rallypoint.control.protocol.messages import (
     CollectedPart,
     CollectKind,
     CollectRequested,
@@ -31,7 +30,7 @@ from rallypoint.protocol.messages import (
     Request,
     RoundEnded,
 )
-from rallypoint.protocol.observation import (
+from rallypoint.control.protocol.observation import (
     CollectCommand,
     Command,
     CommandReply,
@@ -48,6 +47,7 @@ from rallypoint.protocol.observation import (
     WatchRequest,
     decode_snapshot,
 )
+from rallypoint.failures.cause import Cause
 from tests.unit.rendezvous.jobs import EVENTS, Life
 from tests.unit.rendezvous.jobs import SETTINGS as JOBS
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.demo.worker import Peers, PeersError, Progress, arguments, gradient, share
+from rallypoint.cli.demo.worker import Peers, PeersError, Progress, arguments, gradient, share
 from rallypoint.store.client import TCPStore
 
 

@@ -9,7 +9,7 @@ import pytest
 from docs.repository_links import DOCS
 
 from rallypoint.cli.verdict import CODES, SUCCESS, verdict_of
-from rallypoint.telemetry.agent_events import KINDS, AgentEvent, Failure
+from rallypoint.observe.telemetry.agent_events import KINDS, AgentEvent, Failure
 
 EVENTS = (DOCS / "reference" / "events.md").read_text()
 EXIT_CODES = (DOCS / "reference" / "exit-codes.md").read_text()

@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Sequence
 from random import Random
 
-from rallypoint.election import steps
-from rallypoint.election.journal import Journal
-from rallypoint.election.keys import ElectionKeys
-from rallypoint.election.machine import Election
-from rallypoint.election.steps import Answer, CandidatePhase, Effect, Event, Request, Watched
-from rallypoint.etcd.api import EtcdError, WatchEnd
-from rallypoint.membership.state import NodeId, Settings
+from rallypoint.control.election import steps
+from rallypoint.control.election.journal import Journal
+from rallypoint.control.election.keys import ElectionKeys
+from rallypoint.control.election.machine import Election
+from rallypoint.control.election.steps import Answer, CandidatePhase, Effect, Event, Request, Watched
+from rallypoint.control.etcd.api import EtcdError, WatchEnd
+from rallypoint.control.membership.state import NodeId, Settings
 from tests.sim.etcd import Etcd
 from tests.sim.world import World
 

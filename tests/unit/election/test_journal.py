@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.election.journal import CannotWrite, Journal, NotYet, Written
-from rallypoint.election.keys import ElectionKeys, decode_snapshot
-from rallypoint.election.steps import Fence, Txn
-from rallypoint.election.takeover import Takeover
-from rallypoint.etcd.api import Delete, EtcdLeaseGone, EtcdRefused, EtcdUnreachable, Put, TxnResult
-from rallypoint.membership.state import State
-from rallypoint.protocol.codec import decode_state
+from rallypoint.control.election.journal import CannotWrite, Journal, NotYet, Written
+from rallypoint.control.election.keys import ElectionKeys, decode_snapshot
+from rallypoint.control.election.steps import Fence, Txn
+from rallypoint.control.election.takeover import Takeover
+from rallypoint.control.etcd.api import Delete, EtcdLeaseGone, EtcdRefused, EtcdUnreachable, Put, TxnResult
+from rallypoint.control.membership.state import State
+from rallypoint.control.protocol.codec import decode_state
 from tests.sim.etcd import Etcd
 from tests.unit.election.cluster import Cluster
 

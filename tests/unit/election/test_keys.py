@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import printable
-from rallypoint.election.keys import (
+from rallypoint.control.election.keys import (
     ElectionKeys,
     LeaderRecord,
     Snapshot,
@@ -19,8 +19,8 @@ from rallypoint.election.keys import (
     encode_node,
     encode_snapshot,
 )
-from rallypoint.membership.state import NodeId
-from rallypoint.protocol.errors import RendezvousStateError
+from rallypoint.control.membership.state import NodeId
+from rallypoint.control.protocol.errors import RendezvousStateError
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]))
 

@@ -10,13 +10,13 @@ import pytest
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import listening_socket
-from rallypoint.client.tcp_link import TcpLink
-from rallypoint.coordinator.dispatcher import Dispatcher
-from rallypoint.coordinator.server import ControlServer
-from rallypoint.election.keys import LeaderRecord
-from rallypoint.election.leader_resolver import LeaderResolver
-from rallypoint.membership.state import Settings
-from rallypoint.protocol.handshake import HandshakeError
+from rallypoint.control.client.tcp_link import TcpLink
+from rallypoint.control.coordinator.dispatcher import Dispatcher
+from rallypoint.control.coordinator.server import ControlServer
+from rallypoint.control.election.keys import LeaderRecord
+from rallypoint.control.election.leader_resolver import LeaderResolver
+from rallypoint.control.membership.state import Settings
+from rallypoint.control.protocol.handshake import HandshakeError
 
 LEASE = 7
 REFUSED = ConnectionRefusedError("Connection refused")

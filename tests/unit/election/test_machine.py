@@ -7,13 +7,20 @@ from random import Random
 
 import pytest
 
-from rallypoint.election import steps
-from rallypoint.election.keys import decode_leader
-from rallypoint.election.machine import LONG_PAUSE, PAUSE, Election
-from rallypoint.election.procedures import STATE_TTL
-from rallypoint.election.steps import CandidatePhase, EndTerm, Revoke, StartTerm, Watched
-from rallypoint.etcd.api import Delete, EtcdLeaseGone, EtcdRefused, EtcdUnreachable, WatchCancelled, WatchCompacted
-from rallypoint.membership.state import NodeId
+from rallypoint.control.election import steps
+from rallypoint.control.election.keys import decode_leader
+from rallypoint.control.election.machine import LONG_PAUSE, PAUSE, Election
+from rallypoint.control.election.procedures import STATE_TTL
+from rallypoint.control.election.steps import CandidatePhase, EndTerm, Revoke, StartTerm, Watched
+from rallypoint.control.etcd.api import (
+    Delete,
+    EtcdLeaseGone,
+    EtcdRefused,
+    EtcdUnreachable,
+    WatchCancelled,
+    WatchCompacted,
+)
+from rallypoint.control.membership.state import NodeId
 from tests.unit.election.cluster import KEYS, SETTINGS, Agent, Cluster
 
 AWAY = EtcdUnreachable("etcd gave no answer")

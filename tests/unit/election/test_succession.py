@@ -5,13 +5,12 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.coordinator.dispatcher import Dispatcher, RestoredState
-from rallypoint.coordinator.recovery import recovery_timeout
-from rallypoint.coordinator.sessions import SessionRecord
-from rallypoint.failures.cause import Cause
-from rallypoint.membership.operations import Drain, Fail, Succeed
-from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Settings, State
-from rallypoint.protocol.messages import (
+from rallypoint.control.coordinator.dispatcher import Dispatcher, RestoredState
+from rallypoint.control.coordinator.recovery import recovery_timeout
+from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.membership.operations import Drain, Fail, Succeed
+from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Settings, State
+from rallypoint.control.protocol.messages import (
     Confirmed,
     ConfirmRequest,
     Heartbeat,
@@ -24,7 +23,7 @@ from rallypoint.protocol.messages import (
     Request,
     RoundEnded,
 )
-from rallypoint.protocol.resume_state import (
+from rallypoint.control.protocol.resume_state import (
     ResumeState,
     after_notification,
     after_request,
@@ -32,6 +31,7 @@ from rallypoint.protocol.resume_state import (
     session_opened,
     without_foreign_join,
 )
+from rallypoint.failures.cause import Cause
 from tests.effort import examples
 
 CAUSE = Cause(0, 0, "h", 42, 1, "boom", "", 0.0, "")

@@ -6,13 +6,20 @@ import math
 
 import pytest
 
-from rallypoint.coordinator.recovery import recovery_timeout
-from rallypoint.election.keys import ElectionKeys, Snapshot, encode_node, encode_snapshot
-from rallypoint.election.takeover import MIN_ABSENCE, Presence, Takeover, min_absence, takeover_from, wait_for_missing
-from rallypoint.etcd.api import KeyValue, WatchEvent
-from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Participant, Settings, State, Verdict
-from rallypoint.protocol.codec import encode_state
-from rallypoint.protocol.errors import RendezvousStateError
+from rallypoint.control.coordinator.recovery import recovery_timeout
+from rallypoint.control.election.keys import ElectionKeys, Snapshot, encode_node, encode_snapshot
+from rallypoint.control.election.takeover import (
+    MIN_ABSENCE,
+    Presence,
+    Takeover,
+    min_absence,
+    takeover_from,
+    wait_for_missing,
+)
+from rallypoint.control.etcd.api import KeyValue, WatchEvent
+from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Participant, Settings, State, Verdict
+from rallypoint.control.protocol.codec import encode_state
+from rallypoint.control.protocol.errors import RendezvousStateError
 
 KEYS = ElectionKeys.of("/x", "job")
 SETTINGS = Settings("job", 1, 4)

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.election import steps
-from rallypoint.election.steps import CandidatePhase, EndTerm, StartTerm
-from rallypoint.etcd.api import EtcdLeaseGone, EtcdRefused, EtcdUnreachable, WatchCompacted
+from rallypoint.control.election import steps
+from rallypoint.control.election.steps import CandidatePhase, EndTerm, StartTerm
+from rallypoint.control.etcd.api import EtcdLeaseGone, EtcdRefused, EtcdUnreachable, WatchCompacted
 from tests.unit.election.cluster import KEYS, SETTINGS, Agent, Cluster
 
 AWAY = EtcdUnreachable("etcd gave no answer")

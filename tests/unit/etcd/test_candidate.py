@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 
 from rallypoint.base.endpoint import host_name
-from rallypoint.election.journal import Journal
-from rallypoint.election.keys import ElectionKeys, Snapshot, decode_leader, encode_node, encode_snapshot
-from rallypoint.election.leader_resolver import LeaderResolver
-from rallypoint.election.machine import Election
-from rallypoint.election.shell import Candidate
-from rallypoint.election.steps import Effect, Event, Fence
-from rallypoint.election.takeover import Takeover
-from rallypoint.election.term import JournalWriter
-from rallypoint.etcd.api import (
+from rallypoint.control.election.journal import Journal
+from rallypoint.control.election.keys import ElectionKeys, Snapshot, decode_leader, encode_node, encode_snapshot
+from rallypoint.control.election.leader_resolver import LeaderResolver
+from rallypoint.control.election.machine import Election
+from rallypoint.control.election.shell import Candidate
+from rallypoint.control.election.steps import Effect, Event, Fence
+from rallypoint.control.election.takeover import Takeover
+from rallypoint.control.election.term import JournalWriter
+from rallypoint.control.etcd.api import (
     EtcdRefused,
     EtcdUnreachable,
     Operation,
@@ -35,9 +35,9 @@ from rallypoint.etcd.api import (
     WatchEnd,
     WatchEvent,
 )
-from rallypoint.etcd.client import Watch
-from rallypoint.membership.state import NodeId, Settings, State
-from rallypoint.protocol.codec import encode_state
+from rallypoint.control.etcd.client import Watch
+from rallypoint.control.membership.state import NodeId, Settings, State
+from rallypoint.control.protocol.codec import encode_state
 from rallypoint.rendezvous.backends.options import control_listeners
 from rallypoint.rendezvous.params import RendezvousParameters
 from tests.etcd_client import WritingClient as EtcdClient
@@ -209,7 +209,7 @@ def test_who_is_refused_for_now_does_not_take_the_job_s_state_away(
 def test_the_same_refusal_is_not_told_every_few_seconds(
     etcd: EtcdCluster, keys: ElectionKeys, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rallypoint.election.machine.LONG_PAUSE", 0.05)
+    monkeypatch.setattr("rallypoint.control.election.machine.LONG_PAUSE", 0.05)
     asked = []
 
     class Refused(EtcdClient):

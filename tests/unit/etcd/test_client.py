@@ -11,7 +11,7 @@ import pytest
 
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.base.errors import UserError
-from rallypoint.etcd.api import (
+from rallypoint.control.etcd.api import (
     Compare,
     Delete,
     EtcdLeaseGone,
@@ -170,7 +170,7 @@ def test_without_the_package_one_sentence_says_what_to_install(monkeypatch: pyte
 @pytest.mark.process
 def test_what_others_import_of_it_brings_nothing_heavy() -> None:
     script = (
-        "import sys, rallypoint.etcd.api, rallypoint.etcd.client; "
+        "import sys, rallypoint.control.etcd.api, rallypoint.control.etcd.client; "
         "print([name for name in ('asyncio', 'ssl', 'h2', 'grpclib') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)

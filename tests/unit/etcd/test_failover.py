@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from rallypoint.base.endpoint import Endpoint
-from rallypoint.etcd.api import Compare, EtcdUnreachable, Put
+from rallypoint.control.etcd.api import Compare, EtcdUnreachable, Put
 from tests.etcd_client import WritingClient as EtcdClient
 from tests.etcd_cluster import EtcdCluster, Member
 from tests.ports import free_port

@@ -6,13 +6,13 @@ import queue
 
 import pytest
 
-from rallypoint.election.journal import Journal
-from rallypoint.election.keys import ElectionKeys
-from rallypoint.election.steps import Fence
-from rallypoint.election.takeover import Takeover
-from rallypoint.election.term import JournalWriter
-from rallypoint.etcd.api import RangeResult
-from rallypoint.membership.state import State
+from rallypoint.control.election.journal import Journal
+from rallypoint.control.election.keys import ElectionKeys
+from rallypoint.control.election.steps import Fence
+from rallypoint.control.election.takeover import Takeover
+from rallypoint.control.election.term import JournalWriter
+from rallypoint.control.etcd.api import RangeResult
+from rallypoint.control.membership.state import State
 from tests.etcd_client import WritingClient as EtcdClient
 
 TIMEOUT = 120.0

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.etcd import messages
-from rallypoint.etcd.api import Compare, Operation, Put, Range
-from rallypoint.etcd.messages import (
+from rallypoint.control.etcd import messages
+from rallypoint.control.etcd.api import Compare, Operation, Put, Range
+from rallypoint.control.etcd.messages import (
     DecodingError,
     Fields,
     RequestOutcome,

@@ -11,7 +11,7 @@ import trustme
 
 from rallypoint.base.endpoint import Endpoint, listening_socket
 from rallypoint.base.errors import UserError
-from rallypoint.etcd.api import Credentials, EtcdError, EtcdRefused, EtcdTls, EtcdUnreachable, WatchCancelled
+from rallypoint.control.etcd.api import Credentials, EtcdError, EtcdRefused, EtcdTls, EtcdUnreachable, WatchCancelled
 from tests.etcd_client import WritingClient as EtcdClient
 from tests.etcd_cluster import EtcdCluster, ServerTls, running
 from tests.unit.etcd.watching import Told

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from rallypoint.etcd.api import Compare, Put, RangeResult, WatchCompacted, WatchEvent
+from rallypoint.control.etcd.api import Compare, Put, RangeResult, WatchCompacted, WatchEvent
 from tests.etcd_client import WritingClient as EtcdClient
 from tests.etcd_cluster import EtcdCluster, Member
 from tests.unit.etcd.watching import TIMEOUT, Told

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Sequence
 
-from rallypoint.etcd.api import WatchEnd, WatchEvent
+from rallypoint.control.etcd.api import WatchEnd, WatchEvent
 
 TIMEOUT = 120.0
 """Seconds after which a test gives up."""

@@ -1,1 +1,1 @@
-"""Tests of `rallypoint.hangs`."""
+"""Tests of `rallypoint.observe.hangs`."""

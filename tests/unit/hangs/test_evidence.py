@@ -19,14 +19,23 @@ from rallypoint.agent.features.hangs import collect
 from rallypoint.base.clock import Deadline
 from rallypoint.base.process_table import process_table
 from rallypoint.base.procfs import read_proc_state
-from rallypoint.hangs.dumps import BUFFER, DUMP, DUMP_ON_TIMEOUT, OLD_NAMES, PER_WORKER, PIPE, SOCKET, recorder_of
-from rallypoint.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence
-from rallypoint.hangs.messages import NodeEvidence, decode_evidence, encode_evidence
-from rallypoint.hangs.report import report_lines
-from rallypoint.hangs.stacks import stacks_of_workers
-from rallypoint.hangs.understand import groups_of
-from rallypoint.logs.specs import DefaultLogsSpecs
+from rallypoint.observe.hangs.dumps import (
+    BUFFER,
+    DUMP,
+    DUMP_ON_TIMEOUT,
+    OLD_NAMES,
+    PER_WORKER,
+    PIPE,
+    SOCKET,
+    recorder_of,
+)
+from rallypoint.observe.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence
+from rallypoint.observe.hangs.messages import NodeEvidence, decode_evidence, encode_evidence
+from rallypoint.observe.hangs.report import report_lines
+from rallypoint.observe.hangs.stacks import stacks_of_workers
+from rallypoint.observe.hangs.understand import groups_of
 from rallypoint.workers.context import SubprocessContext
+from rallypoint.workers.logs.specs import DefaultLogsSpecs
 from rallypoint.workers.preload.forkable import untracked_read
 from tests.stopped import until_stopped
 from tests.unit.agent.test_incident import node_of
@@ -143,9 +152,9 @@ def test_each_state_is_told_and_all_of_it_is_kept(tmp_path: Path) -> None:
 
 DENIED = """
 import ctypes, sys
-from rallypoint.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence
-from rallypoint.hangs.messages import decode_evidence, encode_evidence
-from rallypoint.hangs.report import report_lines
+from rallypoint.observe.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence
+from rallypoint.observe.hangs.messages import decode_evidence, encode_evidence
+from rallypoint.observe.hangs.report import report_lines
 
 PR_CAPBSET_DROP, CAP_SYS_PTRACE = 24, 19
 ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0)  # what py-spy runs as; others do not have it anyway

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint.hangs.dumps import (
+from rallypoint.observe.hangs.dumps import (
     DUMP,
     OLD_NAMES,
     PIPE,
@@ -29,10 +29,10 @@ from rallypoint.hangs.dumps import (
     recorder_of,
     take_dumps,
 )
-from rallypoint.hangs.messages import NodeEvidence, RankEvidence, RankRecord, decode_evidence, encode_evidence
-from rallypoint.hangs.report import report_lines
-from rallypoint.hangs.understand import MAX_FINDINGS, findings
-from rallypoint.hangs.unpickle import PlainUnpickler, unpickled
+from rallypoint.observe.hangs.messages import NodeEvidence, RankEvidence, RankRecord, decode_evidence, encode_evidence
+from rallypoint.observe.hangs.report import report_lines
+from rallypoint.observe.hangs.understand import MAX_FINDINGS, findings
+from rallypoint.observe.hangs.unpickle import PlainUnpickler, unpickled
 
 RECORDED = Path(__file__).parent / "recorded"
 """Of real torch: `recorded/train.py` says how."""
@@ -284,7 +284,7 @@ def test_a_dump_is_asked_for_by_the_pipe_and_awaited_until_it_is_whole(folder: P
 
 @pytest.mark.process
 def test_a_rank_that_cannot_be_asked_or_does_not_answer_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rallypoint.hangs.dumps.TIMEOUT", 2.0)
+    monkeypatch.setattr("rallypoint.observe.hangs.dumps.TIMEOUT", 2.0)
     thread = process_group(folder / "rank_0", [b"half a dump"])
     os.mkfifo(folder / "rank_1.pipe")
     (folder / "rank_2.pipe").write_text("no pipe")
@@ -302,7 +302,7 @@ def test_a_rank_that_cannot_be_asked_or_does_not_answer_is_told(folder: Path, mo
 
 
 def test_torchs_worker_server_is_asked_on_its_socket(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rallypoint.hangs.dumps.TIMEOUT", 1.0)
+    monkeypatch.setattr("rallypoint.observe.hangs.dumps.TIMEOUT", 1.0)
     data = (RECORDED / "server_3.json").read_bytes()
     answers = {
         3: b"HTTP/1.1 200 OK\r\n\r\n" + data,
@@ -333,7 +333,7 @@ def test_torchs_worker_server_is_asked_on_its_socket(folder: Path, monkeypatch: 
 
 def test_what_drips_from_a_socket_is_not_awaited_for_ever(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a worker listens, another program may."""
-    monkeypatch.setattr("rallypoint.hangs.dumps.TIMEOUT", 0.5)
+    monkeypatch.setattr("rallypoint.observe.hangs.dumps.TIMEOUT", 0.5)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{folder}/0")
     listener.listen()

@@ -8,10 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.hangs.frames import Frame, calls_of, main_frames, short_lines, summary_of
-from rallypoint.hangs.messages import NodeEvidence, ProcessEvidence, RankEvidence, decode_evidence, encode_evidence
-from rallypoint.hangs.report import MAX_LINES, report_lines
-from rallypoint.hangs.understand import groups_of
+from rallypoint.observe.hangs.frames import Frame, calls_of, main_frames, short_lines, summary_of
+from rallypoint.observe.hangs.messages import (
+    NodeEvidence,
+    ProcessEvidence,
+    RankEvidence,
+    decode_evidence,
+    encode_evidence,
+)
+from rallypoint.observe.hangs.report import MAX_LINES, report_lines
+from rallypoint.observe.hangs.understand import groups_of
 
 PACKAGES = "/opt/env/lib/python3.12/site-packages"
 WRAPPER = Frame("_exception_logger.<locals>.wrapper", f"{PACKAGES}/torch/distributed/c10d_logger.py", 83)

@@ -17,7 +17,7 @@ import pytest
 
 from rallypoint.base import http_server
 from rallypoint.base.loop import LoopThread
-from rallypoint.health.check import HealthCheckServer, ProgressProbe, create_healthcheck_server, requested_port
+from rallypoint.observe.health.check import HealthCheckServer, ProgressProbe, create_healthcheck_server, requested_port
 
 TIMEOUT = 120.0
 
@@ -206,7 +206,7 @@ def test_open_connections_do_not_hold_up_the_end(loop: LoopThread) -> None:
 def test_a_loop_that_is_stuck_does_not_hold_up_the_agent(
     loop: LoopThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rallypoint.health.check._CLOSE_TIMEOUT", 0.1)
+    monkeypatch.setattr("rallypoint.observe.health.check._CLOSE_TIMEOUT", 0.1)
     stuck, free = threading.Event(), threading.Event()
 
     def hang() -> None:
@@ -245,4 +245,4 @@ def test_the_factory_starts_nothing() -> None:
 def test_the_package_is_light_until_it_serves() -> None:
     from tests.unit.test_start_up import imported_by
 
-    assert "asyncio" not in imported_by("import rallypoint.health.check")
+    assert "asyncio" not in imported_by("import rallypoint.observe.health.check")

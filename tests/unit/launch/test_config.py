@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from rallypoint.agent.launch.config import LaunchConfig, describe
 from rallypoint.base.errors import UserError
-from rallypoint.launch.config import LaunchConfig, describe
-from rallypoint.logs.specs import DefaultLogsSpecs
+from rallypoint.workers.logs.specs import DefaultLogsSpecs
 
 
 @pytest.fixture(autouse=True)

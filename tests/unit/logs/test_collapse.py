@@ -9,9 +9,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.logs.collapse import Collapse, Group, LineGroups
-from rallypoint.logs.outputs import Outputs
-from rallypoint.logs.specs import LogsDest
+from rallypoint.workers.logs.collapse import Collapse, Group, LineGroups
+from rallypoint.workers.logs.outputs import Outputs
+from rallypoint.workers.logs.specs import LogsDest
 
 RANKS = 4
 SECONDS = 2.0

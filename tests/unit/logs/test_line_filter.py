@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from rallypoint.logs import line_filter as line_filter_module
-from rallypoint.logs.line_filter import LineFilter
-from rallypoint.logs.outputs import Outputs
-from rallypoint.logs.specs import LogsDest
-from rallypoint.logs.tail import Tail
+from rallypoint.workers.logs import line_filter as line_filter_module
+from rallypoint.workers.logs.line_filter import LineFilter
+from rallypoint.workers.logs.outputs import Outputs
+from rallypoint.workers.logs.specs import LogsDest
+from rallypoint.workers.logs.tail import Tail
 from tests.effort import examples
 
 LETTERS = st.text(alphabet="ab\n\udcff", max_size=30)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.logs.console import MAX_SILENCE, MAX_WAIT, LineScheduler
+from rallypoint.workers.logs.console import MAX_SILENCE, MAX_WAIT, LineScheduler
 
 CHUNKS = st.lists(
     st.tuples(

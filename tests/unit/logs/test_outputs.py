@@ -18,12 +18,12 @@ from socket import socketpair
 import pytest
 
 from rallypoint.base.errors import UserError
-from rallypoint.logs import console as console_module
-from rallypoint.logs import outputs as module
-from rallypoint.logs.outputs import Outputs
-from rallypoint.logs.pump import Pump
-from rallypoint.logs.specs import LogsDest
-from rallypoint.logs.tail import Tail
+from rallypoint.workers.logs import console as console_module
+from rallypoint.workers.logs import outputs as module
+from rallypoint.workers.logs.outputs import Outputs
+from rallypoint.workers.logs.pump import Pump
+from rallypoint.workers.logs.specs import LogsDest
+from rallypoint.workers.logs.tail import Tail
 
 pytestmark = pytest.mark.process
 
@@ -626,8 +626,8 @@ def test_both_streams_on_one_console_share_the_scheduler(tmp_path: Path, out: Co
 FLOOD_AND_LOG = """
 import os, subprocess, sys
 from rallypoint.base.log import configure, get_logger
-from rallypoint.logs.outputs import Outputs
-from rallypoint.logs.specs import LogsDest
+from rallypoint.workers.logs.outputs import Outputs
+from rallypoint.workers.logs.specs import LogsDest
 configure()
 file = {0: sys.argv[1]}
 outputs = Outputs(LogsDest(stdouts=file, tee_stdouts=file), range(1), {0: "[0]:"}, stdout=2, stderr=2)
@@ -693,8 +693,8 @@ def test_a_file_that_cannot_be_read_costs_its_own_output_only(tmp_path: Path, ou
 def test_what_is_not_used_is_not_imported() -> None:
     code = """
 import sys
-from rallypoint.logs.outputs import Outputs
-from rallypoint.logs.specs import DefaultLogsSpecs
+from rallypoint.workers.logs.outputs import Outputs
+from rallypoint.workers.logs.specs import DefaultLogsSpecs
 envs = {0: {}, 1: {}}
 specs = DefaultLogsSpecs()
 Outputs(specs.reify(envs), range(2), {}).close()

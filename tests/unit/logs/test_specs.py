@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.errors import UserError
-from rallypoint.logs.specs import (
+from rallypoint.workers.logs.specs import (
     DefaultLogsSpecs,
     LogsDest,
     Std,

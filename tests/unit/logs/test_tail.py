@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rallypoint.logs import tail as module
-from rallypoint.logs.console import Chunk
-from rallypoint.logs.tail import PROGRESS_BAR_DELAY, READ_SIZE, Tail
+from rallypoint.workers.logs import tail as module
+from rallypoint.workers.logs.console import Chunk
+from rallypoint.workers.logs.tail import PROGRESS_BAR_DELAY, READ_SIZE, Tail
 from tests.effort import examples
 
 WRITES = st.lists(st.binary(max_size=30).map(lambda data: data.replace(b"\x00", b"\n")), max_size=12)

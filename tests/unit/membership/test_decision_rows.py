@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.membership.operations import Close, Exit, Join, KeepLeaseAlive, Operation, Refusal, Stop
-from rallypoint.membership.rules import ClockView, step
-from rallypoint.membership.state import AbandonedRendezvous, NodeId, NodeInfo, Participant, Settings, State
+from rallypoint.control.membership.operations import Close, Exit, Join, KeepLeaseAlive, Operation, Refusal, Stop
+from rallypoint.control.membership.rules import ClockView, step
+from rallypoint.control.membership.state import AbandonedRendezvous, NodeId, NodeInfo, Participant, Settings, State
 
 JOB = Settings("job", 2, 3, counts_heartbeats=True)
 ME, A, B, C = (NodeId(name, 1, 0) for name in ("me", "a", "b", "c"))

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from rallypoint.control.membership.endings import failure_streak_after
+from rallypoint.control.membership.operations import Fail, RecordProgress, Stop
+from rallypoint.control.membership.rules import ClockView, step
+from rallypoint.control.membership.state import (
+    FailureStreak,
+    JobProgress,
+    NodeId,
+    NodeInfo,
+    Participant,
+    Settings,
+    State,
+)
 from rallypoint.failures.cause import Cause, Ending
-from rallypoint.membership.endings import failure_streak_after
-from rallypoint.membership.operations import Fail, RecordProgress, Stop
-from rallypoint.membership.rules import ClockView, step
-from rallypoint.membership.state import FailureStreak, JobProgress, NodeId, NodeInfo, Participant, Settings, State
 
 SETTINGS = Settings("job", 1, 1, same_failure_limit=3)
 

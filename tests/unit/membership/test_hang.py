@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.failures.cause import Cause
-from rallypoint.membership.endings import hang_began, is_hung
-from rallypoint.membership.operations import (
+from rallypoint.control.membership.endings import hang_began, is_hung
+from rallypoint.control.membership.operations import (
     Close,
     Exit,
     Fail,
@@ -17,8 +16,9 @@ from rallypoint.membership.operations import (
     Restart,
     Succeed,
 )
-from rallypoint.membership.rules import ClockView, step
-from rallypoint.membership.state import NodeId, NodeInfo, Preemption, Reason, Settings, State
+from rallypoint.control.membership.rules import ClockView, step
+from rallypoint.control.membership.state import NodeId, NodeInfo, Preemption, Reason, Settings, State
+from rallypoint.failures.cause import Cause
 from tests.effort import examples
 
 JOB = Settings("job", 1, 3)

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.failures.cause import Cause, Ending
-from rallypoint.membership.operations import (
+from rallypoint.control.membership.operations import (
     Close,
     Drain,
     Exit,
@@ -20,8 +19,9 @@ from rallypoint.membership.operations import (
     Restart,
     Succeed,
 )
-from rallypoint.membership.rules import ClockView, step
-from rallypoint.membership.state import NodeId, NodeInfo, NodeRange, Outcome, Reason, Settings, State
+from rallypoint.control.membership.rules import ClockView, step
+from rallypoint.control.membership.state import NodeId, NodeInfo, NodeRange, Outcome, Reason, Settings, State
+from rallypoint.failures.cause import Cause, Ending
 from tests.effort import examples
 
 JOB = Settings("job", 1, 4)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.failures.cause import Cause
-from rallypoint.membership.operations import (
+from rallypoint.control.membership.operations import (
     Close,
     Drain,
     Exit,
@@ -16,8 +15,9 @@ from rallypoint.membership.operations import (
     PreemptJob,
     Succeed,
 )
-from rallypoint.membership.rules import ClockView, step, without_nodes
-from rallypoint.membership.state import NodeId, NodeInfo, Reason, Settings, State
+from rallypoint.control.membership.rules import ClockView, step, without_nodes
+from rallypoint.control.membership.state import NodeId, NodeInfo, Reason, Settings, State
+from rallypoint.failures.cause import Cause
 from tests.effort import examples
 
 JOB = Settings("job", 2, 4)

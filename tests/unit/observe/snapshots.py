@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from rallypoint.control.membership.state import Ledger
+from rallypoint.control.protocol.messages import NodeReport
+from rallypoint.control.protocol.observation import (
+    EventKind,
+    FailureView,
+    JobEvent,
+    NodeState,
+    NodeView,
+    Phase,
+    Snapshot,
+)
 from rallypoint.failures.cause import Cause
-from rallypoint.membership.state import Ledger
-from rallypoint.protocol.messages import NodeReport
-from rallypoint.protocol.observation import EventKind, FailureView, JobEvent, NodeState, NodeView, Phase, Snapshot
 
 LONG = "worker-0123456789.rack-17.row-4.cluster.example.org"
 CAUSE = Cause(3, 1, "b", 42, -9, "Signal 9 (SIGKILL)", "", 1e9, "")

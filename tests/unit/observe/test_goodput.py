@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from rallypoint.observe.goodput import JobPhase, Loss, Report, agent_runs, report
-from rallypoint.telemetry import agent_events as events
-from rallypoint.telemetry.agent_events import KINDS, NodePhase
+from rallypoint.observe.telemetry import agent_events as events
+from rallypoint.observe.telemetry.agent_events import KINDS, NodePhase
 
 R, H, S, RUN, STOP = (
     NodePhase.RENDEZVOUS,

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rallypoint.coordinator.dispatcher import Dispatcher
-from rallypoint.membership.state import Settings
+from rallypoint.control.coordinator.dispatcher import Dispatcher
+from rallypoint.control.membership.state import Settings
 from rallypoint.observe.metrics import (
     CONTENT_TYPE,
     METRICS,
@@ -25,9 +25,9 @@ from rallypoint.observe.metrics import (
     jobs_families,
     node_families,
 )
-from rallypoint.telemetry import agent_events as events
-from rallypoint.telemetry.agent_account import AgentAccount
-from rallypoint.telemetry.agent_events import NodePhase
+from rallypoint.observe.telemetry import agent_events as events
+from rallypoint.observe.telemetry.agent_account import AgentAccount
+from rallypoint.observe.telemetry.agent_events import NodePhase
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"

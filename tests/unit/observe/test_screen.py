@@ -8,9 +8,9 @@ import re
 
 import pytest
 
+from rallypoint.control.protocol.observation import NodeState, Phase, Snapshot
 from rallypoint.observe.screen import Screen, Terminal
 from rallypoint.observe.status import cells
-from rallypoint.protocol.observation import NodeState, Phase, Snapshot
 from tests.unit.observe.snapshots import LONG, event, node, snapshot
 
 

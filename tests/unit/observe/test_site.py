@@ -14,17 +14,17 @@ import pytest
 from rallypoint.base.http import Answer, Client, Stream
 from rallypoint.base.http_access import Access
 from rallypoint.base.peer_user import Peer
-from rallypoint.coordinator.dispatcher import Dispatcher
-from rallypoint.coordinator.jobs import ManyJobs, ServedJobs
-from rallypoint.coordinator.sessions import SessionRecord
-from rallypoint.membership.operations import Close
-from rallypoint.membership.state import NodeId, NodeInfo, Settings
+from rallypoint.control.coordinator.dispatcher import Dispatcher
+from rallypoint.control.coordinator.jobs import ManyJobs, ServedJobs
+from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.membership.operations import Close
+from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
+from rallypoint.control.protocol.handshake import Hello
+from rallypoint.control.protocol.messages import JoinRequest
 from rallypoint.observe.metrics import Family, build_family
 from rallypoint.observe.site import Site
 from rallypoint.observe.sources import LocalJobs
 from rallypoint.observe.status import status_fields
-from rallypoint.protocol.handshake import Hello
-from rallypoint.protocol.messages import JoinRequest
 
 NOW = 1.75e9
 TIMEOUT = 120.0

@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.cli.job_verbs import PHASE_CODES
+from rallypoint.control.protocol.messages import NodeReport
+from rallypoint.control.protocol.observation import EventKind, JobSummary, NodeState, Phase, Snapshot
 from rallypoint.observe.status import (
     ChangeLines,
     Straggler,
@@ -23,8 +25,6 @@ from rallypoint.observe.status import (
     status_lines,
     steps_of,
 )
-from rallypoint.protocol.messages import NodeReport
-from rallypoint.protocol.observation import EventKind, JobSummary, NodeState, Phase, Snapshot
 from rallypoint.rendezvous.control_plane import LocalJob
 from tests.unit.observe.snapshots import event, node, snapshot
 

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 
-from rallypoint.preflight.results import Check, CheckInputs, CheckResult, passed, warned
+from rallypoint.clusters.preflight.results import Check, CheckInputs, CheckResult, passed, warned
 
 SILENCE = warned("no answer", "wait")
 

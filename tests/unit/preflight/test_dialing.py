@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from rallypoint.base.poll import until_readable
-from rallypoint.preflight.dialing import Attempt, MeshListener, Outcome, Target, attempt_all, dial_all, look_up
-from rallypoint.preflight.mesh import MeshNode
+from rallypoint.clusters.preflight.dialing import Attempt, MeshListener, Outcome, Target, attempt_all, dial_all, look_up
+from rallypoint.clusters.preflight.mesh import MeshNode
 from tests.ports import free_port
 
 SCOPE = "job/coordinator/0"
@@ -38,7 +38,7 @@ def test_a_look_up_that_nobody_answers_ends(monkeypatch: pytest.MonkeyPatch) -> 
         answered.wait(30)
         return ["10.0.0.1"]
 
-    monkeypatch.setattr("rallypoint.preflight.dialing.resolve", hang)
+    monkeypatch.setattr("rallypoint.clusters.preflight.dialing.resolve", hang)
     try:
         assert look_up("node1", 0.05).unanswered
     finally:

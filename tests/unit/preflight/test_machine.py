@@ -12,9 +12,9 @@ import pytest
 
 from rallypoint.base.kernel_log import log_entries
 from rallypoint.base.nvml import GpuHealth, NvmlHealth, nvml_health
-from rallypoint.preflight import machine
-from rallypoint.preflight.machine import GIBIBYTE, MEBIBYTE, NO_LIMIT, Room, Xid
-from rallypoint.preflight.results import CheckInputs, CheckResult
+from rallypoint.clusters.preflight import machine
+from rallypoint.clusters.preflight.machine import GIBIBYTE, MEBIBYTE, NO_LIMIT, Room, Xid
+from rallypoint.clusters.preflight.results import CheckInputs, CheckResult
 
 
 def status(result: CheckResult, *values: str) -> str:

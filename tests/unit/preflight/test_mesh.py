@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.preflight.mesh import (
+from rallypoint.clusters.preflight.mesh import (
     FULL_MESH,
     MAX_LINES,
     REMEDY,

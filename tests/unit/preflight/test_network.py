@@ -7,10 +7,10 @@ import socket
 import pytest
 
 from rallypoint.base.endpoint import Endpoint
-from rallypoint.preflight import network
-from rallypoint.preflight.dialing import Attempt, LookUp, Outcome
-from rallypoint.preflight.network import Answer, Place
-from rallypoint.preflight.results import CheckInputs
+from rallypoint.clusters.preflight import network
+from rallypoint.clusters.preflight.dialing import Attempt, LookUp, Outcome
+from rallypoint.clusters.preflight.network import Answer, Place
+from rallypoint.clusters.preflight.results import CheckInputs
 from tests.unit.preflight.test_machine import status
 
 NODE = Endpoint("node1", 29400)

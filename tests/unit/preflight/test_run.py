@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.errors import PreflightError
-from rallypoint.preflight import dialing, machine, network, run
-from rallypoint.preflight.results import (
+from rallypoint.clusters.preflight import dialing, machine, network, run
+from rallypoint.clusters.preflight.results import (
     EXIT_CODES,
     REQUIRE,
     WARN,
@@ -27,7 +27,7 @@ from rallypoint.preflight.results import (
     with_required,
     worst,
 )
-from rallypoint.preflight.run import NAMES, run_checks
+from rallypoint.clusters.preflight.run import NAMES, run_checks
 from tests.unit.preflight import checks
 
 ROOT = Path(__file__).parents[3]
@@ -68,7 +68,7 @@ def run_with(table: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> lis
     bootstrap = f"""
 import sys
 sys.path[:0] = [sys.argv.pop(1), {str(ROOT)!r}]
-from rallypoint.preflight import run
+from rallypoint.clusters.preflight import run
 from tests.unit.preflight import checks
 run.CHECKS = checks.{table}
 run.main_of_child()"""

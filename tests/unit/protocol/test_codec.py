@@ -6,19 +6,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.failures.cause import Cause
-from rallypoint.membership.operations import Close, Drain, Fail, Preempt, RecordProgress, Refusal, ReportQuiet, Succeed
-from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Reason, RoundEnd, Settings, Verdict
-from rallypoint.protocol import codec
-from rallypoint.protocol.frames import MAGIC, MAX_FRAME, FrameError, FrameReader, frame
-from rallypoint.protocol.handshake import (
+from rallypoint.control.membership.operations import (
+    Close,
+    Drain,
+    Fail,
+    Preempt,
+    RecordProgress,
+    Refusal,
+    ReportQuiet,
+    Succeed,
+)
+from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Reason, RoundEnd, Settings, Verdict
+from rallypoint.control.protocol import codec
+from rallypoint.control.protocol.frames import MAGIC, MAX_FRAME, FrameError, FrameReader, frame
+from rallypoint.control.protocol.handshake import (
     ClientHandshake,
     HandshakeRefused,
     Hello,
     Proof,
     ServerHandshake,
 )
-from rallypoint.protocol.messages import (
+from rallypoint.control.protocol.messages import (
     CollectedPart,
     CollectionEnded,
     ConfigDifference,
@@ -46,7 +54,8 @@ from rallypoint.protocol.messages import (
     ResumeRequest,
     RoundEnded,
 )
-from rallypoint.ranks.assign import NodeRanks
+from rallypoint.control.ranks import NodeRanks
+from rallypoint.failures.cause import Cause
 
 CAUSE = Cause(3, 1, "host", 42, -11, "Signal 11", "Traceback ä\n", 1.5, "/x/error.json")
 REQUESTS: list[Request] = [

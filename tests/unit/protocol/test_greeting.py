@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.membership.state import Settings
-from rallypoint.protocol import codec
-from rallypoint.protocol.handshake import (
+from rallypoint.control.membership.state import Settings
+from rallypoint.control.protocol import codec
+from rallypoint.control.protocol.handshake import (
     Challenge,
     ClientHandshake,
     HandshakeRefused,

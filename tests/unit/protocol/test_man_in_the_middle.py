@@ -14,17 +14,17 @@ import pytest
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, listening_socket
 from rallypoint.base.secrets import Secret, new_secret, token
-from rallypoint.client.dialing import DialTarget, FixedEndpoint
-from rallypoint.client.tcp_link import TcpLink
-from rallypoint.coordinator.dispatcher import Dispatcher
-from rallypoint.coordinator.jobs import ManyJobs
-from rallypoint.coordinator.server import ControlServer
-from rallypoint.membership.operations import Close
-from rallypoint.membership.state import NodeId, NodeInfo, Settings
-from rallypoint.protocol import codec
-from rallypoint.protocol.frames import MAGIC, FrameReader, frame
-from rallypoint.protocol.handshake import Challenge, Welcome
-from rallypoint.protocol.messages import JobEnded, JoinRequest, LinkDown, LinkLost, Placed
+from rallypoint.control.client.dialing import DialTarget, FixedEndpoint
+from rallypoint.control.client.tcp_link import TcpLink
+from rallypoint.control.coordinator.dispatcher import Dispatcher
+from rallypoint.control.coordinator.jobs import ManyJobs
+from rallypoint.control.coordinator.server import ControlServer
+from rallypoint.control.membership.operations import Close
+from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
+from rallypoint.control.protocol import codec
+from rallypoint.control.protocol.frames import MAGIC, FrameReader, frame
+from rallypoint.control.protocol.handshake import Challenge, Welcome
+from rallypoint.control.protocol.messages import JobEnded, JoinRequest, LinkDown, LinkLost, Placed
 from tests.unit.rendezvous.listening import Heard
 
 TIMEOUT = 120.0

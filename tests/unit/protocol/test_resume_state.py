@@ -9,11 +9,11 @@ import pytest
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint
-from rallypoint.client.dialing import DialTarget, FixedEndpoint
-from rallypoint.client.tcp_link import TcpLink
-from rallypoint.membership.operations import Fail, Succeed
-from rallypoint.membership.state import NodeId, NodeInfo, Reason, RoundEnd, Settings
-from rallypoint.protocol.messages import (
+from rallypoint.control.client.dialing import DialTarget, FixedEndpoint
+from rallypoint.control.client.tcp_link import TcpLink
+from rallypoint.control.membership.operations import Fail, Succeed
+from rallypoint.control.membership.state import NodeId, NodeInfo, Reason, RoundEnd, Settings
+from rallypoint.control.protocol.messages import (
     Confirmed,
     ConfirmRequest,
     Heartbeat,
@@ -25,7 +25,7 @@ from rallypoint.protocol.messages import (
     ResumeRequest,
     RoundEnded,
 )
-from rallypoint.protocol.resume_state import (
+from rallypoint.control.protocol.resume_state import (
     ResumeState,
     after_notification,
     after_request,
@@ -34,7 +34,7 @@ from rallypoint.protocol.resume_state import (
     session_opened,
     without_foreign_join,
 )
-from rallypoint.ranks.assign import NodeRanks
+from rallypoint.control.ranks import NodeRanks
 from tests.unit.coordinator.test_control import CAUSE, TIMEOUT
 
 MEMBER = NodeInfo("default", 1, "h", 7000)

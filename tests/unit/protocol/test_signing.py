@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.protocol.frames import SIGNATURE_SIZE, SignatureError
-from rallypoint.protocol.signing import Signers, proof, proven_key, transcript_of
+from rallypoint.control.protocol.frames import SIGNATURE_SIZE, SignatureError
+from rallypoint.control.protocol.signing import Signers, proof, proven_key, transcript_of
 
 KEY = os.urandom(32)
 

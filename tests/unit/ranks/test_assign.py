@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.ranks.assign import NodeRanks, assign_group_ranks, assign_worker_ranks
+from rallypoint.control.ranks import NodeRanks, assign_group_ranks, assign_worker_ranks
 
 MEMBERS = st.lists(st.tuples(st.sampled_from("ABC"), st.integers(1, 5)), min_size=1, max_size=12)
 

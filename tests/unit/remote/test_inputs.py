@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.errors import UsageError
-from rallypoint.remote.inputs import (
+from rallypoint.clusters.remote.inputs import (
     MOST_HOSTS,
     Host,
     file_variables,
@@ -19,8 +19,8 @@ from rallypoint.remote.inputs import (
     parse_hostfile,
     parse_hosts,
 )
-from rallypoint.remote.job import End, exit_code, missing
-from rallypoint.remote.messages import Prepare, decode_answer, decode_request, encode, portable
+from rallypoint.clusters.remote.job import End, exit_code, missing
+from rallypoint.clusters.remote.messages import Prepare, decode_answer, decode_request, encode, portable
 
 FILE = b"""# a cluster
 worker-0 slots=8        # DeepSpeed's

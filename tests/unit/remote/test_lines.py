@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.remote.output import LONGEST, PrefixedLines
+from rallypoint.clusters.remote.output import LONGEST, PrefixedLines
 
 MARK = b"\0mark 77 "
 

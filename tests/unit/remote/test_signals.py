@@ -8,9 +8,9 @@ import signal
 import pytest
 
 from rallypoint.base.errors import SignalException
-from rallypoint.remote.inputs import Host
-from rallypoint.remote.job import Plan, _Launch
-from rallypoint.remote.ssh import SshOptions
+from rallypoint.clusters.remote.inputs import Host
+from rallypoint.clusters.remote.job import Plan, _Launch
+from rallypoint.clusters.remote.ssh import SshOptions
 
 
 @pytest.mark.parametrize("last", [True, False], ids=["with the end of the preparation", "before it"])

@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.remote.messages import Ended, Prepare, Start, decode_answer, encode, end_mark
+from rallypoint.clusters.remote.messages import Ended, Prepare, Start, decode_answer, encode, end_mark
 
 pytestmark = pytest.mark.process
 
 SUPERVISOR = """
 import sys
-from rallypoint.remote import supervisor
+from rallypoint.clusters.remote import supervisor
 supervisor._STUCK_AFTER = supervisor._LEFTOVERS_GRACE = 0.1
 sys.exit(supervisor.main())
 """
 
 SSH = """#!{python}
 import os, sys
-from rallypoint.remote.messages import *
+from rallypoint.clusters.remote.messages import *
 from rallypoint import __version__
 def say(answer):
     print(MARK.decode() + encode(answer).decode(), flush=True)
@@ -47,7 +47,7 @@ with open(2, "w", closefd=False) as err:
 
 LAUNCH = """
 import sys
-from rallypoint.remote import ssh
+from rallypoint.clusters.remote import ssh
 ssh._SSH_END = 1.0
 from rallypoint.cli.rallyctl import main
 sys.exit(main(sys.argv[1:]))

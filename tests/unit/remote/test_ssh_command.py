@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.remote.inputs import Host
-from rallypoint.remote.ssh import SshOptions, ssh_command, why_unreachable
+from rallypoint.clusters.remote.inputs import Host
+from rallypoint.clusters.remote.ssh import SshOptions, ssh_command, why_unreachable
 
 OPTIONS = SshOptions(("-i", "key", "-o", "BatchMode=no"), "/opt/my venv/bin/python", 10, 30)
 
@@ -17,7 +17,7 @@ def test_the_users_options_come_first() -> None:
     assert command[-3:] == [
         "--",
         "me@node1",
-        "exec '/opt/my venv/bin/python' -P -m rallypoint.remote.supervisor",
+        "exec '/opt/my venv/bin/python' -P -m rallypoint.clusters.remote.supervisor",
     ]
     assert "ServerAliveInterval=10" in command
 

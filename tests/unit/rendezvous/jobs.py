@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
-from rallypoint.coordinator.sessions import SessionRecord
-from rallypoint.failures.cause import Cause
-from rallypoint.membership.operations import Drain, Fail, Succeed
-from rallypoint.membership.state import NodeId, NodeInfo, Settings, State
-from rallypoint.protocol.messages import (
+from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.membership.operations import Drain, Fail, Succeed
+from rallypoint.control.membership.state import NodeId, NodeInfo, Settings, State
+from rallypoint.control.protocol.messages import (
     JobEnded,
     JoinRefused,
     JoinRequest,
@@ -21,6 +20,7 @@ from rallypoint.protocol.messages import (
     Request,
     RoundEnded,
 )
+from rallypoint.failures.cause import Cause
 
 NODES = 5
 

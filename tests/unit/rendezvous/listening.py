@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 
-from rallypoint.protocol.messages import LinkOpened, Notification
+from rallypoint.control.protocol.messages import LinkOpened, Notification
 
 
 class Heard(queue.SimpleQueue[Notification]):

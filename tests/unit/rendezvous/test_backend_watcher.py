@@ -5,9 +5,9 @@ from __future__ import annotations
 import queue
 import threading
 
-from rallypoint.membership.state import NodeId, Settings
-from rallypoint.protocol.errors import RendezvousStateError
-from rallypoint.protocol.messages import LinkLost, Notification
+from rallypoint.control.membership.state import NodeId, Settings
+from rallypoint.control.protocol.errors import RendezvousStateError
+from rallypoint.control.protocol.messages import LinkLost, Notification
 from rallypoint.rendezvous.backend import RendezvousBackend, Token
 from rallypoint.rendezvous.shared_state import SharedStateLink
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.errors import UserError
-from rallypoint.membership.operations import Drain, Succeed
-from rallypoint.membership.state import NodeInfo
-from rallypoint.protocol.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError
-from rallypoint.protocol.messages import Notification, Placed, ProgressRequest, RoundEnded
+from rallypoint.control.membership.operations import Drain, Succeed
+from rallypoint.control.membership.state import NodeInfo
+from rallypoint.control.protocol.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError
+from rallypoint.control.protocol.messages import Notification, Placed, ProgressRequest, RoundEnded
 from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.handler import RendezvousInfo
 from rallypoint.rendezvous.params import RendezvousParameters

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from rallypoint.membership.operations import Drain
-from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousTimeoutError
-from rallypoint.telemetry import handlers as event_handlers
-from rallypoint.telemetry.events import NodeState, RdzvEvent
-from rallypoint.telemetry.handlers import RENDEZVOUS, log_handlers
+from rallypoint.control.membership.operations import Drain
+from rallypoint.control.protocol.errors import RendezvousConnectionError, RendezvousTimeoutError
+from rallypoint.observe.telemetry import handlers as event_handlers
+from rallypoint.observe.telemetry.events import NodeState, RdzvEvent
+from rallypoint.observe.telemetry.handlers import RENDEZVOUS, log_handlers
 from tests.ports import free_port
 from tests.unit.rendezvous.test_elastic import handler, handlers, meet
 

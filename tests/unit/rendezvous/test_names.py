@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.coordinator.coordinator import Coordinator
-from rallypoint.coordinator.sessions import SessionRecord
-from rallypoint.membership.operations import Drain, Preempt
-from rallypoint.membership.state import NodeId, NodeInfo, Participant, Settings, State, join_names, name_of, names_of
-from rallypoint.protocol import codec
-from rallypoint.protocol.codec import decode_state, encode_state
-from rallypoint.protocol.errors import RendezvousStateError
-from rallypoint.protocol.handshake import ClientHandshake, Hello
-from rallypoint.protocol.messages import JoinRequest, NodesWaiting, Preempted, RoundEnded
+from rallypoint.control.coordinator.coordinator import Coordinator
+from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.membership.operations import Drain, Preempt
+from rallypoint.control.membership.state import (
+    NodeId,
+    NodeInfo,
+    Participant,
+    Settings,
+    State,
+    join_names,
+    name_of,
+    names_of,
+)
+from rallypoint.control.protocol import codec
+from rallypoint.control.protocol.codec import decode_state, encode_state
+from rallypoint.control.protocol.errors import RendezvousStateError
+from rallypoint.control.protocol.handshake import ClientHandshake, Hello
+from rallypoint.control.protocol.messages import JoinRequest, NodesWaiting, Preempted, RoundEnded
 
 SETTINGS = Settings("job", 2, 3, last_call_timeout=0.0)
 A, B, C = (NodeId(f"10.77.0.{number}", 100 + number, 0, f"n{number}") for number in (1, 2, 3))

@@ -10,12 +10,20 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import given
 
+from rallypoint.control.membership.operations import Fail, Refusal, Succeed
+from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Reason, Settings, State, Verdict
+from rallypoint.control.protocol.codec import decode_state, encode_state
+from rallypoint.control.protocol.errors import RendezvousConnectionError, RendezvousStateError
+from rallypoint.control.protocol.messages import (
+    JobEnded,
+    JoinRefused,
+    JoinRequest,
+    LinkLost,
+    Notification,
+    Placed,
+    RoundEnded,
+)
 from rallypoint.failures.cause import Cause
-from rallypoint.membership.operations import Fail, Refusal, Succeed
-from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Reason, Settings, State, Verdict
-from rallypoint.protocol.codec import decode_state, encode_state
-from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousStateError
-from rallypoint.protocol.messages import JobEnded, JoinRefused, JoinRequest, LinkLost, Notification, Placed, RoundEnded
 from rallypoint.rendezvous.backend import RendezvousBackend
 from rallypoint.rendezvous.shared_state import SharedStateLink
 from tests.unit.coordinator.test_coordinator_laws import lived

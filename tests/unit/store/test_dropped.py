@@ -83,7 +83,7 @@ OPEN = {
 }
 _IMPORTS = """
 import gc
-from rallypoint.health.check import HealthCheckServer
+from rallypoint.observe.health.check import HealthCheckServer
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler
 from rallypoint.store.client import TCPStore

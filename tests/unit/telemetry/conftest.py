@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rallypoint.telemetry.handlers import log_handlers
+from rallypoint.observe.telemetry.handlers import log_handlers
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,9 @@ import pytest
 from rallypoint.agent.event_emitter import EventEmitter
 from rallypoint.agent.spec import WorkerGroup
 from rallypoint.agent.torch_events import flakiness
-from rallypoint.telemetry import handlers, metrics
-from rallypoint.telemetry.handlers import log_handlers
-from rallypoint.telemetry.lazy import profiled, put_metric_if_wanted
+from rallypoint.observe.telemetry import handlers, metrics
+from rallypoint.observe.telemetry.handlers import log_handlers
+from rallypoint.observe.telemetry.lazy import profiled, put_metric_if_wanted
 from tests.unit.compat.test_subclass import ours, spec
 
 
@@ -91,13 +91,13 @@ def test_a_metric_handler_that_fails_costs_a_log_line(caplog: pytest.LogCaptureF
 @pytest.mark.process
 def test_the_lazy_gate_loads_nothing() -> None:
     code = (
-        "import rallypoint.telemetry.lazy as lazy, sys\n"
+        "import rallypoint.observe.telemetry.lazy as lazy, sys\n"
         "lazy.put_metric_if_wanted('a', 1)\n"
         "lazy.profiled('run')(lambda: None)()\n"
-        "print(sorted(each for each in sys.modules if each.startswith('rallypoint.telemetry')))"
+        "print(sorted(each for each in sys.modules if each.startswith('rallypoint.observe.telemetry')))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert shown == "['rallypoint.telemetry', 'rallypoint.telemetry.lazy']\n"
+    assert shown == "['rallypoint.observe.telemetry', 'rallypoint.observe.telemetry.lazy']\n"
 
 
 @pytest.mark.parametrize(

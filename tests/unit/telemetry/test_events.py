@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.errors import UserError
-from rallypoint.telemetry import handlers
-from rallypoint.telemetry.events import Event, EventSource, NodeState, RdzvEvent
-from rallypoint.telemetry.handlers import (
+from rallypoint.observe.telemetry import handlers
+from rallypoint.observe.telemetry.events import Event, EventSource, NodeState, RdzvEvent
+from rallypoint.observe.telemetry.handlers import (
     construct_and_record_rdzv_event,
     get_logging_handler,
     log_handlers,

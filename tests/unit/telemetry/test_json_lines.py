@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 
 from rallypoint.base.errors import UserError
-from rallypoint.telemetry import json_lines
-from rallypoint.telemetry.agent_events import OperatorActed
-from rallypoint.telemetry.events import Event, EventSource
-from rallypoint.telemetry.handlers import (
+from rallypoint.observe.telemetry import json_lines
+from rallypoint.observe.telemetry.agent_events import OperatorActed
+from rallypoint.observe.telemetry.events import Event, EventSource
+from rallypoint.observe.telemetry.handlers import (
     get_logging_handler,
     log_handlers,
     record,
     record_agent_event,
     takes_agent_events,
 )
-from rallypoint.telemetry.json_lines import JsonLinesHandler
+from rallypoint.observe.telemetry.json_lines import JsonLinesHandler
 
 Make = Callable[[str], JsonLinesHandler]
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.errors import UserError
-from rallypoint.watchdog import watchdog
-from rallypoint.watchdog.client import FileTimerClient
-from rallypoint.watchdog.requests import FileTimerRequest
-from rallypoint.watchdog.watchdog import (
+from rallypoint.workers.watchdog import watchdog
+from rallypoint.workers.watchdog.client import FileTimerClient
+from rallypoint.workers.watchdog.requests import FileTimerRequest
+from rallypoint.workers.watchdog.watchdog import (
     EXPIRED,
     KILLED,
     STARTED,
@@ -306,7 +306,7 @@ def test_many_clients(tmp_path: Path) -> None:
     """Each of ten threads sets and lets go of a hundred timers; one forgets its last."""
     text = """
 import os, signal, sys, threading, time
-from rallypoint.watchdog.client import FileTimerClient
+from rallypoint.workers.watchdog.client import FileTimerClient
 client = FileTimerClient(sys.argv[1])
 def work(name):
     for number in range(100):

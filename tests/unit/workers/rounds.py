@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rallypoint.base.process_table import read_stat
-from rallypoint.logs.specs import DefaultLogsSpecs, Std
 from rallypoint.workers.context import ProcessOptions, SubprocessContext
+from rallypoint.workers.logs.specs import DefaultLogsSpecs, Std
 from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.resumable import LeavingWorkers, WorkerChannel
 from rallypoint.workers.stop import StopInProgress

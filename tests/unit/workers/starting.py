@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rallypoint.logs.specs import LogsSpecs
 from rallypoint.workers.context import PContext, ProcessOptions, SubprocessContext
 from rallypoint.workers.functions.context import FunctionContext
+from rallypoint.workers.logs.specs import LogsSpecs
 from rallypoint.workers.reaper.client import ReaperClient
 
 

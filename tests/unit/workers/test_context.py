@@ -15,8 +15,8 @@ from types import FrameType
 import pytest
 
 from rallypoint.base.errors import UserError
-from rallypoint.logs.specs import DefaultLogsSpecs, Std
 from rallypoint.workers.context import PContext, RunProcsResult, SubprocessContext
+from rallypoint.workers.logs.specs import DefaultLogsSpecs, Std
 from tests.unit.workers.starting import start_processes
 from tests.unit.workers.test_process import TIMEOUT, guarded, parent_of
 from tests.unit.workers.tracing import TRACEABLE, traced, until

@@ -19,10 +19,10 @@ import pytest
 
 from rallypoint.base.errors import UserError
 from rallypoint.base.process_table import read_stat
-from rallypoint.logs.specs import DefaultLogsSpecs, Std
 from rallypoint.workers.context import RunProcsResult
 from rallypoint.workers.functions.context import START_METHODS, FunctionContext
 from rallypoint.workers.functions.worker import NothingReturned, Payload
+from rallypoint.workers.logs.specs import DefaultLogsSpecs, Std
 from tests.unit.workers.starting import start_processes
 from tests.unit.workers.test_process import TIMEOUT, guarded
 from tests.unit.workers.tracing import until

@@ -379,6 +379,6 @@ def test_who_is_below_but_not_what_is_kept() -> None:
 
 
 def test_nothing_of_a_zygote_is_imported_where_none_is_asked_for() -> None:
-    code = "import sys, rallypoint.launch.api, rallypoint.workers.context\nprint(*sys.modules)"
+    code = "import sys, rallypoint.agent.launch.api, rallypoint.workers.context\nprint(*sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not [name for name in shown.stdout.split() if "preload" in name]

@@ -16,8 +16,8 @@ from rallypoint.agent.facts import attempt_folder
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.base.private_files import make_private
-from rallypoint.hangs.dumps import BUFFER, DUMP, DUMP_ON_TIMEOUT, OLD_NAMES, PIPE, SOCKET
-from rallypoint.hangs.evidence import dump_folder
+from rallypoint.observe.hangs.dumps import BUFFER, DUMP, DUMP_ON_TIMEOUT, OLD_NAMES, PIPE, SOCKET
+from rallypoint.observe.hangs.evidence import dump_folder
 
 if TYPE_CHECKING:
     from rallypoint.workers.context import PContext

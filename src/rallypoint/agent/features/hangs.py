@@ -29,8 +29,8 @@ from rallypoint.agent.sources import Source
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
 from rallypoint.base.log import get_logger
-from rallypoint.membership.operations import ReportQuiet
-from rallypoint.protocol.messages import CollectedPart, CollectionEnded, HangReport
+from rallypoint.control.membership.operations import ReportQuiet
+from rallypoint.control.protocol.messages import CollectedPart, CollectionEnded, HangReport
 
 if TYPE_CHECKING:
     from rallypoint.agent.workers import WorkerController
@@ -222,9 +222,9 @@ def collect(facts: NodeFacts, context: PContext | None, on_hang: str) -> bytes:
         context: the node's workers.
         on_hang: the action that follows.
     """
-    from rallypoint.hangs.dumps import recorder_of
-    from rallypoint.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence
-    from rallypoint.hangs.messages import encode_evidence
+    from rallypoint.observe.hangs.dumps import recorder_of
+    from rallypoint.observe.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence
+    from rallypoint.observe.hangs.messages import encode_evidence
 
     workers = tuple(
         ExaminedWorker(each.rank, each.pid, each.exit_code, recorder_of(each.rank, {**os.environ, **each.added}))
@@ -294,8 +294,8 @@ def render_report(told: Mapping[str, bytes], silent: Sequence[str]) -> str:
         told: the data of each node, as `CollectedPart`s carry it.
         silent: the nodes that have not answered.
     """
-    from rallypoint.hangs.messages import decode_evidence
-    from rallypoint.hangs.report import report_lines
+    from rallypoint.observe.hangs.messages import decode_evidence
+    from rallypoint.observe.hangs.report import report_lines
 
     found, missing = [], list(silent)
     for node, data in sorted(told.items()):

@@ -27,21 +27,21 @@ from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.base.private_files import open_regular
 from rallypoint.base.process_table import read_stat, signal_process
+from rallypoint.control.membership.operations import Refusal
+from rallypoint.control.membership.state import Outcome, Reason, Verdict
+from rallypoint.control.protocol.messages import JobEnded, JoinRefused, LinkLost, RoundEnded
 from rallypoint.failures.cause import Ending
 from rallypoint.failures.report import failure_detail
-from rallypoint.hangs.dumps import DUMP, OLD_NAMES
-from rallypoint.membership.operations import Refusal
-from rallypoint.membership.state import Outcome, Reason, Verdict
 from rallypoint.observe.bundle import LIMIT, ON_DEMAND_LIMIT, Piece, bundle, safe_name, write_bundle, write_index
+from rallypoint.observe.hangs.dumps import DUMP, OLD_NAMES
 from rallypoint.observe.masking import helpful_variables, mask_command, mask_environment, mask_strings, mask_text
-from rallypoint.protocol.messages import JobEnded, JoinRefused, LinkLost, RoundEnded
 
 if TYPE_CHECKING:
     from rallypoint.agent.steps import Event, Step
     from rallypoint.agent.workers import WorkerController
     from rallypoint.base.process_table import ProcessStat
+    from rallypoint.control.protocol.observation import Snapshot
     from rallypoint.failures.cause import Cause
-    from rallypoint.protocol.observation import Snapshot
 
 log = get_logger(__name__)
 
@@ -273,8 +273,8 @@ def _versions() -> dict[str, str]:
 
 def stack_pieces(facts: IncidentFacts) -> list[Piece]:
     """The Python stacks of the workers that run, where py-spy can read them."""
-    from rallypoint.hangs.report import stack_lines
-    from rallypoint.hangs.stacks import stacks_of_workers
+    from rallypoint.observe.hangs.report import stack_lines
+    from rallypoint.observe.hangs.stacks import stacks_of_workers
 
     pids = {rank: process.pid for rank, process in facts.running.items() if process.is_running()}
     if not pids:

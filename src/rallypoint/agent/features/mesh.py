@@ -5,8 +5,8 @@ Laws:
 1. It is done in the job's first round only, which all nodes know by its number: a later node would dial nodes that have
    done it. If that round ends early, it is not done.
 2. Every node listens before another can know its address, and does so until all have dialled, or its round is over.
-3. All nodes get the same result (`preflight.mesh`), over the round's worker store. If it is required that all are
-   reached, group rank 0 announces the failure, and the others wait for the verdict.
+3. All nodes get the same result (`clusters.preflight.mesh`), over the round's worker store. If it is required that all
+   are reached, group rank 0 announces the failure, and the others wait for the verdict.
 4. The loop never waits: it greets nodes that dial, and a separate thread dials and uses the store.
 """
 
@@ -26,8 +26,8 @@ from rallypoint.base.endpoint import Endpoint, is_loopback, own_address
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger, printable
 from rallypoint.base.mailbox import Background
-from rallypoint.preflight.dialing import DIAL_TIMEOUT, MeshListener, Target, dial_all
-from rallypoint.preflight.mesh import (
+from rallypoint.clusters.preflight.dialing import DIAL_TIMEOUT, MeshListener, Target, dial_all
+from rallypoint.clusters.preflight.mesh import (
     Finding,
     MeshLine,
     MeshNode,
@@ -39,13 +39,13 @@ from rallypoint.preflight.mesh import (
     encode_lines,
     mesh_lines,
 )
-from rallypoint.preflight.results import REQUIRE
+from rallypoint.clusters.preflight.results import REQUIRE
 
 if TYPE_CHECKING:
     from rallypoint.agent.features.peers import OpenStore, PeerRecord, PeerUser
     from rallypoint.agent.spec import WorkerGroup
     from rallypoint.agent.workers import WorkerController
-    from rallypoint.protocol.messages import Placement
+    from rallypoint.control.protocol.messages import Placement
     from rallypoint.store.api import Store
 
 log = get_logger(__name__)

@@ -22,14 +22,14 @@ from rallypoint.base.http import Answer, Client, Handler
 from rallypoint.base.http_access import Access
 from rallypoint.base.light_typing import TYPE_CHECKING, Any
 from rallypoint.base.secrets import http_token
-from rallypoint.telemetry.agent_account import AgentAccount, AgentReading
+from rallypoint.observe.telemetry.agent_account import AgentAccount, AgentReading
 
 if TYPE_CHECKING:
-    from rallypoint.client.dialing import DialTarget
+    from rallypoint.control.client.dialing import DialTarget
     from rallypoint.observe.metrics import Family, NodeReading
     from rallypoint.observe.site import Site
     from rallypoint.observe.sources import RemoteJob
-    from rallypoint.telemetry.agent_events import AgentEvent
+    from rallypoint.observe.telemetry.agent_events import AgentEvent
 
 TOKEN_FILE = "RALLYPOINT_HTTP_TOKEN_FILE"
 
@@ -81,7 +81,7 @@ class AgentPages:
 
     def _targets(self) -> Sequence[DialTarget]:
         from rallypoint.agent.coordinators import coordinators
-        from rallypoint.client.watcher import UnreachableError
+        from rallypoint.control.client.watcher import UnreachableError
         from rallypoint.rendezvous.params import RendezvousParameters
 
         job = self._workers.rendezvous.local_job()
@@ -129,8 +129,8 @@ class AgentPages:
     async def _job_metrics(self) -> Sequence[Family]:
         """The metrics of the whole job, served once: by the agent whose process has the coordinator."""
         from rallypoint.base.errors import RallypointError
+        from rallypoint.control.protocol.observation import Snapshot
         from rallypoint.observe.metrics import job_families
-        from rallypoint.protocol.observation import Snapshot
 
         if not self._workers.rendezvous.hosts_coordinator:
             return []

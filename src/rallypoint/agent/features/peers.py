@@ -36,7 +36,7 @@ from rallypoint.rendezvous.elastic import ElasticHandler
 if TYPE_CHECKING:
     from rallypoint.agent.spec import WorkerGroup
     from rallypoint.agent.workers import WorkerController
-    from rallypoint.protocol.messages import Placement
+    from rallypoint.control.protocol.messages import Placement
     from rallypoint.store.api import Store
 
 log = get_logger(__name__)

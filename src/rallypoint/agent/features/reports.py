@@ -10,7 +10,7 @@ from rallypoint.agent.spec import Worker
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.light_typing import TYPE_CHECKING, TypeAlias
 from rallypoint.base.log import get_logger
-from rallypoint.protocol.messages import (
+from rallypoint.control.protocol.messages import (
     MAX_PART,
     CollectedPart,
     CollectionEnded,
@@ -36,7 +36,7 @@ def _stacks(request: CollectRequested, workers: WorkerController) -> Callable[[]
 
 
 def _stacks_of(workers: Sequence[Worker]) -> bytes:
-    from rallypoint.hangs.stacks import stacks_of
+    from rallypoint.observe.hangs.stacks import stacks_of
 
     return stacks_of({each.global_rank: each.id for each in workers if isinstance(each.id, int)})
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from rallypoint.agent.features.peers import PeerRecord
     from rallypoint.agent.spec import Worker, WorkerGroup
     from rallypoint.agent.workers import WorkerController
-    from rallypoint.protocol.messages import Placement
+    from rallypoint.control.protocol.messages import Placement
 
 
 class WorkerPlace(NamedTuple):

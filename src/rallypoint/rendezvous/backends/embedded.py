@@ -26,9 +26,9 @@ from rallypoint.base.endpoint import (
 from rallypoint.base.errors import UserError
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
-from rallypoint.coordinator.dispatcher import Dispatcher, LocalLink, TimerThread
-from rallypoint.protocol.errors import RendezvousConnectionError
-from rallypoint.protocol.messages import Deliver, Link
+from rallypoint.control.coordinator.dispatcher import Dispatcher, LocalLink, TimerThread
+from rallypoint.control.protocol.errors import RendezvousConnectionError
+from rallypoint.control.protocol.messages import Deliver, Link
 from rallypoint.rendezvous.backends.options import (
     accepted_keys,
     control_listeners,
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from rallypoint.coordinator.server import ControlServer
-    from rallypoint.protocol.observation import Snapshot
+    from rallypoint.control.coordinator.server import ControlServer
+    from rallypoint.control.protocol.observation import Snapshot
 
 log = get_logger(__name__)
 
@@ -106,8 +106,8 @@ class _EmbeddedControl(ControlPlane):
             link = self._try_to_host(deliver)
             if link is not None:
                 return link
-        from rallypoint.client.dialing import DialTarget, FixedEndpoint, InferredHost
-        from rallypoint.client.tcp_link import TcpLink
+        from rallypoint.control.client.dialing import DialTarget, FixedEndpoint, InferredHost
+        from rallypoint.control.client.tcp_link import TcpLink
 
         place = DialTarget(self._endpoint, job_key(self.settings.run_id), self._tls, self.endpoint_flag)
         where = FixedEndpoint(place) if self._is_host is False else InferredHost(place, self._host_if_unhosted)
@@ -140,7 +140,7 @@ class _EmbeddedControl(ControlPlane):
         """The endpoint. A coordinator that is here and needs no server gets one now, on loopback. From any thread."""
         with self._opening:
             if self._standalone is not None and self._server is None and not self._closed:
-                from rallypoint.coordinator.server import ControlServer
+                from rallypoint.control.coordinator.server import ControlServer
 
                 if self._timer_thread is not None:
                     self._timer_thread.close()
@@ -186,7 +186,7 @@ class _EmbeddedControl(ControlPlane):
     def _serve(self, dispatcher: Dispatcher, listeners: list[socket.socket], *, home: bool = False) -> int:
         """Open the server; returns its port."""
         from rallypoint.base.descriptors import allow_nodes
-        from rallypoint.coordinator.server import ControlServer
+        from rallypoint.control.coordinator.server import ControlServer
 
         # The workers keep the limit that they would have had: their reaper was started before.
         allow_nodes(self.settings.max_nodes)

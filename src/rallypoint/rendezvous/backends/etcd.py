@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, host_name, is_loopback, own_address
 from rallypoint.base.log import get_logger
-from rallypoint.election.keys import ElectionKeys
-from rallypoint.membership.state import NodeId
-from rallypoint.protocol.messages import Deliver, Link
+from rallypoint.control.election.keys import ElectionKeys
+from rallypoint.control.membership.state import NodeId
+from rallypoint.control.protocol.messages import Deliver, Link
 from rallypoint.rendezvous.backends.etcd_options import credentials_of, endpoints_of, prefix_of, tls_of
 from rallypoint.rendezvous.backends.options import control_listeners, control_tls, rank_hint, settings_of, worker_stores
 from rallypoint.rendezvous.control_plane import ControlPlane, local_id
@@ -27,9 +27,9 @@ from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import RendezvousParameters
 
 if TYPE_CHECKING:
-    from rallypoint.election.shell import Candidate
-    from rallypoint.etcd.client import EtcdClient
-    from rallypoint.protocol.observation import Snapshot
+    from rallypoint.control.election.shell import Candidate
+    from rallypoint.control.etcd.client import EtcdClient
+    from rallypoint.control.protocol.observation import Snapshot
 
 log = get_logger(__name__)
 
@@ -64,9 +64,9 @@ class _EtcdControl(ControlPlane):
 
     def open(self, deliver: Deliver, deadline: Deadline) -> Link:
         """Become a candidate, and connect to the elected coordinator; returns at once."""
-        from rallypoint.client.tcp_link import TcpLink
-        from rallypoint.election.leader_resolver import LeaderResolver
-        from rallypoint.election.shell import Candidate
+        from rallypoint.control.client.tcp_link import TcpLink
+        from rallypoint.control.election.leader_resolver import LeaderResolver
+        from rallypoint.control.election.shell import Candidate
 
         number = local_id()
         own = NodeId("", os.getpid(), number, host_name())
@@ -100,7 +100,7 @@ class _EtcdControl(ControlPlane):
         return candidate_addresses(self._endpoints, self._local_addr)
 
     def _connect(self) -> EtcdClient:
-        from rallypoint.etcd.client import EtcdClient
+        from rallypoint.control.etcd.client import EtcdClient
 
         return EtcdClient(self._endpoints, self._tls, self._credentials, _TIMEOUT)
 

@@ -6,7 +6,7 @@ from rallypoint.base.endpoint import Endpoint, parse_endpoint
 from rallypoint.base.errors import UsageError, UserError
 from rallypoint.base.log import get_logger
 from rallypoint.base.secrets import ETCD_PASSWORD, etcd_password
-from rallypoint.etcd.api import Credentials, EtcdTls
+from rallypoint.control.etcd.api import Credentials, EtcdTls
 from rallypoint.rendezvous.params import RendezvousParameters
 
 DEFAULT_PORT = 2379

@@ -12,7 +12,7 @@ from rallypoint.base.errors import UsageError, UserError
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.base.secrets import job_secret
-from rallypoint.membership.state import Settings
+from rallypoint.control.membership.state import Settings
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.worker_stores import AgentStoreSupply, WorkerHostedStores, WorkerStoreSupply
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import socket
 
     from rallypoint.base.tls import ControlTls
-    from rallypoint.coordinator.store_peers import PeerPolicy
-    from rallypoint.protocol.handshake import Keys
+    from rallypoint.control.coordinator.store_peers import PeerPolicy
+    from rallypoint.control.protocol.handshake import Keys
 
 log = get_logger(__name__)
 
@@ -221,7 +221,7 @@ def store_peers(params: RendezvousParameters, *, only_here: bool) -> PeerPolicy 
     given = str(params.get("store_peers") or "")
     if only_here and not given:
         return None
-    from rallypoint.coordinator.store_peers import parse_policy
+    from rallypoint.control.coordinator.store_peers import parse_policy
 
     return parse_policy(given)
 

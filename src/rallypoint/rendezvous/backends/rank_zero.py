@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.endpoint import Endpoint, host_name, is_local_address, source_address
 from rallypoint.base.log import get_logger
-from rallypoint.client.dialing import RETRYABLE, Dialer, DialTarget, FixedEndpoint, error_words
-from rallypoint.protocol.handshake import HandshakeError
-from rallypoint.protocol.messages import LinkLost
+from rallypoint.control.client.dialing import RETRYABLE, Dialer, DialTarget, FixedEndpoint, error_words
+from rallypoint.control.protocol.handshake import HandshakeError
+from rallypoint.control.protocol.messages import LinkLost
 
 if TYPE_CHECKING:
-    from rallypoint.coordinator.dispatcher import Dispatcher
-    from rallypoint.protocol.messages import Deliver
+    from rallypoint.control.coordinator.dispatcher import Dispatcher
+    from rallypoint.control.protocol.messages import Deliver
 
 log = get_logger(__name__)
 

@@ -7,8 +7,8 @@ import time
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import outward_address
-from rallypoint.protocol.errors import RendezvousConnectionError
-from rallypoint.protocol.messages import Deliver, Link
+from rallypoint.control.protocol.errors import RendezvousConnectionError
+from rallypoint.control.protocol.messages import Deliver, Link
 from rallypoint.rendezvous.backend import StoreRendezvousBackend
 from rallypoint.rendezvous.backends.options import rank_hint, settings_of, worker_stores
 from rallypoint.rendezvous.control_plane import ControlPlane, own_node

@@ -15,11 +15,11 @@ from rallypoint.base.descriptors import allow_nodes
 from rallypoint.base.endpoint import Endpoint, host_name, is_loopback, is_this_machine, parse_endpoint
 from rallypoint.base.errors import UserError
 from rallypoint.base.loop import shared_loop
-from rallypoint.coordinator.dispatcher import Dispatcher, LocalLink
-from rallypoint.coordinator.server import ControlServer
-from rallypoint.membership.state import Settings
-from rallypoint.protocol.errors import RendezvousConnectionError
-from rallypoint.protocol.messages import Deliver, Link
+from rallypoint.control.coordinator.dispatcher import Dispatcher, LocalLink
+from rallypoint.control.coordinator.server import ControlServer
+from rallypoint.control.membership.state import Settings
+from rallypoint.control.protocol.errors import RendezvousConnectionError
+from rallypoint.control.protocol.messages import Deliver, Link
 from rallypoint.rendezvous.backends.options import (
     accepted_keys,
     control_listeners,
@@ -41,9 +41,9 @@ from rallypoint.store.server import RoundStores
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rallypoint.client.dialing import DialTarget
-    from rallypoint.protocol.messages import StorePeers
-    from rallypoint.protocol.observation import Snapshot
+    from rallypoint.control.client.dialing import DialTarget
+    from rallypoint.control.protocol.messages import StorePeers
+    from rallypoint.control.protocol.observation import Snapshot
     from rallypoint.rendezvous.backends.rank_zero import EndpointCheck
 
 
@@ -101,7 +101,7 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
     def open(self, deliver: Deliver, deadline: Deadline) -> Link:
         """Serve the endpoint if this is rank 0, and connect."""
         if self._rank != 0:
-            from rallypoint.client.tcp_link import TcpLink
+            from rallypoint.control.client.tcp_link import TcpLink
             from rallypoint.rendezvous.backends.rank_zero import RankZeroResolver
 
             return TcpLink(
@@ -130,7 +130,7 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
         return LocalLink(dispatcher, own_node(self._endpoint.host), deliver, self._endpoint.host)
 
     def _dial_target(self) -> DialTarget:
-        from rallypoint.client.dialing import DialTarget
+        from rallypoint.control.client.dialing import DialTarget
 
         return DialTarget(self._endpoint, job_key(self.settings.run_id), self._tls, self.endpoint_flag)
 

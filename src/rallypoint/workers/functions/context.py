@@ -16,9 +16,9 @@ from multiprocessing import spawn, util
 from typing import TYPE_CHECKING, Any
 
 from rallypoint.base.errors import UserError
-from rallypoint.logs.specs import LogsSpecs
 from rallypoint.workers.context import PContext, ProcessOptions
 from rallypoint.workers.functions.worker import NothingReturned, Payload, main_module_of
+from rallypoint.workers.logs.specs import LogsSpecs
 from rallypoint.workers.process import ChildProcess, WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
 

@@ -1,0 +1,77 @@
+"""`--preflight`: the checks of this node, before it joins. Imported only if they are requested."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rallypoint.agent.coordinators import coordinators
+from rallypoint.base.clock import SYSTEM_CLOCK
+from rallypoint.base.endpoint import Endpoint, parse_endpoint
+from rallypoint.base.errors import UserError
+from rallypoint.base.log import get_logger
+from rallypoint.clusters.preflight.results import REQUIRE, WARN, CheckInputs, admit, counts
+from rallypoint.clusters.preflight.run import LOG_SPACE, run_checks
+from rallypoint.rendezvous.params import C10D_PORT, ON_ETCD
+
+if TYPE_CHECKING:
+    from rallypoint.agent.launch.config import LaunchConfig
+    from rallypoint.rendezvous.params import RendezvousParameters
+
+_log = get_logger(__name__)
+
+
+def check_node(config: LaunchConfig, parameters: RendezvousParameters) -> None:
+    """Run all checks, and log the results.
+
+    Raises:
+        PreflightError: a check has failed, and `--preflight` requires all to pass.
+        UserError: `--preflight` is not a known mode.
+    """
+    mode = config.features.checks.preflight
+    if mode not in (WARN, REQUIRE):
+        raise UserError(f"preflight={mode!r} is neither {WARN} nor {REQUIRE}; give one of them, or nothing")
+    assert config.logs_specs is not None
+    begun = SYSTEM_CLOCK.monotonic()
+    log_dir = str(config.logs_specs.root_log_dir or "")
+    inputs = inputs_of(parameters, log_dir)
+    inputs = inputs._replace(workers=config.nproc_per_node, max_nodes=config.max_nodes, joins=True)
+    results = run_checks(inputs)
+    _log.info("preflight checks of this node: %s, in %.2f s", counts(results), SYSTEM_CLOCK.monotonic() - begun)
+    admit(results, mode)
+
+
+def await_log_dir(log_dir: str, mode: str) -> None:
+    """Check that the folder answers, before a call that would block forever is made on it.
+
+    Raises:
+        PreflightError: it does not, and `mode` requires that it does.
+    """
+    results = run_checks(CheckInputs(log_dir), checks=(LOG_SPACE,))
+    if results == LOG_SPACE.all(LOG_SPACE.silence):
+        admit(results, mode)
+
+
+def inputs_of(parameters: RendezvousParameters, log_dir: str) -> CheckInputs:
+    """The inputs of the checks for this rendezvous; `log_dir` is empty if logs go to the temporary folder.
+
+    Raises:
+        UserError: the endpoint, or an option of the backend, cannot work.
+    """
+    places = [each for each in _endpoints(parameters) if each.port]  # without one, no other node joins
+    ask = partial(coordinators, parameters) if places and parameters.backend in _WITH_COORDINATOR else None
+    return CheckInputs(log_dir, tuple(places), parameters.backend, parameters.run_id, coordinators=ask)
+
+
+_WITH_COORDINATOR = ("c10d", "static", *ON_ETCD)
+
+
+def _endpoints(parameters: RendezvousParameters) -> list[Endpoint]:
+    if parameters.backend in ON_ETCD:
+        from rallypoint.rendezvous.backends.etcd_options import endpoints_of
+
+        return endpoints_of(parameters.endpoint)
+    in_file = str(parameters.get("store_type", "tcp")).strip().lower() == "file"
+    if in_file or parameters.backend not in _WITH_COORDINATOR:
+        return []
+    return [parse_endpoint(parameters.endpoint, None if parameters.backend == "static" else C10D_PORT)]

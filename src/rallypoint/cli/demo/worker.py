@@ -1,0 +1,261 @@
+"""The program of `rallyctl demo`: a small network learns the sine, by any number of workers, in plain Python.
+
+    rallyrun --standalone --nproc-per-node=2 --max-restarts=3 -m rallypoint.cli.demo.worker --checkpoint-dir=checkpoints
+
+It is written as a job that is meant to survive should be written: it resumes from the last checkpoint, which is
+replaced in one step; and the batch of a step depends on the step alone, so that the loss at the end does not depend on
+who has computed it, nor on how often. It runs under torchrun as well, and needs no torch.
+
+Laws of `Peers`, which adds up numbers over TCP as `all_reduce` of gloo or NCCL does in real training:
+
+1. Rank 0 adds up in order of rank, so that all have the same bits, and every run of as many workers has them too.
+2. A worker that is gone is an error to all others, at once: its connection ends.
+3. Who finds the address of an earlier round tries again: only rank 0 of this round says hello.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import socket
+import stat
+import struct
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rallypoint import notices
+from rallypoint.store.client import TCPStore
+
+_HIDDEN = 16
+_RATE, _MOMENTUM = 0.05, 0.9
+_WIDTH = 1000
+"""Bytes of a line in a named pipe."""
+
+_HELLO = b"demo"
+_KEY = "rallypoint/cli/demo/address"
+_MEETING = 60.0
+"""Seconds until all workers of a round have to be there."""
+_RETRY = 0.02
+
+Weights = list[float]
+"""For each hidden unit its weight, bias and weight in the output, then the output's bias."""
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description="A small network learns the sine, in plain Python.")
+    parser.add_argument("--steps", type=int, default=240, help="steps to train in all, those of earlier runs included")
+    parser.add_argument("--batch", type=int, default=6000, help="samples a step, over all workers")
+    parser.add_argument("--every", type=int, default=20, help="steps from one checkpoint to the next")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--checkpoint-dir", type=Path, help="folder of the checkpoint; without one none is saved")
+    parser.add_argument(
+        "--progress", type=Path, help="file or named pipe that gets a line of JSON for whatever happens"
+    )
+    return parser.parse_args(argv)
+
+
+class Progress:
+    """Lines of JSON for the demo that watches the job; short enough for a pipe to keep the lines of all workers apart.
+
+    In a named pipe, spaces make each line so long that a pipe of one page (`cli.demo.job`) holds only a few of them:
+    the training cannot get far ahead of who reads.
+    """
+
+    def __init__(self, path: Path | None, rank: int) -> None:
+        self._rank = rank
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644) if path else None
+        self._width = _WIDTH if self._file is not None and stat.S_ISFIFO(os.fstat(self._file).st_mode) else 0
+
+    def tell(self, event: str, **details: float) -> None:
+        """Write one line: what happened, in which worker, and details."""
+        if self._file is not None:
+            line = {"event": event, "rank": self._rank, "pid": os.getpid(), **details}
+            os.write(self._file, (json.dumps(line).ljust(self._width) + "\n").encode())
+
+
+class PeersError(Exception):
+    """The other workers are gone, or did not come."""
+
+
+class Peers:
+    """The workers of one round, as one of them sees them."""
+
+    def __init__(self, rank: int, world_size: int, store: tuple[str, int]) -> None:
+        """Connect all workers; returns when they are.
+
+        Args:
+            rank: of this worker.
+            world_size: number of workers.
+            store: host and port of the round's worker store, through which rank 0 says where it listens.
+
+        Raises:
+            PeersError: not all of them came.
+        """
+        self._rank = rank
+        self._others: list[socket.socket] = []
+        if world_size == 1:
+            return
+        found = TCPStore(*store, timeout=_MEETING)
+        try:
+            self._others = _accept(world_size, found) if rank == 0 else [_connect(rank, found)]
+        except (OSError, TimeoutError) as error:
+            raise PeersError(f"not all of {world_size} workers have met: {error}") from None
+
+    def sum(self, numbers: Sequence[float]) -> tuple[float, ...]:
+        """Add up each number over all workers.
+
+        Raises:
+            PeersError: one of them is gone.
+        """
+        form = struct.Struct(f"<{len(numbers)}d")
+        try:
+            if self._rank:
+                self._others[0].sendall(form.pack(*numbers))
+                return form.unpack(_receive(self._others[0], form.size))
+            parts = [tuple(numbers), *(form.unpack(_receive(each, form.size)) for each in self._others)]
+            total = tuple(map(sum, zip(*parts, strict=True)))
+            for each in self._others:
+                each.sendall(form.pack(*total))
+            return total
+        except OSError as error:
+            raise PeersError(f"a worker is gone: {error}") from None
+
+    def close(self) -> None:
+        """Close the connections."""
+        for each in self._others:
+            each.close()
+
+
+def _accept(world_size: int, store: TCPStore) -> list[socket.socket]:
+    """Rank 0: listen, say where, and take a connection from each other rank; in order of rank."""
+    found: dict[int, socket.socket] = {}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(_MEETING)
+        store.set(_KEY, str(server.getsockname()[1]).encode())
+        while len(found) < world_size - 1:
+            connection, _ = server.accept()
+            connection.settimeout(_MEETING)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(_HELLO)
+            found[int.from_bytes(_receive(connection, 4), "little")] = connection
+    return [found[rank] for rank in sorted(found)]
+
+
+def _connect(rank: int, store: TCPStore) -> socket.socket:
+    """Any other rank: find rank 0 of this round."""
+    deadline = time.monotonic() + _MEETING
+    while time.monotonic() < deadline:
+        with suppress(OSError):
+            connection = socket.create_connection(("127.0.0.1", int(store.get(_KEY))), timeout=_MEETING)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if _receive(connection, len(_HELLO)) == _HELLO:
+                connection.sendall(rank.to_bytes(4, "little"))
+                return connection
+        time.sleep(_RETRY)
+    raise TimeoutError(f"rank 0 was not there within {_MEETING:.0f} s")
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        more = connection.recv(size - len(data))
+        if not more:
+            raise ConnectionResetError("the connection has ended")
+        data += more
+    return bytes(data)
+
+
+def gradient(weights: Weights, samples: list[float]) -> Weights:
+    """Sum over samples of the gradient of the squared error; after it, the sum of the squared errors."""
+    total = [0.0] * (len(weights) + 1)
+    tanh = math.tanh
+    for x in samples:
+        inner = [tanh(weights[3 * unit] * x + weights[3 * unit + 1]) for unit in range(_HIDDEN)]
+        error = weights[-1] - math.sin(x)
+        for unit, value in enumerate(inner):
+            error += weights[3 * unit + 2] * value
+        for unit, value in enumerate(inner):
+            back = error * weights[3 * unit + 2] * (1.0 - value * value)
+            total[3 * unit] += back * x
+            total[3 * unit + 1] += back
+            total[3 * unit + 2] += error * value
+        total[-2] += error
+        total[-1] += error * error
+    return total
+
+
+def share(step: int, options: argparse.Namespace, rank: int, world_size: int) -> list[float]:
+    """This worker's samples of a step. All shares together are the same whatever the number of workers."""
+    order = random.Random(options.seed * 1_000_003 + step)
+    return [order.uniform(-math.pi, math.pi) for _ in range(options.batch)][rank::world_size]
+
+
+def save(path: Path | None, state: dict[str, object]) -> None:
+    """Replace the checkpoint in one step."""
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".draft")
+    with notices.saving(), draft.open("w") as file:
+        json.dump(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+        draft.replace(path)
+
+
+def train(options: argparse.Namespace, progress: Progress, rank: int, peers: Peers, world_size: int) -> None:
+    """Train from the last checkpoint, if there is one, to the last step."""
+    start = random.Random(options.seed)
+    weights = [start.uniform(-0.5, 0.5) for _ in range(3 * _HIDDEN + 1)]
+    speeds, first, loss = [0.0] * len(weights), 0, math.nan
+    path = options.checkpoint_dir / "last.json" if options.checkpoint_dir else None
+    if path is not None and path.exists():
+        saved = json.loads(path.read_text())
+        weights, speeds, first, loss = saved["weights"], saved["speeds"], saved["step"], saved["loss"]
+    progress.tell("training", step=first)
+    if rank == 0:
+        print(f"{world_size} workers, from step {first}", flush=True)
+    for step in range(first + 1, options.steps + 1):
+        *slopes, squares = peers.sum(gradient(weights, share(step, options, rank, world_size)))
+        loss = squares / options.batch
+        speeds = [
+            _MOMENTUM * speed - _RATE * slope / options.batch for speed, slope in zip(speeds, slopes, strict=True)
+        ]
+        weights = [weight + speed for weight, speed in zip(weights, speeds, strict=True)]
+        if rank == 0:
+            if step % options.every == 0 or step == options.steps:
+                print(f"step {step} loss {loss:.6f}", flush=True)
+                save(path, {"weights": weights, "speeds": speeds, "step": step, "loss": loss})
+            progress.tell("step", step=step)
+    if rank == 0:
+        print(f"final loss {loss:.9f}", flush=True)
+        progress.tell("done", loss=loss)
+
+
+def main() -> int:
+    """Meet the other workers, and train. A worker that is gone ends this one: the launcher starts all again."""
+    options = arguments()
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    progress = Progress(options.progress, rank)
+    progress.tell("start")
+    try:
+        store = (os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "29500")))
+        peers = Peers(rank, world_size, store)
+        train(options, progress, rank, peers, world_size)
+        peers.sum((0.0,))  # no worker ends before all have the last sum
+        peers.close()
+    except PeersError as error:
+        print(f"rank {rank}: {error}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""The network side of checks, with its own time limits: look-ups, connections, and how a node greets who dials it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import queue
+import selectors
+import socket
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from enum import StrEnum
+from typing import NamedTuple
+
+from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
+from rallypoint.base.endpoint import is_local_address, listening_address, listening_socket, resolve
+from rallypoint.clusters.preflight.mesh import MAX_GREETING, MeshNode, greeting, why_another
+
+LOOK_UP = 6.0
+"""Seconds that a look-up may take. The C library waits 5 for a DNS server before it asks the next one."""
+SLOW = 2.0
+"""Seconds from which on a look-up is slow: some DNS server does not answer."""
+CONNECT = 3.0
+"""Seconds for a TCP connection."""
+DIAL_TIMEOUT = 5.0
+"""Seconds for a connection to a node and its greeting: a lost packet is sent again after 1 s, and after 3."""
+
+
+class LookUp(NamedTuple):
+    """The result of a name look-up: numeric addresses, or why there are none, and how many seconds it took."""
+
+    addresses: tuple[str, ...] = ()
+    error: str = ""
+    took: float = 0.0
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether there was no answer about the name, not even that it does not exist."""
+        return not self.addresses and not self.error
+
+
+def look_up(host: str, seconds: float = LOOK_UP) -> LookUp:
+    """Look a name up, for so long; the C library has no such limit."""
+    begun = SYSTEM_CLOCK.monotonic()
+    answers = queue.SimpleQueue[LookUp]()
+
+    def ask() -> None:
+        try:
+            answers.put(LookUp(tuple(resolve(host))))
+        except OSError as error:
+            answers.put(LookUp(error=error.strerror or str(error)))
+
+    threading.Thread(target=ask, daemon=True, name="preflight").start()
+    try:
+        found = answers.get(timeout=seconds)
+    except queue.Empty:
+        found = LookUp()
+    return found._replace(took=SYSTEM_CLOCK.monotonic() - begun)
+
+
+class Outcome(StrEnum):
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+    SILENT = "silent"
+    UNREACHABLE = "unreachable"
+    NO_ROUTE = "no route"
+    """This machine has no way to such an address, as to one of IPv6 where it has none."""
+
+
+_OUTCOMES = {
+    0: Outcome.ACCEPTED,
+    errno.ECONNREFUSED: Outcome.REFUSED,
+    errno.ETIMEDOUT: Outcome.SILENT,
+    errno.ENETUNREACH: Outcome.NO_ROUTE,
+    errno.EADDRNOTAVAIL: Outcome.NO_ROUTE,
+}
+
+
+class Attempt(NamedTuple):
+    """One address, and how the attempt to connect to it has ended; `words` are the kernel's."""
+
+    address: str
+    outcome: Outcome
+    words: str = ""
+    greeting: bytes | None = None
+    """The bytes that have come from there by themselves; None if nothing has, and the connection is still open."""
+
+
+def attempt_all(addresses: Sequence[tuple[str, int]], seconds: float = CONNECT, *, greeted: int = 0) -> list[Attempt]:
+    """Try to connect to all addresses at once, and close each connection again.
+
+    Args:
+        addresses: numeric addresses with their ports.
+        seconds: until when an answer is waited for.
+        greeted: how many bytes of a line are read from each, if any are wanted.
+    """
+    deadline = Deadline.after(seconds)
+    attempts = [Attempt(address, Outcome.SILENT) for address, _ in addresses]
+    with ExitStack() as opened, selectors.DefaultSelector() as selector:
+
+        def connected(number: int, made: socket.socket, code: int) -> None:
+            words = os.strerror(code) if code else ""
+            attempts[number] = Attempt(addresses[number][0], _OUTCOMES.get(code, Outcome.UNREACHABLE), words)
+            if code == 0 and greeted:
+                selector.register(made, selectors.EVENT_READ, (number, made))
+
+        for number, (address, port) in enumerate(addresses):
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            try:
+                made = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
+                made.setblocking(False)
+                code = made.connect_ex((address, port))
+            except OSError as error:  # there is no such family here
+                attempts[number] = Attempt(address, Outcome.NO_ROUTE, error.strerror or str(error))
+                continue
+            if code == errno.EINPROGRESS:
+                selector.register(made, selectors.EVENT_WRITE, (number, made))
+            else:
+                connected(number, made, code)
+        while selector.get_map() and not deadline.expired:
+            for key, events in selector.select(deadline.remaining()):
+                number, made = key.data
+                if events & selectors.EVENT_WRITE:
+                    selector.unregister(made)
+                    connected(number, made, made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+                    continue
+                data = b""
+                with suppress(OSError):
+                    data = made.recv(greeted)
+                read = (attempts[number].greeting or b"") + data
+                attempts[number] = attempts[number]._replace(greeting=read)
+                if not data or len(read) >= greeted or read.endswith(b"\n"):
+                    selector.unregister(made)
+    return attempts
+
+
+# Between the nodes of a round
+
+
+class Target(NamedTuple):
+    who: MeshNode
+    address: str
+    port: int
+
+
+def dial_all(targets: Sequence[Target], own: MeshNode, timeout: float = DIAL_TIMEOUT) -> dict[int, str]:
+    """Dial nodes of the round of `own`, all at once, and wait for their greetings.
+
+    Returns:
+        Group rank to why it was not reached; nothing for those that were.
+    """
+    failures: dict[int, str] = {}
+    places: list[tuple[MeshNode, tuple[str, int]]] = []
+    for target in targets:
+        try:
+            places.append((target.who, (resolve(target.address)[0], target.port)))
+        except OSError as error:
+            failures[target.who.group_rank] = f"its address cannot be resolved: {error.strerror}"
+    attempts = attempt_all([place for _, place in places], timeout, greeted=MAX_GREETING)
+    for (who, _), attempt in zip(places, attempts, strict=True):
+        if why := _why_not_reached(who, own, attempt):
+            failures[who.group_rank] = why
+    return failures
+
+
+def _why_not_reached(who: MeshNode, own: MeshNode, attempt: Attempt) -> str:
+    if attempt.outcome is Outcome.ACCEPTED:
+        if attempt.greeting is None:
+            return "the connection is made and nobody answers"
+        return why_another(who, attempt.greeting)
+    why = (attempt.words or os.strerror(errno.ETIMEDOUT)).lower()
+    if attempt.outcome is not Outcome.SILENT and who.node != own.node and is_local_address(attempt.address):
+        why += f" ({attempt.address} is an address of {own.node} too)"
+    return why
+
+
+class MeshListener:
+    """Greets the nodes that dial this one. Nothing blocks: its `fds` are waited for, and `step` is called.
+
+    Args:
+        host: where others reach this node, as far as that is known.
+        only_here: whether all nodes are on this machine.
+
+    Raises:
+        OSError: no port is free.
+    """
+
+    def __init__(self, host: str, *, only_here: bool) -> None:
+        self._sock = listening_socket(listening_address(host, only_here=only_here) if host else "", 0)
+        self.port = int(self._sock.getsockname()[1])
+        self.own: MeshNode | None = None
+        """Who greets; those who come before that is known wait in the kernel's queue."""
+
+    def fds(self) -> list[int]:
+        """Descriptors that become readable when there is something to do."""
+        return [self._sock.fileno()] if self.own is not None else []
+
+    def step(self) -> None:
+        while self.own is not None:
+            try:
+                visitor, _ = self._sock.accept()
+            except OSError:  # nobody is left who comes, or has gone again
+                return
+            with visitor, suppress(OSError):
+                visitor.setblocking(False)
+                visitor.send(greeting(self.own))
+
+    def close(self) -> None:
+        """Listen no more. Idempotent."""
+        self._sock.close()

@@ -1,0 +1,338 @@
+"""Checks of this machine: room for files, limits, and NVIDIA's GPUs.
+
+Each check reads its facts, and a pure function judges them. A dead network file system, or a driver, may hold up
+whoever reads (`Check.may_hang`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from rallypoint.base.descriptors import limits
+from rallypoint.base.devices import cuda_count
+from rallypoint.base.kernel_log import PATH, LogEntry, log_entries, raw_entries
+from rallypoint.base.nvml import LIBRARY, NvmlHealth, nvml_health
+from rallypoint.clusters.preflight.results import (
+    EXIT_CODES,
+    CheckInputs,
+    CheckResult,
+    by_amount,
+    failed,
+    not_known,
+    passed,
+    warned,
+)
+
+MEBIBYTE, GIBIBYTE = 1 << 20, 1 << 30
+
+
+# Room for files
+
+SHARED_MEMORY = "/dev/shm"
+MIN_SHARED, ENOUGH_SHARED = 64 * MEBIBYTE + 1, GIBIBYTE
+"""Docker gives a container 64 MiB unless told otherwise, which is too little."""
+MIN_SPACE, ENOUGH_SPACE = 64 * MEBIBYTE, GIBIBYTE
+MIN_INODES, ENOUGH_INODES = 100, 10_000
+_PROBE = 4096
+
+
+class Room(NamedTuple):
+    """The room of a folder: bytes, and files that can still be made (-1: not counted).
+
+    `trouble` is why nothing can be written there; empty if something was, and taken away again.
+    """
+
+    folder: str
+    total: int = 0
+    free: int = 0
+    files: int = -1
+    trouble: str = ""
+
+
+def shared_memory(_inputs: CheckInputs) -> Iterator[CheckResult]:
+    yield judge_shared_memory(room(SHARED_MEMORY))
+
+
+def temp_space(_inputs: CheckInputs) -> Iterator[CheckResult]:
+    """Look at the temporary folder that is wanted. (`tempfile` silently takes another if this one cannot be used.)"""
+    yield judge_space(room(next(filter(None, map(os.environ.get, ("TMPDIR", "TEMP", "TMP"))), "/tmp")))
+
+
+def log_space(inputs: CheckInputs) -> Iterator[CheckResult]:
+    """Look at the log folder, or the nearest one above it that is there."""
+    if inputs.log_dir in ("", os.devnull):
+        yield not_known("no log folder was given: logs go to the temporary folder")
+        return
+    folder = os.path.abspath(inputs.log_dir)
+    while not os.path.lexists(folder) and folder != "/":
+        folder = os.path.dirname(folder)
+    yield judge_space(room(folder))
+
+
+def room(folder: str) -> Room:
+    """How much room a folder has, and whether a file can be made there; the file has no name and ends at once."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError as error:
+        return Room(folder, trouble=error.strerror or str(error))
+    files = disk.f_favail if disk.f_files else -1
+    trouble = ""
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(bytes(_PROBE))
+    except OSError as error:
+        trouble = error.strerror or str(error)
+    return Room(folder, disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize, files, trouble)
+
+
+def judge_shared_memory(found: Room) -> CheckResult:
+    """NCCL and data loaders put large buffers there, and die of a bus error where it is full."""
+    larger = "make it larger: --shm-size of a container, an emptyDir of medium Memory at /dev/shm in Kubernetes"
+    if found.trouble:
+        return failed(f"{found.folder} cannot be written to ({found.trouble})", larger)
+    remedy = larger if found.total < ENOUGH_SHARED else f"take away what ended programs have left in {found.folder}"
+    return by_amount(_free(found), found.free, MIN_SHARED, ENOUGH_SHARED, remedy)
+
+
+def judge_space(found: Room) -> CheckResult:
+    """Logs, error files and sockets are made there."""
+    remedy = "make room there, or name another folder"
+    if found.trouble:
+        return failed(f"{found.folder} cannot be written to ({found.trouble})", remedy)
+    by_size = by_amount(_free(found), found.free, MIN_SPACE, ENOUGH_SPACE, remedy)
+    files = ENOUGH_INODES if found.files < 0 else found.files
+    inodes = f"{found.folder} has room for {found.files} more files (inodes)"
+    by_files = by_amount(inodes, files, MIN_INODES, ENOUGH_INODES, remedy)
+    return max(by_size, by_files, key=lambda each: EXIT_CODES[each.status])
+
+
+def _free(found: Room) -> str:
+    return f"{found.folder} has {_size(found.free)} of {_size(found.total)} free"
+
+
+def _size(count: int) -> str:
+    return f"{count / GIBIBYTE:.1f} GiB" if count >= GIBIBYTE else f"{count / MEBIBYTE:.0f} MiB"
+
+
+# Limits of this process that its workers inherit
+
+NO_LIMIT = resource.RLIM_INFINITY
+MIN_FILES, ENOUGH_FILES, _PLENTY_OF_FILES = 256, 4096, 65536
+"""Of the soft limit: an agent raises its own, and leaves that of its workers."""
+MIN_LOCKED = 64 * MEBIBYTE
+MIN_PROCESSES, ENOUGH_PROCESSES = 256, 2048
+
+_CAP_IPC_LOCK, _CAP_SYS_ADMIN, _CAP_SYS_RESOURCE = 14, 21, 24
+_USER_ROOT = 1 << 64
+"""Beside the capabilities: this is root, whose processes the kernel does not count."""
+_FIRST_NAMESPACE = ["0", "0", "4294967295"]
+"""The uid_map of the first user namespace; capabilities of others lift no limits."""
+
+
+def process_limits(_inputs: CheckInputs) -> Iterator[CheckResult]:
+    lifted = _capabilities()
+    yield judge_open_files(*limits())
+    locked = NO_LIMIT if lifted & 1 << _CAP_IPC_LOCK else resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    yield judge_locked_memory(locked, _infiniband())
+    unbounded = lifted & (_USER_ROOT | 1 << _CAP_SYS_ADMIN | 1 << _CAP_SYS_RESOURCE)
+    of_user = NO_LIMIT if unbounded else resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    yield judge_processes(of_user, min(_left_in_cgroups(), default=NO_LIMIT))
+
+
+def judge_open_files(soft: int, hard: int) -> CheckResult:
+    """The soft limit counts: it is what workers start with."""
+    text = f"a process may have {_limit(soft)} open files (hard limit: {_limit(hard)})"
+    if soft == NO_LIMIT:
+        return passed(text)
+    most = _PLENTY_OF_FILES if hard == NO_LIMIT else min(hard, _PLENTY_OF_FILES)
+    remedy = f"set `ulimit -n {most}`"
+    if most < ENOUGH_FILES:
+        remedy = (
+            f"raise the hard limit to {_PLENTY_OF_FILES}: LimitNOFILE= of a service, --ulimit nofile= of a container"
+        )
+    return by_amount(text, soft, MIN_FILES, ENOUGH_FILES, remedy)
+
+
+def judge_locked_memory(limit: int, infiniband: Sequence[str]) -> CheckResult:
+    """Only InfiniBand needs much of it: these are its devices. The limit is in bytes."""
+    if not infiniband:
+        return not_known("there are no InfiniBand devices, which alone need it")
+    if limit == NO_LIMIT:
+        return passed(f"memory may be locked without limit for {', '.join(infiniband)}")
+    text = f"{limit / MEBIBYTE:.3g} MiB may be locked, and {', '.join(infiniband)} needs more"
+    remedy = "set `ulimit -l unlimited` (LimitMEMLOCK=infinity of a service, --ulimit memlock=-1 of a container)"
+    return failed(text, remedy) if limit < MIN_LOCKED else warned(text, remedy)
+
+
+def judge_processes(of_user: int, left_in_cgroup: int) -> CheckResult:
+    """Each worker is a process of many threads, and its data loaders are more of them; threads count too."""
+    left, what, remedy = of_user, "this user may have", "raise it: `ulimit -u`, TasksMax= of a service"
+    if left_in_cgroup != NO_LIMIT and (left == NO_LIMIT or left_in_cgroup < left):
+        left, what = left_in_cgroup, "this control group can still make"
+        remedy = "raise pids.max: --pids-limit of a container, podPidsLimit of Kubernetes, TasksMax= of a service"
+    if left == NO_LIMIT:
+        return passed("no limit of processes and threads")
+    return by_amount(f"{what} {left} processes and threads", left, MIN_PROCESSES, ENOUGH_PROCESSES, remedy)
+
+
+def _limit(number: int) -> str:
+    return "unlimited" if number == NO_LIMIT else str(number)
+
+
+def _capabilities() -> int:
+    """The effective ones of this process, as bits, with `_USER_ROOT`; none if they lift nothing, or are unknown."""
+    with suppress(OSError, ValueError):
+        with open("/proc/self/uid_map", encoding="utf-8") as file:
+            if file.read().split() != _FIRST_NAMESPACE:
+                return 0
+        with open("/proc/self/status", encoding="utf-8") as lines:
+            found = int(next((line.split()[1] for line in lines if line.startswith("CapEff:")), "0"), 16)
+        return found | (_USER_ROOT if os.getuid() == 0 else 0)
+    return 0
+
+
+def _infiniband() -> list[str]:
+    try:
+        return sorted(os.listdir("/sys/class/infiniband"))
+    except OSError:
+        return []
+
+
+def _left_in_cgroups() -> Iterator[int]:
+    """What is left of `pids.max` in this control group and those above it."""
+    folder, second = _own_cgroup()
+    top = "/sys/fs/cgroup" if second else "/sys/fs/cgroup/pids"
+    path = top + folder.rstrip("/")
+    if not os.path.isdir(path):  # a container sees its own group at the top, by the name that it has outside
+        path = top
+    while path.startswith(top):
+        with suppress(OSError, ValueError):  # ValueError: no limit, which is written `max`
+            yield max(0, _number(f"{path}/pids.max") - _number(f"{path}/pids.current"))
+        path = os.path.dirname(path)
+
+
+def _own_cgroup() -> tuple[str, bool]:
+    """The control group that counts processes, and whether it is of the second version."""
+    unified = ""
+    with suppress(OSError), open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as lines:
+        for line in lines:
+            number, controllers, path = line.rstrip("\n").split(":", 2)
+            if "pids" in controllers.split(","):
+                return path, False
+            unified = path if number == "0" else unified
+    return unified, True
+
+
+def _number(path: str) -> int:
+    with open(path, encoding="utf-8") as file:
+        return int(file.read())
+
+
+# GPUs: what NVML says, and what the kernel's log says of them
+
+XID_HOURS = 24
+PROGRAM_XIDS = frozenset({13, 31, 32, 43, 45, 68, 69})
+"""Those that a program's own mistakes cause (NVIDIA's catalogue of Xid errors); others may be the GPU's."""
+_XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)")
+
+
+def gpus(inputs: CheckInputs) -> Iterator[CheckResult]:
+    listed = cuda_count({})
+    has_driver = listed or os.path.exists("/proc/driver/nvidia/version")
+    health = nvml_health() if has_driver else None
+    yield judge_gpus(health, listed, cuda_count(os.environ) if has_driver else 0, inputs.workers)
+    yield judge_gpu_memory(health)
+
+
+def judge_gpus(health: NvmlHealth | None, listed: int = 0, visible: int = 0, workers: int = 0) -> CheckResult:
+    """Whether the driver answers for all of them.
+
+    Args:
+        health: what NVML says, None where there is no such library.
+        listed: GPUs that have the kernel's driver and a device file.
+        visible: those of them that programs may use.
+        workers: what this node will run, 0 if that is not known.
+    """
+    if health is None:
+        if not listed:
+            return not_known("there is no NVIDIA driver")
+        return warned(
+            f"{LIBRARY} is not there, so nothing is known of {listed} GPUs",
+            "install it with the driver; in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        )
+    see = "see `nvidia-smi` and the kernel's log; reset the GPU or restart the machine"
+    if health.trouble:
+        return failed(f"the NVIDIA driver does not work: {health.trouble}", see)
+    known = health.gpus
+    lost = [f"{each.address} ({each.trouble})" for each in known if each.trouble]
+    if lost:
+        return failed(f"{len(lost)} of {len(known)} GPUs do not answer: {', '.join(lost)}", see)
+    if len(known) < listed:
+        return failed(f"the kernel lists {listed} GPUs, and the driver knows {len(known)}", see)
+    kinds = Counter(each.name for each in known)
+    text = f"{', '.join(f'{count} {name}' for name, count in kinds.items()) or 'none'}, driver {health.driver}"
+    if workers > visible > 0:
+        return warned(f"{text}: {workers} workers share {visible}", "give --nproc-per-node=gpu")
+    return passed(text)
+
+
+def judge_gpu_memory(health: NvmlHealth | None) -> CheckResult:
+    """Errors that ECC could not correct, and rows that are to be replaced."""
+    known = [] if health is None else [each for each in health.gpus if not each.trouble]
+    if not known:
+        return not_known("there is no GPU")
+    worn = [each.address for each in known if each.remap_failed]
+    if worn:
+        return failed(f"rows of memory could not be replaced on {', '.join(worn)}", "have the GPU replaced")
+    reset = "reset the GPU (`nvidia-smi -r`) or restart the machine"
+    broken = [f"{each.errors} on {each.address}" for each in known if each.errors > 0]
+    if broken:
+        return failed(f"memory errors that ECC could not correct: {', '.join(broken)}", reset)
+    pending = [each.address for each in known if each.remap_pending]
+    if pending:
+        return warned(f"memory is to be replaced at the next reset of {', '.join(pending)}", reset)
+    if all(each.errors < 0 for each in known):
+        return not_known("ECC is off, or not there")
+    return passed(f"no errors on {len(known)} GPUs since the driver was loaded")
+
+
+def xid(_inputs: CheckInputs) -> Iterator[CheckResult]:
+    try:
+        yield judge_xid(xid_errors(log_entries(raw_entries()), time.monotonic()))
+    except OSError as error:
+        yield not_known(f"{PATH} cannot be read ({error.strerror})")
+
+
+class Xid(NamedTuple):
+    """An error that the NVIDIA driver has logged: how many seconds ago, at which address, of which number."""
+
+    ago: float
+    address: str
+    number: int
+
+
+def xid_errors(entries: Iterable[LogEntry], now: float) -> list[Xid]:
+    """The errors among entries of the log; `now` is on the same clock."""
+    found = ((now - each.moment, _XID.search(each.text)) for each in entries)
+    return [Xid(ago, match[1], int(match[2])) for ago, match in found if match]
+
+
+def judge_xid(errors: Iterable[Xid]) -> CheckResult:
+    """Errors of the last hours that a program's own mistakes do not cause."""
+    recent = [each for each in errors if each.ago < XID_HOURS * 3600 and each.number not in PROGRAM_XIDS]
+    if not recent:
+        return passed(f"none in the last {XID_HOURS} hours but what programs cause")
+    last = recent[-1]
+    return warned(
+        f"{len(recent)} in the last {XID_HOURS} hours, the last {last.ago / 3600:.1f} hours ago: "
+        f"Xid {last.number} of {last.address}",
+        "look the number up in NVIDIA's catalogue of Xid errors; see `dmesg | grep Xid`",
+    )

@@ -1,0 +1,245 @@
+"""The mesh: which node of a round dials which, how a node greets one that dials it, what each tells of it, and what
+is said of nodes that are not reached.
+
+Pure. Laws:
+
+1. Up to `FULL_MESH` nodes, each dials all others. Above that, node r dials r + 2^k and r - 2^k for all such k: each is
+   dialled by as many as it dials, in both directions of the same pairs, and no two nodes are far apart in that graph.
+2. All nodes are told the same lines, which group rank 0 makes of what each has found.
+3. What another node has written is checked once, in `decode_finding` and `decode_lines`.
+4. A node greets who dials it by a line with its group rank and a digest of the `scope`, which names the job, its
+   coordinator and the round: no other machine with its address is mistaken for it. It is no protection against people.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rallypoint.base.log import printable
+from rallypoint.control.membership.state import join_names
+
+FULL_MESH = 64
+"""Nodes, up to which each dials all others."""
+REMEDY = "look at firewalls and routes between them, or name the address to use by --local-addr"
+FEW = 4
+"""Nodes that are named one by one."""
+MAX_LINES = 20
+_MAX_BYTES = 256 * 1024
+_MAX_TEXT = 255
+_MAX_LINE = 2000
+
+
+class Finding(NamedTuple):
+    """What a node tells of itself: its name, where it was to be dialled, and whom it has not reached and why."""
+
+    node: str
+    where: str
+    failures: Mapping[int, str] = {}
+
+
+class MeshLine(NamedTuple):
+    """A sentence on nodes that are not reached; `ranks` are the nodes that it is about, `node` is the name of one."""
+
+    text: str
+    node: str
+    ranks: tuple[int, ...]
+
+
+class MeshNode(NamedTuple):
+    """A node of the mesh: the scope is that of the round, the same on all."""
+
+    scope: str
+    group_rank: int
+    node: str
+
+
+def dialled_ranks(rank: int, count: int) -> list[int]:
+    """The group ranks that this one dials, in a round of so many nodes. As many dial it."""
+    if count <= FULL_MESH:
+        return [each for each in range(count) if each != rank]
+    steps = [1 << power for power in range(count.bit_length()) if 1 << power < count]
+    return sorted({(rank + sign * step) % count for step in steps for sign in (1, -1)} - {rank})
+
+
+def mesh_lines(findings: Mapping[int, Finding], count: int, absent: Mapping[int, str] = {}) -> list[MeshLine]:
+    """What there is to say of a round of so many nodes, the worst first; nothing if all reach those that they dial.
+
+    Args:
+        findings: by group rank; those that are missing are told of too.
+        count: how many nodes the round has.
+        absent: the names of nodes that are known to take no part, by group rank.
+    """
+    names = _Names(findings, absent)
+    lines = []
+    if absent:
+        was = "was" if len(absent) == 1 else "were"
+        without = sorted(absent)
+        text = f"{names.several(without)} {was} started without --preflight; give all nodes of a job the same"
+        lines.append(MeshLine(text, names.of(without[0]), tuple(without)))
+    if missing := [rank for rank in range(count) if rank not in findings and rank not in absent]:
+        not_told = (
+            "did not report in time which nodes it reaches" if len(missing) == 1 else "have not told whom they reach"
+        )
+        text = f"{names.several(missing)} {not_told}"
+        lines.append(MeshLine(text, "", tuple(missing)))
+    pairs = {(dialler, rank): why for dialler, each in findings.items() for rank, why in each.failures.items()}
+    tried = len(dialled_ranks(0, count))
+    while pairs:
+        by_target = Counter((rank, why) for (_, rank), why in pairs.items())
+        by_dialler = Counter((dialler, why) for (dialler, _), why in pairs.items())
+        (target, why), many = max(by_target.items(), key=lambda entry: (entry[1], -entry[0][0]))
+        (dialler, reason), more = max(by_dialler.items(), key=lambda entry: (entry[1], -entry[0][0]))
+        if many >= more:
+            ranks = sorted(each for (each, rank), text in pairs.items() if (rank, text) == (target, why))
+            who = names.of(ranks[0]) if many == 1 else names.share(ranks, tried)
+            node = names.of(target if len(ranks) > FEW else ranks[0])
+            lines.append(MeshLine(f"{who} cannot reach {names.at(target)}: {why}; {REMEDY}", node, (target, *ranks)))
+            pairs = {pair: text for pair, text in pairs.items() if (pair[1], text) != (target, why)}
+        else:
+            ranks = sorted(rank for (each, rank), text in pairs.items() if (each, text) == (dialler, reason))
+            whom = names.share(ranks, tried, places=True)
+            text = f"{names.of(dialler)} cannot reach {whom}: {reason}; {REMEDY}"
+            lines.append(MeshLine(text, names.of(dialler), (dialler, *ranks)))
+            pairs = {pair: each for pair, each in pairs.items() if (pair[0], each) != (dialler, reason)}
+    return lines
+
+
+class _Names:
+    """What nodes are called, those of one name by their group ranks too."""
+
+    def __init__(self, findings: Mapping[int, Finding], absent: Mapping[int, str]) -> None:
+        self._findings = findings
+        self._nodes = {rank: each.node for rank, each in findings.items()} | dict(absent)
+        self._often = Counter(self._nodes.values())
+
+    def of(self, rank: int) -> str:
+        node = self._nodes.get(rank)
+        if node is None:
+            return f"the node of group rank {rank}"
+        return node if self._often[node] == 1 else f"{node} (group rank {rank})"
+
+    def at(self, rank: int) -> str:
+        finding = self._findings.get(rank)
+        return self.of(rank) if finding is None else f"{self.of(rank)} ({finding.where})"
+
+    def several(self, ranks: Sequence[int]) -> str:
+        named = [self.of(rank) for rank in ranks[:FEW]]
+        return join_names([*named, f"{len(ranks) - FEW} more"] if len(ranks) > FEW else named)
+
+    def share(self, ranks: Sequence[int], tried: int, *, places: bool = False) -> str:
+        if len(ranks) > FEW:
+            return f"{len(ranks)} of {tried} nodes"
+        return join_names([self.at(rank) if places else self.of(rank) for rank in ranks])
+
+
+def concerned(line: MeshLine, rank: int) -> bool:
+    """Whether a node logs this line: all do that it is about, but of many only the one that they have in common."""
+    return rank == 0 or rank in (line.ranks if len(line.ranks) <= FEW + 1 else line.ranks[:1])
+
+
+# How a node greets
+
+MAX_GREETING = 1100
+"""Bytes of a greeting at most."""
+_GREETING = re.compile(rb"rallypoint-mesh 2 ([0-9]{1,7}) ([0-9a-f]{32}) ([^\n]{1,1020})\n")
+
+
+def greeting(own: MeshNode) -> bytes:
+    """A node's line to one that dials it."""
+    name = printable(own.node).encode()
+    return b"rallypoint-mesh 2 %d %s %s\n" % (own.group_rank, _digest(own), name)
+
+
+def why_another(expected: MeshNode, greeted: bytes) -> str:
+    """Why what greets is not the node that was dialled; empty if it is."""
+    found = _GREETING.fullmatch(greeted)
+    if found is None:
+        return "no agent of this job listens there" if greeted else "the connection is closed without an answer"
+    rank = int(found[1])
+    name = printable(found[3].decode(errors="replace"))
+    if found[2] != _digest(expected):
+        return f"an agent of another job answers there, on {name}"
+    if rank != expected.group_rank:
+        return f"{name} (group rank {rank}) answers there: two nodes have that address"
+    return ""
+
+
+def _digest(node: MeshNode) -> bytes:
+    return hashlib.sha256(node.scope.encode()).hexdigest()[:32].encode()
+
+
+# How it is written into the store
+
+
+def encode_finding(finding: Finding) -> bytes:
+    return json.dumps([finding.node, finding.where, sorted(finding.failures.items())]).encode()
+
+
+def decode_finding(data: bytes, rank: int, count: int) -> Finding:
+    """What the node of a group rank has found.
+
+    Raises:
+        ValueError: it is no finding; in a sentence.
+    """
+    try:
+        node, where, failures = _loaded(data, 3)
+        dialled = set(dialled_ranks(rank, count))
+        found = {_rank(each, count): _text(why) for each, why in failures}
+        if not dialled.issuperset(found):
+            raise ValueError("it tells of nodes that it does not dial")
+        return Finding(_text(node), _text(where), found)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _unusable(f"what group rank {rank} has found of the mesh", error) from None
+
+
+def encode_lines(lines: Collection[MeshLine]) -> bytes:
+    """The lines as they are stored, of many the first."""
+    return json.dumps([len(lines), [[line.text, line.node, line.ranks] for line in list(lines)[:MAX_LINES]]]).encode()
+
+
+def decode_lines(data: bytes, count: int) -> tuple[int, list[MeshLine]]:
+    """How many lines there are, and the first of them.
+
+    Raises:
+        ValueError: they are no lines; in a sentence.
+    """
+    try:
+        total, lines = _loaded(data, 2)
+        if type(total) is not int or not len(lines) <= total <= count * count or len(lines) > MAX_LINES:
+            raise ValueError("a wrong number of lines")
+        return total, [
+            MeshLine(_text(text, _MAX_LINE), _text(node, least=0), tuple(_rank(each, count) for each in ranks))
+            for text, node, ranks in lines
+        ]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _unusable("what group rank 0 tells of the mesh", error) from None
+
+
+def _loaded(data: bytes, parts: int) -> list[Any]:
+    if len(data) > _MAX_BYTES:
+        raise ValueError(f"it has {len(data)} bytes")
+    loaded = json.loads(data)
+    if not isinstance(loaded, list) or len(loaded) != parts:
+        raise ValueError(f"it is no list of {parts}")
+    return loaded
+
+
+def _text(value: object, most: int = _MAX_TEXT, least: int = 1) -> str:
+    if not isinstance(value, str) or not least <= len(value) <= most or not value.isprintable():
+        raise ValueError(f"a wrong text {value!r}")
+    return value
+
+
+def _rank(value: object, count: int) -> int:
+    if type(value) is not int or not 0 <= value < count:
+        raise ValueError(f"a wrong group rank {value!r}")
+    return value
+
+
+def _unusable(what: str, error: Exception) -> ValueError:
+    return ValueError(f"{what} cannot be used ({printable(str(error))}); see whether all nodes run the same version")

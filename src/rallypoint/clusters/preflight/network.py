@@ -1,0 +1,362 @@
+"""Checks of names, the endpoint, who answers there, clocks, and proxies.
+
+Nothing here joins a job: the control plane is only greeted (`Hello.only_greets`). What is found out is judged by pure
+functions.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import ip_address, ip_network
+from typing import TYPE_CHECKING, NamedTuple
+
+from rallypoint.base.endpoint import Endpoint, host_name, is_local_address, is_loopback
+from rallypoint.base.errors import RallypointError, UserError
+from rallypoint.base.procfs import local_port_range, read_text
+from rallypoint.clusters.preflight.dialing import CONNECT, SLOW, Attempt, LookUp, Outcome, attempt_all, look_up
+from rallypoint.clusters.preflight.results import CheckInputs, CheckResult, failed, not_known, passed, warned
+
+if TYPE_CHECKING:
+    from rallypoint.control.client.dialing import DialTarget
+
+ASK = 3.0
+"""Seconds for the control plane's welcome."""
+MAX_OFFSET, HOPELESS_OFFSET = 1.0, 300.0
+"""Seconds by which clocks may differ. From five minutes on Kerberos, and much of what checks signatures, refuses."""
+_MOST = 16
+"""Addresses of one name that are tried."""
+_SLOW_DNS = "take DNS servers that do not answer out of resolv.conf"
+
+
+# The name of this machine: what it stands for here is what many programs take for its address
+
+
+def own_name(inputs: CheckInputs) -> Iterator[CheckResult]:
+    if inputs.max_nodes == 1:
+        yield not_known("the job has no other node that could be told an address")
+        return
+    found = look_up(socket.gethostname())
+    yield judge_host_name(host_name(), found, [each for each in found.addresses if not is_local_address(each)])
+
+
+def judge_host_name(name: str, found: LookUp, foreign: Sequence[str]) -> CheckResult:
+    """Gloo, and programs that call `socket.gethostname()`, give others the address that the name resolves to here.
+
+    Args:
+        name: of this machine.
+        found: what it stands for.
+        foreign: the addresses of it that are not of this machine.
+    """
+    remedy = f"give {name} the address by which other nodes reach this one, in DNS or /etc/hosts"
+    if found.unanswered:
+        return warned(
+            f"nobody answers what {name} stands for within {found.took:.0f} s", f"see the DNS servers, or {remedy}"
+        )
+    if found.error:
+        return warned(f"{name} does not resolve ({found.error})", remedy)
+    text = f"{name} is {', '.join(found.addresses)}"
+    if all(map(is_loopback, found.addresses)):
+        return warned(f"{text}, a loopback address: other nodes that are told it reach themselves", remedy)
+    if foreign:
+        return warned(f"{text}, of which {', '.join(foreign)} is not an address of this machine", remedy)
+    if found.took >= SLOW:
+        return warned(f"{text}, after {found.took:.1f} s", _SLOW_DNS)
+    return passed(text)
+
+
+# The endpoint
+
+
+class Place(NamedTuple):
+    """One of the endpoints: what its name stands for, how the attempts to connect ended, whether it is this machine."""
+
+    endpoint: Endpoint
+    found: LookUp
+    attempts: Sequence[Attempt] = ()
+    is_here: bool = False
+
+    def having(self, *outcomes: Outcome) -> list[Attempt]:
+        return [each for each in self.attempts if each.outcome in outcomes]
+
+
+_NO_ENDPOINT = "there is no endpoint to check"
+
+
+def endpoint(inputs: CheckInputs) -> Iterator[CheckResult]:
+    """Connect to the endpoint, greet the control plane, ask the kernel of its port, and compare clocks."""
+    places: list[Place] = []
+    if inputs.endpoints:
+        with ThreadPoolExecutor(len(inputs.endpoints)) as pool:  # none takes longer than `LOOK_UP` and `CONNECT`
+            places = list(pool.map(_place, (Endpoint(*each) for each in inputs.endpoints)))
+    is_ours = inputs.backend in ("c10d", "static")  # what listens there
+    yield judge_endpoint(places, is_ours=is_ours, joins=inputs.joins)
+    answer = _ask(inputs, places) if places else Answer()
+    yield judge_control_plane(answer)
+    yield _port(places[0]) if places and is_ours else not_known("there is no endpoint at which Rallypoint would listen")
+    yield judge_clock(answer)
+
+
+def _place(endpoint: Endpoint) -> Place:
+    found = look_up(endpoint.host)
+    attempts = attempt_all([(each, endpoint.port) for each in found.addresses[:_MOST]])
+    return Place(endpoint, found, attempts, any(map(is_local_address, found.addresses)))
+
+
+def judge_endpoint(places: Sequence[Place], *, is_ours: bool = True, joins: bool = False) -> CheckResult:
+    """Whether its name resolves, and its host is reached.
+
+    Args:
+        places: the endpoints.
+        is_ours: whether what listens there is Rallypoint's own. That nobody does yet is no fault then: the nodes of a
+            job start in any order.
+        joins: whether this node joins afterwards: it waits for a name that does not resolve, and for etcd.
+    """
+    judged = [_judge_place(each, is_ours=is_ours, joins=joins) for each in places]
+    if not judged:
+        return not_known(_NO_ENDPOINT)
+    if len(judged) == 1:
+        return judged[0]
+    text = "; ".join(each.fact for each in judged)
+    if all(each.status == "FAIL" for each in judged):
+        return failed(text, judged[0].remedy)
+    bad = [each for each in judged if each.status != "PASS"]
+    return warned(text, bad[0].remedy) if bad else passed(text)
+
+
+def _judge_place(place: Place, *, is_ours: bool, joins: bool) -> CheckResult:
+    where, found = place.endpoint, place.found
+    failed_yet = warned if joins else failed
+    dns = "check the endpoint, DNS and /etc/hosts"
+    if found.unanswered:
+        return failed(
+            f"nobody answers what {where.host} stands for within {found.took:.0f} s", f"see the DNS servers; {dns}"
+        )
+    if found.error:
+        return failed_yet(f"{where.host} does not resolve ({found.error})", dns)
+    reached = place.having(Outcome.ACCEPTED, Outcome.REFUSED)
+    lost = place.having(Outcome.SILENT, Outcome.UNREACHABLE)
+    lost += [] if reached else place.having(Outcome.NO_ROUTE)  # else the other family does
+    text = f"{where}{' (this machine)' if place.is_here else ''}: {_words(place.attempts, where.host)}"
+    if not is_ours and reached and not place.having(Outcome.ACCEPTED):
+        return failed_yet(text, "start etcd there, or take it out of the endpoint")
+    if lost:
+        remedy = "check the address, the routes and firewalls between the machines, and that the host is up"
+        return warned(text, remedy) if reached else failed(text, remedy)
+    if found.took >= SLOW:
+        return warned(f"{text}; its look-up took {found.took:.1f} s", _SLOW_DNS)
+    return passed(text)
+
+
+_OUTCOMES = {
+    Outcome.ACCEPTED: "accepts connections",
+    Outcome.REFUSED: "is reached, and nobody listens at the port",
+    Outcome.SILENT: "does not answer",
+}
+
+
+def _words(attempts: Sequence[Attempt], host: str) -> str:
+    groups: dict[str, list[str]] = {}
+    for each in attempts:
+        groups.setdefault(_OUTCOMES.get(each.outcome) or f"cannot be reached ({each.words})", []).append(each.address)
+    if list(groups.values()) == [[host]]:
+        return next(iter(groups))
+    return ", ".join(f"{', '.join(addresses)} {words}" for words, addresses in groups.items())
+
+
+# Who answers there, and the clock
+
+
+class Answer(NamedTuple):
+    """The answer of the control plane; at most one of the first three is set.
+
+    `refusal` is the sentence that tells why it is of no use; `absent` that nobody is there now. The clock there is
+    `offset` seconds ahead of this one, give or take `uncertainty`.
+    """
+
+    welcome: str = ""
+    refusal: str = ""
+    absent: str = ""
+    offset: float | None = None
+    uncertainty: float = 0.0
+
+
+def _ask(inputs: CheckInputs, places: Sequence[Place]) -> Answer:
+    """Greet the control plane, if anybody may be there."""
+    if inputs.coordinators is None:
+        return Answer(absent=f"what answers for the backend {inputs.backend!r} is not Rallypoint's to ask")
+    if not any(place.having(Outcome.ACCEPTED) for place in places):
+        return Answer(absent="nobody listens at the endpoint")
+    import asyncio
+
+    from rallypoint.control.etcd.api import EtcdError
+
+    try:
+        targets = inputs.coordinators()
+    except (EtcdError, UserError) as error:
+        return Answer(refusal=str(error))
+    except RallypointError as error:
+        return Answer(absent=str(error))
+    answer = Answer(absent="nobody is coordinator at the moment")
+    for target in targets:
+        answer = asyncio.run(_greet(target, inputs.job))
+        if answer.welcome:
+            break
+    return answer
+
+
+async def _greet(target: DialTarget, job: str) -> Answer:
+    import asyncio
+
+    from rallypoint.control.client.dialing import RETRYABLE, Dialer, error_words
+    from rallypoint.control.membership.state import Settings
+    from rallypoint.control.protocol.handshake import HandshakeError
+
+    begun, before = time.monotonic(), time.time()
+    dialer = Dialer(target, Settings(job, 1, 1), 0, only_greets=True)
+    try:
+        async with asyncio.timeout(ASK):
+            session = await dialer.dial(CONNECT)
+    except HandshakeError as error:
+        return Answer(refusal=str(error))
+    except ConnectionRefusedError:
+        return Answer(absent=f"nobody listens at {target.endpoint} at the moment")
+    except RETRYABLE as error:
+        return Answer(
+            refusal=f"what listens at {target.endpoint} does not answer as Rallypoint's control plane does "
+            f"({error_words(error) or dialer.unfinished}); see what it is, or choose another port"
+        )
+    took = time.monotonic() - begun
+    session.writer.close()
+    return Answer(
+        f"Rallypoint's control plane answers at {target.endpoint}",
+        offset=session.welcome.timestamp - (before + took / 2),
+        uncertainty=took / 2,
+    )
+
+
+def judge_control_plane(answer: Answer) -> CheckResult:
+    """Whether Rallypoint answers at the endpoint, if anybody does."""
+    if answer.refusal:
+        return failed(answer.refusal, "")
+    return passed(answer.welcome) if answer.welcome else not_known(answer.absent or _NO_ENDPOINT)
+
+
+def judge_clock(answer: Answer) -> CheckResult:
+    """How far the clock at the endpoint is from this one. Rallypoint itself compares no clocks; people do."""
+    offset, uncertainty = answer.offset, answer.uncertainty
+    if offset is None:
+        return not_known("no control plane has told the time of day")
+    way = "ahead of" if offset > 0 else "behind"
+    text = f"the coordinator's clock is {abs(offset):.3f} s {way} this one's, give or take {uncertainty:.3f} s"
+    sure = max(0.0, abs(offset) - uncertainty)
+    remedy = "run chrony or another NTP client on both machines"
+    if sure >= HOPELESS_OFFSET:
+        return failed(text, remedy)
+    return warned(text, remedy) if sure >= MAX_OFFSET else passed(text)
+
+
+# The port
+
+
+def _port(place: Place) -> CheckResult:
+    if not place.is_here:
+        return not_known(f"{place.endpoint.host} is not this machine; run the check there")
+    port = place.endpoint.port
+    if place.having(Outcome.ACCEPTED):
+        return passed(f"somebody listens at port {port} (see control-plane)")
+    low, high = ([int(each) for each in local_port_range().split()] or [0, 0])[:2]
+    reserved = _ranges(read_text("/proc/sys/net/ipv4/ip_local_reserved_ports"))
+    return judge_port(port, _trouble_with(place), (low, high), reserved)
+
+
+def judge_port(
+    port: int, trouble: str, ephemeral: tuple[int, int], reserved: Sequence[tuple[int, int]] = ()
+) -> CheckResult:
+    """Whether an outgoing connection may take the port before the control plane listens there, or has.
+
+    Args:
+        port: of the endpoint.
+        trouble: why it cannot be bound.
+        ephemeral: the range from which the kernel gives ports to outgoing connections.
+        reserved: ranges that it does not give.
+    """
+    if trouble:
+        return failed(f"port {port} cannot be listened at ({trouble})", f"see who has it (`ss -tanp sport = :{port}`)")
+    low, high = ephemeral
+    if not low <= port <= high:
+        return passed(f"port {port} is outside the range of outgoing connections, {low}-{high}")
+    text = f"port {port} is inside the range of outgoing connections, {low}-{high}"
+    if any(first <= port <= last for first, last in reserved):
+        return passed(f"{text}, and reserved")
+    return warned(
+        f"{text}: any of them may take it first",
+        f"choose another port, or reserve it: `sysctl -w net.ipv4.ip_local_reserved_ports={port}`",
+    )
+
+
+def _trouble_with(place: Place) -> str:
+    """Why the port cannot be bound; empty if it can be, or another agent of this machine listens there by now."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("", place.endpoint.port))  # and nobody can connect
+    except OSError as error:
+        again = attempt_all([(each.address, place.endpoint.port) for each in place.attempts])
+        return "" if any(each.outcome is Outcome.ACCEPTED for each in again) else error.strerror or str(error)
+    return ""
+
+
+def _ranges(text: str) -> list[tuple[int, int]]:
+    """`29400,30000-30010`."""
+    parts = [part.split("-") for part in text.strip().split(",") if part]
+    return [(int(part[0]), int(part[-1])) for part in parts]
+
+
+# Proxy variables that would divert connections to the endpoint
+
+VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
+
+
+def proxy(inputs: CheckInputs) -> Iterator[CheckResult]:
+    yield judge_proxy(os.environ, list(dict.fromkeys(host for host, _ in inputs.endpoints)))
+
+
+def judge_proxy(environ: Mapping[str, str], hosts: Sequence[str]) -> CheckResult:
+    """Rallypoint itself takes no proxy; gRPC, requests and curl do, towards etcd and other nodes. Values of the
+    variables are not shown: they may hold a password."""
+    names = ", ".join(name for each in VARIABLES for name in (each, each.upper()) if environ.get(name))
+    if not names:
+        return passed("no proxy variable is set")
+    if not hosts:
+        return not_known(f"{names} set, and no endpoint is given that they could divert")
+    spared = ",".join(environ.get(name, "") for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"))
+    caught = [each for each in hosts if not is_spared(each, spared)]
+    if not caught:
+        return passed(f"{names} set, and no_proxy spares {', '.join(hosts)}")
+    return warned(
+        f"{names} set, and no_proxy does not spare {', '.join(caught)}: gRPC, requests and curl would go through the "
+        "proxy",
+        f"add {','.join(caught)}, and the other nodes, to no_proxy",
+    )
+
+
+def is_spared(host: str, no_proxy: str) -> bool:
+    """Whether `no_proxy` spares a host: by its name, a domain that it ends with, its address or network, or `*`."""
+    entries = [entry.strip().lower() for entry in no_proxy.split(",") if entry.strip()]
+    return any(entry == "*" or _matches(host.lower().rstrip("."), entry) for entry in entries)
+
+
+def _matches(host: str, entry: str) -> bool:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        domain = entry.removeprefix("*").lstrip(".")
+        return bool(domain) and (host == domain or host.endswith(f".{domain}"))
+    try:
+        return address in ip_network(entry, strict=False)
+    except ValueError:
+        return False

@@ -1,0 +1,188 @@
+"""What a check is, the results of checks, and what follows from a list of them.
+
+Laws:
+
+1. PASS: nothing is in the way. Where a check does not apply here, or its fact cannot be known, it is a PASS that is not
+   `known`: the fact says why, and the line "not checked".
+2. WARN: the job may run, and something will be slow, unreliable or misleading. FAIL: it cannot work as it is.
+3. Who requires a check wants it known and passed: anything else is a FAIL then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from rallypoint.base.errors import PreflightError
+from rallypoint.base.log import get_logger
+
+if TYPE_CHECKING:
+    from rallypoint.control.client.dialing import DialTarget
+
+_log = get_logger(__name__)
+
+
+class Status(StrEnum):
+    PASS = "PASS"
+    WARN = "WARN"
+    FAIL = "FAIL"
+
+
+EXIT_CODES = {Status.PASS: 0, Status.WARN: 1, Status.FAIL: 2}
+"""The exit code of `rallyctl check`, by the worst status."""
+
+
+class CheckResult(NamedTuple):
+    """One line: the check's name, what was found, and what to do about it unless it has passed.
+
+    The functions that check leave the name empty: `Check` has it.
+    """
+
+    name: str
+    status: Status
+    fact: str
+    remedy: str = ""
+    known: bool = True
+    """Whether anything was found out."""
+
+    def __str__(self) -> str:
+        return f"{self.status.value} {self.name}: {self.finding}"
+
+    @property
+    def finding(self) -> str:
+        fact = self.fact if self.known else f"not checked: {self.fact}"
+        return f"{fact}; {self.remedy}" if self.remedy else fact
+
+
+def passed(fact: str) -> CheckResult:
+    """Nothing is in the way."""
+    return CheckResult("", Status.PASS, fact)
+
+
+def warned(fact: str, remedy: str) -> CheckResult:
+    """Something will be slow, unreliable or misleading."""
+    return CheckResult("", Status.WARN, fact, remedy)
+
+
+def failed(fact: str, remedy: str) -> CheckResult:
+    """It cannot work as it is."""
+    return CheckResult("", Status.FAIL, fact, remedy)
+
+
+def not_known(why: str) -> CheckResult:
+    """The check does not apply here, or its fact cannot be known."""
+    return CheckResult("", Status.PASS, why, known=False)
+
+
+def by_amount(fact: str, amount: float, least: float, enough: float, remedy: str) -> CheckResult:
+    """A FAIL below `least`, a WARN below `enough`."""
+    if amount >= enough:
+        return passed(fact)
+    return failed(fact, remedy) if amount < least else warned(fact, remedy)
+
+
+class CheckInputs(NamedTuple):
+    """The inputs of the checks.
+
+    `log_dir` is empty where logs go to the temporary folder; `endpoints` are hosts and ports where nodes meet, none if
+    there is nothing to reach; `job` is the job's id, or empty; `workers` and `max_nodes` are how many this node
+    and the job will have, 0 if that is not known. A node that `joins` afterwards waits for what is not there yet.
+    """
+
+    log_dir: str = ""
+    endpoints: tuple[tuple[str, int], ...] = ()
+    backend: str = "c10d"
+    job: str = ""
+    workers: int = 0
+    max_nodes: int = 0
+    joins: bool = False
+    coordinators: Callable[[], list[DialTarget]] | None = None
+    """Says where the job's coordinator may be; None if there is no control plane to ask. May take seconds, and raises
+    as `coordinators` of the agent does."""
+
+
+class Check(NamedTuple):
+    """A function that checks, and the names of its results, in order: several where they need the same facts.
+
+    `silence` is the result if there is none in time. Where the function may block in the kernel for ever it
+    `may_hang`, and runs in a process of its own; it waits for the network some seconds at most.
+    """
+
+    names: tuple[str, ...]
+    find: Callable[[CheckInputs], Iterable[CheckResult]]
+    silence: CheckResult
+    may_hang: bool = False
+
+    def results(self, inputs: CheckInputs) -> list[CheckResult]:
+        """Check. A defect of the check is a result as well."""
+        try:
+            found = zip(self.names, self.find(inputs), strict=True)
+            return [result._replace(name=name) for name, result in found]
+        except Exception as error:
+            return self.all(warned(f"the check itself failed ({type(error).__name__}: {error})", "please report it"))
+
+    def all(self, result: CheckResult) -> list[CheckResult]:
+        """This result, for each of the names."""
+        return [result._replace(name=name) for name in self.names]
+
+
+# What follows from results
+
+
+def worst(results: Iterable[CheckResult]) -> Status:
+    return max((each.status for each in results), key=EXIT_CODES.__getitem__, default=Status.PASS)
+
+
+def with_required(results: Iterable[CheckResult], names: Collection[str]) -> list[CheckResult]:
+    """The results, where those of the checks that are required count as law 3 says."""
+    return [_required(each) if each.name in names else each for each in results]
+
+
+def _required(result: CheckResult) -> CheckResult:
+    if not result.known:
+        return result._replace(status=Status.FAIL, remedy="it is required, so see to it that it can be")
+    return result if result.status is Status.PASS else result._replace(status=Status.FAIL)
+
+
+def counts(results: Sequence[CheckResult]) -> str:
+    """How many there are of each status, for people: `12 PASS, 1 WARN`."""
+    found = [(sum(each.status is status for each in results), status.value) for status in Status]
+    return ", ".join(f"{number} {status}" for number, status in found if number) or "no checks"
+
+
+VERSION = 1
+"""The version of the JSON. Fields are added within a version, never renamed or removed."""
+
+
+def results_json(results: Sequence[CheckResult]) -> str:
+    """The results as JSON; `docs/how-to/preflight.md` describes each field."""
+    checks = [each._asdict() for each in results]
+    return json.dumps({"version": VERSION, "status": worst(results), "checks": checks}, indent=2)
+
+
+WARN, REQUIRE = "warn", "require"
+"""The values of `--preflight`."""
+
+
+def admit(results: Sequence[CheckResult], mode: str) -> None:
+    """Log what has not passed, one line each, as a warning.
+
+    Raises:
+        PreflightError: `mode` is `REQUIRE` and something has failed; this node is to stay out of the job.
+    """
+    failures = [each for each in results if each.status is Status.FAIL] if mode == REQUIRE else []
+    told_by_error = failures if len(failures) == 1 else []
+    for each in results:
+        if each.status is not Status.PASS and each not in told_by_error:
+            _log.warning("%s", each)
+    if failures:
+        raise PreflightError(_sentence(failures))
+
+
+def _sentence(failures: Sequence[CheckResult]) -> str:
+    if len(failures) == 1:
+        return f"this node stays out of the job, by --preflight=require: {failures[0]}"
+    names = ", ".join(each.name for each in failures)
+    return f"this node stays out of the job, by --preflight=require: {len(failures)} checks failed ({names}), see above"

@@ -1,0 +1,178 @@
+"""The table of all checks, and their run side by side, which never takes longer than `DEADLINE`.
+
+Laws:
+
+1. Checks that only wait for the network run on threads that are not waited for. Checks that may hang in the kernel (a
+   dead network file system, a driver) run in a process of their own: a thread that hangs there would keep this process
+   from ending.
+2. What has not answered by the deadline is a result as well (`Check.silence`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import IO, Any
+
+from rallypoint.base.clock import Deadline
+from rallypoint.clusters.preflight import machine, network
+from rallypoint.clusters.preflight.results import Check, CheckInputs, CheckResult, Status, failed, not_known, warned
+
+
+def _no_answer(what: str) -> CheckResult:
+    remedy = "if it is a network file system, see whether its server is up; or name another"
+    return failed(f"{what} does not answer", remedy)
+
+
+LOG_SPACE = Check(("log-space",), machine.log_space, _no_answer("the log folder"), may_hang=True)
+
+CHECKS = (
+    Check(("shared-memory",), machine.shared_memory, _no_answer("shared memory"), may_hang=True),
+    Check(("temp-space",), machine.temp_space, _no_answer("the temporary folder"), may_hang=True),
+    LOG_SPACE,
+    Check(
+        ("open-files", "locked-memory", "processes"),
+        machine.process_limits,
+        not_known("the limits could not be read in time"),
+    ),
+    Check(
+        ("host-name",),
+        network.own_name,
+        warned("the look-up of this machine's own name does not end", "see the DNS servers"),
+    ),
+    Check(
+        ("endpoint", "control-plane", "port", "clock"),
+        network.endpoint,
+        warned("the endpoint could not be examined in time", "see whether DNS and the endpoint answer"),
+    ),
+    Check(("proxy",), network.proxy, not_known("the environment could not be read in time")),
+    Check(
+        ("gpus", "gpu-memory"),
+        machine.gpus,
+        warned(
+            "the NVIDIA driver does not answer", "see `nvidia-smi`; switch persistence mode on (`nvidia-smi -pm 1`)"
+        ),
+        may_hang=True,
+    ),
+    Check(("xid",), machine.xid, not_known("the kernel's log could not be read in time")),
+)
+"""All checks, in the order in which their results are shown; `docs/how-to/preflight.md` describes each."""
+
+NAMES = tuple(name for each in CHECKS for name in each.names)
+
+DEADLINE = 16.0
+"""Seconds that all checks together may take. Where nothing hangs they take some tenths of one."""
+
+_FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
+_BOOTSTRAP = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); from rallypoint.clusters.preflight.run import main_of_child; "
+    "main_of_child()"
+)
+
+_Answers = queue.SimpleQueue[tuple[int, list[CheckResult]]]
+"""The number of each check that was made, with its results."""
+
+
+def run_checks(
+    inputs: CheckInputs, seconds: float = DEADLINE, checks: Sequence[Check] | None = None
+) -> list[CheckResult]:
+    """Run all checks, or those of the table that are given; what has not answered after so long is given up.
+
+    Returns:
+        One result for each name, in the order of the table.
+    """
+    deadline = Deadline.after(seconds)
+    answers = _Answers()
+    wanted = {number: each for number, each in enumerate(CHECKS) if checks is None or each in checks}
+    hanging = {number: check for number, check in wanted.items() if check.may_hang}
+    child = _start_child(inputs, hanging, answers) if hanging else None
+    for number in wanted.keys() - hanging.keys():
+        try:
+            _start_thread(_answer, number, wanted[number], inputs, answers)
+        except RuntimeError:  # there may be no more threads, which is one of the things to be told
+            _answer(number, wanted[number], inputs, answers)
+    found: dict[int, list[CheckResult]] = {}
+    while len(found) < len(wanted):
+        try:
+            number, results = answers.get(timeout=deadline.remaining())
+        except queue.Empty:
+            break
+        found.setdefault(number, results)
+    if child is not None:
+        child.kill()
+        assert child.stdin is not None
+        child.stdin.close()
+    return [each for number, check in wanted.items() for each in found.get(number) or check.all(check.silence)]
+
+
+def _answer(number: int, check: Check, inputs: CheckInputs, answers: _Answers) -> None:
+    answers.put((number, check.results(inputs)))
+
+
+def _start_thread(work: Any, *arguments: object) -> None:
+    threading.Thread(target=work, args=arguments, daemon=True, name="preflight").start()
+
+
+# The process for what may hang
+
+
+def _start_child(inputs: CheckInputs, checks: dict[int, Check], answers: _Answers) -> subprocess.Popen[bytes] | None:
+    told = json.dumps([list(checks), inputs._replace(coordinators=None)])
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _FOLDER, told],
+            stdin=subprocess.PIPE,  # which ends with this process, and the child with it
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+    except OSError as error:
+        _give_up(f"the process that checks cannot be started ({error.strerror})", "see `processes`", checks, answers)
+        return None
+    assert child.stdout is not None
+    try:
+        _start_thread(_read_child, child, child.stdout, checks, answers)
+    except RuntimeError:
+        child.kill()
+        _read_child(child, child.stdout, checks, answers)
+    return child
+
+
+def _read_child(child: subprocess.Popen[bytes], output: IO[bytes], checks: dict[int, Check], answers: _Answers) -> None:
+    with output:
+        for line in output:
+            if not line.endswith(b"\n"):  # it was ended in the middle of it
+                break
+            number, results = json.loads(line)
+            answers.put((number, [CheckResult(name, Status(status), *rest) for name, status, *rest in results]))
+    code = child.wait()
+    _give_up(f"the process that checks ended with code {code} before it answered", "please report it", checks, answers)
+
+
+def _give_up(why: str, remedy: str, checks: dict[int, Check], answers: _Answers) -> None:
+    """Answer for what the child has not."""
+    for number, check in checks.items():
+        answers.put((number, check.all(warned(why, remedy))))
+
+
+def main_of_child() -> None:
+    """The process: each check on a thread of its own, and a line of JSON for each that is done. It ends at the end of
+    its standard input at the latest, whatever hangs."""
+    _start_thread(_end_with_parent)
+    numbers, told = json.loads(sys.argv[1])
+    inputs = CheckInputs(*told)
+    answers = _Answers()
+    for number in numbers:
+        _start_thread(_answer, number, CHECKS[number], inputs, answers)
+    for _ in numbers:
+        print(json.dumps(answers.get()), flush=True)
+    os._exit(0)
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(1)

@@ -1,0 +1,238 @@
+"""Hosts and variables as users of `rallyctl launch` write them. Pure.
+
+    host                      as many workers as the command says
+    host:8                    with 8 slots, each a worker; in a file also `host slots=8`
+    user@host, [fd00::1]:8    another user; IPv6 addresses stand in brackets where something follows them
+    node[01-16]:8             the hosts of a list as Slurm writes them, with 8 slots each
+
+Laws:
+
+1. A number after a colon is a number of slots, as for MPI and DeepSpeed, and never a port: `~/.ssh/config` has those.
+2. No name can be an option of ssh's: it begins with a letter, a digit or an underscore.
+3. What is not a list of hosts is refused in one sentence, which names the source and the line.
+4. Nothing of the environment here goes along unless it is named; patterns (`NCCL_*`) name what is set here.
+5. How the nodes meet is said by `PET_*` variables: flags of the command take precedence by rallyrun's own rules, and
+   scripts that call rallyrun need no arguments. What the user gives takes precedence over what is chosen here.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from rallypoint.base.errors import UsageError
+from rallypoint.base.log import printable
+from rallypoint.clusters.hostlist import HostlistError, expand
+
+MOST_HOSTS = 16_384
+MOST_SLOTS = 1024
+_NAME = re.compile(r"(?=.{1,253}\Z)\w[\w-]{0,62}(\.[\w-]{1,63})*\.?", re.ASCII)
+_USER = re.compile(r"[\w.\\][\w.@+\\-]{0,63}\$?", re.ASCII)
+_COMMA = re.compile(r",(?![^\[\]]*\])")
+"""One outside of brackets."""
+_NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_PATTERN = re.compile(r"[A-Za-z0-9_*?]+", re.ASCII)
+
+
+class Host(NamedTuple):
+    """A machine that ssh reaches.
+
+    `slots` is the number of workers there, None where the command says; `user` is empty where ssh itself knows.
+    """
+
+    name: str
+    slots: int | None = None
+    user: str = ""
+
+    @property
+    def target(self) -> str:
+        return f"{self.user}@{self.name}" if self.user else self.name
+
+
+def parse_hosts(text: str, source: str = "--hosts") -> list[Host]:
+    """Read a list with commas, such as `node1:8,user@node2`; `source` is where it was given, for messages.
+
+    Raises:
+        UsageError: one of them is no host, or is there twice.
+    """
+    words = [word.strip() for word in _COMMA.split(text)]
+    if words == [""]:
+        raise UsageError(f"{source} names no host; give it as a list: node1:8,node2:8")
+    return _all(host for word in words for host in _read_hosts(word, f"{source}={printable(text)!r}"))
+
+
+def parse_hostfile(data: bytes, source: str) -> list[Host]:
+    """Read a host file: a host on each line, `#` begins a comment. Raises UsageError as `parse_hosts` does."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise UsageError(f"{source} is not text; name a file with one host on each line") from None
+    lines = ((number, line.partition("#")[0].split()) for number, line in enumerate(text.splitlines(), 1))
+    hosts = _all(host for number, words in lines if words for host in _read_line(words, f"{source}, line {number}"))
+    if not hosts:
+        raise UsageError(f"{source} names no host; write one on each line: node1 slots=8")
+    return hosts
+
+
+def _all(found: Iterable[Host]) -> list[Host]:
+    hosts: list[Host] = []
+    seen: set[str] = set()
+    for host in found:
+        if host.target in seen:
+            raise UsageError(f"the host {host.target} is named twice; give each once, with all its slots")
+        if len(hosts) == MOST_HOSTS:
+            raise UsageError(f"more than {MOST_HOSTS} hosts are named; give fewer")
+        seen.add(host.target)
+        hosts.append(host)
+    return hosts
+
+
+def _read_line(words: list[str], source: str) -> Iterator[Host]:
+    slots = [_slots_of(word, source) for word in words[1:]]
+    for host in _read_hosts(words[0], source):
+        if len(slots) + (host.slots is not None) > 1:
+            raise UsageError(f"{source}: {host.name} is given its slots twice; give them once")
+        yield host._replace(slots=slots[0]) if slots else host
+
+
+def _slots_of(word: str, source: str) -> int:
+    key, _, value = word.partition("=")
+    if key != "slots":
+        raise UsageError(f"{source}: {printable(word)!r} is not understood; after the host comes slots=N")
+    return _slots(value, source)
+
+
+def _read_hosts(word: str, source: str) -> Iterator[Host]:
+    if "[" not in word.rpartition("@")[2][1:]:  # a bracket at the beginning is that of an IPv6 address
+        yield _read_host(word, source)
+        return
+    try:
+        found = expand(word)
+    except HostlistError as error:
+        raise UsageError(f"{source}: {printable(word)!r} is not a list of hosts: {error}; write node[1-8]:4") from None
+    for each in found:
+        yield _read_host(each, source)
+
+
+def _read_host(word: str, source: str) -> Host:
+    """Read `[user@]host[:slots]`."""
+    user, at, place = word.rpartition("@")
+    if at and not _USER.fullmatch(user):
+        raise UsageError(f"{source}: {printable(user)!r} is not a user's name; write it as user@host")
+    name, slots = _split_place(place, source)
+    return Host(name, None if slots is None else _slots(slots, source), user)
+
+
+def _split_place(text: str, source: str) -> tuple[str, str | None]:
+    """A host's name or address, without brackets, and what stands behind its colon, None where there is none."""
+    if text.startswith("["):
+        name, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")) or not _is_ipv6(name):
+            raise UsageError(
+                f"{source}: {printable(text)!r} is not an IPv6 address in brackets; write it as [fd00::1]:8, where 8 "
+                "is the number of slots (ssh's port goes into ~/.ssh/config)"
+            )
+        return name, rest[1:] if rest else None
+    if text.count(":") > 1:
+        if not _is_ipv6(text):
+            raise UsageError(f"{source}: {printable(text)!r} is not a host; write it as node1:8, or [fd00::1]:8")
+        return text, None
+    name, colon, rest = text.partition(":")
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{source}: {printable(name)!r} is not a host's name or address; write it as node1 or node1:8")
+    return name, rest if colon else None
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _slots(text: str, source: str) -> int:
+    if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= MOST_SLOTS:
+        port = "; ssh's port goes into ~/.ssh/config" if text.isdecimal() else ""
+        raise UsageError(
+            f"{source}: {printable(text)!r} is not a number of slots; give a number from 1 to {MOST_SLOTS}{port}"
+        )
+    return int(text)
+
+
+def labels(hosts: Iterable[Host]) -> Iterator[str]:
+    """What each host is called in output: its name, with the user where another has the same name."""
+    known = list(hosts)
+    names = Counter(host.name for host in known)
+    for host in known:
+        yield host.name if names[host.name] == 1 else host.target
+
+
+# The variables of the command on each host
+
+
+def named_variables(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that `--env` selects by `NAME`, `NAME=VALUE` or a pattern each.
+
+    Raises:
+        UsageError: a name is invalid, or is not set here.
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals:
+            found[_checked(name, "--env")] = value
+        elif {"*", "?"} & set(word) and _PATTERN.fullmatch(word):
+            found |= {each: text for each, text in environ.items() if fnmatchcase(each, word)}
+        elif _checked(name, "--env") in environ:
+            found[name] = environ[name]
+        else:
+            raise UsageError(f"--env={name}: there is no such variable here; set it, or give its value: {name}=VALUE")
+    return found
+
+
+def file_variables(data: bytes, source: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Read a file of `NAME=VALUE` lines, as `docker run --env-file` does: `#` begins a comment line, values are taken
+    as they are, and a line with a name alone takes the value that it has here, if it has one.
+
+    Raises:
+        UsageError: a line is neither.
+    """
+    found: dict[str, str] = {}
+    for number, raw in enumerate(data.decode("utf-8", "surrogateescape").split("\n"), 1):
+        line = raw.removesuffix("\r")
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        if "\0" in line:
+            raise UsageError(f"{source}, line {number}: no variable can hold a NUL byte; leave it out")
+        name, equals, value = line.partition("=")
+        name = _checked(name.strip(), f"{source}, line {number}")
+        if equals:
+            found[name] = value
+        elif name in environ:
+            found[name] = environ[name]
+    return found
+
+
+def _checked(name: str, source: str) -> str:
+    if not _VARIABLE.fullmatch(name):
+        raise UsageError(f"{source}: {printable(name)!r} is not a variable's name; write NAME=VALUE")
+    return name
+
+
+def node_variables(hosts: Sequence[Host], rank: int, endpoint: str, run_id: str) -> dict[str, str]:
+    """How the node of this rank meets the others; the control plane is at `endpoint`, the job is called `run_id`."""
+    found = {
+        "PET_NNODES": str(len(hosts)),
+        "PET_NODE_RANK": str(rank),
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": endpoint,
+        "PET_RDZV_ID": run_id,
+    }
+    slots = hosts[rank].slots
+    return found if slots is None else {**found, "PET_NPROC_PER_NODE": str(slots)}

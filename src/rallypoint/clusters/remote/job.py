@@ -1,0 +1,348 @@
+"""One launch: all hosts are reached and made ready before anything is started on any; then one job, until it has ended
+on all of them.
+
+Laws of the exit code:
+
+1. If the command has ended with 0 on all hosts, it is 0.
+2. A host that was lost, or whose command was killed, decides nothing where the others have ended with 0: an elastic job
+   has gone on without it.
+3. Otherwise it is the first code other than 0 with which a command has ended by itself; failing that, 128 + the first
+   signal; and 1 where all hosts were lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import signal
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from rallypoint.base.endpoint import Endpoint, is_loopback
+from rallypoint.base.errors import RallypointError, SignalException
+from rallypoint.base.log import printable
+from rallypoint.base.signals import how_it_ended, signal_name
+from rallypoint.base.version import __version__
+from rallypoint.clusters.remote.inputs import Host, labels, node_variables
+from rallypoint.clusters.remote.messages import (
+    CANNOT_START,
+    Alive,
+    Ended,
+    FindEndpoint,
+    Found,
+    Hello,
+    Prepare,
+    Ready,
+    Signal,
+    Start,
+    portable,
+)
+from rallypoint.clusters.remote.output import Console
+from rallypoint.clusters.remote.ssh import Connection, HostError, SshOptions
+
+_AT_ONCE = 64
+"""Hosts that are connected to at a time: sshd on one gateway, or name servers, would refuse hundreds."""
+_TRIES = 5
+"""The number of tries for a host that refuses connections."""
+_KILL_AFTER = 5.0
+"""Seconds between a second ^C and SIGKILL to whatever is left."""
+_SETTLE = 3.0
+"""Seconds within which agents end one after the other when a job has ended."""
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+class Plan(NamedTuple):
+    """What is asked for: the command on each host, in a folder, with these variables beside those of the host.
+
+    `grace` is in seconds; `given` are the user's variables, which take precedence over those that are chosen here;
+    without `least` hosts the job cannot go on, if that is not 0, nor without the first where it has the control plane.
+    """
+
+    hosts: Sequence[Host]
+    command: Sequence[str]
+    folder: str
+    given: Mapping[str, str]
+    ssh: SshOptions
+    grace: float
+    least: int = 0
+    first_has_control_plane: bool = False
+
+
+def launch(plan: Plan) -> int:
+    """Run a job; returns its exit code.
+
+    Raises:
+        RallypointError: a host cannot be used, so that nothing was started; each such host has had its line.
+        SignalException: a signal came before the start.
+    """
+    return asyncio.run(_Launch(plan).run())
+
+
+class _Launch:
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        named = zip(plan.hosts, labels(plan.hosts), strict=True)
+        self._connections = [Connection(host, label, plan.ssh) for host, label in named]
+        self._nonce = secrets.token_hex(16)
+        self._started = False
+        self._signals: list[int] = []
+        self._signalled = asyncio.Event()
+        self._ends: list[End] = []
+        self._over = asyncio.Event()
+        self._failed = 0
+        """Hosts that were lost, or on which the command has failed."""
+        self._ending_others = False
+
+    async def run(self) -> int:
+        self._console = Console()
+        loop = asyncio.get_running_loop()
+        for number in _FORWARDED:
+            if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+                loop.add_signal_handler(number, self._heard, number)
+        heartbeats = asyncio.create_task(self._heartbeats())
+        try:
+            await self._until_signalled(self._prepare())
+            self._started = True
+            for each in self._connections:
+                each.send(Start())
+            await asyncio.gather(*(self._follow(each) for each in self._connections))
+            await self._conclude()
+        finally:
+            heartbeats.cancel()
+            await self._close()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._console.drained(), None if self._started else _KILL_AFTER)
+        return exit_code(self._ends)
+
+    # Before the start
+
+    async def _until_signalled(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work; a signal that asks to end cuts it short, or counts when it is done: nothing has started."""
+        task = asyncio.create_task(work)
+        waiting = asyncio.create_task(self._signalled.wait())
+        try:
+            await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if number := next((each for each in self._signals if each in _ENDS), 0):
+                if number == signal.SIGINT:
+                    raise KeyboardInterrupt
+                raise SignalException(f"{signal_name(number)} came before the start", number)
+            task.result()
+        finally:
+            waiting.cancel()
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+
+    async def _prepare(self) -> None:
+        """Make all hosts ready. Raises RallypointError after a line for each that is not."""
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def reach(each: Connection) -> None:
+            async with gate:
+                hello = await _open(each)
+            if hello.version != __version__:
+                there = printable(hello.version) or "of unknown version"
+                raise HostError(f"has Rallypoint {there}, and {__version__} is here; install the same on all hosts")
+
+        await self._on_all(reach)
+        endpoint = await self._find_endpoint()
+        run_id = f"ssh-{secrets.token_hex(4)}"
+
+        ranks = {each: rank for rank, each in enumerate(self._connections)}
+
+        async def make_ready(each: Connection) -> None:
+            chosen = node_variables(self._plan.hosts, ranks[each], endpoint, run_id)
+            variables = {**chosen, **self._plan.given}
+            await each.ask(
+                Prepare(
+                    [portable(word) for word in self._plan.command],
+                    portable(self._plan.folder),
+                    {portable(name): portable(value) for name, value in variables.items()},
+                    self._plan.ssh.lost_after,
+                    self._plan.grace,
+                    self._nonce,
+                ),
+                Ready,
+            )
+
+        await self._on_all(make_ready)
+
+    async def _on_all(self, work: Callable[[Connection], Awaitable[None]]) -> None:
+        """Do something with all connections. Raises RallypointError after a line for each for which it failed."""
+        results = await asyncio.gather(*(work(each) for each in self._connections), return_exceptions=True)
+        failed = 0
+        for each, result in zip(self._connections, results, strict=True):
+            if isinstance(result, HostError):
+                failed += 1
+                await self._console.say(f"{each.label} {result}")
+            elif isinstance(result, BaseException):
+                raise result
+        if failed:
+            count = len(self._connections)
+            which = f"{failed} of {count} hosts cannot" if count > 1 else "the host cannot"
+            raise RallypointError(f"{which} be used, so nothing was started; see above")
+
+    async def _find_endpoint(self) -> str:
+        """Where the control plane will be: on the first host."""
+        first, *others = self._connections
+        towards = ""
+        addresses = [each.hello.address for each in self._connections if each.hello is not None]
+        if others and not _is_global(addresses[0]):
+            towards = next(filter(_is_global, addresses), "")
+        try:
+            found = await first.ask(FindEndpoint(towards), Found)
+        except HostError as error:
+            await self._console.say(f"{first.label} {error}")
+            raise RallypointError("there is no place for the rendezvous, so nothing was started") from None
+        return str(Endpoint(found.address, found.port))
+
+    # While it runs
+
+    async def _follow(self, each: Connection) -> None:
+        """Stay until the command has ended on a host, and do what the others need then."""
+        ended = await each.follow(self._console, self._nonce)
+        self._ends.append(End(each.label, ended.code if ended is not None else None))
+        if self._left == 0:
+            self._over.set()
+        if ended is None:
+            await self._console.say(_lost_text(each.label, self._left, self._plan))
+        elif text := _end_text(each.label, ended, self._plan):
+            if not ended.why and ended.code > 0:
+                await self._others_end(_SETTLE)  # mostly they do, and it is the job's end
+            if self._left or ended.code < 0 or ended.why:
+                await self._console.say(text + _going_on(self._left))
+        if ended is not None and ended.why and ended.code == CANNOT_START:
+            await self._end_others()
+        elif ended is None or ended.code:
+            self._failed += 1
+            if why := self._why_it_cannot_go_on(each):
+                await self._others_end(self._plan.ssh.lost_after)  # they may find out by themselves
+                await self._end_others(why)
+
+    def _why_it_cannot_go_on(self, lost: Connection) -> str:
+        """Why the others would wait in vain: the command is not restarted on a host that was lost."""
+        if len(self._connections) - self._failed < self._plan.least:
+            return f"fewer hosts are left than the {self._plan.least} that the job needs; it ends"
+        if self._plan.first_has_control_plane and lost is self._connections[0]:
+            return (
+                f"{lost.label} had the control plane, so the job ends; 'rallyctl serve' can have it on another machine"
+            )
+        return ""
+
+    @property
+    def _left(self) -> int:
+        return len(self._connections) - len(self._ends)
+
+    async def _others_end(self, seconds: float) -> None:
+        """Wait for the end on all hosts, but not longer than this."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._over.wait(), seconds)
+
+    async def _end_others(self, why: str = "") -> None:
+        """End the command wherever it runs, once."""
+        if self._left == 0 or self._ending_others:
+            return
+        self._ending_others = True
+        if why:
+            await self._console.say(why)
+        for other in self._connections:
+            if not other.ended:
+                other.send(Signal(signal.SIGTERM, self._plan.grace))
+
+    async def _conclude(self) -> None:
+        absent = missing(self._ends)
+        if absent and len(self._ends) > 1 and exit_code(self._ends) == 0:
+            await self._console.say(f"the job has succeeded without {', '.join(absent[:8])}")
+
+    async def _heartbeats(self) -> None:
+        while True:
+            await asyncio.sleep(max(0.5, min(5.0, self._plan.ssh.lost_after / 4)))
+            for each in self._connections:
+                if not each.ended:
+                    each.send(Alive())
+            if failure := self._console.failure():
+                await self._console.say(failure)
+
+    def _heard(self, number: int) -> None:
+        """A signal has come: it is for the command on all hosts; a second one that asks to end has all killed soon."""
+        self._signals.append(number)
+        if number in _ENDS:
+            self._signalled.set()
+        if self._started:
+            twice = sum(each in _ENDS for each in self._signals) > 1 and number in _ENDS
+            for each in self._connections:
+                each.send(Signal(number, _KILL_AFTER if twice else None))
+
+    async def _close(self) -> None:
+        if not self._started:
+            for each in self._connections:
+                if each.hello is None:
+                    each.abandon()
+        await asyncio.gather(*(each.close() for each in self._connections if not each.ended))
+
+
+async def _open(each: Connection) -> Hello:
+    """Reach a host, more than once where it is busy, as a gateway is to which all connections go. Raises HostError."""
+    for attempt in range(_TRIES):
+        try:
+            return await each.open()
+        except HostError as error:
+            if not error.busy or attempt == _TRIES - 1:
+                raise
+        await asyncio.sleep(random.uniform(0.5, 1.5) * 2**attempt)
+    raise AssertionError
+
+
+def _is_global(address: str) -> bool:
+    """Whether an address leads from one host to another."""
+    return bool(address) and not is_loopback(address) and not address.lower().startswith(("fe80:", "169.254."))
+
+
+def _lost_text(label: str, left: int, plan: Plan) -> str:
+    return (
+        f"{label}: the connection is lost; what runs there is ended within {plan.ssh.lost_after} s, and killed "
+        f"{plan.grace:.0f} s later{_going_on(left)}"
+    )
+
+
+def _end_text(label: str, ended: Ended, plan: Plan) -> str:
+    """What is to be said about the end on one host; nothing after a success."""
+    if ended.why:
+        return f"{label}: {printable(ended.why, 1000)}"
+    return f"{label}: {plan.command[0]} {how_it_ended(ended.code)}" if ended.code else ""
+
+
+def _going_on(left: int) -> str:
+    return f"; {left} host{'s go' if left > 1 else ' goes'} on" if left else ""
+
+
+# The exit code
+
+FAILED = 1
+
+
+class End(NamedTuple):
+    """How the command has ended on a host: `code` is -N for death by signal N, None where the host was lost."""
+
+    host: str
+    code: int | None
+
+
+def exit_code(ends: Sequence[End]) -> int:
+    """The exit code, by the ends in the order in which they came; at least one."""
+    codes = [end.code for end in ends if end.code is not None]
+    by_itself = [code for code in codes if code >= 0]
+    failed = next((code for code in by_itself if code), None)
+    if failed is not None:
+        return failed
+    if by_itself:
+        return 0
+    return 128 - codes[0] if codes else FAILED
+
+
+def missing(ends: Sequence[End]) -> list[str]:
+    """The hosts that decide nothing: lost, or killed."""
+    return [end.host for end in ends if end.code is None or end.code < 0]

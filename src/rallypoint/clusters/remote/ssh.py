@@ -1,0 +1,328 @@
+"""One host: the command line of ssh, what its failures mean, and the connection to the supervisor there."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+import time
+from asyncio.subprocess import Process, SubprocessStreamProtocol
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from rallypoint.base.log import printable
+from rallypoint.clusters.remote.messages import (
+    LONGEST_ANSWER,
+    LONGEST_END,
+    MARK,
+    Ended,
+    Found,
+    Hello,
+    Ready,
+    Refused,
+    Request,
+    decode_answer,
+    encode,
+    end_mark,
+)
+from rallypoint.clusters.remote.output import PrefixedLines
+
+if TYPE_CHECKING:
+    from rallypoint.clusters.remote.inputs import Host
+    from rallypoint.clusters.remote.output import Console, Output
+
+A = TypeVar("A", Hello, Found, Ready)
+
+_CHUNK = 64 * 1024
+_PROGRESS_BAR_DELAY = 1.0
+"""Seconds after which an unfinished progress bar is shown."""
+_START_FACTOR = 6
+"""How many times ssh's time to connect the supervisor may take to answer: authentication, a login shell, and Python,
+perhaps from a network disk, come after it."""
+_SSH_END = 5.0
+"""Seconds that ssh has to end when nothing is left to say."""
+
+
+_COUNT = 3
+"""Unanswered keep-alive messages after which ssh gives a connection up."""
+
+
+class SshOptions(NamedTuple):
+    """How hosts are reached: `arguments` are ssh's own, `python` is the interpreter there, times are in seconds."""
+
+    arguments: tuple[str, ...]
+    python: str
+    connect_timeout: int
+    lost_after: int
+
+
+def ssh_command(host: Host, options: SshOptions) -> list[str]:
+    """The local command that starts a supervisor on a host.
+
+    The user's arguments come first: of several values of an option, ssh takes the first.
+    """
+    own = {
+        "BatchMode": "yes",  # there is no person to answer
+        "ConnectTimeout": str(options.connect_timeout),
+        "ServerAliveInterval": str(max(1, options.lost_after // _COUNT)),
+        "ServerAliveCountMax": str(_COUNT),
+        "ClearAllForwardings": "yes",  # of the user's configuration; hundreds of connections would want one port
+        "ControlPath": "none",  # a shared connection has keep-alive messages of its own, or none
+        "LogLevel": "ERROR",
+    }
+    words = ["ssh", *options.arguments, "-T", "-x"]
+    for name, value in own.items():
+        words += ["-o", f"{name}={value}"]
+    # -P: the folder where a login begins is not searched for modules.
+    remote = ["exec", options.python, "-P", "-m", "rallypoint.clusters.remote.supervisor"]
+    return [*words, "--", host.target, shlex.join(remote)]
+
+
+_MEANINGS: tuple[tuple[str, str], ...] = (
+    ("could not resolve hostname", "its name is not known here; look at its spelling, /etc/hosts and ~/.ssh/config"),
+    ("connection refused", "no ssh server listens there; start sshd, or set its port in ~/.ssh/config"),
+    ("timed out", "nobody answers; look whether it is up, and at firewalls between here and there"),
+    ("no route to host|network is unreachable", "no way leads there; look at the network and at firewalls"),
+    (
+        "host key verification failed|identification has changed|host key is known",
+        "its key is not the one in ~/.ssh/known_hosts, or none is there; connect once by hand: ssh {target}",
+    ),
+    ("permission denied", "it accepts no key of yours; see that 'ssh -o BatchMode=yes {target} true' works"),
+    ("too many authentication failures", "it was offered too many keys; name one by --ssh-args='-i FILE'"),
+    (
+        "no module named|modulenotfounderror",
+        "Rallypoint is not installed for {python} there; install it, or name another by --python",
+    ),
+    ("unknown option.*-p", "{python} there is older than Python 3.11; name another by --python"),
+    ("bad configuration option|illegal option|unknown option", "ssh does not know an option; look at --ssh-args"),
+)
+"""What ssh or the login shell says, and what to do; the first row that is found counts."""
+
+_BUSY = re.compile(rb"kex_exchange_identification|connection (closed|reset) by", re.IGNORECASE)
+
+
+def is_busy(code: int | None, said: bytes) -> bool:
+    """Whether a server has turned ssh away as it does when it has too many new connections (sshd's MaxStartups)."""
+    return code == _SSH_FAILED and _BUSY.search(said) is not None
+
+
+_NOT_FOUND, _CANNOT_RUN, _SSH_FAILED = 127, 126, 255
+
+
+def why_unreachable(host: Host, options: SshOptions, code: int | None, said: bytes) -> str:
+    """Why there is no supervisor on a host: the end of a sentence that begins with the host.
+
+    Args:
+        code: ssh's exit code; None if it has not ended in time.
+        said: what it and the login shell have written.
+    """
+    lines = [printable(line.strip()) for line in said.decode(errors="replace").splitlines() if line.strip()]
+    quoted = f" ({lines[-1]})" if lines else ""
+    found = "\n".join(lines).lower()
+    about = {"target": host.target, "python": options.python}
+    if code is None:
+        return (
+            f"has not answered in time{quoted}; look at its load and its login shell, or give more by --connect-timeout"
+        )
+    for pattern, meaning in _MEANINGS:
+        if re.search(pattern, found):
+            return f"cannot be used: {meaning.format(**about)}{quoted}"
+    if code in (_NOT_FOUND, _CANNOT_RUN):
+        return f"cannot be used: {options.python} cannot be run there; name its Python by --python{quoted}"
+    if code == _SSH_FAILED:
+        return f"cannot be reached{quoted or ': ssh ended with exit code 255'}"
+    return f"cannot be used: its login shell ended with exit code {code} before Rallypoint ran{quoted}"
+
+
+# The connection
+
+
+class HostError(Exception):
+    """A host that cannot be used; the text is the end of a sentence that begins with the host.
+
+    `busy` is whether it may let us in a moment later.
+    """
+
+    busy = False
+
+
+class Connection:
+    """ssh to one host.
+
+    Args:
+        host: the host.
+        label: what it is called.
+    """
+
+    def __init__(self, host: Host, label: str, options: SshOptions) -> None:
+        self.host = host
+        self.label = label
+        self.hello: Hello | None = None
+        self.ended = False
+        self._options = options
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._process: Process | None = None
+        self._before = bytearray()
+        """What came before the start and is no answer: of ssh, and of the login shell."""
+        self._buffer = bytearray()
+        self._reading_errors: asyncio.Task[None] | None = None
+        self._started = False
+
+    async def open(self) -> Hello:
+        """Reach the supervisor. Raises HostError; may then be called again."""
+        self._before.clear()
+        self._buffer.clear()
+        try:
+            loop = asyncio.get_running_loop()
+            # As create_subprocess_exec does, which keeps the transport to itself.
+            self._transport, protocol = await loop.subprocess_exec(
+                lambda: SubprocessStreamProtocol(_CHUNK, loop),
+                *ssh_command(self.host, self._options),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,  # a ^C at the terminal is for us, who send it on
+            )
+            self._process = Process(self._transport, protocol, loop)
+        except OSError as error:
+            why = f"ssh cannot be started here ({error.strerror}); install it, and look at the limits (`ulimit -a`)"
+            raise HostError(f"cannot be reached: {why}") from None
+        self._reading_errors = asyncio.create_task(self._keep_errors())
+        self.hello = await self._answer(Hello)
+        return self.hello
+
+    async def ask(self, request: Request, expected: type[A]) -> A:
+        """Send a request and return the answer. Raises HostError; also where the host refuses."""
+        self.send(request)
+        return await self._answer(expected)
+
+    def send(self, request: Request) -> None:
+        """Send a request, if anybody is there."""
+        if self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing():
+            with suppress(OSError):
+                self._process.stdin.write(encode(request) + b"\n")
+
+    async def _answer(self, expected: type[A]) -> A:
+        seconds = self._options.connect_timeout * _START_FACTOR
+        try:
+            line = await asyncio.wait_for(self._line(), seconds)
+        except TimeoutError:
+            raise HostError(why_unreachable(self.host, self._options, None, bytes(self._before))) from None
+        if line is None:
+            assert self._process is not None
+            assert self._reading_errors is not None
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.gather(self._process.wait(), self._reading_errors), _SSH_END)
+            said = bytes(self._before)
+            error = HostError(why_unreachable(self.host, self._options, self._process.returncode, said))
+            error.busy = is_busy(self._process.returncode, said)
+            raise error
+        try:
+            answer = decode_answer(line)
+        except ValueError as error:
+            raise HostError(
+                f"answers with an invalid message ({error}); install the same Rallypoint on all hosts"
+            ) from None
+        if isinstance(answer, Refused):
+            raise HostError(printable(answer.why, 1000))
+        if not isinstance(answer, expected):
+            raise HostError(f"answers {type(answer).__name__} out of turn; install the same Rallypoint on all hosts")
+        return answer
+
+    async def _line(self) -> bytes | None:
+        """The next line of the supervisor, without its mark; None at the end, or after too much that is none."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        while True:
+            line, newline, rest = self._buffer.partition(b"\n")
+            if newline:
+                self._buffer = rest
+                if line.startswith(MARK):
+                    return bytes(line[len(MARK) :])
+                self._keep(line + b"\n")
+                continue
+            data = await self._process.stdout.read(_CHUNK)
+            if not data or len(self._buffer) > LONGEST_ANSWER:
+                self._keep(self._buffer)
+                return None
+            self._buffer += data
+
+    def _keep(self, data: bytes | bytearray) -> None:
+        self._before += data
+        del self._before[:-LONGEST_ANSWER]
+
+    async def _keep_errors(self) -> None:
+        assert self._process is not None
+        assert self._process.stderr is not None
+        while data := await self._process.stderr.read(_CHUNK):
+            self._keep(data)
+
+    async def follow(self, console: Console, nonce: str) -> Ended | None:
+        """Show what the command writes until it has ended; None if the connection is lost before that is known."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        assert self._reading_errors is not None
+        self._reading_errors.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._reading_errors
+        prefix = f"{self.label}: ".encode()
+        out, err = PrefixedLines(prefix, end_mark(nonce)), PrefixedLines(prefix)
+        errors = asyncio.create_task(_show(self._process.stderr, err, console.err))
+        await console.out.write(out.feed(bytes(self._buffer)))
+        await _show(self._process.stdout, out, console.out)
+        rest, last = out.finish()
+        await console.out.write(rest)
+        seen = -1
+        while not errors.done():  # somebody else may hold it open; but a console that nobody reads is no end of it
+            if err.received == seen and not console.err.busy:
+                errors.cancel()
+            seen = err.received
+            await asyncio.wait({errors}, timeout=_SSH_END)
+        await console.err.write(err.finish()[0])
+        self.ended = True
+        await self.close()
+        try:
+            ended = decode_answer(last)
+        except ValueError:
+            return None
+        return ended if isinstance(ended, Ended) else None
+
+    async def close(self) -> None:
+        """Say nothing more: the supervisor ends what it has started, and then ssh ends."""
+        if self._process is None:
+            return
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), _SSH_END)
+        assert self._transport is not None
+        self._transport.close()  # kills it, if it still runs, and waits for no pipe that somebody else holds
+        await self._process.wait()
+
+    def abandon(self) -> None:
+        """End ssh at once; the supervisor will find that the launcher is gone."""
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+
+
+async def _show(stream: asyncio.StreamReader, lines: PrefixedLines, output: Output) -> None:
+    bar_due: float | None = None
+    while True:
+        wait = None if bar_due is None else max(0.0, bar_due - time.monotonic())
+        try:
+            data = await asyncio.wait_for(stream.read(_CHUNK), wait)
+        except TimeoutError:
+            await output.write(lines.progress_bar())
+            bar_due = None
+            continue
+        if not data:
+            return
+        await output.write(lines.feed(data))
+        if lines.last_size > LONGEST_END:  # it is none of ours
+            return
+        if not lines.has_progress_bar:
+            bar_due = None
+        elif bar_due is None:
+            bar_due = time.monotonic() + _PROGRESS_BAR_DELAY

@@ -1,0 +1,380 @@
+"""The supervisor that `rallyctl launch` runs on each host, by `python -m rallypoint.clusters.remote.supervisor`: it
+starts the command there, and ends it, with all that it left, when it is told to or when the launcher is gone.
+
+Laws:
+
+1. Nothing is started before the launcher says so, which it does when all hosts are ready.
+2. The launcher is gone when standard input ends, or when nothing has come from it for `lost_after` seconds: sshd may
+   not notice for hours that a network is cut. Then the command gets SIGTERM, and `grace` seconds later SIGKILL.
+3. Whatever ends this process, SIGKILL included, the reaper ends what the command has left.
+4. The command writes into pipes that are read to the end, so that a worker which saves when the launcher is gone can
+   still print. While a launcher is there and slow, the command writes at its pace, and what it has written when it ends
+   waits for as long as that takes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import shutil
+import signal
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+
+from rallypoint.base.endpoint import Endpoint, listening_socket, source_address, unmapped_address
+from rallypoint.base.errors import RallypointError
+from rallypoint.base.procfs import local_port_range
+from rallypoint.base.signals import SignalWakeup, post_signals, signal_name
+from rallypoint.base.version import __version__
+from rallypoint.clusters.ports import control_port
+from rallypoint.clusters.remote.messages import (
+    CANNOT_START,
+    LONGEST_REQUEST,
+    MARK,
+    Answer,
+    Ended,
+    FindEndpoint,
+    Found,
+    Hello,
+    Prepare,
+    Ready,
+    Refused,
+    Request,
+    Signal,
+    Start,
+    decode_request,
+    encode,
+    end_mark,
+)
+from rallypoint.workers.process import UNKNOWN_EXIT, WorkerProcess
+from rallypoint.workers.reaper.client import ReaperClient
+from rallypoint.workers.stop import Sweep
+
+_UNPREPARED = 60.0
+"""Seconds of silence after which the launcher counts as lost, before it has said how many."""
+_LEFTOVERS_GRACE = 1.0
+"""Seconds between SIGTERM and SIGKILL to what the command has left running."""
+_STUCK_AFTER = 10.0
+"""Seconds after SIGKILL in which everything should have ended."""
+_CHUNK = 64 * 1024
+_PORTS, _ATTEMPTS = 65_536, 16
+_SIGNALS = frozenset(
+    {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGKILL}
+)
+"""The signals that a launcher may send a command."""
+
+
+def _address() -> str:
+    """The address at which sshd here was reached; empty if it does not say."""
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    return unmapped_address(words[2].partition("%")[0]) if len(words) == 4 else ""
+
+
+def _find_endpoint(towards: str) -> Found | Refused:
+    """An address of this host, and a port that is free.
+
+    Args:
+        towards: the address of another host, by which ours is found; empty for that at which we were reached.
+    """
+    try:
+        chosen = source_address(Endpoint(towards, 9)) if towards else _address() or "127.0.0.1"
+    except OSError as error:
+        where = f" towards {towards}" if towards else ""
+        return Refused(f"has no address and port for the rendezvous{where}: {error.strerror or error}")
+    port = 0
+    for _ in range(_ATTEMPTS):
+        port, _ = control_port(random.randrange(_PORTS), ephemeral=local_port_range())
+        with suppress(OSError):
+            listening_socket("", port).close()
+            break
+    return Found(chosen, port)
+
+
+def _prepare(job: Prepare) -> Refused | None:
+    """Go to the command's folder and take over its environment; returns why it cannot be run, None if it can."""
+    folder = _native(job.folder)
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        return Refused(
+            f"has no folder {folder!r} to run in ({error.strerror}); make it there, or give another by --chdir"
+        )
+    os.environ["PWD"] = folder
+    # As in an activated virtual environment: what is installed beside this Python is found.
+    beside = os.path.dirname(sys.executable)
+    os.environ["PATH"] = os.pathsep.join(filter(None, (beside, os.environ.get("PATH", os.defpath))))
+    try:
+        os.environ.update((_native(name), _native(value)) for name, value in job.environment.items())
+    except ValueError as error:
+        return Refused(f"cannot take over the environment: {error}; look at --env and --env-file")
+    program = _native(job.command[0])
+    if shutil.which(program) is None:
+        return Refused(f"does not find the program {program!r}; give a path, or name the Python beside it by --python")
+    return None
+
+
+def _native(text: str) -> str:
+    """A text of `messages.portable` in the encoding of this host's names."""
+    return os.fsdecode(text.encode("latin-1"))
+
+
+class Launcher:
+    """The messages from the launcher, on standard input."""
+
+    def __init__(self) -> None:
+        os.set_blocking(0, False)
+        self.gone = ""
+        """Why it counts as lost; empty while it does not."""
+        self.lost_after = _UNPREPARED
+        self._heard = time.monotonic()
+        self._buffer = bytearray()
+
+    @property
+    def lost_at(self) -> float:
+        """When it will count as lost, if nothing comes until then."""
+        return self._heard + self.lost_after
+
+    def receive(self) -> list[Request]:
+        while not self.gone:
+            try:
+                data = os.read(0, _CHUNK)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            self._heard = time.monotonic()
+            self._buffer += data
+            if not data:
+                self.gone = "the connection has ended"
+            elif len(self._buffer) > LONGEST_REQUEST:
+                self.gone = f"a message of more than {LONGEST_REQUEST} bytes came"
+        *lines, rest = self._buffer.split(b"\n")
+        self._buffer = bytearray(rest)
+        try:
+            return [decode_request(bytes(line)) for line in lines]
+        except ValueError as error:
+            self.gone = f"a message came that is none ({error})"
+            return []
+
+    def check(self) -> None:
+        """Look whether it has been silent for too long. Call `receive` first: this process may have slept itself."""
+        if not self.gone and time.monotonic() >= self.lost_at:
+            self.gone = f"nothing has come from rallyctl for {self.lost_after:.0f} s"
+
+
+class Relay:
+    """Relays the output of the command to sshd.
+
+    Args:
+        target: a descriptor of ours.
+    """
+
+    def __init__(self, target: int) -> None:
+        self.source, self.command_end = os.pipe()
+        os.set_blocking(self.source, False)
+        os.set_blocking(target, False)
+        self._target = target
+        self._pending = b""
+        self.discards = False
+        """Whether it has no reader any more."""
+        self.ended = False
+
+    def wants(self) -> tuple[int, int] | None:
+        if self._pending and not self.discards:
+            return self._target, select.POLLOUT
+        return None if self.ended else (self.source, select.POLLIN)
+
+    @property
+    def done(self) -> bool:
+        return self.ended and (self.discards or not self._pending)
+
+    def give_up(self) -> None:
+        """Wait for its end no longer: who still holds it does not end. What it holds is handed on."""
+        with suppress(BlockingIOError):
+            while data := os.read(self.source, _CHUNK):
+                self._pending += data
+        self.ended = True
+
+    def move(self) -> None:
+        if not self.ended and not self._pending:
+            try:
+                self._pending = os.read(self.source, _CHUNK)
+                self.ended = not self._pending
+            except BlockingIOError:
+                pass
+        if self.discards:
+            self._pending = b""
+        if self._pending:
+            try:
+                self._pending = self._pending[os.write(self._target, self._pending) :]
+            except BlockingIOError:
+                pass
+            except OSError:
+                self.discards = True
+
+
+class Command:
+    """The command, from its start until nothing of it is left."""
+
+    def __init__(self, job: Prepare, launcher: Launcher) -> None:
+        """Start it. Raises RallypointError if that cannot be done."""
+        self._launcher = launcher
+        self._grace = job.grace
+        self._why = ""
+        self._kill_at = self._stuck_at = float("inf")
+        self._swept = False
+        self.relays = (Relay(1), Relay(2))
+        self.own_signals: deque[int] = deque()
+        self.reaper = ReaperClient()
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            out, err = (each.command_end for each in self.relays)
+            words = [_native(each) for each in job.command]
+            self._process = WorkerProcess(self.reaper, words, os.environ, out, err, stdin=null)
+        finally:
+            for fd in (null, *(each.command_end for each in self.relays)):
+                os.close(fd)
+        self._sweep = Sweep(self.reaper, [self._process])
+
+    def run(self) -> Ended:
+        """Wait for its end, and see to it where that is due."""
+        with post_signals(self.own_signals.append, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)) as wakeup:
+            assert wakeup is not None
+            while not self._over():
+                self._wait(wakeup)
+                for request in self._launcher.receive():
+                    if isinstance(request, Signal):
+                        self._signal(request.number, request.kill_after)
+                self._launcher.check()
+                while self.own_signals:
+                    number = self.own_signals.popleft()
+                    self._end(f"the supervisor there was sent {signal_name(number)}", number)
+                if self._launcher.gone:
+                    self._end(self._launcher.gone, signal.SIGTERM)
+                    for relay in self.relays:
+                        relay.discards = True
+                for relay in self.relays:
+                    relay.move()
+                self._sweep_if_due()
+        code = self._process.poll()
+        return Ended(UNKNOWN_EXIT if code is None else code, self._why)
+
+    def _over(self) -> bool:
+        if time.monotonic() >= self._stuck_at:
+            self._stuck_at = float("inf")
+            self._sweep.give_up()
+            for relay in self.relays:
+                relay.give_up()
+        return self._swept and self._sweep.done() and all(each.done for each in self.relays)
+
+    def _wait(self, wakeup: SignalWakeup) -> None:
+        poller = select.poll()
+        poller.register(wakeup.fileno(), select.POLLIN)
+        for relay in self.relays:
+            if (wanted := relay.wants()) is not None:
+                poller.register(*wanted)
+        fds = self._sweep.fds() if self._swept else [self._process.fileno(), self.reaper.fileno()]
+        if not self._launcher.gone:
+            fds.append(0)
+        for fd in fds:
+            poller.register(fd, select.POLLIN)
+        until = min(self._kill_at, self._stuck_at, float("inf") if self._launcher.gone else self._launcher.lost_at)
+        seconds = max(0.0, until - time.monotonic())
+        poller.poll(None if seconds == float("inf") else min(seconds, 3600.0) * 1000 + 1)
+        wakeup.clear()
+
+    def _signal(self, number: int, kill_after: float | None) -> None:
+        if number in _SIGNALS:
+            self._process.forward_signal(number)
+        if kill_after is not None:
+            self._kill_at = min(self._kill_at, time.monotonic() + kill_after)
+
+    def _end(self, why: str, number: int) -> None:
+        """Ask the command to end, unless it was asked already."""
+        if not self._why:
+            self._why = why
+            self._signal(number, self._grace)
+
+    def _sweep_if_due(self) -> None:
+        if time.monotonic() >= self._kill_at:
+            # Alone at first: if it is rallyrun, its own reaper then ends the workers and takes its files away.
+            self._kill_at = float("inf")
+            self._process.signal(signal.SIGKILL)
+        if not self._swept and (self._process.poll() is not None or self.reaper.lost):
+            self._swept = True
+            self._kill_at = float("inf")
+            self._stuck_at = time.monotonic() + _LEFTOVERS_GRACE + _STUCK_AFTER
+            self._sweep.begin(_LEFTOVERS_GRACE)
+
+
+def _say(answer: Answer) -> None:
+    # On a line of its own, whatever a login shell has written before.
+    _write(b"\n" + MARK + encode(answer) + b"\n")
+
+
+def _write(data: bytes, launcher: Launcher | None = None) -> None:
+    """Write all, as long as there is a reader; at the end, as long as the launcher is there."""
+    poller = select.poll()
+    poller.register(1, select.POLLOUT)
+    if launcher is not None:
+        poller.register(0, select.POLLIN)
+    while data:
+        seconds = _STUCK_AFTER if launcher is None else max(0.0, launcher.lost_at - time.monotonic())
+        ready = {fd for fd, _ in poller.poll(seconds * 1000 + 1)}
+        if launcher is not None:
+            launcher.receive()  # that it is there: nothing else is of use to a command that has ended
+            launcher.check()
+        if not ready or (launcher is not None and launcher.gone):
+            return
+        try:
+            data = data[os.write(1, data) :] if 1 in ready else data
+        except BlockingIOError:
+            pass
+        except OSError:
+            return
+
+
+def _until_started(launcher: Launcher) -> Prepare | None:
+    """Answer until the start; returns the command, None where the launcher is gone before."""
+    job: Prepare | None = None
+    poller = select.poll()
+    poller.register(0, select.POLLIN)
+    _say(Hello(__version__, _address()))
+    while not launcher.gone:
+        poller.poll(max(0.0, launcher.lost_at - time.monotonic()) * 1000 + 1)
+        for request in launcher.receive():
+            if isinstance(request, FindEndpoint):
+                _say(_find_endpoint(request.towards))
+            elif isinstance(request, Prepare):
+                refusal = _prepare(request)
+                _say(refusal or Ready())
+                job = None if refusal else request
+                launcher.lost_after = request.lost_after
+            elif isinstance(request, Start) and job is not None:
+                return job
+        launcher.check()
+    return None
+
+
+def main() -> int:
+    """Serve one launcher; returns the command's exit code."""
+    launcher = Launcher()
+    job = _until_started(launcher)
+    if job is None:
+        return 0
+    try:
+        command = Command(job, launcher)
+    except RallypointError as error:
+        ended = Ended(CANNOT_START, str(error))
+    else:
+        ended = command.run()
+        command.reaper.close()
+    _write(end_mark(job.nonce) + encode(ended), launcher)
+    return ended.code if ended.code >= 0 else 128 - ended.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

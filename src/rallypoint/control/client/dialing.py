@@ -1,0 +1,548 @@
+"""Opens sessions with a control server: look up its name, connect, greet, prove the secret; again and again.
+
+A problem that waiting may solve is an OSError (no server listens yet, the name does not resolve yet, an answer is
+late); one that it cannot solve (a foreign service, another job, a wrong secret) is a `HandshakeError` of one sentence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from rallypoint.base.clock import SYSTEM_CLOCK
+from rallypoint.base.endpoint import Endpoint, host_name, is_local_address, shorten_retransmission, usable_address
+from rallypoint.base.log import get_logger, printable
+from rallypoint.control.membership.state import NodeId, Settings
+from rallypoint.control.protocol import codec
+from rallypoint.control.protocol.frames import MAGIC, FrameError, FrameReader, SignatureError, frame
+from rallypoint.control.protocol.handshake import Challenge, ClientHandshake, HandshakeError, HandshakeRefused, Welcome
+from rallypoint.store.wire import Op, encode, greeting
+
+if TYPE_CHECKING:
+    from rallypoint.base.tls import ControlTls
+    from rallypoint.control.protocol.signing import Signers
+
+log = get_logger(__name__)
+
+
+_LOOK_UP = 15.0
+"""Seconds that one attempt waits for the look-up of the name. The look-up continues, and serves the next attempt."""
+
+_NOT_TLS = {"WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"}
+"""OpenSSL's reasons for bytes that are not TLS."""
+
+_SILENT_AFTER = 3.0
+"""Seconds that a server has to answer a greeting before it is asked whether it is something else."""
+
+_PROBE_TIMEOUT, _NONCE = 2.0, 0x52414C4C
+
+RETRYABLE = (OSError, TimeoutError, asyncio.IncompleteReadError, codec.CodecError)
+"""Exceptions of an attempt after which the next one may succeed."""
+
+
+A = TypeVar("A", Challenge, Welcome)
+
+_Address = tuple[int, int, int, Any]
+"""Family, kind, protocol and address: one of the addresses of a name."""
+
+
+class ClientSession:
+    """A connection to a control server, and from the welcome on a session."""
+
+    welcome: Welcome
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        self.signers: Signers | None = None
+        """Signs each frame, from the server's answer to the proof on; None if the job has no key."""
+        self._reader = reader
+        self._frames = FrameReader()
+        self._unread: deque[bytes] = deque()
+
+    def send(self, payload: bytes) -> None:
+        """Send a message, unless the connection is closed."""
+        if not self.writer.is_closing():
+            self.writer.write(frame(payload if self.signers is None else self.signers.outgoing.sign(payload)))
+
+    async def receive(self) -> bytes:
+        """The next message.
+
+        Raises:
+            OSError: the connection broke, or the server has closed it.
+            FrameError: these are not our frames, or the signature is wrong.
+        """
+        payload = await self.next_frame()
+        return payload if self.signers is None else self.signers.incoming.verify(payload)
+
+    async def next_frame(self) -> bytes:
+        """The next frame, which may be signed. Raises as `receive`."""
+        while not self._unread:
+            data = await self._reader.read(65536)
+            if not data:
+                raise ConnectionResetError("it closed the connection")
+            self._unread.extend(self._frames.feed(data))
+        return self._unread.popleft()
+
+
+class Dialer:
+    """Opens sessions of one node with the server that listens at an endpoint."""
+
+    def __init__(
+        self,
+        place: DialTarget,
+        settings: Settings,
+        local_id: int,
+        *,
+        is_watcher: bool = False,
+        only_greets: bool = False,
+    ) -> None:
+        self._endpoint = place.endpoint
+        self._flag = place.flag
+        self._settings = settings
+        self._local_id = local_id
+        self._is_watcher = is_watcher
+        self._only_greets = only_greets
+        self._key = place.key
+        self._tls = place.tls
+        self._silent_attempts = 0
+        self._lookup_task: asyncio.Task[list[_Address] | Exception] | None = None
+        self._silent: set[_Address] = set()
+        """Addresses that did not answer when they were last tried; others are tried before them."""
+        self.unfinished = "nothing was tried yet"
+        """What the attempt waits for, or waited for last: the message if its time is up."""
+
+    async def dial(
+        self, timeout: float, incarnation: str = "", resolved: Callable[[list[str]], None] | None = None
+    ) -> ClientSession:
+        """Try once, at each address of the endpoint's name.
+
+        Args:
+            timeout: seconds for each TCP connection; the kernel's own timeout grows to minutes.
+            incarnation: the coordinator that this node was last in a session with; empty for a new node.
+            resolved: called with the numeric addresses of the endpoint before they are tried.
+
+        Raises:
+            HandshakeError: the service there is not the one we need; the text says why.
+            OSError, TimeoutError, CodecError: this attempt has failed (`RETRYABLE`).
+        """
+        places = await self._resolve()
+        if resolved is not None:
+            resolved(list(dict.fromkeys(str(place[3][0]) for place in places)))
+        session = ClientSession(*await self._connect(places, timeout))
+        self.unfinished = "it was connected to and did not answer the greeting"
+        try:
+            await self._handshake(session, incarnation)
+        except BaseException:
+            session.writer.close()
+            raise
+        return session
+
+    async def _resolve(self) -> list[_Address]:
+        """The addresses of the name, those first that may answer. There is one look-up at a time."""
+        self.unfinished = f"the look-up of the name {self._endpoint.host!r} is not answered"
+        if self._lookup_task is None:
+            self._lookup_task = asyncio.ensure_future(_resolved_addresses(self._endpoint))
+        await asyncio.wait({self._lookup_task}, timeout=_LOOK_UP)
+        if not self._lookup_task.done():
+            raise TimeoutError(self.unfinished)
+        found, self._lookup_task = self._lookup_task.result(), None
+        if isinstance(found, Exception):
+            raise found
+        if self._silent.issuperset(found):
+            self._silent.clear()
+        return sorted(found, key=self._silent.__contains__)
+
+    async def _connect(
+        self, places: list[_Address], timeout: float
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to the first address that answers."""
+        failures: list[OSError] = []
+        for place in places:
+            self.unfinished = f"{place[3][0]} does not answer a TCP connection"
+            self._silent.add(place)
+            try:
+                async with asyncio.timeout(timeout):
+                    connected = await self._connected(place)
+            except TimeoutError:
+                failures.append(TimeoutError(self.unfinished))
+            except OSError as error:  # its text is asyncio's, and does not say what the number means
+                failures.append(error if error.errno is None else OSError(error.errno, os.strerror(error.errno)))
+            else:
+                self._silent.discard(place)
+                return connected
+        if len(failures) == 1 and (isinstance(failures[0], TimeoutError) or places[0][3][0] == self._endpoint.host):
+            raise failures[0]
+        refused = all(isinstance(each, ConnectionRefusedError) for each in failures)
+        kind = ConnectionRefusedError if failures and refused else OSError
+        raise kind(
+            "; ".join(f"{place[3][0]}: {error_words(error)}" for place, error in zip(places, failures, strict=True))
+        )
+
+    async def _connected(self, place: _Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        family, kind, protocol, address = place
+        made = socket.socket(family, kind, protocol)
+        try:
+            made.setblocking(False)
+            shorten_retransmission(made)
+            await asyncio.get_running_loop().sock_connect(made, address)
+            if self._tls is None:
+                return await asyncio.open_connection(sock=made)
+            return await self._encrypted(made, self._tls)
+        except BaseException:
+            made.close()
+            raise
+
+    async def _encrypted(
+        self, made: socket.socket, tls: ControlTls
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        import ssl
+
+        try:
+            reader, writer = await asyncio.open_connection(
+                sock=made, ssl=tls.for_node(), server_hostname=self._endpoint.host
+            )
+        except ssl.SSLCertVerificationError as error:
+            raise self._tls_error(f"its certificate is not accepted ({error.verify_message})") from None
+        except ssl.SSLError as error:
+            if error.reason in _NOT_TLS:
+                raise self._tls_error("it does not speak TLS; give it tls_cert, tls_key and tls_ca too") from None
+            raise self._tls_error(f"TLS cannot be spoken with it ({error.reason or error})") from None
+        objection = tls.objection_to(writer.get_extra_info("peercert"))
+        if objection is not None:
+            writer.close()
+            raise self._tls_error(objection)
+        return reader, writer
+
+    def _tls_error(self, why: str) -> HandshakeError:
+        return HandshakeError(f"the control plane at {self._endpoint} cannot be trusted: {why}")
+
+    async def _handshake(self, session: ClientSession, incarnation: str) -> None:
+        handshake = ClientHandshake(
+            self._settings.run_id,
+            self._key,
+            os.urandom(16),
+            self._settings,
+            is_watcher=self._is_watcher,
+            only_greets=self._only_greets,
+        )
+        address = usable_address(str(session.writer.get_extra_info("sockname")[0]))
+        hello = codec.encode(handshake.hello(address, os.getpid(), self._local_id, incarnation, host_name()))
+        session.writer.write(MAGIC)
+        session.send(hello)
+        challenge = await self._answer(session)
+        self._expect(codec.decode_answer(challenge), Challenge)
+        session.send(codec.encode(handshake.prove(_transcript(handshake, hello, challenge))))
+        answer = await self._answer(session)
+        session.welcome = self._expect(codec.decode_answer(self._verified(answer, handshake)), Welcome)
+        session.signers = handshake.signers
+
+    def _expect(self, answer: Challenge | Welcome | HandshakeRefused, wanted: type[A]) -> A:
+        if isinstance(answer, HandshakeRefused):
+            raise HandshakeError(
+                f"the control plane at {self._endpoint} refused this node: {printable(answer.sentence, 1000)}"
+            )
+        if not isinstance(answer, wanted):
+            raise self._foreign_service_error(f"it answered with a {type(answer).__name__} out of turn")
+        return answer
+
+    def _verified(self, answer: bytes, handshake: ClientHandshake) -> bytes:
+        """The first frame after the proof: signed, or else a refusal, since the server may not hold our key."""
+        if handshake.signers is None:
+            return answer
+        try:
+            return handshake.signers.incoming.verify(answer)
+        except SignatureError:
+            with suppress(codec.CodecError):
+                if isinstance(codec.decode_answer(answer), HandshakeRefused):
+                    return answer
+        raise HandshakeError(
+            f"the control plane at {self._endpoint} could not prove that it holds this job's RALLYPOINT_SECRET; "
+            "set the same secret on all nodes, and make sure that the endpoint is the job's own"
+        )
+
+    async def _answer(self, session: ClientSession) -> bytes:
+        """The next frame of the handshake."""
+        try:
+            async with asyncio.timeout(_SILENT_AFTER):
+                return await session.next_frame()
+        except FrameError as error:
+            raise self._foreign_service_error(str(error)) from None
+        except OSError as error:  # a reset, the time is up, or TLS's alert
+            reason = getattr(error, "reason", None)
+            if self._tls is not None and reason:
+                raise self._tls_error(f"it does not accept our certificate ({reason})") from None
+            await self._identify_service()
+            raise
+
+    async def _identify_service(self) -> None:
+        if not await _answers_as_torch_store(self._endpoint):
+            return
+        # A static job's own port answers like this too, and may only have been slow: once is not proof.
+        self._silent_attempts += 1
+        if self._silent_attempts > 1:
+            raise self._foreign_service_error("it is a torch TCPStore, perhaps of a torchrun job")
+
+    def _foreign_service_error(self, what: str) -> HandshakeError:
+        return HandshakeError(
+            f"what listens at {self._endpoint} is not Rallypoint's control plane: {what}; "
+            f"give {self._flag.replace('addr', 'port').replace('ADDR', 'PORT')} a port of its own"
+        )
+
+
+def error_words(error: Exception) -> str:
+    """The text of an error, without its number."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def _transcript(handshake: ClientHandshake, hello: bytes, challenge: bytes) -> bytes:
+    if handshake.key is None:
+        return b""
+    from rallypoint.control.protocol.signing import transcript_of
+
+    return transcript_of(hello, challenge)
+
+
+async def _resolved_addresses(endpoint: Endpoint) -> list[_Address] | Exception:
+    """The addresses of the name; an error is returned, since there may be no caller left to raise it to."""
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    except Exception as error:
+        return error
+    return list(dict.fromkeys((int(family), int(kind), protocol, at) for family, kind, protocol, _, at in found))
+
+
+async def _answers_as_torch_store(endpoint: Endpoint) -> bool:
+    """Whether a silent service answers the first messages of the TCPStore protocol, to name it in an error: torch's
+    server keeps silent on a greeting that it does not know (contract section 9.2). Within 2 s.
+    """
+    try:
+        async with asyncio.timeout(_PROBE_TIMEOUT):
+            reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
+            try:
+                writer.write(greeting() + encode(Op.PING, _NONCE))
+                return await reader.readexactly(4) == _NONCE.to_bytes(4, "little")
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, asyncio.IncompleteReadError):
+        return False
+
+
+# Where to dial
+
+
+class DialTarget(NamedTuple):
+    """Where a control server listens, the key that its nodes share with it, its TLS, and its name for messages."""
+
+    endpoint: Endpoint
+    key: bytes | None = None
+    tls: ControlTls | None = None
+    flag: str = "--rdzv-endpoint"
+
+
+class EndpointResolver:
+    """Asked by a link before each attempt. All methods are called on the loop's thread and must not block.
+
+    As a string, it says where to look, for messages.
+    """
+
+    is_permanent = False
+    """Whether the service there is permanent: if not, a foreign service at that port may be gone at the next attempt.
+    """
+
+    @property
+    def advice(self) -> str:
+        """What to do if no server is found, for the end of a sentence."""
+        raise NotImplementedError
+
+    def resolve(self) -> DialTarget | None:
+        """Where the control server is now; None while that is not known.
+
+        Raises:
+            HandshakeError: it cannot be known, and waiting will not help.
+        """
+        raise NotImplementedError
+
+    def unresolved_reason(self) -> str:
+        """The message while that is not known."""
+        return ""
+
+    def resolved(self, addresses: list[str]) -> None:
+        """The name resolves to these numeric addresses now, which are about to be tried.
+
+        Called only if the server may be one inside an agent of the job: a new one may then be opened there. An agent
+        never replaces a control plane outside the job.
+        """
+
+    def session_opened(self, node: NodeId, incarnation: str) -> None:
+        """A session is open, in which this node has this name, with the coordinator of that name."""
+
+    def failed(self, place: DialTarget, error: Exception) -> None:
+        """No session could be opened there."""
+
+
+class FixedEndpoint(EndpointResolver):
+    """One fixed place."""
+
+    is_permanent = True
+
+    def __init__(self, place: DialTarget) -> None:
+        self.target = place
+
+    @property
+    def advice(self) -> str:
+        return f"check {self.target.flag}, and that the node that hosts it has started"
+
+    def __str__(self) -> str:
+        return str(self.target.endpoint)
+
+    def resolve(self) -> DialTarget | None:
+        return self.target
+
+
+class InferredHost(FixedEndpoint):
+    """One place, whose host is the node that finds its own address behind the name, whenever it does."""
+
+    def __init__(self, place: DialTarget, stand_in: Callable[[bool], None]) -> None:
+        """`stand_in` opens a server there if there is none; its argument says whether an earlier one was lost."""
+        super().__init__(place)
+        self._host_here = stand_in
+        self._session_seen = False
+        self._seems_unhosted = False
+        """Whether the last attempt has shown that there is no server: it was refused, or the name does not resolve."""
+
+    @property
+    def advice(self) -> str:
+        if not self._seems_unhosted:
+            return super().advice
+        return (
+            f"no node takes itself for {self.target.endpoint.host}; set is_host=true on one (--rdzv-conf) if that is a "
+            f"virtual address, else {super().advice}"
+        )
+
+    def resolved(self, addresses: list[str]) -> None:
+        """Open the server, if one of the addresses is ours."""
+        if any(map(is_local_address, addresses)):
+            self._host_here(self._session_seen)
+
+    def session_opened(self, node: NodeId, incarnation: str) -> None:
+        """There is a server."""
+        self._session_seen = True
+
+    def failed(self, place: DialTarget, error: Exception) -> None:
+        """There is no server yet, or it cannot be reached."""
+        self._seems_unhosted = isinstance(error, ConnectionRefusedError | socket.gaierror)
+
+
+# Attempt after attempt
+
+
+_FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
+_CONNECT_FIRST, _CONNECT_AGAIN = 5.0, 1.5
+"""Seconds for one attempt at a TCP connection. A lost packet is sent again after a second, then after ever longer
+pauses: when a link comes back, a new attempt is faster.
+"""
+_REMIND_FIRST, _REMIND_AGAIN = 2.0, 10.0
+"""Seconds until a line says that the server cannot be reached: one that was never reached, one that was lost."""
+_REMIND_LEAST, _REMIND_MOST = 60.0, 300.0
+"""Seconds between later lines, which become fewer."""
+
+
+class Redialer:
+    """Opens sessions again and again. Everything here happens on the loop's thread, except the constructor."""
+
+    def __init__(self, resolver: EndpointResolver, settings: Settings, local_id: int) -> None:
+        self.target: DialTarget | None = None
+        """The target of the last attempt, which the dialer is for."""
+        self.endpoint_moved = asyncio.Event()
+        """Set to make the next attempt at once."""
+        self._resolver = resolver
+        self._settings = settings
+        self._local_id = local_id
+        self._dialer: Dialer | None = None
+        self._last_error = ""
+        """Why the last attempt failed."""
+
+    async def open(
+        self, incarnation: str, embedded: bool, remaining: Callable[[], float], failure: Callable[[str, float], str]
+    ) -> ClientSession:
+        """Dial until a session is open.
+
+        Args:
+            incarnation: the coordinator of the last session. Empty if there was none yet: then this gives up at once if
+                waiting will not help.
+            embedded: whether the server may live inside an agent of the job.
+            remaining: seconds that are left to try.
+            failure: makes the sentence for when they are over, from the reason and the number of seconds.
+
+        Raises:
+            HandshakeError: there was no session yet, and the service there is not the right one.
+            TimeoutError: the time is over.
+        """
+        first = not incarnation
+        delay, began = _FIRST_DELAY, SYSTEM_CLOCK.monotonic()
+        self._last_error = ""
+        reminder = asyncio.ensure_future(self._report_unreachable(remaining, first))
+        try:
+            while True:
+                self.endpoint_moved.clear()
+                try:
+                    # Not wait_for: it may swallow a cancellation that arrives at the very moment of success.
+                    async with asyncio.timeout(max(0.1, min(remaining(), 60.0))):
+                        return await self._dial(_CONNECT_FIRST if first else _CONNECT_AGAIN, incarnation, embedded)
+                except RETRYABLE as error:
+                    self._last_error = error_words(error) or self._attempt_in_progress or type(error).__name__
+                except HandshakeError as error:
+                    if first:
+                        raise
+                    self._last_error = str(error)
+                if remaining() <= 0:
+                    raise TimeoutError(failure(self._last_error, SYSTEM_CLOCK.monotonic() - began))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(delay * random.uniform(0.5, 1.0), remaining())):
+                        await self.endpoint_moved.wait()
+                delay = min(delay * 1.5, _LONGEST_DELAY)
+        finally:
+            reminder.cancel()
+
+    @property
+    def _attempt_in_progress(self) -> str:
+        return "" if self._dialer is None else self._dialer.unfinished
+
+    async def _report_unreachable(self, remaining: Callable[[], float], first: bool) -> None:
+        """Log from time to time that the server cannot be reached, and why, also during an attempt."""
+        pause = _REMIND_FIRST if first else _REMIND_AGAIN
+        while True:
+            await asyncio.sleep(pause)
+            pause = min(max(2 * pause, _REMIND_LEAST), _REMIND_MOST)
+            advice = f"; {self._resolver.advice}" if first else ""
+            left = remaining()
+            limit = "the workers run on" if left == float("inf") else f"giving up in {left:.0f} s"
+            why = self._last_error or self._attempt_in_progress
+            log.warning("waiting for the control plane at %s (%s)%s; %s", self._resolver, why, advice, limit)
+
+    async def _dial(self, timeout: float, incarnation: str, embedded: bool) -> ClientSession:
+        """Make one attempt, at the present place of the control plane."""
+        place = self._resolver.resolve()
+        if place is None:
+            raise OSError(self._resolver.unresolved_reason())
+        if self._dialer is None or place != self.target:
+            self.target = place
+            self._dialer = Dialer(place, self._settings, self._local_id)
+        try:
+            return await self._dialer.dial(timeout, incarnation, self._resolver.resolved if embedded else None)
+        except RETRYABLE as error:
+            self._resolver.failed(place, error)
+            raise
+        except HandshakeError as error:
+            self._resolver.failed(place, error)
+            if self._resolver.is_permanent:
+                raise
+            raise OSError(str(error)) from None

@@ -1,0 +1,275 @@
+"""A node's link to the control server over TCP: dial, talk, heartbeat, and dial again when the session is lost.
+
+Laws:
+
+1. The loss of a session does not end the job: running workers keep running, and the node sends what it holds
+   (`resume_state`) again to the server that answers at the endpoint next, the same or a new one.
+2. The link gives up only when the node can do nothing more without the control plane (it waits for a place, or for what
+   follows from a failure or from success) and has been without it for the whole timeout.
+3. The first session is the exception: an error that waiting does not solve (`HandshakeError`) ends the link at once.
+4. If the control plane moves, the link follows: it looks it up again before each attempt (`EndpointResolver`), and
+   closes a session at the previous place when it is told to (`recheck_endpoint`).
+5. A connection that has only fallen silent is kept until the server has answered in the next one: closing it would be
+   the first thing that the server sees when the silence ends, and means the end of a node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+
+from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
+from rallypoint.base.endpoint import unmapped_address, usable_address
+from rallypoint.base.log import get_logger
+from rallypoint.base.loop import shared_loop
+from rallypoint.control.client.dialing import ClientSession, EndpointResolver, Redialer, error_words
+from rallypoint.control.membership.state import Settings
+from rallypoint.control.protocol import codec
+from rallypoint.control.protocol.frames import FrameError, check_size
+from rallypoint.control.protocol.handshake import HandshakeError
+from rallypoint.control.protocol.messages import (
+    Deliver,
+    Heartbeat,
+    LeaveRequest,
+    LinkDown,
+    LinkLost,
+    LinkOpened,
+    LinkUp,
+    Notification,
+    Request,
+    SessionEnded,
+)
+from rallypoint.control.protocol.resume_state import (
+    ResumeState,
+    after_notification,
+    after_request,
+    give_up_at,
+    last_incarnation,
+    requests_to_repeat,
+    session_opened,
+    without_foreign_join,
+)
+
+log = get_logger(__name__)
+
+_MAX_SILENT_LEASES = 1.5
+"""Leases of silence after which a server counts as lost; by then it has removed us, if it still exists."""
+_CLOSE_TIMEOUT = 1.0
+"""Seconds within which the last messages must be sent."""
+
+
+class TcpLink:
+    """One node's link over TCP. Everything after the constructor happens on the loop's thread."""
+
+    def __init__(
+        self,
+        resolver: EndpointResolver,
+        settings: Settings,
+        local_id: int,
+        deliver: Deliver,
+        deadline: Deadline,
+    ) -> None:
+        """Begin to connect; returns at once.
+
+        Args:
+            resolver: knows where the control server listens at any moment.
+            settings: the job's settings, which the server must share; `join_timeout` is the timeout of law 2.
+            local_id: the number of this handler in this process.
+            deliver: called with every notification, last with `LinkLost` if the link ends on its own.
+            deadline: the time until which to try to open the first session.
+        """
+        self._resolver = resolver
+        self._redialer = Redialer(resolver, settings, local_id)
+        self._join_timeout = settings.join_timeout
+        self._deliver = deliver
+        self._deadline = deadline
+        self._loop = shared_loop()
+        self._resume_state = ResumeState()
+        self._session: ClientSession | None = None
+        self._silent_connections: list[asyncio.StreamWriter] = []
+        self._closed = False
+        self.address: str | None = None
+        """See `Link.address`. Set once, on the loop's thread, before `LinkOpened` is delivered."""
+        self.lease = settings.lease
+        """See `Link.lease`: that of the job, once a session is open."""
+        self._waiting_since: float | None = None
+        self._embedded = True
+        """Whether the server lives inside an agent of the job, by the last session; before the first it may."""
+        self._end_detail = ""
+        """The server's reason for ending the session."""
+        self._rejoin_requested: asyncio.Event | None = None
+        """Set when a node whose last join was refused asks again; None while none waits for that."""
+        self._task = self._loop.submit(self._run())
+
+    def send(self, request: Request) -> None:
+        """Send a request, now or as soon as a session is open."""
+        self._loop.call(lambda: self._send(request))
+
+    def recheck_endpoint(self) -> None:
+        """The control plane may have moved: look it up at once."""
+        self._loop.call(self._recheck_endpoint)
+
+    def close(self) -> None:
+        """Leave, disconnect and wait until that is done. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._loop.submit(self._leave_and_close()).result()
+
+    # On the loop's thread
+
+    def _send(self, request: Request) -> None:
+        try:
+            payload = _payload(request)
+        except (FrameError, ValueError) as error:  # text that cannot be encoded in UTF-8 is a ValueError
+            self._end(f"what this node had to tell the control plane cannot be sent ({error}): {str(request)[:200]}")
+            return
+        self._update_resume_state(after_request(self._resume_state, request, SYSTEM_CLOCK.monotonic()))
+        if self._rejoin_requested is not None and not self._resume_state.refused:
+            self._rejoin_requested.set()
+        if self._session is not None:
+            self._session.send(payload)
+
+    def _recheck_endpoint(self) -> None:
+        self._redialer.endpoint_moved.set()
+        if self._session is not None and self._resolver.resolve() != self._redialer.target:
+            self._session.writer.close()
+
+    def _update_resume_state(self, held: ResumeState) -> None:
+        if held.needs_coordinator != self._resume_state.needs_coordinator:
+            self._waiting_since = SYSTEM_CLOCK.monotonic() if held.needs_coordinator else None
+        self._resume_state = held
+
+    async def _leave_and_close(self) -> None:
+        session = self._session
+        if session is not None:
+            session.send(_payload(LeaveRequest()))
+            session.writer.close()
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(_CLOSE_TIMEOUT):
+                    await session.writer.wait_closed()
+        self._close_silent_session()
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            session = await self._connect_first()
+            while True:
+                if self.address is None:
+                    self.address = usable_address(unmapped_address(str(session.writer.get_extra_info("sockname")[0])))
+                    self._deliver(LinkOpened())
+                lost_at, why = await self._serve_session(session)
+                if self._closed or self._resume_state.ended:
+                    return
+                if self._resume_state.refused:  # so the server may go; it matters to us only if we ask again
+                    await self._rejoin_request()
+                self._deliver(LinkDown(f"the control plane at {self._resolver} was lost ({why})"))
+                session = await self._reconnect(lost_at, why)
+                before = self._resume_state
+                self._update_resume_state(without_foreign_join(before, session.welcome.incarnation))
+                self._deliver(LinkUp(join_lost=before.join is not self._resume_state.join))
+        except (HandshakeError, TimeoutError) as error:
+            self._end(str(error))
+        except Exception as error:  # in any case the agent must not wait forever for what will not arrive
+            log.exception("the link to %s ended unexpectedly", self._resolver)
+            self._end(f"no control plane could be reached at {self._resolver}: {type(error).__name__}: {error}")
+
+    def _end(self, sentence: str) -> None:
+        if not self._closed:
+            self._deliver(LinkLost(sentence))
+
+    # A session
+
+    async def _serve_session(self, session: ClientSession) -> tuple[float, str]:
+        """Use the session until it is lost; returns when that was, and why."""
+        welcome = session.welcome
+        self._embedded, self.lease = welcome.embedded, welcome.lease
+        self._end_detail = ""
+        for request in requests_to_repeat(self._resume_state, SYSTEM_CLOCK.monotonic(), welcome.incarnation):
+            session.send(_payload(request))
+        self._update_resume_state(session_opened(self._resume_state, welcome.incarnation, welcome.node))
+        if self._resume_state.offered_identity is not None:
+            self._resolver.session_opened(self._resume_state.offered_identity[1], welcome.incarnation)
+        self._session = session
+        heartbeats = asyncio.ensure_future(self._send_heartbeats(session))
+        kept = False
+        try:
+            while True:
+                async with asyncio.timeout(_MAX_SILENT_LEASES * welcome.lease):
+                    payload = await session.receive()
+                self._on_notification(codec.decode_notification(payload))
+        except TimeoutError:
+            why, kept = f"nothing was heard from it for {_MAX_SILENT_LEASES * welcome.lease:g} s", True
+        except (OSError, FrameError, codec.CodecError) as error:
+            why = self._end_detail or error_words(error) or type(error).__name__
+        finally:
+            self._session = None
+            heartbeats.cancel()
+            if kept:
+                self._silent_connections.append(session.writer)
+            else:
+                session.writer.close()
+        return SYSTEM_CLOCK.monotonic(), why
+
+    def _close_silent_session(self) -> None:
+        while self._silent_connections:
+            self._silent_connections.pop().transport.abort()
+
+    def _on_notification(self, notification: Notification) -> None:
+        self._close_silent_session()
+        if isinstance(notification, SessionEnded):
+            self._end_detail = notification.detail
+            return
+        self._update_resume_state(after_notification(self._resume_state, notification))
+        if not isinstance(notification, Heartbeat) and not self._closed:
+            self._deliver(notification)
+
+    async def _send_heartbeats(self, session: ClientSession) -> None:
+        heartbeat = _payload(Heartbeat())
+        wanted = session.welcome.heartbeat_interval
+        if wanted:  # by a server of many nodes, which may all have come at the same time
+            await asyncio.sleep(wanted * os.urandom(1)[0] / 256)
+            session.send(heartbeat)
+        while True:
+            await asyncio.sleep(wanted or session.welcome.lease / 3)
+            session.send(heartbeat)
+
+    # Dialing
+
+    async def _connect_first(self) -> ClientSession:
+        return await self._redialer.open(
+            "",
+            self._embedded,
+            self._deadline.remaining,
+            lambda why, _seconds: (
+                f"no control plane could be reached at {self._resolver} before the join deadline: {why}; "
+                f"{self._resolver.advice}"
+            ),
+        )
+
+    async def _reconnect(self, lost_at: float, how: str) -> ClientSession:
+        def remaining() -> float:
+            since = lost_at if self._waiting_since is None else max(lost_at, self._waiting_since)
+            until = give_up_at(self._resume_state, since, self._join_timeout)
+            return max(0.0, until - SYSTEM_CLOCK.monotonic())
+
+        return await self._redialer.open(
+            last_incarnation(self._resume_state),
+            self._embedded,
+            remaining,
+            lambda why, seconds: (
+                f"the control plane at {self._resolver} was lost ({how}) and has not come back within {seconds:.0f} s "
+                f"({why}); look at the output of the node that hosts it"
+            ),
+        )
+
+    async def _rejoin_request(self) -> None:
+        self._rejoin_requested = asyncio.Event()
+        await self._rejoin_requested.wait()
+
+
+def _payload(request: Request) -> bytes:
+    """The bytes of a request. FrameError where they, signed, are more than a frame may have."""
+    payload = codec.encode(request)
+    check_size(len(payload))
+    return payload

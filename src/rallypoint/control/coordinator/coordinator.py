@@ -1,0 +1,729 @@
+"""The coordinator: it decides for all nodes of one job in one place.
+
+It runs the rules (`control.membership.rules`) over one state. A node sends its operation once over its session and is
+notified when it is done; all waiting joins are checked again when the state changes in a way that could matter to them.
+Nothing polls. This module does no I/O: sessions are numbers, `now` is passed in, and messages to send are returned as a
+list.
+The shell around it (`dispatcher`) delivers.
+
+Laws:
+
+1. A session belongs to one node. Its end is the node's end, at once, unless the node has opened another one.
+2. A session that is silent for the lease has ended (`liveness`).
+3. Every notification follows from comparing the state before and after; nothing is sent twice for one change.
+4. A session that claims the name of an earlier one of ours replaces it, with all that its node holds. So no name is
+   given twice.
+5. If it is we who are cut off, the sessions are released after a while. A running round then continues: a node that
+   comes back still has its place, and the others are awaited like nodes that have not yet reported to a new
+   coordinator.
+6. A successor with the full state of a coordinator (`restore`) takes its name: to the nodes it is the same one, which
+   has lost all its sessions.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
+
+from rallypoint.base.light_typing import TYPE_CHECKING, Any, Protocol, get_args
+from rallypoint.control.coordinator.notifications import (
+    JobHistory,
+    end_notifications,
+    join_refusal,
+    newly_complete,
+    nodes_waiting,
+    notification_diff,
+    placements,
+    progress,
+    standing_without,
+)
+from rallypoint.control.coordinator.recovery import (
+    earlier_identity,
+    end_of,
+    may_have_been,
+    missed_notifications,
+    recovered,
+    recovery_timeout,
+    with_later_rounds,
+    with_size,
+    without_given_up_join,
+)
+from rallypoint.control.coordinator.sessions import STRANGER_REFUSED, SessionRecord, SessionRegistry
+from rallypoint.control.membership.liveness import Liveness, Observer
+from rallypoint.control.membership.operations import (
+    Close,
+    Exit,
+    Join,
+    NodeOperation,
+    Operation,
+    PreemptJob,
+    RecordProgress,
+    Refusal,
+    Stop,
+)
+from rallypoint.control.membership.rules import (
+    ClockView,
+    backoff_ends,
+    last_call_decides,
+    needs_all,
+    renewed,
+    step,
+    without_nodes,
+)
+from rallypoint.control.membership.state import (
+    NodeId,
+    NodeInfo,
+    Reason,
+    Settings,
+    State,
+    known_to,
+    name_of,
+    nodes_waiting_alike,
+)
+from rallypoint.control.protocol.messages import (
+    ConfigDiffers,
+    Confirmed,
+    ConfirmRequest,
+    JoinRequest,
+    LeaveRequest,
+    NodeAnswer,
+    NodesWaiting,
+    Notification,
+    Placed,
+    Placement,
+    ProgressRequest,
+    Request,
+    ResumeRequest,
+    RoundEnded,
+)
+
+if TYPE_CHECKING:
+    from rallypoint.control.coordinator.hangs import HangCollection
+
+OutgoingNotification = tuple[int, Notification]
+
+_SILENCE_DETAIL = "nothing was heard from it for {:g} s"
+_NOT_BACK_DETAIL = "it has not come back to the control plane"
+_CUT_OFF_DETAIL = "no node at all was heard for {:g} s, so the control plane was cut off"
+_REPLACED_DETAIL = "its node has opened another"
+"""Texts for how a node was lost, and for why a session was ended."""
+_CONCERNS_ALL = (Close, PreemptJob, RecordProgress)
+"""The operations with which a node can change the job without a place in its round."""
+_MAX_DIFFERENCES = 32
+"""The number of differences that one session is told."""
+
+
+class Part(Protocol):
+    """Something that only some jobs have, such as watchers: it hears of nodes and of time as the coordinator does."""
+
+    def answered(self, node: NodeId, answer: NodeAnswer, now: float) -> None:
+        """A node has answered, perhaps without having been asked."""
+
+    def forget(self, node: NodeId, now: float) -> None:
+        """A node is gone."""
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+
+    def wake_at(self) -> float:
+        """The time at which `tick` has something to do; infinity for never."""
+
+
+class Coordinator:
+    """Decides for all nodes of one job; its methods return the messages to send."""
+
+    def __init__(self, settings: Settings, incarnation: str = "", *, learns_settings: bool = False) -> None:
+        """Begin with an empty state.
+
+        Args:
+            settings: the settings of the job.
+            incarnation: a name that no other coordinator of the job has had.
+            learns_settings: whether `settings` are only those of the first node, so that those of a node which had a
+                place in the job before us take precedence.
+        """
+        self.settings = settings
+        self._started_with = settings
+        """The settings without later changes by an operator."""
+        self._learns_settings = learns_settings
+        self.incarnation = incarnation
+        self.state = State()
+        self.sessions = SessionRegistry(Liveness(settings.lease, recovery_timeout(settings)))
+        self._observer = Observer(settings)
+        self._pending: dict[NodeId, Join] = {}
+        """The waiting joins."""
+        self._deadlines: list[tuple[float, NodeId]] = []
+        """A heap of when their time is over. An entry whose join no longer waits, or waits for longer, is ignored."""
+        self._sends: list[OutgoingNotification] = []
+        self.ended: list[tuple[int, str]] = []
+        """Sessions that were ended by us, and why: whoever closes their connections removes them here."""
+        self.history = JobHistory()
+        self.parts: list[Part] = []
+        self.on_change: Callable[[float], None] | None = None
+        """Called with the time after each change, if there are watchers."""
+        self._hangs: HangCollection | None = None
+        """Set once the job has hung."""
+        self.collections = count(1)
+        """The numbers of requested collections."""
+        self._hosts: set[str] = set()
+        """The addresses, as we see them, of the nodes of the round that runs or last ran."""
+        self._hosts_round = -1
+        self._placements: tuple[tuple[object, ...], dict[NodeId, Placement]] = ((), {})
+        """What the placements of the running round follow from, and these."""
+        self._completed_a_round = False
+        """Whether a round was completed here, and not only taken over from an earlier coordinator."""
+        self._restored = False
+        """Whether a node has reported that it had a place."""
+        self._placeholders_until: float | None = None
+        """The time until which known nodes without a session are awaited."""
+        self._all_released = False
+        self._ticked_at = -math.inf
+
+    def restore(self, state: State, now: float) -> None:
+        """Continue with the state that a previous coordinator of our incarnation has left."""
+        self._set(state, now)
+        self._restored = bool(state.origin)
+        self._completed_a_round = not self._restored and (state.complete or state.round > 0)
+        self.history.taken_over(State(), state, now)
+        for node in known_to(state):
+            self.sessions.reserve(node)
+        if self._any_unreported():
+            self._placeholders_until = now + recovery_timeout(self.settings)
+
+    # Events; each returns the messages to send.
+
+    def open(self, number: int, session: SessionRecord, now: float) -> NodeId:
+        """A node has connected. Returns its name: the requested one, unless that was given before."""
+        self.sessions.open(number, session, now)
+        return session.node
+
+    def receive(self, session: int, request: Request, now: float) -> list[OutgoingNotification]:
+        """A node has sent a request."""
+        speaker = self.sessions.get(session)
+        if speaker is None:
+            return []
+        self._node_heard(session, now)
+        self._RECEIVE[type(request)](self, speaker, request, now)
+        return self.pop_sends()
+
+    def heartbeat(self, session: int, now: float) -> bool:
+        """A node is alive. Returns whether the session exists; the caller sends the answer."""
+        if self.sessions.get(session) is None:
+            return False
+        self._node_heard(session, now)
+        return True
+
+    def close(
+        self, session: int, now: float, reason: Reason = Reason.LOST, detail: str = ""
+    ) -> list[OutgoingNotification]:
+        """A session has ended, in the way that `detail` says; its node is gone, unless it had left before."""
+        if not self.sessions.hand_over(session, self.state.knows):
+            self._end([session], now, reason, detail)
+        return self.pop_sends()
+
+    def nodes_lost(self, nodes: Iterable[NodeId], now: float, detail: str = "") -> list[OutgoingNotification]:
+        """These nodes are lost according to others; for nodes with a session, the session is the better evidence."""
+        self._lose([each for each in nodes if each not in self.sessions], now, Reason.LOST, detail)
+        self._check_all_reported()
+        return self.pop_sends()
+
+    def tick(self, now: float) -> list[OutgoingNotification]:
+        """Time has passed: end silent sessions, and check the joins that wait for a moment."""
+        self._ticked_at = now
+        silence = self.sessions.liveness.check(now)
+        silent = _SILENCE_DETAIL.format(self.settings.lease)
+        self.ended += [(session, silent) for session in silence.lost]
+        self._end(silence.lost, now, Reason.LOST, silent)
+        for session in silence.out_of_reach:
+            self.ended.append((session, _CUT_OFF_DETAIL.format(recovery_timeout(self.settings))))
+            self._release_session(session, now)
+        while self._next_deadline() <= now:
+            self._continue_join(heapq.heappop(self._deadlines)[1], now)
+        if self._placeholders_until is not None and now >= self._placeholders_until:
+            self._lose(sorted(self._unreported()), now, Reason.LOST, _NOT_BACK_DETAIL)
+            self._all_reported()
+        if self._waits_for_time():
+            self._continue_join(next(iter(self.state.participants)), now)
+        for each in self.parts:
+            each.tick(now)
+        return self.pop_sends()
+
+    def wake_at(self) -> float:
+        """The time at which `tick` has something to do, in seconds on the clock of `now`; infinity for never."""
+        moments = [self.sessions.liveness.check_at(), self._next_deadline()]
+        moments += [each.wake_at() for each in self.parts]
+        if self._placeholders_until is not None:
+            moments.append(self._placeholders_until)
+        if self._waits_for_time():
+            moments += [each for each in self._completion_times() if each > self._ticked_at]
+        return min(moments)
+
+    def pop_sends(self) -> list[OutgoingNotification]:
+        """The messages that have not been returned yet."""
+        sends, self._sends = self._sends, []
+        return sends
+
+    # Requests
+
+    def _on_join(self, speaker: SessionRecord, request: JoinRequest, now: float) -> None:
+        node_info = request.node_info
+        speaker.repeats_join = False
+        speaker.addresses = request.addresses
+        self._report_differences(speaker, node_info)
+        if speaker.skips_join:
+            speaker.skips_join = False
+            return
+        if not node_info.address:
+            node_info = node_info._replace(address=speaker.address)
+        asked = Join(node_info, now + request.timeout, now - request.waited, self.state.abandoned.number)
+        self._wait(speaker.node, asked)
+        self._continue_join(speaker.node, now)
+
+    def _on_leave(self, speaker: SessionRecord, request: LeaveRequest, now: float) -> None:
+        self._pending.pop(speaker.node, None)
+        self.operate(speaker.node, Exit(), now)
+        if request.wants_reply:
+            left = standing_without(self.state, speaker.node, self.settings)
+            # When a node of our own process leaves, we go too.
+            goes_on = left.goes_on and speaker.node not in self.sessions.local_nodes
+            self._reply(speaker, left._replace(goes_on=goes_on))
+
+    def _on_operation(self, speaker: SessionRecord, request: Operation, now: float) -> None:
+        if isinstance(request, _CONCERNS_ALL) and self.is_stranger(speaker):
+            self._refuse(speaker, now)
+            return
+        self.operate(speaker.node, request, now)
+
+    def _refuse(self, speaker: SessionRecord, now: float) -> None:
+        """A stranger wants to end or change the job. One that waits for a place keeps waiting."""
+        if not self.state.knows(speaker.node):
+            self.ended.append((speaker.number, STRANGER_REFUSED))
+            self._end([speaker.number], now, Reason.LOST, STRANGER_REFUSED)
+        elif not speaker.refused:
+            speaker.refused = True
+            what = f"{name_of(self.state, speaker.node)} may not end or change the job: {STRANGER_REFUSED}"
+            self.history.add("command", self.state.round, what, now)
+
+    def _claimed_name(self, speaker: SessionRecord, request: ResumeRequest, stranger: bool) -> NodeId | None:
+        """The name of ours that a node claims to have; to a stranger only one that has its session at its address."""
+        earlier = self.sessions.name_of(request.incarnation, request.node)
+        earlier = earlier or earlier_identity(self.state, self.incarnation, speaker.node, request)
+        if earlier is None or not stranger:
+            return earlier
+        number = self.sessions.session_of(earlier)
+        holder = None if number is None else self.sessions.get(number)
+        is_there = holder is not None and holder.observed_address == speaker.observed_address
+        return earlier if is_there else None
+
+    def _on_resume_state(self, speaker: SessionRecord, request: ResumeRequest, now: float) -> None:
+        if not request.node_info.address:
+            request = request._replace(node_info=request.node_info._replace(address=speaker.address))
+        # What a stranger says that it holds is not believed, unless nodes are awaited that may come from anywhere.
+        stranger = bool(self._hosts) and self._placeholders_until is None and self.is_stranger(speaker)
+        earlier = self._claimed_name(speaker, request, stranger)
+        if earlier is not None:
+            ended = self.sessions.resume(speaker, earlier)
+            self.ended += [] if ended is None else [(ended, _REPLACED_DETAIL)]
+            before = self.state
+            self._set(without_given_up_join(before, speaker.node, request, self.settings), now)
+            self._settle(before, now)
+            self._sends = [each for each in self._sends if each[0] != speaker.number]  # it knows nothing of that round
+            self._check_all_reported()
+        if request.incarnation != self.incarnation and not stranger:
+            self.sessions.reported(speaker, request.incarnation, request.node)
+        if self._completed_a_round and not stranger:
+            self.state = with_later_rounds(self.state, request)
+        # What it told a coordinator of our name may not have been kept: the name is known to it by a heartbeat alone.
+        if not (self._completed_a_round or stranger) and (
+            earlier is None or (request.round >= 0 and not self.state.knows(earlier))
+        ):
+            self._restore_from_node(speaker, request, now)
+        if self.state.complete and speaker.node in self.state.participants:
+            self._note_host(speaker.node)
+        if self.state.verdict is not None:
+            ended_for_all, ended_for = end_notifications(self.state, self.state.verdict)
+            self._reply(speaker, ended_for.get(speaker.node, ended_for_all))
+        else:
+            self._tell_what_was_missed(speaker, request)
+
+    def _tell_what_was_missed(self, speaker: SessionRecord, request: ResumeRequest) -> None:
+        told = missed_notifications(self.state, speaker.node, request)
+        place = self.state.participants.get(speaker.node) if self.state.complete else None
+        misses_place = place is not None and self.state.round > request.round and not self.state.is_preempted
+        if misses_place:
+            self._send_placed(speaker.node)
+        for each in told:
+            self._reply(speaker, each)
+        news = misses_place or bool(told)
+        speaker.skips_join = request.joining and news
+        speaker.repeats_join = request.joining and not news
+        if self._hangs is not None:
+            self._hangs.resumed(speaker.node, self.state)
+        if not news and self.state.complete and self.state.wait_list and self._placeholders_until is None:
+            self._reply(speaker, nodes_waiting(self.state))
+
+    def _restore_from_node(self, speaker: SessionRecord, request: ResumeRequest, now: float) -> None:
+        if self._learns_settings and request.round >= 0 and not self._restored and speaker.settings is not None:
+            # A node that comes back knows the settings of the job; the first node may not know them.
+            self.settings = speaker.settings._replace(run_id=self.settings.run_id)
+            self._started_with = self.settings
+            liveness = self.sessions.liveness
+            liveness.lease, liveness.outage_timeout = self.settings.lease, recovery_timeout(self.settings)
+        if (sized := with_size(self.state, request)) is not self.state:
+            self._set(sized, now)
+        if not may_have_been(request, self.settings) and not may_have_been(request, self._started_with):
+            return
+        self._restored = self._restored or request.round >= 0
+        before = self.state
+        self.state = recovered(before, speaker.node, request, self.settings)
+        if self.state is before:
+            return
+        if self.state.verdict is not None:
+            self._notify(before, self.state)
+        self._observer.observe(self.state, now)
+        self.history.taken_over(before, self.state, now)
+        if self._any_unreported() and self._placeholders_until is None:
+            self._placeholders_until = now + recovery_timeout(self.settings)
+        if before.complete and self.state.round > before.round:
+            self.send_to(before.participants, RoundEnded(end_of(self.state, before.round)))
+        restored = self.state
+        self._retry_all_joins(now)
+        self._settle(restored, now)
+        if not self._any_unreported():
+            self._all_reported()
+
+    def _on_progress_request(self, speaker: SessionRecord, _request: ProgressRequest, now: float) -> None:
+        node, view = speaker.node, self._observer.clock_view(now)
+        ends_at, reports = self._ends_at(node), self._reports_progress(node)
+        ends_in = ends_at - now if ends_at < math.inf else -1.0
+        self._reply(speaker, progress(self.state, node, self.settings, view, ends_in=ends_in, reports=reports))
+
+    def _on_confirm_request(self, speaker: SessionRecord, request: ConfirmRequest, _now: float) -> None:
+        self._reply(speaker, Confirmed(request.number))
+
+    def _on_answer(self, speaker: SessionRecord, answer: NodeAnswer, now: float) -> None:
+        for each in self.parts:
+            each.answered(speaker.node, answer, now)
+
+    _RECEIVE: dict[type, Callable[[Any, SessionRecord, Any, float], None]] = {  # noqa: RUF012 - a table, never changed
+        JoinRequest: _on_join,
+        LeaveRequest: _on_leave,
+        **dict.fromkeys(get_args(NodeOperation), _on_operation),
+        ResumeRequest: _on_resume_state,
+        ProgressRequest: _on_progress_request,
+        ConfirmRequest: _on_confirm_request,
+        **dict.fromkeys(get_args(NodeAnswer), _on_answer),
+    }
+
+    # The end of sessions
+
+    def _end(self, sessions: Iterable[int], now: float, reason: Reason, detail: str = "") -> None:
+        gone = [closed.node for each in sessions if (closed := self.sessions.close(each)) is not None]
+        for node in gone:
+            self._pending.pop(node, None)
+            self.sessions.forget(node)
+            for each in self.parts:
+                each.forget(node, now)
+        self._lose(gone, now, reason, detail)
+
+    def _release_session(self, session: int, now: float) -> None:
+        """Law 5: a node of a running round may well continue. Requests of other nodes will be repeated by them."""
+        speaker = self.sessions.get(session)
+        if speaker is not None and self.state.complete and speaker.node in self.state.participants:
+            self.sessions.close(session)
+            self._pending.pop(speaker.node, None)
+            self._all_released = True
+        else:
+            self._end([session], now, Reason.LOST, _SILENCE_DETAIL.format(recovery_timeout(self.settings)))
+
+    def _node_heard(self, session: int, now: float) -> None:
+        self.sessions.liveness.heard(session, now)
+        if self._all_released:
+            self._all_released = False
+            self._placeholders_until = now + recovery_timeout(self.settings)
+
+    # Running operations
+
+    def operate(self, node: NodeId, operation: Operation, now: float) -> None:
+        """Run an operation of a node, or on behalf of an operator, and all that follows from it."""
+        before = self.state
+        self._run(node, operation, now)
+        self._settle(before, now)
+
+    def _wait(self, node: NodeId, join: Join) -> None:
+        """A node waits with this join, which replaces any earlier one."""
+        self._pending[node] = join
+        if join.deadline < math.inf:
+            heapq.heappush(self._deadlines, (join.deadline, node))
+
+    def _next_deadline(self) -> float:
+        """The earliest of the deadlines of waiting joins; infinity if there is none."""
+        while self._deadlines:
+            deadline, node = self._deadlines[0]
+            join = self._pending.get(node)
+            if join is not None and join.deadline == deadline:
+                return deadline
+            heapq.heappop(self._deadlines)
+        return math.inf
+
+    def _continue_join(self, node: NodeId, now: float) -> None:
+        before = self.state
+        self._retry_join(node, now)
+        self._settle(before, now)
+
+    def _retry_join(self, node: NodeId, now: float) -> None:
+        """Continue a waiting join as far as possible now."""
+        join = self._pending.get(node)
+        if join is None:
+            return
+        before = self.state
+        end = self._run(node, join, now)
+        if end is Stop.WAIT:
+            return
+        self._pending.pop(node, None)
+        if isinstance(end, Refusal):
+            view = self._observer.clock_view(now)
+            self.send_to([node], join_refusal(end, join, node, before, self.state, self.settings, view))
+
+    def _run(self, node: NodeId, operation: Operation, now: float) -> Stop | Refusal:
+        """Take steps until the operation ends or has to wait."""
+        while True:
+            before = self.state
+            after = step(operation, before, node, self._observer.clock_view(now), self.settings)
+            if not isinstance(after, State):
+                return after
+            if isinstance(operation, Join):
+                join, operation = operation, renewed(operation, before, after, node, now, self.settings)
+                if operation is not join:
+                    self._wait(node, operation)
+            self._set(after, now)
+
+    def _set(self, state: State, now: float) -> None:
+        self.state = state
+        self._observer.observe(state, now)
+        if state.size is not None:  # an operator has changed the number of nodes
+            self.settings = self.settings._replace(**state.size._asdict())
+
+    def _lose(self, nodes: Iterable[NodeId], now: float, reason: Reason, detail: str = "") -> None:
+        """Remove these nodes: all in one change, or a round might be completed with one that is removed next."""
+        before = self.state
+        waiting: list[NodeId] = []
+        for node in nodes:
+            state = self.state
+            ends_round = node in state.participants and (not state.is_preempted or node in state.succeeded)
+            if state.complete and ends_round:
+                self._remove_waiting(waiting, reason, now)
+                waiting = []
+                self._run(node, Exit(reason, detail), now)
+            elif state.knows(node):
+                waiting.append(node)
+        self._remove_waiting(waiting, reason, now)
+        self._settle(before, now)
+
+    def _remove_waiting(self, nodes: list[NodeId], reason: Reason, now: float) -> None:
+        if nodes:
+            self._set(without_nodes(self.state, nodes, reason, self.settings), now)
+
+    # From one state to the next
+
+    def _settle(self, before: State, now: float) -> None:
+        """Notify the nodes that a change concerns, and check all joins again while it could matter to them."""
+        while before is not self.state:
+            after = self.state
+            self._notify(before, after)
+            self.history.record(before, after, now)
+            if after.quiet:
+                self._look_for_hang(before, after, now)
+            if self.on_change is not None:
+                self.on_change(now)
+            if not _may_unblock_joins(before, after, self.settings):
+                return
+            before = after
+            self._retry_all_joins(now)
+
+    def _retry_all_joins(self, now: float) -> None:
+        for node in list(self._pending):
+            self._retry_join(node, now)
+
+    def _notify(self, before: State, after: State) -> None:
+        if after.verdict is not None and before.verdict is None:
+            self._pending.clear()
+            for_all, for_some = end_notifications(after, after.verdict)
+            self._sends += [(session, for_some.get(each.node, for_all)) for session, each in self.sessions]
+            return
+        for nodes, notification in notification_diff(before, after):
+            # A node that leaves by this very change need not be notified of it.
+            if not (isinstance(notification, NodesWaiting) and self._placeholders_until is not None):
+                concerned = [each for each in nodes if after.knows(each) or each not in before.participants]
+                self.send_to(concerned, notification)
+        if newly_complete(before, after):
+            for node in sorted(after.participants, key=lambda each: after.participants[each].rank):
+                self._place(node)
+
+    def _look_for_hang(self, before: State, after: State, now: float) -> None:
+        if self._hangs is None:
+            from rallypoint.control.coordinator.hangs import HangCollection
+
+            self._hangs = HangCollection(self.send_to, self.collections, lambda node: name_of(self.state, node))
+            self.parts.append(self._hangs)
+        if self._hangs.look(before, after, self.sessions.__contains__, now):
+            self.history.add("hang found", after.round, "no rank has given a sign of life for long", now)
+
+    def send_to(self, nodes: Iterable[NodeId], notification: Notification) -> None:
+        """Send to a node if it has a session; otherwise it asks when it is back."""
+        sessions = (self.sessions.session_of(node) for node in nodes)
+        self._sends += [(session, notification) for session in sessions if session is not None]
+
+    def _reply(self, speaker: SessionRecord, notification: Notification) -> None:
+        self._sends.append((speaker.number, notification))
+
+    def _place(self, node: NodeId) -> None:
+        """The round is complete, with this node in it."""
+        self._completed_a_round = True
+        self._pending.pop(node, None)
+        number = self.sessions.session_of(node)
+        speaker = None if number is None else self.sessions.get(number)
+        if speaker is None:
+            return
+        self._note_host(node)
+        if speaker.repeats_join:  # it has its place by the earlier one, and requests no other
+            speaker.skips_join, speaker.repeats_join = True, False
+        self._send_placed(node)
+
+    def _send_placed(self, node: NodeId) -> None:
+        """Send a placement; to the host of the round's store, after its allowed peers."""
+        placement = self._placement_of(node)
+        if placement.group_rank == 0:
+            self._notify_peers(node)
+        self.send_to([node], Placed(placement))
+
+    def _placement_of(self, node: NodeId) -> Placement:
+        """The placement of a participant of the running round: those of all are worked out once."""
+        state, places = self.state, self.state.participants
+        control_rank = next((places[each].rank for each in self.sessions.local_nodes if each in places), -1)
+        host, origin = self.sessions.own_external_address, state.origin or self.incarnation
+        follows_from = (places, state.finished, state.progress, state.size, state.max_restarts, control_rank, host)
+        known, made = self._placements
+        # Compared by identity where the comparison itself would take long for a large job.
+        if known[2:] != follows_from[2:] or known[0] is not places or known[1] is not state.finished:
+            made = placements(state, origin, control_rank, host)
+            self._placements = follows_from, made
+        return made[node]
+
+    def _notify_peers(self, host: NodeId) -> None:
+        """Tell the host of the round's store the addresses of workers, if the nodes have reported them."""
+        if any(each.addresses is not None for _, each in self.sessions):
+            from rallypoint.control.coordinator.store_peers import peers_notification
+
+            for notification in peers_notification(self.state, self.sessions):
+                self.send_to([host], notification)
+
+    def _report_differences(self, speaker: SessionRecord, node_info: NodeInfo) -> None:
+        """Notify a node once if it was started with other settings than the job."""
+        own, job, state = speaker.settings, self._started_with, self.state
+        if state.is_initial:
+            state = State()
+        if len(speaker.differences_reported) >= _MAX_DIFFERENCES:
+            return
+        alike = state.max_restarts in (-1, node_info.max_restarts)
+        if alike and own in (None, job) and state.programs.get(node_info.role, node_info.program) == node_info.program:
+            return
+        from rallypoint.control.coordinator.job_log import differences
+
+        found = tuple(
+            each for each in differences(node_info, own, state, job) if each not in speaker.differences_reported
+        )
+        if found:
+            speaker.differences_reported += found
+            self._reply(speaker, ConfigDiffers(name_of(state, speaker.node), found))
+
+    # Nodes that have proved nothing (`control.coordinator.connection`)
+
+    def _note_host(self, node: NodeId) -> None:
+        """A node of the running round is at the other end of its session."""
+        number = self.sessions.session_of(node)
+        session = None if number is None else self.sessions.get(number)
+        if self._hosts_round != self.state.round:
+            self._hosts_round, self._hosts = self.state.round, set()
+        if session is not None:
+            self._hosts.add(session.observed_address)
+
+    def is_stranger(self, speaker: SessionRecord) -> bool:
+        """Whether nothing shows that a node belongs to the job: it has proved nothing, and its machine hosts no node of
+        the round that runs or last ran. Before the first round that is shown by a place.
+        """
+        if speaker.trusted:
+            return False
+        return speaker.observed_address not in self._hosts if self._hosts else not self.state.knows(speaker.node)
+
+    # Known nodes that have not reported yet
+
+    def _unreported(self) -> Iterator[NodeId]:
+        return (node for node in known_to(self.state) if node not in self.sessions)
+
+    def _any_unreported(self) -> bool:
+        return next(self._unreported(), None) is not None
+
+    def _check_all_reported(self) -> None:
+        if self._placeholders_until is not None and not self._any_unreported():
+            self._all_reported()
+
+    def _all_reported(self) -> None:
+        """Stop awaiting nodes that were in the job when this coordinator was filled."""
+        self._placeholders_until = None
+        state = self.state
+        if state.complete and state.wait_list:
+            self.send_to(state.participants, nodes_waiting(state))
+
+    # Effects of time
+
+    def clock_view(self, now: float) -> ClockView:
+        return self._observer.clock_view(now)
+
+    def _waits_for_time(self) -> bool:
+        """Whether the forming round may become complete by the passing of time alone."""
+        state = self.state
+        if state.complete or not state.participants or state.closed:
+            return False
+        return bool(state.restart_delay) or (bool(state.last_call) and last_call_decides(state))
+
+    def _completion_times(self) -> list[float]:
+        """The moments at which it may, on our clock: the ends of the last call and of the restart delay."""
+        view = self._observer.clock_view(0.0)
+        moments = [backoff_ends(self.state, view)] if self.state.restart_delay else []
+        if view.last_call_at is not None and last_call_decides(self.state):
+            moments.append(view.last_call_at + self.settings.last_call_timeout)
+        return moments
+
+    def _ends_at(self, node: NodeId) -> float:
+        """When the wait of a node is over: its own deadline, or, if all nodes are needed, the first of all."""
+        own = self._pending.get(node)
+        if own is None or node in self.state.redundancy_list:
+            return math.inf
+        if not needs_all(self.state, self.settings):
+            return own.deadline
+        return min(own.deadline, self._next_deadline())
+
+    def _reports_progress(self, node: NodeId) -> bool:
+        """Whether a node logs the progress: among nodes that wait alike, the one in this process, or the first."""
+        alike = nodes_waiting_alike(self.state, node)
+        return node == next((each for each in self.sessions.nodes_in_this_process if each in alike), next(iter(alike)))
+
+
+def _may_unblock_joins(before: State, after: State, settings: Settings) -> bool:
+    """Whether a waiting join could continue now.
+
+    Another node's arrival in a forming round does not matter to waiting nodes, except that it may start the last call
+    or be the one that was awaited. This keeps a rendezvous of n nodes at n checks instead of n squared.
+    """
+    if (before.round, before.complete, before.closed) != (after.round, after.complete, after.closed):
+        return True
+    if (before.abandoned.number, before.size) != (after.abandoned.number, after.size):
+        return True
+    places_before = len(before.participants) + len(before.wait_list) + len(before.survivors)
+    places_after = len(after.participants) + len(after.wait_list) + len(after.survivors)
+    if places_after < places_before and places_after < settings.max_nodes:
+        return True
+    reforms = after.round > 0 and not after.complete
+    return reforms and not after.survivors and not after.wait_list and len(after.participants) >= settings.min_nodes

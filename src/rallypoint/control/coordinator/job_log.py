@@ -1,0 +1,260 @@
+"""What is logged about a rendezvous: that it is incomplete, on a node and at the coordinator; how nodes differ.
+
+Data from the control plane is cleaned here, where it becomes text. Seconds become a time of day on this host's clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rallypoint.base.log import get_logger, printable
+from rallypoint.control.membership.state import NodeInfo, Reason, Settings, State, join_names
+from rallypoint.control.protocol.messages import (
+    ConfigDifference,
+    ConfigDiffers,
+    JoinRefused,
+    MissingNode,
+    Progress,
+    ProgressText,
+)
+
+log = get_logger(__name__)
+
+
+class RendezvousName(NamedTuple):
+    """The name of a rendezvous: the job's id, where its nodes meet, as in `at host:port` (empty if no other node can
+    join), and the flag or variable that gave that.
+    """
+
+    run_id: str
+    where: str
+    flag: str = "endpoint"
+
+    def __str__(self) -> str:
+        return f"the rendezvous of job {self.run_id!r}{f' {self.where}' if self.where else ''}"
+
+
+ReportedProgress = dict[tuple[object, ...], float]
+"""What was logged about a rendezvous, and when."""
+
+_REPEAT = 59.0
+"""Seconds until the same is logged again: a minute, less the time that one answer may be faster than the last."""
+
+_REMOVAL_WORDS = {Reason.LOST: "was lost", Reason.DEPARTED: "left", Reason.GAVE_UP: "gave up"}
+
+
+def waiting_line(subject: RendezvousName, progress: Progress, wall: float) -> str:
+    """The log line of a waiting node. `wall` is the time in seconds since 1970."""
+    return (
+        f"waiting for {subject}: {_joined_words(progress)}{_removed_clause(progress, wall)}{_time_left_words(progress)}"
+    )
+
+
+def live_words(progress: Progress) -> tuple[str, str]:
+    """A short form, for a line that is rewritten: the text before the elapsed time, and the text after it."""
+    joined, short = progress.joined, progress.min_nodes - progress.joined
+    if progress.spare:
+        return "waiting as a spare", f"all {progress.max_nodes} places of round {progress.round} are taken"
+    if progress.complete:
+        return "waiting for the next round", f"round {progress.round} runs with {_nodes(joined)}"
+    if short > 0:
+        least = "" if progress.min_nodes == progress.max_nodes else "at least "
+        who = f": {', '.join(map(printable, progress.expected))}" if progress.expected else ""
+        after = f"missing {least}{short}{who}"
+    elif progress.starts_in >= 0:
+        after = f"starting in {progress.starts_in:.0f} s"
+    else:
+        after = "enough; others may come" if progress.backoff <= 0 else f"held back for {progress.backoff:g} s"
+    return f"waiting for nodes: {joined} of {progress.max_nodes} joined", after
+
+
+def is_due(progress: Progress, said: ReportedProgress, now: float) -> bool:
+    """Whether the line is due: the state has changed, or was last logged a minute ago. Records that it is logged.
+
+    Nodes that join one after another do not count as a change: they may be many.
+    """
+    short, lost = progress.joined < progress.min_nodes, tuple(each.name for each in progress.removed)
+    stands = progress.round, progress.complete, progress.spare, short, progress.starts_in >= 0, lost
+    if any(each[0] != progress.round for each in said):
+        said.clear()
+    if now - said.get(stands, -_REPEAT) < _REPEAT:
+        return False
+    said[stands] = now
+    return True
+
+
+def in_words(
+    notification: Progress | JoinRefused, subject: RendezvousName, said: ReportedProgress, now: float, wall: float
+) -> ProgressText | JoinRefused:
+    """A progress notification, or one that the time of a join is over, with a text added.
+
+    `now` is the time on the clock of `said`, `wall` in seconds since 1970.
+    """
+    if isinstance(notification, Progress):
+        due = notification.reports and is_due(notification, said, now)
+        return ProgressText(waiting_line(subject, notification, wall), due, live_words(notification))
+    if notification.progress is None:
+        return notification
+    return notification._replace(detail=timeout_sentence(subject, notification.progress, wall))
+
+
+def timeout_sentence(subject: RendezvousName, progress: Progress, wall: float) -> str:
+    """The sentence on why a join timed out. `wall` is the time in seconds since 1970."""
+    who, seconds = printable(progress.gave_up_by), f"{progress.waited:.0f} s"
+    if progress.complete:
+        running = f"round {progress.round} runs with {_nodes(progress.joined)}{_names(progress.members)}"
+        return f"{subject} did not take {who} in within {seconds}: {running}"
+    missed = _fatal_losses(progress)
+    if missed:
+        age = max(each.seconds_ago for each in missed)
+        fewer = f"{progress.joined}:{progress.max_nodes}" if progress.joined else f"1:{progress.max_nodes}"
+        return (
+            f"{subject} came to nothing: {_removed_words(missed, wall)} within {age:.0f} s, "
+            f"{_joined_words(progress, past=True)}; "
+            f"start a node in its place, or let the job go on with fewer (--nnodes={fewer})"
+        )
+    return (
+        f"{subject} did not complete: {who} has waited for {seconds}, {_joined_words(progress, past=True)}; "
+        f"check that all nodes were started with the same {subject.flag}, --nnodes and --rdzv-id"
+    )
+
+
+def _joined_words(progress: Progress, *, past: bool = False) -> str:
+    joined, names = progress.joined, _names(progress.members)
+    if progress.spare:
+        return f"all {progress.max_nodes} places of round {progress.round} are taken; this node waits as a spare"
+    if progress.complete:
+        return f"round {progress.round} runs with {_nodes(joined)}{names}; this node waits for the next round"
+    one, many = ("was", "were") if past else ("is", "are")
+    fixed = progress.min_nodes == progress.max_nodes
+    short = progress.min_nodes - joined
+    bounds = f"{progress.min_nodes}" if fixed else f"{progress.min_nodes} to {progress.max_nodes}"
+    bounds = bounds if short > 0 or fixed else f"up to {progress.max_nodes}"
+    missing = f", {short} {one if short == 1 else many} missing" if short > 0 else ""
+    awaited = join_names([printable(each) for each in progress.expected])
+    if awaited:  # all that are missing, if the number is fixed and no node has left for good
+        awaited = f": {awaited}" if missing and fixed and not progress.removed else f", still to come: {awaited}"
+    return f"{joined} of {bounds} nodes {many} in{names}{missing}{awaited}"
+
+
+def _removed_clause(progress: Progress, wall: float) -> str:
+    missed = _fatal_losses(progress)
+    return f"; {_removed_words(missed, wall)}" if missed else ""
+
+
+def _fatal_losses(progress: Progress) -> Sequence[MissingNode]:
+    """The nodes that have left, if there are too few without them."""
+    return () if progress.complete or progress.joined >= progress.min_nodes else progress.removed
+
+
+def _removed_words(missed: Sequence[MissingNode], wall: float) -> str:
+    each = [
+        f"{printable(who.name)} {_REMOVAL_WORDS.get(who.reason, 'went')} at {_time_of_day(wall - who.seconds_ago)}"
+        for who in missed
+    ]
+    return f"{join_names(each)} and nobody has taken {'its place' if len(each) == 1 else 'their places'}"
+
+
+def _time_left_words(progress: Progress) -> str:
+    held = f"held back for {progress.backoff:g} s after failures without progress"
+    if progress.backoff and progress.round == 0:
+        held = "a round that the control plane has lost may still be running, so it waits "
+        held += f"{progress.backoff:g} s for its nodes"
+    parts = [held] if progress.backoff and not progress.complete else []
+    parts += [f"starting in {progress.starts_in:.0f} s"] if progress.starts_in >= 0 else []
+    parts += [f"giving up in {progress.ends_in:.0f} s"] if progress.ends_in >= 0 else []
+    return "".join(f"; {each}" for each in parts)
+
+
+def _names(names: Sequence[str]) -> str:
+    return f" ({', '.join(printable(each) for each in names)})" if names else ""
+
+
+def _nodes(number: int) -> str:
+    return f"{number} node{'' if number == 1 else 's'}"
+
+
+def _time_of_day(wall: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(wall))
+
+
+# The log of the coordinator
+
+
+_MAX_NAMED = 4
+"""The number of nodes that are named as different in one setting, and of values that are shown for each."""
+
+
+class JobLog:
+    """The log of the job with that id."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._reported_progress: ReportedProgress = {}
+        self._differing: Counter[ConfigDifference] = Counter()
+
+    def log_differences(self, notification: ConfigDiffers) -> None:
+        """Log that a node differs from the job; not for each that differs in the same way."""
+        for each in notification.differences:
+            if each not in self._differing and len(self._differing) >= _MAX_NAMED**2:
+                continue
+            self._differing[each] += 1
+            if self._differing[each] <= _MAX_NAMED:
+                sentence = each.sentence(notification.node)
+                log.warning("job %r: %s; give all nodes of a job the same", self._run_id, sentence)
+
+    def log_progress(self, notification: Progress | JoinRefused, now: float) -> None:
+        """Log the progress of the rendezvous, if this node is the one to log it; `now` is monotonic."""
+        how_far = notification if isinstance(notification, Progress) else notification.progress
+        if how_far is None or not how_far.reports:
+            return
+        words = in_words(notification, RendezvousName(self._run_id, ""), self._reported_progress, now, time.time())
+        if isinstance(words, JoinRefused):
+            log.warning("%s", words.detail)
+        elif words.warning:
+            log.warning("%s", words.text)
+
+
+# Differences between the settings of a node and those of its job: nodes may differ in the number of workers, in their
+# roles, and in how long they wait for others; and nodes of different roles in what they run.
+
+
+_OPTIONS = (
+    ("last_call_timeout", True),
+    ("lease", True),
+    ("min_healthy_time", True),
+    ("restart_backoff", True),
+    ("restart_backoff_max", True),
+    ("same_failure_limit", True),
+    ("notice_timeout", False),  # each agent notifies its own workers
+)
+"""Fields of the settings that `--rdzv-conf` sets, and whether the control plane's own value holds."""
+
+
+def differences(node_info: NodeInfo, own: Settings | None, state: State, job: Settings) -> tuple[ConfigDifference, ...]:
+    """How a node that requests a place differs from the nodes before it.
+
+    `own` are the settings that it was started with, None for a node in the process of the control plane; `job` are
+    those in effect.
+    """
+    found: list[ConfigDifference] = []
+    if own is not None and (own.min_nodes, own.max_nodes) != (job.min_nodes, job.max_nodes):
+        found.append(ConfigDifference("--nnodes=", _range(own), _range(job)))
+    if 0 <= state.max_restarts != node_info.max_restarts >= 0:
+        found.append(ConfigDifference("--max-restarts=", str(node_info.max_restarts), str(state.max_restarts)))
+    program = state.programs.get(node_info.role, "")
+    if program and node_info.program and node_info.program != program:
+        found.append(ConfigDifference("the program ", node_info.program, program, job_value_applies=False))
+    for name, holds in _OPTIONS if own is not None else ():
+        ours, theirs = getattr(own, name), getattr(job, name)
+        if ours != theirs:
+            found.append(ConfigDifference(f"--rdzv-conf={name}=", f"{ours:g}", f"{theirs:g}", holds))
+    return tuple(found)
+
+
+def _range(settings: Settings) -> str:
+    low, high = settings.min_nodes, settings.max_nodes
+    return str(low) if low == high else f"{low}:{high}"

@@ -1,0 +1,366 @@
+"""A control plane for many jobs, outside of all of them (`rallyctl serve`): one dispatcher for each job.
+
+Laws:
+
+1. A job's dispatcher is created when a new node names an unknown job, with the settings of this node. When the job has
+   ended and the last of its nodes has left, the id is free at once: the next new node begins a new job.
+2. A node that comes back names the coordinator that it had a session with. If that has ended its job, the node gets the
+   verdict, from a dispatcher that holds nothing else. It never begins the job again, and never joins a new one of the
+   same id.
+3. A job without a verdict and without sessions is kept for a while, for nodes that are only unreachable. If it has no
+   node left, the next new node takes its id, with new counts; nodes that come back later fill the new dispatcher with
+   what they hold, as they would fill a restarted one.
+4. Events in one job cost the others nothing: a dispatcher is checked when something happens in it or is due in it.
+5. The control plane cannot be filled with names: if there are too many jobs, in total or begun from one address, the
+   one that was without sessions for the longest time is dropped as under law 3. If all have sessions, a new node is
+   refused; so the nodes of one address can only exclude others of that address.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.descriptors import connection_limit
+from rallypoint.base.log import get_logger
+from rallypoint.control.coordinator.dispatcher import Dispatcher, RestoredState, do_nothing
+from rallypoint.control.membership.state import Settings, State, Verdict
+from rallypoint.control.protocol.handshake import HandshakeError, Hello
+
+if TYPE_CHECKING:
+    from rallypoint.control.protocol.observation import JobSummary
+
+log = get_logger(__name__)
+
+
+MAX_JOBS = 1024
+"""Jobs at a time, so that the memory cannot be filled with names."""
+MAX_JOBS_OF_ONE = MAX_JOBS // 4
+"""Jobs at a time that were begun from one address, or from one network of IPv6 (64 bits), where a machine has many."""
+_TICK = 0.05
+"""Seconds after which a tick leaves the jobs that are due to the next one: connections are served in between."""
+_IDLE_JOB_KEPT = 60.0
+"""Seconds for which a job without nodes and without a verdict is remembered."""
+_MOST_ENDED, _ENDED_KEPT = 4096, 86400.0
+"""Verdicts that are remembered for nodes that were unreachable at the time, and for how many seconds."""
+_MOST_NAMES, _LONGEST_NAME = 8, 64
+"""Coordinators by which a job is remembered, and characters in the name of one."""
+
+
+class _EndedJob(NamedTuple):
+    settings: Settings
+    verdict: Verdict
+    until: float
+
+
+class _Job:
+    """A dispatcher, and when it must be checked. `names` are the coordinators that its nodes know or knew it by.
+    `origin` is the address of the node that began it.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, origin: str = "") -> None:
+        self.dispatcher = dispatcher
+        self.origin = origin
+        self.incarnations = {dispatcher.incarnation}
+        self.at = math.inf
+        self.forgotten_at = math.inf
+
+
+class ManyJobs:
+    """The dispatchers of all jobs whose nodes have connected."""
+
+    job = None
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self.remote_control = False
+        """See `Dispatcher.remote_control`."""
+        self._jobs: dict[str, _Job] = {}
+        self._ended: OrderedDict[tuple[str, str], _EndedJob] = OrderedDict()
+        self._schedule: list[tuple[float, int, _Job]] = []
+        """A heap. Entries that no longer agree with the job's own `at` are ignored."""
+        self._numbers = itertools.count()
+        self._last_wake_at = math.inf
+        """The last result of `wake_at`."""
+        self._lock = threading.Lock()
+        self.on_change: Callable[[], None] = do_nothing
+
+    def dispatcher_for(self, hello: Hello, peer: str) -> Dispatcher:
+        """The dispatcher of the node's job, created if there is none.
+
+        Args:
+            hello: the greeting of the node.
+            peer: the address that its connection comes from.
+
+        Raises:
+            HandshakeError: there are too many jobs, this one was begun under another kind of rendezvous, or the node's
+                request is impossible.
+        """
+        _check(hello.settings)
+        with self._lock:
+            ended = self._verdict_for(hello)
+            if ended is not None:
+                return self._verdict_dispatcher(hello.incarnation, ended)
+            job = self._job_for(hello) or self._begin(hello, _origin(peer))
+            if job.dispatcher.settings.fixed_ranks != hello.settings.fixed_ranks:
+                raise HandshakeError(f"job {hello.job!r} is not static on all nodes; give all the same --rdzv-backend")
+            if 0 < len(hello.incarnation) <= _LONGEST_NAME and len(job.incarnations) < _MOST_NAMES:
+                job.incarnations.add(hello.incarnation)
+            return job.dispatcher
+
+    def find(self, job: str) -> Dispatcher | None:
+        """The dispatcher of a job, even of one that has ended; with an empty `job`, of the only one."""
+        with self._lock:
+            if not job and len(self._jobs) == 1:
+                return next(iter(self._jobs.values())).dispatcher
+            if job in self._jobs:
+                return self._jobs[job].dispatcher
+            ended = [(incarnation, each) for (name, incarnation), each in self._ended.items() if name == job]
+            return self._verdict_dispatcher(*ended[-1]) if ended else None
+
+    def summaries(self) -> tuple[JobSummary, ...]:
+        """All jobs, one line each."""
+        from rallypoint.control.coordinator.operators import summary_of
+
+        with self._lock:
+            jobs = [job.dispatcher for job in self._jobs.values()]
+        return tuple(summary_of(each.state, each.settings) for each in jobs)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The ids of its jobs, for reading only."""
+        with self._lock:
+            return frozenset(self._jobs)
+
+    def now(self) -> float:
+        """The present time on the clock of `wake_at`, in seconds."""
+        return self._clock.monotonic()
+
+    def wake_at(self) -> float:
+        """The time at which `tick` should be called next; infinity for never."""
+        with self._lock:
+            self._last_wake_at = self._next_due()
+            return self._last_wake_at
+
+    def tick(self) -> None:
+        """Time has passed."""
+        now = self._clock.monotonic()
+        due: deque[_Job] = deque()
+        with self._lock:
+            while self._next_due() <= now:
+                job = heapq.heappop(self._schedule)[2]
+                job.at = math.inf
+                due.append(job)
+        while due and self._clock.monotonic() <= now + _TICK:
+            due.popleft().dispatcher.tick()
+        with self._lock:
+            for job in due:
+                self._reschedule(job)
+
+    # One job. With the lock held, except `_look`.
+
+    def _job_for(self, hello: Hello) -> _Job | None:
+        """The job that a node requests, unless it has ended for this node."""
+        job = self._jobs.get(hello.job)
+        if job is None:
+            return None
+        is_new = hello.incarnation not in job.incarnations
+        if (is_new and _is_over(job.dispatcher)) or self._clock.monotonic() >= job.forgotten_at:
+            self._forget(hello.job, job)
+            return None
+        return job
+
+    def _begin(self, hello: Hello, origin: str) -> _Job:
+        self._make_room(self._jobs, MAX_JOBS, "this control plane has")
+        of_one = {name: job for name, job in self._jobs.items() if job.origin == origin}
+        self._make_room(of_one, MAX_JOBS_OF_ONE, f"nodes at {origin} have begun")
+        dispatcher = Dispatcher(
+            hello.settings._replace(run_id=hello.job), self._clock, learns_settings=True, logs_progress=True
+        )
+        job = self._jobs[hello.job] = self._on_change_of(dispatcher, origin)
+        job.forgotten_at = self._clock.monotonic() + _IDLE_JOB_KEPT
+        self._reschedule(job)
+        log.info("job %r has come", hello.job)
+        return job
+
+    def _make_room(self, jobs: Mapping[str, _Job], most: int, who: str) -> None:
+        if len(jobs) < most:
+            return
+        name = min(jobs, key=lambda each: jobs[each].forgotten_at)
+        if jobs[name].forgotten_at == math.inf:
+            raise HandshakeError(
+                f"{who} {most} jobs that run already; end some of them, or start another control plane"
+            )
+        self._forget(name, jobs[name])
+
+    def _on_change_of(self, dispatcher: Dispatcher, origin: str = "") -> _Job:
+        dispatcher.remote_control = self.remote_control
+        job = _Job(dispatcher, origin)
+        dispatcher.on_change = partial(self._check_job, job)
+        return job
+
+    def _check_job(self, job: _Job) -> None:
+        """Something has happened in a job: drop it if it is over, and schedule its next check."""
+        with self._lock:
+            name = job.dispatcher.settings.run_id
+            if self._jobs.get(name) is job:
+                self._check_ended(name, job)
+            self._reschedule(job)
+            sooner = self._next_due() < self._last_wake_at
+        if sooner:
+            self.on_change()
+
+    def _check_ended(self, name: str, job: _Job) -> None:
+        now = self._clock.monotonic()
+        if job.dispatcher.members:
+            job.forgotten_at = math.inf
+        elif job.forgotten_at == math.inf:
+            job.forgotten_at = now + _IDLE_JOB_KEPT
+        ended = job.dispatcher.state.verdict is not None and not job.dispatcher.members
+        if ended or now >= job.forgotten_at:
+            self._forget(name, job)
+
+    def _forget(self, name: str, job: _Job) -> None:
+        """Free the id. The dispatcher keeps serving its remaining sessions."""
+        del self._jobs[name]
+        job.forgotten_at = math.inf
+        verdict = job.dispatcher.state.verdict
+        log.info("job %r is forgotten", name)
+        if verdict is None:
+            return
+        if verdict.cause is not None:
+            log.warning("job %r has failed: %s; restarts used: %s", name, verdict.cause.headline, verdict.restarts)
+        until = self._clock.monotonic() + _ENDED_KEPT
+        for incarnation in job.incarnations:
+            self._ended[name, incarnation] = _EndedJob(job.dispatcher.settings, verdict, until)
+        while len(self._ended) > _MOST_ENDED:
+            self._ended.popitem(last=False)
+
+    def _verdict_for(self, hello: Hello) -> _EndedJob | None:
+        now = self._clock.monotonic()
+        while self._ended and next(iter(self._ended.values())).until <= now:
+            self._ended.popitem(last=False)
+        return self._ended.get((hello.job, hello.incarnation))
+
+    def _verdict_dispatcher(self, incarnation: str, ended: _EndedJob) -> Dispatcher:
+        """A dispatcher for one node that comes back after the end; it holds only the verdict."""
+        restored = RestoredState(incarnation, State(closed=True, verdict=ended.verdict))
+        return self._on_change_of(Dispatcher(ended.settings, self._clock, restored=restored)).dispatcher
+
+    # When what is due. With the lock held.
+
+    def _reschedule(self, job: _Job) -> None:
+        at = min(job.dispatcher.wake_at(), job.forgotten_at)
+        if at == job.at:
+            return
+        job.at = at
+        if at < math.inf:
+            heapq.heappush(self._schedule, (at, next(self._numbers), job))
+        if len(self._schedule) > 4 * MAX_JOBS:
+            self._schedule = list({id(each[2]): each for each in self._schedule if each[0] == each[2].at}.values())
+            heapq.heapify(self._schedule)
+
+    def _next_due(self) -> float:
+        while self._schedule and self._schedule[0][0] != self._schedule[0][2].at:
+            heapq.heappop(self._schedule)
+        return self._schedule[0][0] if self._schedule else math.inf
+
+
+ServedJobs = Dispatcher | ManyJobs
+"""What a server serves: one job or any number. Nodes, watchers and pages look up their job's dispatcher there."""
+
+
+def _is_over(dispatcher: Dispatcher) -> bool:
+    """Whether a new node may use the job's id: it has no sessions, and has ended or has no nodes left."""
+    state = dispatcher.state
+    known = state.participants or state.wait_list or state.redundancy_list or state.survivors
+    return not dispatcher.members and (state.verdict is not None or not known)
+
+
+def _origin(peer: str) -> str:
+    """The part of an address that identifies its origin."""
+    if ":" not in peer:
+        return peer
+    from ipaddress import IPv6Address, IPv6Network
+
+    try:
+        return str(IPv6Network((int(IPv6Address(peer)) >> 64 << 64, 64)))
+    except ValueError:  # it may have a scope
+        return peer
+
+
+def _check(asked: Settings) -> None:
+    if asked.min_nodes > asked.max_nodes:
+        raise HandshakeError(f"this node asks for {asked.min_nodes} to {asked.max_nodes} nodes; look at its --nnodes")
+
+
+BURST, RATE = 1.0, 0.5
+
+
+class _Tenant(NamedTuple):
+    sessions: int
+    debt: float
+    """Seconds of the loop that it has used beyond its rate, at `at`."""
+    at: float
+
+
+class Shares:
+    """What each tenant of a server may take, so that the others have theirs: sessions, and the time of the loop.
+
+    A tenant is a job where there is a secret, since its nodes prove that they are of it, and an address where there is
+    none. On the loop's thread. Laws:
+
+    1. Only a server of many jobs has tenants: the nodes of one job share its fate.
+    2. One tenant holds at most half of the sessions for which there are descriptors.
+    3. A tenant may use the loop for `BURST` seconds at once, and beyond that for `RATE` of the time: what it sends then
+       is read later. A tenant that is alone waits for nothing.
+    """
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._tenants: dict[str, _Tenant] = {}
+
+    def enter(self, tenant: str) -> None:
+        """A session of this tenant begins.
+
+        Raises:
+            HandshakeError: it has too many.
+        """
+        most = connection_limit() // 2
+        known = self._tenants.get(tenant, _Tenant(0, 0.0, self._clock.monotonic()))
+        if known.sessions >= most:
+            raise HandshakeError(
+                f"{tenant} has {most} sessions, half of what this control plane can hold; "
+                "end some, or raise its limit of open files (`ulimit -Hn`)"
+            )
+        self._tenants[tenant] = known._replace(sessions=known.sessions + 1)
+
+    def leave(self, tenant: str) -> None:
+        """A session of this tenant has ended."""
+        known = self._tenants[tenant]
+        if known.sessions > 1:
+            self._tenants[tenant] = known._replace(sessions=known.sessions - 1)
+        else:
+            del self._tenants[tenant]
+
+    def used(self, tenant: str, seconds: float) -> None:
+        """The loop has worked for this tenant for some seconds."""
+        known = self._tenants.get(tenant)
+        if known is not None:
+            now = self._clock.monotonic()
+            debt = max(0.0, known.debt - RATE * (now - known.at)) + seconds
+            self._tenants[tenant] = known._replace(debt=debt, at=now)
+
+    def wait(self, tenant: str) -> float:
+        """The seconds after which what this tenant sends may be read; 0 for at once."""
+        known = self._tenants.get(tenant)
+        if known is None or known.debt <= BURST or len(self._tenants) < 2:
+            return 0.0
+        return max(0.0, (known.debt - BURST) / RATE - (self._clock.monotonic() - known.at))

@@ -1,0 +1,301 @@
+"""Notifications to nodes: of a change of the state, and of the state when they ask. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+
+from rallypoint.base.endpoint import is_loopback
+from rallypoint.control.membership.operations import Join, Refusal
+from rallypoint.control.membership.rules import ClockView, settled, starts_at
+from rallypoint.control.membership.state import (
+    NodeId,
+    Outcome,
+    Reason,
+    RoundEnd,
+    Settings,
+    State,
+    Verdict,
+    known_to,
+    name_of,
+    names_of,
+)
+from rallypoint.control.protocol.messages import (
+    JobEnded,
+    JoinRefused,
+    LeaveReply,
+    MissingNode,
+    NodesWaiting,
+    Notification,
+    Placement,
+    Preempted,
+    Progress,
+    RoundEnded,
+)
+from rallypoint.control.ranks import assign_worker_ranks
+from rallypoint.failures.cause import Cause, Ending
+
+
+def notification_diff(before: State, after: State) -> list[tuple[Collection[NodeId], Notification]]:
+    """The notifications that a change of the state makes due, except for placements and the end of the job.
+
+    Rounds in between may have been missed.
+    """
+    due: list[tuple[Collection[NodeId], Notification]] = []
+    if after.round > before.round:
+        # A node that had succeeded and was unreachable for a while has no place there any more, but waits for the rest.
+        others = sorted(before.succeeded.difference(before.participants))
+        due.append(([*before.participants, *others], RoundEnded(_round_end(before, after))))
+    if after.complete and len(after.wait_list) != len(before.wait_list) and not newly_complete(before, after):
+        due.append((after.participants, nodes_waiting(after)))
+    said = after.preempted
+    if said is not None and (said != before.preempted or after.round != before.round):
+        told = [node for node in after.participants if said.whole_job or node != said.node]
+        due.append((told, preempted(after)))
+    return due
+
+
+def preempted(state: State) -> Preempted:
+    """The notification to running nodes that a node, or all nodes, will be taken away."""
+    said = state.preempted
+    assert said is not None, "somebody will be taken away"
+    return Preempted(state.round, said.who or name_of(state, said.node), said.seconds, said.whole_job, said.why)
+
+
+def newly_complete(before: State, after: State) -> bool:
+    """Whether the round of `after` is complete, was not in `before`, and its nodes are to begin it."""
+    return after.complete and not after.is_preempted and (not before.complete or after.round > before.round)
+
+
+def _round_end(before: State, after: State) -> RoundEnd:
+    """How the round of `before` ended, as far as `after` still shows it."""
+    ended = after.ended
+    if ended is not None and ended.round == before.round:
+        return ended
+    return RoundEnd(before.round, Reason.LOST if ended is None else ended.reason, "" if ended is None else ended.node)
+
+
+def end_notifications(state: State, verdict: Verdict) -> tuple[Notification, dict[NodeId, Notification]]:
+    """What nodes are told at the end of the job, and the few that are told something else; each is made once.
+
+    A spare that was never needed is not affected by how the job ended, unless the job will be started again.
+    """
+    others: dict[NodeId, Notification] = {}
+    if verdict.delegate is not None:
+        others[verdict.delegate] = JobEnded(verdict, is_delegate=True)
+    if verdict.ending is not Ending.PREEMPTED:
+        spare = JoinRefused(Refusal.SPARE_NOT_NEEDED, f"the job has {verdict.outcome.value}")
+        others |= dict.fromkeys(state.redundancy_list, spare)
+    return JobEnded(verdict), others
+
+
+def nodes_waiting(state: State) -> NodesWaiting:
+    """The notification to running nodes about nodes that wait to join."""
+    return NodesWaiting(state.round, len(state.wait_list), names_of(state, state.wait_list))
+
+
+def placements(state: State, origin: str = "", control_rank: int = -1, host: str = "") -> dict[NodeId, Placement]:
+    """The placement of every participant of a complete round: the same for nodes that are notified late.
+
+    `origin` and `control_rank` are those of `Placement`; `host` is the address that nodes on other machines use for the
+    coordinator's, which takes the place of a loopback address: a node of its process may know only that of itself.
+    """
+    in_order = sorted((*state.participants.items(), *state.finished.items()), key=lambda entry: entry[1].rank)
+    ranks = assign_worker_ranks([(each.node_info.role, each.node_info.local_world_size) for _, each in in_order])
+    first = in_order[0][1].node_info
+    address = (is_loopback(first.address) and host) or first.address
+    restart_workers = any(each.node_info.restarts_workers for _, each in in_order)
+    return {
+        node: Placement(
+            round=state.round,
+            group_rank=each.rank,
+            group_world_size=len(in_order),
+            ranks=own,
+            store_address=address,
+            store_port=first.store_port,
+            restarts=state.restarts,
+            control_rank=control_rank,
+            origin=origin,
+            max_restarts=state.max_restarts,
+            progress=state.progress.step,
+            size=state.size,
+            restart_workers=restart_workers,
+        )
+        for (node, each), own in zip(in_order, ranks, strict=True)
+        if node in state.participants
+    }
+
+
+def progress(
+    state: State, node: NodeId, settings: Settings, view: ClockView, *, ends_in: float = -1.0, reports: bool = True
+) -> Progress:
+    """The progress of the rendezvous, seen by `node`. For `ends_in` and `reports` see `Progress`."""
+    from rallypoint.control.membership.endings import hosts_of, missing
+
+    starts = settled(state, settings) and node in state.participants
+    return Progress(
+        round=state.round,
+        complete=state.complete,
+        joined=len(state.participants),
+        min_nodes=settings.min_nodes,
+        max_nodes=settings.max_nodes,
+        expected=missing(state, settings),
+        spare=node in state.redundancy_list,
+        backoff=state.restart_delay,
+        members=tuple(hosts_of(state.participants)),
+        removed=_missing_nodes(state, view),
+        starts_in=max(0.0, starts_at(state, view, settings) - view.now) if starts else -1.0,
+        ends_in=-1.0 if starts else ends_in,
+        reports=reports,
+    )
+
+
+def abandoned_progress(state: State, settings: Settings, view: ClockView, *, reports: bool = True) -> Progress:
+    """The progress of the rendezvous that was abandoned last."""
+    last = state.abandoned
+    return Progress(
+        round=state.round,
+        complete=False,
+        joined=last.joined,
+        min_nodes=settings.min_nodes,
+        max_nodes=settings.max_nodes,
+        expected=last.expected,
+        spare=False,
+        members=last.members,
+        removed=_missing_nodes(state, view),
+        gave_up_by=last.given_up_by,
+        waited=last.seconds,
+        reports=reports,
+    )
+
+
+def _missing_nodes(state: State, view: ClockView) -> tuple[MissingNode, ...]:
+    pairs = zip(state.removed, view.removed_at, strict=False)
+    return tuple(MissingNode(each.name, each.reason, view.now - at) for each, at in pairs)
+
+
+def standing_without(state: State, node: NodeId, settings: Settings) -> LeaveReply:
+    """The state of the job without a node that has left it: a round runs, or enough nodes are left for one."""
+    others = len({each for each in known_to(state) if each != node and not each.is_placeholder})
+    goes_on = not state.closed and others > 0 and (state.complete or others >= settings.min_nodes)
+    return LeaveReply(goes_on, others, None if state.verdict is None else state.verdict.outcome)
+
+
+def join_refusal(
+    refusal: Refusal, join: Join, node: NodeId, before: State, after: State, settings: Settings, view: ClockView
+) -> JoinRefused | JobEnded:
+    """The notification for a node whose join has failed.
+
+    It reports the progress in `before`, the state before the last steps, when the node still counted itself.
+    """
+    if refusal is Refusal.RANK_TAKEN:
+        return JoinRefused(refusal, f"rank {join.node_info.rank_hint}")
+    if after.verdict is not None and after.verdict.ending is Ending.PREEMPTED:
+        return JobEnded(after.verdict)
+    if after.closed:
+        return JoinRefused(refusal, _end_of_job(after))
+    own = name_of(before, node)
+    if join.since != after.abandoned.number:
+        how_far = abandoned_progress(after, settings, view, reports=own == after.abandoned.given_up_by)
+    else:
+        waited = view.now - join.asked_at
+        how_far = progress(before, node, settings, view)._replace(gave_up_by=own, waited=waited)
+    return JoinRefused(refusal, "", how_far)
+
+
+def _end_of_job(state: State) -> str:
+    verdict = state.verdict
+    if verdict is None:
+        return "it was closed"
+    if verdict.outcome is Outcome.FAILED and verdict.cause is not None:
+        return f"it has failed: {verdict.cause.headline}"
+    return f"it has {verdict.outcome.value}"
+
+
+# The history of a job, for watchers. Each change of the state costs only a comparison of a few fields, whatever the
+# number of nodes. Messages (`observation`) are not made from it before there is a watcher.
+
+
+MAX_EVENTS, MAX_FAILURES = 200, 20
+"""The number of newest events and failures that are kept."""
+
+Event = tuple[float, int, str, int, str, str]
+"""Time, number, kind (`observation.EventKind`), round, sentence, and the node that it concerns."""
+Failure = tuple[float, int, str, Cause | None, str]
+"""Time, round, node, cause (None for a failure of the node itself), and how it was lost."""
+
+
+class JobHistory:
+    """The newest events and failures of one job, and since when it is in its present phase."""
+
+    def __init__(self) -> None:
+        self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self.failures: deque[Failure] = deque(maxlen=MAX_FAILURES)
+        self.phase_since: float | None = None
+        """When a round last began or ended to form or run, or the job ended; None before anything has happened."""
+        self._number = 0
+
+    def record(self, before: State, after: State, now: float) -> None:
+        """The state has changed."""
+        same = (before.round, before.complete, before.closed) == (after.round, after.complete, after.closed)
+        if self.phase_since is None or not same:
+            self.phase_since = now
+        if before.round != after.round and before.complete and after.ended is not None:
+            self._record_round_end(after.ended, now)
+        if after.complete and (not before.complete or before.round != after.round):
+            self.add("round started", after.round, _round_start(after), now)
+        if after.complete and len(after.wait_list) > len(before.wait_list):
+            names = names_of(after, [each for each in after.wait_list if each not in before.wait_list])
+            self.add("node waiting", after.round, f"{', '.join(names)} waits for the next round", now)
+        if after.is_preempted and not before.is_preempted and after.preempted is not None:
+            text = f"{after.preempted.who} {after.preempted.why}: the job is preempted"
+            self.add("job preempted", after.round, text, now, after.preempted.who)
+        goes_on = not after.complete or after.is_preempted  # otherwise the end of the round tells it
+        if goes_on and len(after.removed) > len(before.removed) and before.complete == after.complete:
+            lost = after.removed[-1]
+            self.add("node lost", after.round, f"{lost.name}: {lost.reason.value}", now, lost.name)
+        if after.verdict is not None and before.verdict is None:
+            self._record_verdict(after.verdict, after.round, now)
+
+    def taken_over(self, before: State, state: State, now: float) -> None:
+        """A coordinator continues from an earlier one, or from a node's report: how old that state is, is not known."""
+        if (before.round, before.complete, before.closed) == (state.round, state.complete, state.closed):
+            return
+        self.phase_since = now
+        runs = f"round {state.round} {'runs' if state.complete else 'forms'}"
+        how = runs if state.verdict is None else verdict_sentence(state.verdict)
+        self.add("coordinator started", state.round, f"another coordinator has taken over: {how}", now)
+
+    def add(self, kind: str, round_: int, text: str, now: float, node: str = "") -> None:
+        """Record an event; `text` is one sentence."""
+        self._number += 1
+        self.events.append((now, self._number, kind, round_, text, node))
+
+    def _record_round_end(self, end: RoundEnd, now: float) -> None:
+        if end.cause is not None:
+            self.failures.append((now, end.round, end.node, end.cause, ""))
+        elif end.reason is Reason.LOST:
+            self.failures.append((now, end.round, end.node, None, end.detail or end.reason.value))
+        why = end.cause.headline if end.cause is not None else end.detail
+        who = f": {end.node}" if end.node else ""
+        text = f"round {end.round} ended{who}: {end.reason.value}{f' ({why})' if why else ''}"
+        self.add("round ended", end.round, text, now, end.node)
+
+    def _record_verdict(self, verdict: Verdict, round_: int, now: float) -> None:
+        if verdict.outcome is Outcome.FAILED and verdict.cause is not None:
+            self.failures.append((now, round_, verdict.cause.host, verdict.cause, ""))
+        self.add("job ended", round_, verdict_sentence(verdict), now)
+
+
+def _round_start(state: State) -> str:
+    """The sentence about a round's start: its number of nodes, and those that are new in it, such as a spare."""
+    count = len(state.participants)
+    came = [node for node, each in state.participants.items() if each.previous_rank is None] if state.round else []
+    new = f", new: {', '.join(names_of(state, came))}" if came else ""
+    return f"round {state.round} started with {count} node{'' if count == 1 else 's'}{new}"
+
+
+def verdict_sentence(verdict: Verdict) -> str:
+    """The sentence on how the job has ended."""
+    why = verdict.detail or ("" if verdict.cause is None else verdict.cause.headline)
+    return f"the job has {verdict.outcome.value}{f': {why}' if why else ''}"

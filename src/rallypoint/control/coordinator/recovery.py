@@ -1,0 +1,230 @@
+"""Fills a new coordinator with what the nodes of a running job hold. Pure: data in, data out.
+
+The control plane was lost and is back, without state. Each node sends what it holds (`ResumeRequest`): its place in the
+last round that it knows. The first such request gives the size of the round; a placeholder represents each node that
+has not reported yet. Placeholders hold places like any node; nodes that do not report in time are removed as lost.
+
+Laws:
+
+1. A running round continues when all its nodes have reported: no node is notified.
+2. The newest round that any node holds is the job's; a node that holds an older one comes back as a new node.
+3. A node that hosted the control plane inside its agent is gone with it: its round is over.
+4. Only a coordinator that has not completed a round of its own is filled. Any other skips the numbers, of rounds and of
+   restarts, that were used before its time.
+5. A node that waited for a place cannot know whether a round runs. If only such nodes have reported, no round is
+   completed until nodes of a running one have had the time to report.
+6. A node that has met another coordinator since has given up the join that it had sent us (`resume_state`, law 1). It
+   keeps its place, which waits for its next join: no round goes on with the data of the first one.
+"""
+
+from __future__ import annotations
+
+from rallypoint.control.coordinator.notifications import preempted
+from rallypoint.control.membership.rules import end_round, resize, with_consent
+from rallypoint.control.membership.state import (
+    NodeId,
+    NodeInfo,
+    Participant,
+    Reason,
+    RoundEnd,
+    Settings,
+    State,
+    name_of,
+)
+from rallypoint.control.protocol.messages import Notification, ResumeRequest, RoundEnded
+
+_UNKNOWN_NODE = NodeInfo("", 0, "", 0)
+_LEASES, _CONNECT = 3, 5.0
+_GIVEN_UP_DETAIL = "it has asked another coordinator for a place since"
+_HOST_DETAIL = "it hosted the control plane"
+
+
+def recovery_timeout(settings: Settings) -> float:
+    """Seconds for which a new coordinator waits for the nodes of a job that it has learned of.
+
+    Some leases, in which they find that the previous one is gone, and some seconds, in which they find the new one.
+    """
+    return _LEASES * settings.lease + _CONNECT
+
+
+def recovered(state: State, node: NodeId, request: ResumeRequest, settings: Settings) -> State:
+    """The state after `node` has reported what it holds. Unchanged if that is nothing new.
+
+    The caller has checked that the job can have had such a round (`may_have_been`).
+    """
+    if request.round < 0 and state.round == 0 and not state.complete:
+        return state._replace(restart_delay=recovery_timeout(settings))
+    possible = request.round >= 0 and 0 <= request.group_rank < request.group_world_size
+    if state.closed or not possible:
+        return state
+    state = state._replace(
+        ledger=state.ledger._replace(failures=max(state.ledger.failures, request.failures)),
+        max_restarts=request.node_info.max_restarts if state.max_restarts < 0 else state.max_restarts,
+    )
+    if request.round > state.round or (request.round == state.round and not state.complete):
+        return _adopt_round(state, node, request, settings)
+    if request.origin != state.origin:
+        return state  # another round, which happens to have the same number
+    if request.round == state.round:
+        return _add_participant(state, node, request, settings)
+    if request.round == _last_complete(state) and not state.complete:
+        return _add_survivor(state, node, request)
+    return state
+
+
+def may_have_been(request: ResumeRequest, settings: Settings) -> bool:
+    """Whether the job can have had a round of that many nodes: an operator may have reduced it since."""
+    return request.group_world_size <= settings.max_nodes or request.size is not None
+
+
+def with_size(state: State, request: ResumeRequest) -> State:
+    """The state with the number of nodes of a round, if only the nodes know that an operator has changed it."""
+    size = request.size
+    if size is None or state.size is not None or size.min_nodes > size.max_nodes:
+        return state
+    return resize(state, size)
+
+
+def earlier_identity(state: State, incarnation: str, node: NodeId, request: ResumeRequest) -> NodeId | None:
+    """The name that `node` has at the coordinator of this incarnation: it gave that name, or an earlier session of the
+    same process has reported the same. The node may have met another coordinator since, whose round was lost.
+    """
+    if request.incarnation == incarnation:
+        return request.node
+    placeholder = NodeId.placeholder(request.group_rank)
+    if placeholder in state.participants or placeholder in state.survivors:
+        return None  # no node has reported for this place yet: so thousands of nodes come back in linear time
+    places = state.participants.items()
+    ranks = {each: place.rank if state.complete else place.previous_rank for each, place in places} | dict(
+        state.survivors
+    )
+    if (request.origin, request.round) != (state.origin or incarnation, _last_complete(state)):
+        return None
+    same = (each for each, rank in ranks.items() if rank == request.group_rank)
+    return next((each for each in same if each[:2] == node[:2]), None)
+
+
+def with_later_rounds(state: State, request: ResumeRequest) -> State:
+    """The state of a coordinator with rounds of its own, after a node has reported rounds of others."""
+    next_round = max(request.round, request.last_ended_round) + 1
+    unused = max(state.next_round, state.round + 1) if state.complete else state.round
+    if next_round <= unused and request.failures <= state.ledger.failures:
+        return state
+    return state._replace(
+        round=state.round if state.complete else max(state.round, next_round),
+        next_round=max(state.next_round, next_round),
+        ledger=state.ledger._replace(failures=max(state.ledger.failures, request.failures)),
+    )
+
+
+def missed_notifications(state: State, node: NodeId, request: ResumeRequest) -> list[Notification]:
+    """The notifications that `node` has missed besides its placement, judged by what it holds."""
+    if node in state.participants and state.is_preempted:
+        return [] if node in state.consents | state.succeeded else [preempted(state)]
+    if node in state.participants and state.complete:
+        return []
+    if node in state.succeeded and state.round == request.round:
+        return []
+    if not request.round_over:
+        return [RoundEnded(end_of(state, request.round))]
+    last = state.round - 1 if state.complete else _last_complete(state)
+    waits = node in state.participants or node in state.wait_list or node in state.redundancy_list
+    if request.joining and last > max(request.round, request.last_ended_round) and not waits:
+        # A place that it was given is lost again, and its worker store may have been used there.
+        return [RoundEnded(end_of(state, last))]
+    return []
+
+
+def without_given_up_join(state: State, node: NodeId, request: ResumeRequest, settings: Settings) -> State:
+    """The state after `node`, which has claimed its name, has reported which join it waits with (law 6)."""
+    place = state.participants.get(node)
+    if place is None or (request.joining and request.node_info.store_port == place.node_info.store_port):
+        return state
+    if state.complete:
+        if state.round <= request.round:
+            return state
+        end = RoundEnd(state.round, Reason.LOST, name_of(state, node), detail=_GIVEN_UP_DETAIL)
+        return _over_for(state, node, end, settings)
+    after = _without(state, node)
+    if len(after.participants) < settings.min_nodes:
+        after = after._replace(last_call=0)
+    if place.previous_rank is None:
+        return after._replace(wait_list={**state.wait_list, node: place.node_info})
+    return after._replace(survivors={**state.survivors, node: place.previous_rank})
+
+
+def _last_complete(state: State) -> int:
+    """The number of the running round, or of the last one that ran; -1 if there was none. Numbers may be left out."""
+    if state.complete:
+        return state.round
+    return state.round - 1 if state.ended is None else state.ended.round
+
+
+def end_of(state: State, round_: int) -> RoundEnd:
+    """How a round that ran before this state ended, as far as that is known."""
+    ended = state.ended
+    return ended if ended is not None and ended.round == round_ else RoundEnd(round_, Reason.FORGOTTEN, "")
+
+
+def _adopt_round(state: State, node: NodeId, request: ResumeRequest, settings: Settings) -> State:
+    """Adopt the round of its first node to report: all places of that round are taken, earlier nodes wait."""
+    ranks = range(request.group_world_size)
+    held = {(node if rank == request.group_rank else NodeId.placeholder(rank)): rank for rank in ranks}
+    forming = {} if state.complete else state.participants
+    new_nodes = {each: participant.node_info for each, participant in forming.items()} | dict(state.wait_list)
+    places = max(0, settings.max_nodes - len(held))
+    wait_list = {each: new_nodes[each] for each in sorted(new_nodes)[:places]}
+    spares = {each: new_nodes[each] for each in sorted(new_nodes)[places:]}
+    running = state._replace(
+        round=request.round,
+        origin=request.origin,
+        restarts=request.failures,
+        complete=True,
+        last_call=0,
+        restart_delay=0.0,
+        participants={
+            each: Participant(request.node_info if each == node else _UNKNOWN_NODE, rank) for each, rank in held.items()
+        },
+        wait_list=wait_list,
+        redundancy_list={**state.redundancy_list, **spares},
+        survivors={},
+        succeeded=frozenset(),
+        finished={},
+        consents=frozenset(),
+        preempted=state.preempted if state.is_preempted else None,
+        quiet=frozenset(),
+    )
+    host, end = NodeId.placeholder(request.control_rank), RoundEnd(request.round, Reason.FORGOTTEN, "")
+    if host in held:
+        running, end = _without(running, host), RoundEnd(request.round, Reason.LOST, str(host), detail=_HOST_DETAIL)
+    if request.round_over or (host in held and not running.is_preempted):
+        return _over_for(running, node, end, settings)
+    return running
+
+
+def _over_for(state: State, node: NodeId, end: RoundEnd, settings: Settings) -> State:
+    """The state after its round has ended for a node. That of a preempted job goes on for those who still save."""
+    return with_consent(state, node, settings) if state.is_preempted else end_round(state, end)
+
+
+def _add_participant(state: State, node: NodeId, request: ResumeRequest, settings: Settings) -> State:
+    """Add one more node of the running round."""
+    participants = dict(state.participants)
+    if participants.pop(NodeId.placeholder(request.group_rank), None) is None:
+        return state
+    participants[node] = Participant(request.node_info, request.group_rank)
+    after = state._replace(participants=participants)
+    if not request.round_over:
+        return after
+    return _over_for(after, node, RoundEnd(request.round, Reason.FORGOTTEN, ""), settings)
+
+
+def _add_survivor(state: State, node: NodeId, request: ResumeRequest) -> State:
+    """Add one more node of the round that is over."""
+    survivors = dict(state.survivors)
+    rank = survivors.pop(NodeId.placeholder(request.group_rank), None)
+    return state if rank is None else state._replace(survivors={**survivors, node: rank})
+
+
+def _without(state: State, node: NodeId) -> State:
+    return state._replace(participants={each: held for each, held in state.participants.items() if each != node})

@@ -1,0 +1,240 @@
+"""The server's side of a control connection, on the level of messages: the handshake, then the session of a node.
+
+It has no socket: its connection sends for it. The simulator drives the same class.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from rallypoint.base.log import printable
+from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.membership.state import Reason, Settings
+from rallypoint.control.protocol import codec
+from rallypoint.control.protocol.handshake import (
+    PROTOCOL_VERSION,
+    Challenge,
+    HandshakeError,
+    HandshakeRefused,
+    Hello,
+    Proof,
+    ServerHandshake,
+    Welcome,
+    version_error,
+)
+from rallypoint.control.protocol.messages import Heartbeat, JoinRequest, LeaveRequest, Notification, SessionEnded
+from rallypoint.control.protocol.observation import JobList
+
+if TYPE_CHECKING:
+    from rallypoint.control.coordinator.dispatcher import Dispatcher
+    from rallypoint.control.coordinator.jobs import ServedJobs
+    from rallypoint.control.protocol.handshake import Hello, Keys
+    from rallypoint.control.protocol.observation import WatcherNotification
+    from rallypoint.control.protocol.signing import Signers
+
+
+HEARTBEAT = codec.encode(Heartbeat())
+
+COMMAND_REFUSED = (
+    "without a secret, commands are taken only from the user of the control plane (or root) on its own machine; give "
+    "the job a RALLYPOINT_SECRET_FILE (`rallyctl secret` makes one), or start its control plane with "
+    "remote_control=true in --rdzv-conf"
+)
+
+_MANY_HEARTBEATS_PER_LEASE = 2.1
+"""If there are many sessions; otherwise three. More than two, so that less than half a lease lies between them: silence
+of all nodes for that long would look like an outage of ours (`control.membership.liveness`).
+"""
+
+
+class SessionOutput(Protocol):
+    """The connection of a session: that of a server, or of the simulator."""
+
+    def send(self, payload: bytes) -> None:
+        """Send a message, signed if the session's are."""
+
+    def post(self, notification: Notification | WatcherNotification) -> None:
+        """Send a notification; from any thread, in the order of the calls."""
+
+    def disconnect(self, why: str) -> None:
+        """The coordinator has ended the session; from any thread."""
+
+    def describe(self, hello: Hello) -> SessionRecord:
+        """The handshake is done: return what is known about the session of a node with this greeting."""
+
+    @property
+    def answers_all(self) -> bool:
+        """Whether there are so few sessions that every heartbeat is answered, and not only every second one."""
+
+
+class ServerSession:
+    """One connection, from its first message on."""
+
+    def __init__(self, jobs: ServedJobs, keys: Keys | None, nonce: bytes, output: SessionOutput, peer: str) -> None:
+        """Wait for the greeting.
+
+        Args:
+            jobs: the jobs whose nodes may connect.
+            keys: the keys of which nodes must prove to hold one; None if there are none.
+            nonce: bytes that no other handshake has had.
+            output: the connection.
+            peer: the address that it comes from.
+        """
+        self._jobs = jobs
+        self._handshake = ServerHandshake(jobs.job, keys, nonce)
+        self._transcript = b""
+        self._output = output
+        self._peer = peer
+        self._dispatcher: Dispatcher | None = None
+        self._command_refusal: str | None = None
+        """For a watcher: why it may not give commands, empty if it may; None for a node."""
+        self.has_answered = False
+        """Whether the other side has received all that it asked for, such as the list of jobs: it is no session."""
+        self._leaving = False
+        self._answered = False
+        """Whether the last heartbeat was answered."""
+        self.node_name = ""
+        """The node's name of its host, once it has greeted."""
+        self.number = 0
+        self.signers: Signers | None = None
+        self.end_reason = "its session has ended"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the handshake is done."""
+        return self._dispatcher is not None
+
+    def receive(self, payload: bytes) -> str | None:
+        """Handle one message. Returns why the connection must be closed; None if it continues.
+
+        Raises:
+            CodecError: it is not a message, or is not allowed here.
+            SignatureError: its signature is missing or wrong.
+        """
+        if self._dispatcher is not None:
+            if self.signers is not None:
+                payload = self.signers.incoming.verify(payload)
+            if self._command_refusal is not None:
+                asked = codec.decode_watcher_request(payload)
+                self._dispatcher.receive_from_watcher(self.number, asked, self._command_refusal)
+                return None
+            if payload == HEARTBEAT:
+                return self.heartbeat()
+            request = codec.decode_request(payload)
+            if isinstance(request, Heartbeat):  # in another encoding than ours
+                return self.heartbeat()
+            if isinstance(request, LeaveRequest | JoinRequest):
+                self._leaving = isinstance(request, LeaveRequest)
+            return None if self._dispatcher.receive(self.number, request) else self.end_reason
+        if self.has_answered:
+            return None
+        greeted = self._handshake.greeted
+        if greeted is None:
+            return self._answer(self._answer_to_hello(payload))
+        refused = self._handshake.proof(codec.decode(payload, Proof), self._transcript)
+        if refused is None:
+            try:
+                self._open(greeted)
+            except HandshakeError as error:
+                refused = HandshakeRefused(str(error))
+        return None if refused is None else self._answer(refused)
+
+    def refuse(self, sentence: str) -> str:
+        """Tell the other side why it is refused. Returns why the connection must be closed."""
+        self._output.send(codec.encode(HandshakeRefused(sentence)))
+        return f"it was told: {sentence}"
+
+    def heartbeat(self) -> str | None:
+        """A heartbeat has arrived. Returns as `receive` does."""
+        assert self._dispatcher is not None
+        if not self._dispatcher.heartbeat(self.number):
+            return self.end_reason
+        self._answered = not self._answered or self._output.answers_all
+        if self._answered:
+            # At once: an answer may overtake notifications, and means only that we are alive and have received all so
+            # far.
+            self._output.send(HEARTBEAT)
+        return None
+
+    def end(self, why: str) -> None:
+        """Send that the session ends, and why; does nothing if there is none."""
+        if self._dispatcher is not None:
+            self._output.send(codec.encode(SessionEnded(why)))
+
+    def detach(self, how: str) -> None:
+        """The connection has ended, in the way that `how` says. Idempotent."""
+        dispatcher, self._dispatcher = self._dispatcher, None
+        if dispatcher is not None:
+            dispatcher.detach(self.number, Reason.DEPARTED if self._leaving else Reason.LOST, how)
+
+    def _answer(self, answer: Challenge | HandshakeRefused) -> str | None:
+        if isinstance(answer, HandshakeRefused):
+            return self.refuse(answer.sentence)
+        self._output.send(codec.encode(answer))
+        return None
+
+    def _answer_to_hello(self, payload: bytes) -> Challenge | HandshakeRefused:
+        version = codec.version_of(payload)
+        if version != PROTOCOL_VERSION:
+            return HandshakeRefused(version_error(version))
+        try:
+            hello = codec.decode(payload, Hello)
+        except codec.CodecError as error:
+            return HandshakeRefused(str(error))
+        self.node_name = printable(hello.host or hello.address, 64)
+        answer = self._handshake.hello(hello)
+        if self._handshake.keys is not None:
+            from rallypoint.control.protocol.signing import transcript_of
+
+            self._transcript = transcript_of(payload, codec.encode(answer))
+        return answer
+
+    def _open(self, hello: Hello) -> None:
+        if hello.only_greets:
+            self._answer_greeting(hello)
+            return
+        if hello.is_watcher:
+            self._open_watcher(hello)
+            return
+        dispatcher = self._jobs.dispatcher_for(hello, self._peer)
+        self.signers = self._handshake.signers
+        # The welcome must be the session's first frame: the name is known only after attaching, so notifications of
+        # this session cannot precede it (they are only sent in answer to what the node says).
+        self.number, name = dispatcher.attach(self._output.post, self._output.describe(hello), self._on_disconnect)
+        self._dispatcher = dispatcher
+        lease = dispatcher.settings.lease
+        interval = 0.0 if self._output.answers_all else lease / _MANY_HEARTBEATS_PER_LEASE
+        welcome = Welcome(name, lease, dispatcher.incarnation, self._jobs.job is not None, interval)
+        self._output.send(codec.encode(welcome))
+
+    def _answer_greeting(self, hello: Hello) -> None:
+        """Answer a greeting without opening a session: the peer learns that it would be accepted, and the time here."""
+        self.signers = self._handshake.signers
+        name = self._output.describe(hello).node
+        lease = hello.settings.lease
+        self._output.send(codec.encode(Welcome(name, lease, "", self._jobs.job is not None, timestamp=time.time())))
+        self.has_answered = True
+
+    def _open_watcher(self, hello: Hello) -> None:
+        """Open the session of a watcher; where it names no job, and there are several or none, only list them."""
+        dispatcher = self._jobs.find(hello.job)
+        if dispatcher is None and hello.job:
+            raise HandshakeError(f"it has no job {hello.job!r}; leave --rdzv-id out for a list of its jobs")
+        self.signers = self._handshake.signers
+        record = self._output.describe(hello)
+        lease = Settings("", 1, 1).lease if dispatcher is None else dispatcher.settings.lease
+        welcome = Welcome(record.node, lease, "" if dispatcher is None else dispatcher.incarnation)
+        self._output.send(codec.encode(welcome))
+        if dispatcher is None:
+            self._output.send(codec.encode(JobList(self._jobs.summaries())))
+            self.has_answered = True
+            return
+        trusted = dispatcher.remote_control or self.signers is not None or record.is_own_user
+        self._command_refusal = "" if trusted else COMMAND_REFUSED
+        self.number = dispatcher.attach_watcher(self._output.post, self._on_disconnect)
+        self._dispatcher = dispatcher
+
+    def _on_disconnect(self, why: str) -> None:
+        self.end_reason = why
+        self._output.disconnect(why)

@@ -1,0 +1,136 @@
+"""Who may connect to the worker store of a round: its members, as far as their addresses are known (decision 28). Pure.
+
+Every node sends the addresses of its interfaces when it joins; the coordinator sees the source address of its session.
+The host of the store is sent all of them before its placement. Laws:
+
+1. No peer is refused by a guess: if an address is not known for sure, and no stricter policy was requested, all may
+   connect, and a log line says why.
+2. The host's own machine may always connect.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from rallypoint.base.endpoint import is_loopback
+from rallypoint.base.errors import UsageError, UserError
+from rallypoint.control.membership.state import NodeId, State, name_of
+from rallypoint.control.protocol.messages import StorePeers
+from rallypoint.store.guard import network
+
+if TYPE_CHECKING:
+    from rallypoint.control.coordinator.sessions import SessionRecord, SessionRegistry
+
+_LOOPBACK = ("127.0.0.0/8", "::1")
+_LINK_LOCAL = "fe80::/10"
+_PART = 1000
+"""Addresses in one message."""
+
+
+class PeerPolicy(NamedTuple):
+    """The value of `--store-peers`: whether members may connect, which networks may, and whether it was given at all.
+    Without either, all may.
+    """
+
+    members: bool = True
+    networks: tuple[str, ...] = ()
+    explicit: bool = False
+
+
+def parse_policy(text: str) -> PeerPolicy:
+    """Parse `members`, `any`, or comma-separated addresses and networks, which may include `members`.
+
+    Args:
+        text: the value from the user; empty for the default.
+
+    Raises:
+        UsageError: a part is none of these.
+    """
+    if not text:
+        return PeerPolicy()
+    parts = [part.strip() for part in text.split(",")]
+    if parts == ["any"]:
+        return PeerPolicy(members=False, explicit=True)
+    networks = tuple(part for part in parts if part != "members")
+    for each in networks:
+        try:
+            network(each)
+        except UserError as error:
+            raise UsageError(f"{error}; or members, or any alone") from None
+    return PeerPolicy("members" in parts, networks, explicit=True)
+
+
+def peers_notification(state: State, sessions: SessionRegistry) -> list[StorePeers]:
+    """The notification to the host of a complete round's store; empty if no member has sent addresses."""
+    found: dict[str, None] = {}
+    doubt, some = "", False
+    for node, participant in state.participants.items():
+        number = sessions.session_of(node)
+        session = None if number is None else sessions.get(number)
+        if session is not None:
+            some = some or session.addresses is not None
+            shown = (each.partition("%")[0] for each in (session.address, session.observed_address))
+            found |= dict.fromkeys((*(session.addresses or ()), *filter(_is_network, shown)))
+        doubt = doubt or _doubt(state, node, session, is_host=participant.rank == 0)
+    if not some:
+        return []
+    addresses = [each for each in found if not is_loopback(each)]
+    starts = range(0, max(1, len(addresses)), _PART)
+    return [
+        StorePeers(tuple(addresses[at : at + _PART]), is_first_part=at == 0, reason_unrestricted=doubt) for at in starts
+    ]
+
+
+def _doubt(state: State, node: NodeId, session: SessionRecord | None, *, is_host: bool) -> str:
+    """Why the addresses of a member may differ from those that it has sent; empty if they do not."""
+    if session is None or (session.addresses is None and not is_host):
+        return f"the addresses of {name_of(state, node)} are not known"
+    seen, own = (each.partition("%")[0] for each in (session.observed_address, session.address))
+    if seen and seen != own:
+        return f"{name_of(state, node)} has the address {own} and is seen as {seen}, so addresses are translated"
+    return ""
+
+
+def _is_network(text: str) -> bool:
+    try:
+        network(text)
+    except UserError:
+        return False
+    return True
+
+
+def peers_of(
+    policy: PeerPolicy, told: Sequence[StorePeers], own: Sequence[str] | None, address: str
+) -> tuple[list[str] | None, str]:
+    """The allowed peers, None for all; and a warning, if there is something to log.
+
+    Args:
+        policy: the policy of this node, where the store is.
+        told: the addresses from the coordinator; empty if it does not know them.
+        own: the addresses of this machine; None if they are not known.
+        address: the address that the workers use for the store.
+    """
+    if not policy.members and not policy.networks:
+        return None, ""
+    doubt = next((each.reason_unrestricted for each in told if each.reason_unrestricted), "")
+    doubt = doubt or ("" if told else "this backend does not tell the members' addresses")
+    doubt = doubt or ("" if own is not None else "this machine's own addresses cannot be listed")
+    in_vain = not told and not policy.networks  # with these alone, no other member's worker would be allowed
+    if policy.members and doubt and (in_vain or not policy.explicit):
+        if in_vain and not policy.explicit:
+            return None, ""
+        return None, (
+            f"the worker store takes connections from any address, since {doubt}; give --store-peers the networks from "
+            "which workers connect, as in 10.0.0.0/8, or any"
+        )
+    members = itertools.chain.from_iterable(each.addresses for each in told) if policy.members else ()
+    link = (_LINK_LOCAL,) if address.lower().startswith("fe80:") else ()
+    peers = [*_LOOPBACK, *(own or ()), *policy.networks, *filter(_is_network, members), *link]
+    if not (policy.members and doubt):
+        return peers, ""
+    return peers, (
+        f"the worker store may refuse workers, since {doubt}; give --store-peers the networks from which they connect "
+        "too, as in members,10.0.0.0/8"
+    )

@@ -1,0 +1,145 @@
+"""Writes the coordinator's state to etcd, so that one that is no longer the coordinator cannot write. Pure.
+
+Laws:
+
+1. Each write is one transaction. It holds only while our own key exists, with the revision that it was created with
+   (our lease is alive, so no other candidate was elected), and while the state is as we last wrote or read it.
+2. There is one write at a time. Changes meanwhile are written together, so that the cost of a round does not grow with
+   the number of nodes that join while etcd is writing.
+3. A write whose answer was lost is done if the state in etcd has our name and its number, and we are still the
+   coordinator: a successor uses our name, and may have written the same. So the write is repeated unchanged.
+4. While etcd is away, nothing is given up: it is retried for as long as we are not known to be deposed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+from rallypoint.control.election.keys import ElectionKeys, Snapshot, decode_snapshot, encode_snapshot
+from rallypoint.control.election.steps import Fence, Txn
+from rallypoint.control.election.takeover import Takeover
+from rallypoint.control.etcd.api import (
+    Compare,
+    EtcdError,
+    EtcdLeaseGone,
+    EtcdUnreachable,
+    Put,
+    Range,
+    RangeResult,
+    TxnResult,
+)
+from rallypoint.control.membership.state import State
+from rallypoint.control.protocol.codec import encode_state
+from rallypoint.control.protocol.errors import RendezvousStateError
+
+
+class Written(NamedTuple):
+    """The state of that number is in etcd: nodes may be notified of what follows from it."""
+
+    number: int
+
+
+class NotYet(NamedTuple):
+    """The same write has to be made again, a little later."""
+
+    why: str
+
+
+class CannotWrite(NamedTuple):
+    """Writing is not possible any more."""
+
+    why: str
+
+
+Outcome: TypeAlias = Written | NotYet | CannotWrite
+
+
+class _Write(NamedTuple):
+    """A write in progress: the coordinator's number of the state, and the written data."""
+
+    number: int
+    snapshot: Snapshot
+
+
+class Journal:
+    """The writes of one term."""
+
+    def __init__(self, keys: ElectionKeys, fence: Fence, incarnation: str, takeover: Takeover) -> None:
+        """Begin.
+
+        Args:
+            keys, fence, incarnation: of the job, of this agent's candidacy, and of the coordinator.
+            takeover: the state as it is in etcd. It is attached to a lease, so that a job whose agents all die at once
+                is removed some day.
+        """
+        self.fence = fence
+        self._keys = keys
+        self.incarnation = incarnation
+        self._revision = takeover.revision
+        self._written = takeover.number
+        self._lease = takeover.lease
+        self._newest: tuple[int, State] | None = None
+        self._done = 0
+        self._write: _Write | None = None
+
+    def append(self, number: int, state: State) -> None:
+        """See `dispatcher.JournalSink.append`."""
+        if self._newest is None or number > self._newest[0]:
+            self._newest = (number, state)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was appended is written."""
+        return self._newest is None or self._newest[0] <= self._done
+
+    @property
+    def writing(self) -> int:
+        """The number of the state that is being written; 0 if there is none."""
+        return 0 if self._write is None else self._write.number
+
+    def next_write(self) -> Txn | None:
+        """The transaction to make now, whose result goes to `answered` or `failed`; None where there is none.
+
+        The same one is made until one of them has said that it is written (law 3).
+        """
+        if self._write is None:
+            if self._newest is None or self.is_idle:
+                return None
+            number, state = self._newest
+            self._write = _Write(number, Snapshot(self.incarnation, self._written + 1, encode_state(state)))
+        unchanged = Compare(self._keys.state, "mod_revision", "==", self._revision)
+        put = Put(self._keys.state, encode_snapshot(self._write.snapshot), self._lease)
+        return Txn((self.fence.comparison(), unchanged), (put,), (Range(self._keys.state), Range(self.fence[0])))
+
+    def answered(self, result: TxnResult) -> Outcome:
+        """The transaction was answered."""
+        assert self._write is not None, "no write is under way"
+        if result.succeeded:
+            return self._is_written(self._write, result.revision)
+        stored, own = result.ranges
+        return self._explain(self._write, stored, own)
+
+    def failed(self, error: EtcdError) -> Outcome:
+        """The transaction was not answered, or refused."""
+        if isinstance(error, EtcdUnreachable):
+            return NotYet(str(error))
+        return CannotWrite("the lease of the job's state has ended" if isinstance(error, EtcdLeaseGone) else str(error))
+
+    def _is_written(self, write: _Write, revision: int) -> Written:
+        self._revision = revision
+        self._written = write.snapshot.number
+        self._done = write.number
+        self._write = None
+        return Written(write.number)
+
+    def _explain(self, write: _Write, stored: RangeResult, own: RangeResult) -> Outcome:
+        """A comparison did not hold: because the write was made already (law 3), or because we are deposed."""
+        elected = any(each.create_revision == self.fence[1] for each in own.kvs)
+        if elected and stored.kvs:
+            try:
+                there = decode_snapshot(self._keys.state, stored.kvs[0].value)
+            except RendezvousStateError as error:
+                return CannotWrite(str(error))
+            if there == write.snapshot:
+                return self._is_written(write, stored.kvs[0].mod_revision)
+        return CannotWrite("another agent is the coordinator now")

@@ -1,0 +1,153 @@
+"""The keys of a job in etcd, and their values. Pure.
+
+    PREFIX/JOB/nodes/LEASE    one for each agent, for as long as its lease lives; the oldest is the coordinator's
+    PREFIX/JOB/leader         where the coordinator listens; lives with the coordinator's lease
+    PREFIX/JOB/state          what the coordinator knows; outlives it
+
+Everything but the state is JSON, for people with `etcdctl`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, NamedTuple, TypedDict
+from urllib.parse import quote
+
+import msgspec
+
+from rallypoint.base.errors import UserError
+from rallypoint.base.log import printable
+from rallypoint.control.membership.state import NodeId
+from rallypoint.control.protocol.errors import RendezvousStateError
+
+_STATE = b"rallypoint-etcd-1 "
+_NAME = 32
+"""Characters that the name of a coordinator may have."""
+_NUMBERS = range(1 << 63)
+"""The valid numbers of a stored state."""
+
+_Small = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+_Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+_Lease = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class _CandidateValue(TypedDict):
+    name: tuple[str, _Small, _Small]
+    host: str
+
+
+class _LeaderValue(TypedDict):
+    addresses: list[str]
+    port: _Port
+    lease: _Lease
+    secret: str
+
+
+_node = msgspec.json.Decoder(_CandidateValue)
+_leader = msgspec.json.Decoder(_LeaderValue)
+
+
+class ElectionKeys(NamedTuple):
+    """The keys of one job."""
+
+    root: str
+
+    @classmethod
+    def of(cls, prefix: str, run_id: str) -> ElectionKeys:
+        """The keys of the job `run_id` under `prefix`, with any slashes. Raises UserError if that is not text."""
+        try:
+            prefix.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"rendezvous option prefix={prefix!r} is not UTF-8 text; choose another") from None
+        job = quote(run_id, safe="", errors="surrogatepass")  # ids may be any bytes, as with every backend
+        return cls(f"{'/' + prefix.strip('/') if prefix.strip('/') else ''}/{job}/")
+
+    @property
+    def nodes(self) -> bytes:
+        """The prefix of the keys of all agents."""
+        return f"{self.root}nodes/".encode()
+
+    def node(self, lease: int) -> bytes:
+        """The key of the agent that holds this lease."""
+        return self.nodes + f"{lease:016x}".encode()
+
+    @property
+    def leader(self) -> bytes:
+        """The key that says where the coordinator is."""
+        return f"{self.root}leader".encode()
+
+    @property
+    def state(self) -> bytes:
+        """The key of what the coordinator knows."""
+        return f"{self.root}state".encode()
+
+
+class LeaderRecord(NamedTuple):
+    """Where the coordinator is: its machine's addresses, the likeliest first; its lease; and the job's secret."""
+
+    addresses: tuple[str, ...]
+    port: int
+    lease: int
+    secret: str
+
+
+class Snapshot(NamedTuple):
+    """The data that a coordinator stores for its successor: its name, the number of writes, and the encoded state."""
+
+    incarnation: str
+    number: int
+    state: bytes
+
+
+def encode_node(name: NodeId) -> bytes:
+    """The value of an agent's key."""
+    return json.dumps({"name": name[:3], "host": name.host}).encode()
+
+
+def decode_node(value: bytes) -> NodeId | None:
+    """The name of the agent that wrote this; None if it is not one of ours."""
+    try:
+        found = _node.decode(value)
+    except (ValueError, RecursionError):
+        return None
+    addr, pid, local_id = found["name"]
+    return NodeId(printable(addr), pid, local_id, printable(found["host"]))
+
+
+def encode_leader(record: LeaderRecord) -> bytes:
+    """The value of the coordinator's key."""
+    return json.dumps(record._asdict()).encode()
+
+
+def decode_leader(value: bytes) -> LeaderRecord | None:
+    """Where the coordinator is; None if a coordinator of ours did not write this."""
+    try:
+        found = _leader.decode(value)
+    except (ValueError, RecursionError):
+        return None
+    record = LeaderRecord(tuple(map(printable, found["addresses"])), found["port"], found["lease"], found["secret"])
+    return record if record.addresses else None
+
+
+def encode_snapshot(snapshot: Snapshot) -> bytes:
+    """The value of the state's key."""
+    return _STATE + f"{snapshot.incarnation} {snapshot.number} ".encode() + snapshot.state
+
+
+def decode_snapshot(key: bytes, value: bytes) -> Snapshot:
+    """Decode what a coordinator has stored.
+
+    Raises:
+        RendezvousStateError: this was not written by a coordinator of this version.
+    """
+    try:
+        header, incarnation, number, state = value.split(b" ", 3)
+        snapshot = Snapshot(incarnation.decode("ascii"), int(number), state)
+    except ValueError:
+        header, snapshot = b"", Snapshot("", 0, b"")
+    if header + b" " != _STATE or not 0 < len(snapshot.incarnation) <= _NAME or snapshot.number not in _NUMBERS:
+        raise RendezvousStateError(
+            f"the key {key.decode(errors='replace')!r} in etcd holds {value[:24]!r}, which this version of Rallypoint "
+            "did not write; use the same version on all nodes, or another --rdzv-id or prefix (--rdzv-conf prefix=...)"
+        )
+    return snapshot

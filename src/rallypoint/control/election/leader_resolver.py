@@ -1,0 +1,139 @@
+"""The last announced place of the elected coordinator, for the link that looks for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from rallypoint.base.endpoint import Endpoint
+from rallypoint.control.client.dialing import DialTarget, EndpointResolver
+from rallypoint.control.coordinator.dispatcher import do_nothing
+from rallypoint.control.election.keys import LeaderRecord, decode_leader
+from rallypoint.control.membership.state import NodeId
+from rallypoint.control.protocol.handshake import HandshakeError
+
+if TYPE_CHECKING:
+    from rallypoint.base.tls import ControlTls
+    from rallypoint.control.etcd.api import KeyValue
+
+
+class LeaderResolver(EndpointResolver):
+    """Written by the threads of the election, read by the link's."""
+
+    def __init__(self, where: str, tls: ControlTls | None = None) -> None:
+        """Nobody is known yet.
+
+        Args:
+            where: the endpoints of etcd, for messages.
+            tls: the TLS of the control plane, if it has any.
+        """
+        self.tls = tls
+        self._where = where
+        self._lock = threading.Lock()
+        self._record: LeaderRecord | None = None
+        self._revision = 0
+        self._turn = 0
+        self._refusing: set[str] = set()
+        """Addresses of the coordinator's at which the last attempt was refused."""
+        self._refused: LeaderRecord | None = None
+        self.name: NodeId | None = None
+        """This node's name, once a session has given it one."""
+        self.met = ""
+        """The coordinator of the last session, by its incarnation."""
+        self.trouble = ""
+        """Why etcd cannot be asked at the moment."""
+        self.permanent_error = ""
+        """Why etcd cannot be used until a user changes something."""
+        self.on_move: Callable[[], None] = do_nothing
+        """Called, from any thread, when the coordinator is elsewhere, or will never be found."""
+        self.on_news: Callable[[], None] = do_nothing
+        """Called, from any thread, when the link knows something new."""
+
+    def __str__(self) -> str:
+        return f"etcd ({self._where})"
+
+    # What the election says and asks
+
+    def learn(self, kvs: Sequence[KeyValue], revision: int) -> None:
+        """Take the value of the leader's key at this revision of etcd; a foreign value is skipped."""
+        record = decode_leader(kvs[0].value) if kvs else None
+        if record is not None:
+            self.update(record, revision)
+
+    def update(self, record: LeaderRecord | None, revision: int) -> None:
+        """The coordinator is there, as of this revision of etcd; None for nowhere."""
+        with self._lock:
+            if revision <= self._revision:
+                return
+            moved = record is not None and record != self._record
+            self._record, self._revision = record, revision
+            if moved:
+                self._turn = 0
+                self._refusing.clear()
+        if moved:
+            self.on_move()
+
+    def reset_revision(self) -> None:
+        """Forget what was seen so far: it belongs to an etcd that no longer exists."""
+        with self._lock:
+            self._revision = 0
+
+    def set_permanent_error(self, sentence: str) -> None:
+        """Set why no coordinator will be found until a user changes something; an empty sentence withdraws that."""
+        changed = sentence != self.permanent_error
+        self.permanent_error = sentence
+        if changed and sentence:
+            self.on_move()
+
+    @property
+    def refusing_lease(self) -> int:
+        """The lease of the coordinator whose machine is reachable but whose port has no listener; 0 for none."""
+        with self._lock:
+            return self._refused.lease if self._refused is not None and self._refused == self._record else 0
+
+    # What the link asks and says
+
+    @property
+    def advice(self) -> str:
+        return "check --rdzv-endpoint, and that etcd is healthy (etcdctl endpoint status)"
+
+    def resolve(self) -> DialTarget | None:
+        """Where the coordinator listens. See `EndpointResolver.resolve`."""
+        with self._lock:
+            if self._record is None and self.permanent_error:
+                raise HandshakeError(self.permanent_error)
+            if self._record is None:
+                return None
+            address = self._record.addresses[self._turn % len(self._record.addresses)]
+            return DialTarget(Endpoint(address, self._record.port), self._record.secret.encode(), self.tls)
+
+    def unresolved_reason(self) -> str:
+        if self.permanent_error or self.trouble:
+            return self.permanent_error or self.trouble
+        return "no agent was elected coordinator yet" if self._revision else "etcd has not answered yet"
+
+    def session_opened(self, node: NodeId, incarnation: str) -> None:
+        with self._lock:
+            self._refusing.clear()
+        if (node, incarnation) != (self.name, self.met):
+            self.name, self.met = node, incarnation
+            self.on_news()
+
+    def failed(self, target: DialTarget, error: Exception) -> None:
+        """No session could be opened there: the next attempt is made at the coordinator's next address.
+
+        Only a coordinator that refuses at all its addresses is one whose port is shut: one of them may be loopback, and
+        then it is our own machine that refuses.
+        """
+        with self._lock:
+            if self._record is None or self._record.secret.encode() != target.key:
+                return
+            self._turn += 1
+            change = self._refusing.add if isinstance(error, ConnectionRefusedError) else self._refusing.discard
+            change(target.endpoint.host)
+            refused = self._refusing.issuperset(self._record.addresses)
+            if refused:
+                self._refused = self._record
+        if refused:
+            self.on_news()

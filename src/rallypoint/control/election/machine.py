@@ -1,0 +1,358 @@
+"""An agent's candidacy in etcd: its lease, its key, and its turn to be the coordinator. Pure: events in, effects out.
+
+    RESTING the goal (to register, to find the next older candidate, to take over) waits for the end of its pause
+    ASKING the goal is in progress
+    WAITING    watches the one candidate that is older
+    LEADING    coordinates the job
+    ENDING     gives up what it has, for a while or for good
+    GONE       has left etcd
+
+A lasting state is a phase; a sequence of requests is a `Procedure`, of which one runs at a time: the goal, a chore
+(keeping the lease alive, another name), or the end. One table has the time of each chore. A goal may take longer than
+the lease lives, where etcd is slow: the lease is kept alive between two of its requests.
+
+Laws:
+
+1. The candidate whose key is the oldest is the coordinator. A key lives as long as its agent's lease.
+2. Each candidate watches the one key before its own; when that is deleted, it looks again.
+3. While etcd is away nothing is given up, here or elsewhere. A lease counts as ended when etcd says so; then the agent
+   takes another, and is the youngest.
+4. A coordinator whose machine refuses connections at its port is dead, though its lease is still alive: the next in
+   line ends that lease. If it is wrong, it has deposed a live coordinator, which costs a new term, and the agent its
+   place in the round. So an agent that stops coordinating and is alive ends its lease before its port refuses
+   connections.
+5. The last agent to leave leaves nothing of the job in etcd. One that is only refused for a while does not leave.
+6. Any error, expected or not, is an event: everything is given up, and begun again after a pause.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from random import Random
+from typing import TypeAlias
+
+from rallypoint.control.election import procedures, steps
+from rallypoint.control.election.context import Runner, StepContext
+from rallypoint.control.election.keys import ElectionKeys
+from rallypoint.control.election.procedures import STATE_TTL, Leadership, Predecessor, Registration, leave
+from rallypoint.control.election.steps import (
+    CandidatePhase,
+    Chore,
+    Effect,
+    Event,
+    Procedure,
+    Watched,
+    number_of,
+    transact,
+)
+from rallypoint.control.etcd.api import EtcdError, EtcdLeaseGone, EtcdUnreachable, KeyValue, Range, WatchCancelled
+from rallypoint.control.membership.state import NodeId, Settings
+from rallypoint.control.protocol.errors import RendezvousStateError
+
+PAUSE, LONG_PAUSE = 0.25, 4.0
+"""Seconds until etcd is asked again that did not answer, at first and at most: a thousand agents may do the same."""
+
+_Method: TypeAlias = "Callable[[Election], Procedure[None]]"
+
+
+class Election:
+    """One agent in etcd. `step` it with each event, do what that returns, in order, and `Tick` it at `wake_at`."""
+
+    def __init__(self, keys: ElectionKeys, settings: Settings, own: NodeId, rng: Random) -> None:
+        """Nothing is asked before the first step.
+
+        Args:
+            keys, settings: of the job.
+            own: the name that this node gives itself; its address is looked up.
+            rng: for pauses that differ from those of other agents.
+        """
+        self.phase = CandidatePhase.RESTING
+        self._keys = keys
+        self._settings = settings
+        self._own = own
+        self._rng = rng
+        self._ttl = max(1, math.ceil(settings.lease))
+        self._closed = False
+        self._context = StepContext()
+        self._runner = Runner(self._context, self._on_procedure_error, self._urgent)
+        self._wait = procedures.PredecessorWait(self._context)
+        self._leadership = Leadership(keys, settings, self._context)
+        self._goal: _Method = Election._register
+        self._rest_until = -math.inf
+        self._pause = PAUSE
+        self._due: dict[Chore, float] = {}  # when chores are due
+        self._link = steps.LinkState(None, "", 0)
+        self._addresses: tuple[str, ...] = ()
+        self._seen = 0  # the latest revision at which anything was seen of a coordinator
+        self._place: Registration | None = None
+        self._waited = False  # whether there was a coordinator since we registered
+
+    @property
+    def leads(self) -> bool:
+        """Whether this agent is the coordinator."""
+        return self.phase is CandidatePhase.LEADING
+
+    @property
+    def lease(self) -> int:
+        """The lease that this agent's key hangs on; 0 if it has none."""
+        return 0 if self._place is None else self._place.lease
+
+    @property
+    def wake_at(self) -> float:
+        """When to step with a `Tick`, on the clock of `now`; infinity while waiting for an answer or a watch."""
+        if self._runner.busy or self.phase is CandidatePhase.GONE:
+            return math.inf
+        resting = self._rest_until if self.phase is CandidatePhase.RESTING else math.inf
+        return min(*self._due.values(), resting, self._leadership.wake_at, self._wait.gone_at)
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        """Something has happened at `now`; returns what to do about it. A request among that is the last."""
+        self._context.now = now
+        self._context.pop_effects()
+        self._take(event)
+        while not self._runner.busy and (due := self._next()) is not None:
+            self._runner.begin(*due)
+        if self.leads and not self._runner.busy:
+            self._leadership.lose_overdue()
+        return self._context.pop_effects()
+
+    # Events
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case steps.Tick():
+                pass
+            case steps.LeaveElection():
+                self._closed = True
+            case steps.Answered() | steps.Failed():
+                self._runner.go_on(event)
+            case steps.Broken(error):
+                self._runner.drop()
+                self._context.unwatch_all()  # one of them may never have begun
+                self._give_up(error)
+            case steps.LinkState():
+                self._link = event
+                self._look_at_link()
+            case steps.Changed():
+                self._on_changed(event)
+            case steps.Unwatched():
+                self._on_unwatched(event)
+            case steps.Deposed(term, why):
+                if term == self._leadership.term:
+                    self._leadership.deposed = why
+
+    def _on_changed(self, event: steps.Changed) -> None:
+        kind = self._context.watched(event.watch)
+        if kind is Watched.LEADER:
+            self._seen = max(self._seen, event.events[-1].kv.mod_revision)
+        elif kind is Watched.NODES:
+            self._leadership.changed(event.events)
+        elif kind is Watched.PREDECESSOR and any(each.kind == "delete" for each in event.events):
+            self._wait.gone_at = self._context.now
+
+    def _on_unwatched(self, event: steps.Unwatched) -> None:
+        """A watch that etcd refuses is not begun again at once, but when the lease is next kept alive."""
+        kind = self._context.watched(event.watch)
+        if kind is None:
+            return
+        self._context.has_ended(kind)
+        again = self._context.now
+        if isinstance(event.lost, WatchCancelled):
+            again = self._due.get(Chore.KEEP_LEASE, again)
+        if kind is Watched.PREDECESSOR:
+            self._wait.gone_at = again
+        elif kind is Watched.LEADER:
+            self._due[Chore.FIND_LEADER] = again
+        elif self.leads:
+            self._context.log(steps.INFO, "the watch over the nodes has ended (%s); they are read again", event.lost)
+            self._due[Chore.FIND_NODES] = again
+
+    # What to do next
+
+    def _next(self) -> tuple[Procedure[None], Chore | None] | None:
+        """The procedure whose turn it is, if any."""
+        if self.phase is CandidatePhase.GONE:
+            return None
+        if self._closed:
+            return self._end(None), None
+        if self.leads and self._leadership.deposed:
+            return self._end(EtcdLeaseGone(self._leadership.deposed)), None
+        if (urgent := self._urgent()) is not None:
+            return urgent
+        if self.phase is CandidatePhase.RESTING and self._context.now >= self._rest_until:
+            self.phase = CandidatePhase.ASKING
+            return self._goal(self), None
+        if self.phase is CandidatePhase.WAITING and self._context.now >= self._wait.gone_at:
+            self._wait.end()
+            self._set_goal(Election._find_predecessor)
+            return self._find_predecessor(), None
+        chore = next((each for each in Chore if self._due.get(each, math.inf) <= self._context.now), None)
+        if chore is None:
+            return None
+        del self._due[chore]
+        return self._CHORES[chore](self), chore
+
+    def _urgent(self) -> tuple[Procedure[None], Chore] | None:
+        """Keeping the lease alive, if it is due while a goal is in progress."""
+        if self.phase is CandidatePhase.ENDING or self._due.get(Chore.KEEP_LEASE, math.inf) > self._context.now:
+            return None
+        del self._due[Chore.KEEP_LEASE]
+        return self._keep_lease_alive(), Chore.KEEP_LEASE
+
+    def _on_procedure_error(self, error: Exception, chore: Chore | None) -> None:
+        """A procedure could not be gone through: law 3 where etcd is away, and else law 6."""
+        if not isinstance(error, EtcdUnreachable) or self.phase is CandidatePhase.ENDING:
+            self._give_up(error)
+            return
+        self._context.trouble(str(error))
+        if chore is None:
+            self._wait_before_retry(self._pause)
+            self._pause = min(2 * self._pause, LONG_PAUSE)
+        else:  # keeping the lease alive has its own time
+            later = self._context.now + PAUSE
+            self._due.setdefault(chore, later)
+            self._due = {each: at if each is Chore.KEEP_LEASE else max(at, later) for each, at in self._due.items()}
+
+    def _give_up(self, error: Exception) -> None:
+        if self.phase is CandidatePhase.ENDING:
+            self._context.warn(error, "this agent's place in etcd could not be given up in order")
+            self._has_ended(LONG_PAUSE, for_good=self._closed)
+        else:
+            self._runner.begin(self._end(error))
+
+    def _set_goal(self, goal: _Method, phase: CandidatePhase = CandidatePhase.ASKING) -> None:
+        """Set the next goal; the previous one was reached."""
+        self._context.trouble("")
+        self._goal, self._pause, self.phase = goal, PAUSE, phase
+
+    def _wait_before_retry(self, seconds: float) -> None:
+        self.phase = CandidatePhase.RESTING
+        self._rest_until = self._context.now + seconds * self._rng.uniform(0.5, 1.0)
+
+    # Goals
+
+    def _register(self) -> Procedure[None]:
+        self._addresses = yield from procedures.find_addresses(self._addresses)
+        asked_at, seen = self._context.now, self._seen
+        name = self._link.name or self._own._replace(addr=self._addresses[0])
+        there = yield from procedures.register(self._keys, name, self._ttl)
+        if there.revision < seen:
+            text = "etcd has gone back from revision %d to %d and its data is lost; this agent registers again"
+            self._context.log(steps.WARNING, text, seen, there.revision)
+            self._seen = 0
+            self._context.add(steps.ResetRevision())
+            self._context.unwatch(Watched.LEADER)
+        self._place, self._waited = there.place, False
+        self._due = {Chore.KEEP_LEASE: asked_at + self._ttl / 3}
+        self._wait.lease_kept(asked_at, self._ttl)
+        self._see_leader(there.leader, there.revision)
+        self._context.add(steps.PermanentError(""))
+        self._look_at_link()
+        self._set_goal(Election._find_predecessor)
+        if there.predecessor is None:
+            yield from self._find_predecessor()
+        else:
+            self._wait_for_predecessor(there.predecessor)
+
+    def _find_predecessor(self) -> Procedure[None]:
+        assert self._place is not None, "this agent has no key"
+        self._wait_for_predecessor((yield from procedures.next_older(self._keys, self._place.fence)))
+
+    def _wait_for_predecessor(self, predecessor: Predecessor) -> None:
+        """Wait until the next older candidate goes (law 2); or there is none, and it is our turn."""
+        if predecessor.kv is None:
+            self._set_goal(Election._take_over, CandidatePhase.RESTING)
+            self._rest_until = self._context.now
+            return
+        self._set_goal(Election._find_predecessor, CandidatePhase.WAITING)
+        self._waited = True
+        self._wait.begin(predecessor.kv, predecessor.revision)
+        self._look_at_link()
+
+    def _take_over(self) -> Procedure[None]:
+        assert self._place is not None, "this agent has no key"
+        yield from self._leadership.take_over(
+            self._place, self._addresses, self._link.met, self._wait.dead, waited=self._waited
+        )
+        self._wait.dead = frozenset()  # the term knows them; a node that comes back by that name is alive
+        self._due[Chore.KEEP_STATE] = self._context.now  # it is not known when the last one did it
+        self._set_goal(Election._take_over, CandidatePhase.LEADING)
+
+    # Chores
+
+    def _keep_lease_alive(self) -> Procedure[None]:
+        asked_at = self._context.now
+        self._due[Chore.KEEP_LEASE] = asked_at + PAUSE
+        if (yield from number_of(steps.KeepLeaseAlive(self.lease, self._ttl / 2))) == 0:
+            raise EtcdLeaseGone("its lease was not kept alive in time")
+        # Not at once, even if etcd is slow: the goal makes its next request in between.
+        self._due[Chore.KEEP_LEASE] = max(asked_at + self._ttl / 3, self._context.now + PAUSE)
+        self._wait.lease_kept(asked_at, self._ttl)
+        self._look_at_link()
+
+    def _keep_state_alive(self) -> Procedure[None]:
+        self._due[Chore.KEEP_STATE] = self._context.now + STATE_TTL / 4
+        yield from self._leadership.keep_state_alive()
+
+    def _rename(self) -> Procedure[None]:
+        name, place = self._link.name, self._place
+        if name is not None and place is not None and name != place.name:
+            self._place = yield from procedures.rename(place, name)
+        self._look_at_link()
+
+    def _find_leader(self) -> Procedure[None]:
+        result = yield from transact((), (Range(self._keys.leader),))
+        self._see_leader(result.ranges[0].kvs, result.revision)
+
+    _CHORES: dict[Chore, _Method] = {  # noqa: RUF012 - a table, never changed
+        Chore.KEEP_LEASE: _keep_lease_alive,
+        Chore.KEEP_STATE: _keep_state_alive,
+        Chore.RENAME: _rename,
+        Chore.FIND_LEADER: _find_leader,
+        Chore.FIND_NODES: lambda self: self._leadership.find_nodes(),
+        Chore.DEPOSE: lambda self: self._wait.depose(),  # due again when our lease is next kept alive
+    }
+
+    # The end, for a while or for good
+
+    def _end(self, why: Exception | None) -> Procedure[None]:
+        """Give up what we have, because of an error or of `LeaveElection`."""
+        self.phase, for_good = CandidatePhase.ENDING, self._closed
+        self._wait.end()
+        if self._leadership.term:
+            yield from self._leadership.step_down(self.lease, lives=not for_good)
+        if isinstance(why, EtcdLeaseGone):
+            if self._place is not None:
+                self._context.log(steps.WARNING, "this agent's place in etcd is lost (%s); it takes another", why)
+            self._has_ended(PAUSE, for_good=False)
+            return
+        if isinstance(why, EtcdError | RendezvousStateError):
+            self._context.warn(why, "etcd cannot be used as it is")
+            self._context.add(steps.PermanentError(str(why)))
+        elif why is not None:
+            text = "this agent's place in etcd is given up for a moment, after an unexpected error"
+            self._context.warn(why, text)
+            self._context.trouble(f"{type(why).__name__}: {why}")
+        yield from leave(self._keys, self.lease, self._link.met, self._context, for_good=for_good)
+        self._has_ended(LONG_PAUSE, for_good=for_good)
+
+    def _has_ended(self, pause: float, *, for_good: bool) -> None:
+        self._place, self._due, self._goal, self._pause = None, {}, Election._register, PAUSE
+        if for_good:
+            self.phase = CandidatePhase.GONE
+        else:
+            self._wait_before_retry(pause)
+
+    def _look_at_link(self) -> None:
+        """Check whether the link's state makes a chore due now."""
+        if self._place is not None and self._link.name not in (None, self._place.name):
+            self._due.setdefault(Chore.RENAME, self._context.now)
+        if self._wait.is_for(self._link.refused):
+            self._due.setdefault(Chore.DEPOSE, self._wait.depose_at())
+
+    def _see_leader(self, kvs: tuple[KeyValue, ...], revision: int) -> None:
+        self._context.add(steps.Publish(kvs, revision))
+        self._seen = max(self._seen, revision if kvs else 0)
+        if not self._context.watches(Watched.LEADER):
+            self._context.watch(Watched.LEADER, self._keys.leader, revision)

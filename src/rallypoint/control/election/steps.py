@@ -1,0 +1,293 @@
+"""The events of a candidate, and its effects: plain data. Pure.
+
+A *request* may take time, and is answered (`Ask`, `Answered`, `Failed`); the machine has at most one in progress. All
+other *effects* are carried out at once, in order, and not answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from enum import Enum, auto
+from typing import NamedTuple, TypeAlias, TypeVar
+
+from rallypoint.control.election.takeover import Takeover
+from rallypoint.control.etcd.api import Compare, KeyValue, Operation, TxnResult, WatchEnd, WatchEvent
+from rallypoint.control.membership.state import NodeId
+
+T = TypeVar("T")
+
+DEBUG, INFO, WARNING = 10, 20, 30
+"""Levels of lines of the log, as `logging` has them."""
+
+
+class Fence(tuple[bytes, int]):
+    """Our own key, and the revision that it was created with."""
+
+    def comparison(self) -> Compare:
+        """The condition that we are still the elected candidate."""
+        key, created = self
+        return Compare(key, "create_revision", "==", created)
+
+
+class CandidatePhase(Enum):
+    """The phase of a candidate; see `machine`."""
+
+    RESTING = auto()
+    ASKING = auto()
+    WAITING = auto()
+    LEADING = auto()
+    ENDING = auto()
+    GONE = auto()
+
+
+class Chore(Enum):
+    """Duties besides the goal, each done when it is due, in this order."""
+
+    KEEP_LEASE = auto()
+    """Keep our lease alive."""
+    KEEP_STATE = auto()
+    """Keep the lease alive that the state hangs on."""
+    RENAME = auto()
+    """Write the name by which the coordinator greeted this node."""
+    FIND_LEADER = auto()
+    """Read where the coordinator is, and watch on."""
+    FIND_NODES = auto()
+    """Read which nodes have a key, and watch on."""
+    DEPOSE = auto()
+    """End the lease of a coordinator whose port refuses (law 4)."""
+
+
+class Watched(Enum):
+    """The kinds of watches: at most one of each."""
+
+    LEADER = auto()
+    """The key that says where the coordinator is."""
+    PREDECESSOR = auto()
+    """The key of the next older candidate."""
+    NODES = auto()
+    """The keys of all candidates, watched by the coordinator."""
+
+
+# Requests
+
+
+class Txn(NamedTuple):
+    """One transaction, which may be sent again when its answer was lost; answered with a `TxnResult`."""
+
+    compares: tuple[Compare, ...]
+    then: tuple[Operation, ...]
+    otherwise: tuple[Operation, ...] = ()
+    timeout_s: float | None = None
+
+
+class Grant(NamedTuple):
+    """Grant a lease of this many seconds; answered with its id."""
+
+    ttl_s: int
+
+
+class KeepLeaseAlive(NamedTuple):
+    """Renew a lease; answered with its seconds, 0 if it is gone."""
+
+    lease: int
+    timeout_s: float | None = None
+
+
+class Revoke(NamedTuple):
+    """End a lease and all that hangs on it; answered with None."""
+
+    lease: int
+    timeout_s: float | None = None
+
+
+class FindAddresses(NamedTuple):
+    """Look up this machine's addresses; answered with `Addresses`."""
+
+
+class StartTerm(NamedTuple):
+    """Coordinate the job from what was taken over; answered with `Listening`. The number identifies the term."""
+
+    number: int
+    fence: Fence
+    addresses: tuple[str, ...]
+    takeover: Takeover
+
+
+class EndTerm(NamedTuple):
+    """Stop coordinating; nodes have this many seconds to read the last notifications. Answered with None."""
+
+    linger_s: float
+
+
+Request: TypeAlias = Txn | Grant | KeepLeaseAlive | Revoke | FindAddresses | StartTerm | EndTerm
+
+
+class Addresses(NamedTuple):
+    """The addresses at which others may reach this machine, the likeliest first."""
+
+    found: tuple[str, ...]
+
+
+class Listening(NamedTuple):
+    """Where a term's server listens, and the secret that its nodes prove."""
+
+    addresses: tuple[str, ...]
+    port: int
+    secret: str
+
+
+Answer: TypeAlias = TxnResult | Listening | Addresses | int | None
+Procedure: TypeAlias = Generator[Request, Answer, T]
+"""Requests in a row: each is yielded, its answer is sent back or its error thrown in."""
+
+# Effects
+
+
+class Ask(NamedTuple):
+    """Do a request, and step with what comes of it and this number."""
+
+    number: int
+    request: Request
+
+
+class WatchKeys(NamedTuple):
+    """Watch a key, or with `prefix` all that begin with it, from a revision on; `number` identifies the watch."""
+
+    kind: Watched
+    number: int
+    key: bytes
+    revision: int
+    prefix: bool
+
+
+class EndWatch(NamedTuple):
+    """End the watch of that kind."""
+
+    kind: Watched
+
+
+class Publish(NamedTuple):
+    """Give the link the value of the leader's key."""
+
+    kvs: tuple[KeyValue, ...]
+    revision: int
+
+
+class ResetRevision(NamedTuple):
+    """Tell the link that what it knows is from an etcd that no longer exists: its revisions are invalid."""
+
+
+class PermanentError(NamedTuple):
+    """Tell the link why no coordinator will be found until a user changes something; "" withdraws that."""
+
+    sentence: str
+
+
+class EtcdTrouble(NamedTuple):
+    """The link gets why etcd cannot be asked just now; "" takes it back."""
+
+    sentence: str
+
+
+class NodesLost(NamedTuple):
+    """The term gets that these nodes are lost, and how that is known."""
+
+    nodes: frozenset[NodeId]
+    detail: str
+
+
+class WriteLog(NamedTuple):
+    """A line of the log; with an error, its traceback too."""
+
+    level: int
+    text: str
+    args: tuple[object, ...] = ()
+    error: Exception | None = None
+
+
+Effect: TypeAlias = (
+    Ask | WatchKeys | EndWatch | Publish | ResetRevision | PermanentError | EtcdTrouble | NodesLost | WriteLog
+)
+
+# Events
+
+
+class Tick(NamedTuple):
+    """Time has passed."""
+
+
+class LeaveElection(NamedTuple):
+    """This agent must leave etcd."""
+
+
+class Answered(NamedTuple):
+    """The request of that number is done."""
+
+    number: int
+    answer: Answer
+
+
+class Failed(NamedTuple):
+    """The request of that number could not be done."""
+
+    number: int
+    error: Exception
+
+
+class Broken(NamedTuple):
+    """A step, or an effect, has failed unexpectedly."""
+
+    error: Exception
+
+
+class LinkState(NamedTuple):
+    """What the link knows: this node's name, the coordinator it met last, and the lease of one whose port refuses."""
+
+    name: NodeId | None
+    met: str
+    refused: int
+
+
+class Changed(NamedTuple):
+    """A watch reports changes."""
+
+    watch: int
+    events: tuple[WatchEvent, ...]
+
+
+class Unwatched(NamedTuple):
+    """A watch has ended on its own."""
+
+    watch: int
+    lost: WatchEnd
+
+
+class Deposed(NamedTuple):
+    """The journal of that term can write no more."""
+
+    term: int
+    why: str
+
+
+Event: TypeAlias = Tick | LeaveElection | Answered | Failed | Broken | LinkState | Changed | Unwatched | Deposed
+
+# Requests as steps of a procedure
+
+
+def transact(
+    compares: tuple[Compare, ...],
+    then: tuple[Operation, ...],
+    otherwise: tuple[Operation, ...] = (),
+    timeout_s: float | None = None,
+) -> Procedure[TxnResult]:
+    """Make a transaction."""
+    result = yield Txn(compares, then, otherwise, timeout_s)
+    assert isinstance(result, TxnResult)
+    return result
+
+
+def number_of(request: Grant | KeepLeaseAlive) -> Procedure[int]:
+    """Make a request that is answered with a number."""
+    number = yield request
+    assert isinstance(number, int)
+    return number

@@ -1,0 +1,355 @@
+"""The client for other packages: synchronous, for any thread.
+
+The connections are on the process's loop thread; the caller waits for the answer, with a deadline. Changes are reported
+on a thread of the client, which begins with the first watch. Any request may be sent twice (`cluster`).
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import importlib.util
+import queue
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from rallypoint.base.errors import UserError
+from rallypoint.base.log import get_logger
+from rallypoint.base.loop import LoopThread, shared_loop
+from rallypoint.control.etcd import messages
+from rallypoint.control.etcd.api import (
+    Compare,
+    Credentials,
+    EtcdLeaseGone,
+    EtcdPackageMissing,
+    EtcdRefused,
+    EtcdTls,
+    EtcdUnreachable,
+    Operation,
+    RangeResult,
+    TxnResult,
+    WatchCancelled,
+    WatchEnd,
+    WatchEvent,
+)
+from rallypoint.control.etcd.messages import DecodingError
+
+if TYPE_CHECKING:
+    import ssl
+
+    from rallypoint.base.endpoint import Endpoint
+    from rallypoint.control.etcd.cluster import Cluster
+
+
+T = TypeVar("T")
+
+log = get_logger(__name__)
+
+_MARGIN = 5.0
+"""Seconds beyond its deadline after which a request that did not end by itself is given up: the loop is stuck."""
+
+
+class EtcdClient:
+    """A cluster of etcd, whichever of its members lives. Connects when it is first asked for something.
+
+    Every request raises `EtcdUnreachable` when its time is over, and `EtcdRefused` where more time would not help.
+    Not for the loop's own thread, which would wait for itself.
+
+    Args:
+        endpoints: the members; each client begins with one at random, so that many spread over all.
+        tls: None for plain connections.
+        credentials: None where the cluster knows no users.
+        timeout_s: seconds that each request has, over all members together, where it says nothing else.
+        loop: the loop on which the connections live; the process's own if not given.
+
+    Raises:
+        UserError: there is no endpoint, or a file of `tls` cannot be used.
+        EtcdPackageMissing: the package that carries gRPC is not installed.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        tls: EtcdTls | None = None,
+        credentials: Credentials | None = None,
+        timeout_s: float = 5.0,
+        *,
+        loop: LoopThread | None = None,
+    ) -> None:
+        if not endpoints:
+            raise UserError("there is no endpoint of etcd; give at least one as host:port")
+        _require_grpc()
+        from rallypoint.control.etcd.cluster import Cluster
+
+        self._timeout = timeout_s
+        self._loop = loop or shared_loop()
+        self._cluster: Cluster = Cluster(endpoints, _load_tls(tls), credentials)
+        self._lock = threading.Lock()
+        self._watches: set[Watch] = set()
+        self._callback_thread: _CallbackThread | None = None
+        self._closed = False
+
+    def range(self, key: bytes, *, prefix: bool = False, limit: int = 0, timeout_s: float | None = None) -> RangeResult:
+        """What is stored at `key`, or with `prefix` under all keys that begin with it, by name.
+
+        Args:
+            key: the key, or with `prefix` what the keys begin with (empty: all keys).
+            limit: how many at most; 0 for all.
+            timeout_s: seconds for it, None for the client's.
+        """
+        body = messages.encode_range(key, prefix, limit)
+        return _read(messages.decode_range, self._request(messages.RANGE, body, timeout_s))
+
+    def txn(
+        self,
+        compares: Sequence[Compare],
+        then: Sequence[Operation],
+        otherwise: Sequence[Operation] = (),
+        *,
+        timeout_s: float | None = None,
+    ) -> TxnResult:
+        """Compare and do, in one step; it may be sent twice.
+
+        So having been done must make its own comparisons false, or doing it twice be as good as once.
+
+        Args:
+            compares: all must hold for `then` to be done; else `otherwise` is.
+            then: the operations if so.
+            otherwise: the operations if not.
+            timeout_s: seconds for it, None for the client's.
+
+        Raises:
+            EtcdLeaseGone: a `Put` names a lease that is gone. Nothing was done.
+        """
+        answer = self._request(messages.TXN, messages.encode_txn(compares, then, otherwise), timeout_s)
+        return _read(partial(messages.decode_txn, then=then, otherwise=otherwise), answer)
+
+    def lease_grant(self, ttl_s: int, *, timeout_s: float | None = None) -> int:
+        """A new lease of `ttl_s` whole seconds (etcd may make it longer); returns its id, which is never 0."""
+        lease = secrets.randbits(62) + 1  # chosen here, so that asking twice makes only one
+        self._request(messages.GRANT, messages.encode_grant(ttl_s, lease), timeout_s)
+        return lease
+
+    def lease_keep_alive(self, lease: int, *, timeout_s: float | None = None) -> int:
+        """Restart the lease's time; returns its seconds, 0 if it is gone."""
+        answer = self._request(messages.KEEP_ALIVE, messages.encode_lease(lease), timeout_s)
+        return _read(messages.decode_lease, answer)[1]
+
+    def lease_revoke(self, lease: int, *, timeout_s: float | None = None) -> None:
+        """End a lease, and delete all keys attached to it. A lease that is gone already is no error."""
+        try:
+            self._request(messages.REVOKE, messages.encode_lease(lease), timeout_s)
+        except EtcdLeaseGone:
+            log.debug("the lease %x was gone already", lease)
+
+    def watch(
+        self,
+        key: bytes,
+        from_revision: int,
+        on_events: Callable[[Sequence[WatchEvent]], None],
+        on_lost: Callable[[WatchEnd], None],
+        *,
+        prefix: bool = True,
+    ) -> Watch:
+        """Report each change from `from_revision` on, each once and in order, whatever becomes of single members.
+
+        Callbacks come from one thread of the client's own, one at a time over all its watches; they may use the client.
+        While no member can be reached, a watch waits.
+
+        Args:
+            key: the key, or with `prefix` what the keys begin with.
+            from_revision: the first revision to report: after a `range`, its revision + 1; 0 for from now on, which is
+                some moment after this returns.
+            on_events: takes all changes of one or more revisions, none of them in part.
+            on_lost: the watch is over, and why; nothing comes after it.
+        """
+        with self._lock:
+            self._check_open()
+            if self._callback_thread is None:
+                self._callback_thread = _CallbackThread()
+            watch = Watch(self._callback_thread, on_events, on_lost, self._forget)
+            self._watches.add(watch)
+        watch.begin(self._loop, self._cluster, key, prefix, from_revision)
+        return watch
+
+    def close(self) -> None:
+        """End all watches and connections; what others still ask for fails. Idempotent.
+
+        Waits for a callback that runs, unless it is called from one: hold no lock that a callback takes.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            watches = list(self._watches)
+            callbacks = self._callback_thread
+        for watch in watches:
+            watch.close()
+        self._loop.submit(self._close_on_loop()).result(_MARGIN)
+        if callbacks is not None:
+            callbacks.stop()
+
+    async def _close_on_loop(self) -> None:
+        self._cluster.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EtcdUnreachable("this client of etcd is closed")
+
+    def _request(self, method: messages.Method, body: bytes, timeout_s: float | None) -> bytes:
+        self._check_open()
+        limit = self._timeout if timeout_s is None else timeout_s
+        asked = self._loop.submit(self._cluster.ask(method, body, limit))
+        try:
+            return asked.result(limit + _MARGIN)
+        except concurrent.futures.CancelledError:
+            raise EtcdUnreachable("this client of etcd was closed meanwhile") from None
+        except concurrent.futures.TimeoutError:
+            raise EtcdUnreachable("the event loop of this process is stuck") from None
+        finally:
+            asked.cancel()  # an exception from a signal handler, say: the result is no longer awaited
+
+    def _forget(self, watch: Watch) -> None:
+        with self._lock:
+            self._watches.discard(watch)
+
+
+def _read(decode: Callable[[bytes], T], answer: bytes) -> T:
+    try:
+        return decode(answer)
+    except DecodingError as error:
+        raise EtcdRefused(f"etcd's answer is not a message of etcd ({error}); check the endpoints") from None
+
+
+class Watch:
+    """A watch that runs until it is closed or lost. Made by `EtcdClient.watch`."""
+
+    def __init__(
+        self,
+        callbacks: _CallbackThread,
+        on_events: Callable[[Sequence[WatchEvent]], None],
+        on_lost: Callable[[WatchEnd], None],
+        on_ended: Callable[[Watch], None],
+    ) -> None:
+        self._on_ended = on_ended
+        self._callback_thread = callbacks
+        self._on_events = on_events
+        self._on_lost = on_lost
+        self._lock = threading.Lock()
+        self._closed = False
+        self._task: concurrent.futures.Future[None] | None = None
+
+    def begin(self, loop: LoopThread, cluster: Cluster, key: bytes, prefix: bool, from_revision: int) -> None:
+        """Follow, on the loop. Called once, by the client."""
+        following = loop.submit(self._follow(cluster, key, prefix, from_revision))
+        with self._lock:
+            self._task = following
+            closed = self._closed
+        if closed:
+            following.cancel()
+
+    async def _follow(self, cluster: Cluster, key: bytes, prefix: bool, from_revision: int) -> None:
+        lost: WatchEnd
+        try:
+            lost = await cluster.watch(key, prefix, from_revision, self._call_on_events)
+        except Exception as error:
+            log.exception("a watch of etcd broke")
+            lost = WatchCancelled(f"the watch broke: {type(error).__name__}: {error}")
+        self._callback_thread.submit(lambda: self._call_on_lost(lost))
+
+    def _call_on_events(self, events: Sequence[WatchEvent]) -> None:
+        self._callback_thread.submit(lambda: self._may_call() and self._on_events(events))
+
+    def _call_on_lost(self, lost: WatchEnd) -> None:
+        if self._may_call():
+            self.close()
+            self._on_lost(lost)
+
+    def _may_call(self) -> bool:
+        with self._lock:
+            return not self._closed
+
+    def close(self) -> None:
+        """Begin no more callbacks; a running one continues. Idempotent; does not wait."""
+        with self._lock:
+            self._closed = True
+            following = self._task
+        if following is not None:
+            following.cancel()
+        self._on_ended(self)
+
+
+class _CallbackThread:
+    """The thread on which callbacks run, one after the other."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="rallypoint-etcd-watches", daemon=True)
+        self._thread.start()
+
+    def submit(self, callback: Callable[[], object]) -> None:
+        """Run it, after those before."""
+        self._queue.put(callback)
+
+    def stop(self) -> None:
+        """End when all that was given so far has run; wait for that, unless this is the thread itself."""
+        self._queue.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (callback := self._queue.get()) is not None:
+            try:
+                callback()
+            except Exception:
+                log.exception("a callback of a watch of etcd failed")
+
+
+def _require_grpc() -> None:
+    """Raise `EtcdPackageMissing` where the package that carries gRPC is not installed. Imports nothing."""
+    if importlib.util.find_spec("grpclib") is None:
+        raise EtcdPackageMissing(
+            "etcd needs the package grpclib, which is not installed; run: pip install 'rallypoint[etcd]'"
+        )
+
+
+def _load_tls(tls: EtcdTls | None) -> ssl.SSLContext | None:
+    """The files as a context; None for plain connections.
+
+    Raises:
+        UserError: a file cannot be read, or holds something else.
+    """
+    if tls is None:
+        return None
+    import ssl
+
+    if tls.key is not None and tls.cert is None:
+        raise UserError(f"there is a key ({tls.key}) and no certificate for it; give `cert` too")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    try:
+        if tls.cacert is None:
+            context.load_default_certs()
+        else:
+            context.load_verify_locations(cafile=tls.cacert)
+    except OSError as error:  # ssl.SSLError is one
+        raise UserError(
+            f"`cacert` {tls.cacert} cannot be used ({_file_error(error)}); give a file of certificates in PEM"
+        ) from error
+    if tls.cert is not None:
+        try:
+            context.load_cert_chain(tls.cert, tls.key)
+        except OSError as error:
+            files = tls.cert if tls.key is None else f"{tls.cert} with `key` {tls.key}"
+            raise UserError(
+                f"`cert` {files} cannot be used ({_file_error(error)}); give a certificate and its own key in PEM"
+            ) from error
+    return context
+
+
+def _file_error(error: OSError) -> str:
+    reason = getattr(error, "reason", None) or error.strerror or str(error)
+    return str(reason).lower().replace("_", " ")

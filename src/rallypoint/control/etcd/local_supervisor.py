@@ -1,0 +1,73 @@
+"""Supervises a temporary etcd; run as a program, with nothing but the standard library and the kernel's calls.
+
+    local_supervisor.py PID FOLDER COMMAND...
+
+It runs the command, kills it when the process PID has ended, in whatever way, or on SIGTERM, and removes FOLDER. Should
+it be killed itself, the kernel kills the command.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+
+if __name__ == "__main__":  # run without site-packages, it finds the package by its own place
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))))
+
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(owner: int, folder: str, command: list[str]) -> int:
+    """Run the command; returns its exit code, negative for a signal."""
+    asked, ask = os.pipe()
+    os.set_blocking(ask, False)
+    signal.set_wakeup_fd(ask, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the owner may have blocked them, and etcd would inherit that
+    try:
+        watched = os.pidfd_open(owner)
+        if os.getppid() != owner:
+            return 0
+        # This process has no other thread, so the child may run code before the program.
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent())  # noqa: PLW1509
+        _until_readable(asked, watched, os.pidfd_open(process.pid))
+        process.kill()
+        return process.wait()
+    except ProcessLookupError:  # the owner has ended
+        return 0
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _die_with_parent() -> Callable[[], None]:
+    libc, supervisor = ctypes.CDLL(None), os.getpid()
+
+    def tie() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != supervisor:
+            os._exit(1)
+
+    return tie
+
+
+def _until_readable(*fds: int) -> None:
+    poller = select.poll()
+    for fd in fds:
+        poller.register(fd, select.POLLIN)
+    poller.poll()
+
+
+if __name__ == "__main__":
+    code = main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    sys.exit(code if code >= 0 else 128 - code)

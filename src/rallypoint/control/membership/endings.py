@@ -1,0 +1,110 @@
+"""What only some jobs need: streaks of failures, hangs, abandoned rendezvous, and their names. Pure; imported late.
+
+A round hangs while all its participants are quiet. Each node times its own workers, on its own clock, and reports when
+it becomes quiet and when it is no longer. Laws:
+
+1. One node that is not quiet, or that reports nothing, means no hang.
+2. The quiet nodes are known for the running round only, and dropped with it.
+3. A node whose workers have succeeded is timed like any other, from their end: it hides no hang of the others.
+4. A preempted job does not hang: the time to save ends it anyway, and meanwhile the others may wait for a lost node.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection
+
+from rallypoint.control.membership.state import (
+    AbandonedRendezvous,
+    FailureStreak,
+    NodeId,
+    Settings,
+    State,
+    join_names,
+    name_of,
+    names_of,
+)
+from rallypoint.failures.cause import Cause
+
+_MAX_LINE = 512
+"""Characters of a traceback's last line by which a failure is identified."""
+
+
+def failure_streak_after(state: State, cause: Cause, ran: float | None, settings: Settings) -> FailureStreak:
+    """The streak after `cause` has ended the running round of `state`, which ran for `ran` seconds (None: not known).
+
+    Progress ends it.
+    """
+    line = _last_line(cause)
+    if _made_progress(state, ran, settings):
+        return FailureStreak(0, 0, cause.rank, line)
+    came_back = (state.failure_streak.rank, state.failure_streak.line) == (cause.rank, line)
+    return FailureStreak(
+        state.failure_streak.failures + 1, state.failure_streak.repeats + 1 if came_back else 0, cause.rank, line
+    )
+
+
+def _made_progress(state: State, ran: float | None, settings: Settings) -> bool:
+    """Whether the running round made more progress than any before; without reports of it, whether it ran for long."""
+    if state.progress.reported:
+        return state.progress.round == state.round
+    return ran is not None and ran >= settings.min_healthy_time
+
+
+def _last_line(cause: Cause) -> str:
+    if cause.exitcode < 0:
+        return f"signal {-cause.exitcode}"  # the message of such a death may name the process, which differs each time
+    lines = (cause.traceback or cause.message).rstrip().splitlines()
+    return lines[-1].strip()[:_MAX_LINE] if lines else ""
+
+
+def is_hung(state: State) -> bool:
+    """Whether all ranks of all nodes of the running round are quiet."""
+    if not state.complete or state.closed or state.is_preempted or not 0 < len(state.participants) <= len(state.quiet):
+        return False
+    return state.quiet.issuperset(state.participants)
+
+
+def hang_began(before: State, after: State) -> bool:
+    """Whether the round of `after` hangs, and did not before."""
+    return is_hung(after) and not (after.round == before.round and is_hung(before))
+
+
+def abandoned_rendezvous(state: State, node: NodeId, seconds: float, settings: Settings) -> AbandonedRendezvous:
+    """The state of the rendezvous that `node` has given up after this many seconds."""
+    return AbandonedRendezvous(
+        state.abandoned.number + 1,
+        name_of(state, node),
+        seconds,
+        len(state.participants),
+        hosts_of(state.participants),
+        missing(state, settings),
+    )
+
+
+def hosts_of(nodes: Collection[NodeId], most: int = 8) -> tuple[str, ...]:
+    """The hosts of some nodes, at most this many; with their pids if several of these are on one host."""
+    few = list(itertools.islice(nodes, most))
+    hosts = [str(each) for each in few]
+    twins = {each for each in hosts if hosts.count(each) > 1}
+    names = [f"{host} pid {each.pid}" if host in twins else host for host, each in zip(hosts, few, strict=True)]
+    return tuple(names) if len(nodes) <= most else (*names, f"{len(nodes) - most} more")
+
+
+def missing(state: State, settings: Settings, most: int = 4) -> tuple[str, ...]:
+    """A few of the nodes still expected, as far as they are known: survivors, or, if ranks are fixed, the ranks."""
+    if state.complete or not settings.fixed_ranks:
+        return names_of(state, sorted(state.survivors), most)
+    present = {each.node_info.rank_hint for each in state.participants.values()}
+    names = [f"node rank {rank}" for rank in range(settings.max_nodes) if rank not in present]
+    return tuple(names) if len(names) <= most else (*names[:most], f"{len(names) - most} more")
+
+
+def drain_detail(state: State, name: str) -> str:
+    """Why the round is drained, with the consent of the node of this name."""
+    if state.preempted is not None:
+        return f"{name_of(state, state.preempted.node)} will be taken away"
+    if not state.wait_list:
+        return f"{name} asks for another"
+    who = join_names(names_of(state, state.wait_list))
+    return f"the new node {who} is taken in" if len(state.wait_list) == 1 else f"the new nodes {who} are taken in"

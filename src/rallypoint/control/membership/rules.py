@@ -1,0 +1,629 @@
+"""The rules of every rendezvous: one function, without side effects, that decides and applies the next step.
+
+    step(operation, state, node, view, settings) -> State | Stop | Refusal
+
+The coordinator, or a shared-state link, runs an operation by taking steps until the result is not a state. Tables and
+names follow the contract's section 4.6; if a row differs, a comment gives the reason.
+
+Laws:
+
+1. Round numbers only grow, and only when a complete round ends.
+2. The membership of a complete round never grows. Any loss of a node ends it, unless that node has succeeded.
+3. Surviving nodes of the last round keep their places and group ranks until they come back or are gone;
+   a new node or a spare gets only what is left.
+4. A round is complete at once when it has max nodes, or min nodes and every node known to be alive has joined. Only for
+   unknown nodes (no survivor of an earlier round has joined) does it wait for the end of the last call.
+5. Departures, losses and drains cost no restart and never close the job. Only a verdict does.
+6. When the time of a node is over, and the others that have joined or are expected are too few without it, the
+   rendezvous has failed for all waiting nodes: the first one whose time is over decides. If they are enough, only that
+   node leaves. No node's time is over while the round waits only for a moment that will come.
+7. Once the whole job is preempted its round ends only with it: when all its nodes have consented, failed or succeeded.
+8. A round has at most one counted failure: a node that reports another for the same round finds it over.
+9. No time here was measured on another host's clock: a `ClockView` is one observer's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from rallypoint.base.light_typing import Any, NamedTuple, TypeVar
+from rallypoint.control.membership.operations import (
+    Close,
+    Drain,
+    Exit,
+    Fail,
+    Join,
+    KeepLeaseAlive,
+    Operation,
+    Preempt,
+    PreemptJob,
+    RecordProgress,
+    Refusal,
+    ReportQuiet,
+    Resize,
+    Restart,
+    Stop,
+    Succeed,
+)
+from rallypoint.control.membership.state import (
+    FailureStreak,
+    JobProgress,
+    NodeId,
+    NodeInfo,
+    NodeRange,
+    Outcome,
+    Participant,
+    Preemption,
+    Reason,
+    RemovedNode,
+    RoundEnd,
+    Settings,
+    State,
+    Verdict,
+    known_to,
+    name_of,
+)
+from rallypoint.control.ranks import assign_group_ranks
+from rallypoint.failures.cause import Cause, Ending, Restarts
+
+V = TypeVar("V")
+Step = State | Stop | Refusal
+
+_MAX_REMOVED = 4
+"""The number of removed nodes that are kept."""
+_MAX_ROLES = 16
+"""The number of roles whose programs are kept."""
+_LEDGER_FIELDS = {
+    Reason.FAILURE: "failures",
+    Reason.LOST: "lost",
+    Reason.DEPARTED: "departed",
+    Reason.DRAINED: "drained",
+    Reason.REQUESTED: "requested",
+}
+"""The counters for reasons of a round's end; other reasons are not counted."""
+
+
+class ClockView(NamedTuple):
+    """One observer's view of time, in seconds on its own clock.
+
+    `last_call_at` is when it first saw the running last call, `heartbeat_at` when it last sent a heartbeat,
+    `forming_at` when it first saw this round, `running_at` when it first saw it complete, `removed_at` when it first
+    saw that each of `State.removed` was.
+    """
+
+    now: float
+    last_call_at: float | None = None
+    heartbeat_at: float | None = None
+    forming_at: float | None = None
+    running_at: float | None = None
+    removed_at: tuple[float, ...] = ()
+
+
+def step(operation: Operation, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
+    """The state after the next step of `node`'s operation; or why there is none now, or none at all."""
+    after = _RULES[type(operation)](operation, state, node, view, settings)
+    if not isinstance(after, State):
+        return after
+    if settings.counts_heartbeats and after.knows(node):
+        return after._replace(heartbeats={**after.heartbeats, node: after.heartbeats.get(node, 0) + 1})
+    return after._replace(heartbeats=_without(after.heartbeats, node)) if node in after.heartbeats else after
+
+
+# Joining
+
+
+def ready(state: State, view: ClockView, settings: Settings) -> bool:
+    """Whether the forming round can be complete now (law 4)."""
+    return settled(state, settings) and view.now >= starts_at(state, view, settings)
+
+
+def settled(state: State, settings: Settings) -> bool:
+    """Whether the forming round waits only for the moment of `starts_at`."""
+    count = len(state.participants)
+    if state.complete or not settings.min_nodes <= count:
+        return False
+    return count == settings.max_nodes or last_call_decides(state) or not (state.survivors or state.wait_list)
+
+
+def starts_at(state: State, view: ClockView, settings: Settings) -> float:
+    """When a round that is `settled` will be complete, on the clock of the view."""
+    moment = backoff_ends(state, view) if state.restart_delay else -math.inf
+    if len(state.participants) == settings.max_nodes or not last_call_decides(state):
+        return moment
+    return math.inf if view.last_call_at is None else max(moment, view.last_call_at + settings.last_call_timeout)
+
+
+def backoff_ends(state: State, view: ClockView) -> float:
+    """The time until which the forming round is held back, on the clock of the view."""
+    return (view.now if view.forming_at is None else view.forming_at) + state.restart_delay
+
+
+def last_call_decides(state: State) -> bool:
+    """Whether the forming round waits for the end of the last call, once it has min nodes.
+
+    Not if a survivor of the previous round has joined: then the expected nodes are known.
+    """
+    return state.round == 0 or all(each.previous_rank is None for each in state.participants.values())
+
+
+def has_place(state: State, node: NodeId, settings: Settings) -> bool:
+    """Whether the node holds a place of this or the next round, or one is left for it (law 3)."""
+    if node in state.participants or node in state.wait_list or node in state.survivors:
+        return True
+    return len(state.participants) + len(state.wait_list) + len(state.survivors) < settings.max_nodes
+
+
+def needs_all(state: State, settings: Settings) -> bool:
+    """Whether the forming round needs every node that has joined or is expected."""
+    return not state.complete and len(known_to(state)) <= settings.min_nodes
+
+
+def _join(operation: Join, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
+    spare = node in state.redundancy_list
+    if state.closed:
+        return Refusal.SPARE_NOT_NEEDED if spare else Refusal.CLOSED
+    if spare:
+        if has_place(state, node, settings):
+            return state._replace(redundancy_list=_without(state.redundancy_list, node))
+        return _heartbeat_or_wait(state, view, settings)
+    if state.complete and node in state.participants:
+        return Stop.DONE
+    if operation.since != state.abandoned.number:
+        return Refusal.TIMEOUT
+    if view.now >= operation.deadline and not (node in state.participants and settled(state, settings)):
+        return _give_up(operation, state, node, view, settings)
+    if settings.fixed_ranks and not state.knows(node) and _rank_is_taken(operation, state):
+        return Refusal.RANK_TAKEN
+    if state.complete:
+        return _wait_for_next(operation, state, node, view, settings)
+    return _join_forming_round(operation, state, node, view, settings)
+
+
+def renewed(join: Join, before: State, after: State, node: NodeId, now: float, settings: Settings) -> Join:
+    """The join after a step: a spare that gets its chance has the whole join timeout before it again (contract 4.6)."""
+    if node in before.redundancy_list and node not in after.redundancy_list:
+        return join._replace(deadline=now + settings.join_timeout)
+    return join
+
+
+def _give_up(operation: Join, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
+    """torch keeps a node in the lists that is late by more than five seconds; here a node that gives up is removed."""
+    if state.knows(node) and needs_all(state, settings):
+        return _abandon(state, node, view.now - operation.asked_at, settings)
+    return _removed(state, node, Reason.GAVE_UP, "", settings) or Refusal.TIMEOUT
+
+
+def _wait_for_next(operation: Join, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
+    if node in state.wait_list:
+        return _heartbeat_or_wait(state, view, settings)
+    # torch lets any number of nodes onto the wait list while one place is free, and drops those that get none.
+    if not has_place(state, node, settings):
+        return _add_spare(state, node, operation.node_info)
+    return state._replace(
+        wait_list={**state.wait_list, node: operation.node_info},
+        redundancy_list=_without(state.redundancy_list, node),
+    )
+
+
+def _join_forming_round(operation: Join, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
+    if node in state.participants:
+        return _complete(state, settings) if ready(state, view, settings) else _heartbeat_or_wait(state, view, settings)
+    # While the places of survivors are kept for them, one more new node is a spare even though the round still forms.
+    # There may be more survivors than places, after an operator has reduced the job.
+    if len(state.participants) < settings.max_nodes and has_place(state, node, settings):
+        return _add_participant(state, node, operation.node_info, settings)
+    return _add_spare(state, node, operation.node_info)
+
+
+def _rank_is_taken(operation: Join, state: State) -> bool:
+    """Whether a live node holds the rank, even if only because it is about to come back. Ranks are fixed."""
+    hint = operation.node_info.rank_hint
+    held = [each.node_info.rank_hint for each in state.participants.values()]
+    return hint in held or hint in state.survivors.values()
+
+
+def _heartbeat_or_wait(state: State, view: ClockView, settings: Settings) -> Step:
+    return state if _heartbeat_due(view, settings) else Stop.WAIT
+
+
+def _heartbeat_due(view: ClockView, settings: Settings) -> bool:
+    return view.heartbeat_at is not None and view.now >= view.heartbeat_at + settings.keep_alive_interval
+
+
+def _add_participant(state: State, node: NodeId, node_info: NodeInfo, settings: Settings) -> State:
+    entered = Participant(node_info, previous_rank=state.survivors.get(node))
+    if state.is_initial:
+        state = state._replace(removed=(), max_restarts=-1, programs={})
+    participants = {**state.participants, node: entered}
+    after = state._replace(
+        participants=participants,
+        wait_list=_without(state.wait_list, node),
+        survivors=_without(state.survivors, node),
+        removed=_without_replaced(state.removed, node) if entered.previous_rank is None else state.removed,
+        max_restarts=node_info.max_restarts if state.max_restarts < 0 else state.max_restarts,
+        programs=_with_program(state.programs, node_info),
+    )
+    if len(participants) == settings.min_nodes:
+        after = after._replace(last_call=state.last_calls + 1, last_calls=state.last_calls + 1)
+    full = len(participants) == settings.max_nodes
+    return _complete(after, settings) if full and not state.restart_delay else after
+
+
+def _without_replaced(gone: tuple[RemovedNode, ...], node: NodeId) -> tuple[RemovedNode, ...]:
+    """The removed nodes that are not replaced after a node has joined: it takes its own place, or that of the first."""
+    return tuple(each for each in gone if each.node != node) if node in {each.node for each in gone} else gone[1:]
+
+
+def _with_program(programs: Mapping[str, str], node_info: NodeInfo) -> Mapping[str, str]:
+    if not node_info.program or node_info.role in programs or len(programs) >= _MAX_ROLES:
+        return programs
+    return {**programs, node_info.role: node_info.program}
+
+
+def _add_spare(state: State, node: NodeId, node_info: NodeInfo) -> State:
+    return state._replace(
+        redundancy_list={**state.redundancy_list, node: node_info},
+        wait_list=_without(state.wait_list, node),
+        survivors=_without(state.survivors, node),
+    )
+
+
+def _complete(state: State, settings: Settings) -> State:
+    nodes, entries = sorted(state.participants), state.participants.items()
+    previous = {node: each.previous_rank for node, each in entries if each.previous_rank is not None}
+    hints = {node: hint for node, each in entries if (hint := each.node_info.rank_hint) is not None}
+    ranks = assign_group_ranks(nodes, None if settings.fixed_ranks else previous, hints)
+    return state._replace(
+        complete=True,
+        restarts=state.ledger.failures,
+        origin="",
+        last_call=0,
+        restart_delay=0.0,
+        survivors={},
+        removed=(),
+        participants={node: state.participants[node]._replace(rank=ranks[node]) for node in nodes},
+    )
+
+
+def _abandon(state: State, node: NodeId, seconds: float, settings: Settings) -> State:
+    from rallypoint.control.membership.endings import abandoned_rendezvous
+
+    return state._replace(
+        participants={},
+        wait_list={},
+        redundancy_list={},
+        survivors={},
+        heartbeats={},
+        last_call=0,
+        restart_delay=0.0,
+        abandoned=abandoned_rendezvous(state, node, seconds, settings),
+    )
+
+
+# Leaving
+
+
+def _exit(operation: Exit, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
+    after = _removed(state, node, operation.reason, operation.detail, settings)
+    if after is None:
+        return Stop.DONE
+    return Refusal.TIMEOUT if view.now >= operation.deadline else after
+
+
+def _removed(state: State, node: NodeId, reason: Reason, detail: str, settings: Settings) -> State | None:
+    """The state without a node; None if it is in no list."""
+    if node in state.participants:
+        return _without_participant(state, node, reason, detail, settings)
+    if node in state.wait_list:
+        after = state._replace(wait_list=_without(state.wait_list, node))
+        # The drain that the others were asked to agree to is no longer wanted.
+        return after if after.wait_list or after.preempted else after._replace(consents=frozenset())
+    if node in state.redundancy_list:
+        return state._replace(redundancy_list=_without(state.redundancy_list, node))
+    if node in state.survivors:
+        return state._replace(survivors=_without(state.survivors, node), removed=_with_removed(state, node, reason))
+    return None
+
+
+def _without_participant(state: State, node: NodeId, reason: Reason, detail: str, settings: Settings) -> State:
+    after = state._replace(participants=_without(state.participants, node))
+    if state.closed:
+        return after
+    if state.complete and node in state.succeeded and after.participants:
+        return _end_job_if_all_done(after._replace(finished={**state.finished, node: state.participants[node]}))
+    after = after._replace(removed=_with_removed(state, node, reason))
+    if state.complete and state.is_preempted:
+        return _end_job_if_all_done(after._replace(consents=after.consents | {node}))
+    if not state.complete:
+        return after._replace(last_call=0) if len(after.participants) < settings.min_nodes else after
+    return end_round(after, _round_end(after, reason, name_of(state, node), settings, detail=detail))
+
+
+def _with_removed(state: State, node: NodeId, reason: Reason) -> tuple[RemovedNode, ...]:
+    """The removed nodes, and one more."""
+    if len(state.removed) >= _MAX_REMOVED:
+        return state.removed
+    return (*state.removed, RemovedNode(node, name_of(state, node), reason))
+
+
+def without_nodes(state: State, nodes: Sequence[NodeId], reason: Reason, settings: Settings) -> State:
+    """The state after all these nodes were removed, in time that is linear in their number and that of all nodes.
+
+    It is what the `Exit` of one after the other would make. None is a participant of a complete round, since the first
+    of those ends the round, except in a job that is preempted.
+    """
+    gone = frozenset(nodes)
+    counted = state.survivors if state.closed else {**state.participants, **state.survivors}
+    held = [each for each in nodes if each in counted][:_MAX_REMOVED]
+    removed = tuple(RemovedNode(each, name_of(state, each), reason) for each in held)
+    after = state._replace(
+        participants=_without_all(state.participants, gone),
+        wait_list=_without_all(state.wait_list, gone),
+        redundancy_list=_without_all(state.redundancy_list, gone),
+        survivors=_without_all(state.survivors, gone),
+        heartbeats=_without_all(state.heartbeats, gone),
+        removed=(*state.removed, *removed)[:_MAX_REMOVED],
+    )
+    if state.wait_list and not after.wait_list and not after.preempted:
+        after = after._replace(consents=frozenset())
+    if state.closed or len(after.participants) == len(state.participants):
+        return after
+    if state.complete:
+        return _end_job_if_all_done(after._replace(consents=after.consents | (gone & state.participants.keys())))
+    return after._replace(last_call=0) if len(after.participants) < settings.min_nodes else after
+
+
+# The end of rounds and of the job
+
+
+def _fail(operation: Fail, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
+    if not state.runs(node, operation.round):
+        return Stop.DONE
+    if state.is_preempted:  # what has not been saved by now never will be
+        return _consent(state, node, settings)
+    from rallypoint.control.membership.endings import failure_streak_after
+
+    ran = None if view.running_at is None else view.now - view.running_at
+    streak = failure_streak_after(state, operation.cause, ran, settings)
+    cause, most = operation.cause, operation.max_restarts
+    if state.ledger.failures >= most:
+        return _fail_job(state, Verdict(Outcome.FAILED, cause, ending=cause.ending), most)
+    if 0 < settings.same_failure_limit <= streak.repeats:
+        often = "once" if streak.repeats == 1 else f"{streak.repeats} times"
+        detail = f"the same failure came back {often} without progress (same_failure_limit)"
+        return _fail_job(state, Verdict(Outcome.FAILED, cause, detail, ending=Ending.REPEATED), most)
+    delay = _restart_delay(streak, settings)
+    restarts = Restarts(state.ledger.failures + 1, most)
+    end = _round_end(state, Reason.FAILURE, name_of(state, node), settings, cause=cause)
+    after = end_round(state, end._replace(restarts=restarts, held_back=delay))
+    return after._replace(failure_streak=streak, restart_delay=delay)
+
+
+def _fail_job(state: State, verdict: Verdict, max_restarts: int) -> State:
+    ledger = state.ledger._replace(failures=state.ledger.failures + 1)
+    restarts = Restarts(state.ledger.failures, max_restarts)
+    return state._replace(closed=True, ledger=ledger, verdict=verdict._replace(restarts=restarts))
+
+
+def _restart_delay(streak: FailureStreak, settings: Settings) -> float:
+    """Seconds for which the round after the streak is held back: none after progress, then twice as long each time."""
+    if not settings.restart_backoff or not streak.failures:
+        return 0.0
+    doublings = min(streak.failures - 1, 64)
+    return float(min(settings.restart_backoff * 2**doublings, settings.restart_backoff_max))
+
+
+def _succeed(operation: Succeed, state: State, node: NodeId, _view: ClockView, _settings: Settings) -> Step:
+    if not state.runs(node, operation.round) or node in state.succeeded:
+        return Stop.DONE
+    return _end_job_if_all_done(state._replace(succeeded=state.succeeded | {node}))
+
+
+def _drain(operation: Drain, state: State, node: NodeId, _view: ClockView, settings: Settings) -> Step:
+    if not state.runs(node, operation.round):
+        return Stop.DONE
+    if state.is_preempted:
+        return _consent(state, node, settings) if operation.needs_consent else Stop.DONE
+    # Once a node has finished, new nodes are not worth the work that would be done again.
+    if state.succeeded:
+        return Stop.DONE
+    if not operation.needs_consent:
+        return end_round(state, _round_end(state, Reason.DRAINED, name_of(state, node), settings))
+    # Without a node that waits, it is no longer requested.
+    return _consent(state, node, settings) if state.wait_list or state.preempted else Stop.DONE
+
+
+def _consent(state: State, node: NodeId, settings: Settings) -> Step:
+    return Stop.DONE if node in state.consents else with_consent(state, node, settings)
+
+
+def with_consent(state: State, node: NodeId, settings: Settings) -> State:
+    """The state after `node` has agreed to the end of the running round."""
+    after = state._replace(consents=state.consents | {node})
+    if after.is_preempted:
+        return _end_job_if_all_done(after)
+    if len(after.consents) < len(after.participants) or not after.consents.issuperset(after.participants):
+        return after
+    return end_round(after, _round_end(after, Reason.DRAINED, name_of(after, node), settings))
+
+
+def _preempt(operation: Preempt, state: State, node: NodeId, _view: ClockView, _settings: Settings) -> Step:
+    if state.closed or state.is_preempted or not state.runs(node, operation.round) or state.succeeded:
+        return Stop.DONE
+    said = Preemption(node, operation.seconds)
+    return Stop.DONE if state.preempted == said else state._replace(preempted=said)
+
+
+def _preempt_job(operation: PreemptJob, state: State, node: NodeId, _view: ClockView, _settings: Settings) -> Step:
+    if state.closed or state.is_preempted:
+        return Stop.DONE
+    who = operation.who or name_of(state, node)
+    said = Preemption(node, operation.seconds, whole_job=True, who=who, why=operation.why)
+    after = state._replace(preempted=said, consents=frozenset())
+    return after if after.complete else _end_preempted_job(after)  # without a running round there is nothing to save
+
+
+def _restart(operation: Restart, state: State, node: NodeId, _view: ClockView, settings: Settings) -> Step:
+    if not state.complete or state.closed or state.round != operation.round or state.is_preempted:
+        return Stop.DONE
+    return end_round(state, _round_end(state, Reason.REQUESTED, name_of(state, node), settings))
+
+
+def _close(operation: Close, state: State, _node: NodeId, view: ClockView, _settings: Settings) -> Step:
+    if state.closed:
+        return Stop.DONE
+    if view.now >= operation.deadline:
+        return Refusal.TIMEOUT
+    stopped = Verdict(Outcome.STOPPED, detail=operation.detail, ending=Ending.STOPPED)
+    return state._replace(closed=True, verdict=state.verdict or stopped)
+
+
+def _round_end(
+    state: State, reason: Reason, name: str, settings: Settings, *, cause: Cause | None = None, detail: str = ""
+) -> RoundEnd:
+    """The end of a complete round by the node with this name; `state` no longer has the nodes that leave."""
+    if reason is Reason.DRAINED:
+        from rallypoint.control.membership.endings import drain_detail
+
+        detail = drain_detail(state, name)
+    stays = len(known_to(state)) - (state.preempted is not None and state.preempted.node in state.participants)
+    return RoundEnd(state.round, reason, name, cause, detail, max(0, settings.min_nodes - stays))
+
+
+def end_round(state: State, end: RoundEnd) -> State:
+    """The state after the end of its round: the nodes of the round keep their places until they come back."""
+    if state.is_preempted:  # reported to a new coordinator about a job that it does not know
+        return _end_preempted_job(state)
+    ledger, field = state.ledger, _LEDGER_FIELDS.get(end.reason)
+    return state._replace(
+        round=max(state.round + 1, state.next_round),
+        complete=False,
+        participants={},
+        survivors={each: participant.rank for each, participant in state.participants.items()},
+        succeeded=frozenset(),
+        finished={},
+        consents=frozenset(),
+        quiet=frozenset(),
+        preempted=None,
+        restart_delay=0.0,
+        ledger=ledger if field is None else ledger._replace(**{field: getattr(ledger, field) + 1}),
+        ended=end,
+    )
+
+
+def _end_job_if_all_done(state: State) -> State:
+    """End the job if all nodes are done: they have succeeded, or consented to the end of a preempted job."""
+    # A node that has succeeded and left is still among the succeeded: it is not replaced.
+    done = state.succeeded | state.consents if state.is_preempted else state.succeeded
+    if len(done) < len(state.participants) or not done.issuperset(state.participants):
+        return state
+    if state.is_preempted and state.consents:
+        return _end_preempted_job(state)
+    return state._replace(closed=True, verdict=Verdict(Outcome.SUCCEEDED))
+
+
+def _end_preempted_job(state: State) -> State:
+    """All remaining nodes have saved. One of them will do what one node has to do for all.
+
+    The job has still succeeded if all of its nodes have by then; but a node that has consented has not finished, and
+    one that was lost or has failed never will.
+    """
+    said = state.preempted
+    assert said is not None, "a job that was preempted knows by whom"
+    in_order = sorted(state.participants.items(), key=lambda entry: entry[1].rank) if state.complete else ()
+    delegate = next((node for node, _ in in_order if not node.is_placeholder), said.node)
+    detail = f"{said.who} {said.why}"
+    return state._replace(
+        closed=True, verdict=Verdict(Outcome.STOPPED, detail=detail, ending=Ending.PREEMPTED, delegate=delegate)
+    )
+
+
+# Signs of life, progress and size
+
+
+def _record_progress(
+    operation: RecordProgress, state: State, node: NodeId, _view: ClockView, _settings: Settings
+) -> Step:
+    known = state.progress
+    new = operation.made and (operation.step < 0 or operation.step > known.step)
+    in_round = new and state.runs(node, operation.round)
+    reached = JobProgress(max(known.step, operation.step), state.round if in_round else known.round, reported=True)
+    return Stop.DONE if state.closed or reached == known else state._replace(progress=reached)
+
+
+def _report_quiet(operation: ReportQuiet, state: State, node: NodeId, _view: ClockView, _settings: Settings) -> Step:
+    changes = state.runs(node, operation.round) and (node in state.quiet) != operation.quiet
+    return state._replace(quiet=state.quiet ^ {node}) if changes else Stop.DONE
+
+
+def _keep_alive(operation: KeepLeaseAlive, state: State, _node: NodeId, view: ClockView, settings: Settings) -> Step:
+    if not _heartbeat_due(view, settings):
+        return Stop.DONE
+    return Refusal.TIMEOUT if view.now >= operation.deadline else state
+
+
+def _resize(operation: Resize, state: State, _node: NodeId, _view: ClockView, _settings: Settings) -> Step:
+    return Stop.DONE if state.size == operation.size else resize(state, operation.size)
+
+
+def resize(state: State, size: NodeRange) -> State:
+    """The state after an operator has given rounds this number of nodes.
+
+    A node without a place any more waits as a spare; a forming round that now has enough nodes begins its last call.
+    """
+    least, most = size
+    after = _without_excess(state._replace(size=size), most)
+    if after.complete or (after.last_call and least <= len(after.participants)):
+        return after
+    if len(after.participants) < least:
+        return after._replace(last_call=0)
+    return after._replace(last_call=after.last_calls + 1, last_calls=after.last_calls + 1)
+
+
+def _without_excess(state: State, most: int) -> State:
+    """At most this many nodes keep their places in the forming round, or in the next one; the others become spares."""
+    # Nodes with a place in the previous round take precedence.
+    in_order = sorted(state.participants, key=lambda node: state.participants[node].previous_rank is None)
+    out = () if state.complete else in_order[most:]
+    room = most - len(state.participants) + len(out) - len(state.survivors)
+    wait = list(state.wait_list)[max(0, room) :]
+    if not out and not wait:
+        return state
+    spares = {each: state.participants[each].node_info for each in out} | {each: state.wait_list[each] for each in wait}
+    return state._replace(
+        participants={node: each for node, each in state.participants.items() if node not in spares},
+        wait_list={node: each for node, each in state.wait_list.items() if node not in spares},
+        redundancy_list={**state.redundancy_list, **spares},
+    )
+
+
+def _without(mapping: Mapping[NodeId, V], node: NodeId) -> Mapping[NodeId, V]:
+    if node not in mapping:
+        return mapping
+    rest = dict(mapping)  # copy and delete: a comprehension would make a thousand nodes' joins quadratic in Python
+    del rest[node]
+    return rest
+
+
+def _without_all(mapping: Mapping[NodeId, V], nodes: frozenset[NodeId]) -> Mapping[NodeId, V]:
+    if nodes.isdisjoint(mapping):
+        return mapping
+    return {node: value for node, value in mapping.items() if node not in nodes}
+
+
+_RULES: dict[type, Callable[[Any, State, NodeId, ClockView, Settings], Step]] = {
+    Join: _join,
+    Exit: _exit,
+    Fail: _fail,
+    Succeed: _succeed,
+    Drain: _drain,
+    Preempt: _preempt,
+    PreemptJob: _preempt_job,
+    RecordProgress: _record_progress,
+    ReportQuiet: _report_quiet,
+    Close: _close,
+    Restart: _restart,
+    Resize: _resize,
+    KeepLeaseAlive: _keep_alive,
+}

@@ -1,0 +1,221 @@
+"""Encodes and decodes typed messages: MessagePack by `msgspec`, checked against the types of `messages`. No pickle.
+
+Values that types allow but no message may hold are refused, or made harmless, by `control.protocol.validation`.
+
+A message is the pair of its tag and its fields. Tags are the positions in the table below: append to it, never reorder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import cache, partial
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from rallypoint.control.membership import operations
+from rallypoint.control.membership.state import NodeId, State, known_to
+from rallypoint.control.protocol import handshake, messages, observation
+from rallypoint.control.protocol.errors import RendezvousStateError
+from rallypoint.control.protocol.validation import ValidationError, validated
+
+M = TypeVar("M")
+
+_TYPES: tuple[type, ...] = (
+    handshake.Hello,
+    handshake.Challenge,
+    handshake.Proof,
+    handshake.Welcome,
+    handshake.HandshakeRefused,
+    messages.JoinRequest,
+    messages.LeaveRequest,
+    operations.Fail,
+    operations.Succeed,
+    operations.Drain,
+    operations.Close,
+    messages.Heartbeat,
+    messages.ProgressRequest,
+    messages.Placed,
+    messages.RoundEnded,
+    messages.NodesWaiting,
+    messages.JobEnded,
+    messages.JoinRefused,
+    messages.Progress,
+    operations.Preempt,
+    messages.ResumeRequest,
+    messages.Preempted,
+    messages.LeaveReply,
+    messages.ConfigDiffers,
+    messages.SessionEnded,
+    messages.StorePeers,
+    observation.WatchRequest,
+    observation.RestartCommand,
+    observation.DrainCommand,
+    observation.StopCommand,
+    observation.ResizeCommand,
+    observation.CollectCommand,
+    observation.SnapshotPart,
+    observation.JobList,
+    observation.CommandReply,
+    messages.CollectedPart,
+    messages.ReportRequested,
+    messages.NodeReport,
+    messages.CollectRequested,
+    messages.DrainRequested,
+    messages.OperatorAction,
+    operations.RecordProgress,
+    operations.PreemptJob,
+    operations.ReportQuiet,
+    messages.HangFound,
+    messages.CollectionEnded,
+    messages.HangReport,
+    messages.ConfirmRequest,
+    messages.Confirmed,
+)
+_TAG = {kind: tag for tag, kind in enumerate(_TYPES)}
+_envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
+_decoders: list[msgspec.msgpack.Decoder[object]] = [msgspec.msgpack.Decoder(kind) for kind in _TYPES]
+_fields = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_number = msgspec.msgpack.Decoder(int)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class CodecError(Exception):
+    """These bytes are not a message of ours; the text says why."""
+
+
+def encode(message: object) -> bytes:
+    """The bytes of a message of the table."""
+    return _encode((_TAG[type(message)], message))
+
+
+def decode(data: bytes, wanted: type[M]) -> M:
+    """The message in `data`, which must be `wanted`.
+
+    Raises:
+        CodecError: it is not, or the bytes do not match the type that they claim.
+    """
+    return _decode({wanted}, data)  # type: ignore[no-any-return]
+
+
+def _decode(wanted: Collection[type], data: bytes) -> Any:
+    try:
+        tag, raw = _envelope.decode(data)
+        if not 0 <= tag < len(_TYPES):
+            raise CodecError(f"message tag {tag} is unknown")
+        if _TYPES[tag] not in wanted:
+            raise CodecError(f"a {_TYPES[tag].__name__} has no place here")
+        return validated(_decoders[tag].decode(raw))
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # a bad string is a ValueError
+        raise CodecError(str(error)) from None
+
+
+def _decoder(messages: Any) -> Any:
+    return partial(_decode, frozenset(get_args(messages)))
+
+
+decode_request: Callable[[bytes], messages.Request] = _decoder(messages.Request)
+"""Decode a message of a node in a session. As `decode`, these raise CodecError if it is something else."""
+decode_notification: Callable[[bytes], messages.Notification] = _decoder(messages.Notification)
+"""Decode a message of the server in a session."""
+decode_watcher_request: Callable[[bytes], observation.WatcherRequest] = _decoder(observation.WatcherRequest)
+"""Decode a message of a watcher in a session."""
+_ToWatcher = observation.WatcherNotification | messages.SessionEnded
+decode_watcher_notification: Callable[[bytes], _ToWatcher] = _decoder(_ToWatcher)
+"""Decode a message of the server in a watcher's session."""
+_Answer = handshake.Challenge | handshake.Welcome | handshake.HandshakeRefused
+decode_answer: Callable[[bytes], _Answer] = _decoder(_Answer)
+"""Decode a message of the server before the session."""
+
+
+def version_of(data: bytes) -> int:
+    """The version that a `Hello` of any version begins with.
+
+    Raises:
+        CodecError: this is no `Hello`.
+    """
+    try:
+        tag, fields = _envelope.decode(data)
+        first = _fields.decode(fields)[:1] if tag == _TAG[handshake.Hello] else []
+        return _number.decode(first[0])
+    except (msgspec.DecodeError, IndexError, ValueError, RecursionError) as error:
+        raise CodecError(f"it does not begin with a Hello ({error})") from None
+
+
+# The state of a job, for shared backends and the journal: versioned and bounded besides.
+
+
+_VERSION = b"rallypoint-state-11:"
+_MAX_STATE = 8 * 1024 * 1024
+_MAX_NAME = 255
+
+
+def _field_type(kind: Any) -> Any:
+    """The type that encodes a field of the state: a map as a list of pairs, because keys of maps in MessagePack are not
+    typed.
+    """
+    if get_origin(kind) is Mapping:
+        return list[tuple[*get_args(kind)]]  # type: ignore[misc]
+    return list[get_args(kind)[0]] if get_origin(kind) is frozenset else kind  # type: ignore[misc]
+
+
+@cache
+def _state_decoder() -> msgspec.msgpack.Decoder[Any]:
+    fields = [(name, _field_type(kind)) for name, kind in get_type_hints(State).items()]
+    return msgspec.msgpack.Decoder(msgspec.defstruct("EncodedState", fields, frozen=True))
+
+
+@cache
+def _collections() -> dict[str, Callable[[Any], Any]]:
+    """Fields that are sent as lists, and the functions that restore them."""
+    kinds = {name: get_origin(kind) for name, kind in get_type_hints(State).items()}
+    return {
+        name: dict if kind is Mapping else frozenset for name, kind in kinds.items() if kind in (Mapping, frozenset)
+    }
+
+
+def encode_state(state: State) -> bytes:
+    """The bytes of a state; equal states give equal bytes."""
+    fields = state._asdict()
+    for name, kind in _collections().items():
+        value = fields[name]
+        fields[name] = sorted(value.items(), key=lambda entry: entry[0]) if kind is dict else sorted(value)
+    return _VERSION + _encode(fields)
+
+
+def decode_state(data: bytes) -> State:
+    """The state that the bytes hold.
+
+    Raises:
+        RendezvousStateError: they are not a state, or one of another version.
+    """
+    if not data.startswith(_VERSION):
+        raise RendezvousStateError(
+            f"the shared rendezvous state starts with {data[:24]!r}, which this version of Rallypoint did not write; "
+            "use the same version on all nodes, and a place and --rdzv-id of its own for each job"
+        )
+    if len(data) > _MAX_STATE:
+        raise RendezvousStateError(f"the shared rendezvous state has {len(data)} bytes, more than it may have")
+    try:
+        blob = _state_decoder().decode(data[len(_VERSION) :])
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # a bad string is a ValueError
+        raise RendezvousStateError(
+            f"the shared rendezvous state is damaged ({error}); remove it, or use another --rdzv-id"
+        ) from None
+    fields = msgspec.structs.asdict(blob)
+    found = State(**fields | {name: make(fields[name]) for name, make in _collections().items()})
+    try:
+        state = validated(found)  # it comes from another machine, as messages do
+        for nodes in (found.participants, found.finished, found.wait_list, found.redundancy_list):
+            for node, held in nodes.items():
+                if not node.is_placeholder:
+                    validated(held)
+    except ValidationError as error:
+        raise RendezvousStateError(f"the shared rendezvous state cannot be: {error}; use another --rdzv-id") from None
+    if not all(_with_printable_names(each) for each in (*known_to(state), *state.finished)):
+        raise RendezvousStateError("the shared rendezvous state names nodes by what is no text; use another --rdzv-id")
+    return state
+
+
+def _with_printable_names(node: NodeId) -> bool:
+    return max(len(node.addr), len(node.host)) <= _MAX_NAME and node.addr.isprintable() and node.host.isprintable()

@@ -1,0 +1,198 @@
+"""The beginning of a control connection: whether the peer has our protocol, version, job and key.
+
+    node                                            server
+    magic, Hello(version, job, nonce, ...)  ->
+                                            <-  magic, Challenge(nonce)      or Refused(sentence)
+    Proof(proof)                            ->
+                                            <-  Welcome(node's name, ...)    or Refused(sentence)
+
+If the job has a key (`base.secrets`), the node proves first that it holds it, over all bytes of the greeting, and each
+frame from the Welcome on is signed (`control.protocol.signing`): the signature of the Welcome is the server's proof.
+So a peer that dials learns nothing to try keys on. Without a key on either side proofs are empty and nothing is signed;
+a key on one side only is refused. A Refused is never signed, since the two may not share a key: an attacker who can
+change the traffic can keep a node out, but nothing more. Pure: nonces are passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from rallypoint.control.membership.state import NodeId, Settings
+
+if TYPE_CHECKING:
+    from rallypoint.control.protocol.signing import Signers
+
+Keys: TypeAlias = Callable[[str], tuple[bytes, ...]]
+"""The keys that are accepted from nodes of a job, by its id."""
+
+PROTOCOL_VERSION = 12
+"""Raised with every change of a message. Two things never change, so that versions can tell each other apart: a `Hello`
+begins with the version, and a `HandshakeRefused` is one sentence."""
+
+
+class Hello(NamedTuple):
+    """The greeting of a node."""
+
+    version: int
+    job: str
+    nonce: bytes
+    address: str
+    """Its own address towards the server, as its socket shows it."""
+    pid: int
+    local_id: int
+    has_secret: bool
+    settings: Settings
+    """The node's settings of the rendezvous. A control plane outside the job takes them from the first node."""
+    incarnation: str = ""
+    """The coordinator that the node was last in a session with, by its incarnation; empty for a new node."""
+    host: str = ""
+    """The name of the node's machine, for people to read."""
+    is_watcher: bool = False
+    """Whether this session is one of a watcher (`observation`), and never a node's. Its `job` may be empty: for the
+    only job, or the list of all.
+    """
+    only_greets: bool = False
+    """Whether only the welcome is requested: whether this node would be accepted, and the time of day. No session is
+    opened, whether there is such a job yet or not.
+    """
+
+
+class Challenge(NamedTuple):
+    """The server's part of what makes each greeting unique."""
+
+    nonce: bytes
+
+
+class Proof(NamedTuple):
+    """The proof that the node holds the job's key; empty if the job has none."""
+
+    proof: bytes
+
+
+class Welcome(NamedTuple):
+    """The session is open: the name of the node, the lease in seconds, and the identity of the coordinator."""
+
+    node: NodeId
+    lease: float
+    incarnation: str
+    embedded: bool = False
+    """Whether the server lives inside an agent of the job, and so may end with a node."""
+    heartbeat_interval: float = 0.0
+    """Seconds from one heartbeat of the node to the next; 0 for a third of the lease."""
+    timestamp: float = 0.0
+    """Sent to a node that only greets: the server's clock, in seconds since 1970. Nothing is decided by it."""
+
+
+class HandshakeRefused(NamedTuple):
+    """The connection is refused; the sentence says why and what to do."""
+
+    sentence: str
+
+
+class HandshakeError(Exception):
+    """The peer is not one of ours, or not of this job. One sentence; retrying does not help."""
+
+
+def version_error(version: int) -> str:
+    """The error for a node of another version, whose greeting may have other fields than ours."""
+    return (
+        f"this control plane speaks Rallypoint's protocol {PROTOCOL_VERSION}, the node speaks {version}; "
+        "install the same version of rallypoint on all nodes, and where the control plane runs"
+    )
+
+
+@dataclass(slots=True)
+class ServerHandshake:
+    """The server's side: `hello`, then `proof`; either may refuse. A `job` of None accepts nodes of any job."""
+
+    job: str | None
+    keys: Keys | None
+    nonce: bytes
+    greeted: Hello | None = None
+    signers: Signers | None = None
+    """After the proof: signs all further frames; None if the job has no key."""
+
+    def hello(self, hello: Hello) -> Challenge | HandshakeRefused:
+        """Answer a node's first message."""
+        refusal = self._refusal_reason(hello)
+        if refusal is not None:
+            return HandshakeRefused(refusal)
+        self.greeted = hello
+        return Challenge(self.nonce)
+
+    def _refusal_reason(self, hello: Hello) -> str | None:
+        if hello.version != PROTOCOL_VERSION:
+            return version_error(hello.version)
+        names_job = bool(hello.job) or not (hello.is_watcher or hello.only_greets)
+        if self.job is not None and names_job and hello.job != self.job:
+            return (
+                f"this control plane belongs to job {self.job!r}, not to {hello.job!r}; "
+                "give all nodes of a job the same --rdzv-id, and each job an endpoint of its own"
+            )
+        if self.keys is not None and not hello.has_secret:
+            return "this job has a secret; set RALLYPOINT_SECRET on this node as on the others"
+        if self.keys is None and hello.has_secret:
+            return (
+                "this node has a secret and the control plane has none; set RALLYPOINT_SECRET on all nodes or on none"
+            )
+        return None
+
+    def proof(self, proof: Proof, transcript: bytes = b"") -> HandshakeRefused | None:
+        """Check a node's proof; None means that it is accepted.
+
+        Args:
+            proof: the proof that the node has sent.
+            transcript: of the greeting (`control.protocol.signing.transcript_of`), if the job has a key.
+        """
+        assert self.greeted is not None
+        if self.keys is None:
+            return None
+        from rallypoint.control.protocol.signing import Signers, proven_key
+
+        key = proven_key(self.keys(self.greeted.job), transcript, proof.proof)
+        if key is None:
+            return HandshakeRefused("this node's RALLYPOINT_SECRET is not the job's; set the same on all nodes")
+        self.signers = Signers(key, transcript, node=False)
+        return None
+
+
+@dataclass(slots=True)
+class ClientHandshake:
+    """The node's side: send `hello`, answer the challenge with `prove`."""
+
+    job: str
+    key: bytes | None
+    nonce: bytes
+    settings: Settings
+    is_watcher: bool = False
+    only_greets: bool = False
+    signers: Signers | None = None
+    """After `prove`: signs all further frames; None if the job has no key."""
+
+    def hello(self, address: str, pid: int, local_id: int, incarnation: str = "", host: str = "") -> Hello:
+        """The first message. For `incarnation` and `host` see `Hello`."""
+        return Hello(
+            PROTOCOL_VERSION,
+            self.job,
+            self.nonce,
+            address,
+            pid,
+            local_id,
+            self.key is not None,
+            self.settings,
+            incarnation,
+            host,
+            self.is_watcher,
+            self.only_greets,
+        )
+
+    def prove(self, transcript: bytes = b"") -> Proof:
+        """The answer to the server's challenge; see `ServerHandshake.proof` for the transcript."""
+        if self.key is None:
+            return Proof(b"")
+        from rallypoint.control.protocol.signing import Signers, proof
+
+        self.signers = Signers(self.key, transcript, node=True)
+        return Proof(proof(self.key, transcript))

@@ -1,0 +1,447 @@
+"""The messages between nodes and the coordinator. Plain data; `codec` encodes it for the wire.
+
+A node sends requests, and receives notifications. One join costs one request and one notification, whatever the number
+of nodes: a notification holds the node's own place and never the full membership. The first part is about watchers,
+operators and hangs: what the coordinator asks nodes on their behalf, and the answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+
+from rallypoint.base.light_typing import NamedTuple, Protocol
+from rallypoint.control.membership.operations import NodeOperation, Refusal
+from rallypoint.control.membership.state import NodeId, NodeInfo, NodeRange, Outcome, Reason, RoundEnd, Verdict
+from rallypoint.control.ranks import NodeRanks
+
+MAX_PART = 48 * 1024
+"""Bytes in one part of a message that is sent in parts."""
+
+
+class ReportRequested(NamedTuple):
+    """There is a watcher: answer with a `NodeReport`."""
+
+
+class NodeReport(NamedTuple):
+    """A node's answer to `ReportRequested`: its workers by local rank. All ages are in seconds.
+
+    `progress` is the last step that a worker has reported, -1 if none has; `progress_age` and `output_ages` are -1 if
+    there was none.
+    """
+
+    round: int
+    pids: tuple[int, ...] = ()
+    restarts_left: int = -1
+    progress: int = -1
+    progress_age: float = -1.0
+    output_ages: tuple[float, ...] = ()
+    steps: tuple[int, ...] = ()
+    """The last step of each worker, -1 if it has reported none; empty if none has, or there are very many."""
+
+
+class CollectKind(StrEnum):
+    """What can be collected from nodes."""
+
+    STACKS = "stacks"
+    BUNDLE = "bundle"
+    HANG = "hang"
+    """The evidence of a hang, of all workers."""
+
+
+class CollectRequested(NamedTuple):
+    """Collect something from a node's workers, or from that of a global `rank`; answered by `CollectedPart`s."""
+
+    number: int
+    kind: CollectKind
+    rank: int = -1
+
+
+class CollectedPart(NamedTuple):
+    """A part of a node's collection. Sent by the node, and on to the requester with the node's name filled in."""
+
+    number: int
+    """The number of the collection."""
+    data: bytes
+    is_last: bool
+    node: str = ""
+
+
+class DrainRequested(NamedTuple):
+    """An operator asks this node to leave, after its workers were notified."""
+
+    by: str
+
+
+class OperatorAction(NamedTuple):
+    """An operator's command was carried out: a line for the log of every node. `size` is that of future rounds, if the
+    command has changed it: nodes keep it for a control plane that has lost it.
+    """
+
+    by: str
+    text: str
+    size: NodeRange | None = None
+
+
+class HangFound(NamedTuple):
+    """All ranks of all nodes of `round` are quiet; each node's evidence about its workers is collected next."""
+
+    round: int
+    nodes: int
+
+
+class CollectionEnded(NamedTuple):
+    """For the node that reports a hang: no more parts follow. `silent` are the nodes that have not answered."""
+
+    number: int
+    round: int
+    silent: tuple[str, ...] = ()
+
+
+class HangReport(NamedTuple):
+    """The text of a report about all workers of a job that hangs. Sent by the reporting node; then to all."""
+
+    number: int
+    round: int
+    report: str
+
+
+NodeAnswer = NodeReport | CollectedPart | HangReport
+"""The answers of a node to such requests."""
+HangNotification = HangFound | CollectedPart | CollectionEnded | HangReport
+
+
+# Between nodes and the coordinator
+
+
+class JoinRequest(NamedTuple):
+    """Take part; give up after `timeout` seconds, `waited` of which have passed already.
+
+    An empty `node_info.address` stands for the session's own. `addresses` are those of the node's interfaces, from
+    which its workers may connect to a store; None if they are not known.
+    """
+
+    node_info: NodeInfo
+    timeout: float
+    waited: float = 0.0
+    addresses: tuple[str, ...] | None = None
+
+
+class LeaveRequest(NamedTuple):
+    """Take no part any more. With `wants_reply` it is answered by `LeaveReply`, each time it is sent."""
+
+    wants_reply: bool = False
+
+
+class Heartbeat(NamedTuple):
+    """The node is alive. The coordinator sends the same back, in a large job to every second one: each side knows that
+    the other is alive.
+    """
+
+
+class ProgressRequest(NamedTuple):
+    """Request the progress of the rendezvous. Answered by `Progress`."""
+
+
+class ConfirmRequest(NamedTuple):
+    """Does the coordinator still count on this node? Answered by `Confirmed` with the same number."""
+
+    number: int
+
+
+class ResumeRequest(NamedTuple):
+    """What a node holds, sent again when its link was lost and is open again; it fills a new coordinator.
+
+    `incarnation` names the coordinator of its last session, `node` is its name there. `round` is the last round in
+    which it had a place (-1 for none), `origin` the coordinator that has completed it, `round_over` says whether the
+    node knows that this round has ended, `last_ended_round` is the newest round of which it knows that (-1 for none),
+    `failures` the number of restarts that it knows the job to have used. `control_rank` and `size`: see `Placement`.
+    """
+
+    incarnation: str
+    node: NodeId
+    node_info: NodeInfo
+    round: int = -1
+    group_rank: int = -1
+    group_world_size: int = 0
+    control_rank: int = -1
+    failures: int = 0
+    round_over: bool = True
+    last_ended_round: int = -1
+    joining: bool = False
+    origin: str = ""
+    size: NodeRange | None = None
+
+
+Request = (
+    JoinRequest
+    | LeaveRequest
+    | NodeOperation
+    | Heartbeat
+    | ProgressRequest
+    | ConfirmRequest
+    | ResumeRequest
+    | NodeAnswer
+)
+
+
+class Placement(NamedTuple):
+    """A node's own place in a complete round, and all that its workers need.
+
+    `restarts` is the number of restarts that the job has used so far, `max_restarts` how many it may use (-1 if not
+    given), `control_rank` the group rank of the node whose agent hosts the control plane, -1 if none does. `origin` is
+    the incarnation of the coordinator that has completed the round; together with its number it identifies the round
+    permanently. `progress` is the highest step that workers of the job had reported before, -1 for none. `size` is the
+    number of nodes of a round, if an operator has changed that. With `restart_workers` no worker of the previous round
+    goes on in its process, since on some node one cannot.
+    """
+
+    round: int
+    group_rank: int
+    group_world_size: int
+    ranks: NodeRanks
+    store_address: str
+    store_port: int
+    restarts: int
+    control_rank: int = -1
+    origin: str = ""
+    max_restarts: int = -1
+    progress: int = -1
+    size: NodeRange | None = None
+    restart_workers: bool = False
+
+
+class Placed(NamedTuple):
+    """The round is complete and this is your place in it."""
+
+    placement: Placement
+
+
+class StorePeers(NamedTuple):
+    """The addresses of a round's workers: for the host of its store, before its placement, in parts if they are many.
+
+    `is_first_part` starts a new list; `reason_unrestricted` says why they may have other addresses, empty if they do
+    not.
+    """
+
+    addresses: tuple[str, ...]
+    is_first_part: bool = True
+    reason_unrestricted: str = ""
+
+
+class RoundEnded(NamedTuple):
+    """The round that you took part in is over; join again."""
+
+    end: RoundEnd
+
+
+class NodesWaiting(NamedTuple):
+    """The number of nodes that wait to join after `round`; `names` has a few of them."""
+
+    round: int
+    waiting: int
+    names: tuple[str, ...] = ()
+
+
+class Preempted(NamedTuple):
+    """`node` will be taken away in `seconds`: `round` should end in order before that.
+
+    With `whole_job` the job then ends, because `node` was told so in the way that `why` says.
+    """
+
+    round: int
+    node: str
+    seconds: float
+    whole_job: bool = False
+    why: str = ""
+
+
+class JobEnded(NamedTuple):
+    """The job has ended. `is_delegate`: this node does what one node has to do for the job."""
+
+    verdict: Verdict
+    is_delegate: bool = False
+
+
+class ConfigDifference(NamedTuple):
+    """A setting in which a node differs from the job: its name, and both values.
+
+    `job_value_applies` says whether the job's value is the one in effect.
+    """
+
+    what: str
+    own_value: str
+    job_value: str
+    job_value_applies: bool = True
+
+    def sentence(self, who: str) -> str:
+        """A sentence for people about `who`."""
+        holds = ", which holds" if self.job_value_applies else ""
+        return f"{who} was started with {self.what}{self.own_value}, the job with {self.what}{self.job_value}{holds}"
+
+
+class ConfigDiffers(NamedTuple):
+    """This node, with the name `node`, was started with other settings than the job; both sides log it."""
+
+    node: str
+    differences: tuple[ConfigDifference, ...]
+
+
+class SessionEnded(NamedTuple):
+    """The control plane ends this session, for the reason in `detail`; its last message."""
+
+    detail: str
+
+
+class MissingNode(NamedTuple):
+    """A node that left without a replacement: its name, why it left, and how many seconds ago."""
+
+    name: str
+    reason: Reason
+    seconds_ago: float
+
+
+class Progress(NamedTuple):
+    """The progress of the rendezvous, as facts; `coordinator.job_log` makes a sentence of them. At most a few names."""
+
+    round: int
+    complete: bool
+    joined: int
+    min_nodes: int
+    max_nodes: int
+    expected: tuple[str, ...]
+    """The nodes still expected, as far as they are known."""
+    spare: bool
+    backoff: float = 0.0
+    """Seconds for which this round is held back: after failures without progress, or by a new control plane."""
+    members: tuple[str, ...] = ()
+    """The nodes that have joined."""
+    removed: tuple[MissingNode, ...] = ()
+    starts_in: float = -1.0
+    """Seconds until the round starts with the nodes that have joined; negative if others have to join."""
+    ends_in: float = -1.0
+    """Seconds until the rendezvous fails; negative if it does not by the passing of time."""
+    gave_up_by: str = ""
+    """The node whose time is over, so that the rendezvous has failed."""
+    waited: float = 0.0
+    """For how many seconds that node has waited."""
+    reports: bool = False
+    """Whether this node is the one of the waiting nodes that logs it."""
+
+
+class JoinRefused(NamedTuple):
+    """The join failed; `detail` says why, or, if it timed out, `progress` how far the rendezvous was."""
+
+    refusal: Refusal
+    detail: str
+    progress: Progress | None = None
+
+
+class ProgressText(NamedTuple):
+    """The progress of the rendezvous, as text; made on the node's own side, never sent.
+
+    `warning`: this node is the one to log it. `live` is a short form for a line that is rewritten: the text before the
+    elapsed time, and the text after it.
+    """
+
+    text: str
+    warning: bool
+    live: tuple[str, str] = ("", "")
+
+
+class LeaveReply(NamedTuple):
+    """The state of the job after this node has left: whether it goes on, on how many nodes, how it has ended."""
+
+    goes_on: bool
+    others: int
+    outcome: Outcome | None = None
+
+
+class Confirmed(NamedTuple):
+    """The answer to the `ConfirmRequest` of this number, after all that this node was to be told before: a round that
+    it has heard no end of still stood when the request came.
+    """
+
+    number: int
+
+
+class LinkDown(NamedTuple):
+    """The control plane cannot be reached for now; made on the node's own side, never sent."""
+
+    detail: str
+
+
+class LinkOpened(NamedTuple):
+    """The control plane was reached for the first time; made on the node's own side, never sent."""
+
+
+class LinkUp(NamedTuple):
+    """The control plane can be reached again; made on the node's own side, never sent.
+
+    `join_lost`: the waiting join was sent to a coordinator that no longer exists, which may have given it a place; it
+    is not sent again, and the node has to join anew.
+    """
+
+    join_lost: bool = False
+
+
+class LinkLost(NamedTuple):
+    """The control plane is lost permanently; made on the node's own side, never sent.
+
+    `error` is what a third party's handler or backend has raised, and what its user must see.
+    """
+
+    detail: str
+    error: BaseException | None = None
+
+
+Notification = (
+    Placed
+    | StorePeers
+    | RoundEnded
+    | NodesWaiting
+    | Preempted
+    | JobEnded
+    | JoinRefused
+    | Progress
+    | ProgressText
+    | LeaveReply
+    | Confirmed
+    | ConfigDiffers
+    | SessionEnded
+    | Heartbeat
+    | ReportRequested
+    | CollectRequested
+    | DrainRequested
+    | OperatorAction
+    | HangNotification
+    | LinkDown
+    | LinkOpened
+    | LinkUp
+    | LinkLost
+)
+
+Deliver = Callable[[Notification], None]
+"""Called from any thread, with no lock held, in the order of events. Must not block."""
+
+
+class Link(Protocol):
+    """One node's link to the control plane: it takes requests, and passes notifications to its `Deliver`.
+
+    The node that hosts the coordinator has one without a socket (`LocalLink`), others one over TCP (`TcpLink`);
+    shared-state backends have one that runs the core itself (`SharedStateLink`).
+    """
+
+    @property
+    def address(self) -> str | None:
+        """This node's address towards the control plane; None until that has been reached, which `LinkOpened` tells."""
+
+    @property
+    def lease(self) -> float:
+        """Seconds of silence after which the others count this node as lost."""
+
+    def send(self, request: Request) -> None:
+        """Send a request. Never blocks; a lost link delivers `LinkLost`."""
+
+    def close(self) -> None:
+        """End the session: for the others, the node is gone. Idempotent; nothing is delivered afterwards."""

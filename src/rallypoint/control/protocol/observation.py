@@ -1,0 +1,251 @@
+"""The messages between a watcher and the coordinator. Plain data.
+
+A watcher is a session that is never a node: it is sent the state of the job, and may give commands. Laws:
+
+1. Nodes report only when asked, that is, while there are watchers.
+2. No time of day is sent: moments are given as seconds ago, by the coordinator's clock, so that no two clocks are
+   compared.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from rallypoint.control.membership.state import Ledger
+from rallypoint.control.protocol.messages import MAX_PART, CollectedPart, CollectKind, NodeReport
+from rallypoint.control.protocol.validation import validated
+
+MAX_SNAPSHOT = 64 * 1024 * 1024
+"""Bytes that a snapshot may have in all."""
+
+
+# The state of a job
+
+
+class Phase(StrEnum):
+    """The phase of a job. In the first three, no round runs."""
+
+    WAITING = "waiting"
+    """Fewer than `min_nodes` nodes have joined."""
+    FORMING = "forming"
+    """There are enough nodes, and others are given time to join."""
+    HELD_BACK = "held back"
+    """The next round is delayed by the back-off after failures."""
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class NodeState(StrEnum):
+    """The role of a node in the job."""
+
+    PARTICIPANT = "participant"
+    WAITING = "waiting"
+    SPARE = "spare"
+    EXPECTED = "expected"
+    """It was in the previous round, and has not come back yet."""
+
+
+class NodeView(NamedTuple):
+    """One node of a snapshot.
+
+    `silent_for` is how many seconds ago it was last heard, -1 if that is not counted: it shares the coordinator's
+    process, or has no session (`connected`). Its workers have the global ranks from `first_rank` on, -1 with no round.
+    """
+
+    name: str
+    host: str
+    address: str
+    pid: int
+    state: NodeState
+    connected: bool
+    silent_for: float = -1.0
+    group_rank: int = -1
+    first_rank: int = -1
+    workers: int = 0
+    role: str = ""
+    succeeded: bool = False
+    report: NodeReport | None = None
+
+
+class FailureView(NamedTuple):
+    """A failure of the job: of a worker, or of a node (`rank` -1)."""
+
+    seconds_ago: float
+    round: int
+    node: str
+    host: str
+    rank: int
+    local_rank: int
+    pid: int
+    exitcode: int
+    message: str
+
+
+class EventKind(StrEnum):
+    """The kinds of events of a whole job."""
+
+    COORDINATOR_STARTED = "coordinator started"
+    ROUND_STARTED = "round started"
+    ROUND_ENDED = "round ended"
+    NODE_WAITING = "node waiting"
+    NODE_LOST = "node lost"
+    JOB_PREEMPTED = "job preempted"
+    HANG_FOUND = "hang found"
+    COMMAND = "command"
+    JOB_ENDED = "job ended"
+
+
+class JobEvent(NamedTuple):
+    """Something that has happened; `number` grows by one. `text` is one sentence for people."""
+
+    number: int
+    seconds_ago: float
+    kind: EventKind
+    round: int
+    text: str
+    node: str = ""
+
+
+class Snapshot(NamedTuple):
+    """The state of a job at one moment.
+
+    `phase_for` is for how many seconds the phase has lasted, `missing` how many nodes have to join until there are
+    `min_nodes`, `expected` a few names of those, `backoff` the seconds for which the next round is still held back.
+    `max_restarts` is -1 if it was not given.
+    """
+
+    job: str
+    incarnation: str
+    phase: Phase
+    phase_for: float
+    round: int
+    min_nodes: int
+    max_nodes: int
+    missing: int
+    expected: tuple[str, ...]
+    nodes: tuple[NodeView, ...]
+    ended_rounds: Ledger
+    max_restarts: int
+    backoff: float
+    failures: tuple[FailureView, ...]
+    """The last ones, oldest first."""
+    events: tuple[JobEvent, ...]
+    """The last ones, oldest first."""
+    detail: str = ""
+    """How the job has ended, in a sentence; empty before."""
+
+
+class JobSummary(NamedTuple):
+    """One job of a control plane that serves many."""
+
+    job: str
+    phase: Phase
+    round: int
+    nodes: int
+    max_nodes: int
+
+
+# Messages of a watcher
+
+
+class WatchRequest(NamedTuple):
+    """Request the state of the job: once, or, with `follow`, again after each change. Answered by `SnapshotPart`s, or
+    by `JobList` if the control plane serves many jobs and the greeting names none.
+    """
+
+    follow: bool = False
+
+
+class RestartCommand(NamedTuple):
+    """End the running round and begin another; no restart is used up. `by` is the operator, as user@host."""
+
+    by: str
+
+
+class DrainCommand(NamedTuple):
+    """Make a node leave after its workers were notified, as before a preemption. `node` is its name, host, address or
+    group rank."""
+
+    by: str
+    node: str
+
+
+class StopCommand(NamedTuple):
+    """End the job."""
+
+    by: str
+
+
+class ResizeCommand(NamedTuple):
+    """Change the minimal and maximal number of nodes of future rounds."""
+
+    by: str
+    min_nodes: int
+    max_nodes: int
+
+
+class CollectCommand(NamedTuple):
+    """Collect something from all nodes, or from the worker of one global `rank`. Answered by `CollectedPart`s of each
+    node, then by a `CommandReply`."""
+
+    by: str
+    kind: CollectKind
+    rank: int = -1
+
+
+Command = RestartCommand | DrainCommand | StopCommand | ResizeCommand | CollectCommand
+WatcherRequest = WatchRequest | Command
+
+
+# Messages to a watcher
+
+
+class SnapshotPart(NamedTuple):
+    """A part of an encoded `Snapshot`."""
+
+    data: bytes
+    is_last: bool
+
+
+class JobList(NamedTuple):
+    """The jobs of a control plane that serves many."""
+
+    jobs: tuple[JobSummary, ...]
+
+
+class CommandReply(NamedTuple):
+    """Whether a command was done; if not, `detail` says why, and nothing was changed."""
+
+    done: bool
+    detail: str
+
+
+WatcherNotification = SnapshotPart | JobList | CommandReply | CollectedPart
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(Snapshot)
+
+
+def snapshot_parts(snapshot: Snapshot) -> tuple[SnapshotPart, ...]:
+    """The messages that carry a snapshot."""
+    data = _encode(snapshot)
+    cuts = range(0, len(data), MAX_PART)
+    return tuple(SnapshotPart(data[at : at + MAX_PART], at + MAX_PART >= len(data)) for at in cuts)
+
+
+def decode_snapshot(data: bytes) -> Snapshot:
+    """Decode the snapshot whose parts were put together.
+
+    Raises:
+        ValueError: it is not a snapshot.
+    """
+    try:
+        return validated(_decoder.decode(data))
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from None

@@ -1,0 +1,251 @@
+"""The state of its job that a node keeps, to send it again when its link was lost and is open again. Pure.
+
+The link's shell passes every request and every notification through here, and sends `requests_to_repeat` when a session
+opens.
+
+Laws:
+
+1. Requests without an answer are sent again; the coordinator recognises those that it has received before. But a join
+   is not sent to another coordinator: its data may have been used in a place that the first gave. A spare waits for as
+   long as it takes.
+2. The name and the incarnation of a session are valid once the coordinator has sent anything in it: only then has it
+   certainly received what was sent at its beginning. A name that was claimed from the coordinator that gave it stays. A
+   node that waits for its first place claims from each coordinator the name that this one gave: a coordinator that was
+   thought to be gone may come back, if its successors have stored nothing.
+3. Nothing is sent again after the job's end.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from rallypoint.control.membership.operations import Close, Fail, NodeOperation, PreemptJob, Succeed
+from rallypoint.control.membership.state import NodeId, NodeInfo, NodeRange
+from rallypoint.control.protocol.messages import (
+    CollectedPart,
+    Confirmed,
+    ConfirmRequest,
+    HangReport,
+    Heartbeat,
+    JobEnded,
+    JoinRefused,
+    JoinRequest,
+    LeaveRequest,
+    LinkDown,
+    LinkLost,
+    LinkUp,
+    NodeReport,
+    Notification,
+    OperatorAction,
+    Placed,
+    Placement,
+    Preempted,
+    Progress,
+    ProgressRequest,
+    Request,
+    ResumeRequest,
+    RoundEnded,
+)
+
+_MAX_IDENTITIES = 8
+"""The number of coordinators whose names for it a waiting node remembers."""
+
+
+_Repeated = NodeOperation | ConfirmRequest
+_NEEDS_ANSWER = (Fail, Succeed, ConfirmRequest)
+"""After these the node waits for the coordinator, with no worker that runs."""
+
+
+class ResumeState(NamedTuple):
+    """A node's place, its open requests, and its identity.
+
+    `join` is the join that has no answer yet and the moment until which it may wait, `is_spare` whether the node has
+    been told that it waits as a spare, `refused` whether its last join failed; `repeated_requests` the requests about
+    the running round. `last_ended_round` is the newest round that it knows to be over. `last_identity` is incarnation
+    and name of the last session with an answer, `offered_identity` of one without an answer yet. `identities` are those
+    of all sessions since the node last had a place, the last for each coordinator.
+    """
+
+    last_identity: tuple[str, NodeId] | None = None
+    offered_identity: tuple[str, NodeId] | None = None
+    identities: tuple[tuple[str, NodeId], ...] = ()
+    node_info: NodeInfo | None = None
+    placement: Placement | None = None
+    round_over: bool = True
+    last_ended_round: int = -1
+    failures: int = 0
+    refused: bool = False
+    join: tuple[JoinRequest, float] | None = None
+    is_spare: bool = False
+    repeated_requests: tuple[_Repeated, ...] = ()
+    ended: bool = False
+    size: NodeRange | None = None
+    """The number of nodes of a round, if an operator has changed it."""
+
+    @property
+    def needs_coordinator(self) -> bool:
+        """Whether the node cannot continue without the control plane."""
+        return self.join is not None or any(isinstance(each, _NEEDS_ANSWER) for each in self.repeated_requests)
+
+
+def after_request(held: ResumeState, request: Request, now: float) -> ResumeState:
+    """The state after the node has sent `request`, at `now` seconds on its own clock."""
+    match request:
+        case JoinRequest(node_info=node_info, timeout=timeout):
+            join = (request, now + timeout)
+            return held._replace(
+                node_info=node_info, join=join, is_spare=False, repeated_requests=(), ended=False, refused=False
+            )
+        case LeaveRequest():
+            return held._replace(placement=None, round_over=True, join=None, repeated_requests=())
+        case Heartbeat() | ProgressRequest() | ResumeRequest() | NodeReport() | CollectedPart() | HangReport():
+            return held
+        case operation:
+            return held._replace(repeated_requests=_with(held.repeated_requests, operation))
+
+
+def _with(requests: tuple[_Repeated, ...], request: _Repeated) -> tuple[_Repeated, ...]:
+    """The requests, with this one in place of another of its kind."""
+    return (*(each for each in requests if type(each) is not type(request)), request)
+
+
+def after_notification(held: ResumeState, notification: Notification) -> ResumeState:
+    """The state after the node has received `notification`."""
+    if not isinstance(notification, LinkDown | LinkUp | LinkLost) and held.offered_identity is not None:
+        held = held._replace(last_identity=held.offered_identity, offered_identity=None)
+    match notification:
+        case Placed(placement=placement):
+            failures = max(held.failures, placement.restarts)
+            return held._replace(
+                placement=placement,
+                identities=(),
+                round_over=False,
+                failures=failures,
+                join=None,
+                repeated_requests=(),
+                size=placement.size or held.size,
+            )
+        case Preempted(node=who, seconds=seconds, whole_job=True, why=why):
+            # Sent by all nodes, it outlives the first one that has sent it.
+            return held._replace(repeated_requests=_with(held.repeated_requests, PreemptJob(seconds, why, who)))
+        case OperatorAction(size=NodeRange() as size):
+            return held._replace(size=size)
+        case RoundEnded(end=end) if held.placement is None or end.round >= held.placement.round:
+            failures = held.failures
+            if held.placement is not None and end.cause is not None:
+                failures = max(failures, held.placement.restarts + 1)
+            news, held = (
+                end.round > held.last_ended_round,
+                held._replace(last_ended_round=max(held.last_ended_round, end.round), failures=failures),
+            )
+            if held.placement is None or end.round > held.placement.round:
+                # A round of ours was missed; the data of the join was used up in it.
+                return held._replace(join=None) if news else held
+            return held._replace(round_over=True, repeated_requests=_outside_rounds(held))
+        case Progress(spare=spare):
+            return held._replace(is_spare=spare)
+        case JoinRefused():
+            return held._replace(join=None, refused=True)
+        case Confirmed(number=number):
+            # Compared with its type: as tuples, `Succeed(2)` equals `ConfirmRequest(2)`.
+            others = tuple(
+                each
+                for each in held.repeated_requests
+                if not (isinstance(each, ConfirmRequest) and each.number == number)
+            )
+            return held._replace(repeated_requests=others)
+        case JobEnded():
+            return held._replace(join=None, repeated_requests=(), ended=True)
+        case _:
+            return held
+
+
+def without_foreign_join(held: ResumeState, incarnation: str) -> ResumeState:
+    """The state for a session with the coordinator `incarnation`: without a join that was sent to another one."""
+    return held if last_incarnation(held) in ("", incarnation) else held._replace(join=None)
+
+
+def session_opened(held: ResumeState, incarnation: str, node: NodeId) -> ResumeState:
+    """The state after a session has opened in which the node has the name `node`, unless it claims an earlier one."""
+    claimed = _claimed_identity(held, incarnation)
+    identity = claimed if claimed is not None and claimed[0] == incarnation else (incarnation, node)
+    others = tuple(each for each in held.identities if each[0] != incarnation)
+    known = () if held.placement is not None else (*others[1 - _MAX_IDENTITIES :], identity)
+    return held._replace(offered_identity=identity, identities=known)
+
+
+def requests_to_repeat(held: ResumeState, now: float, incarnation: str) -> list[Request]:
+    """The requests at the beginning of a session with this coordinator, before anything else and `session_opened`. In
+    the first session these are only the waiting ones.
+    """
+    if held.ended:
+        return []
+    again: list[Request] = []
+    claimed = _claimed_identity(held, incarnation)
+    if claimed is not None and held.node_info is not None:
+        again.append(_resume_request(held, held.node_info, *claimed))
+    again += held.repeated_requests
+    if held.join is not None:
+        request, until = held.join
+        if until < math.inf and not held.is_spare:
+            left = max(0.0, until - now)
+            request = request._replace(timeout=left, waited=request.waited + request.timeout - left)
+        again.append(request)
+    return again
+
+
+def give_up_at(held: ResumeState, since: float, timeout: float) -> float:
+    """The time until which a node waits for a control plane that it has needed and lacked since `since`, for at most
+    `timeout` seconds; infinity if it needs none. A join has one deadline, whichever coordinator decides on it.
+    """
+    if not held.needs_coordinator:
+        return math.inf
+    if held.join is None or held.is_spare:
+        return since + timeout
+    return min(since + timeout, held.join[1])
+
+
+def last_incarnation(held: ResumeState) -> str:
+    """The incarnation of the last session's coordinator; empty if there was none."""
+    last = held.offered_identity or held.last_identity
+    return "" if last is None else last[0]
+
+
+def _claimed_identity(held: ResumeState, incarnation: str) -> tuple[str, NodeId] | None:
+    """The name that a session with this coordinator begins with, and the coordinator that gave it."""
+    if held.node_info is None or held.ended:
+        return None
+    if held.placement is not None:
+        return held.last_identity
+    # Without a place nothing depends on what the coordinator has heard, so the last name is the one that it may still
+    # know.
+    given = next((each for each in held.identities if each[0] == incarnation), None)
+    return given or held.offered_identity or held.last_identity
+
+
+def _resume_request(held: ResumeState, node_info: NodeInfo, incarnation: str, node: NodeId) -> ResumeRequest:
+    place = held.placement
+    joining = held.join is not None
+    if place is None:
+        last = held.last_ended_round
+        return ResumeRequest(incarnation, node, node_info, last_ended_round=last, joining=joining, size=held.size)
+    return ResumeRequest(
+        incarnation,
+        node,
+        node_info._replace(max_restarts=place.max_restarts),
+        round=place.round,
+        origin=place.origin,
+        group_rank=place.group_rank,
+        group_world_size=place.group_world_size,
+        control_rank=place.control_rank,
+        failures=held.failures,
+        round_over=held.round_over,
+        last_ended_round=held.last_ended_round,
+        joining=joining,
+        size=held.size,
+    )
+
+
+def _outside_rounds(held: ResumeState) -> tuple[NodeOperation, ...]:
+    return tuple(each for each in held.repeated_requests if isinstance(each, Close | PreemptJob))

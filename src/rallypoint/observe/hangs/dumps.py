@@ -1,0 +1,290 @@
+"""Makes the flight recorders of torch's process groups dump, and reads what they have written.
+
+There are two ways to ask a process from outside, both torch's own:
+
+- a process group of NCCL looks once a second into a named pipe (`TORCH_NCCL_DEBUG_INFO_PIPE_FILE`), and writes a pickle
+  to the path that `TORCH_FR_DUMP_TEMP_FILE` begins;
+- torch's worker server answers on a unix socket (`TORCH_WORKER_SERVER_SOCKET`), of gloo too, where the program has
+  started it (`torch.distributed.elastic.control_plane.worker_main`).
+
+Law: nothing here waits for a process beyond the deadline, and nothing is written except to a pipe that has a reader.
+
+A dump is JSON: the answer of torch's worker server, or the result of `unpickle`. What is of another form is an error,
+and what is not needed is not looked at: torch adds fields.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import stat
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from rallypoint.base.clock import Deadline
+from rallypoint.base.log import printable
+from rallypoint.base.private_files import open_regular, replace_file
+from rallypoint.observe.hangs.frames import MAX_FILE, MAX_NAME, Frame, calls_of, place_of
+from rallypoint.observe.hangs.messages import (
+    MAX_GROUPS,
+    MAX_KEPT,
+    MAX_TEXT,
+    Collective,
+    GroupRecord,
+    RankRecord,
+    title,
+)
+from rallypoint.observe.hangs.unpickle import unpickled
+
+BUFFER = "TORCH_FR_BUFFER_SIZE"
+DUMP_ON_TIMEOUT = "TORCH_NCCL_DUMP_ON_TIMEOUT"
+DUMP = "TORCH_FR_DUMP_TEMP_FILE"
+PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+SOCKET = "TORCH_WORKER_SERVER_SOCKET"
+OLD_NAMES = {BUFFER: "TORCH_NCCL_TRACE_BUFFER_SIZE", DUMP: "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}
+"""Former names of torch's variables; it still reads these if the new one is not set."""
+
+PER_WORKER = frozenset({DUMP, PIPE, SOCKET})
+"""Variables that are of one start of the workers, or of one of them."""
+
+TIMEOUT = 5.0
+"""Seconds for the dumps of all workers of a node."""
+_AT_ONCE = 64
+"""Workers that are asked at the same time."""
+_reading = threading.Semaphore(4)
+"""Held while a dump is read, which can take some hundred megabytes of memory."""
+_POLL = 0.05
+_REQUEST = b"POST /handler/fr_trace_json HTTP/1.0\r\nHost: worker\r\nContent-Length: 0\r\n\r\n"
+
+
+class Recorder(NamedTuple):
+    """How the flight recorder of one worker is asked: paths, empty where it cannot be that way. `dump` is the file that
+    it writes when it is asked by the pipe."""
+
+    dump: str
+    pipe: str
+    socket: str
+
+
+def recorder_of(rank: int, environ: Mapping[str, str]) -> Recorder | None:
+    """How to ask the flight recorder of the worker with this environment; None if that is not possible."""
+    dump, pipe = environ.get(DUMP) or environ.get(OLD_NAMES[DUMP], ""), environ.get(PIPE, "")
+    by_pipe = bool(dump and pipe)
+    found = Recorder(f"{dump}{rank}" * by_pipe, f"{pipe}{rank}.pipe" * by_pipe, environ.get(SOCKET, ""))
+    return found if any(found) else None
+
+
+def take_dumps(recorders: Mapping[int, Recorder], folder: str) -> list[RankRecord]:
+    """Make all dump, concurrently.
+
+    Args:
+        recorders: by global rank.
+        folder: where what torch's worker server answers is kept; empty for nowhere.
+    """
+    deadline = Deadline.after(TIMEOUT)
+    with ThreadPoolExecutor(max(1, min(len(recorders), _AT_ONCE)), "dumps") as pool:
+        return list(pool.map(lambda rank: _dump_of(rank, recorders[rank], folder, deadline), sorted(recorders)))
+
+
+def _dump_of(rank: int, recorder: Recorder, folder: str, deadline: Deadline) -> RankRecord:
+    before = _written(recorder.dump)
+    if recorder.pipe and _ask_by_pipe(recorder.pipe):
+        return _awaited(rank, recorder.dump, before, deadline)
+    if not recorder.socket or not os.path.exists(recorder.socket):
+        return RankRecord(rank, why_none="no process group of NCCL and no worker server of torch is there to ask")
+    return _by_socket(rank, recorder.socket, folder, deadline)
+
+
+def _awaited(rank: int, path: str, seen: tuple[int, int, int], deadline: Deadline) -> RankRecord:
+    """What is in the file when it has changed, and is whole."""
+    why = "has written no dump"
+    while not deadline.expired:
+        now = _written(path)
+        if now != seen:
+            seen = now
+            try:
+                with _reading, open(open_regular(path), "rb") as file:
+                    return record_of(rank, read_dump(unpickled(file, max(0.5, deadline.remaining()))))
+            except (OSError, ValueError) as error:
+                why = f"has written no whole dump ({error})"
+        time.sleep(max(0.0, min(_POLL, deadline.remaining())))
+    text = f"its process group was asked, and {why} within {TIMEOUT:g} s"
+    return RankRecord(rank, why_none=printable(text, MAX_TEXT))
+
+
+def _written(path: str) -> tuple[int, int, int]:
+    with suppress(OSError):
+        seen = os.lstat(path)
+        return seen.st_ino, seen.st_mtime_ns, seen.st_size
+    return 0, 0, 0
+
+
+def _ask_by_pipe(path: str) -> bool:
+    """Whether a process group reads the pipe, and has been asked."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:  # no process group has made it yet, or none reads it any more
+        return False
+    try:
+        return stat.S_ISFIFO(os.fstat(fd).st_mode) and os.write(fd, b"1") == 1
+    except BlockingIOError:
+        return True  # it is full of unread requests
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _by_socket(rank: int, path: str, folder: str, deadline: Deadline) -> RankRecord:
+    try:
+        data = _ask_by_socket(path, deadline)
+        record = record_of(rank, read_dump(data))
+    except (OSError, ValueError) as error:
+        return RankRecord(rank, why_none=printable(f"torch's worker server gave no dump: {error}", MAX_TEXT))
+    if folder:
+        with suppress(OSError):
+            replace_file(os.path.join(folder, f"worker_server_{rank}.json"), data)
+    return record
+
+
+def _ask_by_socket(path: str, deadline: Deadline) -> bytes:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(max(0.1, deadline.remaining()))
+        connection.connect(path)
+        connection.sendall(_REQUEST)
+        parts, size = [], 0
+        while size <= MAX_DUMP and (part := connection.recv(65536)):
+            parts.append(part)
+            size += len(part)
+            if deadline.expired:
+                raise TimeoutError("it takes too long")
+            connection.settimeout(max(0.1, deadline.remaining()))
+    head, _, body = b"".join(parts).partition(b"\r\n\r\n")
+    if head.split(b" ", 2)[1:2] != [b"200"]:
+        raise ValueError("it does not know the flight recorder")
+    return body
+
+
+# What a dump says
+
+
+MAX_DUMP = 64 * 1024 * 1024
+"""Bytes of a dump that is read; one of 2,000 entries with stacks has about a million."""
+_RANKS = re.compile(r"\[((?:\d{1,9}(?:, ?\d{1,9})*)?)\]")
+
+
+class DumpedFrame(msgspec.Struct):
+    """A call, the innermost first."""
+
+    name: str
+    filename: str
+    line: Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
+
+
+class DumpedEntry(msgspec.Struct):
+    """One operation of a process group, which is known by its name and its description."""
+
+    process_group: tuple[str, str]
+    collective_seq_id: Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+    profiling_name: str
+    state: str = ""
+    retired: bool = False
+    is_p2p: bool = False
+    frames: list[DumpedFrame] = []
+
+    @property
+    def operation(self) -> str:
+        """Its name without the backend's."""
+        return printable(self.profiling_name.partition(":")[2] or self.profiling_name, 100)
+
+    @property
+    def done(self) -> bool:
+        """Whether it is complete. Of gloo the state is never moved on; what is complete is retired. With NCCL that is
+        so of what has timed out too."""
+        return self.retired if self.profiling_name.startswith("gloo:") else self.state == "completed"
+
+    @property
+    def place(self) -> str:
+        """Where in the user's code it was called; empty where that is not told."""
+        frames = [
+            Frame(printable(each.name[-MAX_NAME:]), printable(each.filename[-MAX_FILE:], MAX_FILE), each.line)
+            for each in self.frames
+        ]
+        return place_of(calls_of(frames))[:MAX_TEXT]
+
+
+class DumpedGroup(msgspec.Struct):
+    """A process group; the ranks are a list in brackets, empty with gloo."""
+
+    name: str
+    desc: str
+    ranks: str
+
+
+class Dump(msgspec.Struct):
+    """A whole dump, with what is needed of it."""
+
+    entries: list[DumpedEntry]
+    pg_config: dict[str, DumpedGroup] = {}
+
+
+_json = msgspec.json.Decoder(Dump)
+
+
+def read_dump(data: bytes) -> Dump:
+    """The dump in this JSON.
+
+    Raises:
+        ValueError: it is no whole dump, or holds what no dump has.
+    """
+    if len(data) > MAX_DUMP:
+        raise ValueError(f"it has more than {MAX_DUMP} bytes")
+    try:
+        return _json.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"it is no dump of a flight recorder: {error}") from None
+
+
+def record_of(rank: int, dump: Dump) -> RankRecord:
+    """What is needed of one rank's dump: the last collectives of each process group, and what it sends and receives."""
+    members = _members(dump.pg_config)
+    groups: dict[tuple[str, str], dict[int, DumpedEntry]] = {}
+    for entry in dump.entries:
+        if not entry.is_p2p and (entry.process_group in groups or len(groups) < MAX_GROUPS):
+            # Of what was coalesced under one number, the last entry stays.
+            groups.setdefault(entry.process_group, {})[entry.collective_seq_id] = entry
+    pending = [each for each in dump.entries if each.is_p2p and not each.done][-MAX_KEPT:]
+    return RankRecord(
+        rank,
+        tuple(
+            GroupRecord(
+                printable(name[0], MAX_TEXT),
+                printable(name[1], MAX_TEXT),
+                members.get(name, ()),
+                tuple(_collective(found[number]) for number in sorted(found)[-MAX_KEPT:]),
+            )
+            for name, found in groups.items()
+        ),
+        tuple(printable(f"{each.operation} of {title(*each.process_group)}", MAX_TEXT) for each in pending),
+    )
+
+
+def _collective(entry: DumpedEntry) -> Collective:
+    return Collective(entry.collective_seq_id, entry.operation, entry.done, entry.place)
+
+
+def _members(config: Mapping[str, DumpedGroup]) -> dict[tuple[str, str], tuple[int, ...]]:
+    """The ranks of each process group, by its name and description, where they are told."""
+    found = {}
+    for each in config.values():
+        listed = _RANKS.fullmatch(each.ranks)
+        if listed is not None and listed[1]:
+            found[each.name, each.desc] = tuple(sorted({int(number) for number in listed[1].split(",")}))
+    return found

@@ -1,0 +1,288 @@
+"""Collects the evidence of a hang on one node.
+
+Laws:
+
+1. Nothing here may run on the agent's loop: py-spy takes seconds, and a file system may hang.
+2. No worker is sent anything that could end it, and none is stopped: the requester may be wrong about the hang.
+3. The data that a node sends are bounded, whatever its workers are in; all of it is kept on the node.
+
+The state of a process, and where in the kernel it waits, are read from the kernel. Of a worker that seems to wait for
+processes that it has started, these are looked at too: a data loader that hangs does so there.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import NamedTuple
+
+import msgspec
+
+from rallypoint.base.clock import Deadline
+from rallypoint.base.log import get_logger, printable
+from rallypoint.base.process_table import process_table, read_stat
+from rallypoint.observe.hangs.dumps import Recorder, take_dumps
+from rallypoint.observe.hangs.frames import calls_of, main_frames, waits_for_children
+from rallypoint.observe.hangs.messages import (
+    MAX_CHILD_FRAMES,
+    MAX_CHILDREN,
+    MAX_FRAMES,
+    MAX_TEXT,
+    NodeEvidence,
+    ProcessEvidence,
+    RankEvidence,
+)
+from rallypoint.observe.hangs.stacks import TIMEOUT, WorkerStacks, stacks_of_workers
+
+log = get_logger(__name__)
+
+_MOST_FILES = 100
+"""Files of evidence in one folder."""
+
+
+class ExaminedWorker(NamedTuple):
+    """A worker of this node. `exit_code` is None while it runs; `recorder` says how its flight recorder is asked."""
+
+    rank: int
+    pid: int
+    exit_code: int | None = None
+    recorder: Recorder | None = None
+
+
+class ExaminedNode(NamedTuple):
+    """This node as its agent's loop knows it. All of the evidence is kept in `folder`; empty for nowhere.
+    `ends_workers`: they are ended when the evidence is there."""
+
+    host: str
+    workers: tuple[ExaminedWorker, ...]
+    folder: str = ""
+    ends_workers: bool = False
+
+
+def collect_evidence(node: ExaminedNode) -> NodeEvidence:
+    """Look at the workers of this node; takes as long as py-spy and the flight recorders do, ten seconds at most.
+
+    Args:
+        node: the workers, and where to keep what is found.
+    """
+    deadline = Deadline.after(TIMEOUT)
+    running = {each.rank: each.pid for each in node.workers if each.exit_code is None and each.pid > 0}
+    recorders = {each.rank: each.recorder for each in node.workers if each.rank in running and each.recorder}
+    with ThreadPoolExecutor(1, "evidence") as beside:
+        dumps = beside.submit(take_dumps, recorders, dump_folder(node.folder))
+        stacks = {each.rank: each for each in stacks_of_workers(running, deadline)}
+        found = {each.rank: _found(each, stacks.get(each.rank)) for each in sorted(node.workers)}
+        waiting = {rank: pid for rank, pid in running.items() if waits_for_children(calls_of(found[rank].frames))}
+        children = children_of(waiting, deadline)
+        records = tuple(dumps.result())
+    ranks = tuple(
+        msgspec.structs.replace(each, children=tuple(child.found for child in children.get(rank, ())))
+        for rank, each in found.items()
+    )
+    kept = _keep(node.folder, _whole_text(ranks, stacks, children)) if node.folder else ""
+    written = next((each.dump.removesuffix(f"{rank}") for rank, each in recorders.items() if _is_there(each.dump)), "")
+    where = printable(written, MAX_TEXT)
+    return NodeEvidence(printable(node.host), ranks, printable(kept, MAX_TEXT), records, where, node.ends_workers)
+
+
+def _is_there(path: str) -> bool:
+    return bool(path) and os.path.exists(path)
+
+
+def dump_folder(attempt: str) -> str:
+    """The folder for dumps of flight recorders; empty if the output of the workers has none."""
+    return os.path.join(attempt, "flight_recorder") if attempt else ""
+
+
+def _found(worker: ExaminedWorker, stack: WorkerStacks | None) -> RankEvidence:
+    if stack is None:
+        return RankEvidence(worker.rank, "ended", worker.exit_code)
+    state = process_state(worker.pid)
+    frames = main_frames(stack.text)[:MAX_FRAMES]
+    why = "" if frames else stack.error or "py-spy has found no Python in it"
+    return RankEvidence(
+        worker.rank,
+        state.name,
+        where=printable(state.where, MAX_TEXT),
+        kernel=state.kernel,
+        frames=frames,
+        why_none=printable(why, MAX_TEXT),
+    )
+
+
+def _whole_text(
+    ranks: Sequence[RankEvidence], stacks: Mapping[int, WorkerStacks], children: Mapping[int, Sequence[Child]]
+) -> str:
+    lines: list[str] = []
+    for each in ranks:
+        state = each.state if each.exit_code is None else f"{each.state} with exit code {each.exit_code}"
+        lines.append(f"== rank {each.rank}: {state}{f' ({each.where})' if each.where else ''}")
+        lines += ["kernel stack:", *(f"    {line}" for line in each.kernel)] if each.kernel else []
+        stack = stacks.get(each.rank)
+        lines += [stack.text.rstrip() or f"no stacks: {each.why_none}"] if stack is not None else []
+        for child in children.get(each.rank, ()):
+            lines += ["", f"-- process {child.pid} below rank {each.rank}: {child.found.state} ({child.found.where})"]
+            lines += [child.text.rstrip() or "no stacks"]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _keep(folder: str, text: str) -> str:
+    """Write the text into a new file of the folder; returns its path, or nothing if the disk does not take it."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        for number in range(_MOST_FILES):
+            path = os.path.join(folder, f"hang.{number}.txt")
+            with suppress(FileExistsError), open(path, "x", encoding="utf-8", errors="replace") as file:
+                file.write(text)
+                return os.path.abspath(path)
+    except OSError as error:
+        log.warning("the evidence of a hang cannot be kept in %s: %s", folder, error.strerror or error)
+    return ""
+
+
+# The processes below a worker
+
+
+_HELPERS = ("multiprocessing/resource_tracker.py", "multiprocessing/forkserver.py")
+"""The places where Python's own helper processes wait, which are of no interest."""
+
+
+class Child(NamedTuple):
+    """A process below a worker: what is sent, and all that py-spy says."""
+
+    pid: int
+    found: ProcessEvidence
+    text: str
+
+
+def children_of(workers: Mapping[int, int], deadline: Deadline) -> dict[int, list[Child]]:
+    """The processes below each of these workers, the first `MAX_CHILDREN` of each.
+
+    Args:
+        workers: process id by global rank.
+        deadline: until when py-spy may look at them.
+    """
+    if not workers:
+        return {}
+    below = {rank: _below(pid)[:MAX_CHILDREN] for rank, pid in workers.items()}
+    every = {pid: pid for pids in below.values() for pid in pids}
+    texts = {each.pid: each for each in stacks_of_workers(every, deadline)}
+    found = {rank: [_child(pid, texts[pid].text) for pid in pids] for rank, pids in below.items()}
+    return {rank: [each for each in children if not _is_helper(each)] for rank, children in found.items()}
+
+
+def _below(root: int) -> list[int]:
+    try:
+        table = process_table()
+    except OSError:  # no descriptor is free
+        return []
+    found, parents = [], {root}
+    while parents:
+        parents = {pid for pid, each in table.items() if each.parent in parents and not each.ended}
+        found += sorted(parents)
+    return found
+
+
+def _child(pid: int, text: str) -> Child:
+    state = process_state(pid)
+    frames = main_frames(text)[:MAX_CHILD_FRAMES]
+    return Child(pid, ProcessEvidence(state.name, printable(state.where, MAX_TEXT), frames), text)
+
+
+def _is_helper(child: Child) -> bool:
+    frames = child.found.frames
+    return bool(frames) and frames[0].file.endswith(_HELPERS)
+
+
+# What the kernel shows
+
+
+STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "I": "sleeping",
+    "D": "in uninterruptible sleep",
+    "T": "stopped by a signal",
+    "t": "held by a debugger",
+    "Z": "a zombie",
+    "X": "ended",
+}
+"""The names of states, by the letter in /proc/PID/stat."""
+GONE = "gone"
+_MOST_THREADS = 4096
+_MOST_STACK = 32
+"""Lines of a kernel stack that are kept."""
+
+_CALLS = {
+    "x86_64": "0 read 1 write 7 poll 16 ioctl 23 select 35 nanosleep 42 connect 43 accept 44 sendto 45 recvfrom "
+    "46 sendmsg 47 recvmsg 58 vfork 61 wait4 72 fcntl 73 flock 74 fsync 75 fdatasync 202 futex 230 clock_nanosleep "
+    "232 epoll_wait 247 waitid 257 openat 262 newfstatat 270 pselect6 271 ppoll 281 epoll_pwait",
+    "aarch64": "22 epoll_pwait 25 fcntl 29 ioctl 32 flock 56 openat 63 read 64 write 72 pselect6 73 ppoll "
+    "79 newfstatat 82 fsync 83 fdatasync 95 waitid 98 futex 101 nanosleep 115 clock_nanosleep 202 accept 203 connect "
+    "206 sendto 207 recvfrom 211 sendmsg 212 recvmsg 260 wait4",
+}
+"""System calls that programs are often found in, by machine and number."""
+
+
+class ProcessState(NamedTuple):
+    """A process as the kernel shows it. `where` is the place in the kernel at which it waits, empty where that may not
+    be read or is none; `kernel` its kernel stack, which is read of one in uninterruptible sleep only."""
+
+    name: str
+    where: str = ""
+    kernel: tuple[str, ...] = ()
+
+
+def process_state(pid: int) -> ProcessState:
+    """The state of a process: of its main thread, or of one of its threads that is in uninterruptible sleep."""
+    stat = read_stat(pid)
+    if stat is None:
+        return ProcessState(GONE)
+    if stat.state == "Z" and not stat.ended:
+        return ProcessState("running without its main thread, which has ended")
+    if stat.ended:
+        return ProcessState(STATES["Z"])
+    if stat.state != "D" and (thread := next(_uninterruptible(pid), 0)):
+        name = f"{STATES.get(stat.state, stat.state)}, its thread {thread} {STATES['D']}"
+        return ProcessState(name, _where(pid, thread), _kernel_stack(pid, thread))
+    name = STATES.get(stat.state, printable(stat.state))
+    if stat.state in "Tt":
+        return ProcessState(name)  # it waits for a signal, whatever it did before
+    return ProcessState(name, _where(pid, pid), _kernel_stack(pid, pid) if stat.state == "D" else ())
+
+
+def _uninterruptible(pid: int) -> Iterator[int]:
+    try:
+        threads = sorted(map(int, os.listdir(f"/proc/{pid}/task")))[:_MOST_THREADS]
+    except (OSError, ValueError):
+        return
+    for each in threads:
+        found = read_stat(each)
+        if each != pid and found is not None and found.state == "D":
+            yield each
+
+
+def _where(pid: int, thread: int) -> str:
+    place = _read(pid, thread, "wchan").strip("0\n")
+    number = _read(pid, thread, "syscall").partition(" ")[0]
+    calls = _CALLS.get(platform.machine(), "").split()
+    called = dict(zip(calls[::2], calls[1::2], strict=True)).get(number, number)
+    names = (place, called if number.isdigit() else "")
+    return ", ".join(printable(each) for each in names if each)
+
+
+def _kernel_stack(pid: int, thread: int) -> tuple[str, ...]:
+    lines = (line.rpartition(" ")[2] for line in _read(pid, thread, "stack").splitlines())
+    return tuple(printable(each) for each in lines if each)[:_MOST_STACK]
+
+
+def _read(pid: int, thread: int, name: str) -> str:
+    try:
+        with open(f"/proc/{pid}/task/{thread}/{name}", "rb") as file:
+            return file.read(8192).decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,169 @@
+"""Where events go: handlers of Python's logging, by name, each behind a logger of its own (contract section 5.9).
+
+A logger is named `torchelastic-events-<destination>`, so that what users attach to torch's is called here too; its
+level is that of `LOGLEVEL`, or INFO.
+
+Ours are in a table to which a program may add; other names are looked up among the installed entry points in the group
+`rallypoint.event_handlers`: each is a handler, or something that makes one when it is called without arguments (a
+class, say).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import traceback
+
+from rallypoint.base.errors import UserError
+from rallypoint.base.light_typing import TYPE_CHECKING
+from rallypoint.base.log import log_level, print_error_line
+from rallypoint.base.plugins import plugin
+from rallypoint.observe.telemetry.events import Event, NodeState, RdzvEvent
+
+if TYPE_CHECKING:
+    from rallypoint.observe.telemetry.agent_events import AgentEvent
+
+GROUP = "rallypoint.event_handlers"
+"""The entry point group of packages with a handler."""
+
+RENDEZVOUS = "dynamic_rendezvous"
+"""The events of the rendezvous go there, and nowhere unless a program, or a plug-in's module, replaces the handler of
+this name.
+"""
+
+
+class ConsoleHandler(logging.Handler):
+    """Writes one line for each record to standard error, without a prefix."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print_error_line(self.format(record))
+        except Exception:
+            self.handleError(record)
+
+
+log_handlers: dict[str, logging.Handler] = {
+    "console": ConsoleHandler(),
+    RENDEZVOUS: logging.NullHandler(),
+    "null": logging.NullHandler(),
+}
+"""Handlers by name. A program may add or replace one, before its first event."""
+
+
+def get_logging_handler(destination: str = "null") -> logging.Handler:
+    """The handler of a name; one of an entry point is loaded once. UserError if there is none, or it cannot be used."""
+    found = log_handlers.get(destination)
+    if found is None:
+        found = log_handlers[destination] = _made_handler(destination)
+    return found
+
+
+def takes_agent_events(destination: str) -> bool:
+    """Whether the handler of a name wants `agent_events` as well as torch's: it says so by an attribute of this name.
+
+    Raises:
+        UserError: see `get_logging_handler`.
+    """
+    return bool(getattr(get_logging_handler(destination), "takes_agent_events", False))
+
+
+def _made_handler(destination: str) -> logging.Handler:
+    if destination.startswith("jsonl:"):
+        from rallypoint.observe.telemetry.json_lines import JsonLinesHandler
+
+        return JsonLinesHandler(destination.removeprefix("jsonl:"))
+    return _plugin_handler(destination)
+
+
+def _plugin_handler(destination: str) -> logging.Handler:
+    made = plugin(
+        GROUP, destination, "event handler", log_handlers, lambda offer: offer() if callable(offer) else offer
+    )
+    if not isinstance(made, logging.Handler):
+        raise UserError(
+            f"the event handler {destination!r} is a {type(made).__name__}; its entry point must name a "
+            "logging.Handler, or something that makes one when it is called without arguments"
+        )
+    return made
+
+
+# Recording
+
+_loggers: dict[str, logging.Logger] = {}
+
+
+def record(event: Event, destination: str = "null") -> None:
+    """Send an event to the handler `destination`; UserError if there is none."""
+    _send(_logger(destination), event)
+
+
+def record_agent_event(event: AgentEvent, destination: str) -> None:
+    """Send an event to the handler of a name, which takes such (`takes_agent_events`).
+
+    Raises:
+        UserError: there is no such handler.
+    """
+    from rallypoint.observe.telemetry.agent_events import encode
+
+    _logger(destination).info("%s", encode(event).decode(), extra={"rallypoint_event": event})
+
+
+def record_rdzv_event(event: RdzvEvent) -> None:
+    """Send an event of the rendezvous to the handler `dynamic_rendezvous`."""
+    _send(_logger(RENDEZVOUS), event)
+
+
+def construct_and_record_rdzv_event(
+    run_id: str,
+    message: str,
+    node_state: NodeState,
+    name: str = "",
+    hostname: str = "",
+    pid: int | None = None,
+    master_endpoint: str = "",
+    local_id: int | None = None,
+    rank: int | None = None,
+) -> None:
+    """Make an event of the rendezvous and record it, if a handler is configured.
+
+    `name` follows the caller's file name in the event's name; the default is the caller's function. Host and process
+    default to this one. With FAILED, the traceback of the exception that is being handled is added. For the rest see
+    `RdzvEvent`.
+    """
+    if isinstance(get_logging_handler(RENDEZVOUS), logging.NullHandler):
+        return
+    caller = sys._getframe(1).f_code
+    record_rdzv_event(
+        RdzvEvent(
+            name=f"{os.path.basename(caller.co_filename)}:{name or caller.co_name}",
+            run_id=run_id,
+            message=message,
+            hostname=hostname or socket.gethostname(),
+            pid=os.getpid() if pid is None else pid,
+            node_state=node_state,
+            master_endpoint=master_endpoint,
+            rank=rank,
+            local_id=local_id,
+            error_trace=traceback.format_exc() if node_state is NodeState.FAILED else "",
+        )
+    )
+
+
+def _logger(destination: str) -> logging.Logger:
+    found = _loggers.get(destination)
+    if found is None:
+        handler = get_logging_handler(destination)
+        found = logging.getLogger(f"torchelastic-events-{destination}")
+        of_user = "LOGLEVEL" in os.environ and not getattr(handler, "takes_agent_events", False)
+        found.setLevel(log_level() if of_user else logging.INFO)
+        found.propagate = False
+        found.addHandler(handler)
+        _loggers[destination] = found
+    return found
+
+
+def _send(logger: logging.Logger, event: Event | RdzvEvent) -> None:
+    if logger.isEnabledFor(logging.INFO):
+        logger.info(event.serialize(), extra={"rallypoint_event": event})

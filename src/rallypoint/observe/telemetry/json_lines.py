@@ -1,0 +1,199 @@
+"""The handler of `--event-log-handler=jsonl:PATH`: one event a line of a file that is rotated by size.
+
+PATH is a file, or a folder (one that is there, or a path that ends with a slash), in which each agent has a file of its
+own. `jsonl:PATH?max_mb=64&keep=3` says how large a file may become, and how many older ones stay: PATH.1, PATH.2, ...
+
+Laws:
+
+1. The agent never waits for a disk: a thread writes. What cannot be written is counted, and said in the file when that
+   can be written again.
+2. A line is written by one system call to the end of the file, so agents of one machine may share it.
+3. The file is for our own user alone, and never written through a link.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+from urllib.parse import parse_qs
+
+from rallypoint.base.errors import UserError
+from rallypoint.base.log import get_logger
+from rallypoint.base.private_files import open_to_append
+from rallypoint.observe.telemetry.agent_events import AgentEvent, EventsLost, TorchEvent, encode
+from rallypoint.observe.telemetry.events import Event
+
+log = get_logger(__name__)
+
+PREFIX = "jsonl:"
+_MAX_QUEUE = 10_000
+"""Lines that may wait for a disk that hangs."""
+_FLUSH = 5.0
+"""Seconds that the end of the run waits for the disk."""
+_MEGABYTE = 1_000_000
+
+
+class JsonLinesHandler(logging.Handler):
+    """Writes events to a file.
+
+    Args:
+        destination: what stands after `jsonl:`.
+
+    Raises:
+        UserError: it is no path to write to.
+    """
+
+    takes_agent_events = True
+    """Whether this handler is given `AgentEvent`s as well as torch's events."""
+
+    def __init__(self, destination: str) -> None:
+        path, _, options = destination.partition("?")
+        if not path:
+            raise UserError(f"{PREFIX}{destination} names no file; write {PREFIX}PATH, such as {PREFIX}events.jsonl")
+        limits = _limits(destination, options)
+        if path.endswith("/") or os.path.isdir(path):
+            path = os.path.join(path, f"events-{socket.gethostname()}-{os.getpid()}.jsonl")
+        self.path = os.path.abspath(path)
+        self._max_bytes, self._keep = limits["max_mb"] * _MEGABYTE, limits["keep"]
+        try:
+            if not os.path.exists(folder := os.path.dirname(self.path)):
+                os.makedirs(folder, exist_ok=True)
+            self._file = self._open()
+        except OSError as error:
+            raise UserError(
+                f"events cannot be written to {self.path}: {error.strerror}; name another file after {PREFIX}"
+            ) from None
+        super().__init__()  # only now: what it registers is flushed at the end of the process
+        self._lines: queue.Queue[bytes | threading.Event | None] = queue.Queue(_MAX_QUEUE)
+        self._lost = 0
+        self._last: AgentEvent | None = None
+        self._complained = False
+        self._thread = threading.Thread(target=self._run, name="rallypoint-events", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        event = getattr(record, "rallypoint_event", None)
+        if isinstance(event, Event):
+            event = _torch_line(event)
+        if isinstance(event, AgentEvent):
+            self._last = event
+            self._put(encode(event) + b"\n")
+
+    def flush(self) -> None:
+        """Wait until what was said is written, but not for ever."""
+        written = threading.Event()
+        self._put(written)
+        written.wait(_FLUSH)
+
+    def close(self) -> None:
+        self.flush()
+        self._put(None)
+        super().close()
+
+    def _put(self, line: bytes | threading.Event | None) -> None:
+        try:
+            self._lines.put_nowait(line)
+        except queue.Full:
+            self._lost += 1
+
+    # On the thread
+
+    def _run(self) -> None:
+        while (line := self._lines.get()) is not None:
+            if isinstance(line, threading.Event):
+                line.set()
+            else:
+                self._write(line)
+        os.close(self._file)
+
+    def _write(self, line: bytes) -> None:
+        try:
+            self._rotate_if_due(len(line))
+            if self._lost and self._last is not None:
+                lost, last = self._lost, self._last
+                said = EventsLost(
+                    time=last.time, elapsed=last.elapsed, job=last.job, host=last.host, pid=last.pid, count=lost
+                )
+                os.write(self._file, encode(said) + b"\n")
+                self._lost -= lost
+            os.write(self._file, line)
+            self._complained = False
+        except OSError as error:
+            self._lost += 1
+            if not self._complained:
+                self._complained = True
+                log.warning("events are lost: %s cannot be written: %s", self.path, error.strerror)
+
+    def _open(self) -> int:
+        return open_to_append(self.path)
+
+    def _rotate_if_due(self, more: int) -> None:
+        """Another agent of this machine may have done it: then there is another file at our path."""
+        own = os.fstat(self._file)
+        if own.st_size + more > self._max_bytes and own.st_size:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            try:
+                if self._is_at_path(own.st_ino):
+                    self._shift()
+            finally:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+        if not self._is_at_path(own.st_ino):
+            former, self._file = self._file, self._open()
+            os.close(former)
+
+    def _is_at_path(self, inode: int) -> bool:
+        try:
+            return os.stat(self.path).st_ino == inode
+        except FileNotFoundError:
+            return False
+
+    def _shift(self) -> None:
+        if not self._keep:
+            os.unlink(self.path)
+            return
+        for number in range(self._keep - 1, 0, -1):
+            if os.path.exists(f"{self.path}.{number}"):
+                os.replace(f"{self.path}.{number}", f"{self.path}.{number + 1}")
+        os.replace(self.path, f"{self.path}.1")
+
+
+_LIMITS = {"max_mb": (64, 1), "keep": (3, 0)}
+"""Options: what holds if they are not given, and the least that may be."""
+
+
+def _limits(destination: str, options: str) -> dict[str, int]:
+    found = {name: default for name, (default, _) in _LIMITS.items()}
+    try:
+        given = parse_qs(options, keep_blank_values=True, strict_parsing=bool(options))
+        for name, (text, *more) in given.items():
+            found[name] = int(text)
+            if more or found[name] < _LIMITS[name][1]:
+                raise ValueError
+    except (ValueError, KeyError):
+        raise UserError(
+            f"{PREFIX}{destination}: {options!r} says not how to rotate; write {PREFIX}PATH?max_mb=64&keep=3, say"
+        ) from None
+    return found
+
+
+def _torch_line(event: Event) -> TorchEvent:
+    metadata = dict(event.metadata)
+    inner = metadata.get("metadata")
+    parsed = json.loads(inner) if isinstance(inner, str) else inner
+    elapsed = metadata.get("total_run_time")
+    return TorchEvent(
+        time=time.time(),
+        elapsed=float(elapsed) if isinstance(elapsed, int) else 0.0,
+        job=str(metadata.get("run_id", "")),
+        host=str(metadata.get("hostname", "")),
+        pid=os.getpid(),
+        name=event.name,
+        source=event.source.name,
+        metadata={**metadata, "metadata": parsed},
+    )

@@ -1,1 +1,0 @@
-"""Arithmetic of ranks. Pure: numbers in, numbers out."""

@@ -1,0 +1,260 @@
+"""Equal lines of several workers, shown once (`--tee-collapse`).
+
+`LineGroups` is pure: lines and `now` in, groups of ranks with a line out. Laws:
+
+1. No line is lost and none is shown twice: each is in one group, with its rank.
+2. The lines of one source come out in the order in which they went in.
+3. No line waits for longer than the time that was given, nor when more than `_MOST_WAITING` bytes wait.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+
+from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
+from rallypoint.base.log import ranges
+
+if TYPE_CHECKING:
+    from rallypoint.workers.logs.console import Buffer, Chunk, ConsoleStream
+
+_MOST_WAITING = 1024 * 1024
+_LONGEST_LINE = 64 * 1024
+"""Bytes of a line; one that is longer is shown in parts that are never compared."""
+
+
+class Group(NamedTuple):
+    """A line, with its newline, and the ranks that have written it."""
+
+    text: bytes
+    ranks: tuple[int, ...]
+
+
+class _Waiting:
+    """A line that waits. `place` orders those of one rank; whatever has the same rank goes in this order."""
+
+    __slots__ = ("place", "ranks", "since", "text")
+
+    def __init__(self, place: int, text: bytes, rank: int, since: float) -> None:
+        self.place = place
+        self.text = text
+        self.ranks = {rank}
+        self.since = since
+
+
+_PLACE = attrgetter("place")
+_GAP = 1 << 40
+"""Between two places at first, so that many lines find a place between."""
+
+
+class LineGroups:
+    """The lines of several ranks that wait for the same line of others.
+
+    A new line takes the first place behind the last one of its rank, so that lines that are a rank's own come before
+    those that it has yet to share.
+
+    Args:
+        seconds: that a line waits at most.
+        ranks: how many there are; a line that all have written waits only for those before it.
+    """
+
+    def __init__(self, seconds: float, ranks: int) -> None:
+        self._seconds = seconds
+        self._ranks = ranks
+        self._order: list[_Waiting] = []
+        self._by_age: deque[_Waiting] = deque()
+        """The same, and those of which the ranks were taken away since they have been shown."""
+        self._by_text: dict[bytes, list[_Waiting]] = {}
+        self._last: dict[int, _Waiting] = {}
+        """The last line of each rank that waits."""
+        self.waiting = 0
+        """Bytes of the lines that wait."""
+
+    def add(self, rank: int, text: bytes, now: float) -> None:
+        last = self._last.get(rank)
+        same = (each for each in self._by_text.get(text, ()) if last is None or each.place > last.place)
+        group = min(same, key=_PLACE, default=None)
+        if group is None:
+            group = self._insert(last, text, rank, now)
+        group.ranks.add(rank)
+        self._last[rank] = group
+
+    def due(self, now: float) -> list[Group]:
+        out: list[Group] = []
+        while self._order:
+            if len(self._order[0].ranks) == self._ranks:
+                out.append(self._take(self._order[0]))
+            elif now >= self._oldest().since + self._seconds or self.waiting > _MOST_WAITING:
+                out += [self._take(each) for each in self._up_to(self._oldest())]
+            else:
+                break
+        return out
+
+    def flush(self) -> list[Group]:
+        out: list[Group] = []
+        while self._order:
+            out += [self._take(each) for each in self._up_to(self._oldest())]
+        return out
+
+    def deadline(self) -> float | None:
+        return self._oldest().since + self._seconds if self._order else None
+
+    def _insert(self, last: _Waiting | None, text: bytes, rank: int, now: float) -> _Waiting:
+        at = 0 if last is None else bisect_left(self._order, last.place, key=_PLACE) + 1
+        if 0 < at < len(self._order) and self._order[at].place - self._order[at - 1].place < 2:
+            for number, each in enumerate(self._order):
+                each.place = number * _GAP
+        if not self._order:
+            place = 0
+        elif at == 0:
+            place = self._order[0].place - _GAP
+        elif at == len(self._order):
+            place = self._order[-1].place + _GAP
+        else:
+            place = (self._order[at - 1].place + self._order[at].place) // 2
+        group = _Waiting(place, text, rank, now)
+        self._order.insert(at, group)
+        self._by_age.append(group)
+        self._by_text.setdefault(text, []).append(group)
+        self.waiting += len(text)
+        return group
+
+    def _oldest(self) -> _Waiting:
+        while not self._by_age[0].ranks:
+            self._by_age.popleft()
+        return self._by_age[0]
+
+    def _up_to(self, group: _Waiting) -> list[_Waiting]:
+        """What has to be shown for this one to be: before it, the earlier lines of its ranks, and what those need."""
+        needed, ranks = [group], set(group.ranks)
+        for each in reversed(self._order[: bisect_left(self._order, group.place, key=_PLACE)]):
+            if not ranks.isdisjoint(each.ranks):
+                needed.append(each)
+                ranks |= each.ranks
+        return needed[::-1]
+
+    def _take(self, group: _Waiting) -> Group:
+        del self._order[bisect_left(self._order, group.place, key=_PLACE)]
+        same = self._by_text[group.text]
+        same.remove(group)
+        if not same:
+            del self._by_text[group.text]
+        for rank in group.ranks:
+            if self._last.get(rank) is group:
+                del self._last[rank]
+        self.waiting -= len(group.text)
+        taken = Group(group.text, tuple(sorted(group.ranks)))
+        group.ranks = set()
+        return taken
+
+
+class Collapse(NamedTuple):
+    """The settings: within how many seconds lines are collapsed, and the global rank of each local rank."""
+
+    seconds: float
+    ranks: Mapping[int, int]
+
+
+class CollapsingSink:
+    """One console stream on which several workers' lines are collapsed. For the sink's thread only.
+
+    Args:
+        stream: where lines are written.
+        wanted: see `Collapse`.
+        prefixes: by local rank, what stands before a line that one worker alone has written.
+        sources: local ranks of the workers whose lines come here.
+    """
+
+    def __init__(
+        self, stream: ConsoleStream, wanted: Collapse, prefixes: Mapping[int, str], sources: Sequence[int]
+    ) -> None:
+        self.stream = stream
+        self._ranks = dict(wanted.ranks)
+        self._prefixes = {local: os.fsencode(prefix) for local, prefix in prefixes.items()}
+        host = f"{os.uname().nodename}: "  # as `prefix.with_host` has it
+        self._label = os.fsencode(host if all(each.startswith(host) for each in prefixes.values()) else "")
+        self.groups = LineGroups(wanted.seconds, len(sources))
+
+    def source(self, local_rank: int) -> CollapsedStream:
+        return CollapsedStream(self, local_rank, self._prefixes.get(local_rank, b""))
+
+    def relabel(self, local_rank: int, prefix: str, rank: int | None) -> bytes:
+        if rank is not None:
+            self._ranks[local_rank] = rank
+        found = self._prefixes[local_rank] = os.fsencode(prefix)
+        return found
+
+    def write_due(self, now: float) -> None:
+        self._show(self.groups.due(now), now)
+
+    def deadline(self) -> float | None:
+        return self.groups.deadline()
+
+    def flush(self, now: float = 0.0) -> None:
+        self._show(self.groups.flush(), now)
+
+    def _show(self, groups: Sequence[Group], now: float) -> None:
+        lines = b"".join(self._prefix(each.ranks) + each.text for each in groups)
+        if lines:
+            self.stream.write_or_queue(lines, now)
+
+    def _prefix(self, ranks: tuple[int, ...]) -> bytes:
+        if len(ranks) == 1:
+            return self._prefixes.get(ranks[0], b"")
+        return self._label + f"[{', '.join(ranges(sorted(self._ranks[each] for each in ranks)))}]: ".encode()
+
+
+class CollapsedStream:
+    """One worker's stream on a `CollapsingSink`: what a `ConsoleStream` is to a followed file whose prefix is empty."""
+
+    def __init__(self, sink: CollapsingSink, local_rank: int, prefix: bytes) -> None:
+        self._sink = sink
+        self._rank = local_rank
+        self._own_prefix = prefix
+        self._line = bytearray()
+        self._long = False
+        """Whether the line that has not ended is shown in parts."""
+
+    def write_or_queue(self, data: bytes, now: float) -> None:
+        for part in _lines(data):
+            self._take(part, now)
+        if not self._long:  # nothing comes into the middle of a line
+            self._sink.write_due(now)
+
+    def write_or_queue_chunk(self, chunk: Chunk, now: float) -> None:
+        self.write_or_queue(b"".join(chunk.parts), now)
+
+    def write(self, *parts: Buffer) -> None:
+        """Take the last output. What has no room to wait is shown, the rest when the sink is flushed."""
+        self.write_or_queue(b"".join(parts), 0.0)
+
+    def relabel(self, prefix: str, rank: int | None = None) -> None:
+        """Start the lines that this worker alone has written with another prefix; it has another global rank now, too,
+        if one is given."""
+        self._own_prefix = self._sink.relabel(self._rank, prefix, rank)
+
+    def backlog(self) -> int:
+        return self._sink.stream.backlog()
+
+    def _take(self, part: bytes, now: float) -> None:
+        self._line += part
+        ended = part.endswith(b"\n")
+        if len(self._line) > _LONGEST_LINE or self._long:
+            if not self._long:  # what came before it goes before it
+                self._sink.flush(now)
+                self._sink.stream.write_or_queue(self._own_prefix, now)
+            self._sink.stream.write_or_queue(bytes(self._line), now)
+            self._long = not ended
+            self._line.clear()
+        elif ended:
+            self._sink.groups.add(self._rank, bytes(self._line), now)
+            self._line.clear()
+
+
+def _lines(data: bytes) -> list[bytes]:
+    """Lines cut at newlines only."""
+    parts = data.split(b"\n")
+    return [each + b"\n" for each in parts[:-1]] + ([parts[-1]] if parts[-1] else [])

@@ -1,0 +1,329 @@
+"""A thread that forwards the output of the workers of one start to one sink, and sleeps while there is none.
+
+Laws:
+- it waits in one place for pipes, pseudo-terminals, changes of followed files and calls from other threads;
+- a source whose bytes wait is not read further, so that memory stays bounded and the worker writes at the console's
+  pace;
+- nothing that a console or a file does ends it before `stop`; then the rest of dead workers' output is forwarded;
+- if a console is a pipe without a reader, its workers get EPIPE (and SIGPIPE, unless they ignore it, as
+  Python does) at their next write, as without us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import stat
+import threading
+from collections.abc import Callable
+from select import POLLIN
+
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.kernel import Wakeup
+from rallypoint.base.light_typing import TYPE_CHECKING
+from rallypoint.base.log import get_logger
+from rallypoint.workers.logs.console import Chunk, ConsoleSink, ConsoleStream
+from rallypoint.workers.logs.relay import CAPACITY, Relay
+from rallypoint.workers.logs.tail import READ_SIZE, Tail
+
+if TYPE_CHECKING:
+    from rallypoint.base.inotify import Inotify
+    from rallypoint.workers.logs.collapse import CollapsedStream, CollapsingSink
+    from rallypoint.workers.logs.line_filter import LineFilter
+
+BACKLOG = 256 * 1024
+"""A source with so many waiting bytes is not read further."""
+
+SLICE = 1024 * 1024
+"""Bytes of one followed file that are forwarded before the next file's."""
+
+POLL = 0.1
+"""Seconds between polls of followed files if there is no inotify."""
+
+_logger = get_logger(__name__)
+
+
+class Pump:
+    """The thread, and all that it reads; it owns and closes all that it is given.
+
+    Add relays (standard errors of workers), followed files and line filters, then call `start`.
+    """
+
+    def __init__(self, sink: ConsoleSink, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._sink = sink
+        self._clock = clock
+        self._poller = select.epoll()
+        self._wakeup = Wakeup()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._closed = False
+        self._lock = threading.Lock()  # for the two above and for calls after the end
+        self._relays: set[Relay] = set()
+        self._listening: dict[int, Relay] = {}
+        self._pipes: set[int] = set()
+        self._line_filters: list[LineFilter] = []
+        self._streams: dict[Tail, ConsoleStream | CollapsedStream] = {}
+        self._collapsing: list[CollapsingSink] = []
+        self._paths: list[tuple[str, Tail]] = []
+        self._watches: dict[int, Tail] = {}
+        self._unread_tails: dict[Tail, None] = {}  # in the order of their changes
+        self._ended_tails: set[Tail] = set()
+        self._buffer = bytearray()
+        self._inotify: Inotify | None = None
+
+    def add_relay(self, relay: Relay) -> None:
+        """Forward a worker's standard error, to its stream if it has one."""
+        self._relays.add(relay)
+
+    def add_tail(self, tail: Tail, path: str, stream: ConsoleStream | CollapsedStream) -> None:
+        self._streams[tail] = stream
+        self._unread_tails[tail] = None
+        self._paths.append((path, tail))
+
+    def end_tail(self, tail: Tail) -> None:
+        """The followed file has no writer any more: show it to its end, and close it. From any thread."""
+        self._ended_tails.add(tail)
+        self.wake()
+
+    def add_collapsing(self, sink: CollapsingSink) -> None:
+        """Show what lines wait in there when it is due."""
+        self._collapsing.append(sink)
+
+    def add_line_filter(self, line_filter: LineFilter) -> None:
+        """Close this filter of some tails at the end."""
+        self._line_filters.append(line_filter)
+
+    def start(self) -> None:
+        """Start the thread, if there is anything to read."""
+        if not self._relays and not self._streams:
+            return
+        self._watch_readers()
+        if self._streams:
+            self._watch_files()
+        self._poller.register(self._wakeup, POLLIN)
+        thread = threading.Thread(target=self._run, name="rallypoint-output", daemon=True)
+        thread.start()
+        self._thread = thread
+
+    def wake(self) -> None:
+        """Forward what another thread has read from a relay. Safe from any thread, also after the end."""
+        with self._lock:
+            if not self._closed:
+                self._wakeup.set()
+
+    def stop(self) -> None:
+        """Make it forward what is left, close everything and end. Does not wait. Idempotent."""
+        self._stopping = True
+        if self._thread is None:
+            self._close()
+        else:
+            self.wake()
+
+    def join(self, seconds: float) -> bool:
+        """Wait up to `seconds` for the end; returns whether it came. If not, a console blocks the thread."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+        return self._thread is None or not self._thread.is_alive()
+
+    def _watch_readers(self) -> None:
+        """Watch for pipes of relays that have lost their reader (EPOLLERR, which is always on)."""
+        fds = {relay.stream.fd for relay in self._relays if relay.stream is not None and relay.stream.fd is not None}
+        self._pipes = {fd for fd in fds if _is_pipe(fd)}
+        for fd in self._pipes:
+            self._poller.register(fd, 0)
+
+    def _watch_files(self) -> None:
+        from rallypoint.base.inotify import Inotify
+
+        self._buffer = bytearray(READ_SIZE)
+        try:
+            self._inotify = Inotify()
+            self._watches = {self._inotify.watch(path): tail for path, tail in self._paths}
+        except OSError as error:
+            _logger.warning("log files are polled every %s s: %s", POLL, error)
+            self._clear_inotify()
+        else:
+            self._poller.register(self._inotify, POLLIN)
+
+    def _clear_inotify(self) -> None:
+        if self._inotify is not None:
+            self._inotify.close()
+        self._inotify = None
+        self._watches = {}
+
+    # The loop
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._run_once()
+            self._finish()
+        except Exception:
+            _logger.exception("the output of workers can no longer be shown: a defect of Rallypoint, please report it")
+        finally:
+            self._close()
+
+    def _run_once(self) -> None:
+        self._listen()
+        events = self._poller.poll(self._timeout())
+        now = self._clock.monotonic()
+        with self._sink.output_lock.hold():
+            self._sink.flush_due(now)
+            for collapsing in self._collapsing:
+                collapsing.write_due(now)
+        for fd, _ in events:
+            if (relay := self._listening.get(fd)) is not None:
+                self._forward(relay, now)
+            elif fd in self._pipes:
+                self._nobody_reads(fd)
+            elif fd == self._wakeup.fileno():
+                self._wakeup.clear()
+                for each in self._relays:
+                    self._show(each, now)
+                self._unread_tails.update((tail, None) for tail in self._ended_tails.copy() if tail in self._streams)
+            else:
+                self._read_inotify()
+        if self._streams and self._inotify is None:
+            self._unread_tails = dict.fromkeys(self._streams)
+        for tail in list(self._unread_tails):
+            self._with_io_errors(tail, self._follow, now)
+        for tail in list(self._streams):
+            self._with_io_errors(tail, self._show_progress_bar, now)
+
+    def _listen(self) -> None:
+        """Wait for those relays whose bytes can be written."""
+        for relay in self._relays:
+            fd = relay.fileno()
+            ready = relay.stream is None or relay.stream.backlog() < BACKLOG
+            if ready and fd not in self._listening:
+                self._poller.register(fd, POLLIN)
+                self._listening[fd] = relay
+            elif not ready and fd in self._listening:
+                self._poller.unregister(fd)
+                del self._listening[fd]
+
+    def _timeout(self) -> float | None:
+        if any(self._streams[tail].backlog() < BACKLOG for tail in self._unread_tails):
+            return 0.0
+        due = [bar for tail in self._streams if (bar := tail.progress_bar_deadline()) is not None]
+        deadlines = [self._sink.deadline(), *(each.deadline() for each in self._collapsing)]
+        due += [each for each in deadlines if each is not None]
+        wait = max(0.0, min(due) - self._clock.monotonic()) if due else None
+        if self._streams and self._inotify is None:
+            return POLL if wait is None else min(POLL, wait)
+        return wait
+
+    def _forward(self, relay: Relay, now: float) -> None:
+        more = relay.read()
+        relay.follow_window()
+        self._show(relay, now)
+        if not more:
+            self._close_relay(relay)
+
+    def _nobody_reads(self, fd: int) -> None:
+        """Close the pipe's relays; what their workers have written so far is kept for the report."""
+        self._poller.unregister(fd)
+        self._pipes.discard(fd)
+        for relay in [each for each in self._relays if each.stream is not None and each.stream.fd == fd]:
+            relay.read(CAPACITY)
+            self._close_relay(relay)
+
+    def _close_relay(self, relay: Relay) -> None:
+        if self._listening.pop(relay.fileno(), None) is not None:
+            self._poller.unregister(relay.fileno())
+        self._relays.discard(relay)
+        relay.close()
+
+    def _show(self, relay: Relay, now: float) -> None:
+        if relay.stream is not None and (parts := relay.take_pending()):
+            with self._sink.output_lock.hold():
+                relay.stream.write_or_queue_chunk(Chunk([*parts], parts[-1].endswith(b"\n")), now)
+
+    def _read_inotify(self) -> None:
+        if self._inotify is None:
+            return
+        changed = self._inotify.changed()
+        if changed is None:
+            self._unread_tails = dict.fromkeys(self._streams)
+        else:
+            self._unread_tails.update(
+                (tail, None) for number in changed if (tail := self._watches.get(number)) is not None
+            )
+
+    def _follow(self, tail: Tail, now: float) -> None:
+        """Forward a slice of a file; the rest comes after the other files."""
+        stream = self._streams[tail]
+        if stream.backlog() >= BACKLOG:
+            return
+        del self._unread_tails[tail]
+        left = SLICE
+        for chunk in tail.chunks(now, self._buffer):
+            stream.write_or_queue_chunk(chunk, now)
+            left -= chunk.size()
+            if chunk.ends and (left <= 0 or stream.backlog() >= BACKLOG):
+                break
+        if tail.has_unread():
+            self._unread_tails[tail] = None
+        elif tail in self._ended_tails:
+            for chunk in tail.finish(now, self._buffer):
+                stream.write_or_queue_chunk(chunk, now)
+            self._drop(tail)
+
+    def _show_progress_bar(self, tail: Tail, now: float) -> None:
+        if (due := tail.progress_bar_deadline()) is not None and now >= due:
+            self._streams[tail].write_or_queue(tail.progress_bar(), now)
+
+    def _with_io_errors(self, tail: Tail, act: Callable[[Tail, float], None], now: float) -> None:
+        """Let a file that can no longer be read (on a lost network disk, say) affect only its own output."""
+        try:
+            with self._sink.output_lock.hold():  # until a line has ended
+                act(tail, now)
+        except OSError as error:
+            _logger.warning("a worker's log file cannot be read, so its output is no longer shown here: %s", error)
+            self._drop(tail)
+
+    def _drop(self, tail: Tail) -> None:
+        self._unread_tails.pop(tail, None)
+        del self._streams[tail]
+        self._watches = {number: each for number, each in self._watches.items() if each is not tail}
+        with contextlib.suppress(OSError):
+            tail.close()
+
+    # The end
+
+    def _finish(self) -> None:
+        now = self._clock.monotonic()
+        for relay in self._relays:
+            relay.read(CAPACITY)
+            self._show(relay, now)
+        with self._sink.output_lock.hold():
+            self._sink.flush()
+        for tail in list(self._streams):
+            self._with_io_errors(tail, self._write_rest, now)
+        with self._sink.output_lock.hold():
+            for collapsing in self._collapsing:
+                collapsing.flush()
+            self._sink.flush()
+
+    def _write_rest(self, tail: Tail, now: float) -> None:
+        for chunk in tail.finish(now, self._buffer):
+            self._streams[tail].write(*chunk.parts)
+
+    def _close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._wakeup.close()
+        closers: list[Callable[[], None]] = [tail.close for tail in self._streams]
+        closers += [relay.close for relay in self._relays]
+        closers += [each.close for each in self._line_filters]
+        closers += [self._clear_inotify, self._poller.close, self._sink.close]
+        for close in closers:
+            close()
+
+
+def _is_pipe(fd: int) -> bool:
+    mode = os.fstat(fd).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)

@@ -1,0 +1,461 @@
+"""Where each stream of each worker goes: to which file of which folder (contract sections 6.3, 6.4 and 6.7), and with
+which prefix to the console (6.5).
+
+    <log_dir>/<run_id>_<host>_XXXXXXXX/attempt_<n>/<local rank>/{stdout.log, stderr.log, error.json}
+    <log_dir>/<run_id>_<host>_XXXXXXXX/rank_<global rank>_attempt_<n> -> attempt_<n>/<local rank>
+
+Laws:
+- nodes may share `log_dir`: each run of an agent has a folder of its own there, named after its host;
+- below that, the contract's layout; the links are for people, and exist only if a stream goes to a file;
+- each start of the worker group has a folder of its own: if `attempt_<n>` exists (a change of membership restarts the
+  workers without using budget), the next is `attempt_<n>.1`, so that no round overwrites another's files;
+- a folder is never removed unless it is empty;
+- where lines of several hosts are merged, as under `srun`, each begins with `<host>: `, the form of `pdsh` that
+  `dshbak` parses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from enum import IntFlag
+
+from rallypoint.base.errors import UserError, user_error
+from rallypoint.base.light_dataclasses import dataclass, field
+from rallypoint.base.light_typing import TYPE_CHECKING, Any
+from rallypoint.base.log import get_logger
+
+if TYPE_CHECKING:
+    from rallypoint.workers.logs.collapse import Collapse
+
+log = get_logger(__name__)
+
+ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+
+_MAX_NAME = 200
+"""Bytes of the run id and the host in the name of a run's folder; file systems allow 255 for a name."""
+_MAX_HOST = 64
+_LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789_"
+
+DEFAULT_TEMPLATE = "[${role_name}${local_rank}]:"
+TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+"""The environment variable that replaces the default template."""
+
+_ONE = re.compile(r"[0-3]")
+_PER_RANK = re.compile(r"(?:[0-9]:[0-3],)*[0-9]:[0-3]")
+
+
+class Std(IntFlag):
+    """Neither, one or both of standard output and standard error."""
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    ALL = OUT | ERR
+
+    @classmethod
+    def from_str(cls, vm: str) -> Std | dict[int, Std]:
+        """Read one digit for all local ranks, or `local rank:digit` pairs. (The argument's name is torch's.)
+
+        A rank that is named twice has its last value, as in torchrun.
+
+        Raises:
+            UserError: the text is neither.
+        """
+        if _ONE.fullmatch(vm):
+            return cls(int(vm))
+        if _PER_RANK.fullmatch(vm):
+            pairs = (pair.split(":") for pair in vm.split(","))
+            return {int(rank): cls(int(value)) for rank, value in pairs}
+        raise UserError(
+            f"{vm!r} names no output streams; write one digit for all workers ([0-3]: 0 none, 1 stdout, 2 stderr, "
+            "3 both), or pairs of a local rank and a digit, separated by commas ([0-9]:[0-3], as in 0:1,1:3)"
+        )
+
+
+def to_map(val_or_map: Std | Mapping[int, Std], local_world_size: int) -> dict[int, Std]:
+    """One value for each local rank: a single value for all, and `Std.NONE` for ranks that a mapping does not name."""
+    if isinstance(val_or_map, Std):
+        return dict.fromkeys(range(local_world_size), val_or_map)
+    return {rank: val_or_map.get(rank, Std.NONE) for rank in range(local_world_size)}
+
+
+@dataclass(frozen=True)
+class LogsDest:
+    """Where the output of one start of a worker group goes. Keys are local ranks, values paths.
+
+    An empty path in `stdouts` or `stderrs` means the console, `/dev/null` that it is hidden. A stream in `tee_stdouts`
+    or `tee_stderrs` goes to its file and, from there, to the console.
+    """
+
+    stdouts: dict[int, str] = field(default_factory=dict)
+    stderrs: dict[int, str] = field(default_factory=dict)
+    tee_stdouts: dict[int, str] = field(default_factory=dict)
+    tee_stderrs: dict[int, str] = field(default_factory=dict)
+    error_files: dict[int, str] = field(default_factory=dict)
+    filtered_stdout: str = ""
+    filtered_stderr: str = ""
+    collapse: Collapse | None = field(default=None, repr=False)
+    """How equal teed lines of several workers are shown once, if that is wanted."""
+    reads_all: bool = field(default=False, repr=False)
+    """Whether standard output that goes to no file passes through the launcher, as standard error does."""
+
+    @property
+    def only_in_files(self) -> list[str]:
+        """The files whose streams are not on the console."""
+        streams = ((self.stdouts, self.tee_stdouts), (self.stderrs, self.tee_stderrs))
+        return [
+            path for files, shown in streams for path in files.values() if path not in ("", os.devnull, *shown.values())
+        ]
+
+
+class LogsSpecs(ABC):
+    """The layout of the output; base class of plug-ins in the entry-point group `torchrun.logs_specs`.
+
+    Args:
+        log_dir: the base folder for logs; None leaves it to the subclass.
+        redirects: streams that go to files only; one value for all workers, or one for each local rank.
+        tee: streams that go to files and to the console.
+        local_ranks_filter: the local ranks that are shown on the console; None or empty means all.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | None = None,
+        redirects: Std | dict[int, Std] = Std.NONE,
+        tee: Std | dict[int, Std] = Std.NONE,
+        local_ranks_filter: set[int] | None = None,
+    ) -> None:
+        # The names are part of the contract: plug-ins read them.
+        self._root_log_dir = log_dir
+        self._redirects = redirects
+        self._tee = tee
+        self._local_ranks_filter = local_ranks_filter
+
+    @abstractmethod
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Choose the files of one start of the workers and make their folders.
+
+        `envs` is local rank to what will be added to that worker's environment; the specs may add to it, for instance
+        `TORCHELASTIC_ERROR_FILE`.
+        """
+
+    @property
+    @abstractmethod
+    def root_log_dir(self) -> str | None:
+        """The base folder, for messages; None if there is none yet."""
+
+    def clean_up(self) -> None:
+        """Called once after the job: remove what was not needed. Does nothing here."""
+        return
+
+    @property
+    def temporary(self) -> str | None:
+        """The folder from which `clean_up` would remove what is empty; None if there is none."""
+        return None
+
+
+PLUGIN_GROUP = "torchrun.logs_specs"
+
+
+def plugin_specs(name: str, **arguments: Any) -> LogsSpecs:
+    """Log specs of an installed package, made with `arguments` (contract section 1.11); UserError if that fails."""
+    from rallypoint.base.plugins import plugin
+
+    specs = plugin(PLUGIN_GROUP, name, "log specs", ["default"], lambda offer: offer(**arguments))
+    if not isinstance(specs, LogsSpecs):
+        raise UserError(
+            f"the log specs {name!r} are a {type(specs).__module__}.{type(specs).__qualname__}, and not a LogsSpecs of "
+            "Rallypoint; if they were written for torch, have them import it from Rallypoint"
+        )
+    return specs
+
+
+class DefaultLogsSpecs(LogsSpecs):
+    """The layout described above. With `log_dir="/dev/null"` there are no files and no folder.
+
+    Without a `log_dir` the base is a new folder `torchelastic_XXXXXXXX` in the folder for temporary files.
+
+    Raises:
+        UserError: `log_dir` is a file.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | None = None,
+        redirects: Std | dict[int, Std] = Std.NONE,
+        tee: Std | dict[int, Std] = Std.NONE,
+        local_ranks_filter: set[int] | None = None,
+    ) -> None:
+        if log_dir and log_dir != os.devnull and os.path.exists(log_dir) and not os.path.isdir(log_dir):
+            text = f"--log-dir {log_dir!r} is a file; name a folder"
+            raise user_error(text, NotADirectoryError)
+        super().__init__(log_dir or None, redirects, tee, local_ranks_filter)
+        self._root_is_temporary = not log_dir
+        self._run_log_dir: str | None = None
+
+    def __repr__(self) -> str:
+        shown = {"root_log_dir": self._root_log_dir, "redirects": self._redirects, "tee": self._tee}
+        named = ", ".join(f"{name}={value}" for name, value in shown.items())
+        return f"{type(self).__name__}({named}, local_ranks_filter={self._local_ranks_filter})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DefaultLogsSpecs):
+            return NotImplemented
+        return self._settings() == other._settings()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _settings(self) -> tuple[object, ...]:
+        return self._root_log_dir, self._redirects, self._tee, self._local_ranks_filter
+
+    @property
+    def root_log_dir(self) -> str | None:
+        """The base folder; None until the first start if the user named none."""
+        return self._root_log_dir
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Make the folders of this start, and add `TORCHELASTIC_ERROR_FILE` to each worker's environment.
+
+        Run id and attempt come from `envs[0]` (`TORCHELASTIC_RUN_ID`, `TORCHELASTIC_RESTART_COUNT`); the defaults are
+        `test_run_id` and 0.
+
+        Raises:
+            UserError: a folder cannot be made.
+        """
+        if self._root_log_dir == os.devnull:
+            return self._console_only(envs)
+        first: Mapping[str, str] = envs.get(0, {})
+        attempt = self._attempt_folder(
+            first.get("TORCHELASTIC_RUN_ID", "test_run_id"), first.get("TORCHELASTIC_RESTART_COUNT", "0")
+        )
+        error_files = {}
+        for local_rank, env in envs.items():
+            folder = os.path.join(attempt, str(local_rank))
+            make_all(folder)
+            error_files[local_rank] = env[ERROR_FILE_VARIABLE] = os.path.join(folder, "error.json")
+        stdouts, tee_stdouts = self._stream(Std.OUT, "stdout.log", attempt, len(envs))
+        stderrs, tee_stderrs = self._stream(Std.ERR, "stderr.log", attempt, len(envs))
+        _link_by_rank(attempt, envs, {os.path.dirname(path) for path in (*stdouts.values(), *stderrs.values())})
+        return LogsDest(
+            stdouts,
+            stderrs,
+            tee_stdouts,
+            tee_stderrs,
+            error_files,
+            filtered_stdout=os.path.join(attempt, "filtered_stdout.log"),
+            filtered_stderr=os.path.join(attempt, "filtered_stderr.log"),
+        )
+
+    @property
+    def temporary(self) -> str | None:
+        """The base folder, if the user named none and it was made."""
+        return self._root_log_dir if self._root_is_temporary else None
+
+    def clean_up(self) -> None:
+        """Remove what is empty in a temporary base folder. In one that the user named, tools may expect the layout."""
+        root = self.temporary
+        if root is None:
+            return
+        if self._run_log_dir is not None and remove_empty(self._run_log_dir):
+            self._run_log_dir = None
+        if remove_empty(root):
+            self._root_log_dir = None
+
+    def _attempt_folder(self, run_id: str, attempt: str) -> str:
+        self._drop_missing_folders()
+        if self._root_log_dir is None:
+            self._root_log_dir = make_unique(temporary_folder(), "torchelastic_")
+        if self._run_log_dir is None:
+            node = _safe_name(os.uname().nodename, _MAX_HOST)
+            run = _safe_name(run_id, _MAX_NAME - len(os.fsencode(node)))
+            self._run_log_dir = make_unique(self._root_log_dir, f"{run}_{node}_")
+        return make_next(self._run_log_dir, f"attempt_{attempt}")
+
+    def _drop_missing_folders(self) -> None:
+        """Forget folders that a cleaner of temporary files has removed; the next start makes new ones."""
+        if self._run_log_dir is not None and not os.path.isdir(self._run_log_dir):
+            self._run_log_dir = None
+        if (root := self.temporary) is not None and not os.path.isdir(root):
+            self._root_log_dir = None
+
+    def _stream(self, std: Std, name: str, attempt: str, nprocs: int) -> tuple[dict[int, str], dict[int, str]]:
+        """Files of one stream, and those of them that are also shown: the table of contract section 6.4."""
+        redirects, tee = to_map(self._redirects, nprocs), to_map(self._tee, nprocs)
+        files, shown = {}, {}
+        for rank in range(nprocs):
+            to_console = not self._local_ranks_filter or rank in self._local_ranks_filter
+            path = os.path.join(attempt, str(rank), name)
+            if std in tee[rank]:
+                files[rank] = path
+                if to_console:
+                    shown[rank] = path
+            elif std in redirects[rank]:
+                files[rank] = path
+            else:
+                files[rank] = "" if to_console else os.devnull
+        return files, shown
+
+    @staticmethod
+    def _console_only(envs: dict[int, dict[str, str]]) -> LogsDest:
+        for env in envs.values():
+            env[ERROR_FILE_VARIABLE] = ""
+        nowhere = dict.fromkeys(envs, "")
+        return LogsDest(stdouts=dict(nowhere), stderrs=dict(nowhere), error_files=dict(nowhere))
+
+
+def log_only_in_files(dest: LogsDest, role: str) -> bool:
+    """Log where the output is that no console shows. Returns whether there is any."""
+    if not (paths := dest.only_in_files):
+        return False
+    folder = os.path.commonpath([os.path.abspath(os.path.dirname(path)) for path in paths])
+    names = " and ".join(sorted({os.path.basename(path) for path in paths}))
+    log.warning("[%s] output of workers goes to files only: %s in %s", role, names, folder)
+    return True
+
+
+def link_log(path: str, link: str) -> None:
+    """Let the log of a worker that goes on from an earlier attempt be found in the folder of this one, too."""
+    if link not in ("", os.devnull, path):
+        with contextlib.suppress(OSError):  # a file system without links
+            os.symlink(os.path.relpath(path, os.path.dirname(link)), link)
+
+
+def _safe_name(name: str, limit: int) -> str:
+    """A name without path separators, cut to `limit` bytes."""
+    return os.fsencode(name.replace(os.sep, "_"))[:limit].decode(errors="ignore")
+
+
+def _link_by_rank(attempt: str, envs: Mapping[int, Mapping[str, str]], folders: Iterable[str]) -> None:
+    """Link workers' folders by their global ranks, if a stream goes there."""
+    run, name = os.path.split(attempt)
+    for local_rank, env in envs.items():
+        rank = env.get("RANK", "")
+        if rank and os.path.join(attempt, str(local_rank)) in folders:
+            with contextlib.suppress(OSError):  # a file system without links
+                os.symlink(os.path.join(name, str(local_rank)), os.path.join(run, f"rank_{rank}_{name}"))
+
+
+# Prefixes
+
+
+def line_prefixes(template: str | None, role_name: str, ranks: Mapping[int, int], attempt: int = 0) -> dict[int, str]:
+    """The prefix of each local rank.
+
+    Args:
+        template: `${role_name}`, `${rank}` and `${local_rank}` are replaced, and beyond torch `${host}` (this node's
+            name) and `${attempt}`; other names stay. None and empty mean the default, `[<role><local rank>]:`.
+        role_name: the role of these workers.
+        ranks: local rank to global rank.
+        attempt: restarts used, as in the name of the log folder `attempt_<n>`.
+    """
+    from string import Template
+
+    pattern = Template(template or DEFAULT_TEMPLATE)
+    common = {"role_name": role_name, "host": os.uname().nodename, "attempt": attempt}
+    return {
+        local_rank: pattern.safe_substitute(common, rank=rank, local_rank=local_rank)
+        for local_rank, rank in ranks.items()
+    }
+
+
+def host_label(when: str, environ: Mapping[str, str]) -> str:
+    """This host's name as a prefix; empty for `never`, and for `auto` unless `srun` merges several nodes' lines."""
+    return f"{os.uname().nodename}: " if when == "always" or (when == "auto" and _merged_by_srun(environ)) else ""
+
+
+def with_host(template: str | None, label: str) -> str | None:
+    """The template of the prefix behind the host's label, unless it has the host itself."""
+    if not label or "host}" in (template or ""):
+        return template
+    return label.replace("$", "$$") + (template or DEFAULT_TEMPLATE)
+
+
+def _merged_by_srun(environ: Mapping[str, str]) -> bool:
+    """Whether `srun` has started this process on several nodes: it merges their output."""
+    if not {"SLURM_STEP_ID", "SLURM_PROCID"} <= environ.keys():
+        return False
+    nodes = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES", "")
+    return nodes.isdecimal() and int(nodes) > 1
+
+
+# Folders, without the cost of importing `tempfile`
+
+
+def temporary_folder() -> str:
+    """The folder for temporary files: `TMPDIR`, `TEMP`, `TMP` or a usual one, the first that is writable.
+
+    Raises:
+        UserError: none of them is.
+    """
+    named = [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
+    candidates = [*named, "/tmp", "/var/tmp", "/usr/tmp", "."]
+    for folder in candidates:
+        if os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK):
+            try:
+                return os.path.abspath(folder)
+            except FileNotFoundError:  # it is relative, and the working directory has been deleted
+                continue
+    raise UserError(f"no folder for temporary files can be written to, of {', '.join(candidates)}; set TMPDIR to one")
+
+
+def make_unique(parent: str, prefix: str) -> str:
+    """Make a new folder `<parent>/<prefix>XXXXXXXX`, for this user only, and its parents; UserError if that fails."""
+    make_all(parent)
+    while True:
+        suffix = "".join(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(8))
+        path = os.path.join(parent, prefix + suffix)
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise _refused(path, error) from error
+        return path
+
+
+def make_next(parent: str, name: str) -> str:
+    """Make the first of `<parent>/<name>`, `<name>.1`, `<name>.2` ... that does not exist; UserError if that fails."""
+    path, number = os.path.join(parent, name), 0
+    while True:
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            number += 1
+            path = os.path.join(parent, f"{name}.{number}")
+        except OSError as error:
+            raise _refused(path, error) from error
+        else:
+            return path
+
+
+def make_all(path: str) -> None:
+    """Make a folder and its missing parents; UserError if that fails."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise _refused(path, error) from error
+
+
+def remove_empty(path: str) -> bool:
+    """Remove a folder and those below it that are empty. Returns whether it is gone."""
+    try:
+        with os.scandir(path) as entries:
+            folders = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        for folder in folders:
+            remove_empty(folder)
+        os.rmdir(path)
+    except FileNotFoundError:
+        return True
+    except OSError:  # something is in it, or it is not ours to remove
+        return False
+    return True
+
+
+def _refused(path: str, error: OSError) -> UserError:
+    return user_error(
+        f"the log folder {path!r} cannot be made: {error.strerror or error}; name another folder with --log-dir", error
+    )

@@ -1,0 +1,552 @@
+"""What an agent watches of its workers besides their exits: timers that they set through a named pipe, and whether they
+are stuck in the kernel (contract sections 5.11 and 5.12).
+
+Laws:
+
+1. Nothing here blocks and nothing has a thread: a loop waits on `fds` until `wake_at` and calls `step`.
+2. A step reads all that was in the pipe when it began before it expires any timer: a release that was written in time
+   counts, however late the loop comes.
+3. A request's wall-clock time is turned into a time of the monotonic clock once, when the request arrives. What the
+   wall clock does later moves no timer.
+4. Only processes that `may_kill` allows are ended, each by its pidfd, which is opened before that is asked: a pid that
+   is reused means no other process. One that is being ended is reported once, and its requests are ignored.
+5. What a client writes costs a bounded number of log lines.
+6. A worker is stuck if it has not run between polls in uninterruptible sleep (state D), that is, in one and the same
+   sleep: a process that reads from a slow disk is in state D at most polls, and is healthy. The main thread is polled,
+   as in torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from signal import SIGABRT, SIGKILL
+from typing import NamedTuple
+
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.errors import user_error
+from rallypoint.base.kernel import set_pipe_size
+from rallypoint.base.log import get_logger
+from rallypoint.base.process_table import read_stat
+from rallypoint.base.procfs import catches, read_text
+from rallypoint.base.signals import signal_name
+from rallypoint.workers.process import ChildProcess
+from rallypoint.workers.stop import STACKS_TIMEOUT, NoSweep, Stop
+from rallypoint.workers.watchdog.requests import FileTimerRequest, RequestReader
+
+log = get_logger(__name__)
+
+ENABLE_VARIABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
+FILE_VARIABLE = "TORCHELASTIC_TIMER_FILE"
+UNINTERRUPTIBLE_VARIABLE = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
+
+STARTED, STOPPED, EXPIRED, KILLED = "watchdog started", "watchdog stopped", "timer expired", "kill worker process"
+"""The names of what the watchdog reports (contract section 5.11)."""
+
+_MAX_WARNINGS = 10
+_PIPE_SIZE = 256 * 1024
+"""Bytes that may wait while the agent is busy; what does not fit is an error in the client."""
+_MAX_DEPTH = 64
+_MIN_POLLS = 4
+"""Polls of one sleep, at least, before it counts."""
+_SHORTEST, _LONGEST = 0.05, 1.0
+"""Seconds between polls."""
+
+Report = Callable[[str, FileTimerRequest | None], None]
+
+
+class WorkerMonitor:
+    """Watches the workers of one start, from before they start until they have ended.
+
+    Nothing is enforced before `watch` and after `stop_enforcing`; requests are read until `close`, so that a worker
+    that is being stopped still finds its pipe.
+
+    Args:
+        path: of the watchdog's pipe; None for no watchdog.
+        stuck_after: seconds in uninterruptible sleep that make a worker unhealthy; 0 or less to check nothing.
+        run_id, grace, report, clock: see `Watchdog`.
+
+    Raises:
+        UserError: the pipe cannot be made; says why.
+    """
+
+    def __init__(
+        self,
+        path: str | None,
+        stuck_after: float,
+        *,
+        run_id: str = "",
+        grace: float = 30.0,
+        report: Report | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._clock = clock
+        self._pids: Collection[int] = ()
+        self._expiry_reasons: dict[int, str] = {}
+        self._stuck: dict[int, StuckProcess] = {}
+        self._stuck_watch = SleepMonitor(stuck_after) if stuck_after > 0 else None
+        self._watchdog: Watchdog | None = None
+        if path is not None:
+            ours = lambda pid: is_descendant(pid, self._pids)  # noqa: E731
+            self._watchdog = Watchdog(path, ours, run_id=run_id, grace=grace, report=report, clock=clock)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {} if self._watchdog is None else {FILE_VARIABLE: self._watchdog.path}
+
+    @property
+    def files(self) -> list[str]:
+        """Files that `close` removes, and that the reaper should remove if this process is killed."""
+        return [] if self._watchdog is None else [self._watchdog.path]
+
+    def watch(self, pids: Collection[int]) -> None:
+        self._pids = tuple(pids)
+
+    def fds(self) -> list[int]:
+        return [] if self._watchdog is None or not self._pids else self._watchdog.fds()
+
+    def wake_at(self) -> float:
+        if not self._pids:
+            return math.inf
+        watched = (self._watchdog, self._stuck_watch)
+        return min([each.wake_at() for each in watched if each is not None], default=math.inf)
+
+    def step(self) -> None:
+        """Do what is due. `expiry_reason` and `stuck` return the results."""
+        if not self._pids:
+            return
+        if self._watchdog is not None:
+            for expiry in self._watchdog.step():
+                if expiry.signal > 0:
+                    self._expiry_reasons.setdefault(expiry.pid, expiry.why)
+        if self._stuck_watch is not None:
+            for each in self._stuck_watch.step(self._clock.monotonic(), self._pids):
+                self._stuck[each.pid] = each
+
+    def expiry_reason(self, pid: int) -> str:
+        """Why the watchdog ended a process, in a few words; empty if it did not."""
+        return self._expiry_reasons.get(pid, "")
+
+    @property
+    def stuck(self) -> dict[int, StuckProcess]:
+        """The workers that have been found stuck in the kernel, by pid."""
+        return dict(self._stuck)
+
+    def stop_enforcing(self) -> None:
+        """The workers are being stopped: from now on nothing is enforced."""
+        self._stuck_watch = None
+        if self._watchdog is not None:
+            self._watchdog.stop_enforcing()
+
+    def close(self) -> None:
+        self.stop_enforcing()
+        self._pids = ()
+        if self._watchdog is not None:
+            self._watchdog.close()
+
+
+def monitor_for(
+    environment: Mapping[str, str],
+    folder: str,
+    *,
+    stuck_after: float | None = None,
+    run_id: str = "",
+    grace: float = 30.0,
+    report: Report | None = None,
+) -> WorkerMonitor | None:
+    """The monitor that an agent's environment asks for; None if it asks for none.
+
+    Args:
+        environment: the agent's own.
+        folder: for temporary files.
+        stuck_after: seconds in uninterruptible sleep that make a worker unhealthy; None takes the environment's.
+        run_id, grace, report: see `WorkerMonitor`.
+
+    Raises:
+        UserError: the pipe cannot be made; says why.
+    """
+    path = None
+    if environment.get(ENABLE_VARIABLE) == "1":
+        path = environment.get(FILE_VARIABLE) or os.path.join(folder, f"watchdog_timer_{uuid.uuid4()}")
+        log.info("Starting a FileTimerServer with %s ...", path)
+    seconds = uninterruptible_timeout(environment) if stuck_after is None else stuck_after
+    if path is None and seconds <= 0:
+        return None
+    return WorkerMonitor(path, seconds, run_id=run_id, grace=grace, report=report)
+
+
+def uninterruptible_timeout(environment: Mapping[str, str]) -> float:
+    """The variable's seconds in uninterruptible sleep that make a worker unhealthy; 0 for off, and for no number."""
+    try:
+        seconds = float(environment.get(UNINTERRUPTIBLE_VARIABLE, "0"))
+    except ValueError:
+        log.warning(
+            "%s=%r is not a number of seconds; off", UNINTERRUPTIBLE_VARIABLE, environment[UNINTERRUPTIBLE_VARIABLE]
+        )
+        return 0.0
+    return seconds if 0 < seconds < math.inf else 0.0
+
+
+# Timers
+
+
+class TimerExpiry(NamedTuple):
+    """A timer of a process has expired, `seconds` after its request was read.
+
+    `signal` is what the process is sent; 0 if the expiry is only reported.
+    """
+
+    pid: int
+    scope: str
+    seconds: float
+    signal: int
+
+    @property
+    def why(self) -> str:
+        return f"its timer {self.scope!r} of {self.seconds:.1f} s ran out"
+
+
+class _Timer(NamedTuple):
+    request: FileTimerRequest
+    due: float
+    """Seconds on the monotonic clock."""
+    expiry: TimerExpiry
+
+
+class _TimedProcess(ChildProcess):
+    """A process that has set a timer. How it ended is reported to its parent, and not to us."""
+
+    def _collect_exit(self) -> None:
+        self._end(None)
+
+
+class Watchdog:
+    """The server of one pipe.
+
+    Args:
+        path: of the pipe; a file of that name is replaced.
+        may_kill: whether the process of a pid belongs to this job; asked once for each, while it runs.
+        run_id: of the job, for the log.
+        grace: seconds from a signal other than SIGKILL to SIGKILL.
+        report: called with one of the names above, and the timer if there is one.
+        clock: the clock of `wake_at`.
+        wall: returns epoch seconds, by which clients set timers.
+
+    Raises:
+        UserError: the pipe cannot be made; says why.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        may_kill: Callable[[int], bool],
+        *,
+        run_id: str = "",
+        grace: float = 30.0,
+        report: Report | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.path = path
+        self._fifo = _NamedPipe(path)
+        self._may_kill = may_kill
+        self._run_id = run_id
+        self._grace_period = grace
+        self._report = report
+        self._clock = clock
+        self._wall = wall
+        self._requests = RequestReader()
+        self._timers: dict[int, dict[str, _Timer]] = {}
+        """By pid and name."""
+        self._processes: dict[int, _TimedProcess] = {}
+        """Those that have set timers and may be killed; the ended ones until another comes."""
+        self._stops: dict[int, Stop] = {}
+        self._warnings = 0
+        self._enforcing = True
+        self.client_seen = False
+        """Whether any request has come."""
+        self._report_event(STARTED)
+
+    def fds(self) -> list[int]:
+        if self._fifo.fd < 0:
+            return []
+        return [self._fifo.fd, *(fd for each in self._stops.values() for fd in each.fds())]
+
+    def wake_at(self) -> float:
+        due = [timer.due for own in self._timers.values() for timer in own.values()] if self._enforcing else []
+        return min([*due, *(each.wake_at() for each in self._stops.values())], default=math.inf)
+
+    def step(self) -> list[TimerExpiry]:
+        """Do what is due. Returns the timers that have expired, each once, the first of each process first."""
+        if self._fifo.fd < 0:
+            return []
+        self._stops = {pid: each for pid, each in self._stops.items() if not each.step()}
+        now = self._clock.monotonic()
+        self._read_requests()
+        return [expiry for pid in list(self._timers) for expiry in self._expire(pid, now)] if self._enforcing else []
+
+    def stop_enforcing(self) -> None:
+        """The workers are being stopped: from now on requests are read and no timer expires."""
+        self._enforcing = False
+
+    def close(self) -> None:
+        if self._fifo.fd < 0:
+            return
+        self._fifo.close()
+        for process in self._processes.values():
+            process.release()
+        self._processes.clear()
+        self._stops.clear()
+        self._enforcing = False
+        self._report_event(STOPPED)
+
+    # Requests
+
+    def _read_requests(self) -> None:
+        requests, complaints = self._requests.feed(self._fifo.read())
+        now, wall = self._clock.monotonic(), self._wall()
+        for complaint in complaints:
+            if self._may_warn():
+                log.warning("the watchdog's pipe: %s", complaint)
+        for request in requests:
+            self.client_seen = True
+            pid, seconds = request.worker_pid, request.expiration_time - wall
+            if request.expiration_time < 0:
+                self._timers.get(pid, {}).pop(request.scope_id, None)
+            elif pid not in self._stops and self._admit(pid):
+                # A request may have been read when its time was over.
+                expiry = TimerExpiry(pid, request.scope_id, max(0.0, seconds), request.signal)
+                self._timers.setdefault(pid, {})[request.scope_id] = _Timer(request, now + seconds, expiry)
+
+    def _admit(self, pid: int) -> bool:
+        """Whether a process that sets a timer runs and belongs to this job."""
+        process = self._processes.get(pid)
+        if process is not None and process.poll() is None:
+            return True
+        for each in [pid for pid, process in self._processes.items() if process.poll() is not None]:
+            self._processes.pop(each).release()
+            self._timers.pop(each, None)
+        try:
+            process = _TimedProcess(pid, os.pidfd_open(pid))
+        except ProcessLookupError:  # it has ended, and its timers with it
+            return False
+        except OSError as error:
+            if self._may_warn():
+                log.warning("the timer of process %d is not enforced: %s", pid, error.strerror)
+            return False
+        if self._may_kill(pid) and process.poll() is None:
+            self._processes[pid] = process
+            return True
+        process.release()
+        if self._may_warn():
+            log.warning("process %d sets a timer and does not belong to this job; it is left alone", pid)
+        return False
+
+    def _may_warn(self) -> bool:
+        self._warnings += 1
+        return self._warnings <= _MAX_WARNINGS
+
+    # Expiry
+
+    def _expire(self, pid: int, now: float) -> list[TimerExpiry]:
+        """End a process if the time of one of its timers is over."""
+        own = self._timers[pid]
+        late = sorted((each for each in own.values() if each.due <= now), key=lambda each: each.due)
+        if not late:
+            return []
+        process = self._processes.get(pid)
+        if process is None or process.poll() is not None:
+            del self._timers[pid]
+            return []
+        scopes = [each.expiry.scope for each in late]
+        log.warning("Timers expired for run:[%s], process %d: %s", self._run_id, pid, scopes)
+        for each in late:
+            self._report_event(EXPIRED, each.request)
+        deadly = next((each for each in late if each.expiry.signal > 0), None)
+        if deadly is None:
+            for scope in scopes:
+                del own[scope]
+            return [each.expiry for each in late]
+        number, grace = deadly.expiry.signal, self._grace_period
+        log.error("Reaping worker_pid=[%d] by %s: %s", pid, signal_name(number), deadly.expiry.why)
+        if number == SIGKILL and catches(pid, SIGABRT):  # faulthandler does, and shows the stacks of all threads
+            number, grace = SIGABRT, STACKS_TIMEOUT
+        self._stops[pid] = Stop({pid: process}, NoSweep(), number, grace, clock=self._clock)
+        del self._timers[pid]
+        self._report_event(KILLED, deadly.request)
+        return [deadly.expiry, *(each.expiry for each in late if each is not deadly)]
+
+    def _report_event(self, name: str, request: FileTimerRequest | None = None) -> None:
+        if self._report is not None:
+            try:
+                self._report(name, request)
+            except Exception:  # whatever a user's handler does, timers are enforced
+                log.exception("the watchdog's %r could not be reported", name)
+
+
+class _NamedPipe:
+    """A named pipe that is made, read without blocking, and removed.
+
+    It is held open for writing too, so that it neither ends nor turns readable when a client has closed its end.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            os.mkfifo(path, 0o600)
+            self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise user_error(
+                f"the pipe {path!r} of the watchdog cannot be made: {why}; name another place", error
+            ) from None
+        self._size = set_pipe_size(self.fd, _PIPE_SIZE)
+        made = os.fstat(self.fd)
+        self._identity = made.st_dev, made.st_ino
+
+    def read(self) -> bytes:
+        """All that was in the pipe at the call, and not much more, however fast a client writes."""
+        parts, left = [], self._size
+        with contextlib.suppress(BlockingIOError):
+            while left > 0:
+                parts.append(os.read(self.fd, left))
+                left -= len(parts[-1])
+        return b"".join(parts)
+
+    def close(self) -> None:
+        fd, self.fd = self.fd, -1
+        os.close(fd)
+        with contextlib.suppress(OSError):
+            now = os.stat(self._path, follow_symlinks=False)
+            if (now.st_dev, now.st_ino) == self._identity:
+                os.unlink(self._path)
+
+
+def is_descendant(pid: int, roots: Collection[int]) -> bool:
+    """Whether a process is one of `roots`, has been started below one, or is in a session that one leads."""
+    at = pid
+    for _ in range(_MAX_DEPTH):
+        if at in roots:
+            return True
+        stat = read_stat(at)
+        if stat is None or stat.parent <= 0:
+            return False
+        if stat.session in roots:
+            return True
+        at = stat.parent
+    return False
+
+
+# Uninterruptible sleep
+
+
+class UninterruptibleSleep(NamedTuple):
+    """One uninterruptible sleep of one process.
+
+    `started` (see `ProcessStat`) and `switches`, the number of its context switches, distinguish it from any other.
+    `where` is the kernel's function that it sleeps in; empty if that is not known.
+    """
+
+    started: int
+    switches: int
+    where: str
+
+
+class StuckProcess(NamedTuple):
+    """A process that does not return from the kernel."""
+
+    pid: int
+    seconds: float
+    where: str
+
+    @property
+    def why(self) -> str:
+        inside = f" in {self.where}" if self.where else ""
+        return (
+            f"it is in uninterruptible sleep (state D){inside} for {self.seconds:.1f} s: the kernel waits for a disk, "
+            "a network file system or a device, and as a rule not even SIGKILL ends it before that answers"
+        )
+
+
+class _SleepRecord(NamedTuple):
+    """A sleep, since when, in seconds on the monotonic clock, and at how many polls it was seen."""
+
+    sleep: UninterruptibleSleep
+    since: float
+    times: int
+
+
+class SleepTracker:
+    """Which processes sleep since when; `minimum` seconds of one sleep make a process stuck. Pure."""
+
+    def __init__(self, minimum: float) -> None:
+        self._minimum = minimum
+        self._since: dict[int, _SleepRecord] = {}
+
+    def update(
+        self, now: float, sleeps: Mapping[int, UninterruptibleSleep]
+    ) -> tuple[list[StuckProcess], list[StuckProcess]]:
+        """Take the result of a poll at `now`, in seconds on the monotonic clock: by pid, the sleeps.
+
+        Returns:
+            Those whose sleep is seen the second time, and those that are stuck.
+        """
+        again, stuck, since = [], [], {}
+        for pid, sleep in sleeps.items():
+            previous = self._since.get(pid)
+            if previous is None or previous.sleep[:2] != sleep[:2]:
+                since[pid] = _SleepRecord(sleep, now, 1)
+                continue
+            since[pid] = seen = _SleepRecord(sleep, previous.since, previous.times + 1)
+            found = StuckProcess(pid, now - seen.since, sleep.where)
+            if seen.times == 2:
+                again.append(found)
+            if found.seconds >= self._minimum:
+                stuck.append(found)
+        self._since = since
+        return again, stuck
+
+
+class SleepMonitor:
+    """Polls workers: the kernel has no notification of a process's state. For `minimum` see `SleepTracker`."""
+
+    def __init__(self, minimum: float) -> None:
+        self._sleepers = SleepTracker(minimum)
+        self._every = min(max(minimum / _MIN_POLLS, _SHORTEST), _LONGEST)
+        self._poll_at = -math.inf
+
+    def wake_at(self) -> float:
+        """When to poll next, on the monotonic clock."""
+        return self._poll_at
+
+    def step(self, now: float, pids: Collection[int]) -> list[StuckProcess]:
+        """Poll the workers if it is time. Returns those that are stuck."""
+        if now < self._poll_at:
+            return []
+        self._poll_at = now + self._every
+        sleeps = {pid: sleep for pid in pids if (sleep := uninterruptible_sleep_of(pid)) is not None}
+        again, stuck = self._sleepers.update(now, sleeps)
+        for each in again:
+            log.warning("Process %d is in uninterruptible sleep (state D) in %s", each.pid, each.where or "the kernel")
+        for each in stuck:
+            log.error("Process %d is unhealthy: %s", each.pid, each.why)
+        return stuck
+
+
+def uninterruptible_sleep_of(pid: int) -> UninterruptibleSleep | None:
+    """The uninterruptible sleep that a process's main thread is in; None if it is in none, or is not there."""
+    stat = read_stat(pid)
+    if stat is None or stat.state != "D":
+        return None
+    lines = read_text(f"/proc/{pid}/status").splitlines()
+    try:
+        switches = sum(int(line.split()[1]) for line in lines if "ctxt_switches:" in line)
+    except (IndexError, ValueError):
+        return None
+    return UninterruptibleSleep(stat.started, switches, read_text(f"/proc/{pid}/wchan", 64).strip("0\n"))
