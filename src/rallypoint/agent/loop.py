@@ -1,6 +1,6 @@
 """The agent's loop: everything that happens becomes one event, and the policy decides what to do about it.
 
-One thread waits for the descriptors and times of all sources (`steps.Source`): mail (notifications of the rendezvous,
+One thread waits for the descriptors and times of all sources (`sources.Source`): mail (notifications of the rendezvous,
 signals), exits of workers, a stop in progress, and whatever a run has beside these. It does nothing else meanwhile.
 """
 

@@ -10,6 +10,8 @@ Laws:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rallypoint.base.errors import UsageError, UserError
 from rallypoint.base.flags import (
     SWITCH,
@@ -182,14 +184,28 @@ def store_peers(text: str) -> str:
     return text
 
 
+FRAMEWORKS = ("jax", "tf", "ompi")
+"""Kinds of variables besides torch's, in the order in which workers get them."""
+
+
 def framework_kinds(text: str) -> tuple[str, ...]:
     """Kinds, separated by commas. Torch's alone come to none."""
-    from rallypoint.agent.features.worker_env import checked
-
     try:
-        return checked([part.strip() for part in text.split(",")])
+        return checked_frameworks([part.strip() for part in text.split(",")])
     except UserError as error:
         raise UsageError(f"{text!r} is not a list of kinds: {error}") from None
+
+
+def checked_frameworks(names: Sequence[str]) -> tuple[str, ...]:
+    """The kinds with these names, without torch's, each once.
+
+    Raises:
+        UserError: there is no such kind.
+    """
+    for name in names:
+        if name not in FRAMEWORKS and name != "torch":
+            raise UserError(f"{name!r} is none of {', '.join(['torch', *FRAMEWORKS])}")
+    return tuple(name for name in FRAMEWORKS if name in names)
 
 
 def interface_names(text: str) -> str:
@@ -272,7 +288,7 @@ CLUSTERS = _group(
         "KIND,...",
         samples=("jax,tf", "ompi"),
         bad=("horovod", "", "jax,,tf"),
-        complete=Values(("jax", "tf", "ompi"), separator=","),
+        complete=Values(FRAMEWORKS, separator=","),
     ),
     Flag(
         "--socket-ifname",

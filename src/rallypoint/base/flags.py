@@ -18,7 +18,7 @@ SWITCH = None
 
 
 class Values(NamedTuple):
-    """What completes a value: words, a kind of names that the shell finds (`completion.values.Names`), and what
+    """What completes a value: words, a kind of names that the shell finds, and what
     separates several of them, empty if there can be only one.
     """
 

@@ -17,8 +17,8 @@ from rallypoint.agent.features.worker_env import (
     ReservedPorts,
     WorkerPlace,
     add_worker_env,
-    checked,
 )
+from rallypoint.agent.options import checked_frameworks
 from rallypoint.agent.preload import per_worker_variables
 from rallypoint.agent.spec import Worker, WorkerGroup
 from rallypoint.base.errors import UserError
@@ -113,10 +113,10 @@ def test_ompi_agrees_with_what_jax_is_led_to() -> None:
 
 
 def test_names() -> None:
-    assert checked(["ompi", "torch", "jax", "ompi"]) == ("jax", "ompi")
-    assert checked(["torch"]) == ()
+    assert checked_frameworks(["ompi", "torch", "jax", "ompi"]) == ("jax", "ompi")
+    assert checked_frameworks(["torch"]) == ()
     with pytest.raises(UserError, match="'horovod' is none of torch, jax, tf, ompi"):
-        checked(["horovod"])
+        checked_frameworks(["horovod"])
 
 
 # Ports

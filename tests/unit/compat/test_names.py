@@ -27,7 +27,7 @@ from rallypoint.compat.elastic.agent.server.api import record
 from rallypoint.compat.launcher import LaunchConfig
 from rallypoint.compat.run import macros
 import rallypoint.observe.telemetry.handlers, rallypoint.workers.watchdog.client
-assert record is rallypoint.observe.telemetry.recording.record
+assert record is rallypoint.observe.telemetry.handlers.record
 assert timer.configure is rallypoint.workers.watchdog.client.configure
 assert not hasattr(timer, "__wrapped__")
 TORCHS

@@ -33,9 +33,9 @@ import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from rallypoint.agent.options import checked_frameworks
 from rallypoint.base.devices import cuda_count
 from rallypoint.base.endpoint import Endpoint
-from rallypoint.base.errors import UserError
 
 if TYPE_CHECKING:
     from rallypoint.agent.features.peers import PeerRecord
@@ -190,22 +190,8 @@ _TENSORFLOW_KIND = Kind(
 # The table
 
 
-TORCH = "torch"
-
 KINDS: Mapping[str, Kind] = {_JAX: _JAX_KIND, _TENSORFLOW: _TENSORFLOW_KIND, "ompi": _OMPI_KIND}
 """The kinds besides torch's variables, which every worker gets."""
-
-
-def checked(names: Sequence[str]) -> tuple[str, ...]:
-    """The kinds with these names, without torch's, in the order of the table and each once.
-
-    Raises:
-        UserError: there is no such kind.
-    """
-    for name in names:
-        if name not in KINDS and name != TORCH:
-            raise UserError(f"{name!r} is none of {', '.join([TORCH, *KINDS])}")
-    return tuple(name for name in KINDS if name in names)
 
 
 # For an agent
@@ -216,7 +202,7 @@ def add_worker_env(workers: WorkerController, names: Sequence[str], nodes: int) 
 
     Args:
         workers: of an agent that has not run yet.
-        names: of the kinds (`KINDS`), or `torch`.
+        names: of the kinds, or `torch`.
         nodes: the maximal number of nodes of the job.
 
     Raises:
@@ -224,7 +210,7 @@ def add_worker_env(workers: WorkerController, names: Sequence[str], nodes: int) 
     """
     from rallypoint.agent.features.peers import exchange_of
 
-    kinds = [FrameworkVariables(name, KINDS[name], workers.group) for name in checked(names)]
+    kinds = [FrameworkVariables(name, KINDS[name], workers.group) for name in checked_frameworks(names)]
     for each in kinds:
         workers.group.variable_sources.append(each)
         if each.kind.wanted is not None:
