@@ -21,7 +21,7 @@ GROUPS: dict[str, dict[str, dict[str, str]]] = tomllib.loads(Path(__file__).with
 
 NO_VARIABLES = frozenset(
     (
-        *("ASSIGN_WORKER_RANKS", "CLOCK_BOOTTIME", "DEFAULT_PORT", "DEFAULT_ROLE", "ENVIRONMENT", "TYPE_CHECKING"),
+        *("ASSIGN_WORKER_RANKS", "CLOCK_BOOTTIME", "DEFAULT_PORT", "TYPE_CHECKING"),
         *("HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL", "WRONG_VERSION_NUMBER"),
         # Ends of names, which `OURS` of cli/unknown_names.py puts together
         *("ETCD_PASSWORD", "ETCD_PASSWORD_FILE", "HTTP_TOKEN_FILE", "INCIDENT_ENV", "SECRET_FILE"),

@@ -48,7 +48,7 @@ TARGETS: Mapping[str, Target] = {
     "cluster-environment": Target(
         environment,
         _environments,
-        tuple(f"cluster/{name}.py" for name in ("detect", "findings", "hostlist", "kubernetes", "mpi", "slurm")),
+        tuple(f"clusters/{name}.py" for name in ("detect", "findings", "hostlist", "kubernetes", "mpi", "slurm")),
         2000,
     ),
 }

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
-from rallypoint.agent.launch import shared_host
 from rallypoint.agent.launch.shared_host import register_on_host
 from rallypoint.rendezvous.params import RendezvousParameters
 
@@ -23,7 +23,7 @@ def agents() -> Iterator[ExitStack]:
 
 @pytest.fixture(autouse=True)
 def many_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_host, "sched_getaffinity", lambda _pid: set(range(8)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
 
 
 def job(run_id: str = "", endpoint: str = "localhost:29400") -> RendezvousParameters:
@@ -52,7 +52,7 @@ def test_nobody_warns_where_there_is_no_need(
         agents.enter_context(register_on_host(other, {}))
     with register_on_host(mine, {"OMP_NUM_THREADS": "2"}):
         pass
-    monkeypatch.setattr(shared_host, "sched_getaffinity", lambda _pid: set(range(8, 16)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8, 16)))
     agents.enter_context(register_on_host(mine, {}))  # bound to processors of its own
     assert not caplog.text
 

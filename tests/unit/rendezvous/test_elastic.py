@@ -70,7 +70,7 @@ def test_all_get_a_rank_and_the_same_store(meeting: list[ElasticHandler]) -> Non
     infos[0].store.set("word", "given")
     assert [each.store.get("word") for each in infos] == [b"given"] * 3
     for each in infos:
-        each.store.close()
+        getattr(each.store, "close", int)()  # torch's, where a test before has imported torch, have none
 
 
 def test_a_second_round_keeps_the_ranks_and_has_a_store_of_its_own(meeting: list[ElasticHandler]) -> None:
