@@ -72,16 +72,6 @@ def refusal(client: EtcdClient) -> str:
     return str(caught.value)
 
 
-def test_with_certificate_and_password_all_goes_as_without(insider: EtcdClient, prefix: bytes) -> None:
-    told = Told()
-    insider.watch(prefix, insider.put(prefix, b"1"), told.on_events, told.on_lost)
-    insider.put(prefix, b"2")
-    assert [event.kv.value for event in told.events(2)] == [b"1", b"2"]
-    lease = insider.lease_grant(60)
-    assert insider.lease_keep_alive(lease) == 60
-    insider.lease_revoke(lease)
-
-
 def forget_tokens(secured: Secured) -> None:
     """The cluster drops all tokens of a user who gets a password, be it the same one."""
     as_root = "--user=root:root-password"
@@ -192,14 +182,6 @@ def test_a_password_where_there_are_no_users(etcd: EtcdCluster, prefix: bytes) -
 def test_something_else_listens_there(etcd: EtcdCluster) -> None:
     client = EtcdClient([Endpoint("127.0.0.1", etcd.members[0].metrics_port)])
     assert "HTTP/1, and not the v3 API of etcd; check the endpoint" in refusal(client)
-
-
-def test_one_wrong_endpoint_of_several_does_no_harm(etcd: EtcdCluster, prefix: bytes) -> None:
-    wrong = Endpoint("127.0.0.1", etcd.members[0].metrics_port)
-    for _ in range(4):  # each begins with an endpoint at random
-        client = EtcdClient([wrong, *etcd.endpoints[:2]])
-        client.put(prefix, b"")
-        client.close()
 
 
 def test_somebody_who_listens_and_says_nothing() -> None:

@@ -43,30 +43,6 @@ def running() -> State:
     return state
 
 
-def test_one_node_that_is_not_quiet_means_no_hang() -> None:
-    state = running()
-    for node in NODES[:2]:
-        state = run(state, node, ReportQuiet(0))
-    assert not is_hung(state)
-    hung = run(state, NODES[2], ReportQuiet(0))
-    assert hang_began(state, hung)
-    awake = run(hung, NODES[0], ReportQuiet(0, quiet=False))
-    assert not is_hung(awake)
-    assert hang_began(awake, run(awake, NODES[0], ReportQuiet(0)))
-
-
-def test_the_end_of_a_round_is_the_end_of_its_hang() -> None:
-    state = running()
-    for node in NODES:
-        state = run(state, node, ReportQuiet(0))
-    over = run(state, NODES[1], Fail(0, CAUSE, 3))
-    assert (over.round, over.quiet) == (1, frozenset())
-    for node in NODES:
-        over = run(over, node, Join(INFO))
-    assert not is_hung(over)
-    assert over == run(over, NODES[0], ReportQuiet(0)), "it comes late, and is about another round"
-
-
 def test_a_preempted_job_that_waits_for_a_lost_node_does_not_hang() -> None:
     state = running()._replace(preempted=Preemption(NODES[0], 30.0, whole_job=True))
     state = run(run(state, NODES[1], ReportQuiet(0)), NODES[2], ReportQuiet(0))
