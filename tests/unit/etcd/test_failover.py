@@ -84,18 +84,12 @@ def test_without_a_quorum_nothing_is_answered_and_then_again(
     assert client.range(prefix).kvs[0].value == b"before"
 
 
-def test_nobody_there(etcd: EtcdCluster) -> None:
-    where = Endpoint("127.0.0.1", free_port())
+@pytest.mark.parametrize(("host", "why"), [("127.0.0.1", ".*Connection refused"), ("no-such-host.invalid", "")])
+def test_nobody_there(host: str, why: str) -> None:
+    where = Endpoint(host, free_port())
     client = EtcdClient([where], timeout_s=0.5)
-    with pytest.raises(EtcdUnreachable, match=f"{where}.*Connection refused"):
+    with pytest.raises(EtcdUnreachable, match=f"{where}{why}"):
         client.put(b"k", b"")
-    client.close()
-
-
-def test_a_name_that_nobody_knows() -> None:
-    client = EtcdClient([Endpoint("no-such-host.invalid", 2379)], timeout_s=0.5)
-    with pytest.raises(EtcdUnreachable, match=r"no-such-host\.invalid:2379"):
-        client.range(b"k")
     client.close()
 
 

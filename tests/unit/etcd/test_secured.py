@@ -18,6 +18,7 @@ from tests.unit.etcd.watching import Told
 
 JOB = Credentials("job", "its-password")
 TOKEN_LIFE_S = 1
+OURS = ("ca.pem", "client.pem", "client.key")
 
 
 class Secured:
@@ -26,7 +27,7 @@ class Secured:
     def __init__(self, cluster: EtcdCluster, folder: Path) -> None:
         self.cluster = cluster
         self.folder = folder
-        self.tls = EtcdTls(self.file("ca.pem"), self.file("client.pem"), self.file("client.key"))
+        self.tls = EtcdTls(*map(self.file, OURS))
 
     def file(self, name: str) -> str:
         return str(self.folder / name)
@@ -120,13 +121,22 @@ def test_a_cluster_started_anew_takes_the_password_again(secured: Secured, insid
     assert told.event().kv.value == b"2"
 
 
-def test_a_wrong_password(secured: Secured) -> None:
-    said = refusal(secured.client(secured.tls, JOB._replace(password="another")))
-    assert "invalid user ID or password'; check user and password" in said
-
-
-def test_no_user(secured: Secured) -> None:
-    assert "give a user and a password" in refusal(secured.client(secured.tls, None))
+@pytest.mark.parametrize(
+    ("files", "credentials", "said"),
+    [
+        (OURS, JOB._replace(password="another"), "invalid user ID or password'; check user and password"),
+        (OURS, None, "give a user and a password"),
+        (("other-ca.pem", *OURS[1:]), JOB, "certificate that is not to be trusted"),
+        (("ca.pem", None, None), JOB, "`cert`"),
+        (("ca.pem", "other.pem", "other.key"), JOB, "TLS"),
+    ],
+    ids=["wrong password", "no user", "wrong ca", "no certificate", "certificate of another authority"],
+)
+def test_who_is_not_let_in_is_told_why(
+    secured: Secured, files: tuple[str | None, ...], credentials: Credentials | None, said: str
+) -> None:
+    tls = EtcdTls(*(name and secured.file(name) for name in files))
+    assert said in refusal(secured.client(tls, credentials))
 
 
 def test_a_user_who_may_do_nothing(secured: Secured, prefix: bytes) -> None:
@@ -140,23 +150,6 @@ def test_a_user_who_may_do_nothing(secured: Secured, prefix: bytes) -> None:
     assert isinstance(lost, WatchCancelled)
     assert "permission denied'; grant the user" in lost.reason
     client.close()
-
-
-def test_a_wrong_ca(secured: Secured) -> None:
-    wrong = secured.tls._replace(cacert=secured.file("other-ca.pem"))
-    assert "certificate that is not to be trusted" in refusal(secured.client(wrong, JOB))
-
-
-def test_no_certificate_of_ours(secured: Secured) -> None:
-    said = refusal(secured.client(EtcdTls(secured.tls.cacert), JOB))
-    assert "TLS" in said
-    assert "check" in said
-    assert "`cert`" in said
-
-
-def test_a_certificate_of_another_authority(secured: Secured) -> None:
-    wrong = EtcdTls(secured.tls.cacert, secured.file("other.pem"), secured.file("other.key"))
-    assert "TLS" in refusal(secured.client(wrong, JOB))
 
 
 def test_no_tls_where_it_is_wanted(secured: Secured) -> None:
