@@ -115,18 +115,6 @@ def test_many_unauthenticated_connections_cost_few_lines(
         assert caplog.messages[-1].startswith("and 40 more control connections refused")
 
 
-def test_after_a_while_they_are_told_of_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(RateLimitedLog, "WINDOW", 0.05)
-    monkeypatch.setattr(RateLimitedLog, "LINES", 1)
-    with caplog.at_level(logging.WARNING, "rallypoint"), served() as port:
-        while sum("more control connections" in line for line in caplog.messages) < 2:
-            with unauthenticated(port, b"x") as made:
-                assert is_disconnected(made)
-    assert sum("refused: it starts with b'x'" in line for line in caplog.messages) >= 2
-
-
 def test_idle_unauthenticated_connections_make_way_for_newer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HANDSHAKE_TIMEOUT", 3600.0)
     monkeypatch.setattr(connection, "_MIN_AGE", 0.05)

@@ -6,16 +6,14 @@ import pytest
 
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.dispatcher import Dispatcher
-from rallypoint.control.coordinator.job_log import differences
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.operations import Fail
-from rallypoint.control.membership.state import NodeId, NodeInfo, Settings, State
+from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
 from rallypoint.control.protocol.messages import (
     ConfigDifference,
     ConfigDiffers,
     JoinRequest,
     Notification,
-    Placed,
     ResumeRequest,
 )
 from rallypoint.control.protocol.resume_state import (
@@ -80,13 +78,6 @@ def test_who_was_started_in_another_way_is_told(
     )
 
 
-def test_the_first_nodes_restarts_hold_for_all() -> None:
-    coordinator, told = meet(JOB, member(max_restarts=5))
-    (placed,) = [notice for notice in told if isinstance(notice, Placed)]
-    assert placed.placement.max_restarts == 1
-    assert coordinator.state.max_restarts == 1
-
-
 def test_it_is_told_once() -> None:
     coordinator, _ = meet(JOB._replace(min_nodes=3, max_nodes=3), member(max_restarts=5))
     coordinator.receive(2, Fail(0, CAUSE, 1), 1.0)
@@ -134,10 +125,6 @@ def test_people_on_the_side_of_the_control_plane_hear_of_a_few(
         "job 'job': n0 was started with --nnodes=3, the job with --nnodes=20, which holds; "
         "give all nodes of a job the same"
     )
-
-
-def test_nothing_is_found_where_nothing_is_known() -> None:
-    assert differences(member(), None, State(), JOB) == ()
 
 
 def test_who_comes_with_another_program_each_time_is_not_told_of_it_for_ever() -> None:

@@ -143,16 +143,6 @@ def test_a_node_whose_connection_broke_is_told_again_when_it_is_back() -> None:
     assert resumes(job, 203) == []
 
 
-def test_a_report_before_all_have_answered_is_the_end_of_it() -> None:
-    job, _ = hung()
-    hangs = job.coordinator._hangs
-    assert hangs is not None
-    job.hears("a", CollectedPart(1, b"all", True))
-    job.hears("a", HangReport(1, 0, "a report"))
-    hangs.forget(NodeId(f"10.0.0.{B}", 7, 0, "b"), job.now)
-    assert job.wait(100.0) == []
-
-
 def test_a_hang_of_nodes_out_of_reach_asks_nobody() -> None:
     job, _ = hung()
     hangs, hung_state = job.coordinator._hangs, job.coordinator.state

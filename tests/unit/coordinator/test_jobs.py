@@ -190,23 +190,6 @@ def test_a_verdict_is_forgotten_after_a_day() -> None:
     assert isinstance(old.told[-1], Placed)
 
 
-def test_a_job_whose_nodes_were_killed_begins_anew_with_its_own_settings_and_restarts() -> None:
-    world = World()
-    old = Node(world, 1, nodes=1)
-    old.joins()
-    old.says(Fail(0, CAUSE, 3))
-    old.joins()
-    assert isinstance(old.told[-1], Placed)
-    assert old.told[-1].placement.restarts == 1
-    old.goes()
-    new = [Node(world, pid, nodes=2) for pid in (2, 3)]
-    for node in new:
-        node.joins()
-    placed = new[0].told[-1]
-    assert isinstance(placed, Placed)
-    assert (placed.placement.round, placed.placement.restarts) == (0, 0)
-
-
 def test_a_running_job_that_is_out_of_reach_is_the_same_when_it_is_back() -> None:
     world = World()
     a, b = Node(world, 1, nodes=2), Node(world, 2, nodes=2)

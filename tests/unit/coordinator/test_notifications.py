@@ -126,15 +126,3 @@ def test_who_has_succeeded_and_left_still_says_whether_its_workers_could_go_on()
     new = Participant(IN.node_info._replace(restarts_workers=True), 1)
     runs = RUNS._replace(participants={A: IN}, finished={B: new})
     assert placements(runs)[A].restart_workers
-
-
-def test_placements_are_worked_out_once_for_all_that_missed_theirs() -> None:
-    nodes = {NodeId(f"n{rank}", 1, 0): Participant(IN.node_info, rank) for rank in range(3)}
-    coordinator = Coordinator(Settings("job", 3, 3), "0")
-    coordinator.restore(State(complete=True, participants=nodes), 0.0)
-    placed = {node: coordinator._placement_of(node) for node in nodes}
-    assert placed == placements(coordinator.state, "0")
-    assert all(coordinator._placement_of(node) is placement for node, placement in placed.items())
-    further = coordinator.state.progress._replace(step=7)
-    coordinator.restore(coordinator.state._replace(progress=further), 0.0)
-    assert all(coordinator._placement_of(node).progress == 7 for node in nodes)

@@ -43,17 +43,3 @@ def test_those_who_wait_for_something_else_have_a_teller_of_their_own() -> None:
     found = {session: told(coordinator, session, 8.0) for session in range(2, 7)}
     assert [session for session, each in found.items() if each.spare] == [3, 4, 5, 6]
     assert [session for session, each in found.items() if each.reports] == [2, 3]
-
-
-def test_the_time_left_is_that_of_the_first_where_all_are_needed() -> None:
-    coordinator = waiting(Settings("job", 5, 5), 3, timeout=20.0)
-    assert {told(coordinator, session, 10.0).ends_in for session in (1, 2, 3)} == {11.0}
-    coordinator.close(1, 10.0)
-    assert {told(coordinator, session, 10.0).ends_in for session in (2, 3)} == {12.0}
-
-
-def test_a_round_that_is_sure_to_come_tells_when_it_starts() -> None:
-    coordinator = waiting(Settings("job", 2, 4, last_call_timeout=30.0), 3, timeout=20.0)
-    found = told(coordinator, 3, 10.0)
-    assert (found.starts_in, found.ends_in) == (22.0, -1.0)  # thirty seconds from when the second had come
-    assert found.members == ("n1", "n2", "n3")

@@ -521,13 +521,3 @@ def test_thousands_of_places_that_nobody_fills_are_given_up_in_one_difference() 
     coordinator.heartbeat(1, later)
     coordinator.tick(later)
     assert (absents(coordinator.state), coordinator.state.round, coordinator.states) == ([], 4, 2)
-
-
-def test_the_end_of_a_job_is_one_message_for_all_but_its_delegate() -> None:
-    coordinator = Coordinator(Settings("job", 3, 3), "0")
-    for number in range(3):
-        coordinator.open(number, SessionRecord(NodeId(f"h{number}", 1, 0), f"h{number}"), 0.0)
-        coordinator.receive(number, JoinRequest(NodeInfo("default", 1, "", 7001), 600.0), 0.0)
-    ended = [notice for _, notice in coordinator.receive(1, Fail(0, CAUSE, 0), 0.0)]
-    assert [type(each) for each in ended] == [JobEnded] * 3
-    assert len({id(each) for each in ended}) == len(set(ended))

@@ -47,26 +47,6 @@ def hosts(job: Job) -> tuple[list[str], list[str]]:
     return [each.host for each in state.participants], [each.host for each in state.redundancy_list]
 
 
-def test_a_job_that_waits_for_too_many_goes_on_with_those_that_are_there_when_it_is_made_smaller() -> None:
-    job = Job(Settings("job", 4, 4, last_call_timeout=5.0))
-    for name in "ab":
-        job.node(name)
-    assert job.command(ResizeCommand(BY, 2, 3)).done
-    assert job.status().phase is Phase.FORMING, "another may come until the last call is over"
-    job.wait(5.0)
-    assert job.coordinator.state.complete
-    assert hosts(job) == (["a", "b"], [])
-
-
-def test_those_who_have_no_place_any_more_are_spares() -> None:
-    job = Job(Settings("job", 4, 4, last_call_timeout=5.0))
-    for name in "abc":
-        job.node(name)
-    assert job.command(ResizeCommand(BY, 1, 2)).done
-    assert job.coordinator.state.complete
-    assert hosts(job) == (["a", "b"], ["c"])
-
-
 def test_who_had_a_place_before_keeps_it_where_there_are_fewer() -> None:
     first, new = NodeId("a", 1, 0, "a"), NodeId("b", 1, 0, "b")
     info = NodeInfo("default", 1, "", 7000)
@@ -89,17 +69,6 @@ def test_a_round_that_is_held_back_is_not_larger_than_the_job_was_made() -> None
     assert "no round is running" in job.command(RestartCommand(BY)).detail
     job.wait(10.0)
     assert (job.coordinator.state.complete, job.coordinator.state.round) == (True, 1)
-
-
-def test_waiting_nodes_are_spares_where_the_job_is_made_smaller() -> None:
-    job = Job(Settings("job", 2, 2, last_call_timeout=0.0))
-    for name in "abc":
-        job.node(name)
-    assert job.command(ResizeCommand(BY, 1, 3)).done
-    assert [each.host for each in job.coordinator.state.wait_list] == ["c"]
-    assert job.command(ResizeCommand(BY, 1, 2)).done
-    assert not job.coordinator.state.wait_list
-    assert hosts(job) == (["a", "b"], ["c"])
 
 
 @pytest.mark.parametrize("size", [NodeRange(1, 4), NodeRange(1, 2)], ids=["larger", "smaller than its round"])
@@ -201,16 +170,6 @@ def test_how_long_a_job_waits_counts_from_its_first_node() -> None:
     job.node("a")
     job.wait(3.0)
     assert job.status().phase_for == 3.0
-
-
-def test_who_takes_over_says_so_and_does_not_tell_of_a_round_that_started() -> None:
-    job = running("a", "b")
-    fresh = Coordinator(job.settings, "inc")
-    fresh.restore(job.coordinator.state, 90_000.0)
-    seen = Watchers(fresh).snapshot(90_001.0)
-    assert seen.phase_for == pytest.approx(1.0)
-    assert [each.kind.value for each in seen.events] == ["coordinator started"]
-    assert "round 0 runs" in seen.events[0].text
 
 
 def test_nodes_are_asked_again_at_once_when_a_round_has_started() -> None:

@@ -9,9 +9,7 @@ from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.operations import Close, PreemptJob, RecordProgress
 from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Settings
 from rallypoint.control.protocol.messages import JoinRequest, Placed, Request, ResumeRequest
-from rallypoint.failures.cause import Cause
 
-CAUSE = Cause(0, 0, "h", 42, 1, "boom", "", 0.0, "")
 JOB_WIDE = [Close(), PreemptJob(1.0), RecordProgress(0, 5)]
 
 

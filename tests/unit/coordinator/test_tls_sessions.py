@@ -75,13 +75,6 @@ def joined(endpoint: Endpoint, tls: ControlTls | None, key: bytes | None = None)
         link.close()
 
 
-@pytest.mark.parametrize("key", [None, KEY], ids=["open", "secret"])
-def test_nodes_with_certificates_take_part(authority: Authority, key: bytes | None) -> None:
-    tls = ControlTls(authority.files("127.0.0.1"))
-    with served(tls, key) as endpoint:
-        assert isinstance(joined(endpoint, ControlTls(authority.files("node1")), key), Placed)
-
-
 def test_nothing_can_be_read_on_the_way(authority: Authority) -> None:
     tls = ControlTls(authority.files("127.0.0.1"))
     with served(tls) as endpoint, socket.create_connection(endpoint) as raw:

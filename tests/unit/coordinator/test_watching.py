@@ -19,16 +19,13 @@ from rallypoint.control.protocol.messages import (
     CollectKind,
     CollectRequested,
     DrainRequested,
-    JobEnded,
     JoinRequest,
     LeaveRequest,
     NodeReport,
     Notification,
-    OperatorAction,
     Placed,
     ReportRequested,
     Request,
-    RoundEnded,
 )
 from rallypoint.control.protocol.observation import (
     CollectCommand,
@@ -145,20 +142,6 @@ def test_a_job_that_waits_says_for_how_many() -> None:
     assert seen.max_restarts == 3
 
 
-def test_a_job_that_runs_shows_ranks_and_spares() -> None:
-    job = Job(Settings("job", 2, 2, last_call_timeout=0.0))
-    for name, size in zip("abc", (2, 3, 1), strict=True):
-        job.node(name, size)
-    seen = job.status()
-    assert seen.phase is Phase.RUNNING
-    shown = [(each.host, each.state, each.group_rank, each.first_rank, each.workers) for each in seen.nodes]
-    assert shown == [
-        ("a", NodeState.PARTICIPANT, 0, 0, 2),
-        ("b", NodeState.PARTICIPANT, 1, 2, 3),
-        ("c", NodeState.SPARE, -1, -1, 1),
-    ]
-
-
 def test_ranks_behind_a_node_that_has_finished_and_left_are_not_known() -> None:
     job = running("a", "b")
     job.hears("a", Succeed(0))
@@ -237,42 +220,11 @@ def test_a_round_says_who_was_not_in_the_one_before() -> None:
     assert job.status().events[-1].text == "round 1 started with 2 nodes, new: c (rank 1)"
 
 
-def test_a_restart_costs_no_restart() -> None:
-    job = running("a", "b")
-    reply = job.command(RestartCommand(BY))
-    assert reply == CommandReply(True, f"{BY} has restarted round 0")
-    ends = [each.end for _, each in job.sent if isinstance(each, RoundEnded)]
-    assert len(ends) == 2
-    assert ends[0].node == BY
-    assert sum(isinstance(each, OperatorAction) for _, each in job.sent) == 2
-    ledger = job.coordinator.state.ledger
-    assert (ledger.failures, ledger.requested) == (0, 1)
-
-
-def test_a_stop_ends_the_job_for_all_and_says_who() -> None:
-    job = running("a", "b")
-    assert job.command(StopCommand(BY)).done
-    verdicts = [each.verdict for _, each in job.sent if isinstance(each, JobEnded)]
-    assert [(each.outcome, BY in each.detail) for each in verdicts] == [(Outcome.STOPPED, True)] * 2
-    assert job.status().phase is Phase.STOPPED
-
-
 @pytest.mark.parametrize("name", ["b", "10.0.0.98", "7@b", "1"])
 def test_a_node_is_drained_by_any_of_its_names(name: str) -> None:
     job = running("a", "b")
     assert job.command(DrainCommand(BY, name)).done
     assert [session for session, each in job.sent if isinstance(each, DrainRequested)] == [ord("b")]
-
-
-def test_a_resize_holds_for_the_rounds_to_come() -> None:
-    job = running("a", "b")
-    job.node("c")
-    assert job.command(ResizeCommand(BY, 1, 3)).done
-    state = job.coordinator.state
-    assert (state.complete, len(state.participants)) == (True, 2)
-    assert [each.host for each in state.wait_list] == ["c"], "who was spare waits for the next round"
-    seen = job.status()
-    assert (seen.min_nodes, seen.max_nodes) == (1, 3)
 
 
 @pytest.mark.parametrize(
@@ -326,13 +278,6 @@ def test_what_is_collected_comes_from_each_node_and_then_the_end() -> None:
         job.coordinator.heartbeat(ord(name), job.now)
     (end,) = [each for session, each in job.told(job.coordinator.tick(job.now)) if session == WATCHER]
     assert end == CommandReply(False, "no answer within 30 s from b (rank 1)")
-
-
-def test_the_end_of_a_watcher_is_the_end_of_no_node() -> None:
-    job = running("a", "b")
-    before = job.coordinator.state
-    assert job.coordinator.close(WATCHER, job.now) == []
-    assert job.coordinator.state is before
 
 
 OPERATOR = st.one_of(

@@ -202,28 +202,6 @@ def test_what_changed_nothing_is_told_at_once() -> None:
     assert [type(each) for each in job.nodes[0].told] == [Progress]
 
 
-def test_only_the_newest_need_be_kept() -> None:
-    job = Job(3, 3)
-    job.say(job.nodes[0], Fail(0, CAUSE, 3))
-    for node in job.nodes:
-        job.join(node)
-    assert [rounds(node) for node in job.nodes] == [[0]] * 3
-    job.keep()
-    assert [rounds(node) for node in job.nodes] == [[0, 1]] * 3
-
-
-def test_a_running_round_runs_on_under_the_next_coordinator() -> None:
-    job = Job(3, 2)
-    for node in job.nodes:
-        node.told.clear()
-    job.succeeded()
-    for node in reversed(job.nodes):
-        job.open(node)
-    job.heartbeats(2 * recovery_timeout(job.settings))
-    assert all(set(node.told) <= {Heartbeat()} for node in job.nodes)
-    assert job.dispatcher.state == job.shelf.kept
-
-
 def test_a_node_that_is_known_to_be_dead_is_waited_for_by_nobody() -> None:
     job = Job(3, 2)
     job.succeeded()
@@ -243,18 +221,6 @@ def test_of_a_node_with_a_session_the_session_is_the_better_evidence() -> None:
     job.keep()
     assert runs(job)
     assert [rounds(node) for node in job.nodes] == [[0], [0]]
-
-
-def test_who_does_not_come_back_is_lost_when_the_recovery_timeout_is_over() -> None:
-    job = Job(3, 2)
-    job.succeeded()
-    for node in job.nodes[:2]:
-        job.open(node)
-    job.heartbeats(recovery_timeout(job.settings) - 1.0)
-    assert runs(job)
-    job.heartbeats(2.0)
-    assert not runs(job)
-    assert job.dispatcher.state.ledger.lost == 1
 
 
 def test_no_round_is_completed_with_one_who_is_lost_at_the_same_moment() -> None:

@@ -15,24 +15,6 @@ from tests.etcd_cluster import EtcdCluster, Member
 from tests.ports import free_port
 
 
-def test_requests_go_on_when_the_member_is_killed(
-    client: EtcdClient, prefix: bytes, used: Callable[[], Member]
-) -> None:
-    client.put(prefix, b"before")
-    member = used()
-    member.kill()
-    assert client.range(prefix).kvs[0].value == b"before"
-    client.put(prefix, b"after")
-    assert client.connected_to != member.endpoint
-
-
-def test_requests_go_on_when_the_leader_is_killed(etcd: EtcdCluster, client: EtcdClient, prefix: bytes) -> None:
-    client.put(prefix, b"before")
-    etcd.leader().kill()
-    client.put(prefix, b"after")
-    assert client.range(prefix).kvs[0].value == b"after"
-
-
 def test_requests_go_on_when_the_member_falls_silent(
     client: EtcdClient, prefix: bytes, used: Callable[[], Member]
 ) -> None:
@@ -63,14 +45,6 @@ def test_a_transaction_that_fences_itself_is_sent_again_and_done_once(
     assert made.succeeded
     etcd.mend()
     assert client.range(prefix).kvs[0].version == 1
-
-
-def test_a_lease_lives_on_when_its_member_is_paused(client: EtcdClient, used: Callable[[], Member]) -> None:
-    lease = client.lease_grant(60)
-    member = used()
-    member.pause()
-    assert client.lease_keep_alive(lease) == 60
-    client.lease_revoke(lease)
 
 
 def test_a_lease_is_granted_once_though_asked_for_twice(client: EtcdClient, used: Callable[[], Member]) -> None:
@@ -110,18 +84,12 @@ def test_without_a_quorum_nothing_is_answered_and_then_again(
     assert client.range(prefix).kvs[0].value == b"before"
 
 
-def test_nobody_there(etcd: EtcdCluster) -> None:
-    where = Endpoint("127.0.0.1", free_port())
+@pytest.mark.parametrize(("host", "why"), [("127.0.0.1", ".*Connection refused"), ("no-such-host.invalid", "")])
+def test_nobody_there(host: str, why: str) -> None:
+    where = Endpoint(host, free_port())
     client = EtcdClient([where], timeout_s=0.5)
-    with pytest.raises(EtcdUnreachable, match=f"{where}.*Connection refused"):
+    with pytest.raises(EtcdUnreachable, match=f"{where}{why}"):
         client.put(b"k", b"")
-    client.close()
-
-
-def test_a_name_that_nobody_knows() -> None:
-    client = EtcdClient([Endpoint("no-such-host.invalid", 2379)], timeout_s=0.5)
-    with pytest.raises(EtcdUnreachable, match=r"no-such-host\.invalid:2379"):
-        client.range(b"k")
     client.close()
 
 

@@ -18,6 +18,7 @@ from tests.unit.etcd.watching import Told
 
 JOB = Credentials("job", "its-password")
 TOKEN_LIFE_S = 1
+OURS = ("ca.pem", "client.pem", "client.key")
 
 
 class Secured:
@@ -26,7 +27,7 @@ class Secured:
     def __init__(self, cluster: EtcdCluster, folder: Path) -> None:
         self.cluster = cluster
         self.folder = folder
-        self.tls = EtcdTls(self.file("ca.pem"), self.file("client.pem"), self.file("client.key"))
+        self.tls = EtcdTls(*map(self.file, OURS))
 
     def file(self, name: str) -> str:
         return str(self.folder / name)
@@ -70,16 +71,6 @@ def refusal(client: EtcdClient) -> str:
         client.put(b"k", b"")
     client.close()
     return str(caught.value)
-
-
-def test_with_certificate_and_password_all_goes_as_without(insider: EtcdClient, prefix: bytes) -> None:
-    told = Told()
-    insider.watch(prefix, insider.put(prefix, b"1"), told.on_events, told.on_lost)
-    insider.put(prefix, b"2")
-    assert [event.kv.value for event in told.events(2)] == [b"1", b"2"]
-    lease = insider.lease_grant(60)
-    assert insider.lease_keep_alive(lease) == 60
-    insider.lease_revoke(lease)
 
 
 def forget_tokens(secured: Secured) -> None:
@@ -130,13 +121,22 @@ def test_a_cluster_started_anew_takes_the_password_again(secured: Secured, insid
     assert told.event().kv.value == b"2"
 
 
-def test_a_wrong_password(secured: Secured) -> None:
-    said = refusal(secured.client(secured.tls, JOB._replace(password="another")))
-    assert "invalid user ID or password'; check user and password" in said
-
-
-def test_no_user(secured: Secured) -> None:
-    assert "give a user and a password" in refusal(secured.client(secured.tls, None))
+@pytest.mark.parametrize(
+    ("files", "credentials", "said"),
+    [
+        (OURS, JOB._replace(password="another"), "invalid user ID or password'; check user and password"),
+        (OURS, None, "give a user and a password"),
+        (("other-ca.pem", *OURS[1:]), JOB, "certificate that is not to be trusted"),
+        (("ca.pem", None, None), JOB, "`cert`"),
+        (("ca.pem", "other.pem", "other.key"), JOB, "TLS"),
+    ],
+    ids=["wrong password", "no user", "wrong ca", "no certificate", "certificate of another authority"],
+)
+def test_who_is_not_let_in_is_told_why(
+    secured: Secured, files: tuple[str | None, ...], credentials: Credentials | None, said: str
+) -> None:
+    tls = EtcdTls(*(name and secured.file(name) for name in files))
+    assert said in refusal(secured.client(tls, credentials))
 
 
 def test_a_user_who_may_do_nothing(secured: Secured, prefix: bytes) -> None:
@@ -150,23 +150,6 @@ def test_a_user_who_may_do_nothing(secured: Secured, prefix: bytes) -> None:
     assert isinstance(lost, WatchCancelled)
     assert "permission denied'; grant the user" in lost.reason
     client.close()
-
-
-def test_a_wrong_ca(secured: Secured) -> None:
-    wrong = secured.tls._replace(cacert=secured.file("other-ca.pem"))
-    assert "certificate that is not to be trusted" in refusal(secured.client(wrong, JOB))
-
-
-def test_no_certificate_of_ours(secured: Secured) -> None:
-    said = refusal(secured.client(EtcdTls(secured.tls.cacert), JOB))
-    assert "TLS" in said
-    assert "check" in said
-    assert "`cert`" in said
-
-
-def test_a_certificate_of_another_authority(secured: Secured) -> None:
-    wrong = EtcdTls(secured.tls.cacert, secured.file("other.pem"), secured.file("other.key"))
-    assert "TLS" in refusal(secured.client(wrong, JOB))
 
 
 def test_no_tls_where_it_is_wanted(secured: Secured) -> None:
@@ -192,14 +175,6 @@ def test_a_password_where_there_are_no_users(etcd: EtcdCluster, prefix: bytes) -
 def test_something_else_listens_there(etcd: EtcdCluster) -> None:
     client = EtcdClient([Endpoint("127.0.0.1", etcd.members[0].metrics_port)])
     assert "HTTP/1, and not the v3 API of etcd; check the endpoint" in refusal(client)
-
-
-def test_one_wrong_endpoint_of_several_does_no_harm(etcd: EtcdCluster, prefix: bytes) -> None:
-    wrong = Endpoint("127.0.0.1", etcd.members[0].metrics_port)
-    for _ in range(4):  # each begins with an endpoint at random
-        client = EtcdClient([wrong, *etcd.endpoints[:2]])
-        client.put(prefix, b"")
-        client.close()
 
 
 def test_somebody_who_listens_and_says_nothing() -> None:

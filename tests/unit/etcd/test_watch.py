@@ -37,15 +37,6 @@ def test_changes_are_told_from_a_revision_on(client: EtcdClient, prefix: bytes) 
     assert told.silent
 
 
-def test_one_key_is_watched_from_now_on(client: EtcdClient, prefix: bytes) -> None:
-    client.put(prefix, b"before")
-    told = Told()
-    client.watch(prefix, client.range(prefix).revision + 1, told.on_events, told.on_lost, prefix=False)
-    client.put(prefix + b"below", b"")
-    client.put(prefix, b"after")
-    assert told.event().kv.value == b"after"
-
-
 def test_all_changes_of_a_revision_are_told_at_once(client: EtcdClient, prefix: bytes) -> None:
     batches: queue.SimpleQueue[Sequence[WatchEvent]] = queue.SimpleQueue()
     client.watch(prefix, client.range(prefix).revision + 1, batches.put, lambda lost: None)

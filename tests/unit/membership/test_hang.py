@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,55 +18,19 @@ from rallypoint.control.membership.operations import (
     Restart,
     Succeed,
 )
-from rallypoint.control.membership.rules import ClockView, step
-from rallypoint.control.membership.state import NodeId, NodeInfo, Preemption, Reason, Settings, State
-from rallypoint.failures.cause import Cause
+from rallypoint.control.membership.state import NodeId, Preemption, Reason, Settings, State
 from tests.effort import examples
+from tests.unit.membership.running import CAUSE, INFO, SEVEN, done, joined
 
 JOB = Settings("job", 1, 3)
-NODES = tuple(NodeId(name, 1, 0, name) for name in "abc")
-INFO = NodeInfo("default", 1, "host", 7000)
-CAUSE = Cause(0, 0, "host", 42, 1, "no", "", 0.0, "")
-VIEW = ClockView(10.0, last_call_at=0.0)
-
-
-def run(state: State, node: NodeId, operation: Operation) -> State:
-    """The state after as much of an operation as can be done now."""
-    while isinstance(after := step(operation, state, node, VIEW, JOB), State):
-        state = after
-    return state
+run = partial(done, job=JOB)
+NODES = SEVEN[:3]
 
 
 def running() -> State:
-    state = State()
-    for node in NODES:
-        state = run(state, node, Join(INFO))
+    state = joined(NODES, JOB)
     assert state.complete
     return state
-
-
-def test_one_node_that_is_not_quiet_means_no_hang() -> None:
-    state = running()
-    for node in NODES[:2]:
-        state = run(state, node, ReportQuiet(0))
-    assert not is_hung(state)
-    hung = run(state, NODES[2], ReportQuiet(0))
-    assert hang_began(state, hung)
-    awake = run(hung, NODES[0], ReportQuiet(0, quiet=False))
-    assert not is_hung(awake)
-    assert hang_began(awake, run(awake, NODES[0], ReportQuiet(0)))
-
-
-def test_the_end_of_a_round_is_the_end_of_its_hang() -> None:
-    state = running()
-    for node in NODES:
-        state = run(state, node, ReportQuiet(0))
-    over = run(state, NODES[1], Fail(0, CAUSE, 3))
-    assert (over.round, over.quiet) == (1, frozenset())
-    for node in NODES:
-        over = run(over, node, Join(INFO))
-    assert not is_hung(over)
-    assert over == run(over, NODES[0], ReportQuiet(0)), "it comes late, and is about another round"
 
 
 def test_a_preempted_job_that_waits_for_a_lost_node_does_not_hang() -> None:

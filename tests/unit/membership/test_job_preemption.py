@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,31 +21,20 @@ from rallypoint.control.membership.operations import (
     Restart,
     Succeed,
 )
-from rallypoint.control.membership.rules import ClockView, step
-from rallypoint.control.membership.state import NodeId, NodeInfo, NodeRange, Outcome, Reason, Settings, State
-from rallypoint.failures.cause import Cause, Ending
+from rallypoint.control.membership.state import NodeId, NodeRange, Outcome, Reason, Settings, State
+from rallypoint.failures.cause import Ending
 from tests.effort import examples
+from tests.unit.membership.running import CAUSE, INFO, SEVEN, done, joined
 
 JOB = Settings("job", 1, 4)
-NODES = tuple(NodeId(name, 1, 0, name) for name in "abcd")
+run = partial(done, job=JOB)
+NODES = SEVEN[:4]
 LATE = NodeId("late", 1, 0, "late")
-INFO = NodeInfo("default", 1, "host", 7000)
-CAUSE = Cause(0, 0, "host", 42, 1, "no", "", 0.0, "")
 PREEMPT = PreemptJob(60.0, "received SIGUSR2")
-VIEW = ClockView(10.0, last_call_at=0.0)
-
-
-def run(state: State, node: NodeId, operation: Operation) -> State:
-    """The state after as much of an operation as can be done now."""
-    while isinstance(after := step(operation, state, node, VIEW, JOB), State):
-        state = after
-    return state
 
 
 def running() -> State:
-    state = State()
-    for node in NODES:
-        state = run(state, node, Join(INFO))
+    state = joined(NODES, JOB)
     assert state.complete
     return state
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,20 +17,18 @@ from rallypoint.control.membership.operations import (
     PreemptJob,
     Succeed,
 )
-from rallypoint.control.membership.rules import ClockView, step, without_nodes
-from rallypoint.control.membership.state import NodeId, NodeInfo, Reason, Settings, State
-from rallypoint.failures.cause import Cause
+from rallypoint.control.membership.rules import without_nodes
+from rallypoint.control.membership.state import NodeId, Reason, Settings
 from tests.effort import examples
+from tests.unit.membership.running import CAUSE, INFO, SEVEN, done, joined
 
 JOB = Settings("job", 2, 4)
-NODES = tuple(NodeId(name, 1, 0, name) for name in "abcdefg")
-INFO = NodeInfo("default", 1, "host", 7000)
-VIEW = ClockView(10.0, last_call_at=0.0)
+run = partial(done, job=JOB)
 ROUNDS = st.integers(0, 3)
 OPERATIONS = st.one_of(
     st.just(Join(INFO)),
     st.builds(Succeed, ROUNDS),
-    st.builds(Fail, ROUNDS, st.just(Cause(0, 0, "host", 42, 1, "no", "", 0.0, "")), st.just(9)),
+    st.builds(Fail, ROUNDS, st.just(CAUSE), st.just(9)),
     st.builds(Drain, ROUNDS, st.booleans()),
     st.just(PreemptJob(60.0, "received SIGUSR2")),
     st.just(Exit(Reason.LOST)),
@@ -36,23 +36,14 @@ OPERATIONS = st.one_of(
 )
 
 
-def run(state: State, node: NodeId, operation: Operation) -> State:
-    """The state after as much of an operation as can be done now."""
-    while isinstance(after := step(operation, state, node, VIEW, JOB), State):
-        state = after
-    return state
-
-
 @settings(max_examples=examples(2000))
 @given(
-    st.lists(st.tuples(st.sampled_from(NODES), OPERATIONS), max_size=40), st.lists(st.sampled_from(NODES), unique=True)
+    st.lists(st.tuples(st.sampled_from(SEVEN), OPERATIONS), max_size=40), st.lists(st.sampled_from(SEVEN), unique=True)
 )
 def test_it_is_what_one_removal_after_the_other_leaves(
     before: list[tuple[NodeId, Operation]], chosen: list[NodeId]
 ) -> None:
-    state = State()
-    for node in NODES[:4]:
-        state = run(state, node, Join(INFO))
+    state = joined(SEVEN[:4], JOB)
     for node, operation in before:
         state = run(state, node, operation)
     ends_round = state.participants.keys() - (state.succeeded ^ state.participants.keys() if state.is_preempted else ())

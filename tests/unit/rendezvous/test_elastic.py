@@ -14,7 +14,7 @@ import pytest
 from rallypoint.base.errors import UserError
 from rallypoint.control.membership.operations import Drain, Succeed
 from rallypoint.control.membership.state import NodeInfo
-from rallypoint.control.protocol.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError
+from rallypoint.control.protocol.errors import RendezvousClosedError, RendezvousTimeoutError
 from rallypoint.control.protocol.messages import Notification, Placed, ProgressRequest, RoundEnded
 from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.handler import RendezvousInfo
@@ -142,12 +142,6 @@ def test_the_job_ends_for_all_when_one_ends_it(meeting: list[ElasticHandler]) ->
     assert meeting[2].is_closed()
 
 
-def test_many_handlers_of_one_process_meet() -> None:
-    with handlers("c10d", f"127.0.0.1:{free_port()}", 32) as made:
-        infos = meet(made)
-        assert sorted(each.rank for each in infos) == list(range(32))
-
-
 def test_a_join_that_nobody_answers_says_how_many_are_in() -> None:
     lonely = handler("c10d", f"127.0.0.1:{free_port()}", 2, join_timeout=1)
     with pytest.raises(
@@ -155,16 +149,6 @@ def test_a_join_that_nobody_answers_says_how_many_are_in() -> None:
     ):
         lonely.next_rendezvous()
     lonely.shutdown()
-
-
-def test_a_host_by_decree_must_get_its_port() -> None:
-    port = free_port()
-    with handlers("c10d", f"127.0.0.1:{port}", 1, is_host=True) as made:
-        meet(made)
-        second = handler("c10d", f"127.0.0.1:{port}", 1, is_host=True)
-        with pytest.raises(RendezvousConnectionError, match=f"cannot listen at 127.0.0.1:{port}"):
-            second.next_rendezvous()
-        second.shutdown()
 
 
 @pytest.mark.parametrize(

@@ -202,12 +202,6 @@ def test_nodes_meet_fail_meet_again_and_succeed(clumsy: bool) -> None:
     assert not clumsy or memory.lost_races > 3
 
 
-def test_the_last_call_is_waited_out_on_each_nodes_own_clock() -> None:
-    with nodes(Memory(), job(1, 2), "a") as (a,):
-        a.join()
-        assert a.placed().placement.group_world_size == 1
-
-
 def test_a_node_whose_heartbeats_stand_still_is_taken_out_by_those_who_watch() -> None:
     memory = Memory()
     with nodes(memory, job(1, 2), "ab") as (a, b):
@@ -223,18 +217,6 @@ def test_a_node_whose_heartbeats_stand_still_is_taken_out_by_those_who_watch() -
         assert ended.end.reason is Reason.LOST
         a.join()
         assert a.placed().placement.group_world_size == 1
-
-
-def test_a_departure_is_told_at_once() -> None:
-    with nodes(Memory(), job(1, 2, keep_alive_interval=3600.0), "ab") as (a, b):
-        a.join()
-        b.join()
-        a.placed()
-        b.placed()
-        b.link.close()
-        ended = a.hears()
-        assert isinstance(ended, RoundEnded)
-        assert ended.end.reason is Reason.DEPARTED
 
 
 def test_a_join_that_comes_to_nothing_is_taken_back() -> None:

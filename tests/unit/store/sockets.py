@@ -69,9 +69,3 @@ class Raw:
             return self.socket.recv(1) == b""
         except ConnectionResetError:
             return True
-
-    def leave(self) -> None:
-        """Go away, and return when the server has noticed."""
-        self.socket.shutdown(socket.SHUT_WR)
-        assert self.closed()
-        self.socket.close()

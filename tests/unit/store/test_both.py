@@ -14,7 +14,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rallypoint.base.endpoint import listening_socket
-from rallypoint.store.guard import StoreGuard
 from tests import typed_requests as wire
 from tests.effort import examples
 from tests.unit.store.both import KINDS, RETRY, Bench, Peer, bench, is_compiled, no_more_descriptors
@@ -109,16 +108,6 @@ def test_any_bytes_in_any_pieces_come_to_the_same(pieces: list[Step]) -> None:
         expected = [bytes(sorted(data)) for data in expected[0]], *expected[1:]
         ours = [bytes(sorted(data)) for data in ours[0]], *ours[1:]
     assert ours == expected
-
-
-@both
-def test_a_value_may_grow_to_its_limit(kind: str) -> None:
-    for size, closed in ((4, False), (5, True)):
-        with bench(kind, StoreGuard(value=4)) as it, logged():
-            peer = it.connect()
-            it.send(peer, wire.encode(wire.Append(b"a", b"1")) + wire.encode(wire.Append(b"a", bytes(size - 1))))
-            peer.received()
-            assert peer.closed is closed
 
 
 @both

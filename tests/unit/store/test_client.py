@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import threading
@@ -61,12 +60,6 @@ def expect(connection: socket.socket, request: wire.Request) -> None:
     assert connection.recv(len(data), socket.MSG_WAITALL) == data
 
 
-def test_host_and_port_are_as_given() -> None:
-    with StoreServer() as server, TCPStore("localhost", server.port) as store:
-        assert (store.host, store.port, store.libuvBackend) == ("localhost", server.port, True)
-        assert store.timeout.total_seconds() == 300
-
-
 def test_a_server_that_comes_later_is_found() -> None:
     port = free_port()
     servers: list[StoreServer] = []
@@ -110,14 +103,6 @@ def test_a_foreign_service_is_named_at_once() -> None:
         TCPStore("127.0.0.1", port, timeout=DEADLINE)
 
 
-def test_a_taken_port_is_one_sentence() -> None:
-    with (
-        StoreServer() as server,
-        pytest.raises(StoreConnectionError, match=f"cannot listen on port {server.port} .*in use.*; choose another"),
-    ):
-        TCPStore("127.0.0.1", server.port, is_master=True)
-
-
 def test_store_errors_are_runtime_errors_as_torchs_are() -> None:
     assert issubclass(StoreError, RuntimeError)
 
@@ -130,15 +115,6 @@ def test_the_server_sees_the_keys_with_a_slash_and_init_without() -> None:
         assert raw.receive(8) == wire.I64.pack(2)
         assert {raw.value(), raw.value()} == {b"/k", b"init/"}
         assert store.list_keys() == ["k"]
-
-
-def test_without_a_world_size_nobody_is_counted() -> None:
-    with StoreServer() as server:
-        TCPStore("127.0.0.1", server.port).close()
-        TCPStore("127.0.0.1", server.port, world_size=2, wait_for_workers=False).close()
-        with TCPStore("127.0.0.1", server.port) as store:
-            store.clone().close()
-            assert store.num_keys() == 0
 
 
 def test_the_master_waits_for_its_workers() -> None:
@@ -333,37 +309,3 @@ def test_threads_share_a_store() -> None:
         for thread in threads:
             thread.join(DEADLINE)
         assert store.add("n", 0) == 1000
-
-
-def test_a_store_that_is_dropped_leaves_no_descriptor() -> None:
-    with StoreServer() as server:
-        TCPStore("127.0.0.1", server.port).close()
-        store = TCPStore("127.0.0.1", server.port)
-        descriptor = store._connection.fileno() if store._connection is not None else -1
-        assert os.fstat(descriptor)
-        del store
-        with Raw(server.port) as other:
-            assert other.ping()
-
-
-def test_a_server_killed_under_many_waits() -> None:
-    server = StoreServer()
-    stores = [TCPStore("127.0.0.1", server.port) for _ in range(8)]
-    ended: list[str] = []
-
-    def wait(store: TCPStore) -> None:
-        try:
-            store.wait(["never"])
-        except StoreConnectionError as error:
-            ended.append(str(error))
-
-    threads = [threading.Thread(target=wait, args=[store]) for store in stores]
-    for thread in threads:
-        thread.start()
-    server.close()
-    for thread in threads:
-        thread.join(DEADLINE)
-    assert len(ended) == 8
-    assert all("is lost: " in text for text in ended)
-    for store in stores:
-        store.close()

@@ -26,12 +26,6 @@ def test_any_split_gives_the_same_requests(sent: list[wire.Request], data: st.Da
     assert typed(decode(pieces)) == typed(arriving(sent))
 
 
-@given(sent=st.lists(REQUESTS, max_size=6))
-def test_byte_by_byte(sent: list[wire.Request]) -> None:
-    whole = stream(sent)
-    assert typed(decode(whole[i : i + 1] for i in range(len(whole)))) == typed(arriving(sent))
-
-
 @given(sent=st.lists(REQUESTS, max_size=12), data=st.data())
 def test_requests_taken_out_late_are_the_same(sent: list[wire.Request], data: st.DataObject) -> None:
     """A server that has no space for replies leaves requests where they are while more bytes arrive."""
@@ -53,15 +47,6 @@ def test_requests_taken_out_late_are_the_same(sent: list[wire.Request], data: st
 def test_garbage_is_an_error_and_nothing_worse(start: bytes, noise: list[bytes]) -> None:
     with suppress(StoreProtocolError):
         decode([start, *noise])
-
-
-@given(sent=st.lists(REQUESTS, min_size=1, max_size=4), data=st.data())
-def test_damaged_streams(sent: list[wire.Request], data: st.DataObject) -> None:
-    whole = bytearray(stream(sent))
-    for _ in range(data.draw(st.integers(1, 4))):
-        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-    with suppress(StoreProtocolError):
-        decode([bytes(whole)])
 
 
 HUGE = (1 << 60).to_bytes(8, "little")
@@ -121,25 +106,12 @@ def test_what_is_just_within_the_limits_waits_for_more_without_taking_memory(fra
     assert peak < 100_000
 
 
-@pytest.mark.parametrize(
-    "first", [b"GET / HTTP/1.1\r\n", b"\x0d\x01\x02\x03\x04", b"\x00\xce\xf7\x85\x3d", b"\x16\x03\x01"]
-)
-def test_another_protocol_is_refused_at_its_first_bytes(first: bytes) -> None:
-    with pytest.raises(StoreProtocolError, match=r"not VALIDATE|magic"):
-        decode([first])
-
-
 def test_a_pair_is_there_before_the_rest_of_its_frame() -> None:
     decoder = Decoder()
     decoder.feed(GREETING + b"\x0b" + (2).to_bytes(8, "little") + KEY + ONE + b"v" + ONE)
     assert list(rest(decoder)) == [wire.Set(b"k", b"v")]
     decoder.feed(b"l" + ONE + b"w")
     assert list(rest(decoder)) == [wire.Set(b"l", b"w")]
-
-
-def test_a_chunk_full_of_empty_requests() -> None:
-    empty = wire.encode(wire.MultiSet([])) * 20_000
-    assert len(decode([GREETING + empty])) == 20_000
 
 
 def test_a_large_value_in_tiny_pieces_costs_no_more_than_its_bytes() -> None:

@@ -11,16 +11,7 @@ import pytest
 
 from rallypoint.store.client import TCPStore
 from rallypoint.store.errors import StoreConnectionError
-from rallypoint.store.server import StoreServer
 from tests.ports import free_port
-
-
-def test_a_dropped_store_leaves_its_port() -> None:
-    port = free_port()
-    for _ in range(3):
-        store = TCPStore("localhost", port, is_master=True)
-        store.set("key", "value")
-        del store
 
 
 def test_a_store_that_is_dropped_in_a_circle_leaves_its_port() -> None:
@@ -50,14 +41,6 @@ def test_a_clone_holds_no_server() -> None:
     with pytest.raises(StoreConnectionError):
         clone.get("key")
     clone.close()
-
-
-def test_a_store_that_could_not_be_made_is_dropped_in_peace() -> None:
-    taken = StoreServer()
-    with pytest.raises(StoreConnectionError):
-        TCPStore("localhost", taken.port, is_master=True)
-    gc.collect()
-    taken.close()
 
 
 def test_many_threads_drop_stores_of_one_server() -> None:

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.base.errors import UserError
 from rallypoint.store.errors import StoreConnectionError, StoreProtocolError, StoreTimeoutError
 from rallypoint.store.filestore import FileStore, removing, replay, setting
 from tests.interrupts import interrupt_everywhere
@@ -92,26 +91,11 @@ def test_the_last_of_the_world_removes_the_file(path: str) -> None:
     assert not os.path.exists(path)
 
 
-def test_a_closed_store_says_so(path: str) -> None:
-    store = FileStore(path)
-    store.close()
-    with pytest.raises(StoreConnectionError, match="cannot be used any more: it was closed"):
-        store.get("k")
-
-
 def test_bookkeeping_is_not_shown(path: str) -> None:
     with FileStore(path) as store, store.clone():
         assert store.list_keys() == []
         assert store.num_keys() == 0
         assert store.path == path
-
-
-def test_adding_to_what_is_no_number(path: str) -> None:
-    with FileStore(path) as store:
-        store.set("k", "abc")
-        with pytest.raises(UserError, match="b'abc' of key 'k' is not a number"):
-            store.add("k", 1)
-        assert store.get("k") == b"abc"
 
 
 def test_a_file_that_goes_away_under_a_waiter_and_comes_back(path: str) -> None:

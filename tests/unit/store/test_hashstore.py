@@ -10,13 +10,6 @@ from rallypoint.base.errors import RallypointError, UserError
 from rallypoint.store.hashstore import HashStore, _Shared
 
 
-def test_clones_share_and_others_do_not() -> None:
-    store = HashStore()
-    store.set("k", "v")
-    assert store.clone().get("k") == b"v"
-    assert not HashStore().check(["k"])
-
-
 def test_adding_to_what_is_no_number() -> None:
     store = HashStore()
     store.set("k", "abc")

@@ -14,11 +14,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 import pytest
 
-from rallypoint.base.endpoint import listening_socket
 from rallypoint.store import server as server_module
 from rallypoint.store.plain import PlainTransport
 from rallypoint.store.server import STORE_VARIABLE, StoreServer, StoreThread
@@ -26,45 +24,6 @@ from tests import typed_requests as wire
 from tests.unit.store.both import choose, no_more_descriptors
 from tests.unit.store.conftest import SharedPort
 from tests.unit.store.sockets import DEADLINE, Raw
-
-
-def test_requests_sent_in_one_piece_are_answered_in_order(server: StoreServer | SharedPort) -> None:
-    with Raw(server.port) as client:
-        client.send(wire.Set(b"k", b"v"), wire.Get(b"k"), wire.Add(b"n", 2), wire.Ping(9), wire.Check([b"k", b"x"]))
-        assert client.value() == b"v"
-        assert client.receive(8 + 4 + 1) == b"\2" + bytes(7) + b"\x09\0\0\0" + b"\1"
-
-
-def test_requests_are_served_byte_by_byte_the_greeting_too(server: StoreServer | SharedPort) -> None:
-    with Raw(server.port, greet=False) as client:
-        for byte in wire.encode(wire.Validate()) + wire.encode(wire.Set(b"k", b"v")) + wire.encode(wire.Get(b"k")):
-            client.raw(bytes([byte]))
-        assert client.value() == b"v"
-
-
-def test_other_requests_are_served_while_one_waits(server: StoreServer | SharedPort) -> None:
-    with Raw(server.port) as waiter, Raw(server.port) as other:
-        waiter.send(wire.Wait([b"k"]))
-        assert waiter.ping()
-        other.send(wire.Set(b"k", b""))
-        assert waiter.receive(1) == wire.DONE
-
-
-def test_many_small_replies_to_one_piece(server: StoreServer | SharedPort) -> None:
-    with Raw(server.port) as client:
-        pings = [wire.Ping(nonce) for nonce in range(20_000)]
-        thread = threading.Thread(target=client.send, args=pings)
-        thread.start()
-        assert client.receive(80_000) == b"".join(wire.U32.pack(nonce) for nonce in range(20_000))
-        thread.join()
-
-
-@pytest.mark.parametrize("size", [0, 1, 8 * 1024 * 1024])
-def test_values_of_all_sizes_come_back(server: StoreServer | SharedPort, size: int) -> None:
-    value = os.urandom(size)
-    with Raw(server.port) as client:
-        client.send(wire.Set(b"k", value), wire.MultiGet([b"k", b"none", b"k"]))
-        assert [client.value() for _ in range(3)] == [value, b"", value]
 
 
 @pytest.mark.parametrize(
@@ -98,53 +57,6 @@ def test_replies_earned_before_a_violation_arrive(server: StoreServer | SharedPo
         assert client.receive(4) == b"\5\0\0\0"
         assert client.closed()
     assert len(lines) == 1
-
-
-def test_adding_to_what_is_no_number_closes_and_changes_nothing(
-    server: StoreServer | SharedPort, lines: list[str]
-) -> None:
-    with Raw(server.port) as client, Raw(server.port) as other:
-        client.send(wire.Set(b"k", b"abc"), wire.Add(b"k", 1))
-        assert client.closed()
-        other.send(wire.Get(b"k"))
-        assert other.value() == b"abc"
-    assert "b'abc' of key b'k' is not a number" in lines[0]
-
-
-def test_a_truncated_frame_and_a_silent_connection_cost_nothing(
-    server: StoreServer | SharedPort, lines: list[str]
-) -> None:
-    with Raw(server.port) as greeted:
-        Raw(server.port, greet=False).leave()
-        client = Raw(server.port)
-        client.raw(wire.encode(wire.Set(b"k", bytes(1000)))[:500])
-        client.leave()
-        greeted.send(wire.Get(b"k"))
-        assert greeted.value() == b""
-    assert lines == []
-
-
-def test_pairs_are_visible_before_the_rest_of_their_frame(server: StoreServer | SharedPort) -> None:
-    with Raw(server.port) as client, Raw(server.port) as other:
-        other.send(wire.Wait([b"k"]))
-        client.raw(wire.encode(wire.MultiSet([(b"k", b"v"), (b"l", b"w")]))[:-1])
-        assert other.receive(1) == wire.DONE
-        client.raw(b"w")
-        assert client.ping()
-        other.send(wire.Get(b"l"))
-        assert other.value() == b"w"
-
-
-def test_a_waiter_that_went_away_is_not_woken_in_place_of_another(server: StoreServer | SharedPort) -> None:
-    gone = Raw(server.port)
-    gone.send(wire.Wait([b"q"]))
-    with Raw(server.port) as waiter, Raw(server.port) as other:
-        assert gone.ping()
-        waiter.send(wire.Wait([b"q"]))
-        assert waiter.ping()
-        gone.leave()
-        other.send(wire.QueuePush(b"q", b""))
-        assert waiter.receive(1) == wire.DONE
 
 
 def resident() -> int:
@@ -201,22 +113,6 @@ def test_both_families_on_one_socket() -> None:
                 assert six.ping()
 
 
-@pytest.mark.usefixtures("core")
-@pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="no IPv6 here")
-def test_ipv6_alone(lines: list[str]) -> None:
-    with StoreServer("::1") as server, Raw(server.port, "::1") as client:
-        assert client.ping()
-        port = client.socket.getsockname()[1]
-        client.raw(b"\xff")
-        assert client.closed()
-    assert f"from [::1]:{port}: " in lines[0]
-
-
-def test_a_taken_port_is_known_at_once() -> None:
-    with StoreServer("127.0.0.1") as server, pytest.raises(OSError, match="in use"):
-        StoreServer("127.0.0.1", server.port)
-
-
 def descriptors() -> int:
     """How many this process has open."""
     gc.collect()  # a socket that another test has dropped must not go just between two counts
@@ -256,43 +152,6 @@ def test_closing_at_once_and_with_clients_that_are_just_arriving() -> None:
 
 
 @pytest.mark.usefixtures("core")
-def test_a_listening_socket_of_the_caller() -> None:
-    listener = listening_socket("127.0.0.1", 0)
-    port = listener.getsockname()[1]
-    with StoreServer(listener=listener) as server, Raw(port) as client:
-        assert server.port == port
-        assert client.ping()
-    assert listener.fileno() == -1
-
-
-@pytest.mark.usefixtures("core")
-@pytest.mark.process
-def test_a_process_without_descriptors_serves_those_who_are_there_and_later_the_others(tmp_path: Path) -> None:
-    code = (
-        "import logging, resource, sys; from rallypoint.store.server import StoreServer; logging.basicConfig();"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40)); s = StoreServer('127.0.0.1');"
-        "print(s.port, flush=True); sys.stdin.read(); s.close()"
-    )
-    with (
-        open(tmp_path / "log", "w+") as log,
-        subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, stderr=log, text=True) as process,
-    ):
-        assert process.stdout is not None
-        port = int(process.stdout.readline())
-        clients = [Raw(port) for _ in range(50)]
-        assert clients[0].ping()
-        for client in clients[:40]:
-            client.socket.close()
-        assert all(client.ping() for client in clients[40:])
-        for client in clients[40:]:
-            client.socket.close()
-        process.communicate(timeout=DEADLINE)
-        log.seek(0)
-        assert "accepts no connections for 1 s: Too many open files" in log.read()
-    assert process.returncode == 0
-
-
-@pytest.mark.usefixtures("core")
 def test_a_store_that_finds_no_descriptors_for_its_first_client_serves_it_later(
     monkeypatch: pytest.MonkeyPatch, lines: list[str]
 ) -> None:
@@ -322,34 +181,6 @@ def test_many_clients_raise_the_soft_limit_of_descriptors() -> None:
         here = [stack.enter_context(Raw(server.port)) for _ in range(few * 45 // 100)]  # each has two descriptors here
         assert all(client.ping() for client in here)
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
-
-
-@pytest.mark.usefixtures("core")
-@pytest.mark.process
-def test_who_takes_all_connections_takes_none_from_the_next_store(tmp_path: Path) -> None:
-    """A crowd connects to one store of a process that may have few files; then a worker fails, and another opens."""
-    code = (
-        "import logging, resource, sys; from rallypoint.store.server import StoreServer; logging.basicConfig();"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60)); s = StoreServer('127.0.0.1');"
-        "print(s.port, flush=True); sys.stdin.readline(); t = StoreServer('127.0.0.1');"
-        "print(t.port, flush=True); sys.stdin.readline(); s.close(); t.close()"
-    )
-    with (
-        open(tmp_path / "log", "w") as log,
-        subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, stderr=log, text=True) as process,
-        ExitStack() as stack,
-    ):
-        assert process.stdout is not None
-        assert process.stdin is not None
-        port = int(process.stdout.readline())
-        crowd = [stack.enter_context(Raw(port)) for _ in range(100)]
-        assert crowd[0].ping()
-        print(file=process.stdin, flush=True)
-        with Raw(int(process.stdout.readline())) as client:
-            assert client.ping()
-        print(file=process.stdin, flush=True)
-        process.wait(DEADLINE)
-    assert process.returncode == 0
 
 
 def test_a_store_that_never_found_means_can_be_closed(lines: list[str]) -> None:

@@ -102,15 +102,6 @@ def test_who_gives_up_a_wait_for_many_keys_is_woken_by_none_of_them(filled: Benc
     assert other.received() == wire.I64.pack(1) * 3
 
 
-def test_multi_get_has_the_values_that_there_are_when_it_comes_to_them(filled: Bench) -> None:
-    slow, other = filled.connect(), filled.connect()
-    hand_in(filled, slow, wire.encode(wire.MultiGet(MANY)))
-    filled.send(other, wire.encode(wire.Set(MANY[-1], b"new")))
-    expected = wire.string(b"") * (len(MANY) - 1) + wire.string(b"new")
-    assert read(filled, slow, len(expected)) == expected
-    filled.send(other, wire.encode(wire.Set(MANY[-1], b"")))
-
-
 def read(it: Bench, peer: Peer, size: int) -> bytes:
     """Exactly so much, which the store makes meanwhile."""
     found = b""
@@ -119,12 +110,6 @@ def read(it: Bench, peer: Peer, size: int) -> bytes:
         found += peer.received(size - len(found))
         assert not peer.closed
     return found
-
-
-def read_list(it: Bench, peer: Peer) -> list[bytes]:
-    """The reply to LIST_KEYS."""
-    (count,) = struct.unpack("<Q", read(it, peer, 8))
-    return [read(it, peer, struct.unpack("<Q", read(it, peer, 8))[0]) for _ in range(count)]
 
 
 LONG = st.integers(0, 30).map(lambda number: b"%02d" % number * 300)
@@ -182,25 +167,6 @@ def resident() -> int:
 
 
 @compiled
-def test_many_lists_that_nobody_reads_hold_little() -> None:
-    """Each of 50 clients asks for 80 lists of five megabytes; a tenth of the keys goes meanwhile."""
-    keys = [b"%08d" % number * 12 for number in range(50_000)]
-    with bench("compiled") as it:
-        fill(it, keys)
-        peers = [it.connect(buffer=4096) for _ in range(50)]
-        other = it.connect()
-        before = resident()
-        for peer in peers:
-            it.send(peer, wire.encode(wire.ListKeys()) * 80)
-        for key in keys[::10]:
-            it.send(other, wire.encode(wire.DeleteKey(key)))
-            assert other.received() == wire.I64.pack(1)
-        assert resident() - before < 40_000_000
-        assert sorted(read_list(it, peers[0])) == sorted(keys)
-        assert sorted(read_list(it, peers[0])) == sorted(set(keys) - set(keys[::10]))
-
-
-@compiled
 def test_a_multi_get_that_nobody_reads_holds_little() -> None:
     """Two gigabytes of replies to a request of one megabyte."""
     with bench("compiled") as it:
@@ -214,20 +180,6 @@ def test_a_multi_get_that_nobody_reads_holds_little() -> None:
             assert read(it, slow, 16_008) == wire.string(value)
         it.send(other, wire.encode(wire.Ping(3)))
         assert other.received() == b"\3\0\0\0"
-
-
-@both
-def test_who_hangs_up_in_the_midst_of_long_replies_costs_nothing_more(kind: str) -> None:
-    with bench(kind) as it:
-        fill(it, MANY[:20_000])
-        slow = it.connect(buffer=4096)
-        it.send(slow, wire.encode(wire.ListKeys()) * 50_000)
-        slow.far.close()
-        turns = 0
-        while it.transport.run_once():
-            turns += 1
-        assert turns < 100
-        assert resident() < 1 << 30
 
 
 # What the guard grants
