@@ -76,23 +76,6 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
         yield Node(rounds)
 
 
-def test_who_goes_on_is_told_of_its_round_and_what_others_have_left_is_removed(node: Node) -> None:
-    pids = node.context.pids()
-    (node.rounds.folder / "progress.1").touch()
-    os.kill(pids[1], signal.SIGKILL)
-    node.ends()
-    node.enters(1)
-    node.prepares()
-    assert node.starts() == (0,)
-    assert node.context.pids()[0] == pids[0]
-    assert until(lambda: b"enter 1" in node.context.last_lines(0)())
-    told = (node.rounds.folder / "round.0.json").read_text()
-    assert '"OF_0": null' in told
-    assert '"OF_1": ""' in told
-    assert '"TORCHELASTIC_ERROR_FILE"' in told
-    assert not (node.rounds.folder / "progress.1").exists()
-
-
 def test_a_round_that_ends_before_it_has_begun_leaves_them_waiting(node: Node) -> None:
     pids = node.context.pids()
     node.ends()
@@ -105,17 +88,6 @@ def test_a_round_that_ends_before_it_has_begun_leaves_them_waiting(node: Node) -
     assert until(lambda: b"leave 0\nenter 2" in node.context.last_lines(0)())
 
 
-def test_where_others_cannot_go_on_they_are_ended_before_new_ones_start(node: Node) -> None:
-    pids, child = node.context.pids(), node.rounds.pid("child.0")
-    node.ends()
-    node.enters(1, restart=True)
-    assert node.held.preparing()
-    node.prepares()
-    assert not any(map(runs, (*pids.values(), child)))
-    assert node.starts() == ()
-    assert not set(node.context.pids().values()) & set(pids.values())
-
-
 def test_one_that_reads_no_more_is_ended_and_started_anew(node: Node) -> None:
     pids = node.context.pids()
     node.ends()
@@ -125,14 +97,3 @@ def test_one_that_reads_no_more_is_ended_and_started_anew(node: Node) -> None:
     assert node.starts() == (0,)
     assert until(lambda: not runs(pids[1]))
     assert node.context.pids()[0] == pids[0]
-
-
-def test_one_that_dies_while_it_waits_is_swept_after_before_the_round_begins(node: Node) -> None:
-    pids, other = node.context.pids(), node.rounds.pid("other.1")
-    node.ends()
-    os.kill(pids[1], signal.SIGKILL)
-    until_readable(node.held.fds(), TIMEOUT)
-    node.enters(1)
-    node.prepares()
-    assert not runs(other)
-    assert node.starts() == (0,)

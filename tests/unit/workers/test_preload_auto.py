@@ -93,24 +93,6 @@ def test_it_begins_when_workers_have_run_for_some_time_and_no_start_waits_for_it
     ]
 
 
-def test_it_begins_at_the_first_progress(
-    reaper: ReaperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    made: list[int] = []
-    with automatic(reaper, tmp_path, monkeypatch, progress=lambda: bool(made)) as (found, _):
-        found.step()
-        assert not begun(found)
-        made.append(1)
-        assert found.start(command(tmp_path), os.environ, None, None, ()) is None
-        assert not begun(found), "what there was before is no progress of those that start"
-        found.step()
-        assert begun(found)
-        until(found, lambda: forks(found))
-        assert found.wake_at() == math.inf
-        assert forked_with(found, tmp_path, "decimal") == [False]
-    assert told(caplog) == ["Preloaded for workers that are started again: nothing but modules of the standard library"]
-
-
 def test_modules_can_be_named_beside_it_and_one_that_is_unforkable_is_left_out(
     reaper: ReaperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

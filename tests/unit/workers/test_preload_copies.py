@@ -107,22 +107,6 @@ def test_what_is_sent_to_all_processes_while_they_wait_is_not_meant_for_workers(
         process.release()
 
 
-@pytest.mark.parametrize("how", ["closed", "zygote lost"])
-def test_they_end_with_what_they_wait_for(reaper: ReaperClient, tmp_path: Path, how: str) -> None:
-    with preloading(reaper, tmp_path) as found:
-        waiting, zygote = two_wait(found), found.pid
-        fds = [os.pidfd_open(pid) for pid in waiting]
-        assert zygote is not None
-        if how == "closed":
-            found.close()
-        else:
-            os.kill(zygote, signal.SIGKILL)
-            until(found, lambda: found.pid != zygote)
-        assert all(readable(fd, TIMEOUT) for fd in fds)
-        for fd in fds:
-            os.close(fd)
-
-
 def test_the_number_of_one_that_has_ended_tells_nothing_of_a_later_process(
     reaper: ReaperClient, tmp_path: Path
 ) -> None:

@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.clock import SYSTEM_CLOCK
-from rallypoint.base.process_table import descendants
 from rallypoint.workers.preload import client
 from rallypoint.workers.preload.client import PreloadManager
 from rallypoint.workers.process import AdoptedProcess, WorkerProcess
@@ -84,17 +83,6 @@ def start(found: PreloadManager, reaper: ReaperClient, folder: Path, text: str) 
     started = found.start(argv, os.environ, None, None, ())
     assert started is not None
     return AdoptedProcess(reaper, started)
-
-
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [("", 0), ("import sys; sys.exit(5)", 5), ("import os; os.kill(os.getpid(), 10)", -10), ("1/0", 1)],
-)
-def test_exit_codes_are_learnt_by_the_reaper(reaper: ReaperClient, tmp_path: Path, text: str, code: int) -> None:
-    with preloading(reaper, tmp_path) as found:
-        process = start(found, reaper, tmp_path, text)
-        assert ends(process) == code
-        process.release()
 
 
 def test_a_sweep_spares_the_zygote_and_nothing_else(reaper: ReaperClient, tmp_path: Path) -> None:
@@ -166,22 +154,6 @@ def test_a_worker_with_processors_of_its_own_must_know_how_many_threads(
         assert found.start(command(tmp_path), os.environ, None, None, ours[:1]) is None
         assert "no OMP_NUM_THREADS" in caplog.text
         start(found, reaper, tmp_path, "pass").release()
-
-
-def test_workers_outlive_the_zygote(reaper: ReaperClient, tmp_path: Path) -> None:
-    with preloading(reaper, tmp_path) as found:
-        assert found.pid is not None
-        fifo = tmp_path / "fifo"
-        os.mkfifo(fifo)
-        process = start(found, reaper, tmp_path, f"open({str(fifo)!r}).read()\nraise SystemExit(7)")
-        with open(fifo, "w"):
-            reaper_pid = parent_of(process.pid)
-            zygote = found.pid
-            os.kill(zygote, signal.SIGKILL)
-            until(found, lambda: found.pid != zygote)
-        assert ends(process) == 7
-        assert reaper_pid != zygote
-        process.release()
 
 
 def test_a_dead_one_is_followed_until_three_were_of_no_use(
@@ -294,14 +266,6 @@ def test_one_that_no_worker_can_be_forked_from_is_ended(
     assert "the interpreter reads PYTHONPATH" in caplog.text
 
 
-def test_one_that_never_could_be_is_not_begun(
-    reaper: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with preloading(reaper, tmp_path, own=("CUDA_VISIBLE_DEVICES",)) as found:
-        assert found.pid is None
-    assert "CUDA reads CUDA_VISIBLE_DEVICES, and each worker has its own" in caplog.text
-
-
 def waits(found: PreloadManager) -> bool:
     return found.importing
 
@@ -338,18 +302,6 @@ def test_it_waits_on_while_one_module_after_the_other_is_imported(reaper: Reaper
         assert waits(found)
 
 
-def test_a_new_reaper_gets_a_zygote_of_its_own(reaper: ReaperClient, tmp_path: Path) -> None:
-    with preloading(reaper, tmp_path) as found:
-        first = found.pid
-        other = ReaperClient()
-        try:
-            found.ensure_zygote(other)
-            assert found.pid != first
-            until(found, lambda: found.start(command(tmp_path), os.environ, None, None, ()) is not None)
-        finally:
-            other.close()
-
-
 def test_arguments_and_descriptors_of_a_worker(
     reaper: ReaperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,12 +322,6 @@ def test_arguments_and_descriptors_of_a_worker(
         process = AdoptedProcess(reaper, started)
         assert ends(process) == 0
         process.release()
-
-
-def test_who_is_below_but_not_what_is_kept() -> None:
-    parents = {2: 1, 3: 1, 4: 2, 5: 4, 6: 3}
-    assert descendants(1, parents, {2}) == {3, 6}
-    assert descendants(1, parents, {4}) == {2, 3, 6}
 
 
 def test_nothing_of_a_zygote_is_imported_where_none_is_asked_for() -> None:
