@@ -129,23 +129,6 @@ def test_one_node_needs_no_store() -> None:
     peers.close()
 
 
-def test_a_store_of_another_handler() -> None:
-    store = HashStore(timeout=TIMEOUT)
-    users = [User(0, 1), User(0, 1)]
-    exchanges = []
-    for rank, user in enumerate(users):
-        group = entered(rank, 2, 1, lambda: CountingHandler(store, "job", 2))
-        group.store = store
-        exchanges.append(PeerExchange([user]))
-        exchanges[-1].begin(group)
-    for peers in exchanges:
-        finish(peers)
-        assert not peers.failure
-        peers.close()
-    assert [sorted(user.taken) for user in users] == [[0, 1], [0, 1]]
-    assert not store.check(["rallypoint/peers/3/0"]), "its agents do not count rounds alike"
-
-
 def test_a_store_that_cannot_be_reached_is_named_with_the_reason() -> None:
     port = free_port()
     peers = PeerExchange([User(0)], timeout=0.3)
@@ -249,13 +232,6 @@ def test_the_workers_do_not_start_and_the_job_fails_by_its_infrastructure() -> N
     assert result.cause.headline.endswith("has no port for its workers: Address already in use")
     assert result.restarts.used == 1, "another round may do better"
     assert "start" not in workers.calls
-
-
-def test_the_same_with_a_coordinator() -> None:
-    workers = Exchanging(ours(), TIMEOUT)
-    workers.exchange.users.append(NoPort())
-    result = outcome(workers)
-    assert (result.state, result.ending) == (WorkerState.FAILED, Ending.INFRASTRUCTURE)
 
 
 def test_a_signal_ends_an_agent_that_waits_for_other_nodes() -> None:
