@@ -13,7 +13,6 @@ from rallypoint.agent.held_workers import HeldWorkers
 from rallypoint.agent.options import Features
 from rallypoint.agent.signals import GracePeriods
 from rallypoint.agent.spec import WorkerGroup, WorkerSpec
-from rallypoint.base.poll import until_readable
 from rallypoint.control.protocol.messages import Placement
 from rallypoint.control.ranks import NodeRanks
 from rallypoint.workers.stop import run_to_end
@@ -38,14 +37,9 @@ class Node:
         self.enters(0)
         self.context = self.rounds.begin({0: 0, 1: 1})
 
-    @property
-    def round(self) -> int:
-        assert self.group.placement is not None
-        return self.group.placement.round
-
-    def enters(self, round_: int, *, restart: bool = False) -> None:
+    def enters(self, round_: int) -> None:
         ranks = NodeRanks(0, 2, 0, 2)
-        self.group.placement = Placement(round_, 0, 1, ranks, "127.0.0.1", 1, 0, restart_workers=restart)
+        self.group.placement = Placement(round_, 0, 1, ranks, "127.0.0.1", 1, 0)
         self.held.begin(self.group)
 
     def ends(self) -> None:
@@ -54,11 +48,6 @@ class Node:
         stop = self.held.begin_release(self.context, signal.SIGTERM, TIMEOUT, 0.0, sent=False)
         if stop is not None:
             run_to_end(stop)
-
-    def prepares(self) -> None:
-        """Wait until nothing is in preparation any more."""
-        while self.held.preparing():
-            until_readable(self.held.fds(), 0.05)
 
     def starts(self) -> tuple[int, ...]:
         """Start the workers of the round that was entered; returns who goes on."""

@@ -28,10 +28,10 @@ from rallypoint.store.client import TCPStore
 from rallypoint.store.hashstore import HashStore
 from rallypoint.store.server import StoreServer
 from tests.ports import free_port
-from tests.unit.agent.test_progress import HandClock
 from tests.unit.agent.test_stopping import TIMEOUT, beside
 from tests.unit.agent.third_party import CountingHandler, outcome
 from tests.unit.agent.thread_workers import ThreadWorkers
+from tests.unit.clocks import ShiftedClock
 from tests.unit.compat.test_subclass import ours, spec
 
 RECORD = PeerRecord(1, "n1", "10.0.0.1", 2, 2, {"jax": (4000,), "tf": (4001, 4002)})
@@ -150,7 +150,7 @@ def test_nodes_that_say_nothing_are_named() -> None:
 
 
 def test_whoever_waits_for_long_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    clock = HandClock()
+    clock = ShiftedClock()
     peers = PeerExchange([User(0)], clock, TIMEOUT)
     with StoreServer("127.0.0.1") as server, TCPStore("127.0.0.1", server.port) as store:
         peers.begin(entered(1, 2, server.port))
@@ -158,7 +158,7 @@ def test_whoever_waits_for_long_says_so(caplog: pytest.LogCaptureFixture) -> Non
         (thread,) = [each for each in threading.enumerate() if each.name == "rallypoint-peers"]
         peers.step()
         assert not caplog.messages
-        clock.more = 11.0
+        clock.ahead = 11.0
         assert peers.wake_at() <= clock.monotonic()
         peers.step()
         peers.step()

@@ -78,10 +78,13 @@ def err() -> Iterator[Console]:
     console.end()
 
 
-def _start(outputs: Outputs, rank: int, code: str, *arguments: str) -> subprocess.Popen[bytes]:
+def _start(
+    outputs: Outputs, rank: int, code: str, *arguments: str, stdin: int | None = None
+) -> subprocess.Popen[bytes]:
     stdout, stderr = outputs.stdio(rank)
+    command = [sys.executable, "-S", "-u", "-c", code, *arguments]
     try:
-        return subprocess.Popen([sys.executable, "-S", "-u", "-c", code, *arguments], stdout=stdout, stderr=stderr)
+        return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr)
     finally:
         outputs.started(rank)
 
@@ -107,11 +110,8 @@ def _garbage() -> bytes:
 
 def test_a_prompt_without_newline_appears_while_the_worker_waits(out: Console, err: Console) -> None:
     outputs = Outputs(LogsDest(), range(1), {}, stdout=out.fd, stderr=err.fd)
-    stdout, stderr = outputs.stdio(0)
     code = "import sys; sys.stderr.write('name? '); sys.stderr.flush(); sys.stderr.write(sys.stdin.read())"
-    command = [sys.executable, "-S", "-c", code]
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr)
-    outputs.started(0)
+    worker = _start(outputs, 0, code, stdin=subprocess.PIPE)
     err.wait_for(lambda got: got == b"name? ")
     worker.communicate(b"x\n", DEADLINE)
     outputs.close()
@@ -210,16 +210,9 @@ def test_when_a_worker_has_last_written_is_known_of_files_and_of_what_passes_thr
 def test_a_teed_progress_bar_is_seen_before_it_ends(tmp_path: Path, out: Console, err: Console) -> None:
     files = _files(tmp_path, 1)
     outputs = Outputs(LogsDest(stderrs=files, tee_stderrs=files), range(1), {0: "[0]:"}, stdout=out.fd, stderr=err.fd)
-    stdout, stderr = outputs.stdio(0)
-    command = [
-        sys.executable,
-        "-S",
-        "-u",
-        "-c",
-        "import os; os.write(2, b'\\r10%\\r20%'); input(); os.write(2, b'\\n')",
-    ]
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr)
-    outputs.started(0)
+    worker = _start(
+        outputs, 0, "import os; os.write(2, b'\\r10%\\r20%'); input(); os.write(2, b'\\n')", stdin=subprocess.PIPE
+    )
     err.wait_for(lambda got: got == b"[0]:\r10%\r\n")
     worker.communicate(b"\n", DEADLINE)
     outputs.close()
@@ -466,10 +459,7 @@ def test_everything_is_given_back(tmp_path: Path, out: Console, err: Console) ->
 def test_the_thread_sleeps_while_nothing_is_written(tmp_path: Path, out: Console, err: Console) -> None:
     files = _files(tmp_path, 1)
     outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), range(1), {0: "[0]:"}, stdout=out.fd, stderr=err.fd)
-    stdout, stderr = outputs.stdio(0)
-    command = [sys.executable, "-S", "-u", "-c", "print('ready'); input()"]
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr)
-    outputs.started(0)
+    worker = _start(outputs, 0, "print('ready'); input()", stdin=subprocess.PIPE)
     out.wait_for(lambda got: got == b"[0]:ready\n")
     thread = next(each for each in threading.enumerate() if each.name == "rallypoint-output")
     end = time.monotonic() + DEADLINE
@@ -492,10 +482,8 @@ def _wakeups(thread: threading.Thread) -> int:
 def test_both_streams_on_one_console_share_the_scheduler(tmp_path: Path, out: Console) -> None:
     files = {1: str(tmp_path / "1")}
     outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), range(2), {1: "[1]:"}, stdout=out.fd, stderr=out.fd)
-    stdout, stderr = outputs.stdio(0)
     code = "import os; os.write(2, b'half '); input(); os.write(2, b'line\\n')"
-    first = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=stdout, stderr=stderr)
-    outputs.started(0)
+    first = _start(outputs, 0, code, stdin=subprocess.PIPE)
     out.wait_for(lambda got: got == b"half ")
     _start(outputs, 1, "print('whole')").wait(DEADLINE)
     first.communicate(b"\n", DEADLINE)

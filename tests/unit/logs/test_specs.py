@@ -129,16 +129,6 @@ def test_tidying_removes_no_file_and_no_folder_of_the_user(tmp_path: Path, monke
     assert not kept.parent.with_name("0").exists()
 
 
-def test_the_filter_hides_what_would_be_shown_and_keeps_files(tmp_path: Path) -> None:
-    specs = DefaultLogsSpecs(
-        str(tmp_path), redirects={2: Std.OUT}, tee={0: Std.OUT, 1: Std.OUT}, local_ranks_filter={1}
-    )
-    dest = specs.reify(_envs(3))
-    assert [os.path.basename(path) for path in dest.stdouts.values()] == ["stdout.log"] * 3
-    assert set(dest.tee_stdouts) == {1}
-    assert dest.stderrs == {0: "/dev/null", 1: "", 2: "/dev/null"}
-
-
 def test_a_file_as_log_folder_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "taken"
     file.touch()

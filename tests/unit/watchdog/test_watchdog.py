@@ -29,6 +29,7 @@ from rallypoint.workers.watchdog.watchdog import (
     monitor_for,
     uninterruptible_timeout,
 )
+from tests.unit.clocks import ShiftedClock
 from tests.unit.watchdog.waiting import HANGS, HOLDS, TIMEOUT, holder, until
 
 pytestmark = pytest.mark.process
@@ -38,22 +39,12 @@ def ours(_pid: int) -> bool:
     return True
 
 
-class HandClock:
-    """A clock that is moved by hand, or runs with the host's."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def monotonic(self) -> float:
-        return time.monotonic() + self.ahead
-
-
 class Run:
     """A watchdog and what it has reported."""
 
     def __init__(self, path: str, may_kill: Callable[[int], bool], grace: float) -> None:
         self.reported: list[tuple[str, FileTimerRequest | None]] = []
-        self.clock = HandClock()
+        self.clock = ShiftedClock()
         self.wall_ahead = 0.0
         self.watchdog = Watchdog(
             path,
@@ -267,20 +258,6 @@ def test_invalid_lines_in_the_pipe_cost_some_lines_in_the_log(tmp_path: Path, ca
         run.until(late.ended)
         assert run.expired[0].scope == "other"
     assert sum("no timer request" in line for line in caplog.messages) == watchdog._MAX_WARNINGS
-
-
-def test_a_client_that_dies_in_the_middle_of_a_line(tmp_path: Path) -> None:
-    half = (
-        "import os, sys\n"
-        'os.write(os.open(sys.argv[1], os.O_WRONLY), b\'{"version": 1, "pid": 12\')\n'
-        "os.kill(os.getpid(), 9)\n"
-    )
-    with running(tmp_path) as run:
-        with holder(half, run.watchdog.path) as dead:
-            assert dead.ends()[0] == -signal.SIGKILL
-        with holder(HANGS, run.watchdog.path, 0.1, 9) as late:
-            run.until(late.ended)
-            assert [each.pid for each in run.expired] == [late.pid]
 
 
 def test_a_flood_holds_nobody_up(tmp_path: Path) -> None:

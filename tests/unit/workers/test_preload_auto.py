@@ -14,7 +14,8 @@ import pytest
 from rallypoint.workers.preload import client
 from rallypoint.workers.preload.client import PreloadManager
 from rallypoint.workers.reaper.client import ReaperClient
-from tests.unit.workers.test_preload_manager import Clock, command, forked_with, forks, until
+from tests.unit.clocks import HandClock
+from tests.unit.workers.test_preload_manager import command, forked_with, forks, until
 
 pytestmark = pytest.mark.process
 
@@ -36,9 +37,9 @@ def automatic(
     argv: Sequence[str] = (),
     named: str = "auto",
     progress: Callable[[], bool] = lambda: False,
-) -> Iterator[tuple[PreloadManager, Clock]]:
+) -> Iterator[tuple[PreloadManager, HandClock]]:
     monkeypatch.setenv("PYTHONPATH", str(folder / INSTALLED))
-    environ, clock = {name: value for name, value in os.environ.items() if name != "RANK"}, Clock()
+    environ, clock = {name: value for name, value in os.environ.items() if name != "RANK"}, HandClock()
     found = PreloadManager(
         named.split(","), list(argv) or command(folder), environ, ["RANK"], 2, clock, progress=progress
     )

@@ -17,7 +17,8 @@ from rallypoint.workers.preload.client import PreloadManager
 from rallypoint.workers.process import WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.stop import Sweep
-from tests.unit.workers.test_preload_manager import Clock, command, copies, preloading, start, until
+from tests.unit.clocks import HandClock
+from tests.unit.workers.test_preload_manager import command, copies, preloading, start, until
 from tests.unit.workers.test_process import TIMEOUT, ends, parent_of
 
 pytestmark = pytest.mark.process
@@ -34,7 +35,7 @@ def ended(pid: int) -> bool:
 
 
 def test_as_many_wait_as_start_at_a_time_and_they_become_the_workers(reaper: ReaperClient, tmp_path: Path) -> None:
-    clock = Clock()
+    clock = HandClock()
     with preloading(reaper, tmp_path, clock=clock) as found:
         waiting = two_wait(found)
         script = "import os, sys\nraise SystemExit(10 + ('decimal' in sys.modules) + (os.getppid() == os.getsid(0)))"
@@ -53,7 +54,7 @@ def test_as_many_wait_as_start_at_a_time_and_they_become_the_workers(reaper: Rea
 
 
 def test_a_start_before_the_next_ones_wait_asks_for_them_at_once(reaper: ReaperClient, tmp_path: Path) -> None:
-    with preloading(reaper, tmp_path, clock=Clock()) as found:
+    with preloading(reaper, tmp_path, clock=HandClock()) as found:
         two_wait(found)
         for _ in range(2):
             found.ensure_zygote(reaper)

@@ -23,18 +23,10 @@ from rallypoint.workers.preload.client import PreloadManager
 from rallypoint.workers.process import AdoptedProcess, WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.stop import Sweep
+from tests.unit.clocks import HandClock
 from tests.unit.workers.test_process import TIMEOUT, ends, parent_of
 
 pytestmark = pytest.mark.process
-
-
-class Clock:
-    """A clock that a test sets."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 @contextmanager
@@ -42,7 +34,7 @@ def preloading(
     reaper: ReaperClient,
     folder: Path,
     modules: str = "decimal",
-    clock: Clock | None = None,
+    clock: HandClock | None = None,
     ready: bool = True,
     own: Sequence[str] = ("RANK",),
 ) -> Iterator[PreloadManager]:
@@ -272,7 +264,7 @@ def waits(found: PreloadManager) -> bool:
 
 def test_how_long_the_first_start_waits(reaper: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(600)\n")
-    clock = Clock()
+    clock = HandClock()
     with preloading(reaper, tmp_path, "slow", clock, ready=False) as found:
         assert waits(found)
         assert found.wake_at() == client.IMPORT_TIMEOUT
@@ -290,7 +282,7 @@ def test_it_waits_on_while_one_module_after_the_other_is_imported(reaper: Reaper
     (tmp_path / "slow.py").write_text(
         f"open({str(tmp_path / 'fifo')!r}, 'w').write('here')\nimport time\ntime.sleep(600)\n"
     )
-    clock = Clock()
+    clock = HandClock()
     clock.now = 15.0
     with preloading(reaper, tmp_path, "json,slow", clock, ready=False) as found:
         assert found.wake_at() == 15.0 + client.IMPORT_TIMEOUT
