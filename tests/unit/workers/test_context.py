@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -173,10 +172,7 @@ def test_a_close_that_is_cut_short_can_be_finished(tmp_path: Path) -> None:
 
 def until_said(path: Path, word: str) -> None:
     """Wait until a worker has written a word into its file."""
-    deadline = time.monotonic() + 30
-    while word not in path.read_text():
-        assert time.monotonic() < deadline, f"{path} is still without {word!r}"
-        os.sched_yield()
+    assert until(lambda: word in path.read_text()), f"{path} is still without {word!r}"
 
 
 def test_a_reaper_that_is_known_to_be_lost_wakes_whoever_waits(tmp_path: Path) -> None:
