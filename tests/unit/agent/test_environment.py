@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint import notices
 from rallypoint.agent.environment import constant_environment, worker_environment
 from rallypoint.agent.preload import per_worker_variables
 from rallypoint.agent.spec import Worker, WorkerGroup, WorkerSpec
@@ -25,39 +24,6 @@ def group() -> WorkerGroup:
 
 
 WORKER = Worker(local_rank=1, global_rank=4, role_rank=2, world_size=6, role_world_size=5)
-
-
-def test_all_of_them() -> None:
-    assert worker_environment(group(), WORKER, 3, {"UNRELATED": "1"}) == {
-        "LOCAL_RANK": "1",
-        "RANK": "4",
-        "GROUP_RANK": "1",
-        "ROLE_RANK": "2",
-        "ROLE_NAME": "trainer",
-        "LOCAL_WORLD_SIZE": "2",
-        "WORLD_SIZE": "6",
-        "GROUP_WORLD_SIZE": "3",
-        "ROLE_WORLD_SIZE": "5",
-        "MASTER_ADDR": "10.0.0.7",
-        "MASTER_PORT": "2345",
-        "TORCHELASTIC_RESTART_COUNT": "3",
-        "TORCHELASTIC_MAX_RESTARTS": "4",
-        "TORCHELASTIC_RUN_ID": "job",
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        "PYTHONFAULTHANDLER": "1",
-    }
-
-
-def test_where_notices_are_found() -> None:
-    made = group()
-    made.notices = "/tmp/rallypoint-notices-0"
-    assert worker_environment(made, WORKER, 3, {})[notices.VARIABLE] == made.notices
-
-
-@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"])
-def test_the_agents_own_values_are_passed_on(name: str) -> None:
-    assert worker_environment(group(), WORKER, 0, {name: "3"})[name] == "3"
 
 
 @pytest.mark.parametrize(

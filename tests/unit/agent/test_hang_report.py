@@ -79,16 +79,6 @@ def evidence(rank: int, exit_code: int) -> bytes:
     return encode_evidence(collect_evidence(ExaminedNode("host", (ExaminedWorker(rank, 7, exit_code),))))
 
 
-def test_what_all_nodes_tell_is_one_report() -> None:
-    parts = Reports()
-    parts.told("b", evidence(1, 3))
-    parts.told("a", evidence(0, 0))
-    text = parts.ended("c (rank 2)")
-    assert "1 rank (0): ended with exit code 0" in text
-    assert "1 rank (1): ended with exit code 3" in text
-    assert "no evidence came from c (rank 2)" in text
-
-
 @pytest.mark.parametrize("data", [b"", b"\xff\x00", b"{}", b"[1, 2"])
 def test_a_node_that_tells_nothing_that_can_be_read_is_named(data: bytes) -> None:
     parts = Reports()

@@ -12,18 +12,9 @@ from rallypoint.agent.progress import Reached
 from rallypoint.agent.steps import FailHung, LogLine
 from rallypoint.control.protocol.messages import HangFound, HangReport
 from tests.effort import examples
+from tests.unit.clocks import HandClock
 
 TIMEOUT = 10.0
-
-
-class HandClock:
-    """A clock that is moved by hand."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 class Workers:
@@ -45,47 +36,6 @@ class Workers:
     def call(self, step: int) -> None:
         """One of them calls `notices.progress`."""
         self.calls = (Reached(step, self.clock.now + 1.0), None)
-
-
-def test_a_slow_first_step_is_left_alone_for_three_times_the_timeout() -> None:
-    workers = Workers()
-    assert not workers.at(GRACE * TIMEOUT - 0.1)
-    assert workers.at(GRACE * TIMEOUT)
-
-
-def test_output_does_not_end_the_grace_and_progress_does() -> None:
-    workers = Workers()
-    workers.at(1.0)
-    workers.output = 1
-    assert not workers.at(2.0)
-    assert not workers.at(GRACE * TIMEOUT - 0.1), "they have said that they begin, and compile"
-    workers = Workers()
-    workers.at(1.0)
-    workers.call(0)
-    assert not workers.at(2.0)
-    assert not workers.at(2.0 + TIMEOUT - 0.1)
-    assert workers.at(2.0 + TIMEOUT)
-
-
-@pytest.mark.parametrize("sign", ["output", "the same step", "file", "exit"])
-def test_each_sign_of_life_counts(sign: str) -> None:
-    workers = Workers()
-    workers.file = (1, 1, 1)
-    workers.at(1.0)
-    workers.call(5)
-    workers.at(2.0)
-    assert not workers.at(11.0)
-    if sign == "output":
-        workers.output = 1
-    elif sign == "the same step":
-        workers.call(5)
-    elif sign == "file":
-        workers.file = (1, 2, 1)
-    else:
-        workers.signs.sign(11.5)
-    assert not workers.at(11.5)
-    assert not workers.at(21.4)
-    assert workers.at(21.5)
 
 
 def test_what_cannot_be_seen_is_not_quiet_unless_it_tells_of_progress() -> None:

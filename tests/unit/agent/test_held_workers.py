@@ -13,7 +13,6 @@ from rallypoint.agent.held_workers import HeldWorkers
 from rallypoint.agent.options import Features
 from rallypoint.agent.signals import GracePeriods
 from rallypoint.agent.spec import WorkerGroup, WorkerSpec
-from rallypoint.base.poll import until_readable
 from rallypoint.control.protocol.messages import Placement
 from rallypoint.control.ranks import NodeRanks
 from rallypoint.workers.stop import run_to_end
@@ -38,14 +37,9 @@ class Node:
         self.enters(0)
         self.context = self.rounds.begin({0: 0, 1: 1})
 
-    @property
-    def round(self) -> int:
-        assert self.group.placement is not None
-        return self.group.placement.round
-
-    def enters(self, round_: int, *, restart: bool = False) -> None:
+    def enters(self, round_: int) -> None:
         ranks = NodeRanks(0, 2, 0, 2)
-        self.group.placement = Placement(round_, 0, 1, ranks, "127.0.0.1", 1, 0, restart_workers=restart)
+        self.group.placement = Placement(round_, 0, 1, ranks, "127.0.0.1", 1, 0)
         self.held.begin(self.group)
 
     def ends(self) -> None:
@@ -54,11 +48,6 @@ class Node:
         stop = self.held.begin_release(self.context, signal.SIGTERM, TIMEOUT, 0.0, sent=False)
         if stop is not None:
             run_to_end(stop)
-
-    def prepares(self) -> None:
-        """Wait until nothing is in preparation any more."""
-        while self.held.preparing():
-            until_readable(self.held.fds(), 0.05)
 
     def starts(self) -> tuple[int, ...]:
         """Start the workers of the round that was entered; returns who goes on."""
@@ -76,23 +65,6 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
         yield Node(rounds)
 
 
-def test_who_goes_on_is_told_of_its_round_and_what_others_have_left_is_removed(node: Node) -> None:
-    pids = node.context.pids()
-    (node.rounds.folder / "progress.1").touch()
-    os.kill(pids[1], signal.SIGKILL)
-    node.ends()
-    node.enters(1)
-    node.prepares()
-    assert node.starts() == (0,)
-    assert node.context.pids()[0] == pids[0]
-    assert until(lambda: b"enter 1" in node.context.last_lines(0)())
-    told = (node.rounds.folder / "round.0.json").read_text()
-    assert '"OF_0": null' in told
-    assert '"OF_1": ""' in told
-    assert '"TORCHELASTIC_ERROR_FILE"' in told
-    assert not (node.rounds.folder / "progress.1").exists()
-
-
 def test_a_round_that_ends_before_it_has_begun_leaves_them_waiting(node: Node) -> None:
     pids = node.context.pids()
     node.ends()
@@ -105,17 +77,6 @@ def test_a_round_that_ends_before_it_has_begun_leaves_them_waiting(node: Node) -
     assert until(lambda: b"leave 0\nenter 2" in node.context.last_lines(0)())
 
 
-def test_where_others_cannot_go_on_they_are_ended_before_new_ones_start(node: Node) -> None:
-    pids, child = node.context.pids(), node.rounds.pid("child.0")
-    node.ends()
-    node.enters(1, restart=True)
-    assert node.held.preparing()
-    node.prepares()
-    assert not any(map(runs, (*pids.values(), child)))
-    assert node.starts() == ()
-    assert not set(node.context.pids().values()) & set(pids.values())
-
-
 def test_one_that_reads_no_more_is_ended_and_started_anew(node: Node) -> None:
     pids = node.context.pids()
     node.ends()
@@ -125,14 +86,3 @@ def test_one_that_reads_no_more_is_ended_and_started_anew(node: Node) -> None:
     assert node.starts() == (0,)
     assert until(lambda: not runs(pids[1]))
     assert node.context.pids()[0] == pids[0]
-
-
-def test_one_that_dies_while_it_waits_is_swept_after_before_the_round_begins(node: Node) -> None:
-    pids, other = node.context.pids(), node.rounds.pid("other.1")
-    node.ends()
-    os.kill(pids[1], signal.SIGKILL)
-    until_readable(node.held.fds(), TIMEOUT)
-    node.enters(1)
-    node.prepares()
-    assert not runs(other)
-    assert node.starts() == (0,)

@@ -179,32 +179,25 @@ def test_where_slurm_cannot_be_asked_the_known_moment_holds(tmp_path: Path) -> N
     assert len(seen.told) == 1
 
 
-def test_what_cannot_be_known_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    seen = Watched(tmp_path, 60)
-    seen.slurm_says("slurm_load_jobs error: Unable to contact slurm controller", 1)
+@pytest.mark.parametrize(
+    ("job", "says", "code", "asked", "words"),
+    [
+        ("7", "Unable to contact slurm controller", 1, 1, "Unable to contact slurm controller"),
+        ("", "", 0, 0, "SLURM_JOB_ID is not set"),
+        ("7", "NONE", 0, 1, "has no time limit"),
+    ],
+    ids=["no answer", "outside of a job", "no limit"],
+)
+def test_what_cannot_be_known_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, job: str, says: str, code: int, asked: int, words: str
+) -> None:
+    seen = Watched(tmp_path, 60, job=job)
+    seen.slurm_says(says, code)
     for _ in range(3):
         seen.passes(100)
-    assert (seen.told, seen.asked, seen.deadline.wake_at()) == ([], 1, math.inf)
+    assert (seen.told, seen.asked, seen.deadline.wake_at()) == ([], asked, math.inf)
     (line,) = caplog.messages
-    assert "so that --stop-before-end does nothing" in line
-    assert "Unable to contact slurm controller" in line
-    assert "--preempt-signals" in line
-
-
-def test_outside_of_a_job_nobody_is_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    seen = Watched(tmp_path, 60, job="")
-    seen.passes(100)
-    assert "SLURM_JOB_ID is not set" in caplog.text
-    assert seen.asked == 0
-
-
-def test_a_job_without_a_limit_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    seen = Watched(tmp_path, 60)
-    seen.slurm_says("NONE")
-    seen.passes(100)
-    seen.passes(1000)
-    assert (seen.told, seen.asked) == ([], 1)
-    assert "has no time limit" in caplog.text
+    assert words in line
 
 
 def test_a_slurm_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:

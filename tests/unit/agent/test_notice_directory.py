@@ -13,21 +13,12 @@ from rallypoint.agent.notice_directory import NoticeDirectory
 from rallypoint.agent.steps import TimerFired, WorkersReady
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.notices import PREEMPTION, SCALE
-
-
-class HandClock:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now = SYSTEM_CLOCK.monotonic()
-
-    def monotonic(self) -> float:
-        return self.now
+from tests.unit.clocks import HandClock
 
 
 @pytest.fixture
 def clock() -> HandClock:
-    return HandClock()
+    return HandClock(SYSTEM_CLOCK.monotonic())
 
 
 @pytest.fixture

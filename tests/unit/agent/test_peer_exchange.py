@@ -28,10 +28,10 @@ from rallypoint.store.client import TCPStore
 from rallypoint.store.hashstore import HashStore
 from rallypoint.store.server import StoreServer
 from tests.ports import free_port
-from tests.unit.agent.test_progress import HandClock
 from tests.unit.agent.test_stopping import TIMEOUT, beside
 from tests.unit.agent.third_party import CountingHandler, outcome
 from tests.unit.agent.thread_workers import ThreadWorkers
+from tests.unit.clocks import ShiftedClock
 from tests.unit.compat.test_subclass import ours, spec
 
 RECORD = PeerRecord(1, "n1", "10.0.0.1", 2, 2, {"jax": (4000,), "tf": (4001, 4002)})
@@ -129,23 +129,6 @@ def test_one_node_needs_no_store() -> None:
     peers.close()
 
 
-def test_a_store_of_another_handler() -> None:
-    store = HashStore(timeout=TIMEOUT)
-    users = [User(0, 1), User(0, 1)]
-    exchanges = []
-    for rank, user in enumerate(users):
-        group = entered(rank, 2, 1, lambda: CountingHandler(store, "job", 2))
-        group.store = store
-        exchanges.append(PeerExchange([user]))
-        exchanges[-1].begin(group)
-    for peers in exchanges:
-        finish(peers)
-        assert not peers.failure
-        peers.close()
-    assert [sorted(user.taken) for user in users] == [[0, 1], [0, 1]]
-    assert not store.check(["rallypoint/peers/3/0"]), "its agents do not count rounds alike"
-
-
 def test_a_store_that_cannot_be_reached_is_named_with_the_reason() -> None:
     port = free_port()
     peers = PeerExchange([User(0)], timeout=0.3)
@@ -167,7 +150,7 @@ def test_nodes_that_say_nothing_are_named() -> None:
 
 
 def test_whoever_waits_for_long_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    clock = HandClock()
+    clock = ShiftedClock()
     peers = PeerExchange([User(0)], clock, TIMEOUT)
     with StoreServer("127.0.0.1") as server, TCPStore("127.0.0.1", server.port) as store:
         peers.begin(entered(1, 2, server.port))
@@ -175,7 +158,7 @@ def test_whoever_waits_for_long_says_so(caplog: pytest.LogCaptureFixture) -> Non
         (thread,) = [each for each in threading.enumerate() if each.name == "rallypoint-peers"]
         peers.step()
         assert not caplog.messages
-        clock.more = 11.0
+        clock.ahead = 11.0
         assert peers.wake_at() <= clock.monotonic()
         peers.step()
         peers.step()
@@ -249,13 +232,6 @@ def test_the_workers_do_not_start_and_the_job_fails_by_its_infrastructure() -> N
     assert result.cause.headline.endswith("has no port for its workers: Address already in use")
     assert result.restarts.used == 1, "another round may do better"
     assert "start" not in workers.calls
-
-
-def test_the_same_with_a_coordinator() -> None:
-    workers = Exchanging(ours(), TIMEOUT)
-    workers.exchange.users.append(NoPort())
-    result = outcome(workers)
-    assert (result.state, result.ending) == (WorkerState.FAILED, Ending.INFRASTRUCTURE)
 
 
 def test_a_signal_ends_an_agent_that_waits_for_other_nodes() -> None:

@@ -198,14 +198,6 @@ def test_new_nodes_drain_a_round_whose_workers_have_not_been_started_yet() -> No
     assert kinds(placed(0), ended(0), placed(1), NodesWaiting(1, 0), NodesWaiting(0, 1))[-1] is StopWorkers
 
 
-def test_what_the_person_is_told_names_rank_host_and_how() -> None:
-    told = next(step for step in after(placed(0), ended(0))[1] if isinstance(step, LogLine))
-    assert told.warning
-    assert told.text == (
-        "round 0 is over: rank 1 failed on host (exit code -9, SIGKILL): Signal 9 (SIGKILL); the workers are restarted"
-    )
-
-
 # The line to the others
 
 

@@ -157,15 +157,6 @@ def test_a_restart_of_one_agent_brings_the_others_along_without_a_restart_of_the
     assert sorted(line.split()[-1] for line in told(tmp_path / "b")) == ["0", "1"], "one number for all, and a new one"
 
 
-def test_a_budget_that_is_gone_fails_this_agent(tmp_path: Path) -> None:
-    agent = agent_over(CountingHandler(HashStore(), "job", 1), tmp_path, "raise SystemExit(3)", max_restarts=1)
-    (result,) = run_side_by_side(agent)
-    assert result.is_failed()
-    assert result.failures[0].exitcode == 3
-    assert result.cause is not None
-    assert len(agent.assigned) == 2
-
-
 def test_the_handlers_own_address_is_where_the_workers_store_is(tmp_path: Path) -> None:
     text = "import os\nprint(os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])"
     agent = agent_over(CountingHandler(HashStore(), "job", 1, address="10.1.2.3"), tmp_path, text)

@@ -11,21 +11,11 @@ import pytest
 
 from rallypoint import notices
 from rallypoint.agent.progress import ProgressTracker, Reached
-from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.control.membership.operations import RecordProgress
 from rallypoint.control.protocol.messages import Request
+from tests.unit.clocks import ShiftedClock
 
 Call = Callable[..., None]
-
-
-class HandClock:
-    """CLOCK_MONOTONIC, and what is added to it by hand."""
-
-    def __init__(self) -> None:
-        self.more = 0.0
-
-    def monotonic(self) -> float:
-        return SYSTEM_CLOCK.monotonic() + self.more
 
 
 class Told:
@@ -44,8 +34,8 @@ class Told:
 
 
 @pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
+def clock() -> ShiftedClock:
+    return ShiftedClock()
 
 
 @pytest.fixture
@@ -54,7 +44,7 @@ def told() -> Told:
 
 
 @pytest.fixture
-def tracker(clock: HandClock, told: Told) -> ProgressTracker:
+def tracker(clock: ShiftedClock, told: Told) -> ProgressTracker:
     return ProgressTracker(clock, "", told.send, told.seen)
 
 
@@ -71,19 +61,19 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     return progress
 
 
-def test_where_nobody_tells_looks_become_rare(tracker: ProgressTracker, clock: HandClock, tmp_path: Path) -> None:
+def test_where_nobody_tells_looks_become_rare(tracker: ProgressTracker, clock: ShiftedClock, tmp_path: Path) -> None:
     tracker.begin_round(0, str(tmp_path / "none"), 2, -1)
     waits = []
     for _ in range(10):
         waits.append(tracker.wake_at() - clock.monotonic())
-        clock.more += waits[-1]
+        clock.ahead += waits[-1]
         tracker.step()
     assert waits == pytest.approx([1, 1, 2, 4, 8, 16, 32, 60, 60, 60], abs=0.5)
     assert tracker.latest() is None
 
 
 def test_the_job_is_told_once_when_a_round_goes_beyond_what_was_and_again_at_its_end(
-    tracker: ProgressTracker, clock: HandClock, told: Told, call: Call, tmp_path: Path
+    tracker: ProgressTracker, clock: ShiftedClock, told: Told, call: Call, tmp_path: Path
 ) -> None:
     tracker.begin_round(3, str(tmp_path / "notices"), 2, 40)
     call(38)
@@ -177,7 +167,7 @@ def write(file: Path, text: str) -> None:
     os.replace(new, file)
 
 
-def test_what_was_in_the_file_before_is_no_progress(clock: HandClock, told: Told, file: Path) -> None:
+def test_what_was_in_the_file_before_is_no_progress(clock: ShiftedClock, told: Told, file: Path) -> None:
     write(file, "5000\n")
     tracker = ProgressTracker(clock, str(file), told.send, told.seen)
     try:
@@ -191,7 +181,7 @@ def test_what_was_in_the_file_before_is_no_progress(clock: HandClock, told: Told
 
 
 def test_a_number_that_grows_is_progress_and_one_that_does_not_is_none(
-    clock: HandClock, told: Told, file: Path
+    clock: ShiftedClock, told: Told, file: Path
 ) -> None:
     write(file, "100")
     tracker = ProgressTracker(clock, str(file), told.send, told.seen)
@@ -212,7 +202,7 @@ def test_a_number_that_grows_is_progress_and_one_that_does_not_is_none(
         tracker.close()
 
 
-def test_of_a_file_without_a_number_the_time_of_its_change_counts(clock: HandClock, told: Told, file: Path) -> None:
+def test_of_a_file_without_a_number_the_time_of_its_change_counts(clock: ShiftedClock, told: Told, file: Path) -> None:
     write(file, "release")
     tracker = ProgressTracker(clock, str(file), told.send, told.seen)
     try:
@@ -226,7 +216,7 @@ def test_of_a_file_without_a_number_the_time_of_its_change_counts(clock: HandClo
 
 
 def test_where_there_is_a_file_it_alone_counts_and_what_workers_say_is_shown(
-    clock: HandClock, told: Told, file: Path, call: Call, tmp_path: Path
+    clock: ShiftedClock, told: Told, file: Path, call: Call, tmp_path: Path
 ) -> None:
     write(file, "10")
     tracker = ProgressTracker(clock, str(file), told.send, told.seen)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import pytest
 
 from rallypoint.agent.environment import worker_environment
-from rallypoint.agent.features.socket_ifname import Choice, add_socket_ifname, choose, sentence
+from rallypoint.agent.features.socket_ifname import Choice, add_socket_ifname, choose
 from rallypoint.agent.options import interface_names
 from rallypoint.base.errors import UserError
 from rallypoint.base.interfaces import Interface, interface_addresses, interfaces
@@ -46,14 +46,6 @@ def test_no_interface_has_it() -> None:
     failure = choose([LO, ETH0], "10.9.9.9").failure
     assert failure.startswith(socket.gethostname())
     assert "no interface that is up has this node's address 10.9.9.9" in failure
-
-
-def test_the_line_names_the_others() -> None:
-    one = Choice("eth0", "10.0.0.2", ("eth1 (192.168.0.2)",))
-    assert sentence(one).endswith("; eth1 (192.168.0.2) is up too, give --socket-ifname=NAME to use another")
-    two = one._replace(others=("eth1 (192.168.0.2)", "ib0 (10.1.0.2)"))
-    assert "; eth1 (192.168.0.2), ib0 (10.1.0.2) are up too," in sentence(two)
-    assert sentence(one._replace(others=())) == "--socket-ifname=auto: eth0 (10.0.0.2) leads to the other nodes"
 
 
 def test_names_that_are_not_there() -> None:
@@ -100,10 +92,6 @@ def given(asked: str, host: str = "127.0.0.1") -> tuple[Mapping[str, str], str]:
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_where_all_nodes_are_here_it_is_the_loopback(host: str) -> None:
     assert given("auto", host) == ({"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}, "")
-
-
-def test_named_ones_are_given_as_they_are() -> None:
-    assert given("lo,lo")[0] == {"GLOO_SOCKET_IFNAME": "lo,lo", "NCCL_SOCKET_IFNAME": "=lo,lo"}
 
 
 def test_what_the_user_has_set_stands(monkeypatch: pytest.MonkeyPatch) -> None:

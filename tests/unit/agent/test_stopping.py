@@ -1,4 +1,4 @@
-"""A stop that is under way while the agent hears everything else: workers of a user's own and ours."""
+"""Agents that stop their workers: by a user's own way, at an interrupt that nobody handles, and at a late signal."""
 
 from __future__ import annotations
 
@@ -14,65 +14,18 @@ import pytest
 
 from rallypoint.agent.launch.api import elastic_launch
 from rallypoint.agent.launch.config import LaunchConfig
-from rallypoint.agent.loop import run_agent
-from rallypoint.agent.signals import handled_signals
+from rallypoint.agent.rendezvous_client import rendezvous_of
+from rallypoint.agent.signals import GracePeriods
 from rallypoint.agent.spec import WorkerGroup, WorkerSpec
-from rallypoint.base.errors import SignalException
+from rallypoint.agent.workers import WorkerController
 from rallypoint.compat.agent import LocalElasticAgent
 from rallypoint.workers.logs.specs import DefaultLogsSpecs
 from tests.unit.agent.third_party import outcome
-from tests.unit.agent.thread_workers import ThreadWorkers
-from tests.unit.compat.test_subclass import Task, ours
+from tests.unit.compat.test_subclass import ours
 
 pytestmark = pytest.mark.process
 
 TIMEOUT = 120.0
-
-
-class HandStop:
-    """A stop that is done when it is told so."""
-
-    def __init__(self, workers: SlowWorkers) -> None:
-        self._workers = workers
-        self._fd = os.eventfd(0)
-        self._told = threading.Event()
-
-    def fds(self) -> list[int]:
-        return [self._fd]
-
-    def wake_at(self) -> float:
-        return float("inf")
-
-    def step(self) -> bool:
-        if not self._told.is_set():
-            return False
-        os.close(self._fd)
-        self._workers.join()
-        self._workers.calls.append("gone")
-        return True
-
-    def kill_now(self) -> None:
-        self._workers.calls.append("hurry")
-        self.tell()
-
-    def tell(self) -> None:
-        self._told.set()
-        os.eventfd_write(self._fd, 1)
-
-
-class SlowWorkers(ThreadWorkers):
-    """Stops take until they are told to be done."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        self.stops: list[HandStop] = []
-        self.begun = threading.Semaphore(0)
-
-    def begin_stop(self, death_sig: signal.Signals, timeout: float, *, keeps: bool) -> HandStop:
-        self.calls.append(f"begin {death_sig.name}")
-        self.stops.append(HandStop(self))
-        self.begun.release()
-        return self.stops[-1]
 
 
 @contextmanager
@@ -83,39 +36,6 @@ def beside(work: threading.Thread) -> Iterator[None]:
     finally:
         work.join(TIMEOUT)
         assert not work.is_alive()
-
-
-def test_workers_are_started_again_when_the_others_are_gone() -> None:
-    def fail_once(rank: int, start: int, stopping: threading.Event) -> int:
-        if start == 0:
-            raise ValueError("once")
-        return start
-
-    workers = SlowWorkers(fail_once)
-
-    def end_both_stops() -> None:
-        for number in range(2):
-            assert workers.begun.acquire(timeout=TIMEOUT)
-            workers.stops[number].tell()
-
-    with beside(threading.Thread(target=end_both_stops)):
-        assert outcome(workers).return_values == {0: 1}
-    assert workers.calls == ["start", "begin SIGTERM", "gone", "start", "begin SIGTERM", "gone", "shutdown SIGTERM"]
-
-
-def test_a_second_interrupt_hurries_the_stop() -> None:
-    workers = SlowWorkers(lambda rank, start, stopping: stopping.wait(TIMEOUT))
-
-    def interrupt_twice() -> None:
-        assert workers.runs.wait(TIMEOUT)
-        os.kill(os.getpid(), signal.SIGINT)
-        assert workers.begun.acquire(timeout=TIMEOUT)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    with beside(threading.Thread(target=interrupt_twice)), pytest.raises(SignalException) as raised:
-        run_agent(workers)
-    assert raised.value.sigval == signal.SIGINT
-    assert workers.calls == ["start", "begin SIGINT", "hurry", "gone", "shutdown SIGTERM"]
 
 
 def local(kind: type[LocalElasticAgent], folder: Path, code: str) -> LocalElasticAgent:
@@ -185,14 +105,7 @@ def test_a_signal_after_the_end_turns_no_success_over(
     assert signal.getsignal(number) == before
 
 
-def test_signals_that_arrive_ignored_stay_so_unless_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TORCHELASTIC_SIGNALS_TO_HANDLE", raising=False)
-    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        assert handled_signals() == [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT]
-        monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM, SIGHUP,SIGNOPE")
-        assert handled_signals() == [signal.SIGTERM, signal.SIGHUP]
-    finally:
-        signal.signal(signal.SIGHUP, former)
-    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
-    assert signal.SIGHUP in handled_signals()
+def test_a_node_that_never_had_workers_has_stopped_none(tmp_path: Path) -> None:
+    spec = WorkerSpec("default", 2, ours(), entrypoint="true")
+    workers = WorkerController(spec, rendezvous_of(spec), GracePeriods(), DefaultLogsSpecs(str(tmp_path)))
+    assert workers.stopped() == ()

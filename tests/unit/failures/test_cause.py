@@ -23,14 +23,6 @@ def _of(exitcode: int, last_lines: bytes, error_file: str = "") -> Cause:
     return Cause.of(failure, 5, "node7")
 
 
-def test_the_error_file_has_precedence(tmp_path: Path) -> None:
-    path = str(tmp_path / "e")
-    write_error_file(path, error_data("KeyError: 'a'", "Traceback (most recent call last):\nKeyError: 'a'\n", 1000.0))
-    cause = _of(1, TRACE.encode(), path)
-    assert (cause.message, cause.error_file) == ("KeyError: 'a'", path)
-    assert cause.traceback == "Traceback (most recent call last):\nKeyError: 'a'\n"
-
-
 def test_then_the_traceback_on_standard_error() -> None:
     cause = _of(1, f"noise\n{TRACE}\n".encode())
     assert cause == Cause(5, 1, "node7", 77, 1, "ValueError: boom", TRACE, 1000.5, "")

@@ -54,20 +54,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["error.json"]
 
 
-def test_a_file_time_far_from_the_timestamp_is_ignored(tmp_path: Path) -> None:
-    path = tmp_path / "error.json"
-    write_error_file(str(path), error_data("m", "", 1000.5))
-    reply = read_error_file(str(path))
-    assert isinstance(reply, ErrorFile)
-    assert (reply.timestamp, reply.exact) == (1000, None)
-
-
-def test_the_newer_form_has_a_plain_message(tmp_path: Path) -> None:
-    reply = _read(tmp_path / "e", '{"message": "plain", "timestamp": 12}')
-    assert isinstance(reply, ErrorFile)
-    assert (reply.message, reply.text, reply.callstack, reply.timestamp) == ("plain", "plain", "", 12)
-
-
 @pytest.mark.parametrize("path", ["", os.devnull, "/nonexistent/error.json", "/proc/self"])
 def test_no_file_is_none(path: str) -> None:
     assert read_error_file(path) is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -19,19 +18,6 @@ def _with_file(path: Path, timestamp: float, written: float | None = None) -> st
     return str(path)
 
 
-def test_with_an_error_file(tmp_path: Path) -> None:
-    path = _with_file(tmp_path / "e", 12.0)
-    failure = ProcessFailure(1, 1234, 1, path)
-    assert failure.error_file == path
-    message = {"message": "ValueError: boom", "extraInfo": {"py_callstack": failure.callstack, "timestamp": "12"}}
-    assert failure.error_file_data == {"message": message}
-    assert failure.message == message
-    assert failure.text == "ValueError: boom"
-    assert failure.timestamp == 12
-    assert failure.timestamp_isoformat() == time.strftime("%Y-%m-%d_%H:%M:%S", time.localtime(12))
-    assert failure.signal_name() == "<N/A>"
-
-
 def test_without_an_error_file() -> None:
     by_code = ProcessFailure(0, 1234, 3, "", noticed_at=1000.5)
     by_signal = ProcessFailure(0, 1234, -9, "/nonexistent/e.json", noticed_at=1000.5)
@@ -43,19 +29,6 @@ def test_without_an_error_file() -> None:
     assert by_signal.message == "Signal 9 (SIGKILL) received by PID 1234"
     assert by_signal.signal_name() == "SIGKILL"
     assert (by_code.timestamp, by_code.moment) == (1000, 1000.5)
-
-
-def test_a_damaged_file_counts_as_absent_and_keeps_its_text(tmp_path: Path) -> None:
-    (tmp_path / "e").write_text('{"message": {"mess')
-    failure = ProcessFailure(0, 1, 1, str(tmp_path / "e"))
-    assert failure.error_file == "<N/A>"
-    assert '{"message": {"mess' in failure.damaged
-
-
-def test_the_time_of_noticing_is_now_unless_given() -> None:
-    before = time.time()
-    failure = ProcessFailure(0, 1, 1, "")
-    assert before <= failure.noticed_at <= time.time()
 
 
 @pytest.mark.parametrize(

@@ -55,16 +55,6 @@ def test_values_and_arguments_pass() -> None:
     assert record(lambda: 4, ErrorHandler())() == 4
 
 
-def test_an_exception_is_written_and_goes_on(own: Path) -> None:
-    with pytest.raises(ValueError, match="boom"):
-        _failing(ValueError("boom ü"))
-    message = json.loads(own.read_text())["message"]
-    assert message["message"] == "ValueError: boom ü"
-    assert message["extraInfo"]["py_callstack"].startswith("Traceback (most recent call last):\n")
-    assert message["extraInfo"]["py_callstack"].endswith("\nValueError: boom ü\n")
-    assert int(message["extraInfo"]["timestamp"]) > 1_000_000_000
-
-
 @pytest.mark.parametrize("value", [None, ""])
 def test_without_a_place_nothing_is_written(value: str | None, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if value is None:
@@ -73,17 +63,6 @@ def test_without_a_place_nothing_is_written(value: str | None, own: Path, monkey
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", value)
     with pytest.raises(ValueError, match="boom"):
         _failing(ValueError("boom"))
-    assert not own.exists()
-
-
-def test_exit_with_code_0_is_swallowed_and_other_exits_are_not(own: Path) -> None:
-    _failing(SystemExit(0))
-    for code in (None, 3, "text"):
-        with pytest.raises(SystemExit) as caught:
-            _failing(SystemExit(code))
-        assert caught.value.code == code
-    with pytest.raises(KeyboardInterrupt):
-        _failing(KeyboardInterrupt())
     assert not own.exists()
 
 
@@ -111,16 +90,6 @@ def test_a_handler_of_ones_own_is_used(own: Path) -> None:
         main()
     assert not own.exists()
     assert Path(f"{own}.elsewhere").exists()
-
-
-def test_a_child_s_error_file_is_passed_on_with_its_exit_code(own: Path, tmp_path: Path) -> None:
-    child = str(tmp_path / "child.json")
-    write_error_file(child, error_data("ValueError: inner", "Traceback\n", 12.0))
-    with pytest.raises(ChildFailedError):
-        _failing(ChildFailedError("x", {0: ProcessFailure(0, 1, 7, child)}))
-    expected = error_data("ValueError: inner", "Traceback\n", 12.0)
-    assert isinstance(expected["message"], dict)
-    assert json.loads(own.read_text()) == {"message": {**expected["message"], "errorCode": 7}}
 
 
 def test_without_a_child_s_file_the_cause_is_written(own: Path) -> None:

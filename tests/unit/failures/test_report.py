@@ -148,13 +148,6 @@ def test_without_words_the_message_stands_for_the_traceback() -> None:
     assert "  traceback : it exited with code 3 and wrote nothing to standard error\n" in silent
 
 
-def test_bars_are_as_wide_as_the_text_up_to_sixty() -> None:
-    failure = ProcessFailure(0, 1, 1, "", last_lines=b"", noticed_at=1.0)
-    narrow = ChildFailedError("x", {}, Cause(0, 0, "h", 1, 1, "m", "", 1.0, ""))
-    assert str(narrow).split("\n")[1] == "=" * len(f"  time      : {_time(1)}")
-    assert str(ChildFailedError("x" * 80, {0: failure})).split("\n")[1] == "=" * 60
-
-
 def test_a_report_needs_something_to_report() -> None:
     with pytest.raises(AssertionError):
         ChildFailedError("x", {})
@@ -165,11 +158,6 @@ def test_a_reason_stands_before_the_worker_s_words_also_where_these_are_a_traceb
     failure.set_reason("it ended before its time")
     text = str(ChildFailedError("x", {0: failure}))
     assert "  traceback : it ended before its time; the last lines of standard error:\n  Traceback (most" in text
-
-
-def test_a_traceback_above_a_death_by_signal_does_not_hide_the_signal() -> None:
-    text = str(ChildFailedError("x", {0: _failure(0, -9, 1.0, f"{TRACE}\n".encode())}))
-    assert "  traceback : Signal 9 (SIGKILL) received by PID 100; the last lines of standard error:\n" in text
 
 
 class Unprintable:

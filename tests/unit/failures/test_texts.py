@@ -74,40 +74,44 @@ def test_no_bytes_are_an_exception(data: bytes) -> None:
     assert not any("\r" in line or "\n" in line for line in lines)
 
 
+THREAD = "import threading\nt = threading.Thread(target=lambda: 1/0); t.start(); t.join()\n"
+
+
 @pytest.mark.process
-def test_the_last_of_several_counts() -> None:
-    code = (
-        "import traceback\ntry: 1/0\nexcept ZeroDivisionError: traceback.print_exc()\nprint()\nraise ValueError('last')"
-    )
+@pytest.mark.parametrize(
+    ("code", "line", "kept", "left_out"),
+    [
+        (
+            "import traceback\ntry: 1/0\nexcept ZeroDivisionError: traceback.print_exc()\nraise ValueError('last')",
+            *("ValueError: last", "ValueError: last", "ZeroDivisionError"),
+        ),
+        (
+            "class A:\n  def __del__(self): raise KeyError('noise')\na = A()\nraise ValueError('cause')",
+            *("ValueError: cause", "ValueError: cause", "noise"),
+        ),
+        (THREAD, *("ZeroDivisionError: division by zero", "ZeroDivisionError", "ValueError")),
+        (
+            f"import atexit\natexit.register(exec, {THREAD!r})\nraise ValueError('cause')",
+            *("ValueError: cause", "ValueError: cause", "ZeroDivisionError"),
+        ),
+        (
+            "raise ExceptionGroup('several', [ValueError('one'), KeyError('two')])",
+            *("ExceptionGroup: several (2 sub-exceptions)", "KeyError: 'two'", "[...]"),
+        ),
+    ],
+    ids=[
+        "the last of several",
+        "one at exit is ignored",
+        "a thread's",
+        "a thread's and a better one",
+        "a group is whole",
+    ],
+)
+def test_which_exception_counts(code: str, line: str, kept: str, left_out: str) -> None:
     found = last_traceback(clean_lines(_stderr_of(code)))
-    assert exception_line(found) == "ValueError: last"
-    assert "ZeroDivisionError" not in found
-
-
-@pytest.mark.process
-def test_an_ignored_exception_at_exit_does_not_hide_the_cause() -> None:
-    code = "class A:\n  def __del__(self): raise KeyError('noise')\na = A()\nraise ValueError('cause')"
-    stderr = _stderr_of(code)
-    assert b"noise" in stderr
-    assert exception_line(last_traceback(clean_lines(stderr))) == "ValueError: cause"
-
-
-@pytest.mark.process
-def test_a_thread_s_exception_counts_only_without_a_better_one() -> None:
-    thread = "import threading, time\nt = threading.Thread(target=lambda: 1/0); t.start(); t.join()\n"
-    assert exception_line(last_traceback(clean_lines(_stderr_of(thread)))) == "ZeroDivisionError: division by zero"
-    both = clean_lines(_stderr_of(f"import atexit\natexit.register(exec, {thread!r})\nraise ValueError('cause')"))
-    assert exception_line(last_traceback(both)) == "ValueError: cause"
-
-
-@pytest.mark.process
-def test_exception_groups_are_kept_whole() -> None:
-    found = last_traceback(
-        clean_lines(_stderr_of("raise ExceptionGroup('several', [ValueError('one'), KeyError('two')])"))
-    )
-    assert "ValueError: one" in found
-    assert "KeyError: 'two'" in found
-    assert exception_line(found) == "ExceptionGroup: several (2 sub-exceptions)"
+    assert exception_line(found) == line
+    assert kept in found
+    assert left_out not in found
 
 
 def test_a_marked_message_goes_on_behind_a_blank_line() -> None:

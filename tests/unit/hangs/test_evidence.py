@@ -37,27 +37,7 @@ from rallypoint.observe.hangs.understand import groups_of
 from rallypoint.workers.context import SubprocessContext
 from rallypoint.workers.logs.specs import DefaultLogsSpecs
 from rallypoint.workers.preload.forkable import untracked_read
-from tests.stopped import until_stopped
 from tests.unit.agent.test_incident import node_of
-
-SLEEPS = """
-import sys, time
-
-def load():
-    print("up", flush=True); time.sleep(600)
-
-load()
-"""
-IN_THE_KERNEL = """
-import os, sys
-
-def start():  # by a vfork: its parent waits until the child has opened what nobody writes
-    to_open = [(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)]
-    print("up", flush=True); os.posix_spawn("/bin/true", ["true"], {}, file_actions=to_open)
-
-start()
-"""
-
 
 WAITS_FOR_A_CHILD = """
 import multiprocessing, time
@@ -96,55 +76,40 @@ def started(folder: Path, code: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.process
-def test_each_state_is_told_and_all_of_it_is_kept(tmp_path: Path) -> None:
-    pipe, folder = tmp_path / "held", tmp_path / "attempt_0"
-    os.mkfifo(pipe)
-    asleep, stopped = started(tmp_path, SLEEPS), started(tmp_path, SLEEPS)
-    held, parent = started(tmp_path, IN_THE_KERNEL, str(pipe)), started(tmp_path, WAITS_FOR_A_CHILD)
+def test_what_no_job_shows_is_told_and_all_of_it_is_kept(tmp_path: Path) -> None:
+    """Whoever sleeps, is stopped or in the kernel is in tests/jobs/test_hangs.py."""
+    folder = tmp_path / "attempt_0"
+    parent = started(tmp_path, WAITS_FOR_A_CHILD)
     ended = subprocess.Popen(["/bin/true"])
     try:
-        stopped.send_signal(signal.SIGSTOP)
-        until_stopped(stopped.pid)
-        until(lambda: any(each.parent == held.pid for each in process_table().values()))
-        until(lambda: read_proc_state(held.pid) == "D")
         until(lambda: "join (" in stacks_of_workers({0: parent.pid})[0].text)
         until(lambda: read_proc_state(ended.pid) == "Z")
-        pids = [asleep.pid, stopped.pid, held.pid, ended.pid]
-        workers = [ExaminedWorker(rank, pid) for rank, pid in enumerate(pids)]
-        workers += [ExaminedWorker(4, 2**22 + 7), ExaminedWorker(5, 0, 3), ExaminedWorker(6, parent.pid)]
-        node = ExaminedNode("n1", tuple(workers), str(folder))
+        workers = (ExaminedWorker(0, parent.pid), ExaminedWorker(1, ended.pid), ExaminedWorker(2, 2**22 + 7))
+        node = ExaminedNode("n1", (*workers, ExaminedWorker(3, 0, 3)), str(folder))
         found = as_sent(node)
         again = as_sent(node)
     finally:
-        with pipe.open("w"):
-            held.wait(60)
         for pid in [pid for pid, each in process_table().items() if each.parent == parent.pid]:
             os.kill(pid, signal.SIGKILL)
-        for each in (asleep, stopped, held, ended, parent):
+        for each in (ended, parent):
             each.kill()
             each.wait()
             if each.stdout is not None:
                 each.stdout.close()
     names = {each.ranks: each.found.headline for each in groups_of(found.ranks)}
-    assert names[0,] == "load, train.py:5"
-    assert names[1,] == "stopped by a signal, load, train.py:5"
-    assert names[2,].startswith("in uninterruptible sleep")
-    assert names[2,].endswith("start, train.py:6")
-    assert names[3,].startswith("a zombie")
-    assert names[4,].startswith("gone")
-    assert names[5,] == "ended with exit code 3"
-    assert names[6,] == "join, train.py:11"
-    (child,) = found.ranks[6].children
+    assert names[0,] == "join, train.py:11"
+    assert names[1,].startswith("a zombie")
+    assert names[2,].startswith("gone")
+    assert names[3,] == "ended with exit code 3"
+    (child,) = found.ranks[0].children
     assert child.frames[0].function == "read"
-    assert not any(each.children for each in found.ranks[:6])
-    assert [each.frames[0].function for each in found.ranks[:3]] == ["load", "load", "start"]
+    assert not any(each.children for each in found.ranks[1:])
     kept = Path(found.kept)
     assert kept == folder / "hang.0.txt"
     assert Path(again.kept) == folder / "hang.1.txt"
     text = kept.read_text()
-    assert "== rank 2: in uninterruptible sleep" in text
-    assert "== rank 5: ended with exit code 3" in text
-    assert f"load ({tmp_path}/train.py:5)" in text
+    assert "== rank 3: ended with exit code 3" in text
+    assert f"read ({tmp_path}/train.py:5)" in text
     assert "-- process " in text
     assert "    1 process below: read, train.py:5" in report_lines([found])
     assert report_lines([found])[-1] == f"  all of it: {kept} on n1"
@@ -183,10 +148,8 @@ def test_a_process_that_may_not_be_read_is_told_with_what_to_do(tmp_path: Path) 
         target.stdout.close()
     assert told[0].startswith("  2 ranks (0-1): sleeping")
     (why,) = [line for line in told if "no Python stacks" in line]
-    assert why == (
-        "  no Python stacks of 2 ranks (0-1) on n1: the kernel does not permit to read the process; give the agent "
-        "CAP_SYS_PTRACE, or set kernel.yama.ptrace_scope=0"
-    )
+    assert "of 2 ranks (0-1) on n1: " in why
+    assert "CAP_SYS_PTRACE" in why
 
 
 @pytest.mark.process

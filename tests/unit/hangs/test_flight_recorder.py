@@ -153,13 +153,6 @@ def test_many_groups_are_a_few_lines() -> None:
     assert lines[-1] == "and 18 more such lines"
 
 
-class Reduced:
-    """What runs a program when it is unpickled."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, ("touch /tmp/must-not-be",)
-
-
 @pytest.mark.process
 def test_a_pickle_is_read_by_a_child_with_limits_that_runs_nothing(tmp_path: Path) -> None:
     made = tmp_path / "made"

@@ -6,20 +6,11 @@ import math
 import time
 
 from rallypoint.observe.health.check import ProgressProbe
-
-
-class HandClock:
-    """A clock that is moved by hand."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
+from tests.unit.clocks import HandClock
 
 
 def test_an_agent_that_sleeps_for_ever_is_well() -> None:
-    clock = HandClock()
+    clock = HandClock(100.0)
     probe = ProgressProbe(clock)
     probe.going_to_sleep(math.inf, {"state": "HEALTHY"})
     clock.now += 1e6
@@ -29,7 +20,7 @@ def test_an_agent_that_sleeps_for_ever_is_well() -> None:
 
 
 def test_an_agent_that_is_at_something_stands_still_since_it_woke() -> None:
-    clock = HandClock()
+    clock = HandClock(100.0)
     probe = ProgressProbe(clock)
     probe.going_to_sleep(math.inf, {"state": "HEALTHY"})
     clock.now += 50
@@ -42,7 +33,7 @@ def test_an_agent_that_is_at_something_stands_still_since_it_woke() -> None:
 
 
 def test_an_agent_that_oversleeps_stands_still_since_it_should_have_woken() -> None:
-    clock = HandClock()
+    clock = HandClock(100.0)
     probe = ProgressProbe(clock)
     probe.going_to_sleep(clock.now + 10, {})
     clock.now += 9
@@ -52,7 +43,7 @@ def test_an_agent_that_oversleeps_stands_still_since_it_should_have_woken() -> N
 
 
 def test_before_the_first_sleep_it_counts_as_awake() -> None:
-    clock = HandClock()
+    clock = HandClock(100.0)
     probe = ProgressProbe(clock)
     clock.now += 2
     assert probe.age() == 2.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import logging
 import os
 import socket
 import struct
@@ -17,7 +16,7 @@ import pytest
 
 from rallypoint.base import http_server
 from rallypoint.base.loop import LoopThread
-from rallypoint.observe.health.check import HealthCheckServer, ProgressProbe, create_healthcheck_server, requested_port
+from rallypoint.observe.health.check import HealthCheckServer, ProgressProbe, requested_port
 
 TIMEOUT = 120.0
 
@@ -72,22 +71,6 @@ def sent_back(port: int, data: bytes) -> bytes:
         return b"".join(iter(lambda: sock.recv(65536), b""))
 
 
-def test_probes_are_answered(loop: LoopThread) -> None:
-    with serving_on(loop) as port:
-        code, body = get(port, "/healthz")
-        assert (code, json.loads(body)["healthy"]) == (200, True)
-        code, body = get(port, "/status")
-        assert (code, json.loads(body)["state"]) == (200, "HEALTHY")
-        assert get(port, "/healthz", "HEAD") == (200, b"")
-        assert [get(port, "/")[0], get(port, "/healthz", "POST")[0]] == [404, 405]
-
-
-def test_an_old_progress_is_503(loop: LoopThread) -> None:
-    with serving_on(loop, lambda: time.time() - 61) as port:
-        assert get(port, "/healthz")[0] == 503
-        assert get(port, "/status")[0] == 200
-
-
 def test_a_callback_that_fails_is_503_with_the_reason(loop: LoopThread) -> None:
     def broken() -> float:
         raise OSError("no watchdog")
@@ -108,17 +91,6 @@ def test_it_can_be_started_again_and_a_second_start_does_nothing(loop: LoopThrea
         assert get(port, "/healthz")[0] == 200
         server.stop()
         assert server.port == 0
-
-
-def test_a_port_that_is_taken_is_one_warning(loop: LoopThread, caplog: pytest.LogCaptureFixture) -> None:
-    with serving_on(loop) as port:
-        second = HealthCheckServer(time.time, port, 60, loop=loop)
-        second.start()
-        second.stop()
-        assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
-            f"there is no health check: port {port} cannot be listened on ([Errno 98] Address already in use)"
-        ]
-        assert get(port, "/healthz")[0] == 200
 
 
 def test_probes_are_answered_while_the_agents_thread_is_busy(loop: LoopThread) -> None:
@@ -229,16 +201,6 @@ def test_a_loop_that_is_stuck_does_not_hold_up_the_agent(
 def test_the_port_of_the_environment(text: str, port: int | None, caplog: pytest.LogCaptureFixture) -> None:
     assert requested_port({"TORCHELASTIC_HEALTH_CHECK_PORT": text}) == port
     assert (repr(text) in caplog.text) == (port is None and text != "")
-
-
-def test_no_port_no_server() -> None:
-    assert requested_port({}) is None
-
-
-def test_the_factory_starts_nothing() -> None:
-    server = create_healthcheck_server(time.time, 12345, 60)
-    assert (server.port, server.alive_callback) == (12345, time.time)
-    server.stop()
 
 
 @pytest.mark.process

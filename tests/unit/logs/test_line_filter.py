@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,6 @@ from hypothesis import strategies as st
 
 from rallypoint.workers.logs import line_filter as line_filter_module
 from rallypoint.workers.logs.line_filter import LineFilter
-from rallypoint.workers.logs.outputs import Outputs
-from rallypoint.workers.logs.specs import LogsDest
 from rallypoint.workers.logs.tail import Tail
 from tests.effort import examples
 
@@ -67,28 +64,3 @@ def test_a_full_disk_costs_the_file_and_a_warning(caplog: pytest.LogCaptureFixtu
         (logging.WARNING, True)
     ]
     line_filter.close()
-
-
-def test_all_workers_share_the_file_of_a_stream(tmp_path: Path) -> None:
-    paths = {rank: str(tmp_path / f"out{rank}") for rank in range(2)}
-    dest = LogsDest(paths, {}, paths, {}, {}, str(tmp_path / "kept"), str(tmp_path / "nothing"))
-    console = os.open(os.devnull, os.O_WRONLY)
-    prefixes = {0: "[0]:", 1: "[1]:"}
-    outputs = Outputs(dest, range(2), prefixes, console, console, stdout_filters=["a"], stderr_filters=["a"])
-    for rank in range(2):
-        stdout, _ = outputs.stdio(rank)
-        assert stdout is not None
-        os.write(stdout, b"a %d\nb\nlast a" % rank)
-        outputs.started(rank)
-    outputs.close()
-    os.close(console)
-    kept = (tmp_path / "kept").read_bytes().splitlines()
-    assert sorted(kept) == [b"[0]:a 0", b"[0]:last a", b"[1]:a 1", b"[1]:last a"]
-    assert (tmp_path / "nothing").read_bytes() == b""
-
-
-def test_without_texts_there_is_no_file(tmp_path: Path) -> None:
-    dest = LogsDest({0: str(tmp_path / "out")}, {}, {}, {}, {}, str(tmp_path / "kept"), str(tmp_path / "nothing"))
-    outputs = Outputs(dest, range(1), {}, stdout_filters=[], stderr_filters=None)
-    outputs.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]

@@ -78,10 +78,13 @@ def err() -> Iterator[Console]:
     console.end()
 
 
-def _start(outputs: Outputs, rank: int, code: str, *arguments: str) -> subprocess.Popen[bytes]:
+def _start(
+    outputs: Outputs, rank: int, code: str, *arguments: str, stdin: int | None = None
+) -> subprocess.Popen[bytes]:
     stdout, stderr = outputs.stdio(rank)
+    command = [sys.executable, "-S", "-u", "-c", code, *arguments]
     try:
-        return subprocess.Popen([sys.executable, "-S", "-u", "-c", code, *arguments], stdout=stdout, stderr=stderr)
+        return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr)
     finally:
         outputs.started(rank)
 
@@ -105,43 +108,14 @@ def _garbage() -> bytes:
     return b"".join(hashlib.sha256(bytes([i, j])).digest() for i in range(100) for j in range(100))
 
 
-def test_standard_error_passes_through_unchanged(out: Console, err: Console) -> None:
-    outputs = Outputs(LogsDest(), range(1), {}, stdout=out.fd, stderr=err.fd)
-    assert outputs.stdio(0)[0] is None
-    worker = _start(outputs, 0, GARBAGE + "sys.stderr.buffer.write(data); os._exit(3)")
-    assert worker.wait(DEADLINE) == 3
-    assert outputs.last_lines(0) == _garbage()[-64 * 1024 :]
-    outputs.close()
-    assert _digest(err.end()) == _digest(_garbage())
-    assert out.end() == b""
-
-
 def test_a_prompt_without_newline_appears_while_the_worker_waits(out: Console, err: Console) -> None:
     outputs = Outputs(LogsDest(), range(1), {}, stdout=out.fd, stderr=err.fd)
-    stdout, stderr = outputs.stdio(0)
     code = "import sys; sys.stderr.write('name? '); sys.stderr.flush(); sys.stderr.write(sys.stdin.read())"
-    command = [sys.executable, "-S", "-c", code]
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr)
-    outputs.started(0)
+    worker = _start(outputs, 0, code, stdin=subprocess.PIPE)
     err.wait_for(lambda got: got == b"name? ")
     worker.communicate(b"x\n", DEADLINE)
     outputs.close()
     assert err.end() == b"name? x\n"
-
-
-def test_the_last_bytes_before_a_crash_are_known_at_once(out: Console, err: Console) -> None:
-    outputs = Outputs(LogsDest(), range(1), {}, stdout=out.fd, stderr=err.fd)
-    for number in range(20):
-        code = "import os, signal, sys; os.write(2, sys.argv[1].encode()); os.kill(os.getpid(), signal.SIGKILL)"
-        outputs.close()
-        outputs = Outputs(LogsDest(), range(1), {}, stdout=out.fd, stderr=err.fd)
-        worker = _start(outputs, 0, code, f"last words {number}\n")
-        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
-        assert outputs.last_lines(0) == f"last words {number}\n".encode()
-        worker.wait(DEADLINE)
-    outputs.close()
-    assert outputs.last_lines(0) == b"last words 19\n"
-    assert err.end() == b"".join(b"last words %d\n" % number for number in range(20))
 
 
 @pytest.mark.parametrize("redirected_only", [True, False])
@@ -233,81 +207,16 @@ def test_when_a_worker_has_last_written_is_known_of_files_and_of_what_passes_thr
     err.end()
 
 
-def test_teed_bytes_are_carried_whatever_they_are(tmp_path: Path, out: Console, err: Console) -> None:
-    files = _files(tmp_path, 1)
-    outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), range(1), {0: "[ü0]:"}, stdout=out.fd, stderr=err.fd)
-    _start(outputs, 0, GARBAGE + "sys.stdout.buffer.write(data)").wait(DEADLINE)
-    outputs.close()
-    assert _digest((tmp_path / "0.log").read_bytes()) == _digest(_garbage())
-    lines = out.end().removesuffix(b"\n").split(b"\n")
-    assert all(line.startswith("[ü0]:".encode()) for line in lines)
-    assert _digest(b"\n".join(line.removeprefix("[ü0]:".encode()) for line in lines)) == _digest(_garbage())
-
-
-def test_teed_lines_appear_while_the_worker_runs(tmp_path: Path, out: Console, err: Console) -> None:
-    files = _files(tmp_path, 1)
-    outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), range(1), {0: "[0]:"}, stdout=out.fd, stderr=err.fd)
-    stdout, stderr = outputs.stdio(0)
-    command = [sys.executable, "-S", "-u", "-c", "print('ready'); input(); print('done')"]
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr)
-    outputs.started(0)
-    out.wait_for(lambda got: got == b"[0]:ready\n")
-    worker.communicate(b"\n", DEADLINE)
-    out.wait_for(lambda got: got == b"[0]:ready\n[0]:done\n")
-    outputs.close()
-
-
 def test_a_teed_progress_bar_is_seen_before_it_ends(tmp_path: Path, out: Console, err: Console) -> None:
     files = _files(tmp_path, 1)
     outputs = Outputs(LogsDest(stderrs=files, tee_stderrs=files), range(1), {0: "[0]:"}, stdout=out.fd, stderr=err.fd)
-    stdout, stderr = outputs.stdio(0)
-    command = [
-        sys.executable,
-        "-S",
-        "-u",
-        "-c",
-        "import os; os.write(2, b'\\r10%\\r20%'); input(); os.write(2, b'\\n')",
-    ]
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr)
-    outputs.started(0)
+    worker = _start(
+        outputs, 0, "import os; os.write(2, b'\\r10%\\r20%'); input(); os.write(2, b'\\n')", stdin=subprocess.PIPE
+    )
     err.wait_for(lambda got: got == b"[0]:\r10%\r\n")
     worker.communicate(b"\n", DEADLINE)
     outputs.close()
     assert err.end() == b"[0]:\r10%\r\n[0]:20%\n"
-
-
-def test_a_line_of_ten_megabytes_arrives_whole_between_others(tmp_path: Path, out: Console, err: Console) -> None:
-    files = _files(tmp_path, 2)
-    outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), range(2), {0: "[0]:", 1: "[1]:"}, out.fd, err.fd)
-    long = (
-        "import sys; w = sys.stdout.buffer; [w.write(b'x' * 100_000) for _ in range(100)]; w.write(b'\\n'); w.flush()"
-    )
-    workers = [
-        _start(outputs, 0, long),
-        _start(outputs, 1, "for number in range(20_000): print(number)"),
-    ]
-    for worker in workers:
-        worker.wait(DEADLINE)
-    outputs.close()
-    lines = out.end().split(b"\n")
-    assert lines.pop() == b""
-    assert [line for line in lines if not line.startswith(b"[1]:")] == [b"[0]:" + b"x" * 10_000_000]
-    assert [line for line in lines if line.startswith(b"[1]:")] == [b"[1]:%d" % number for number in range(20_000)]
-
-
-FLOOD = """
-import os, sys
-block = b"".join(sys.argv[1].encode() * 60 + b"%08d\\n" % number for number in range(1000))
-for _ in range(50_000_000 // len(block)):
-    at = 0
-    while at < len(block):
-        at += os.write({fd}, block[at:])
-"""
-
-
-def _flood(name: bytes) -> bytes:
-    block = b"".join(name * 60 + b"%08d\n" % number for number in range(1000))
-    return block * (50_000_000 // len(block))
 
 
 @pytest.fixture
@@ -315,29 +224,6 @@ def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is, nobody loses the console in the middle of a line."""
     monkeypatch.setattr(console_module, "MAX_SILENCE", 10 * DEADLINE)
     monkeypatch.setattr(console_module, "MAX_WAIT", 10 * DEADLINE)
-
-
-@pytest.mark.usefixtures("no_grace")
-@pytest.mark.parametrize("teed", [True, False])
-def test_two_floods_lose_nothing_and_mix_no_line(tmp_path: Path, teed: bool) -> None:
-    shown = tmp_path / "shown"
-    files = _files(tmp_path, 2) if teed else {}
-    prefixes = {0: "[0]:", 1: "[1]:"} if teed else {0: "", 1: ""}
-    with shown.open("wb") as console:
-        outputs = Outputs(LogsDest(stderrs=files, tee_stderrs=files), range(2), prefixes, 1, console.fileno())
-        workers = [_start(outputs, rank, FLOOD.format(fd=2), name) for rank, name in enumerate("ab")]
-        for worker in workers:
-            assert worker.wait(DEADLINE) == 0
-        outputs.close()
-    split: dict[bytes, list[bytes]] = {b"a": [], b"b": []}
-    with shown.open("rb") as lines:
-        for line in lines:
-            bare = line[4:] if teed else line
-            assert len(bare) == 69
-            assert set(bare[:60]) == {bare[0]}
-            split[bare[:1]].append(bare)
-    for name, found in split.items():
-        assert _digest(b"".join(found)) == _digest(_flood(name))
 
 
 def test_a_grandchild_that_holds_the_pipe_does_not_hold_us(out: Console, err: Console) -> None:
@@ -482,19 +368,6 @@ def test_who_writes_where_nobody_reads_any_more_meets_that_as_without_us(already
     outputs.close()
 
 
-def test_a_console_that_nobody_reads_costs_a_teed_worker_nothing(tmp_path: Path) -> None:
-    """It writes to its file."""
-    reading, writing = os.pipe()
-    files = _files(tmp_path, 1)
-    outputs = Outputs(LogsDest(stderrs=files, tee_stderrs=files), range(1), {}, stdout=writing, stderr=writing)
-    os.close(reading)
-    os.close(writing)
-    worker = _start(outputs, 0, GARBAGE + "[sys.stderr.buffer.write(data) for _ in range(20)]; os._exit(0)")
-    assert worker.wait(DEADLINE) == 0
-    assert outputs.last_lines(0) == _garbage()[-64 * 1024 :]
-    outputs.close()
-
-
 def test_a_full_disk_behind_the_console_costs_its_bytes_only() -> None:
     with open("/dev/full", "wb", buffering=0) as full:
         outputs = Outputs(LogsDest(), range(1), {}, stdout=full.fileno(), stderr=full.fileno())
@@ -586,10 +459,7 @@ def test_everything_is_given_back(tmp_path: Path, out: Console, err: Console) ->
 def test_the_thread_sleeps_while_nothing_is_written(tmp_path: Path, out: Console, err: Console) -> None:
     files = _files(tmp_path, 1)
     outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), range(1), {0: "[0]:"}, stdout=out.fd, stderr=err.fd)
-    stdout, stderr = outputs.stdio(0)
-    command = [sys.executable, "-S", "-u", "-c", "print('ready'); input()"]
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr)
-    outputs.started(0)
+    worker = _start(outputs, 0, "print('ready'); input()", stdin=subprocess.PIPE)
     out.wait_for(lambda got: got == b"[0]:ready\n")
     thread = next(each for each in threading.enumerate() if each.name == "rallypoint-output")
     end = time.monotonic() + DEADLINE
@@ -612,10 +482,8 @@ def _wakeups(thread: threading.Thread) -> int:
 def test_both_streams_on_one_console_share_the_scheduler(tmp_path: Path, out: Console) -> None:
     files = {1: str(tmp_path / "1")}
     outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), range(2), {1: "[1]:"}, stdout=out.fd, stderr=out.fd)
-    stdout, stderr = outputs.stdio(0)
     code = "import os; os.write(2, b'half '); input(); os.write(2, b'line\\n')"
-    first = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=stdout, stderr=stderr)
-    outputs.started(0)
+    first = _start(outputs, 0, code, stdin=subprocess.PIPE)
     out.wait_for(lambda got: got == b"half ")
     _start(outputs, 1, "print('whole')").wait(DEADLINE)
     first.communicate(b"\n", DEADLINE)
@@ -688,19 +556,3 @@ def test_a_file_that_cannot_be_read_costs_its_own_output_only(tmp_path: Path, ou
     out.wait_for(lambda got: got == b"[0]:one\n")
     pump.stop()
     assert pump.join(DEADLINE)
-
-
-def test_what_is_not_used_is_not_imported() -> None:
-    code = """
-import sys
-from rallypoint.workers.logs.outputs import Outputs
-from rallypoint.workers.logs.specs import DefaultLogsSpecs
-envs = {0: {}, 1: {}}
-specs = DefaultLogsSpecs()
-Outputs(specs.reify(envs), range(2), {}).close()
-specs.clean_up()
-print(*sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    heavy = {"asyncio", "ctypes", "importlib.metadata", "json", "msgspec", "socket", "tempfile", "termios"}
-    assert heavy & set(done.stdout.split()) == set()

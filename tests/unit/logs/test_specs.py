@@ -59,42 +59,6 @@ def test_the_folders_of_one_start(tmp_path: Path) -> None:
     assert specs.root_log_dir == str(tmp_path / "logs")
 
 
-def test_a_later_round_never_takes_an_earlier_ones_folder(tmp_path: Path) -> None:
-    specs = DefaultLogsSpecs(str(tmp_path))
-    attempts = [os.path.dirname(specs.reify(_envs(1, attempt=number)).filtered_stdout) for number in "00100"]
-    assert len({os.path.dirname(attempt) for attempt in attempts}) == 1  # one folder for the run
-    assert [os.path.basename(attempt) for attempt in attempts] == [
-        "attempt_0",
-        "attempt_0.1",
-        "attempt_1",
-        "attempt_0.2",
-        "attempt_0.3",
-    ]
-
-
-def test_two_runs_of_one_id_have_folders_of_their_own(tmp_path: Path) -> None:
-    """As those of two nodes that share a disk; each says which node it is of."""
-    paths = {DefaultLogsSpecs(str(tmp_path)).reify(_envs(1)).error_files[0] for _ in range(2)}
-    assert len(paths) == 2
-    assert all(Path(path).relative_to(tmp_path).parts[0].startswith(f"job_{HOST}_") for path in paths)
-
-
-def test_the_logs_of_a_worker_are_found_by_its_global_rank(tmp_path: Path) -> None:
-    specs = DefaultLogsSpecs(str(tmp_path), redirects={1: Std.OUT})
-    for starts in range(2):
-        envs = _envs(2)
-        for rank, env in envs.items():
-            env["RANK"] = str(4 + rank + starts)  # a change of membership gives others
-        Path(specs.reify(envs).stdouts[1]).write_text(f"start {starts}")
-    (run,) = tmp_path.iterdir()
-    links = {path.name: (os.readlink(path), (path / "stdout.log").read_text()) for path in run.glob("rank_*")}
-    assert links == {
-        "rank_5_attempt_0": ("attempt_0/1", "start 0"),
-        "rank_6_attempt_0.1": ("attempt_0.1/1", "start 1"),
-    }
-    assert len(list(tmp_path.glob("*/attempt_*/*/stdout.log"))) == 2, "each once where torch puts them"
-
-
 def test_what_no_console_shows_is_known(tmp_path: Path) -> None:
     assert DefaultLogsSpecs(str(tmp_path), tee=Std.ALL).reify(_envs(2)).only_in_files == []
     assert DefaultLogsSpecs(str(tmp_path)).reify(_envs(2)).only_in_files == []
@@ -120,13 +84,6 @@ def test_a_run_id_may_be_longer_than_the_name_of_a_folder(tmp_path: Path) -> Non
     (folder,) = tmp_path.iterdir()
     assert folder.name.startswith("ü" * ((200 - len(HOST)) // 2) + f"_{HOST}_")
     assert os.path.isdir(os.path.dirname(envs[0]["TORCHELASTIC_ERROR_FILE"]))
-
-
-def test_a_relative_folder_stays_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    envs = _envs(1)
-    DefaultLogsSpecs("logs").reify(envs)
-    assert envs[0]["TORCHELASTIC_ERROR_FILE"].startswith("logs/job_")
 
 
 def test_without_a_folder_a_temporary_one_is_made_and_tidied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,26 +129,6 @@ def test_tidying_removes_no_file_and_no_folder_of_the_user(tmp_path: Path, monke
     assert not kept.parent.with_name("0").exists()
 
 
-def test_dev_null_means_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    envs = _envs(2)
-    dest = DefaultLogsSpecs("/dev/null", redirects=Std.ALL, tee=Std.ALL).reify(envs)
-    assert dest.stdouts == dest.stderrs == dest.error_files == {0: "", 1: ""}
-    assert dest.tee_stdouts == dest.tee_stderrs == {}
-    assert [env["TORCHELASTIC_ERROR_FILE"] for env in envs.values()] == ["", ""]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_filter_hides_what_would_be_shown_and_keeps_files(tmp_path: Path) -> None:
-    specs = DefaultLogsSpecs(
-        str(tmp_path), redirects={2: Std.OUT}, tee={0: Std.OUT, 1: Std.OUT}, local_ranks_filter={1}
-    )
-    dest = specs.reify(_envs(3))
-    assert [os.path.basename(path) for path in dest.stdouts.values()] == ["stdout.log"] * 3
-    assert set(dest.tee_stdouts) == {1}
-    assert dest.stderrs == {0: "/dev/null", 1: "", 2: "/dev/null"}
-
-
 def test_a_file_as_log_folder_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "taken"
     file.touch()
@@ -199,12 +136,6 @@ def test_a_file_as_log_folder_is_refused(tmp_path: Path) -> None:
         DefaultLogsSpecs(str(file))
     with pytest.raises(UserError, match="cannot be made"):
         DefaultLogsSpecs(str(file / "below")).reify(_envs(1))
-
-
-@pytest.mark.parametrize(("text", "value"), [("0", Std.NONE), ("1", Std.OUT), ("2", Std.ERR), ("3", Std.ALL)])
-def test_one_digit_is_one_value_for_all(text: str, value: Std) -> None:
-    assert Std.from_str(text) == value
-    assert isinstance(Std.from_str(text), Std)
 
 
 def test_pairs_name_local_ranks_and_the_last_one_of_a_rank_counts() -> None:
@@ -241,21 +172,8 @@ HOST = os.uname().nodename
 STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_NODES": "2"}
 
 
-def test_the_default_names_role_and_local_rank() -> None:
-    assert line_prefixes(None, "trainer", {0: 4, 1: 5}) == {0: "[trainer0]:", 1: "[trainer1]:"}
-
-
-def test_a_template_replaces_three_names_and_leaves_others() -> None:
-    template = "[${role_name}|${rank}|${local_rank}|${x}|$] "
-    assert line_prefixes(template, "default", {1: 5}) == {1: "[default|5|1|${x}|$] "}
-
-
 def test_a_template_may_name_host_and_attempt() -> None:
     assert line_prefixes("${host}.${attempt} ", "default", {1: 5}, 3) == {1: f"{os.uname().nodename}.3 "}
-
-
-def test_an_empty_template_is_the_default() -> None:
-    assert line_prefixes("", "default", {0: 0}) == {0: "[default0]:"}
 
 
 @pytest.mark.parametrize(
@@ -280,11 +198,6 @@ def test_the_host_stands_once_before_the_prefix() -> None:
     assert line_prefixes(with_host(None, "n$3: "), "default", {0: 0}) == {0: "n$3: [default0]:"}
     assert line_prefixes(with_host("${rank} ", "n3: "), "default", {0: 7}) == {0: "n3: 7 "}
     assert with_host("${host} ", "n3: ") == "${host} "
-
-
-def test_a_named_folder_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    assert temporary_folder() == str(tmp_path)
 
 
 def test_a_working_directory_that_has_been_deleted_does_no_harm(

@@ -24,15 +24,6 @@ def line(request: FileTimerRequest) -> bytes:
     return request.to_json().encode() + b"\n"
 
 
-def test_the_lines_are_those_of_the_contract() -> None:
-    assert FileTimerRequest(21133, "scope", 123.5, 9).to_json() == (
-        '{"version": 1, "pid": 21133, "scope_id": "scope", "expiration_time": 123.5, "signal": 9}'
-    )
-    assert FileTimerRequest(21133, "scope", -1).to_json() == (
-        '{"version": 1, "pid": 21133, "scope_id": "scope", "expiration_time": -1, "signal": 0}'
-    )
-
-
 def test_what_a_request_holds() -> None:
     request = FileTimerRequest(7, "scope", 2.5, 9)
     assert (request.worker_pid, request.worker_id, request.version) == (7, 7, 1)

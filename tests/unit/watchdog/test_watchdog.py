@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import re
 import signal
 import stat
 import time
@@ -31,7 +29,8 @@ from rallypoint.workers.watchdog.watchdog import (
     monitor_for,
     uninterruptible_timeout,
 )
-from tests.unit.watchdog.waiting import HANGS, HOLDS, TIMEOUT, holder, in_state_d, until
+from tests.unit.clocks import ShiftedClock
+from tests.unit.watchdog.waiting import HANGS, HOLDS, TIMEOUT, holder, until
 
 pytestmark = pytest.mark.process
 
@@ -40,22 +39,12 @@ def ours(_pid: int) -> bool:
     return True
 
 
-class HandClock:
-    """A clock that is moved by hand, or runs with the host's."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def monotonic(self) -> float:
-        return time.monotonic() + self.ahead
-
-
 class Run:
     """A watchdog and what it has reported."""
 
     def __init__(self, path: str, may_kill: Callable[[int], bool], grace: float) -> None:
         self.reported: list[tuple[str, FileTimerRequest | None]] = []
-        self.clock = HandClock()
+        self.clock = ShiftedClock()
         self.wall_ahead = 0.0
         self.watchdog = Watchdog(
             path,
@@ -271,20 +260,6 @@ def test_invalid_lines_in_the_pipe_cost_some_lines_in_the_log(tmp_path: Path, ca
     assert sum("no timer request" in line for line in caplog.messages) == watchdog._MAX_WARNINGS
 
 
-def test_a_client_that_dies_in_the_middle_of_a_line(tmp_path: Path) -> None:
-    half = (
-        "import os, sys\n"
-        'os.write(os.open(sys.argv[1], os.O_WRONLY), b\'{"version": 1, "pid": 12\')\n'
-        "os.kill(os.getpid(), 9)\n"
-    )
-    with running(tmp_path) as run:
-        with holder(half, run.watchdog.path) as dead:
-            assert dead.ends()[0] == -signal.SIGKILL
-        with holder(HANGS, run.watchdog.path, 0.1, 9) as late:
-            run.until(late.ended)
-            assert [each.pid for each in run.expired] == [late.pid]
-
-
 def test_a_flood_holds_nobody_up(tmp_path: Path) -> None:
     """A step takes in what was there when it began, however fast somebody writes, and judges then."""
     flood = (
@@ -387,21 +362,6 @@ def test_the_client_with_too_long_a_name(tmp_path: Path) -> None:
         FileTimerClient(str(tmp_path / "timers")).acquire("s" * 5000, 1.0)
 
 
-def test_what_the_client_writes(tmp_path: Path) -> None:
-    path = str(tmp_path / "timers")
-    os.mkfifo(path)
-    fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-    try:
-        FileTimerClient(path).acquire("scope", 1.25)
-        FileTimerClient(path).release("scope")
-        acquired, released = os.read(fd, 4096).splitlines()
-    finally:
-        os.close(fd)
-    common = {"version": 1, "pid": os.getpid(), "scope_id": "scope"}
-    assert json.loads(acquired) == {**common, "expiration_time": 1.25, "signal": 9}
-    assert json.loads(released) == {**common, "expiration_time": -1, "signal": 0}
-
-
 ON = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
 
 
@@ -445,26 +405,6 @@ def test_how_long_a_worker_may_be_stuck(text: str, seconds: float) -> None:
     assert uninterruptible_timeout({}) == 0
 
 
-def test_a_worker_that_is_late(tmp_path: Path) -> None:
-    monitor = monitor_for(ON, str(tmp_path), run_id="job")
-    assert monitor is not None
-    with holder(HANGS, monitor.files[0], 0.1, 9) as late:
-        monitor.watch([late.pid])
-
-        def ended() -> bool:
-            monitor.step()
-            return late.ended()
-
-        until(monitor, ended)
-        assert re.fullmatch(r"its timer 'scope' of 0\.[01] s ran out", monitor.expiry_reason(late.pid))
-        assert monitor.expiry_reason(1) == ""
-        assert monitor.stuck == {}
-    monitor.close()
-    monitor.close()
-    assert monitor.fds() == []
-    assert os.listdir(tmp_path) == []
-
-
 def test_a_worker_that_is_late_while_it_is_being_stopped(tmp_path: Path) -> None:
     monitor = WorkerMonitor(str(tmp_path / "timers"), 0)
     with holder(HANGS, monitor.files[0], -1, 9) as late:
@@ -476,22 +416,3 @@ def test_a_worker_that_is_late_while_it_is_being_stopped(tmp_path: Path) -> None
         assert monitor.wake_at() == math.inf
         assert monitor.expiry_reason(late.pid) == ""
         monitor.close()
-
-
-def test_a_worker_that_is_stuck(tmp_path: Path) -> None:
-    with in_state_d(tmp_path) as pid:
-        monitor = WorkerMonitor(None, 0.2)
-        assert monitor.environment == {}
-        assert monitor.files == []
-        began = time.monotonic()
-        monitor.watch([pid])
-
-        def found() -> bool:
-            monitor.step()
-            return bool(monitor.stuck)
-
-        until(monitor, found)
-        assert time.monotonic() - began >= 0.2
-        assert monitor.stuck[pid].seconds >= 0.2
-        monitor.close()
-        assert monitor.wake_at() == math.inf

@@ -57,16 +57,9 @@ class Rounds:
         return SubprocessContext("group", "sh", args, envs, self.specs, prefixes, self.reaper, ProcessOptions())
 
     def begin(self, ranks: Mapping[int, int]) -> SubprocessContext:
-        """Begin the next round, with those workers that wait."""
+        """Begin a round of new workers."""
         context = self.make(ranks)
-        previous = self.contexts[-1] if self.contexts else None
-        held = () if previous is None else previous.held
-        new = set(ranks).difference(held)
-        self.channel.remove(new)
-        for local in held:
-            assert previous is not None
-            context.adopt(local, previous.hand_over(local))
-        self.start(context, new)
+        self.start(context, set(ranks))
         return context
 
     def start(self, context: SubprocessContext, new: Collection[int]) -> None:

@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,42 +43,6 @@ def waited(context: PContext) -> RunProcsResult:
     result = context.wait(30)
     assert result is not None
     return result
-
-
-def test_success_of_all(tmp_path: Path) -> None:
-    before = descriptors()
-    with started(tmp_path, "print('zero')", "import sys; print('one', file=sys.stderr)") as context:
-        result = waited(context)
-        assert not result.is_failed()
-        assert result.return_values == {0: None, 1: None}
-        assert Path(result.stdouts[0]).read_text() == "zero\n"
-        assert Path(result.stderrs[1]).read_text() == "one\n"
-        assert context.exit_fds() == []
-    assert descriptors() == before, "nothing is left open"
-
-
-def test_a_worker_finds_what_was_added_to_our_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OURS", "1")
-    monkeypatch.setenv("BOTH", "ours")
-    text = "import os; print(os.environ['OURS'], os.environ['BOTH'], os.environ['OWN'])"
-    envs = {rank: {"BOTH": "added", "OWN": str(rank)} for rank in (0, 1)}
-    with started(tmp_path, text, text, envs=envs) as context:
-        result = waited(context)
-        assert [Path(result.stdouts[rank]).read_text() for rank in (0, 1)] == ["1 added 0\n", "1 added 1\n"]
-
-
-def test_only_who_failed_by_itself_is_a_failure(tmp_path: Path) -> None:
-    with started(tmp_path, "import time; time.sleep(600)", "import sys; sys.exit('last words')") as context:
-        pids = context.pids()
-        result = waited(context)
-        assert set(result.failures) == {1}
-        failure = result.failures[1]
-        assert (failure.exitcode, failure.pid, failure.local_rank) == (1, pids[1], 1)
-        assert b"last words" in failure.last_lines
-        assert not Path(f"/proc/{pids[0]}").exists(), "the other was stopped"
-        again = context.poll()
-        assert again is not None
-        assert set(again.failures) == {1}
 
 
 class EndsWhileWeLook(SubprocessContext):
@@ -207,37 +170,9 @@ def test_a_close_that_is_cut_short_can_be_finished(tmp_path: Path) -> None:
     assert descriptors() == before
 
 
-def test_after_closing_only_who_exited_with_0_has_succeeded(tmp_path: Path) -> None:
-    with started(tmp_path, "", "print('up'); import time; time.sleep(600)") as context:
-        until_said(Path(context.stdouts[1]), "up")
-        watched = context.exit_fds()[0]
-        assert select.select([watched], [], [], 30)[0], "the first ends"
-        assert context.poll() is None
-        assert not context.stopped
-        context.close()
-        result = context.poll()
-        assert result is not None
-        assert result.return_values == {0: None}
-        assert not result.is_failed()
-        assert context.stopped == (1,)
-
-
-def test_a_failure_stays_one_after_closing(tmp_path: Path) -> None:
-    with started(tmp_path, "import sys; sys.exit(3)", "import time; time.sleep(600)") as context:
-        waited(context)
-        assert context.stopped == (1,)
-        again = context.poll()
-        assert again is not None
-        assert again.is_failed()
-        assert again.return_values == {}
-
-
 def until_said(path: Path, word: str) -> None:
     """Wait until a worker has written a word into its file."""
-    deadline = time.monotonic() + 30
-    while word not in path.read_text():
-        assert time.monotonic() < deadline, f"{path} is still without {word!r}"
-        os.sched_yield()
+    assert until(lambda: word in path.read_text()), f"{path} is still without {word!r}"
 
 
 def test_a_reaper_that_is_known_to_be_lost_wakes_whoever_waits(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,12 +23,11 @@ from rallypoint.workers.functions.context import START_METHODS, FunctionContext
 from rallypoint.workers.functions.worker import NothingReturned, Payload
 from rallypoint.workers.logs.specs import DefaultLogsSpecs, Std
 from tests.unit.workers.starting import start_processes
-from tests.unit.workers.test_process import TIMEOUT, guarded
+from tests.unit.workers.test_process import TIMEOUT
 from tests.unit.workers.tracing import until
 
 pytestmark = pytest.mark.process
 
-LARGE = 3_000_000
 
 every_method = pytest.mark.parametrize("method", START_METHODS)
 
@@ -51,10 +49,6 @@ def seen(text: str, number: int) -> dict[str, Any]:
     }
 
 
-def large() -> bytes:
-    return bytes(LARGE)
-
-
 def boom() -> None:
     raise ValueError("boom")
 
@@ -68,14 +62,7 @@ def ends_by(how: str) -> str:
         os._exit(0)
     if how == "SIGKILL":
         os.kill(os.getpid(), signal.SIGKILL)
-    if how.startswith("sys.exit"):
-        sys.exit(int(how[9:-1]))
     return how
-
-
-def sleeps() -> None:
-    os.write(1, b"asleep\n")
-    time.sleep(600)
 
 
 def spawns_and_sleeps() -> None:
@@ -126,11 +113,6 @@ def descriptors() -> set[str]:
     return set(os.listdir("/proc/self/fd"))
 
 
-def until_written(path: str, text: str) -> str:
-    assert until(lambda: text in Path(path).read_text()), f"{path} has no {text!r}"
-    return Path(path).read_text()
-
-
 @every_method
 def test_values_by_rank(tmp_path: Path, method: str) -> None:
     before = descriptors()
@@ -155,12 +137,6 @@ def test_values_by_rank(tmp_path: Path, method: str) -> None:
 
 
 @every_method
-def test_a_large_value(tmp_path: Path, method: str) -> None:
-    with started(tmp_path, method, large, (), ()) as context:
-        assert waited(context).return_values == {0: bytes(LARGE), 1: bytes(LARGE)}
-
-
-@every_method
 @pytest.mark.parametrize(
     ("function", "words"), [(boom, "ValueError: boom"), (unpicklable, "pickle local object 'unpicklable.")]
 )
@@ -180,11 +156,7 @@ def test_an_exception_is_told_with_its_traceback(
 @every_method
 @pytest.mark.parametrize(
     ("how", "exitcode", "words"),
-    [
-        ("sys.exit(3)", 3, ""),
-        ("SIGKILL", -signal.SIGKILL, "SIGKILL"),
-        ("os._exit(0)", 0, "before its function returned"),
-    ],
+    [("SIGKILL", -signal.SIGKILL, "SIGKILL"), ("os._exit(0)", 0, "before its function returned")],
 )
 def test_a_worker_that_dies_before_it_returns(tmp_path: Path, method: str, how: str, exitcode: int, words: str) -> None:
     with started(tmp_path, method, ends_by, (how,)) as context:
@@ -192,14 +164,6 @@ def test_a_worker_that_dies_before_it_returns(tmp_path: Path, method: str, how: 
         assert failure.exitcode == exitcode
         assert words in failure.text
         assert failure.error_file == "<N/A>"
-
-
-@every_method
-def test_an_exit_with_code_0_returns_none(tmp_path: Path, method: str) -> None:
-    with started(tmp_path, method, ends_by, ("sys.exit(0)",)) as context:
-        result = waited(context)
-        assert not result.is_failed()
-        assert result.return_values == {0: None}
 
 
 def test_a_value_that_cannot_be_read_here(tmp_path: Path) -> None:
@@ -239,20 +203,7 @@ def test_what_cannot_be_pickled_can_be_forked(tmp_path: Path) -> None:
 
 def test_an_unknown_start_method(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="start_method='thread' is none; use one of spawn, fork, forkserver"):
-        start_processes(large, {0: ()}, {0: {}}, DefaultLogsSpecs(str(tmp_path)), start_method="thread")
-
-
-@every_method
-def test_a_stop_asks_first(tmp_path: Path, method: str) -> None:
-    with started(tmp_path, method, sleeps, (), ()) as context:
-        for rank in (0, 1):
-            until_written(context.stdouts[rank], "asleep")
-        assert list(context.running) == [0, 1]
-        assert context.wait(0) is None
-        context.close()
-        assert list(context.stopped) == [0, 1]
-        assert not list(context.running)
-        assert context.poll() == RunProcsResult({}, {}, context.stdouts, context.stderrs)
+        start_processes(boom, {0: ()}, {0: {}}, DefaultLogsSpecs(str(tmp_path)), start_method="thread")
 
 
 @every_method
@@ -265,17 +216,6 @@ def test_what_a_worker_has_spawned_goes_with_it(tmp_path: Path, method: str) -> 
         for pid in pids:
             stat = read_stat(pid)
             assert stat is None or stat.state in "ZX", f"{pid} runs"
-
-
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_one_reaper_serves_several_starts(tmp_path: Path, method: str) -> None:
-    with guarded() as reaper:
-        for attempt in range(2):
-            specs = DefaultLogsSpecs(str(tmp_path / str(attempt)))
-            context = start_processes(large, {0: ()}, {0: {}}, specs, start_method=method, reaper=reaper)
-            assert isinstance(context, FunctionContext)
-            assert waited(context).return_values == {0: bytes(LARGE)}
-            context.close()
 
 
 def test_a_forked_worker_that_another_thread_started(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import IO
 
 import pytest
 
+from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.workers.open_writes import (
     DETECTION_TIME,
     LOCK_DETECTION_TIME,
@@ -19,7 +20,7 @@ from rallypoint.workers.open_writes import (
     WriteProgress,
     write_progress,
 )
-from tests.unit.agent.test_notice_directory import HandClock
+from tests.unit.clocks import HandClock
 
 pytestmark = pytest.mark.process
 
@@ -109,7 +110,7 @@ def test_what_is_no_checkpoint_costs_no_time(script: Script, line: str) -> None:
 
 def test_a_file_that_is_open_and_does_not_move_costs_a_moment_only(script: Script) -> None:
     script.does("f = open('index', 'r+' if os.path.exists('index') else 'w'); log = open('log', 'a')")
-    clock = HandClock()
+    clock = HandClock(SYSTEM_CLOCK.monotonic())
     writing = WriteDetector(script.pid, clock)
     assert writing.check()
     script.does("log.write('x' * 1000); log.flush(); f.write('x' * 100); f.flush()")
@@ -120,7 +121,7 @@ def test_a_file_that_is_open_and_does_not_move_costs_a_moment_only(script: Scrip
 
 def test_a_lock_file_that_is_held_costs_less(script: Script) -> None:
     script.does("import fcntl; f = open('lock', 'w'); fcntl.flock(f, fcntl.LOCK_EX)")
-    clock = HandClock()
+    clock = HandClock(SYSTEM_CLOCK.monotonic())
     writing = WriteDetector(script.pid, clock)
     assert writing.check()
     clock.now += LOCK_DETECTION_TIME
@@ -131,7 +132,7 @@ def test_a_lock_file_that_is_held_costs_less(script: Script) -> None:
 
 def test_a_checkpoint_of_several_files_is_waited_for_until_it_is_quiet(script: Script, tmp_path: Path) -> None:
     script.does("f = open('model.pt', 'wb')")
-    clock = HandClock()
+    clock = HandClock(SYSTEM_CLOCK.monotonic())
     writing = WriteDetector(script.pid, clock)
     assert writing.check()
     for _ in range(3):
@@ -157,7 +158,7 @@ def test_a_checkpoint_of_several_files_is_waited_for_until_it_is_quiet(script: S
 
 def test_whoever_says_that_it_saves_is_believed_for_as_long_as_it_says_so(script: Script) -> None:
     script.does("from rallypoint import notices; saving = notices.saving(); saving.__enter__()")
-    clock = HandClock()
+    clock = HandClock(SYSTEM_CLOCK.monotonic())
     writing = WriteDetector(script.pid, clock)
     for _ in range(3):
         clock.now += 60

@@ -14,7 +14,8 @@ import pytest
 from rallypoint.workers.preload import client
 from rallypoint.workers.preload.client import PreloadManager
 from rallypoint.workers.reaper.client import ReaperClient
-from tests.unit.workers.test_preload_manager import Clock, command, forked_with, forks, until
+from tests.unit.clocks import HandClock
+from tests.unit.workers.test_preload_manager import command, forked_with, forks, until
 
 pytestmark = pytest.mark.process
 
@@ -36,9 +37,9 @@ def automatic(
     argv: Sequence[str] = (),
     named: str = "auto",
     progress: Callable[[], bool] = lambda: False,
-) -> Iterator[tuple[PreloadManager, Clock]]:
+) -> Iterator[tuple[PreloadManager, HandClock]]:
     monkeypatch.setenv("PYTHONPATH", str(folder / INSTALLED))
-    environ, clock = {name: value for name, value in os.environ.items() if name != "RANK"}, Clock()
+    environ, clock = {name: value for name, value in os.environ.items() if name != "RANK"}, HandClock()
     found = PreloadManager(
         named.split(","), list(argv) or command(folder), environ, ["RANK"], 2, clock, progress=progress
     )
@@ -91,24 +92,6 @@ def test_it_begins_when_workers_have_run_for_some_time_and_no_start_waits_for_it
     assert told(caplog) == [
         "Preloaded for workers that are started again: dist, dist2; not broken, for it raises ImportError: half of it"
     ]
-
-
-def test_it_begins_at_the_first_progress(
-    reaper: ReaperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    made: list[int] = []
-    with automatic(reaper, tmp_path, monkeypatch, progress=lambda: bool(made)) as (found, _):
-        found.step()
-        assert not begun(found)
-        made.append(1)
-        assert found.start(command(tmp_path), os.environ, None, None, ()) is None
-        assert not begun(found), "what there was before is no progress of those that start"
-        found.step()
-        assert begun(found)
-        until(found, lambda: forks(found))
-        assert found.wake_at() == math.inf
-        assert forked_with(found, tmp_path, "decimal") == [False]
-    assert told(caplog) == ["Preloaded for workers that are started again: nothing but modules of the standard library"]
 
 
 def test_modules_can_be_named_beside_it_and_one_that_is_unforkable_is_left_out(

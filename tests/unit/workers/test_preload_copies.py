@@ -17,7 +17,8 @@ from rallypoint.workers.preload.client import PreloadManager
 from rallypoint.workers.process import WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.stop import Sweep
-from tests.unit.workers.test_preload_manager import Clock, command, copies, preloading, start, until
+from tests.unit.clocks import HandClock
+from tests.unit.workers.test_preload_manager import command, copies, preloading, start, until
 from tests.unit.workers.test_process import TIMEOUT, ends, parent_of
 
 pytestmark = pytest.mark.process
@@ -34,7 +35,7 @@ def ended(pid: int) -> bool:
 
 
 def test_as_many_wait_as_start_at_a_time_and_they_become_the_workers(reaper: ReaperClient, tmp_path: Path) -> None:
-    clock = Clock()
+    clock = HandClock()
     with preloading(reaper, tmp_path, clock=clock) as found:
         waiting = two_wait(found)
         script = "import os, sys\nraise SystemExit(10 + ('decimal' in sys.modules) + (os.getppid() == os.getsid(0)))"
@@ -53,7 +54,7 @@ def test_as_many_wait_as_start_at_a_time_and_they_become_the_workers(reaper: Rea
 
 
 def test_a_start_before_the_next_ones_wait_asks_for_them_at_once(reaper: ReaperClient, tmp_path: Path) -> None:
-    with preloading(reaper, tmp_path, clock=Clock()) as found:
+    with preloading(reaper, tmp_path, clock=HandClock()) as found:
         two_wait(found)
         for _ in range(2):
             found.ensure_zygote(reaper)
@@ -105,22 +106,6 @@ def test_what_is_sent_to_all_processes_while_they_wait_is_not_meant_for_workers(
         process = start(found, reaper, tmp_path, "raise SystemExit(6)")
         assert ends(process) == 6
         process.release()
-
-
-@pytest.mark.parametrize("how", ["closed", "zygote lost"])
-def test_they_end_with_what_they_wait_for(reaper: ReaperClient, tmp_path: Path, how: str) -> None:
-    with preloading(reaper, tmp_path) as found:
-        waiting, zygote = two_wait(found), found.pid
-        fds = [os.pidfd_open(pid) for pid in waiting]
-        assert zygote is not None
-        if how == "closed":
-            found.close()
-        else:
-            os.kill(zygote, signal.SIGKILL)
-            until(found, lambda: found.pid != zygote)
-        assert all(readable(fd, TIMEOUT) for fd in fds)
-        for fd in fds:
-            os.close(fd)
 
 
 def test_the_number_of_one_that_has_ended_tells_nothing_of_a_later_process(

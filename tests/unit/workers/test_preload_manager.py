@@ -18,24 +18,15 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.clock import SYSTEM_CLOCK
-from rallypoint.base.process_table import descendants
 from rallypoint.workers.preload import client
 from rallypoint.workers.preload.client import PreloadManager
 from rallypoint.workers.process import AdoptedProcess, WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.stop import Sweep
+from tests.unit.clocks import HandClock
 from tests.unit.workers.test_process import TIMEOUT, ends, parent_of
 
 pytestmark = pytest.mark.process
-
-
-class Clock:
-    """A clock that a test sets."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 @contextmanager
@@ -43,7 +34,7 @@ def preloading(
     reaper: ReaperClient,
     folder: Path,
     modules: str = "decimal",
-    clock: Clock | None = None,
+    clock: HandClock | None = None,
     ready: bool = True,
     own: Sequence[str] = ("RANK",),
 ) -> Iterator[PreloadManager]:
@@ -84,17 +75,6 @@ def start(found: PreloadManager, reaper: ReaperClient, folder: Path, text: str) 
     started = found.start(argv, os.environ, None, None, ())
     assert started is not None
     return AdoptedProcess(reaper, started)
-
-
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [("", 0), ("import sys; sys.exit(5)", 5), ("import os; os.kill(os.getpid(), 10)", -10), ("1/0", 1)],
-)
-def test_exit_codes_are_learnt_by_the_reaper(reaper: ReaperClient, tmp_path: Path, text: str, code: int) -> None:
-    with preloading(reaper, tmp_path) as found:
-        process = start(found, reaper, tmp_path, text)
-        assert ends(process) == code
-        process.release()
 
 
 def test_a_sweep_spares_the_zygote_and_nothing_else(reaper: ReaperClient, tmp_path: Path) -> None:
@@ -166,22 +146,6 @@ def test_a_worker_with_processors_of_its_own_must_know_how_many_threads(
         assert found.start(command(tmp_path), os.environ, None, None, ours[:1]) is None
         assert "no OMP_NUM_THREADS" in caplog.text
         start(found, reaper, tmp_path, "pass").release()
-
-
-def test_workers_outlive_the_zygote(reaper: ReaperClient, tmp_path: Path) -> None:
-    with preloading(reaper, tmp_path) as found:
-        assert found.pid is not None
-        fifo = tmp_path / "fifo"
-        os.mkfifo(fifo)
-        process = start(found, reaper, tmp_path, f"open({str(fifo)!r}).read()\nraise SystemExit(7)")
-        with open(fifo, "w"):
-            reaper_pid = parent_of(process.pid)
-            zygote = found.pid
-            os.kill(zygote, signal.SIGKILL)
-            until(found, lambda: found.pid != zygote)
-        assert ends(process) == 7
-        assert reaper_pid != zygote
-        process.release()
 
 
 def test_a_dead_one_is_followed_until_three_were_of_no_use(
@@ -294,21 +258,13 @@ def test_one_that_no_worker_can_be_forked_from_is_ended(
     assert "the interpreter reads PYTHONPATH" in caplog.text
 
 
-def test_one_that_never_could_be_is_not_begun(
-    reaper: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with preloading(reaper, tmp_path, own=("CUDA_VISIBLE_DEVICES",)) as found:
-        assert found.pid is None
-    assert "CUDA reads CUDA_VISIBLE_DEVICES, and each worker has its own" in caplog.text
-
-
 def waits(found: PreloadManager) -> bool:
     return found.importing
 
 
 def test_how_long_the_first_start_waits(reaper: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(600)\n")
-    clock = Clock()
+    clock = HandClock()
     with preloading(reaper, tmp_path, "slow", clock, ready=False) as found:
         assert waits(found)
         assert found.wake_at() == client.IMPORT_TIMEOUT
@@ -326,7 +282,7 @@ def test_it_waits_on_while_one_module_after_the_other_is_imported(reaper: Reaper
     (tmp_path / "slow.py").write_text(
         f"open({str(tmp_path / 'fifo')!r}, 'w').write('here')\nimport time\ntime.sleep(600)\n"
     )
-    clock = Clock()
+    clock = HandClock()
     clock.now = 15.0
     with preloading(reaper, tmp_path, "json,slow", clock, ready=False) as found:
         assert found.wake_at() == 15.0 + client.IMPORT_TIMEOUT
@@ -336,18 +292,6 @@ def test_it_waits_on_while_one_module_after_the_other_is_imported(reaper: Reaper
         clock.now = 53.0
         found.step()
         assert waits(found)
-
-
-def test_a_new_reaper_gets_a_zygote_of_its_own(reaper: ReaperClient, tmp_path: Path) -> None:
-    with preloading(reaper, tmp_path) as found:
-        first = found.pid
-        other = ReaperClient()
-        try:
-            found.ensure_zygote(other)
-            assert found.pid != first
-            until(found, lambda: found.start(command(tmp_path), os.environ, None, None, ()) is not None)
-        finally:
-            other.close()
 
 
 def test_arguments_and_descriptors_of_a_worker(
@@ -370,12 +314,6 @@ def test_arguments_and_descriptors_of_a_worker(
         process = AdoptedProcess(reaper, started)
         assert ends(process) == 0
         process.release()
-
-
-def test_who_is_below_but_not_what_is_kept() -> None:
-    parents = {2: 1, 3: 1, 4: 2, 5: 4, 6: 3}
-    assert descendants(1, parents, {2}) == {3, 6}
-    assert descendants(1, parents, {4}) == {2, 3, 6}
 
 
 def test_nothing_of_a_zygote_is_imported_where_none_is_asked_for() -> None:

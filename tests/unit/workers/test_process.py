@@ -6,7 +6,6 @@ import os
 import resource
 import select
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,6 @@ from rallypoint.base.errors import RallypointError, UserError
 from rallypoint.base.process_table import read_stat
 from rallypoint.workers.process import UNKNOWN_EXIT, ChildProcess, WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient, ReaperLost
-from tests.unit.workers.tracing import TRACEABLE, traced, until
 
 pytestmark = pytest.mark.process
 
@@ -83,22 +81,6 @@ def gone(fd: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("", 0),
-        ("import sys; sys.exit(3)", 3),
-        ("import sys; sys.exit(255)", 255),
-        ("import os; os.kill(os.getpid(), 9)", -9),
-        ("import os; os.abort()", -6),
-    ],
-)
-def test_exit_codes(text: str, code: int) -> None:
-    with running(*python(text)) as process:
-        assert ends(process) == code
-        assert process.seen_ended
-
-
 def test_once_it_has_ended_its_number_is_used_for_nothing() -> None:
     with running("true") as process:
         assert ends(process) == 0
@@ -108,21 +90,6 @@ def test_once_it_has_ended_its_number_is_used_for_nothing() -> None:
         process.release()
         process.forward_signal(signal.SIGKILL)
         assert process.poll() == 0
-
-
-def test_a_signal_reaches_the_worker_alone() -> None:
-    read, write = os.pipe()
-    try:
-        text = "trap 'kill -0 $! && echo alone; exit 7' TERM; sleep 600 & echo up; wait"
-        with running("sh", "-c", text, stdout=write) as process:
-            os.close(write)
-            assert os.read(read, 3) == b"up\n"
-            process.signal(signal.SIGTERM)
-            assert ends(process) == 7
-            assert os.read(read, 6) == b"alone\n", "what it has started lives"
-        assert gone(read), "and goes with the reaper"
-    finally:
-        os.close(read)
 
 
 def test_a_session_of_its_own() -> None:
@@ -174,28 +141,6 @@ def test_a_machine_without_descriptors_is_not_the_programs_fault(reaper: ReaperC
     os.close(fd)
 
 
-@pytest.mark.parametrize("how", ["start()", "thread = threading.Thread(target=start); thread.start(); thread.join()"])
-def test_where_exits_are_ignored(how: str) -> None:
-    command = [sys.executable, "-c", IGNORING + how]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-    assert done.stdout == "3\n", done.stderr
-
-
-IGNORING = """
-import os, select, signal, threading
-from rallypoint.workers.reaper.client import ReaperClient, ReaperLost
-from rallypoint.workers.process import WorkerProcess
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-def start():
-    reaper = ReaperClient()
-    process = WorkerProcess(reaper, ["sh", "-c", "exit 3"], os.environ)
-    select.select([process.fileno()], [], [])
-    print(process.poll())
-    process.release()
-    reaper.close()
-"""
-
-
 def test_who_was_sent_a_signal_is_known() -> None:
     with running("sleep", "600") as stopped, running("true") as ended:
         ends(ended)
@@ -224,32 +169,6 @@ def test_where_the_reaper_is_lost_nobody_can_tell_how_it_ended(reaper: ReaperCli
         WorkerProcess(reaper, ["true"], os.environ)
     ended.release()
     killed.release()
-
-
-def test_who_ends_well_in_the_hands_of_a_debugger_has_ended_well(reaper: ReaperClient) -> None:
-    read, write = os.pipe()
-    text = TRACEABLE + "import os, sys; os.write(1, b'up'); sys.stdin.read()"
-    stdin, hold = os.pipe()
-    former = os.dup(0)
-    os.dup2(stdin, 0)
-    try:
-        process = WorkerProcess(reaper, python(text), os.environ, write)
-    finally:
-        os.dup2(former, 0)
-        for fd in (former, stdin, write):
-            os.close(fd)
-    assert os.read(read, 2) == b"up"
-    with traced(process.pid) as tracer:
-        os.close(hold)
-        tracer.holds()
-        assert select.select([process.fileno()], [], [], TIMEOUT)[0]
-        assert process.poll() is None, "its parent cannot tell yet"
-        assert process.held_by_debugger
-        tracer.lets_go()
-        assert until(lambda: process.poll() is not None)
-    assert process.poll() == 0
-    process.release()
-    os.close(read)
 
 
 def test_a_worker_runs_on_the_processors_that_are_named(reaper: ReaperClient) -> None:

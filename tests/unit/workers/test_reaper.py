@@ -49,6 +49,8 @@ def test_who_is_below() -> None:
     assert descendants(2, parents) == {4, 5}
     assert descendants(1, parents) == {2, 3, 4, 5, 6}
     assert descendants(6, parents) == set()
+    assert descendants(1, parents, {2}) == {3, 6}, "but what is kept, and what is below that"
+    assert descendants(1, parents, {4}) == {2, 3, 6}
 
 
 def test_what_is_removed(tmp_path: Path) -> None:
@@ -103,13 +105,6 @@ def test_a_worker_finds_what_we_have_at_that_moment(
     assert not signals(reaper, "SigIgn")
     assert not signals(reaper, "SigBlk")
     assert said(reaper, "ls /proc/self/fd").split() == ["0", "1", "2", "3"], "the last is that of ls itself"
-
-
-def test_signals_do_not_end_it(reaper: ReaperClient) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
-        os.kill(reaper.pid, number)
-    assert said(reaper, "echo well") == "well"
-    assert os.getsid(reaper.pid) == reaper.pid
 
 
 def test_it_reaps_what_it_adopts(reaper: ReaperClient) -> None:

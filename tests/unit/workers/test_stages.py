@@ -11,16 +11,10 @@ import pytest
 from rallypoint.workers import stop as module
 from rallypoint.workers.resumable import LeavingWorkers
 from rallypoint.workers.stop import KILL_TIMEOUT, STACKS_TIMEOUT, SWEEP_GRACE_PERIOD, NoSweep, Stop
+from tests.unit.clocks import HandClock
 
 CATCHES = 4_000_100
 """From this number on, a process writes its stacks on SIGABRT."""
-
-
-class Clock:
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 class Process:
@@ -88,7 +82,7 @@ def got(processes: dict[int, Process]) -> list[list[int]]:
 
 
 def test_those_that_do_not_end_go_through_all_stages_and_nobody_waits_for_them(processes: dict[int, Process]) -> None:
-    clock, sweep = Clock(), Swept()
+    clock, sweep = HandClock(), Swept()
     stop = Stop(processes, sweep, SIGTERM, 5.0, clock=clock)
     processes[8].code = 0
     clock.now = 4.9
@@ -111,7 +105,7 @@ def test_those_that_do_not_end_go_through_all_stages_and_nobody_waits_for_them(p
 
 
 def test_who_leaves_is_held_and_who_is_late_has_its_own_time(processes: dict[int, Process]) -> None:
-    clock, sweep, leaving, done = Clock(), Swept(), Leaving({8, 9}), list[tuple[int, ...]]()
+    clock, sweep, leaving, done = HandClock(), Swept(), Leaving({8, 9}), list[tuple[int, ...]]()
     stop = Stop(
         *(processes, sweep, SIGTERM, 30.0, 0.0, clock),
         leaving=leaving,
@@ -142,7 +136,7 @@ def test_who_leaves_is_held_and_who_is_late_has_its_own_time(processes: dict[int
 
 @pytest.mark.parametrize("number", [SIGTERM, SIGKILL])
 def test_nobody_is_held_once_that_is_said(processes: dict[int, Process], number: int) -> None:
-    clock, sweep, leaving = Clock(), Swept(), Leaving({7, 8, 9})
+    clock, sweep, leaving = HandClock(), Swept(), Leaving({7, 8, 9})
     stop = Stop(*(processes, sweep, SIGTERM, 30.0, 0.0, clock), leaving=leaving, leaving_time=1000.0)
     leaving.gone = {8}
     assert not stop.step()

@@ -18,10 +18,10 @@ import pytest
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.workers import open_writes
 from rallypoint.workers import stop as module
-from rallypoint.workers.process import UNKNOWN_EXIT, WorkerProcess
+from rallypoint.workers.process import WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.stop import SWEEP_GRACE_PERIOD, NoSweep, Stop, Sweep, run_to_end
-from tests.unit.workers.test_process import TIMEOUT, ends, gone, parent_of
+from tests.unit.workers.test_process import TIMEOUT, ends, parent_of
 from tests.unit.workers.tracing import TRACEABLE, traced, until
 
 if TYPE_CHECKING:
@@ -119,32 +119,6 @@ class Stuck:
         self.got.append(number)
 
 
-def test_those_who_listen_end_by_themselves(reaper: ReaperClient, up: Up) -> None:
-    processes = [up(GENTLE) for _ in range(3)]
-    stopped(reaper, processes, signal.SIGTERM, 30)
-    assert [process.poll() for process in processes] == [0, 0, 0]
-
-
-def test_who_does_not_listen_is_killed(reaper: ReaperClient, up: Up) -> None:
-    gentle, deaf = up(GENTLE), up(DEAF)
-    stopped(reaper, [deaf, gentle], signal.SIGTERM, 5.0)
-    assert (deaf.poll(), gentle.poll()) == (-signal.SIGKILL, 0)
-
-
-@pytest.mark.usefixtures("patient")
-def test_who_can_show_its_stacks_does_before_it_is_killed(reaper: ReaperClient, up: Up) -> None:
-    read, write = os.pipe()
-    with os.fdopen(read, "rb") as told:
-        text = DEAF.replace("signal.pause()", "here()")
-        process = up(
-            "import faulthandler, signal; faulthandler.enable()\ndef here(): signal.pause()\n" + text, stdout=write
-        )
-        os.close(write)
-        stopped(reaper, [process], signal.SIGTERM, 0.1)
-        assert process.poll() == -signal.SIGABRT, "faulthandler lets the signal do the rest"
-        assert b"in here" in told.read()
-
-
 @pytest.mark.usefixtures("patient")
 def test_whose_stacks_nobody_has_seen_shows_them_instead_of_ending_at_once(reaper: ReaperClient, up: Up) -> None:
     read, write = os.pipe()
@@ -160,77 +134,6 @@ def test_whose_stacks_nobody_has_seen_shows_them_instead_of_ending_at_once(reape
         assert b"in here" in told.read()
 
 
-def test_who_catches_sigabrt_for_good_is_killed_after_a_moment(reaper: ReaperClient, up: Up) -> None:
-    process = up(
-        "import signal; signal.signal(6, lambda *_: None)\n"
-        + DEAF.replace("signal.pause()", "[signal.pause() for _ in range(9)]")
-    )
-    before = SYSTEM_CLOCK.monotonic()
-    stopped(reaper, [process], signal.SIGTERM, 0.1)
-    assert process.poll() == -signal.SIGKILL
-    assert 1.1 <= SYSTEM_CLOCK.monotonic() - before < LONG
-
-
-def test_the_signal_that_was_asked_for_is_sent(reaper: ReaperClient, up: Up) -> None:
-    process = up(DEAF)
-    stopped(reaper, [process], signal.SIGINT, 30)
-    assert process.poll() in {1, -signal.SIGINT}, "python ends by a KeyboardInterrupt"
-
-
-def test_a_hurried_stop_gives_no_more_time(reaper: ReaperClient, up: Up) -> None:
-    process = up(DEAF)
-    stop = stop_of([process], Sweep(reaper, [process]), signal.SIGTERM, 600)
-    assert not stop.step()
-    assert stop.wake_at() > SYSTEM_CLOCK.monotonic() + 1
-    stop.kill_now()
-    stop.kill_now()
-    run_to_end(stop)
-    assert process.poll() == -signal.SIGKILL
-
-
-LEAVING = """
-import os, subprocess, sys
-hold = lambda *command, **more: subprocess.Popen(command, pass_fds=[2], **more)
-hold("sleep", "600")
-hold("sleep", "600", start_new_session=True)
-hold("sh", "-c", "env -i setsid sleep 600 & exit 0", env={}).wait()
-hold("sh", "-c", "kill -STOP $$; sleep 600")
-"""
-
-
-@pytest.mark.parametrize("ending", ["os._exit(0)", "os._exit(3)", "signal.pause()"])
-def test_what_a_worker_has_spawned_goes_with_it(reaper: ReaperClient, up: Up, ending: str) -> None:
-    read, write = os.pipe()
-    try:
-        process = up(LEAVING + f"import signal\nos.write(1, b'up')\n{ending}", stdout=write)
-        os.close(write)
-        if "exit" in ending:
-            ends(process)
-        before = SYSTEM_CLOCK.monotonic()
-        stopped(reaper, [process], signal.SIGTERM, 2 * LONG)
-        assert gone(read), "whoever holds the pipe has ended"
-        assert SYSTEM_CLOCK.monotonic() - before < LONG
-    finally:
-        os.close(read)
-
-
-def test_what_runs_when_the_reaper_is_lost_is_killed_at_once(reaper: ReaperClient, up: Up) -> None:
-    read, write = os.pipe()
-    try:
-        text = "import os, subprocess, signal; signal.signal(15, signal.SIG_IGN)\n"
-        text += "subprocess.Popen(['setsid', 'sleep', '600'])\n"
-        process = up(text + "os.write(1, b'up'); signal.pause()", stdout=write)
-        os.close(write)
-        stop = stop_of([process], Sweep(reaper, [process]), signal.SIGTERM, 600)
-        os.kill(reaper.pid, signal.SIGKILL)
-        run_to_end(stop)
-        # Where the reaper's supervisor is quicker than we are, nobody is left who knows how it ended.
-        assert process.poll() in (-signal.SIGKILL, UNKNOWN_EXIT)
-        assert gone(read)
-    finally:
-        os.close(read)
-
-
 def test_who_has_the_signal_already_is_not_sent_it_again(reaper: ReaperClient, up: Up) -> None:
     gentle = up(GENTLE)
     stop = stop_of([gentle], Sweep(reaper, [gentle]), signal.SIGTERM, LONG, sent=True)
@@ -239,23 +142,6 @@ def test_who_has_the_signal_already_is_not_sent_it_again(reaper: ReaperClient, u
     gentle.forward_signal(signal.SIGTERM)
     run_to_end(stop)
     assert gentle.poll() == 0
-
-
-def test_nobody_to_stop(reaper: ReaperClient) -> None:
-    stopped(reaper, [], signal.SIGTERM, 30)
-
-
-def test_who_is_stuck_in_the_kernel_is_told_of_and_does_not_hold_up_the_end(caplog: pytest.LogCaptureFixture) -> None:
-    read, write = os.pipe()
-    try:
-        stuck = Stuck(read)
-        stop = stop_of([stuck], NoSweep(), signal.SIGTERM, 0.05)
-        run_to_end(stop)
-        assert stuck.got == [signal.SIGTERM, signal.SIGKILL]
-        assert "Process 4000000 does not end even on SIGKILL" in caplog.text
-    finally:
-        os.close(read)
-        os.close(write)
 
 
 class Late(Stuck):
