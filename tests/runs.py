@@ -25,7 +25,6 @@ LEFT_TO_ALL = (
     "tests/packaging",
     "tests/slurm",
     "tests/conformance/test_compat_programs.py::test_a_program_that_holds_no_store",
-    "tests/conformance/test_compat_programs.py::test_a_program_that_uses_names_which_are_torchs_alone",
     "tests/conformance/test_examples.py",
     "tests/conformance/test_functions.py::test_a_tensor_is_handed_over",
     "tests/conformance/test_functions.py::test_the_same_comes_of_functions[spawn-process_group]",

@@ -33,7 +33,6 @@ class Change(NamedTuple):
 
 TORCHS_STORES = Change("torch.distributed.elastic", "rallypoint.compat.elastic")
 NO_TORCH = Change("torch.distributed", "rallypoint.compat", without_torch=True)
-NAMES_OF_TORCH = Change("torch.distributed", "rallypoint.compat")
 CHANGES = [pytest.param(TORCHS_STORES, id="torch's stores"), pytest.param(NO_TORCH, id="no torch")]
 AS_IT_IS = Change("torch.distributed", "torch.distributed")
 
@@ -94,11 +93,6 @@ def test_an_agent_over_a_rendezvous_of_its_own(
 @pytest.mark.parametrize("program", ["asking", "backend", "telemetry"])
 def test_a_program(launcher: Launcher, record: Record, change: Change, program: str) -> None:
     assert says(launcher, program, change) == torch_says(launcher, record, program)
-
-
-@pytest.mark.parametrize("program", ["launching", "output"])
-def test_a_program_that_uses_names_which_are_torchs_alone(launcher: Launcher, record: Record, program: str) -> None:
-    assert says(launcher, program, NAMES_OF_TORCH) == torch_says(launcher, record, program)
 
 
 @pytest.mark.parametrize("program", ["functions", "forks", "stores"])

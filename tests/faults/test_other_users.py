@@ -26,7 +26,6 @@ from rallypoint.agent.facts import WorkerFacts
 from rallypoint.agent.features import local_socket
 from rallypoint.agent.features.incidents import Incident, flight_recorder_paths, pieces_of
 from rallypoint.agent.features.local_socket import local_jobs
-from rallypoint.agent.notice_directory import NoticeDirectory
 from rallypoint.agent.progress import steps_of_workers
 from rallypoint.base.secrets import new_secret
 from rallypoint.control.membership.operations import Close
@@ -88,19 +87,19 @@ def finish(rallyrun: Launcher, job: Job) -> None:
 WAYS: list[list[str]] = [
     ["--standalone", "--tee=3"],
     ["--standalone", "--preload=json"],
-    ["--standalone", "--run-path"],
     ["--standalone", "--run-path", "--start-method=forkserver"],
 ]
 
 
 @pytest.mark.parametrize("flags", WAYS, ids=" ".join)
-def test_nothing_of_a_job_can_be_reached_in_the_temporary_folder(rallyrun: Launcher, flags: list[str]) -> None:
+def test_nothing_of_a_job_can_be_reached_by_a_file_or_a_socket(rallyrun: Launcher, flags: list[str]) -> None:
     timers = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
     job = running(rallyrun, *flags, env=timers)
     made = sorted((rallyrun.folder / "tmp").iterdir())
     assert made  # else this proves nothing
     for each in made:
         assert openings(each) == [], each
+    only_the_agents_socket_has_a_name(job)
     finish(rallyrun, job)
     for each in made:  # logs stay, as torchrun's do
         if each.exists():
@@ -141,24 +140,19 @@ def test_no_process_of_a_job_can_be_looked_into_or_touched(rallyrun: Launcher) -
     finish(rallyrun, job)
 
 
-def test_the_agent_alone_has_a_socket_with_a_name_and_answers_its_own_user(rallyrun: Launcher) -> None:
+def only_the_agents_socket_has_a_name(job: Job) -> None:
     """Any other name would be a way in, through the file system or in the abstract namespace."""
-    for flags in WAYS[1:]:
-        (rallyrun.folder / "finish").unlink(missing_ok=True)
-        job = running(rallyrun, *flags)
-        held = {target for pid in (job.pid, *below(job.pid)) for target in _opened(pid)}
-        rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
-        ours = [row for row in rows if f"socket:[{row[6]}]" in held]
-        assert ours  # the connection between agent and reaper
-        named = [row[7] for row in ours if len(row) > 7]
-        agents = {f"socket:[{row[6]}]" for row in ours if len(row) > 7}
-        assert agents <= _opened(job.pid)
-        for name in named:
-            assert name.startswith(f"@rallypoint/agent/{job.pid}.")
-            assert b"c10d" in asked(name)
-            assert as_other_user(partial(asked, name)) == b""
-            assert b"c10d" in asked(name), "who may not ask keeps nobody else from it"
-        finish(rallyrun, job)
+    held = {target for pid in (job.pid, *below(job.pid)) for target in _opened(pid)}
+    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    ours = [row for row in rows if f"socket:[{row[6]}]" in held]
+    assert ours  # the connection between agent and reaper
+    agents = {f"socket:[{row[6]}]" for row in ours if len(row) > 7}
+    assert agents <= _opened(job.pid)
+    for name in [row[7] for row in ours if len(row) > 7]:
+        assert name.startswith(f"@rallypoint/agent/{job.pid}.")
+        assert b"c10d" in asked(name)
+        assert as_other_user(partial(asked, name)) == b""
+        assert b"c10d" in asked(name), "who may not ask keeps nobody else from it"
 
 
 def asked(name: str) -> bytes:
@@ -179,11 +173,7 @@ def _opened(pid: int) -> set[str]:
     return found
 
 
-ENDPOINTS = ["127.0.0.1", "[::1]", "localhost"]
-
-
-@pytest.mark.parametrize("protected", [False, True])
-@pytest.mark.parametrize("host", ENDPOINTS)
+@pytest.mark.parametrize(("host", "protected"), [("[::1]", False), ("localhost", False), ("127.0.0.1", True)])
 def test_the_control_plane_serves_no_other_user_of_its_machine(rallyrun: Launcher, host: str, protected: bool) -> None:
     """At localhost with two nodes it listens on all interfaces; the other addresses are this machine's alone."""
     port, nodes = free_port(), "1:2"
@@ -245,14 +235,13 @@ def listening(pid: int) -> list[tuple[str, int]]:
     return found
 
 
-@pytest.mark.parametrize("backend", ["c10d", "static"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_worker_store_serves_no_other_user_of_its_machine(
-    rallyrun: Launcher, kind: str, backend: str, monkeypatch: pytest.MonkeyPatch
+    rallyrun: Launcher, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Torch's clients unpickle some of what is there. The workers, and others of the same user, are served."""
     choose(kind, monkeypatch)
-    flags = [f"--rdzv-backend={backend}", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=job", "--nnodes=1"]
+    flags = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=job", "--nnodes=1"]
     script = SCRIPT.replace('b"up', 'b"up " + os.environ["MASTER_PORT"].encode() + b"')
     for open_to_all in (False, True):
         (rallyrun.folder / "finish").unlink(missing_ok=True)
@@ -324,15 +313,6 @@ def test_sockets_of_others_that_look_like_agents_delay_nobody(
         thread.join()
         for fd in (*ready, *end):
             os.close(fd)
-
-
-def test_the_secret_of_a_job_cannot_be_read(rallyrun: Launcher) -> None:
-    path = rallyrun.folder / "secret"
-    path.write_text(f"{new_secret()}\n")
-    path.chmod(0o600)
-    job = running(rallyrun, "--standalone", workers=1, env={"RALLYPOINT_SECRET_FILE": str(path)})
-    assert not as_other_user(lambda: allowed(path.read_text))
-    finish(rallyrun, job)
 
 
 def test_traps_where_a_job_will_write_are_not_stepped_into(rallyrun: Launcher) -> None:
@@ -492,26 +472,6 @@ def planted(rallyrun: Launcher, make: Callable[[Path], object]) -> Iterator[tupl
         yield folder, victim
     finally:
         shutil.rmtree(folder)
-
-
-def test_a_notice_is_not_written_into_a_folder_of_another_user(
-    rallyrun: Launcher, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The name of the folder can be learned: it is in the workers' environment."""
-    notices = NoticeDirectory(lambda: [0])
-
-    def trap(folder: Path) -> None:
-        os.symlink(folder.parent.parent / "victim", folder / "notice.json.new")
-        os.symlink(folder.parent.parent / "victim", folder / "notice.json")
-
-    with planted(rallyrun, trap) as (folder, victim):
-        notices._folder = str(folder)
-        notices.post("preemption", "n1", 0, 60.0, waits=True)
-        assert victim.read_text() == "precious"
-        assert "not a folder of this user alone" in caplog.text
-        assert [type(each).__name__ for each in notices.step()] == ["WorkersReady"]
-        notices.clear()
-        assert (folder / "notice.json").is_symlink(), "what is another user's is left alone"
 
 
 def test_a_job_whose_folder_another_user_has_made_is_preempted_without_notice(rallyrun: Launcher) -> None:

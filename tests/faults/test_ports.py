@@ -70,7 +70,7 @@ def test_a_job_of_one_host_cannot_be_reached_from_others(cluster: Cluster, backe
     cluster.finish(agents)
 
 
-@pytest.mark.parametrize("flags", [[f"--rdzv-endpoint=localhost:{PORT}"], [f"--master-port={PORT}"], []])
+@pytest.mark.parametrize("flags", [[f"--rdzv-endpoint=localhost:{PORT}"], []])
 def test_where_the_first_node_says_only_that_it_is_itself_others_reach_it(cluster: Cluster, flags: list[str]) -> None:
     """As on Kubeflow, whose first pod is told to meet at localhost; and where --master-addr is left to its default."""
     first = cluster.host("A")
@@ -152,8 +152,7 @@ def uses_store(host: Host, store: tuple[str, int]) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=150, check=True).stdout.strip()
 
 
-@pytest.mark.parametrize("kind", ["c", "python"])
-@pytest.mark.parametrize("backend", ["c10d", "static"])
+@pytest.mark.parametrize(("backend", "kind"), [("c10d", "c"), ("static", "python")])
 def test_only_the_members_of_a_round_use_its_store(cluster: Cluster, backend: str, kind: str) -> None:
     first, second, outsider = (cluster.host(name) for name in ("A", "B", "outsider"))
     cluster.backend, cluster.nnodes = backend, "2"
@@ -247,8 +246,10 @@ def test_hosts_that_have_ipv6_alone_meet_and_use_the_store(cluster: Cluster) -> 
     cluster.finish(agents)
 
 
-@pytest.mark.parametrize("names", ["::1 localhost", "127.0.0.1 localhost\n::1 localhost", "127.0.1.1 localhost"])
-@pytest.mark.parametrize("nnodes", ["1", "1:2"])
+@pytest.mark.parametrize(
+    ("names", "nnodes"),
+    [("::1 localhost", "1"), ("127.0.0.1 localhost\n::1 localhost", "1:2"), ("127.0.1.1 localhost", "1:2")],
+)
 def test_whatever_localhost_stands_for_a_job_meets_there(cluster: Cluster, names: str, nnodes: str) -> None:
     first, outsider = cluster.host("A"), cluster.host("outsider")
     file = cluster.launcher.folder / "hosts"

@@ -30,8 +30,7 @@ def denied(rallyrun: Launcher, what: str, *args: str) -> Job:
     return rallyrun.command([*denying.denying(what), *RALLYRUN, *args, rallyrun.script(FINE)])
 
 
-@pytest.mark.parametrize("error", ["EPERM", "ENOSYS"])
-@pytest.mark.parametrize("call", ["prctl", "setsid", "eventfd2", "epoll_create1", "pipe2", "socketpair", "pidfd_open"])
+@pytest.mark.parametrize(("call", "error"), [("prctl", "EPERM"), ("pidfd_open", "ENOSYS")])
 def test_a_call_that_is_needed_is_named(rallyrun: Launcher, call: str, error: str) -> None:
     job = denied(rallyrun, f"{call}={error}", "--standalone")
     refused(job, f"the system call {call}", "seccomp")

@@ -11,8 +11,6 @@ import pytest
 from tests.jobs.launching import Launcher
 from tests.jobs.test_rough_ends import until_ended
 
-every_method = pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-
 PROGRAM = """
 import json, os, sys, time
 from pathlib import Path
@@ -75,7 +73,7 @@ def program(rallyrun: Launcher, *arguments: str) -> list[str]:
     return [sys.executable, rallyrun.script(PROGRAM, "program.py"), *arguments]
 
 
-@every_method
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 def test_values_by_global_rank_and_a_failure_with_its_traceback(rallyrun: Launcher, method: str) -> None:
     """Three launches of one program: without a failure, with one that is made good, and with one that is not."""
     job = rallyrun.command(program(rallyrun, method, "train:0", "fails_once:1", "fails_once:0"))
@@ -90,9 +88,8 @@ def test_values_by_global_rank_and_a_failure_with_its_traceback(rallyrun: Launch
     assert "in fails_once" in report
 
 
-@every_method
-def test_sigkill_to_the_agent_leaves_nothing(rallyrun: Launcher, method: str) -> None:
-    job = rallyrun.command(program(rallyrun, method, "hangs:0"))
+def test_sigkill_to_the_agent_leaves_nothing(rallyrun: Launcher) -> None:
+    job = rallyrun.command(program(rallyrun, "forkserver", "hangs:0"))
     lines = job.until(lambda lines: len(lines) == 2, "both workers are up")
     job.signal(signal.SIGKILL)
     assert job.ends() == -signal.SIGKILL
@@ -100,9 +97,8 @@ def test_sigkill_to_the_agent_leaves_nothing(rallyrun: Launcher, method: str) ->
         until_ended(int(line.split()[1]))
 
 
-@every_method
-def test_sigterm_to_the_agent_is_handed_on(rallyrun: Launcher, method: str) -> None:
-    job = rallyrun.command(program(rallyrun, method, "waits_for_sigterm:0"))
+def test_sigterm_to_the_agent_is_handed_on(rallyrun: Launcher) -> None:
+    job = rallyrun.command(program(rallyrun, "spawn", "waits_for_sigterm:0"))
     job.until(lambda lines: len(lines) == 2, "both workers are up")
     job.signal(signal.SIGTERM)
     assert job.ends() != 0
@@ -116,8 +112,7 @@ def test_a_main_module_without_a_guard_is_told_so(rallyrun: Launcher) -> None:
     assert "__name__ == '__main__'" in job.err
 
 
-@every_method
-@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize(("method", "code"), [("spawn", 0), ("forkserver", 3)])
 def test_run_path(rallyrun: Launcher, method: str, code: int) -> None:
     script = rallyrun.script(SCRIPT)
     flags = ["--standalone", "--nproc-per-node=2", "--run-path", f"--start-method={method}"]

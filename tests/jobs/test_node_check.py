@@ -20,14 +20,7 @@ CLASSIFIED_TRY_AGAIN = 75
     ("check", "words"),
     [
         ("echo one; echo two >&2; exit 3", "ended with exit code 3; it wrote last: one / two;"),
-        ("kill -SEGV $$", "was killed by SIGSEGV;"),
-        ("./nosuch", "ended with exit code 127; it wrote last: "),
-        ("./script.py", "ended with exit code 126; it wrote last: "),
-        (
-            "printf '\\377\\033[31m%0900d\\a' 0; exit 1",
-            "ended with exit code 1; it wrote last: \N{REPLACEMENT CHARACTER}0",
-        ),
-        ("sleep 1000 & exit 1", "ended with exit code 1;"),
+        ("sleep 1000 & kill -SEGV $$", "was killed by SIGSEGV;"),
     ],
 )
 def test_a_node_whose_check_fails_takes_no_part(rallyrun: Launcher, check: str, words: str) -> None:
@@ -81,7 +74,7 @@ def test_a_check_that_hangs_is_ended_in_time(at_once: AtOnce) -> None:
     at_once(hangs, writes_without_end, is_lost_with_its_agent)
 
 
-@pytest.mark.parametrize("numbers", [(signal.SIGTERM,), (signal.SIGINT,), (signal.SIGINT, signal.SIGINT)])
+@pytest.mark.parametrize("numbers", [(signal.SIGTERM,), (signal.SIGINT, signal.SIGINT)])
 def test_a_signal_ends_the_check_and_the_agent(rallyrun: Launcher, numbers: tuple[signal.Signals, ...]) -> None:
     deaf = "trap 'echo deaf' TERM INT; echo waits; while true; do sleep 1000; done"
     flags = ["--standalone", f"--node-check={deaf if len(numbers) > 1 else SLEEPS}"]

@@ -6,10 +6,6 @@ import json
 import os
 import re
 import signal
-import sys
-from pathlib import Path
-
-import pytest
 
 from tests.jobs.launching import Launcher
 
@@ -49,25 +45,6 @@ def test_workers_find_their_ranks_and_arguments(rallyrun: Launcher) -> None:
         assert env["MASTER_ADDR"] == "127.0.0.1"
 
 
-@pytest.mark.parametrize(
-    ("flags", "argv0"),
-    [
-        ((), "script.py"),
-        (("-m",), "script.py"),
-        (("--no-python",), "script.py"),
-    ],
-)
-def test_ways_to_start_a_program(rallyrun: Launcher, flags: tuple[str, ...], argv0: str) -> None:
-    path = rallyrun.script("#!" + sys.executable + SHOW)
-    Path(path).chmod(0o755)
-    target = "script" if "-m" in flags else path
-    job = rallyrun("--standalone", *flags, target, "a")
-    assert job.ends() == 0, job.err
-    shown = json.loads(job.out[0])
-    assert shown["argv"][0].endswith(argv0)
-    assert shown["argv"][1:] == ["a"]
-
-
 def test_a_killed_worker_is_restarted_with_all_others(rallyrun: Launcher) -> None:
     script = rallyrun.script(
         UNTIL_KILLED.format(body='if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1": sys.exit(0)')
@@ -95,30 +72,6 @@ def test_the_budget_ends_and_the_report_names_rank_host_signal_and_traceback(ral
     assert job.err.count("Traceback (most recent call last)") == 3, "each worker's own, the report's, and none of ours"
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
-def test_a_death_by_signal_is_named(rallyrun: Launcher, number: signal.Signals) -> None:
-    body = f'print("last words", file=sys.stderr, flush=True)\nos.kill(os.getpid(), {int(number)})'
-    job = rallyrun("--standalone", rallyrun.script(UNTIL_KILLED.format(body=body)))
-    assert job.ends() == 1
-    assert re.search(rf"exitcode  : -{int(number)} \(pid: \d+\)  \({number.name}\)", job.err)
-    assert job.err.count("last words") == 2, "once as it was written, once in the report"
-
-
-def test_the_first_failure_is_the_root_cause_not_its_victims(rallyrun: Launcher) -> None:
-    body = """
-if os.environ["RANK"] == "2":
-    sys.exit(3)
-import signal
-import sys
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))
-"""
-    job = rallyrun("--standalone", "--nproc-per-node=4", rallyrun.script(UNTIL_KILLED.format(body=body)))
-    assert job.ends() == 1
-    root = job.err[job.err.index("Root Cause") :]
-    assert "rank      : 2 (local_rank: 2)" in root
-    assert "exitcode  : 3" in root
-
-
 def test_one_worker_may_finish_early(rallyrun: Launcher) -> None:
     script = rallyrun.script(
         """
@@ -137,24 +90,23 @@ print("late but well")
     assert job.out == ["late but well"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
-def test_a_signal_is_passed_on_and_ends_the_agent(rallyrun: Launcher, number: signal.Signals) -> None:
-    body = f"""
+def test_a_signal_is_passed_on_and_ends_the_agent(rallyrun: Launcher) -> None:
+    body = """
 import signal
 import sys
 def heard(*_):
     say("heard")
     sys.exit(0)
-signal.signal({int(number)}, heard)
+signal.signal(signal.SIGTERM, heard)
 say("ready")
 """
     job = rallyrun("--standalone", "--nproc-per-node=2", rallyrun.script(UNTIL_KILLED.format(body=body)))
     job.until(lambda lines: lines.count("ready") == 2, "two workers are ready")
-    job.signal(number)
+    job.signal(signal.SIGTERM)
     assert job.ends() == 1
     assert job.out.count("heard") == 2
     assert "Traceback" not in job.err
-    assert number.name in job.err
+    assert "SIGTERM" in job.err
 
 
 def test_what_a_worker_leaves_in_its_group_goes_with_it(rallyrun: Launcher) -> None:
@@ -178,39 +130,11 @@ def test_streams_go_where_the_flags_say(rallyrun: Launcher) -> None:
     assert sorted(line for line in job.err.split("\n") if "to err" in line) == ["[default1]:to err", "to err"]
 
 
-def test_attempts_have_folders_of_their_own(rallyrun: Launcher) -> None:
-    logs = rallyrun.folder / "logs"
-    script = rallyrun.script("import os, sys\nsys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n")
-    assert rallyrun(f"--log-dir={logs}", "--standalone", "--max-restarts=1", "-r=3", script).ends() == 0
-    found = {re.sub(r"^[^/]+/", "", str(path.relative_to(logs))) for path in logs.rglob("*.log")}
-    assert found == {f"attempt_{n}/0/std{stream}.log" for n in (0, 1) for stream in ("out", "err")}
-
-
 def test_the_rank_filter_shows_what_was_asked_for(rallyrun: Launcher) -> None:
     script = rallyrun.script('import os\nprint("rank", os.environ["RANK"])\n')
     job = rallyrun("--standalone", "--nproc-per-node=3", "--local-ranks-filter=1", script)
     assert job.ends() == 0
     assert job.out == ["rank 1"]
-
-
-def test_record_writes_the_error_file_that_the_report_reads(rallyrun: Launcher) -> None:
-    script = rallyrun.script(
-        """
-from rallypoint import record
-
-@record
-def main():
-    raise KeyError("a rare one")
-
-if __name__ == "__main__":
-    main()
-"""
-    )
-    job = rallyrun("--standalone", f"--log-dir={rallyrun.folder / 'logs'}", script)
-    assert job.ends() == 1
-    root = job.err[job.err.index("Root Cause") :]
-    assert re.search(r"error_file: .*/attempt_0/0/error\.json", root)
-    assert "KeyError: 'a rare one'" in root
 
 
 def test_the_log_at_info_tells_what_happens(rallyrun: Launcher) -> None:
@@ -231,19 +155,16 @@ def test_the_log_at_info_tells_what_happens(rallyrun: Launcher) -> None:
     assert places == sorted(places)
 
 
-@pytest.mark.parametrize(("limit", "often"), [(1, "once"), (2, "2 times")])
-def test_the_same_failure_again_and_again_ends_the_job_before_the_budget_does(
-    rallyrun: Launcher, limit: int, often: str
-) -> None:
+def test_the_same_failure_again_and_again_ends_the_job_before_the_budget_does(rallyrun: Launcher) -> None:
     job = rallyrun(
         "--standalone",
         "--max-restarts=50",
-        f"--rdzv-conf=same_failure_limit={limit},restart_backoff=0.05",
+        "--rdzv-conf=same_failure_limit=2,restart_backoff=0.05",
         rallyrun.script(UNTIL_KILLED.format(body='raise ValueError("no such data set")')),
     )
     assert job.ends() == 1
-    assert [up[1] for up in ups(job.out)] == list(range(limit + 1))
-    assert f"the same failure came back {often} without progress" in job.err
+    assert [up[1] for up in ups(job.out)] == [0, 1, 2]
+    assert "the same failure came back 2 times without progress" in job.err
     assert "ValueError: no such data set" in job.err
 
 

@@ -26,15 +26,11 @@ def shell(rallyrun: Launcher, before: str, *arguments: str, after: str = "") -> 
     return rallyrun.command(["bash", "-c", f"{before} exec {shlex.join(command)} {after}"])
 
 
-@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "<&- >&-", ">&-", "2>&-"])
-def test_standard_descriptors_that_are_closed_are_dev_null_to_workers(rallyrun: Launcher, closed: str) -> None:
-    job = shell(rallyrun, "", rallyrun.script(OPEN_ONES), after=closed)
+def test_standard_descriptors_that_are_closed_are_dev_null_to_workers(rallyrun: Launcher) -> None:
+    job = shell(rallyrun, "", rallyrun.script(OPEN_ONES), after="<&- >&- 2>&-")
     assert job.ends() == 0, job.err
     told = (rallyrun.folder / "told").read_text().split()
-    if "<" in closed:
-        assert told[0] == "/dev/null"
-    if " >" in f" {closed}":
-        assert told[1] == "/dev/null"
+    assert told[:2] == ["/dev/null"] * 2
 
 
 WAITING = """
@@ -99,7 +95,7 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("moment", [1, 2, 5, 20, 60])
+@pytest.mark.parametrize("moment", [1, 20])
 def test_an_interrupt_at_any_import_of_the_start_ends_the_agent_in_silence(rallyrun: Launcher, moment: int) -> None:
     command = [sys.executable, "-c", INTERRUPTED, str(moment), "--standalone", "--no-python", "true"]
     job = rallyrun.command(command)

@@ -7,22 +7,18 @@ import shlex
 import signal
 import sys
 
-import pytest
-
 from tests.jobs.launching import RALLYRUN, TIMEOUT, Launcher, readable
 
 CHILDREN_IGNORED = "trap '' CHLD; exec "
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_an_ignored_sigchld_hides_no_exit_code(rallyrun: Launcher, code: int) -> None:
-    script = rallyrun.script(f"import os, sys\nsys.exit({code} if os.environ['RANK'] == '1' else 0)\n")
+def test_an_ignored_sigchld_hides_no_exit_code(rallyrun: Launcher) -> None:
+    script = rallyrun.script("import os, sys\nsys.exit(3 if os.environ['RANK'] == '1' else 0)\n")
     command = [*RALLYRUN, "--standalone", "--nproc-per-node=2", script]
     job = rallyrun.command(["bash", "-c", CHILDREN_IGNORED + shlex.join(command)])
-    assert job.ends() == (1 if code else 0), job.err
+    assert job.ends() == 1, job.err
     assert "not foreseen" not in job.err
-    if code:
-        assert f"exitcode  : {code} " in job.err
+    assert "exitcode  : 3 " in job.err
 
 
 def test_signals_of_the_c_library_that_arrive_ignored_do_no_harm(rallyrun: Launcher) -> None:
@@ -35,14 +31,13 @@ def test_signals_of_the_c_library_that_arrive_ignored_do_no_harm(rallyrun: Launc
     assert job.out == ["up"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
-def test_a_job_in_the_background_of_a_script_can_be_interrupted(rallyrun: Launcher, number: signal.Signals) -> None:
+def test_a_job_in_the_background_of_a_script_can_be_interrupted(rallyrun: Launcher) -> None:
     """The shell has these ignored for it."""
     script = rallyrun.script("import signal\nprint('up', flush=True)\nsignal.pause()\n")
     command = [*RALLYRUN, "--standalone", "--nproc-per-node=1", "--shutdown-timeout=1", script]
     job = rallyrun.command(["bash", "-c", "trap '' INT QUIT; exec " + shlex.join(command)])
     job.until(lambda lines: "up" in lines, "the worker is up")
-    job.signal(number)
+    job.signal(signal.SIGINT)
     assert job.ends() == 1, job.err
 
 
@@ -113,31 +108,6 @@ def test_an_interrupt_when_all_is_over_leaves_no_traceback(rallyrun: Launcher) -
     assert job.ends() == -signal.SIGINT
     assert "exitcode  : 3 " in job.err
     assert "KeyboardInterrupt" not in job.err, job.err
-
-
-def test_the_report_names_as_stopped_only_whom_the_agent_stopped(rallyrun: Launcher) -> None:
-    script = rallyrun.script(
-        """
-import os, pathlib, signal, sys, time
-rank = os.environ["RANK"]
-if rank == "0":
-    os.write(1, f"pid {os.getpid()}\\n".encode())  # at once: another worker writes to the same pipe
-    sys.exit(0)
-if rank == "1":
-    os.write(1, b"up\\n")
-    signal.pause()
-while not pathlib.Path("now").exists():
-    time.sleep(0.01)
-sys.exit(3)
-"""
-    )
-    job = rallyrun("--standalone", "--nproc-per-node=3", script)
-    lines = job.until(lambda lines: "up" in lines and any(line.startswith("pid") for line in lines), "both are up")
-    (pid,) = (line.split()[1] for line in lines if line.startswith("pid"))
-    until_ended(int(pid))
-    (rallyrun.folder / "now").touch()
-    assert job.ends() == 1
-    assert "Stopped by rallyrun: rank 1\n" in job.err
 
 
 def until_ended(pid: int) -> None:

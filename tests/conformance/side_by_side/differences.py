@@ -37,10 +37,6 @@ def _only_ours(theirs: object, ours: object) -> bool:
     return theirs == ABSENT and ours != ABSENT
 
 
-def _only_theirs(theirs: object, ours: object) -> bool:
-    return theirs != ABSENT and ours == ABSENT
-
-
 def _both(theirs: object, ours: object) -> bool:
     return ABSENT not in (theirs, ours)
 
