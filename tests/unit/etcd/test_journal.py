@@ -8,9 +8,9 @@ import pytest
 
 from rallypoint.control.election.journal import Journal
 from rallypoint.control.election.keys import ElectionKeys
+from rallypoint.control.election.shell import JournalWriter
 from rallypoint.control.election.steps import Fence
 from rallypoint.control.election.takeover import Takeover
-from rallypoint.control.election.term import JournalWriter
 from rallypoint.control.etcd.api import RangeResult
 from rallypoint.control.membership.state import State
 from tests.etcd_client import WritingClient as EtcdClient
