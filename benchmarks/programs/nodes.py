@@ -32,8 +32,8 @@ class _Handler(Protocol):
 
 def _ours(order: Meet) -> _Handler:
     from rallypoint.base.loop import shared_loop
+    from rallypoint.rendezvous.handler import get_rendezvous_handler
     from rallypoint.rendezvous.params import RendezvousParameters
-    from rallypoint.rendezvous.registry import get_rendezvous_handler
 
     # What handlers import late is imported before the clock starts, as torch's has been.
     import_module("rallypoint.control.client.tcp_link")
@@ -44,8 +44,8 @@ def _ours(order: Meet) -> _Handler:
 
 def _on_etcd(order: Meet) -> _Handler:
     from rallypoint.base.loop import shared_loop
+    from rallypoint.rendezvous.handler import get_rendezvous_handler
     from rallypoint.rendezvous.params import RendezvousParameters
-    from rallypoint.rendezvous.registry import get_rendezvous_handler
 
     for name in (
         "rallypoint.control.client.tcp_link",

@@ -18,7 +18,7 @@ from rallypoint.compat import FileStore, HashStore, PrefixStore, TCPStore
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.compat.rendezvous import C10dRendezvousBackend
 from rallypoint.compat.rendezvous import create_handler
-from rallypoint.rendezvous.registry import get_rendezvous_handler
+from rallypoint.rendezvous.handler import get_rendezvous_handler
 
 PARAMS = RendezvousParameters("c10d", "localhost:0", "job", 1, 1)
 

@@ -21,8 +21,8 @@ import pytest
 
 from rallypoint.agent.torch_events import TorchEvents, put_run_result, put_worker_state
 from rallypoint.data import CyclingIterator, ElasticDistributedSampler, permutation
-from rallypoint.observe.telemetry import events, metrics
-from rallypoint.observe.telemetry.events import Event
+from rallypoint.observe.telemetry import agent_events, metrics
+from rallypoint.observe.telemetry.agent_events import Event
 from rallypoint.store.collectives import barrier, get_all, store_timeout, synchronize
 from tests.conformance.record import From, Record
 from tests.conformance.store_pairs import client, serving, torch_stores
@@ -52,7 +52,7 @@ def make_events(of: Any) -> list[Any]:
 
 
 def test_lines_of_events_are_the_same_and_each_reads_the_others(torchs: Any) -> None:
-    for ours, theirs in zip(make_events(events), make_events(torchs.events), strict=True):
+    for ours, theirs in zip(make_events(agent_events), make_events(torchs.events), strict=True):
         assert ours.serialize() == theirs.serialize()
         assert str(ours) == str(theirs)
         assert type(ours).deserialize(theirs.serialize()) == ours
@@ -78,7 +78,7 @@ IMPORTS = {
     "torch": "from torch.distributed.elastic.events import *\n"
     "from torch.distributed.elastic.events import Event, EventSource, NodeState, record, "
     "construct_and_record_rdzv_event\nfrom torch.distributed.elastic.events.handlers import _log_handlers as handlers",
-    "ours": "from rallypoint.observe.telemetry.events import Event, EventSource, NodeState\n"
+    "ours": "from rallypoint.observe.telemetry.agent_events import Event, EventSource, NodeState\n"
     "from rallypoint.observe.telemetry.handlers import record, construct_and_record_rdzv_event\n"
     "from rallypoint.observe.telemetry.handlers import log_handlers as handlers",
 }

@@ -13,7 +13,13 @@ from typing import TypeVar
 from rallypoint.control.membership.state import Settings
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.frames import MAGIC, FrameReader, frame
-from rallypoint.control.protocol.handshake import Challenge, ClientHandshake, HandshakeRefused, Proof, Welcome
+from rallypoint.control.protocol.handshake import (
+    Challenge,
+    ClientHandshake,
+    HandshakeRefused,
+    Proof,
+    Welcome,
+)
 from rallypoint.control.protocol.signing import transcript_of
 from tests.faults.network import Host
 

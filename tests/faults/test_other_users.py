@@ -512,7 +512,7 @@ def test_a_worker_uses_no_folder_of_another_user(rallyrun: Launcher, work: str) 
         with open(folder / "notice.json", "w", encoding="utf-8") as file:
             json.dump(said, file)
 
-    program = f"import sys\nfrom rallypoint import notices\nfrom rallypoint.inprocess.channel import Channel\n{work}"
+    program = f"import sys\nfrom rallypoint import notices\nfrom rallypoint.inprocess.rounds import Channel\n{work}"
     with planted(rallyrun, trap) as (folder, victim):
         before = sorted(folder.iterdir())
         environment = os.environ | {"RALLYPOINT_NOTICES": str(folder), "LOCAL_RANK": "0"}

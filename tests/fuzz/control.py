@@ -89,8 +89,7 @@ from rallypoint.failures.cause import Cause, Ending, Restarts
 from rallypoint.failures.report import ChildFailedError
 from rallypoint.observe.bundle import Piece, decode_bundle, encode_bundle
 from rallypoint.observe.hangs.dumps import read_dump, record_of
-from rallypoint.observe.hangs.frames import Frame
-from rallypoint.observe.hangs.messages import NodeEvidence, RankEvidence, decode_evidence, encode_evidence
+from rallypoint.observe.hangs.messages import Frame, NodeEvidence, RankEvidence, decode_evidence, encode_evidence
 from rallypoint.observe.hangs.report import MAX_LINES, report_lines, stack_lines
 from rallypoint.observe.hangs.stacks import decode_stacks
 from rallypoint.observe.status import status_json, status_lines
@@ -386,7 +385,7 @@ TARGETS = {
         lambda: [b'[{"rank":0,"pid":7,"text":"Thread 1: MainThread\\n  f (a.py:1)"}]'],
         ("observe/hangs/stacks.py",),
     ),
-    "evidence": Target(evidence, lambda: [_EVIDENCE], ("observe/hangs/messages.py", "observe/hangs/frames.py")),
+    "evidence": Target(evidence, lambda: [_EVIDENCE], ("observe/hangs/messages.py",)),
     "dumps": Target(
         dumps,
         lambda: [(_DUMPS / "server_3.json").read_bytes()],

@@ -49,7 +49,7 @@ from rallypoint.observe.event_files import EventFiles, read_events
 from rallypoint.observe.goodput import agent_runs, report
 from rallypoint.observe.health.check import HealthView
 from rallypoint.observe.report_text import report_json, report_lines
-from rallypoint.observe.telemetry.events import Event, RdzvEvent
+from rallypoint.observe.telemetry.agent_events import Event, RdzvEvent
 from rallypoint.rendezvous.backends.options import settings_of
 from rallypoint.rendezvous.params import RendezvousParameters, parse_rdzv_conf
 from rallypoint.workers.logs.relay import TAIL_SIZE, without_long_middles
@@ -159,7 +159,7 @@ def events(data: bytes) -> None:
 
 
 def _event_seeds() -> Sequence[bytes]:
-    from rallypoint.observe.telemetry.events import EventSource, NodeState
+    from rallypoint.observe.telemetry.agent_events import EventSource, NodeState
 
     event = Event("name", EventSource.AGENT, 1, {"a": 1})
     rdzv = RdzvEvent("name", "job", "message", "host", 7, NodeState.RUNNING)
@@ -343,7 +343,7 @@ TARGETS = {
         lambda: [b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n", b"HEAD /status?x HTTP/1.0\r\n\r\n"],
         ("base/http.py", "observe/health/check.py"),
     ),
-    "events": Target(events, _event_seeds, ("observe/telemetry/events.py",)),
+    "events": Target(events, _event_seeds, ("observe/telemetry/agent_events.py",)),
     "settings": Target(
         settings,
         _setting_seeds,

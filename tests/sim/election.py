@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from rallypoint.control.coordinator.dispatcher import RestoredState
 from rallypoint.control.election import steps
-from rallypoint.control.election.effects import EffectRunner
 from rallypoint.control.election.journal import CannotWrite, Journal, Outcome, Written
 from rallypoint.control.election.keys import ElectionKeys
 from rallypoint.control.election.leader_resolver import LeaderResolver
 from rallypoint.control.election.machine import Election
+from rallypoint.control.election.shell import EffectRunner
 from rallypoint.control.election.steps import Answer, CandidatePhase, Event, Request
 from rallypoint.control.etcd.api import EtcdError
 from rallypoint.control.membership.state import NodeId, State

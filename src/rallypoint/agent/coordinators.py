@@ -26,7 +26,7 @@ def _elected(params: RendezvousParameters) -> list[DialTarget]:
     from rallypoint.base.endpoint import Endpoint
     from rallypoint.control.election.keys import ElectionKeys, decode_leader
     from rallypoint.control.etcd.client import EtcdClient
-    from rallypoint.rendezvous.backends.etcd_options import credentials_of, endpoints_of, prefix_of, tls_of
+    from rallypoint.rendezvous.backends.etcd import credentials_of, endpoints_of, prefix_of, tls_of
 
     if not params.run_id:
         raise RallypointError("on etcd there may be many jobs; give the job's --rdzv-id")

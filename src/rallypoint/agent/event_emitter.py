@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from rallypoint.agent.agent_event_log import AgentEventLog
     from rallypoint.agent.progress import Reached
     from rallypoint.agent.torch_events import TorchEvents
-    from rallypoint.observe.telemetry.agent_events import AgentEvent
-    from rallypoint.observe.telemetry.events import Event
+    from rallypoint.observe.telemetry.agent_events import AgentEvent, Event
     from rallypoint.workers.watchdog.requests import FileTimerRequest
 
 

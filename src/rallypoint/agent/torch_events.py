@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.light_typing import TYPE_CHECKING
-from rallypoint.observe.telemetry.events import Event, EventMetadataValue, EventSource
+from rallypoint.observe.telemetry.agent_events import Event, EventMetadataValue, EventSource
 from rallypoint.observe.telemetry.lazy import put_metric_if_wanted
 
 if TYPE_CHECKING:

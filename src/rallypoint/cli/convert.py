@@ -152,7 +152,7 @@ def _check_bounds(options: Options) -> None:
 def _check_backend(options: Options) -> None:
     if options.standalone:
         return
-    from rallypoint.rendezvous.registry import rendezvous_handler_registry
+    from rallypoint.rendezvous.handler import rendezvous_handler_registry
 
     with naming(f"{options.source('rdzv_backend')}={options.rdzv_backend}"):
         rendezvous_handler_registry.find(options.rdzv_backend)
@@ -180,8 +180,7 @@ def _check_devices(options: Options, environ: Mapping[str, str], workers: int) -
 def _numa_options(options: Options, environ: Mapping[str, str], workers: int) -> NumaOptions | None:
     if options.numa_binding is None:
         return None
-    from rallypoint.base.numa import NumaOptions
-    from rallypoint.base.topology import worker_cpus
+    from rallypoint.base.numa import NumaOptions, worker_cpus
 
     with naming(f"{options.source('numa_binding')}={options.numa_binding}"):
         wanted = NumaOptions(options.numa_binding)
@@ -335,7 +334,7 @@ def choose_rendezvous(options: Options, max_nodes: int) -> RendezvousChoice:
         with naming(source):
             parse_endpoint(options.rdzv_endpoint, C10D_PORT)
     elif options.rdzv_backend in ON_ETCD:
-        from rallypoint.rendezvous.backends.etcd_options import endpoints_of
+        from rallypoint.rendezvous.backends.etcd import endpoints_of
 
         with naming(source):
             endpoints_of(options.rdzv_endpoint)

@@ -22,7 +22,7 @@ ANYTHING = Values()
 
 
 def _backends() -> Values:
-    from rallypoint.rendezvous.registry import rendezvous_handler_registry
+    from rallypoint.rendezvous.handler import rendezvous_handler_registry
 
     return Values(rendezvous_handler_registry.names())
 

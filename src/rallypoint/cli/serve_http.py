@@ -8,15 +8,14 @@ from collections.abc import Sequence
 
 from rallypoint.base.endpoint import Endpoint, is_loopback, listening_sockets, parse_endpoint, resolve
 from rallypoint.base.errors import RallypointError, UsageError, UserError
-from rallypoint.base.http_access import Access
+from rallypoint.base.http import Access
 from rallypoint.base.http_server import serve
 from rallypoint.base.log import get_logger
 from rallypoint.base.loop import shared_loop
 from rallypoint.base.secrets import http_token, job_secret
 from rallypoint.control.coordinator.jobs import ManyJobs
 from rallypoint.observe.metrics import Family, build_family, job_families, jobs_families
-from rallypoint.observe.site import Site
-from rallypoint.observe.sources import LocalJobs
+from rallypoint.observe.site import LocalJobs, Site
 
 log = get_logger(__name__)
 

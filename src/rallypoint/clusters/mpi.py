@@ -11,8 +11,7 @@ import zlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from rallypoint.clusters.findings import MAX_NODES, Cluster, Finding, Machine, Nothing, Refusal, number
-from rallypoint.clusters.ports import control_port
+from rallypoint.clusters.findings import MAX_NODES, Cluster, Finding, Machine, Nothing, Refusal, control_port, number
 
 
 class Launcher(NamedTuple):

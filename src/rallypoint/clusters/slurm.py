@@ -20,11 +20,11 @@ from rallypoint.clusters.findings import (
     Machine,
     Nothing,
     Refusal,
+    control_port,
     is_host_name,
     number,
 )
 from rallypoint.clusters.hostlist import HostlistError, expand
-from rallypoint.clusters.ports import control_port
 
 _MOST = 0xFFFFFFFF
 _SPECIAL_STEP = 0xFFFFFFF0

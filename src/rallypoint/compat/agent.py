@@ -22,7 +22,7 @@ from rallypoint.agent.workers import WorkerController, workers_of
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
 from rallypoint.control.protocol.messages import Placement
-from rallypoint.observe.telemetry.events import Event
+from rallypoint.observe.telemetry.agent_events import Event
 from rallypoint.observe.telemetry.lazy import profiled
 from rallypoint.store.api import Store
 from rallypoint.workers.logs.specs import DefaultLogsSpecs, LogsSpecs

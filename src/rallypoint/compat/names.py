@@ -75,14 +75,14 @@ _HOMES = {
         "RendezvousClosedError RendezvousConnectionError RendezvousError RendezvousGracefulExitError "
         "RendezvousStateError RendezvousTimeoutError"
     ),
-    "rallypoint.rendezvous.backend": "RendezvousBackend Token",
-    "rallypoint.rendezvous.handler": "RendezvousHandler RendezvousInfo RendezvousStoreInfo",
-    "rallypoint.rendezvous.params": "RendezvousParameters",
-    "rallypoint.rendezvous.registry": (
-        "RendezvousHandlerCreator RendezvousHandlerRegistry get_rendezvous_handler rendezvous_handler_registry"
+    "rallypoint.rendezvous.shared_state": "RendezvousBackend Token",
+    "rallypoint.rendezvous.handler": (
+        "RendezvousHandler RendezvousHandlerCreator RendezvousHandlerRegistry RendezvousInfo RendezvousStoreInfo "
+        "get_rendezvous_handler rendezvous_handler_registry"
     ),
+    "rallypoint.rendezvous.params": "RendezvousParameters",
     "rallypoint.store.collectives": "barrier get_all store_timeout synchronize",
-    "rallypoint.observe.telemetry.events": "Event EventMetadataValue EventSource NodeState RdzvEvent",
+    "rallypoint.observe.telemetry.agent_events": "Event EventMetadataValue EventSource NodeState RdzvEvent",
     "rallypoint.observe.telemetry.handlers": "construct_and_record_rdzv_event get_logging_handler record_rdzv_event",
     "rallypoint.observe.telemetry.metrics": (
         "ConsoleMetricHandler MetricData MetricHandler MetricStream MetricsConfig NullMetricHandler configure "
@@ -102,7 +102,7 @@ _ELSEWHERE = {
     ("elastic.events.handlers", "_log_handlers"): ("rallypoint.observe.telemetry.handlers", "log_handlers"),
     ("elastic.rendezvous.c10d_rendezvous_backend", "DEFAULT_PORT"): ("rallypoint.compat.rendezvous", "DEFAULT_PORT"),
     ("elastic.rendezvous.registry", "handler_registry"): (
-        "rallypoint.rendezvous.registry",
+        "rallypoint.rendezvous.handler",
         "rendezvous_handler_registry",
     ),
     ("elastic.rendezvous.static_tcp_rendezvous", "create_rdzv_handler"): (

@@ -23,14 +23,13 @@ from rallypoint.control.membership.state import Settings, State
 from rallypoint.control.protocol.codec import decode_state
 from rallypoint.control.protocol.errors import RendezvousConnectionError, RendezvousError, RendezvousTimeoutError
 from rallypoint.control.protocol.messages import Deliver, JobEnded, JoinRefused, LinkLost, Notification, Placement
-from rallypoint.rendezvous.backend import RendezvousBackend, StoreRendezvousBackend
 from rallypoint.rendezvous.backends.options import rank_hint, settings_of, worker_stores
 from rallypoint.rendezvous.backends.static import create_handler as create_static_handler
 from rallypoint.rendezvous.control_plane import ControlPlane, own_node
 from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.handler import RendezvousInfo
 from rallypoint.rendezvous.params import C10D_PORT, RendezvousParameters
-from rallypoint.rendezvous.shared_state import SharedStateLink
+from rallypoint.rendezvous.shared_state import RendezvousBackend, SharedStateLink, StoreRendezvousBackend
 from rallypoint.store.api import Store, seconds
 from rallypoint.store.client import TCPStore
 from rallypoint.store.errors import StoreConnectionError, StoreError, StoreTimeoutError

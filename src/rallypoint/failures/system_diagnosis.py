@@ -16,7 +16,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Iterable
 from functools import partial
+from typing import NamedTuple
 
 from rallypoint.base.light_typing import TYPE_CHECKING
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rallypoint.failures.failure import ProcessFailure
+
 
 _OOM_KILLED = "killed by the kernel's out-of-memory killer"
 _KILLS = b"oom_kill"
@@ -170,8 +173,6 @@ def killed_for_memory(log: str = "/dev/kmsg", namespace: str = "/proc/self/ns/pi
     try:
         if os.stat(namespace).st_ino != _FIRST_NAMESPACE:
             return None
-        from rallypoint.base.kernel_log import raw_entries
-
         found = re.findall(_KILLED, b"".join(raw_entries(log)))
     except OSError:
         return None
@@ -230,3 +231,44 @@ def bus_error(shared: str) -> str:
         remedy = "make it larger (`--shm-size` of a container), or use less of it"
         return f"{shared} is nearly full ({figures}); {remedy}"
     return f"{meaning}, or shared memory ran out ({shared}: {figures} now)"
+
+
+KERNEL_LOG = "/dev/kmsg"
+
+
+class LogEntry(NamedTuple):
+    """One entry: its time, in seconds on the monotonic clock of this machine, and its text."""
+
+    moment: float
+    text: str
+
+
+def raw_entries(path: str = KERNEL_LOG) -> list[bytes]:
+    """All entries as they are, the oldest first. OSError if it may not be read."""
+    entries: list[bytes] = []
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        while True:
+            try:
+                entry = os.read(fd, 8192)  # one entry
+            except BrokenPipeError:  # it was overwritten meanwhile
+                continue
+            if not entry:
+                break
+            entries.append(entry)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(fd)
+    return entries
+
+
+def log_entries(entries: Iterable[bytes]) -> list[LogEntry]:
+    """The entries without priorities and properties: `6,1234,5678901,-;text`, with microseconds in the third place."""
+    found = []
+    for entry in entries:
+        head, _, text = entry.decode(errors="replace").partition(";")
+        fields = head.split(",")
+        moment = int(fields[2]) / 1e6 if len(fields) > 2 and fields[2].isdigit() else 0.0
+        found.append(LogEntry(moment, text.partition("\n")[0]))
+    return found

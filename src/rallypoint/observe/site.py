@@ -5,21 +5,30 @@ Laws:
 1. `/livez` and `/readyz` are open to all; so is the page, which has no data of any job. Everything else is for clients
    that may see jobs (`Access`).
 2. Nothing here can change a job.
+
+The sources of a page's jobs: dispatchers in this process, or a watcher's session with the coordinator.
+
+Laws:
+
+1. A slow reader misses snapshots, and never gets an old one: only the newest is kept for it.
+2. A stream ends with the job, or with its dispatcher; a reader that asks again finds the next job of that name.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.http import (
+    Access,
     Answer,
     Client,
     Request,
@@ -31,11 +40,197 @@ from rallypoint.base.http import (
     response,
     stream_head,
 )
-from rallypoint.base.http_access import Access
-from rallypoint.control.protocol.observation import JobList, Snapshot
+from rallypoint.control.client.dialing import DialTarget
+from rallypoint.control.client.watcher import Observation, UnreachableError, WatcherSession, open_session
+from rallypoint.control.coordinator.dispatcher import Dispatcher
+from rallypoint.control.coordinator.jobs import ServedJobs
+from rallypoint.control.protocol.observation import (
+    JobList,
+    Snapshot,
+    SnapshotPart,
+    WatcherNotification,
+    WatchRequest,
+    decode_snapshot,
+)
 from rallypoint.observe.metrics import Family, exposition
-from rallypoint.observe.sources import JobsSource, Seen, UnknownJobError
 from rallypoint.observe.status import jobs_fields, status_fields
+
+_IDLE = 15.0
+"""Seconds without news after which a follower is told that there are none."""
+_ANSWER = 4.0
+"""Seconds that the coordinator has to answer."""
+_LIST_EVERY = 2.0
+"""Seconds between looks at the list of jobs, while it has a follower."""
+
+Seen = Snapshot | JobList
+
+
+class UnknownJobError(RallypointError):
+    """There is no such job."""
+
+
+class JobsSource(Protocol):
+    """Tells how jobs stand. An empty `job` is the only one that there is, or else the list of all."""
+
+    async def look(self, job: str) -> Seen:
+        """The present snapshot of a job.
+
+        Raises:
+            UnknownJobError: there is no such job.
+            RallypointError: that cannot be found out at the moment.
+        """
+        ...
+
+    def follow(self, job: str) -> AsyncIterator[Seen | None]:
+        """The same now and after each change; None where there was none for a while. Raises as `look`."""
+        ...
+
+
+# Dispatchers in this process
+
+
+class LocalJobs:
+    def __init__(self, jobs: ServedJobs) -> None:
+        self._jobs = jobs
+
+    async def look(self, job: str) -> Seen:
+        dispatcher = self._find(job)
+        if dispatcher is None:
+            return JobList(self._jobs.summaries())
+        with _LocalWatch(dispatcher, follow=False) as watch:
+            seen = await watch.next(_ANSWER)
+        if seen is None:
+            raise UnreachableError(f"the coordinator of job {job!r} does not answer within {_ANSWER:g} s; ask again")
+        return seen
+
+    async def follow(self, job: str) -> AsyncIterator[Seen | None]:
+        dispatcher = self._find(job)
+        if dispatcher is None:
+            async for jobs in self._follow_list():
+                yield jobs
+            return
+        with _LocalWatch(dispatcher, follow=True) as watch:
+            while not watch.ended:
+                seen = await watch.next(_IDLE)
+                yield seen
+                if (seen is not None and seen.detail) or self._jobs.find(job) is not dispatcher:
+                    return
+
+    def _find(self, job: str) -> Dispatcher | None:
+        dispatcher = self._jobs.find(job)
+        if dispatcher is None and job:
+            raise UnknownJobError(f"there is no job {job!r} here; leave ?job= out for a list of the jobs")
+        return dispatcher
+
+    async def _follow_list(self) -> AsyncIterator[Seen | None]:
+        last: JobList | None = None
+        while self._jobs.find("") is None:
+            now = JobList(self._jobs.summaries())
+            yield now if now != last else None
+            last = now
+            await asyncio.sleep(_LIST_EVERY)
+
+
+class _LocalWatch:
+    """A watcher in this process. To be used as a context manager, on the loop's thread."""
+
+    def __init__(self, dispatcher: Dispatcher, *, follow: bool) -> None:
+        self._dispatcher = dispatcher
+        self._follow = follow
+        self._loop = asyncio.get_running_loop()
+        self._data = bytearray()
+        self._newest: bytes | None = None
+        self._come = asyncio.Event()
+        self.ended = False
+
+    def __enter__(self) -> _LocalWatch:
+        self._session = self._dispatcher.attach_watcher(self._deliver, self._disconnect)
+        self._dispatcher.receive_from_watcher(self._session, WatchRequest(self._follow))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._dispatcher.detach(self._session)
+
+    async def next(self, timeout: float) -> Snapshot | None:
+        """The next snapshot; None if there is none within so many seconds, or will be none."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._come.wait()
+        self._come.clear()
+        data, self._newest = self._newest, None
+        return None if data is None else decode_snapshot(data)
+
+    # From any thread
+
+    def _deliver(self, message: WatcherNotification) -> None:
+        self._loop.call_soon_threadsafe(self._take, message)
+
+    def _disconnect(self, _why: str) -> None:
+        self._loop.call_soon_threadsafe(self._end)
+
+    # On the loop's thread
+
+    def _take(self, message: WatcherNotification) -> None:
+        if isinstance(message, SnapshotPart):
+            self._data += message.data
+            if message.is_last:
+                self._newest, self._data = bytes(self._data), bytearray()
+                self._come.set()
+
+    def _end(self) -> None:
+        self.ended = True
+        self._come.set()
+
+
+# A coordinator elsewhere
+
+
+class RemoteJob:
+    """One job whose coordinator is reached as `rallyctl status` reaches it.
+
+    Args:
+        job: its id.
+        targets: says where the coordinator may be; may wait, and is called in a thread of its own.
+    """
+
+    def __init__(self, job: str, targets: Callable[[], Sequence[DialTarget]]) -> None:
+        self._job = job
+        self._targets = targets
+
+    async def look(self, job: str) -> Seen:
+        try:
+            async with asyncio.timeout(_ANSWER):
+                async with await self._open(job) as session:
+                    session.send(WatchRequest())
+                    while not isinstance(seen := await session.receive(), Snapshot):
+                        pass
+                    return seen
+        except TimeoutError:
+            raise UnreachableError(f"the coordinator does not answer within {_ANSWER:g} s; ask again") from None
+
+    async def follow(self, job: str) -> AsyncIterator[Seen | None]:
+        async with await self._open(job) as session:
+            session.send(WatchRequest(follow=True))
+            while True:
+                seen = await _within(session, _IDLE)
+                if seen is None or isinstance(seen, Snapshot):
+                    yield seen
+                if isinstance(seen, Snapshot) and seen.detail:
+                    return
+
+    async def _open(self, job: str) -> WatcherSession:
+        if job not in {"", self._job}:
+            raise UnknownJobError(f"this agent is of job {self._job!r}, not to {job!r}; leave ?job= out")
+        return await open_session(await asyncio.to_thread(self._targets), self._job)
+
+
+async def _within(session: WatcherSession, timeout: float) -> Observation | None:
+    try:
+        async with asyncio.timeout(timeout):
+            return await session.receive()
+    except TimeoutError:
+        return None
+
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "

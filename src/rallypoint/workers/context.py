@@ -104,7 +104,7 @@ class ProcessOptions(NamedTuple):
         """The processors of each worker, empty for all processors. Raises UserError if there are none for one."""
         found = None
         if self.numa_options is not None:
-            from rallypoint.base.topology import worker_cpus
+            from rallypoint.base.numa import worker_cpus
 
             found = worker_cpus(self.numa_options, workers, os.environ)
         return [()] * workers if found is None else found

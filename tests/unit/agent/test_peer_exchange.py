@@ -21,9 +21,8 @@ from rallypoint.base.poll import until_readable
 from rallypoint.control.protocol.messages import Placement
 from rallypoint.control.ranks import NodeRanks
 from rallypoint.failures.cause import Ending
-from rallypoint.rendezvous.handler import RendezvousHandler
+from rallypoint.rendezvous.handler import RendezvousHandler, get_rendezvous_handler
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.rendezvous.registry import get_rendezvous_handler
 from rallypoint.store.client import TCPStore
 from rallypoint.store.hashstore import HashStore
 from rallypoint.store.server import StoreServer

@@ -12,8 +12,8 @@ from rallypoint.base.descriptors import RESERVED, allow_descriptors, for_connect
 from rallypoint.control.membership.state import NodeInfo
 from rallypoint.control.protocol.messages import Notification, Placed
 from rallypoint.rendezvous.elastic import ElasticHandler
+from rallypoint.rendezvous.handler import get_rendezvous_handler
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.rendezvous.registry import get_rendezvous_handler
 from rallypoint.rendezvous.worker_stores import AgentStoreSupply
 from tests.ports import free_port
 

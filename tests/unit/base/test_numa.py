@@ -10,8 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.errors import UserError
-from rallypoint.base.numa import AffinityMode, Cpus, NumaOptions, Topology, bindings, format_cpus, parse_cpus
-from rallypoint.base.topology import read_topology, worker_cpus
+from rallypoint.base.numa import (
+    AffinityMode,
+    Cpus,
+    NumaOptions,
+    Topology,
+    bindings,
+    format_cpus,
+    parse_cpus,
+    read_topology,
+    worker_cpus,
+)
 
 
 def cpus(text: str) -> Cpus:
@@ -160,7 +169,7 @@ def test_falling_back(tmp_path: Path, visible: str, said: str, caplog: pytest.Lo
 
 BOUND_APART = """
 import os, threading
-from rallypoint.base.topology import bind_this_process
+from rallypoint.base.numa import bind_this_process
 here = os.sched_getaffinity(0)
 if len(here) > 1:
     first, second = sorted(here)[:2]

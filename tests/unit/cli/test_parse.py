@@ -17,7 +17,7 @@ from rallypoint.cli import rallyctl
 from rallypoint.cli.convert import STATIC_PORT
 from rallypoint.cli.flags import BEYOND_TORCHRUN, FLAGS, GROUPS
 from rallypoint.cli.parse import Options, build_parser, parse
-from rallypoint.rendezvous.backends.etcd_options import DEFAULT_PORT
+from rallypoint.rendezvous.backends.etcd import DEFAULT_PORT
 from rallypoint.rendezvous.backends.option_table import KNOWN
 from rallypoint.rendezvous.params import C10D_PORT
 

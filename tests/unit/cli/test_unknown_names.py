@@ -14,8 +14,8 @@ from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.parse import parse
 from rallypoint.cli.unknown_names import OURS, closest_match, warn_of_variables
 from rallypoint.rendezvous.backends.option_table import KNOWN
+from rallypoint.rendezvous.handler import rendezvous_handler_registry
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.rendezvous.registry import rendezvous_handler_registry
 
 
 @pytest.mark.parametrize(

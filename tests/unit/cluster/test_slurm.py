@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from rallypoint.base.errors import UsageError
 from rallypoint.clusters import slurm
-from rallypoint.clusters.findings import Cluster, Machine, Nothing, Refusal
-from rallypoint.clusters.ports import control_port
+from rallypoint.clusters.findings import Cluster, Machine, Nothing, Refusal, control_port
 from tests.effort import examples
 
 JOB = {"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "3", "SLURM_NNODES": "3", "SLURM_JOB_NODELIST": "n[1-3]"}

@@ -23,10 +23,10 @@ from rallypoint.compat.rendezvous import (
     create_handler,
 )
 from rallypoint.control.protocol.errors import RendezvousConnectionError, RendezvousTimeoutError
-from rallypoint.rendezvous.backend import RendezvousBackend, Token
 from rallypoint.rendezvous.backends.static import create_handler as create_rdzv_handler
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo
 from rallypoint.rendezvous.params import RendezvousParameters
+from rallypoint.rendezvous.shared_state import RendezvousBackend, Token
 from rallypoint.workers.logs.specs import DefaultLogsSpecs, Std
 from tests.ports import free_port
 

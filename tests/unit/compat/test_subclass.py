@@ -15,9 +15,8 @@ from rallypoint.base.errors import UserError
 from rallypoint.compat.agent import SimpleElasticAgent
 from rallypoint.control.protocol.errors import RendezvousStateError
 from rallypoint.failures.failure import ProcessFailure
-from rallypoint.rendezvous.handler import RendezvousHandler
+from rallypoint.rendezvous.handler import RendezvousHandler, get_rendezvous_handler
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.rendezvous.registry import get_rendezvous_handler
 from rallypoint.store.hashstore import HashStore
 from tests.unit.agent.third_party import CountingHandler, outcome
 

@@ -18,10 +18,9 @@ from rallypoint.control.election.journal import Journal
 from rallypoint.control.election.keys import ElectionKeys, decode_leader
 from rallypoint.control.election.leader_resolver import LeaderResolver
 from rallypoint.control.election.machine import Election
-from rallypoint.control.election.shell import Candidate
+from rallypoint.control.election.shell import Candidate, JournalWriter
 from rallypoint.control.election.steps import Effect, Event, Fence
 from rallypoint.control.election.takeover import Takeover
-from rallypoint.control.election.term import JournalWriter
 from rallypoint.control.etcd.api import (
     EtcdRefused,
     EtcdUnreachable,

@@ -31,9 +31,8 @@ from rallypoint.observe.hangs.dumps import (
 )
 from rallypoint.observe.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence
 from rallypoint.observe.hangs.messages import NodeEvidence, decode_evidence, encode_evidence
-from rallypoint.observe.hangs.report import report_lines
+from rallypoint.observe.hangs.report import groups_of, report_lines
 from rallypoint.observe.hangs.stacks import stacks_of_workers
-from rallypoint.observe.hangs.understand import groups_of
 from rallypoint.workers.context import SubprocessContext
 from rallypoint.workers.logs.specs import DefaultLogsSpecs
 from rallypoint.workers.preload.forkable import untracked_read

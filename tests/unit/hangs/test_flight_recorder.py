@@ -30,8 +30,7 @@ from rallypoint.observe.hangs.dumps import (
     take_dumps,
 )
 from rallypoint.observe.hangs.messages import NodeEvidence, RankEvidence, RankRecord, decode_evidence, encode_evidence
-from rallypoint.observe.hangs.report import report_lines
-from rallypoint.observe.hangs.understand import MAX_FINDINGS, findings
+from rallypoint.observe.hangs.report import MAX_FINDINGS, findings, report_lines
 from rallypoint.observe.hangs.unpickle import PlainUnpickler, unpickled
 
 RECORDED = Path(__file__).parent / "recorded"

@@ -8,16 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.observe.hangs.frames import Frame, calls_of, main_frames, short_lines, summary_of
 from rallypoint.observe.hangs.messages import (
+    Frame,
     NodeEvidence,
     ProcessEvidence,
     RankEvidence,
+    calls_of,
     decode_evidence,
     encode_evidence,
+    main_frames,
+    short_lines,
+    summary_of,
 )
-from rallypoint.observe.hangs.report import MAX_LINES, report_lines
-from rallypoint.observe.hangs.understand import groups_of
+from rallypoint.observe.hangs.report import MAX_LINES, groups_of, report_lines
 
 PACKAGES = "/opt/env/lib/python3.12/site-packages"
 WRAPPER = Frame("_exception_logger.<locals>.wrapper", f"{PACKAGES}/torch/distributed/c10d_logger.py", 83)

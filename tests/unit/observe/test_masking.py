@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from rallypoint.observe.masking import (
+from rallypoint.observe.bundle import (
     MASK,
     helpful_variables,
     is_secret_name,

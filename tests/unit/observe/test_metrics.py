@@ -16,6 +16,7 @@ from rallypoint.control.membership.state import Settings
 from rallypoint.observe.metrics import (
     CONTENT_TYPE,
     METRICS,
+    AgentAccount,
     Family,
     Kind,
     NodeReading,
@@ -26,7 +27,6 @@ from rallypoint.observe.metrics import (
     node_families,
 )
 from rallypoint.observe.telemetry import agent_events as events
-from rallypoint.observe.telemetry.agent_account import AgentAccount
 from rallypoint.observe.telemetry.agent_events import NodePhase
 
 ROOT = Path(__file__).parents[3]

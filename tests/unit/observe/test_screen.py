@@ -8,8 +8,8 @@ import re
 
 import pytest
 
+from rallypoint.cli.following import Screen, Terminal
 from rallypoint.control.protocol.observation import NodeState, Phase, Snapshot
-from rallypoint.observe.screen import Screen, Terminal
 from rallypoint.observe.status import cells
 from tests.unit.observe.snapshots import LONG, event, node, snapshot
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint.base.http import Answer, Client, Stream
-from rallypoint.base.http_access import Access
+from rallypoint.base.http import Access, Answer, Client, Stream
 from rallypoint.base.peer_user import Peer
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.jobs import ManyJobs, ServedJobs
@@ -22,8 +21,7 @@ from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
 from rallypoint.control.protocol.handshake import Hello
 from rallypoint.control.protocol.messages import JoinRequest
 from rallypoint.observe.metrics import Family, build_family
-from rallypoint.observe.site import Site
-from rallypoint.observe.sources import LocalJobs
+from rallypoint.observe.site import LocalJobs, Site
 from rallypoint.observe.status import status_fields
 
 NOW = 1.75e9

@@ -8,8 +8,7 @@ import threading
 from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol.errors import RendezvousStateError
 from rallypoint.control.protocol.messages import LinkLost, Notification
-from rallypoint.rendezvous.backend import RendezvousBackend, Token
-from rallypoint.rendezvous.shared_state import SharedStateLink
+from rallypoint.rendezvous.shared_state import RendezvousBackend, SharedStateLink, Token
 
 
 class Damaged(RendezvousBackend):

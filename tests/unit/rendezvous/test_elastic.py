@@ -17,9 +17,8 @@ from rallypoint.control.membership.state import NodeInfo
 from rallypoint.control.protocol.errors import RendezvousClosedError, RendezvousTimeoutError
 from rallypoint.control.protocol.messages import Notification, Placed, ProgressRequest, RoundEnded
 from rallypoint.rendezvous.elastic import ElasticHandler
-from rallypoint.rendezvous.handler import RendezvousInfo
+from rallypoint.rendezvous.handler import RendezvousInfo, get_rendezvous_handler
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.rendezvous.registry import get_rendezvous_handler
 from rallypoint.store.client import TCPStore
 from rallypoint.store.errors import StoreError
 from tests.ports import free_port

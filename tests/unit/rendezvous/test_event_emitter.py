@@ -11,7 +11,7 @@ import pytest
 from rallypoint.control.membership.operations import Drain
 from rallypoint.control.protocol.errors import RendezvousConnectionError, RendezvousTimeoutError
 from rallypoint.observe.telemetry import handlers as event_handlers
-from rallypoint.observe.telemetry.events import NodeState, RdzvEvent
+from rallypoint.observe.telemetry.agent_events import NodeState, RdzvEvent
 from rallypoint.observe.telemetry.handlers import RENDEZVOUS, log_handlers
 from tests.ports import free_port
 from tests.unit.rendezvous.test_elastic import handler, handlers, meet

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.errors import UserError
-from rallypoint.rendezvous.handler import RendezvousHandler
+from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousHandlerRegistry, get_rendezvous_handler
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.rendezvous.registry import RendezvousHandlerRegistry, get_rendezvous_handler
 from rallypoint.store.hashstore import HashStore
 from tests.unit.agent.third_party import CountingHandler
 

@@ -24,8 +24,7 @@ from rallypoint.control.protocol.messages import (
     RoundEnded,
 )
 from rallypoint.failures.cause import Cause
-from rallypoint.rendezvous.backend import RendezvousBackend
-from rallypoint.rendezvous.shared_state import SharedStateLink
+from rallypoint.rendezvous.shared_state import RendezvousBackend, SharedStateLink
 from tests.unit.coordinator.test_coordinator_laws import lived
 from tests.unit.rendezvous.jobs import EVENTS, SETTINGS
 

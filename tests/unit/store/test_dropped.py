@@ -68,7 +68,7 @@ _IMPORTS = """
 import gc
 from rallypoint.observe.health.check import HealthCheckServer
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.rendezvous.registry import get_rendezvous_handler
+from rallypoint.rendezvous.handler import get_rendezvous_handler
 from rallypoint.store.client import TCPStore
 def rendezvous():
     return get_rendezvous_handler(RendezvousParameters("c10d", "localhost:0", "job", 1, 1))

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rallypoint.observe.metrics import RECOVERY_BOUNDS, AgentAccount
 from rallypoint.observe.telemetry import agent_events as events
-from rallypoint.observe.telemetry.agent_account import RECOVERY_BOUNDS, AgentAccount
 from rallypoint.observe.telemetry.agent_events import NodePhase, PhaseClock
 
 STEPS = st.lists(st.tuples(st.sampled_from(NodePhase), st.floats(0, 1e6), st.floats(0, 1e4)), max_size=30)

@@ -11,7 +11,7 @@ import pytest
 
 from rallypoint.base.errors import UserError
 from rallypoint.observe.telemetry import handlers
-from rallypoint.observe.telemetry.events import Event, EventSource, NodeState, RdzvEvent
+from rallypoint.observe.telemetry.agent_events import Event, EventSource, NodeState, RdzvEvent
 from rallypoint.observe.telemetry.handlers import (
     construct_and_record_rdzv_event,
     get_logging_handler,

@@ -15,8 +15,7 @@ import pytest
 
 from rallypoint.base.errors import UserError
 from rallypoint.observe.telemetry import json_lines
-from rallypoint.observe.telemetry.agent_events import OperatorActed
-from rallypoint.observe.telemetry.events import Event, EventSource
+from rallypoint.observe.telemetry.agent_events import Event, EventSource, OperatorActed
 from rallypoint.observe.telemetry.handlers import (
     get_logging_handler,
     log_handlers,

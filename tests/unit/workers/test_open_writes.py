@@ -100,7 +100,7 @@ def script(tmp_path: Path) -> Iterator[Script]:
         "f = open('/dev/shm/rallypoint-test', 'w'); os.unlink('/dev/shm/rallypoint-test')",
         "os.environ |= {'RALLYPOINT_NOTICES': 'told', 'LOCAL_RANK': '0'}; "
         "from rallypoint import notices; notices.progress(5); assert os.listdir('told') == ['progress.0']",
-        "from rallypoint.inprocess.channel import Channel; c = Channel('told', '0')",
+        "from rallypoint.inprocess.rounds import Channel; c = Channel('told', '0')",
     ],
 )
 def test_what_is_no_checkpoint_costs_no_time(script: Script, line: str) -> None:

@@ -310,7 +310,7 @@ def test_a_kernel_without_close_range_costs_no_time() -> None:
 
 WITHOUT_A_DESCRIPTOR = """
 import os, resource, sys
-from rallypoint.workers.reaper.process_tree import ProcessTree
+from rallypoint.workers.reaper.program import ProcessTree
 from rallypoint.workers.reaper.process_setup import sigchld_fd
 family = ProcessTree(sigchld_fd())
 child = os.posix_spawnp("sleep", ["sleep", "600"], os.environ)
@@ -364,7 +364,7 @@ def test_one_that_is_stopped_hears_that_it_is_to_end(reaper: ReaperClient) -> No
     held.release()
 
 
-OUR_FILES = ("supervisor", "program", "protocol", "process_tree", "process_setup")
+OUR_FILES = ("supervisor", "program", "protocol", "process_setup")
 
 
 def test_it_runs_our_own_files_and_loads_nothing_that_is_costly(tmp_path: Path) -> None:

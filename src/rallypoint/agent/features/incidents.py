@@ -32,9 +32,21 @@ from rallypoint.control.membership.state import Outcome, Reason, Verdict
 from rallypoint.control.protocol.messages import JobEnded, JoinRefused, LinkLost, RoundEnded
 from rallypoint.failures.cause import Ending
 from rallypoint.failures.report import failure_detail
-from rallypoint.observe.bundle import LIMIT, ON_DEMAND_LIMIT, Piece, bundle, safe_name, write_bundle, write_index
+from rallypoint.observe.bundle import (
+    LIMIT,
+    ON_DEMAND_LIMIT,
+    Piece,
+    bundle,
+    helpful_variables,
+    mask_command,
+    mask_environment,
+    mask_strings,
+    mask_text,
+    safe_name,
+    write_bundle,
+    write_index,
+)
 from rallypoint.observe.hangs.dumps import DUMP, OLD_NAMES
-from rallypoint.observe.masking import helpful_variables, mask_command, mask_environment, mask_strings, mask_text
 
 if TYPE_CHECKING:
     from rallypoint.agent.steps import Event, Step
@@ -362,7 +374,7 @@ def kernel_words(lines: Sequence[str], pids: set[int]) -> list[str]:
 
 def _kernel_log() -> list[str]:
     """The kernel's log, without priorities; empty if that may not be read."""
-    from rallypoint.base.kernel_log import log_entries, raw_entries
+    from rallypoint.failures.system_diagnosis import log_entries, raw_entries
 
     try:
         return [f"[{each.moment:.3f}] {each.text}" for each in log_entries(raw_entries())]

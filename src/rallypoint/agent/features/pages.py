@@ -18,17 +18,15 @@ from collections.abc import Mapping, Sequence
 
 from rallypoint.agent.workers import WorkerController
 from rallypoint.base.endpoint import host_name
-from rallypoint.base.http import Answer, Client, Handler
-from rallypoint.base.http_access import Access
+from rallypoint.base.http import Access, Answer, Client, Handler
 from rallypoint.base.light_typing import TYPE_CHECKING, Any
 from rallypoint.base.secrets import http_token
-from rallypoint.observe.telemetry.agent_account import AgentAccount, AgentReading
+from rallypoint.observe.metrics import AgentAccount, AgentReading
 
 if TYPE_CHECKING:
     from rallypoint.control.client.dialing import DialTarget
     from rallypoint.observe.metrics import Family, NodeReading
-    from rallypoint.observe.site import Site
-    from rallypoint.observe.sources import RemoteJob
+    from rallypoint.observe.site import RemoteJob, Site
     from rallypoint.observe.telemetry.agent_events import AgentEvent
 
 TOKEN_FILE = "RALLYPOINT_HTTP_TOKEN_FILE"
@@ -72,8 +70,7 @@ class AgentPages:
         return await self._site.answer(head, client)
 
     def _make(self) -> Site:
-        from rallypoint.observe.site import Site
-        from rallypoint.observe.sources import RemoteJob
+        from rallypoint.observe.site import RemoteJob, Site
 
         job = self._workers.group.spec.rdzv_handler.get_run_id()
         self._source = RemoteJob(job, self._targets)

@@ -17,12 +17,11 @@ from rallypoint.base.light_typing import TYPE_CHECKING, Any
 from rallypoint.base.log import get_logger
 from rallypoint.base.secrets import take_from_environment
 from rallypoint.base.signals import ignore_signals_at_exit
+from rallypoint.rendezvous.handler import get_rendezvous_handler
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.rendezvous.registry import get_rendezvous_handler
 
 if TYPE_CHECKING:
-    from rallypoint.base.http import Handler
-    from rallypoint.base.http_access import Access
+    from rallypoint.base.http import Access, Handler
     from rallypoint.failures.report import ChildFailedError
     from rallypoint.observe.health.check import HealthCheckServer, ProgressProbe
 

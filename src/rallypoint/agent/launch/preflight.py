@@ -68,7 +68,7 @@ _WITH_COORDINATOR = ("c10d", "static", *ON_ETCD)
 
 def _endpoints(parameters: RendezvousParameters) -> list[Endpoint]:
     if parameters.backend in ON_ETCD:
-        from rallypoint.rendezvous.backends.etcd_options import endpoints_of
+        from rallypoint.rendezvous.backends.etcd import endpoints_of
 
         return endpoints_of(parameters.endpoint)
     in_file = str(parameters.get("store_type", "tcp")).strip().lower() == "file"

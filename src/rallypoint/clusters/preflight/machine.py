@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from rallypoint.base.descriptors import limits
 from rallypoint.base.devices import cuda_count
-from rallypoint.base.kernel_log import PATH, LogEntry, log_entries, raw_entries
 from rallypoint.base.nvml import LIBRARY, NvmlHealth, nvml_health
 from rallypoint.clusters.preflight.results import (
     EXIT_CODES,
@@ -30,6 +29,7 @@ from rallypoint.clusters.preflight.results import (
     passed,
     warned,
 )
+from rallypoint.failures.system_diagnosis import KERNEL_LOG, LogEntry, log_entries, raw_entries
 
 MEBIBYTE, GIBIBYTE = 1 << 20, 1 << 30
 
@@ -308,7 +308,7 @@ def xid(_inputs: CheckInputs) -> Iterator[CheckResult]:
     try:
         yield judge_xid(xid_errors(log_entries(raw_entries()), time.monotonic()))
     except OSError as error:
-        yield not_known(f"{PATH} cannot be read ({error.strerror})")
+        yield not_known(f"{KERNEL_LOG} cannot be read ({error.strerror})")
 
 
 class Xid(NamedTuple):

@@ -33,9 +33,16 @@ from random import Random
 from typing import TypeAlias
 
 from rallypoint.control.election import procedures, steps
-from rallypoint.control.election.context import Runner, StepContext
 from rallypoint.control.election.keys import ElectionKeys
-from rallypoint.control.election.procedures import STATE_TTL, Leadership, Predecessor, Registration, leave
+from rallypoint.control.election.procedures import (
+    STATE_TTL,
+    Leadership,
+    Predecessor,
+    Registration,
+    Runner,
+    StepContext,
+    leave,
+)
 from rallypoint.control.election.steps import (
     CandidatePhase,
     Chore,

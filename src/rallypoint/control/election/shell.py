@@ -5,33 +5,254 @@ Laws:
 1. All events go into one queue, including the answers to requests; the thread takes one after the other.
 2. Any error here is an event for the machine, and the thread goes on: without it the lease would not be kept, and no
    one would notice.
+
+The effects without waiting and without a term (watches, news for the link, lines of the log) are `EffectRunner`'s. A
+`LeaderTerm` is this agent's time as the coordinator: the server, and the thread that writes the journal.
 """
 
 from __future__ import annotations
 
 import math
 import queue
+import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from rallypoint.base.clock import SYSTEM_CLOCK
+from rallypoint.base.descriptors import allow_nodes
+from rallypoint.base.endpoint import host_name
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.log import get_logger
+from rallypoint.control.coordinator.dispatcher import Dispatcher, RestoredState
+from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.election import steps
-from rallypoint.control.election.effects import EffectRunner
+from rallypoint.control.election.journal import CannotWrite, Journal, NotYet, Outcome, Written
 from rallypoint.control.election.keys import ElectionKeys
 from rallypoint.control.election.leader_resolver import LeaderResolver
 from rallypoint.control.election.machine import LONG_PAUSE, Election
-from rallypoint.control.election.steps import Answer, CandidatePhase, Event
-from rallypoint.control.election.term import LeaderTerm, Listen, start_term
+from rallypoint.control.election.steps import Answer, CandidatePhase, Effect, Event, Listening, StartTerm, Txn, Watched
+from rallypoint.control.etcd.api import EtcdError, WatchEnd, WatchEvent
 from rallypoint.control.etcd.client import EtcdClient
-from rallypoint.control.membership.state import NodeId, Settings
+from rallypoint.control.membership.state import NodeId, Settings, State
 
 if TYPE_CHECKING:
+    import socket
+
+    from rallypoint.base.tls import ControlTls
     from rallypoint.control.protocol.observation import Snapshot
+
+
+Listen: TypeAlias = "Callable[[Sequence[str]], list[socket.socket]]"
+
+_PAUSE = 0.2
+"""Seconds until a write that could not be made is tried again."""
+_LAST_WRITES = 1.0
+"""Seconds that the last writes of a coordinator may take."""
+
+
+class JournalWriter:
+    """Writes the newest state, on a thread of its own. A `dispatcher.JournalSink`."""
+
+    def __init__(self, client: EtcdClient, journal: Journal, deposed: Callable[[str], None]) -> None:
+        """Nothing is written before `start`; `deposed` is called once, with the reason, when we cannot write."""
+        self._client = client
+        self._journal = journal
+        self._deposed = deposed
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def start(self, written: Callable[[int], None]) -> None:
+        """Write what is appended; `written` is called with the number of each state that is written."""
+        self._thread = threading.Thread(target=self._run, args=(written,), name="rallypoint-etcd-journal", daemon=True)
+        self._thread.start()
+
+    def append(self, number: int, state: State) -> None:
+        with self._changed:
+            self._journal.append(number, state)
+            self._changed.notify_all()
+
+    def close(self, linger: float = 0.0) -> None:
+        """Stop writing; a write in progress may take `linger` seconds. Idempotent."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._journal.is_idle, timeout=linger)
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self, written: Callable[[int], None]) -> None:
+        try:
+            while (write := self._next_write()) is not None:
+                self._act_on(self._write_once(write), written)
+        except Exception as error:  # otherwise we would seem to coordinate, and no node would be notified of anything
+            log.exception("the coordinator's state cannot be written")
+            self._deposed(f"its state cannot be written ({type(error).__name__}: {error})")
+
+    def _next_write(self) -> Txn | None:
+        """Wait for something to write; None when there will be nothing more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or not self._journal.is_idle)
+            return None if self._closed else self._journal.next_write()
+
+    def _write_once(self, write: Txn) -> Outcome:
+        failure = None
+        try:
+            result = self._client.txn(write.compares, write.then, write.otherwise)
+        except EtcdError as error:
+            failure = error
+        with self._changed:
+            self._changed.notify_all()
+            return self._journal.answered(result) if failure is None else self._journal.failed(failure)
+
+    def _act_on(self, outcome: Outcome, written: Callable[[int], None]) -> None:
+        match outcome:
+            case Written(number=number):
+                written(number)
+            case NotYet(why=why):
+                log.debug("the coordinator's state cannot be written yet: %s", why)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed, timeout=_PAUSE)
+            case CannotWrite(why=why):
+                with self._changed:
+                    self._closed = True
+                    self._changed.notify_all()
+                self._deposed(why)
+
+
+class LeaderTerm:
+    """A server with its dispatcher and its journal, until it is closed. Made by `start_term`."""
+
+    def __init__(self, dispatcher: Dispatcher, writer: JournalWriter, server: ControlServer) -> None:
+        self._dispatcher = dispatcher
+        self._writer = writer
+        self._server = server
+
+    def snapshot(self) -> Snapshot:
+        """The snapshot of the job."""
+        return self._dispatcher.snapshot()
+
+    def nodes_lost(self, nodes: Collection[NodeId], detail: str) -> None:
+        """These nodes are lost."""
+        self._dispatcher.nodes_lost(nodes, detail)
+
+    def close(self, linger: float) -> None:
+        """Coordinate no more; nodes have `linger` seconds to read the last notifications and disconnect."""
+        # Nodes disconnect when the server ends, and that must not be taken for their departure.
+        self._writer.close(_LAST_WRITES if linger else 0.0)
+        self._server.close(linger, f"{host_name()} no longer hosts it")
+
+
+def start_term(
+    client: EtcdClient,
+    keys: ElectionKeys,
+    settings: Settings,
+    request: StartTerm,
+    deposed: Callable[[str], None],
+    listen: Listen,
+    tls: ControlTls | None = None,
+) -> tuple[LeaderTerm, Listening]:
+    """Coordinate the job from what was taken over; returns the term, and where it listens.
+
+    Args:
+        client: to write the journal with.
+        keys, settings: of the job.
+        request: what the term begins with.
+        deposed: called once, from any thread, with the reason, when nothing can be written any more.
+        listen: opens sockets at these addresses, all on one port.
+        tls: of the control plane, if it has any.
+
+    Raises:
+        OSError: no socket can be opened.
+        UserError: the address to listen at is none of this machine's.
+    """
+    takeover = request.takeover
+    incarnation = takeover.incarnation or secrets.token_hex(8)
+    writer = JournalWriter(client, Journal(keys, request.fence, incarnation, takeover), deposed)
+    dispatcher = Dispatcher(settings, restored=RestoredState(incarnation, takeover.state), journal=writer)
+    allow_nodes(settings.max_nodes)
+    secret = secrets.token_hex(16)
+    writer.start(dispatcher.journal_written)
+    try:
+        server = ControlServer(dispatcher, listen(request.addresses), keys=lambda _job: (secret.encode(),), tls=tls)
+    except BaseException:
+        writer.close()
+        raise
+    return LeaderTerm(dispatcher, writer, server), Listening(request.addresses, server.port, secret)
+
+
+class Watcher(Protocol):
+    """A client of etcd, as far as it watches."""
+
+    def watch(
+        self,
+        key: bytes,
+        from_revision: int,
+        on_events: Callable[[Sequence[WatchEvent]], None],
+        on_lost: Callable[[WatchEnd], None],
+        *,
+        prefix: bool = True,
+    ) -> Any: ...
+
+
+class EffectRunner:
+    """Effects of one candidate. What stands under the leader's key goes to the link at once, also while a request of
+    the election is under way.
+    """
+
+    def __init__(
+        self,
+        watcher: Watcher,
+        resolver: LeaderResolver,
+        put: Callable[[Event], None],
+        log: Callable[[steps.WriteLog], None],
+    ) -> None:
+        """`put` is called from any thread with events for the election, `log` with lines of the log."""
+        self._watcher = watcher
+        self._resolver = resolver
+        self._put = put
+        self._log = log
+        self._watches: dict[Watched, Any] = {}
+
+    def do(self, effect: Effect) -> None:
+        """Do any effect but a request and `NodesLost`."""
+        match effect:
+            case steps.WatchKeys():
+                self._watch(effect)
+            case steps.EndWatch(kind):
+                if (watch := self._watches.pop(kind, None)) is not None:  # else it could not be begun
+                    watch.close()
+            case steps.Publish(kvs, revision):
+                self._resolver.learn(kvs, revision)
+            case steps.ResetRevision():
+                self._resolver.reset_revision()
+            case steps.PermanentError(sentence):
+                self._resolver.set_permanent_error(sentence)
+            case steps.EtcdTrouble(sentence):
+                self._resolver.trouble = sentence
+            case steps.WriteLog():
+                self._log(effect)
+            case _:
+                raise AssertionError(f"{effect} is the shell's")
+
+    def _watch(self, effect: steps.WatchKeys) -> None:
+        def on_events(events: Sequence[WatchEvent]) -> None:
+            if effect.kind is Watched.LEADER:
+                for each in events:
+                    if each.kind == "put":
+                        self._resolver.learn([each.kv], each.kv.mod_revision)
+            self._put(steps.Changed(effect.number, tuple(events)))
+
+        def on_lost(lost: WatchEnd) -> None:
+            self._put(steps.Unwatched(effect.number, lost))
+
+        self._watches[effect.kind] = self._watcher.watch(
+            effect.key, effect.revision, on_events, on_lost, prefix=effect.prefix
+        )
+
 
 log = get_logger(__name__)
 

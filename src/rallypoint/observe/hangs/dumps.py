@@ -31,14 +31,18 @@ import msgspec
 from rallypoint.base.clock import Deadline
 from rallypoint.base.log import printable
 from rallypoint.base.private_files import open_regular, replace_file
-from rallypoint.observe.hangs.frames import MAX_FILE, MAX_NAME, Frame, calls_of, place_of
 from rallypoint.observe.hangs.messages import (
+    MAX_FILE,
     MAX_GROUPS,
     MAX_KEPT,
+    MAX_NAME,
     MAX_TEXT,
     Collective,
+    Frame,
     GroupRecord,
     RankRecord,
+    calls_of,
+    place_of,
     title,
 )
 from rallypoint.observe.hangs.unpickle import unpickled

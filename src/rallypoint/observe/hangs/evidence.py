@@ -25,7 +25,6 @@ from rallypoint.base.clock import Deadline
 from rallypoint.base.log import get_logger, printable
 from rallypoint.base.process_table import process_table, read_stat
 from rallypoint.observe.hangs.dumps import Recorder, take_dumps
-from rallypoint.observe.hangs.frames import calls_of, main_frames, waits_for_children
 from rallypoint.observe.hangs.messages import (
     MAX_CHILD_FRAMES,
     MAX_CHILDREN,
@@ -34,6 +33,9 @@ from rallypoint.observe.hangs.messages import (
     NodeEvidence,
     ProcessEvidence,
     RankEvidence,
+    calls_of,
+    main_frames,
+    waits_for_children,
 )
 from rallypoint.observe.hangs.stacks import TIMEOUT, WorkerStacks, stacks_of_workers
 

@@ -2,20 +2,184 @@
 
 Law: it is bounded, since it goes to the log of every node of a job of any size: `MAX_LINES` lines, those
 that say who differs first, and a line says where all of it is.
+
+It names ranks that are in the same place once, and the ranks that have not joined a collective, which the flight
+recorders of all ranks show.
+
+Each rank numbers the collectives of a process group one after the other. So the ranks of a group whose last number is
+the least have not come to the next one, and the others wait for them in it; if all are at the same number, it is the
+same collective on all of them or the program is wrong.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from rallypoint.observe.hangs.frames import main_frames, short_lines
-from rallypoint.observe.hangs.messages import MAX_FRAMES, NodeEvidence, RankEvidence
-from rallypoint.observe.hangs.understand import Group, findings, found_of, groups_of, ranks_text
+from rallypoint.base.log import ranges
+from rallypoint.observe.hangs.messages import (
+    MAX_FRAMES,
+    Call,
+    Collective,
+    NodeEvidence,
+    ProcessEvidence,
+    RankEvidence,
+    RankRecord,
+    calls_of,
+    main_frames,
+    short_lines,
+    summary_of,
+    title,
+)
 
 if TYPE_CHECKING:
     from rallypoint.observe.hangs.stacks import WorkerStacks
+
+
+_USUAL = frozenset({"running", "sleeping"})
+"""States that say nothing of a hang: what waits sleeps, and what spins runs."""
+DIFFERS = "  <- differs"
+
+
+class Found(NamedTuple):
+    """What a rank was found in, without what differs between ranks that do the same. `calls` are those of its main
+    thread, the innermost first."""
+
+    state: str
+    calls: tuple[Call, ...]
+
+    @property
+    def headline(self) -> str:
+        """A few words for it."""
+        return ", ".join(each for each in (self.state, summary_of(self.calls)) if each) or "nothing is known"
+
+
+class Group(NamedTuple):
+    """Ranks that were found in the same. `differs` if more ranks are in another group than in this."""
+
+    ranks: tuple[int, ...]
+    found: Found
+    differs: bool
+
+    @property
+    def line(self) -> str:
+        """`3 ranks (0-2): all_reduce, train.py:41`."""
+        return f"{ranks_text(self.ranks)}: {self.found.headline}{DIFFERS if self.differs else ''}"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`3 ranks (0-2)`."""
+    return f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'} ({', '.join(ranges(ranks))})"
+
+
+def found_of(process: RankEvidence | ProcessEvidence) -> Found:
+    """The finding of a process, in a form that can equal that of others."""
+    calls = calls_of(process.frames)
+    if isinstance(process, RankEvidence) and process.exit_code is not None:
+        return Found(f"{process.state} with exit code {process.exit_code}", calls)
+    if calls and process.state in _USUAL:
+        return Found("", calls)
+    return Found(f"{process.state} ({process.where})" if process.where else process.state, calls)
+
+
+def groups_of(ranks: Iterable[RankEvidence]) -> list[Group]:
+    """The groups, the largest first, then by their lowest rank; those that are smaller than the largest differ."""
+    members: dict[Found, list[int]] = {}
+    for each in sorted(ranks, key=lambda one: one.rank):
+        members.setdefault(found_of(each), []).append(each.rank)
+    in_order = sorted(members.items(), key=lambda entry: (-len(entry[1]), entry[1]))
+    most = len(in_order[0][1]) if in_order else 0
+    return [Group(tuple(ranks), found, len(ranks) < most) for found, ranks in in_order]
+
+
+# Collectives
+
+
+MAX_FINDINGS = 12
+_DEFAULT = "default_pg"
+
+
+class _ProcessGroup(NamedTuple):
+    name: str
+    members: tuple[int, ...]
+    records: Mapping[int, Mapping[int, Collective]]
+    """By rank and sequence number."""
+
+
+def findings(records: Sequence[RankRecord], ranks: Collection[int]) -> list[str]:
+    """A sentence for each process group of which the ranks do not agree, or in which they wait together.
+
+    Args:
+        records: of the ranks that have left a dump.
+        ranks: all of the job.
+    """
+    known = {each.rank for each in records}
+    found = [text for group in _groups(records, ranks) for text in _of_group(group, known)]
+    found += [f"rank {each.rank} waits in {text}" for each in records for text in each.pending[-1:]]
+    more = [f"and {len(found) - MAX_FINDINGS} more such lines"] if len(found) > MAX_FINDINGS else []
+    return [*found[:MAX_FINDINGS], *more]
+
+
+def _groups(records: Iterable[RankRecord], ranks: Collection[int]) -> list[_ProcessGroup]:
+    """By name, description and members: two groups may have the same name on different ranks."""
+    found: dict[tuple[str, str, tuple[int, ...]], dict[int, dict[int, Collective]]] = {}
+    for record in records:
+        for group in record.groups:
+            by_rank = found.setdefault((group.name, group.description, group.members), {})
+            by_rank[record.rank] = {each.sequence: each for each in group.last}
+    return [
+        _ProcessGroup(title(name, description), members or _seen(description, by_rank, ranks), by_rank)
+        for (name, description, members), by_rank in found.items()
+    ]
+
+
+def _seen(description: str, by_rank: Mapping[int, object], ranks: Collection[int]) -> tuple[int, ...]:
+    """The members of a group of which they are not told: gloo does not."""
+    return tuple(sorted(ranks)) if description == _DEFAULT else tuple(sorted(by_rank))
+
+
+def _of_group(group: _ProcessGroup, known: Collection[int]) -> Iterable[str]:
+    last = {rank: max(group.records.get(rank, {}), default=0) for rank in group.members if rank in known}
+    if not last:
+        return
+    top, least = max(last.values()), min(last.values())
+    unknown = [rank for rank in group.members if rank not in known]
+    beyond = f"; no dump of {_ranks(unknown)}" if unknown else ""
+    if least < top:
+        number = least + 1
+        there = [rank for rank, at in last.items() if at >= number]
+        absent = [rank for rank, at in last.items() if at < number]
+        named = next((each for rank in there if (each := group.records[rank].get(number))), None)
+        what = f"{named.operation if named else 'a collective'} #{number} of {group.name}{_place(named)}"
+        yield f"{what}: joined by {_ranks(there)}, not by {_ranks(absent)}{beyond}"
+        return
+    at_top = {rank: group.records[rank][top] for rank in last if top in group.records.get(rank, {})}
+    waiting = [rank for rank, each in at_top.items() if not each.done]
+    if not waiting:
+        return
+    operations = sorted({each.operation for each in at_top.values()})
+    if len(operations) > 1:
+        by_name = (
+            f"{name} on {_ranks([rank for rank, each in at_top.items() if each.operation == name])}"
+            for name in operations
+        )
+        yield f"#{top} of {group.name} is not the same on all ranks: {', '.join(by_name)}{beyond}"
+        return
+    first = at_top[waiting[0]]
+    missing = "not complete on any" if len(waiting) == len(at_top) else f"not complete on {_ranks(waiting)}"
+    joined = f"joined by all with a dump, {_ranks(at_top)}" if unknown else "joined by all"
+    yield f"{first.operation} #{top} of {group.name}{_place(first)}: {joined}, {missing}{beyond}"
+
+
+def _place(collective: Collective | None) -> str:
+    return f" ({collective.place})" if collective is not None and collective.place else ""
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    found = ranges(ranks)
+    return f"rank{'' if len(found) == 1 and '-' not in found[0] else 's'} {', '.join(found)}"
+
 
 MAX_LINES = 60
 _MAX_GROUPS = 16

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import asyncio
     import socket
 
-    from rallypoint.base.http_access import Access
+    from rallypoint.base.http import Access
 
 log = get_logger(__name__)
 
@@ -210,7 +210,7 @@ class HealthCheckServer:
         except RequestError as error:
             return refusal(error.status)
         if request.path == STATUS:
-            from rallypoint.base.http_access import Access
+            from rallypoint.base.http import Access
 
             refused = (self._access or Access()).refusal_for(request, client)
             if refused is not None:

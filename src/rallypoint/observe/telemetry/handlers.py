@@ -20,7 +20,7 @@ from rallypoint.base.errors import UserError
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import log_level, print_error_line
 from rallypoint.base.plugins import plugin
-from rallypoint.observe.telemetry.events import Event, NodeState, RdzvEvent
+from rallypoint.observe.telemetry.agent_events import Event, NodeState, RdzvEvent
 
 if TYPE_CHECKING:
     from rallypoint.observe.telemetry.agent_events import AgentEvent

@@ -26,8 +26,7 @@ from urllib.parse import parse_qs
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
 from rallypoint.base.private_files import open_to_append
-from rallypoint.observe.telemetry.agent_events import AgentEvent, EventsLost, TorchEvent, encode
-from rallypoint.observe.telemetry.events import Event
+from rallypoint.observe.telemetry.agent_events import AgentEvent, Event, EventsLost, TorchEvent, encode
 
 log = get_logger(__name__)
 

@@ -40,8 +40,7 @@ from rallypoint.rendezvous.backends.options import (
     worker_stores,
 )
 from rallypoint.rendezvous.control_plane import ControlPlane, local_id, own_node
-from rallypoint.rendezvous.elastic import ElasticHandler
-from rallypoint.rendezvous.event_emitter import record_hosting
+from rallypoint.rendezvous.elastic import ElasticHandler, record_hosting
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import C10D_PORT, RendezvousParameters
 

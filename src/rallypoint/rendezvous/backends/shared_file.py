@@ -9,13 +9,12 @@ from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import outward_address
 from rallypoint.control.protocol.errors import RendezvousConnectionError
 from rallypoint.control.protocol.messages import Deliver, Link
-from rallypoint.rendezvous.backend import StoreRendezvousBackend
 from rallypoint.rendezvous.backends.options import rank_hint, settings_of, worker_stores
 from rallypoint.rendezvous.control_plane import ControlPlane, own_node
 from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.rendezvous.shared_state import SharedStateLink
+from rallypoint.rendezvous.shared_state import SharedStateLink, StoreRendezvousBackend
 from rallypoint.store.errors import StoreError
 from rallypoint.store.filestore import FileStore
 

@@ -150,7 +150,7 @@ def _apply_environment(environ: Mapping[str, str], cpus: Collection[int]) -> Non
         del os.environ[name]
     os.environ.update(environ)
     if cpus:
-        from rallypoint.base.topology import bind_this_process
+        from rallypoint.base.numa import bind_this_process
 
         bind_this_process(frozenset(cpus))
 

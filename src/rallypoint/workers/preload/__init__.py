@@ -5,7 +5,6 @@
     hook/             the `sitecustomize` of an interpreter that becomes a zygote
     zygote            the zygote itself: import, fork; and how a copy becomes like a fresh interpreter
     imports           what it imports, what the imports read, and whether it may be forked afterwards
-    script_imports    what a script imports, read from its source
 
 Laws:
 

@@ -24,7 +24,7 @@ Laws:
 3. Copies are made concurrently: an intermediate process makes them all and ends, so that their parent is the reaper,
    which adopts orphans and finds their exit codes. Each copy initializes itself, when that parent has ended.
 4. Each thing that a new process gets and a fork does not is named once, in `_become_worker`.
-5. Only the worker may see modules: this, `imports` and `script_imports` use built-in ones and each other, and leave
+5. Only the worker may see modules: this and `imports` use built-in ones and each other, and leave
    nothing in `sys.modules`.
 """
 

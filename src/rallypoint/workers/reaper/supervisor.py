@@ -5,9 +5,8 @@ the reaper and only waits for it to end. Both are subreapers in one session of t
 spawns stays below the reaper, however it leaves (a session of its own, two forks, an empty environment), and what a
 reaper that is killed leaves falls to the supervisor.
 
-    program           what the reaper does for the agent
+    program           what the reaper does for the agent; the processes below a process: finding, killing, reaping them
     protocol          the messages between agent and reaper
-    process_tree      the processes below a process: finding, killing, reaping them
     process_setup     set-up of reaper and supervisor: orphans, signals, descriptors
 
 Laws:
@@ -28,8 +27,7 @@ import select
 
 from rallypoint.workers.reaper import process_setup
 from rallypoint.workers.reaper.process_setup import SIGKILL
-from rallypoint.workers.reaper.process_tree import LAST_TIMEOUT, ProcessTree
-from rallypoint.workers.reaper.program import run_reaper
+from rallypoint.workers.reaper.program import LAST_TIMEOUT, ProcessTree, run_reaper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
