@@ -130,12 +130,6 @@ def test_a_restart_counts_from_its_own_start(group: Group, rallyrun: Launcher) -
     assert KILLER in rallyrun.jobs[0].err, "the restart's reason is told when it comes"
 
 
-def test_who_else_killed_a_worker_is_not_taken_for_the_kernel(group: Group, rallyrun: Launcher) -> None:
-    root = _fails_in(group, rallyrun, "import os\nos.kill(os.getpid(), 9)")
-    assert "Signal 9 (SIGKILL) received by PID " in root
-    assert KILLER not in root
-
-
 def test_another_process_of_the_group_that_was_killed_does_not_settle_it(group: Group, rallyrun: Launcher) -> None:
     text = f"""
 import os
@@ -147,22 +141,6 @@ os.kill(os.getpid(), 9)
     root = _fails_in(group, rallyrun, text)
     doubt = "killed by somebody, after another process was" if _log_is_readable() else "most likely"
     assert f"received by PID {_pid(root)}: {doubt} {KILLER} (control group " in root
-
-
-def test_who_fails_because_a_child_was_killed_is_told_why_that_was(group: Group, rallyrun: Launcher) -> None:
-    text = f"""
-import os
-from rallypoint import record
-@record
-def main():
-    if (child := os.fork()) == 0:
-        {DEVOUR.strip().replace(chr(10), chr(10) + "        ")}
-    assert os.waitpid(child, 0)[1] != 9, "a loader is gone"
-main()
-"""
-    root = _fails_in(group, rallyrun, text, "--log-dir=logs")
-    assert "AssertionError: a loader is gone\n" in root
-    assert "since it was started, the kernel's out-of-memory killer has killed other processes (control group " in root
 
 
 def _pid(root: str) -> int:

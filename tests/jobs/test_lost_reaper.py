@@ -6,8 +6,6 @@ import os
 import signal
 import sys
 
-import pytest
-
 from tests.jobs.launching import Job, Launcher
 from tests.ports import free_port
 from tests.unit.workers.test_process import parent_of
@@ -34,10 +32,10 @@ def lose_the_reaper(job: Job, round_: int = 0) -> None:
     os.kill(parent_of(reaper), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("flag", ["--socket-ifname=auto", "--worker-env=jax"])
-def test_what_prepares_each_round_prepares_the_next_too(rallyrun: Launcher, flag: str) -> None:
+def test_what_prepares_each_round_prepares_the_next_too(rallyrun: Launcher) -> None:
     script = rallyrun.script(WORKER + "count or signal.pause()")
-    job = rallyrun("--standalone", "--nproc-per-node=2", "--max-restarts=1", flag, script)
+    flags = ("--socket-ifname=auto", "--worker-env=jax", "--progress-file=step")
+    job = rallyrun("--standalone", "--nproc-per-node=2", "--max-restarts=1", *flags, script)
     lose_the_reaper(job)
     assert job.ends() == 0, job.err
     assert sum(line.startswith("up 1 ") for line in job.out) == 2
@@ -59,18 +57,6 @@ def test_hangs_are_found(rallyrun: Launcher) -> None:
     job.until(lambda lines: any(line.startswith("up 1 ") for line in lines), "the next round runs")
     job.until_err("what the workers are doing:")
     assert job.ends() == 124, job.err
-
-
-def test_the_progress_file_is_read(rallyrun: Launcher) -> None:
-    script = rallyrun.script(
-        WORKER + "count or signal.pause()\n"
-        "pathlib.Path('step').write_text('7')\n"
-        """until(lambda: '"step":7' in pathlib.Path('events').read_text().replace(' ', ''))"""
-    )
-    flags = ("--max-restarts=1", "--progress-file=step", "--event-log-handler=jsonl:events")
-    job = rallyrun("--standalone", *flags, script)
-    lose_the_reaper(job)
-    assert job.ends() == 0, job.err
 
 
 SLOW_PROGRAM = f"""#!{sys.executable}

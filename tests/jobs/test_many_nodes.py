@@ -74,30 +74,6 @@ def test_static_with_two_and_one_workers_that_restart_together(rallyrun: Launche
     all_end([a, b], 0)
 
 
-def test_ranks_of_roles_of_unequal_sizes(rallyrun: Launcher) -> None:
-    """The worked example of the contract's section 3.2."""
-    job = Nodes(rallyrun, "--nnodes=3", f"--rdzv-endpoint=127.0.0.1:{free_port()}")
-    given = [("A", 1), ("B", 2), ("A", 2)]
-    nodes = [
-        job.start(f"N{rank}", f"--node-rank={rank}", f"--role={role}", f"--nproc-per-node={size}")
-        for rank, (role, size) in enumerate(given)
-    ]
-    found = []
-    for node, (_, size) in zip(nodes, given, strict=True):
-        node.comes_up(size)
-        names = ("RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "WORLD_SIZE", "GROUP_RANK")
-        found += [tuple(up[name] for name in names) for up in node.last(size)]
-    assert found == [
-        ("0", "A", "0", "3", "5", "0"),
-        ("1", "B", "0", "2", "5", "1"),
-        ("2", "B", "1", "2", "5", "1"),
-        ("3", "A", "1", "3", "5", "2"),
-        ("4", "A", "2", "3", "5", "2"),
-    ]
-    job.say("finish")
-    all_end(nodes, 0)
-
-
 def test_the_host_of_the_control_plane_may_come_last(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "3")
     nodes = []
