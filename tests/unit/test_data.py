@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -15,31 +14,9 @@ from rallypoint.base.errors import UserError
 from rallypoint.data import CyclingIterator, ElasticDistributedSampler, permutation
 
 
-def test_epochs_follow_one_another() -> None:
-    assert list(CyclingIterator(3, lambda epoch: [epoch, 10 + epoch])) == [0, 10, 1, 11, 2, 12]
-    assert list(CyclingIterator(3, lambda epoch: [epoch], start_epoch=1)) == [1, 2]
-
-
 def test_an_epoch_may_be_empty_and_many_may() -> None:
     assert list(CyclingIterator(3, lambda epoch: [] if epoch == 1 else [epoch])) == [0, 2]
     assert list(CyclingIterator(100_000, lambda epoch: [epoch] if epoch == 99_999 else [])) == [99_999]
-
-
-def test_an_epoch_begins_when_the_last_one_is_over() -> None:
-    begun: list[int] = []
-
-    def items(epoch: int) -> Iterator[int]:
-        begun.append(epoch)
-        return iter([epoch])
-
-    cycling = CyclingIterator(2, items)
-    assert begun == [0]
-    assert (next(cycling), begun) == (0, [0])
-    assert (next(cycling), begun) == (1, [0, 1])
-    for _ in range(2):
-        with pytest.raises(StopIteration):
-            next(cycling)
-    assert begun == [0, 1]
 
 
 @given(st.integers(0, 300), st.integers(-(2**70), 2**70))
@@ -61,14 +38,6 @@ def test_all_is_shared_out_and_everybody_gets_as_many(size: int, workers: int, s
     assert set(given_out) == set(range(start, size))
     assert len({len(share) for share in shares}) == 1
     assert max(given_out.values()) - min(given_out.values()) <= 1
-
-
-def test_each_epoch_has_its_own_order() -> None:
-    sampler = ElasticDistributedSampler(range(100), 1, 0)
-    first = list(sampler)
-    assert list(sampler) == first
-    sampler.set_epoch(1)
-    assert list(sampler) != first
 
 
 @pytest.mark.process

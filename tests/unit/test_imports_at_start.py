@@ -118,8 +118,3 @@ def test_help_imports_what_it_shows(for_help: Imported) -> None:
 def test_the_way_to_the_first_worker(for_first_worker: Imported) -> None:
     assert 0 < for_first_worker.size <= FIRST_WORKER
     assert foreign(for_first_worker.modules, STANDARD) == set()
-
-
-@pytest.mark.parametrize("heavy", ["asyncio", "hashlib", "_hashlib", "hmac", "msgspec", "uvloop", "subprocess"])
-def test_what_is_heavy_waits(for_first_worker: Imported, heavy: str) -> None:
-    assert heavy not in for_first_worker.modules

@@ -52,11 +52,6 @@ def test_no_import_circle() -> None:
     assert circles({name: imports_of(name) for name in modules()}) == []
 
 
-def test_a_circle_is_found() -> None:
-    graph = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}, "e": set[str]()}
-    assert circles(graph) == [["b", "c"]]
-
-
 def test_no_circle_among_the_files_of_the_store_in_c() -> None:
     """A file of C and its header are one; nothing is declared but in the header of the file that has it."""
     graph: dict[str, set[str]] = {}

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from pathlib import Path
 from uuid import UUID
 
@@ -37,56 +36,6 @@ def _convert(*arguments: str, **environ: str) -> tuple[LaunchConfig, EntryPoint,
 def _destinations(config: LaunchConfig, workers: int) -> LogsDest:
     assert isinstance(config.logs_specs, DefaultLogsSpecs)
     return config.logs_specs.reify({rank: {} for rank in range(workers)})
-
-
-def test_defaults() -> None:
-    config, program, arguments = _convert("s.py", "a")
-    assert (program, arguments) == (sys.executable, ("-u", "s.py", "a"))
-    assert (config.min_nodes, config.max_nodes, config.nproc_per_node) == (1, 1, 1)
-    assert (config.role, config.max_restarts, config.shutdown_timeout) == ("default", 0, 30)
-    assert config.rdzv_configs == {"timeout": 900}
-    assert config.log_line_prefix_template is None
-
-
-def test_everything_arrives() -> None:
-    config, _, _ = _convert(
-        "--nnodes=1:4",
-        "--nproc-per-node=3",
-        "--rdzv-backend=c10d",
-        "--rdzv-endpoint=h:1",
-        "--rdzv-id=job",
-        "--rdzv-conf=join_timeout=5",
-        "--max-restarts=2",
-        "--monitor-interval=0.5",
-        "--start-method=fork",
-        "--role=trainer",
-        "--node-rank=2",
-        "--local-addr=me",
-        "--signals-to-handle=SIGTERM, SIGUSR1",
-        "--shutdown-timeout=0",
-        "s.py",
-        TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="[${rank}] ",
-    )
-    assert (config.min_nodes, config.max_nodes, config.nproc_per_node) == (1, 4, 3)
-    assert (config.rdzv_backend, config.rdzv_endpoint, config.run_id) == ("c10d", "h:1", "job")
-    assert config.rdzv_configs == {"join_timeout": "5", "timeout": 900}
-    assert (config.max_restarts, config.monitor_interval, config.start_method) == (2, 0.5, "fork")
-    assert (config.role, config.node_rank, config.local_addr) == ("trainer", 2, "me")
-    assert (config.signals_to_handle, config.shutdown_timeout) == ("SIGTERM, SIGUSR1", 0)
-    assert config.log_line_prefix_template == "[${rank}] "
-
-
-@pytest.mark.parametrize(
-    ("flags", "environ", "program", "arguments"),
-    [
-        (["-m"], {}, sys.executable, ("-u", "-m", "s.py", "--x")),
-        (["--no-python"], {"PYTHON_EXEC": "py"}, "s.py", ("--x",)),
-        ([], {"PYTHON_EXEC": "py"}, "py", ("-u", "s.py", "--x")),
-        ([], {"PYTHON_EXEC": ""}, "", ("-u", "s.py", "--x")),
-    ],
-)
-def test_entry_points(flags: list[str], environ: dict[str, str], program: str, arguments: tuple[str, ...]) -> None:
-    assert _convert(*flags, "s.py", "--x", **environ)[1:] == (program, arguments)
 
 
 def test_streams_and_ranks_shown(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -183,21 +132,6 @@ def test_any_nnodes_is_read_or_refused(text: str) -> None:
     assert 1 <= low <= high
 
 
-@pytest.mark.parametrize(("text", "size"), [("1", 1), (" 2 ", 2), ("1_0", 10)])
-def test_a_number_of_workers(text: str, size: int) -> None:
-    assert local_world_size(text, {}) == size
-
-
-def test_processors_are_counted_by_affinity() -> None:
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(allowed)})
-    try:
-        assert local_world_size("cpu", {}) == 1
-        assert local_world_size("auto", {"CUDA_VISIBLE_DEVICES": ""}) == 1
-    finally:
-        os.sched_setaffinity(0, allowed)
-
-
 def test_gpus_are_counted_where_there_are_some() -> None:
     count = cuda_count({})
     if count:
@@ -207,17 +141,6 @@ def test_gpus_are_counted_where_there_are_some() -> None:
         assert local_world_size("auto", {}) == (cards or len(os.sched_getaffinity(0)))
         with pytest.raises(UserError, match=r"NVIDIA GPUs, and there is none.* on this machine"):
             local_world_size("gpu", {})
-
-
-def test_xpus_are_counted_where_there_are_some() -> None:
-    count = xpu_count({})
-    if count:
-        assert local_world_size("xpu", {}) == count
-    else:
-        with pytest.raises(UserError, match="Intel GPUs, and there is none"):
-            local_world_size("xpu", {})
-    with pytest.raises(UserError, match="ZE_AFFINITY_MASK='x'"):
-        local_world_size("xpu", {"ZE_AFFINITY_MASK": "x"})
 
 
 # The rendezvous: the table of contract section 1.5, row by row

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from rallypoint.base.errors import UserError
@@ -46,28 +41,3 @@ def test_it_warns_that_it_is_deprecated(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_program_takes_no_local_rank(arguments: list[str], environ: dict[str, str], source: str) -> None:
     with pytest.raises(UserError, match=rf"{source}.* --use-env"):
         read([*arguments, "true"], environ)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (["--max-restarts=-1", "s.py"], 1, "rallyrun: error: --max-restarts=-1 is out of range"),
-        (["--use-env=1", "s.py"], 2, "--use_env: it takes no value, and was given '1'; leave that out"),
-        (["--no-python", "true"], 1, "rallyrun: error: --no-python runs a program"),
-        (["--use-env", "--no-python", "true"], 0, ""),
-    ],
-)
-@pytest.mark.process
-def test_it_ends_as_rallyrun_does(arguments: list[str], code: int, said: str, tmp_path: Path) -> None:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "TORCH"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "rallypoint.launch", *arguments],
-        env={**environ, "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == code, done.stderr
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr

@@ -58,48 +58,48 @@ def test_success(capsys: pytest.CaptureFixture[str], error_file: Path) -> None:
     assert not error_file.exists()
 
 
-def test_a_preempted_job_has_a_code_of_its_own_and_is_no_failure(
-    capsys: pytest.CaptureFixture[str], error_file: Path
+PREEMPTED = JobPreempted("the job was preempted, since n1 received SIGUSR2")
+WRONG, GONE = UserError("--nnodes='a' is no number"), RallypointError("the store has gone")
+REPORT = ChildFailedError("train.py", {}, cause=_cause())
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "shown", "told"),
+    [
+        (PREEMPTED, 143, f"rallyrun: {PREEMPTED}", None),
+        (WRONG, 1, f"rallyrun: error: {WRONG}", f"UserError: {WRONG}"),
+        (GONE, 1, f"rallyrun: error: {GONE}", f"RallypointError: {GONE}"),
+        (UsageError("lease=0"), 2, "rallyrun: error: lease=0", "UsageError: lease=0"),
+        (RendezvousClosedError(), 1, "rallyrun: error: RendezvousClosedError", "RendezvousClosedError: "),
+        (REPORT, 1, str(REPORT), "Signal 9 (SIGKILL) received by PID 42"),
+        (SignalException("got it", signal.SIGTERM), 1, "rallyrun: stopped by SIGTERM", "SignalException: got it"),
+        (KeyboardInterrupt(), 130, "rallyrun: interrupted", None),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_what_is_shown_and_told_of_each_end(
+    error: BaseException,
+    code: int,
+    shown: str,
+    told: str | None,
+    capsys: pytest.CaptureFixture[str],
+    error_file: Path,
 ) -> None:
-    told: list[tuple[BaseException | None, int]] = []
+    """`told` is the message in the error file; without one, there is no such file."""
+    finished: list[tuple[BaseException | None, int]] = []
 
     def finish(error: BaseException | None, code: int) -> int:
-        told.append((error, code))
+        finished.append((error, code))
         return code
 
-    error = JobPreempted("the job was preempted, since n1 received SIGUSR2")
-    assert exit_code_of(lambda: _raiser(error), finish=finish) == 143
-    assert capsys.readouterr() == ("", f"rallyrun: {error}\n")
-    assert not error_file.exists()
-    assert told == [(error, 143)]
-
-
-@pytest.mark.parametrize("error", [UserError("--nnodes='a' is no number"), RallypointError("the store has gone")])
-def test_known_errors_are_one_sentence(
-    error: RallypointError, capsys: pytest.CaptureFixture[str], error_file: Path
-) -> None:
-    assert exit_code_of(lambda: _raiser(error)) == 1
-    assert capsys.readouterr() == ("", f"rallyrun: error: {error}\n")
-    assert json.loads(error_file.read_text())["message"]["message"] == f"{type(error).__name__}: {error}"
-
-
-def test_failed_workers_are_reported(capsys: pytest.CaptureFixture[str], error_file: Path) -> None:
-    report = ChildFailedError("train.py", {}, cause=_cause())
-    assert exit_code_of(lambda: _raiser(report)) == 1
-    assert capsys.readouterr() == ("", f"{report}\n")
-    assert json.loads(error_file.read_text())["message"]["errorCode"] == -9
-
-
-def test_a_signal_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    stop = SignalException("got a signal", signal.SIGTERM)
-    assert exit_code_of(lambda: _raiser(stop), "other") == 1
-    assert capsys.readouterr().err == "other: stopped by SIGTERM\n"
-
-
-def test_an_interrupt_ends_as_shells_expect(capsys: pytest.CaptureFixture[str], error_file: Path) -> None:
-    assert exit_code_of(lambda: _raiser(KeyboardInterrupt())) == 130
-    assert capsys.readouterr().err == "rallyrun: interrupted\n"
-    assert not error_file.exists()
+    assert exit_code_of(lambda: _raiser(error), finish=finish) == code
+    assert finished == [(error, code)]
+    assert capsys.readouterr() == ("", f"{shown}\n")
+    if told is None:
+        assert not error_file.exists()
+    else:
+        message = json.loads(error_file.read_text())["message"]
+        assert (message if isinstance(message, str) else message["message"]) == told
 
 
 def test_what_nobody_foresaw_keeps_its_traceback(capsys: pytest.CaptureFixture[str], error_file: Path) -> None:
@@ -124,20 +124,10 @@ def test_what_a_plug_in_raises_is_its_own(
     assert last == f"rallyrun: error: LookupError was raised by plugged_in ({where}, line 2); look there"
 
 
-def test_an_error_without_words_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code_of(lambda: _raiser(RendezvousClosedError())) == 1
-    assert capsys.readouterr().err == "rallyrun: error: RendezvousClosedError\n"
-
-
 def test_exits_pass_through() -> None:
     with pytest.raises(SystemExit) as caught:
         exit_code_of(lambda: sys.exit(3))
     assert caught.value.code == 3
-
-
-def test_a_value_that_torchrun_would_have_taken_ends_like_a_wrong_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code_of(lambda: _raiser(UsageError("lease=0 cannot be"))) == 2
-    assert capsys.readouterr().err == "rallyrun: error: lease=0 cannot be\n"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.agent.options import Features
-from rallypoint.base.errors import UserError
 from rallypoint.base.flags import Flag, FlagGroup, split_filters
 from rallypoint.cli import rallyctl
 from rallypoint.cli.convert import STATIC_PORT
@@ -90,51 +89,6 @@ def test_environment_gives_way_to_the_command_line(flag: Flag) -> None:
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if not flag.from_environment], ids=lambda flag: flag.name)
 def test_some_flags_are_not_read_from_the_environment(flag: Flag) -> None:
     assert parse(["s.py"], {flag.variable: _sample(flag)}).flat()[flag.dest] == flag.default
-
-
-@pytest.mark.parametrize(("text", "on"), [("1", True), ("2", True), ("-1", True), (" 1 ", True), ("0", False)])
-def test_switch_from_the_environment(text: str, on: bool) -> None:
-    assert parse(["s.py"], {"PET_STANDALONE": text}).standalone is on
-
-
-@pytest.mark.parametrize("text", ["abc", "", "true", "1.0"])
-def test_bad_switch_in_the_environment(text: str) -> None:
-    with pytest.raises(UserError, match=f"PET_STANDALONE='{text}'"):
-        parse(["s.py"], {"PET_STANDALONE": text})
-
-
-def test_choices_bind_the_command_line_only(capsys: pytest.CaptureFixture[str]) -> None:
-    assert parse(["s.py"], {"PET_START_METHOD": "bogus"}).start_method == "bogus"
-    with pytest.raises(SystemExit) as caught:
-        parse(["--start-method", "bogus", "s.py"], {})
-    assert caught.value.code == 2
-    assert "bogus" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "environ", "said"),
-    [
-        ([], {}, "the following arguments are required: training_script"),
-        (["--nope", "s.py"], {}, "unrecognized arguments: --nope"),
-        (["--max-restarts", "abc", "s.py"], {}, "argument --max-restarts/--max_restarts: 'abc' is not a whole number"),
-        (["s.py"], {"PET_MAX_RESTARTS": "abc"}, "--max_restarts: PET_MAX_RESTARTS: 'abc' is not a whole number"),
-        (["s.py"], {"PET_MAX_RESTARTS": ""}, "PET_MAX_RESTARTS: '' is not a whole number"),
-        (["s.py"], {"PET_MONITOR_INTERVAL": "x"}, "PET_MONITOR_INTERVAL: 'x' is not a number"),
-        (["--r", "1", "s.py"], {}, "ambiguous option: --r"),
-        (["--nnodes"], {}, "expected one argument"),
-        (["--node-rank=--", "s.py"], {}, "argument --node-rank/--node_rank: '--' is not a"),
-    ],
-)
-def test_usage_errors(
-    arguments: list[str], environ: dict[str, str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        parse(arguments, environ)
-    shown = capsys.readouterr()
-    assert caught.value.code == 2
-    assert shown.out == ""
-    assert shown.err.startswith("usage: ")
-    assert said in shown.err.splitlines()[-1]
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:

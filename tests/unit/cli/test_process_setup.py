@@ -1,4 +1,4 @@
-"""What a command sees to first: an interrupt, and descriptors that are not there."""
+"""What a command does about interrupts when it starts, runs and ends."""
 
 from __future__ import annotations
 
@@ -20,11 +20,6 @@ def ran(text: str, before: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_an_interrupt_before_anything_has_begun_ends_us_in_silence() -> None:
-    done = ran("os.kill(os.getpid(), signal.SIGINT); print('still here')")
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
-
-
 def test_an_interrupt_that_arrives_ignored_stays_so() -> None:
     before = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
     done = ran("restore_keyboard_interrupt(); os.kill(os.getpid(), signal.SIGINT); print('still here')", before)
@@ -42,26 +37,3 @@ def test_nothing_interrupts_the_interpreters_end(number: signal.Signals) -> None
     before = f"import atexit, os; atexit.register(lambda: os.kill(os.getpid(), {int(number)}))\n"
     done = ran("restore_keyboard_interrupt()", before)  # what is registered first is called last
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)])
-def test_standard_descriptors_that_are_closed_become_dev_null(closed: tuple[int, ...]) -> None:
-    text = f"""
-import os, sys
-for fd in {closed}:
-    os.close(fd)
-os.execv(sys.executable, [sys.executable, "-c", {SET_UP + CHECK!r}, *map(str, {closed})])
-"""
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, timeout=60, check=False)
-    assert done.returncode == 7, done
-
-
-CHECK = """
-for fd in map(int, sys.argv[1:]):
-    if not os.path.samestat(os.fstat(fd), os.stat("/dev/null")) or not os.get_inheritable(fd):
-        sys.exit(1)
-print("out")
-print("err", file=sys.stderr)
-sys.stdin.read()
-sys.exit(7)
-"""

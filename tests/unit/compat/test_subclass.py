@@ -96,32 +96,6 @@ def spec(handler: RendezvousHandler, workers: int = 2, max_restarts: int = 0) ->
 
 
 @HANDLERS
-def test_return_values_by_global_rank(handler: Callable[[], RendezvousHandler]) -> None:
-    agent = ThreadAgent(spec(handler(), workers=3), lambda rank, start, stopping: rank * 10)
-    result = outcome(agent)
-    assert result.state is WorkerState.SUCCEEDED
-    assert result.return_values == {0: 0, 1: 10, 2: 20}
-    assert agent.calls[0] == "start"
-    assert agent.calls[-1] == "shutdown SIGTERM"
-    assert agent.get_worker_group().state is WorkerState.SUCCEEDED
-
-
-@HANDLERS
-def test_a_failure_restarts_all(handler: Callable[[], RendezvousHandler]) -> None:
-    def task(rank: int, start: int, stopping: threading.Event) -> str:
-        if start == 0 and rank == 1:
-            raise ValueError("once")
-        if start == 0:
-            assert stopping.wait(30), "the others are stopped"
-        return f"{rank} in {start}"
-
-    agent = ThreadAgent(spec(handler(), max_restarts=1), task)
-    result = outcome(agent)
-    assert result.return_values == {0: "0 in 1", 1: "1 in 1"}
-    assert agent.calls[:3] == ["start", "stop", "start"]
-
-
-@HANDLERS
 def test_a_budget_that_is_gone(handler: Callable[[], RendezvousHandler]) -> None:
     def task(rank: int, start: int, stopping: threading.Event) -> None:
         if rank == 1:
