@@ -58,6 +58,10 @@ def play(addresses: list[str], script: Callable[[Resolving], Coroutine[Any, Any,
         return runner.run(script(loop))
 
 
+def dialer_to(port: int) -> Dialer:
+    return Dialer(DialTarget(Endpoint("control", port)), SETTINGS, 0)
+
+
 @contextmanager
 def served() -> Iterator[int]:
     server = ControlServer(Dispatcher(SETTINGS), listening_socket("127.0.0.1", 0))
@@ -90,7 +94,7 @@ def test_a_look_up_that_takes_longer_than_an_attempt_serves_the_next_one(monkeyp
     with served() as port:
 
         async def script(loop: Resolving) -> int:
-            dialer = Dialer(DialTarget(Endpoint("control", port)), SETTINGS, 0)
+            dialer = dialer_to(port)
             with pytest.raises(TimeoutError, match="the look-up of the name 'control' is not answered"):
                 await dialer.dial(5.0)
             loop.answer.set()
@@ -105,7 +109,7 @@ def test_a_look_up_has_time_of_its_own() -> None:
     with served() as port:
 
         async def script(loop: Resolving) -> None:
-            dialer = Dialer(DialTarget(Endpoint("control", port)), SETTINGS, 0)
+            dialer = dialer_to(port)
             loop.call_later(1.5, loop.answer.set)
             session = await dialer.dial(1.0)
             session.writer.close()
@@ -118,7 +122,7 @@ def test_each_address_of_a_name_is_tried_and_the_silent_one_last() -> None:
 
         async def script(loop: Resolving) -> None:
             loop.answer.set()
-            dialer = Dialer(DialTarget(Endpoint("control", port)), SETTINGS, 0)
+            dialer = dialer_to(port)
             first = await dialer.dial(1.0)
             assert loop.connected == ["127.0.0.2", "127.0.0.1"]
             second = await dialer.dial(1.0)
@@ -134,7 +138,7 @@ def test_an_attempt_that_is_cut_short_at_a_silent_address_goes_on_with_the_next(
 
         async def script(loop: Resolving) -> None:
             loop.answer.set()
-            dialer = Dialer(DialTarget(Endpoint("control", port)), SETTINGS, 0)
+            dialer = dialer_to(port)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await dialer.dial(3600.0)
@@ -151,7 +155,7 @@ def test_when_no_address_answers_each_is_named() -> None:
     async def script(loop: Resolving) -> str:
         loop.answer.set()
         with pytest.raises(OSError, match="127") as caught:
-            await Dialer(DialTarget(Endpoint("control", port)), SETTINGS, 0).dial(0.2)
+            await dialer_to(port).dial(0.2)
         return str(caught.value)
 
     with silent("127.0.0.2", port):
@@ -187,6 +191,6 @@ def test_when_all_addresses_refuse_that_is_a_refusal() -> None:
     async def script(loop: Resolving) -> None:
         loop.answer.set()
         with pytest.raises(ConnectionRefusedError, match=r"127\.0\.0\.2: .*127\.0\.0\.1: "):
-            await Dialer(DialTarget(Endpoint("control", port)), SETTINGS, 0).dial(5.0)
+            await dialer_to(port).dial(5.0)
 
     play(["127.0.0.2", "127.0.0.1"], script)

@@ -18,9 +18,10 @@ from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import MAGIC, FrameReader, frame
-from rallypoint.control.protocol.handshake import PROTOCOL_VERSION, ClientHandshake, HandshakeRefused, Proof, Welcome
+from rallypoint.control.protocol.frames import MAGIC, frame
+from rallypoint.control.protocol.handshake import PROTOCOL_VERSION, ClientHandshake, HandshakeRefused
 from rallypoint.control.protocol.messages import Confirmed, ConfirmRequest, Heartbeat, Notification
+from tests.unit.coordinator.sockets import SocketNode
 
 TIMEOUT = 120.0
 SETTINGS = Settings("job", 1, 1)
@@ -48,24 +49,8 @@ def is_disconnected(made: socket.socket) -> bool:
     return True
 
 
-class Answers:
-    """What a server says on one connection, message by message."""
-
-    def __init__(self, made: socket.socket) -> None:
-        self._made = made
-        self._reader = FrameReader()
-        self._unread: list[bytes] = []
-
-    def next(self) -> bytes:
-        while not self._unread:
-            data = self._made.recv(65536)
-            assert data, "it closed the connection"
-            self._unread += self._reader.feed(data)
-        return self._unread.pop(0)
-
-
-def greeting(settings: Settings = SETTINGS) -> bytes:
-    return MAGIC + frame(codec.encode(ClientHandshake(settings.run_id, None, b"n", settings).hello("h", 1, 0)))
+HELLO = ClientHandshake(SETTINGS.run_id, None, b"n", SETTINGS).hello("h", 1, 0)
+GREETING = MAGIC + frame(codec.encode(HELLO))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +65,7 @@ def greeting(settings: Settings = SETTINGS) -> bytes:
 def test_a_node_of_another_version_is_told_so_whatever_else_it_says(fields: list[object]) -> None:
     hello = MAGIC + frame(msgspec.msgpack.encode((0, fields)))
     with served() as port, unauthenticated(port, hello) as node:
-        answer = codec.decode_answer(Answers(node).next())
+        answer = codec.decode_answer(SocketNode(node).next())
     assert isinstance(answer, HandshakeRefused)
     told = f"speaks Rallypoint's protocol {PROTOCOL_VERSION}, the node speaks {fields[0]}; install the same version"
     assert told in answer.sentence
@@ -93,13 +78,8 @@ def test_what_has_no_version_is_no_greeting(payload: bytes) -> None:
 
 
 def test_a_welcome_says_whether_the_server_lives_in_an_agent() -> None:
-    with served() as port, unauthenticated(port, greeting()) as node:
-        answers = Answers(node)
-        codec.decode_answer(answers.next())
-        node.sendall(frame(codec.encode(Proof(b""))))
-        welcome = codec.decode_answer(answers.next())
-    assert isinstance(welcome, Welcome)
-    assert welcome.embedded
+    with served() as port, unauthenticated(port) as node:
+        assert SocketNode(node).greets(HELLO).embedded
 
 
 def test_many_unauthenticated_connections_cost_few_lines(
@@ -120,19 +100,16 @@ def test_idle_unauthenticated_connections_make_way_for_newer_ones(monkeypatch: p
     monkeypatch.setattr(connection, "_MIN_AGE", 0.05)
     monkeypatch.setattr(connection, "_MAX_CONNECTIONS", 3)
     with served() as port, ExitStack() as stack:
-        session = stack.enter_context(unauthenticated(port, greeting()))
-        answers = Answers(session)
-        answers.next()
-        session.sendall(frame(codec.encode(Proof(b""))))
-        answers.next()
+        session = SocketNode(stack.enter_context(unauthenticated(port)))
+        session.greets(HELLO)
         idle = [stack.enter_context(unauthenticated(port)) for _ in range(6)]
         for made in idle[:3]:
             assert is_disconnected(made)
         for made in idle[3:]:
-            made.sendall(greeting())
-            assert Answers(made).next()
-        session.sendall(frame(codec.encode(Heartbeat())))
-        assert codec.decode_notification(answers.next()) == Heartbeat()
+            made.sendall(GREETING)
+            assert SocketNode(made).next()
+        session.says(Heartbeat())
+        assert codec.decode_notification(session.next()) == Heartbeat()
 
 
 def test_many_that_come_at_once_have_a_moment_to_say_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,8 +117,8 @@ def test_many_that_come_at_once_have_a_moment_to_say_what_they_are(monkeypatch: 
     monkeypatch.setattr(connection, "_MAX_CONNECTIONS", 2)
     with served() as port, ExitStack() as stack:
         for made in [stack.enter_context(unauthenticated(port)) for _ in range(10)]:
-            made.sendall(greeting())
-            assert Answers(made).next()
+            made.sendall(GREETING)
+            assert SocketNode(made).next()
 
 
 def test_a_session_that_cannot_be_told_something_ends_alone(caplog: pytest.LogCaptureFixture) -> None:

@@ -21,9 +21,7 @@ from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.operations import Fail, Refusal
 from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
-from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import MAGIC, frame
-from rallypoint.control.protocol.handshake import ClientHandshake, Proof
+from rallypoint.control.protocol.frames import MAGIC
 from rallypoint.control.protocol.messages import (
     ConfigDiffers,
     JoinRefused,
@@ -79,20 +77,6 @@ def served(nodes: int) -> Iterator[tuple[Dispatcher, Endpoint]]:
     finally:
         server.close()
         assert not server.connections
-
-
-@contextmanager
-def raw_session(endpoint: Endpoint) -> Iterator[socket.socket]:
-    """A node made of a bare socket, which has joined and then says nothing by itself."""
-    with socket.create_connection((endpoint.host, endpoint.port), timeout=TIMEOUT) as raw:
-        hello = ClientHandshake("job", None, b"n", Settings("job", 1, 1)).hello("127.0.0.1", 1, 0)
-        raw.sendall(MAGIC + frame(codec.encode(hello)))
-        assert raw.recv(1000)
-        raw.sendall(frame(codec.encode(Proof(b""))))
-        assert raw.recv(1000)
-        raw.sendall(frame(codec.encode(JoinRequest(NodeInfo("default", 1, "", 7000), 600.0))))
-        assert raw.recv(1000)
-        yield raw
 
 
 def test_a_server_that_ends_says_why_before_it_hangs_up() -> None:

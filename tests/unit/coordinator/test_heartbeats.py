@@ -20,10 +20,10 @@ from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.membership.state import NodeInfo, Settings
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import MAGIC, FrameReader, frame
-from rallypoint.control.protocol.handshake import Challenge, ClientHandshake, Welcome
+from rallypoint.control.protocol.frames import frame
+from rallypoint.control.protocol.handshake import ClientHandshake
 from rallypoint.control.protocol.messages import Heartbeat, JoinRequest, LeaveRequest, Progress, ProgressRequest
-from rallypoint.control.protocol.signing import transcript_of
+from tests.unit.coordinator.sockets import SocketNode
 
 TIMEOUT = 120.0
 SETTINGS = Settings("job", 2, 2, lease=3600.0)
@@ -31,56 +31,38 @@ JOIN = JoinRequest(NodeInfo("default", 1, "", 7000), 600.0)
 HEARTBEAT, INQUIRE = frame(codec.encode(Heartbeat())), frame(codec.encode(ProgressRequest()))
 
 
-class Node:
+HELLO = ClientHandshake(SETTINGS.run_id, None, b"n", SETTINGS).hello("10.0.0.1", 1, 0)
+
+
+class Node(SocketNode):
     """A session over a plain socket."""
 
-    def __init__(self, made: socket.socket, key: bytes | None = None) -> None:
-        self.made = made
-        self._frames = FrameReader()
-        self._unread: list[bytes] = []
-        handshake = ClientHandshake(SETTINGS.run_id, key, b"n", SETTINGS)
-        hello = codec.encode(handshake.hello("10.0.0.1", 1, 0))
-        made.sendall(MAGIC + frame(hello))
-        challenge = self._next()
-        assert isinstance(codec.decode_answer(challenge), Challenge)
-        made.sendall(frame(codec.encode(handshake.prove(transcript_of(hello, challenge)))))
-        answer = self._next()
-        if handshake.signers is not None:
-            answer = handshake.signers.incoming.verify(answer)
-        welcome = codec.decode_answer(answer)
-        assert isinstance(welcome, Welcome)
-        self.welcome = welcome
+    def __init__(self, made: socket.socket) -> None:
+        super().__init__(made)
+        self.welcome = self.greets(HELLO)
 
-    def says(self, data: bytes) -> None:
+    def sends(self, data: bytes) -> None:
         self.made.sendall(data)
 
     def hears(self) -> type:
-        return type(codec.decode_notification(self._next()))
+        return type(codec.decode_notification(self.next()))
 
     def heard_until_progress(self) -> int:
         """How many heartbeats came before the answer to an inquiry, which is said now."""
-        self.says(INQUIRE)
+        self.sends(INQUIRE)
         count = 0
         while self.hears() is not Progress:
             count += 1
         return count
 
-    def _next(self) -> bytes:
-        while not self._unread:
-            data = self.made.recv(65536)
-            assert data, "it closed the connection"
-            self._unread += self._frames.feed(data)
-        return self._unread.pop(0)
-
 
 @contextmanager
-def session(dispatcher: Dispatcher, key: bytes | None = None) -> Iterator[Node]:
-    keys = None if key is None else lambda _job: (key,)
-    server = ControlServer(dispatcher, listening_socket("127.0.0.1", 0), keys=keys)
+def session(dispatcher: Dispatcher) -> Iterator[Node]:
+    server = ControlServer(dispatcher, listening_socket("127.0.0.1", 0))
     try:
         with socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT) as made:
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            yield Node(made, key)
+            yield Node(made)
     finally:
         server.close()
         assert not server.connections
@@ -90,7 +72,7 @@ def test_who_has_joined_again_before_its_connection_breaks_is_lost_and_has_not_l
     dispatcher = Dispatcher(SETTINGS._replace(min_nodes=1, max_nodes=1))
     with session(dispatcher) as node:
         for request in (JOIN, LeaveRequest(), JOIN):
-            node.says(frame(codec.encode(request)))
+            node.says(request)
         while not (dispatcher.state.complete and dispatcher.state.round == 1):
             node.hears()
         node.made.close()
@@ -103,13 +85,13 @@ def test_who_has_joined_again_before_its_connection_breaks_is_lost_and_has_not_l
 
 def test_heartbeats_count_however_the_network_cuts_them() -> None:
     with session(Dispatcher(SETTINGS)) as node:
-        node.says(INQUIRE + HEARTBEAT)
-        node.says(HEARTBEAT + HEARTBEAT[:3])
+        node.sends(INQUIRE + HEARTBEAT)
+        node.sends(HEARTBEAT + HEARTBEAT[:3])
         assert {node.hears() for _ in range(3)} == {Progress, Heartbeat}
-        node.says(HEARTBEAT[3:])
+        node.sends(HEARTBEAT[3:])
         assert node.hears() is Heartbeat
-        node.says(INQUIRE[:2])
-        node.says(INQUIRE[2:])
+        node.sends(INQUIRE[:2])
+        node.sends(INQUIRE[2:])
         assert node.hears() is Progress
 
 
@@ -118,7 +100,7 @@ def test_of_a_large_job_every_second_heartbeat_is_answered_the_first_included(mo
     with session(Dispatcher(SETTINGS)) as node:
         counts = []
         for _ in range(6):
-            node.says(HEARTBEAT)
+            node.sends(HEARTBEAT)
             counts.append(node.heard_until_progress())
     assert counts == [1, 0, 1, 0, 1, 0]
 

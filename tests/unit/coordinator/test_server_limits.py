@@ -11,18 +11,17 @@ from typing import cast
 
 import pytest
 
-from rallypoint.base.endpoint import Endpoint, listening_socket
+from rallypoint.base.endpoint import listening_socket
 from rallypoint.base.loop import LoopThread
 from rallypoint.control.coordinator import server as server_module
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.jobs import ManyJobs
 from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.membership.state import Settings
-from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import MAGIC, frame
-from rallypoint.control.protocol.handshake import ClientHandshake, Hello, Proof
+from rallypoint.control.protocol.handshake import ClientHandshake, Hello
 from rallypoint.control.protocol.messages import CollectedPart, NodesWaiting
-from tests.unit.coordinator.test_control import TIMEOUT, raw_session
+from tests.unit.coordinator.sockets import SocketNode
+from tests.unit.coordinator.test_control import TIMEOUT
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -32,26 +31,25 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def greeting(endpoint: Endpoint, change: Callable[[Hello], Hello]) -> socket.socket:
+HELLO = ClientHandshake("", None, b"n", Settings("", 1, 1)).hello("127.0.0.1", 1, 0)
+
+
+def greeted(server: ControlServer, hello: Hello) -> socket.socket:
     """A connection that has greeted, and has proved what there is to prove."""
-    raw = socket.create_connection((endpoint.host, endpoint.port), timeout=TIMEOUT)
-    hello = ClientHandshake("", None, b"n", Settings("", 1, 1)).hello("127.0.0.1", 1, 0)
-    raw.sendall(MAGIC + frame(codec.encode(change(hello))))
-    assert raw.recv(1000)
-    raw.sendall(frame(codec.encode(Proof(b""))))
-    assert raw.recv(1000)
+    raw = socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT)
+    SocketNode(raw).greets(hello)
     return raw
 
 
 @pytest.mark.parametrize(
-    "change",
-    [lambda hello: hello._replace(only_greets=True), lambda hello: hello._replace(is_watcher=True)],
+    "hello",
+    [HELLO._replace(only_greets=True), HELLO._replace(is_watcher=True)],
     ids=["only greets", "watches no job"],
 )
-def test_who_has_been_answered_counts_as_no_session_and_makes_room(change: Callable[[Hello], Hello]) -> None:
+def test_who_has_been_answered_counts_as_no_session_and_makes_room(hello: Hello) -> None:
     server = ControlServer(ManyJobs(), listening_socket("127.0.0.1", 0))
     try:
-        with greeting(Endpoint("127.0.0.1", server.port), change) as raw:
+        with greeted(server, hello) as raw:
             assert server._connections is not None
             limiter = server._connections.limiter
             assert len(limiter._waiting) == 1
@@ -66,7 +64,7 @@ def test_much_that_was_collected_does_not_end_the_session_of_who_reads_it_slowly
     dispatcher = Dispatcher(Settings("job", 1, 1))
     server = ControlServer(dispatcher, listening_socket("127.0.0.1", 0))
     try:
-        with raw_session(Endpoint("127.0.0.1", server.port)) as raw:
+        with greeted(server, HELLO._replace(job="job")) as raw:
             (connection,) = server.connections
             part = CollectedPart(1, bytes(48 * 1024), False, "n1")
             for _ in range(200):

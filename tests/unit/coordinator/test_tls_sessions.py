@@ -25,7 +25,6 @@ from tests.unit.rendezvous.listening import Heard
 
 TIMEOUT = 120.0
 JOB = Settings("job", 1, 1, join_timeout=TIMEOUT)
-KEY = b"k" * 32
 
 
 class Authority:
@@ -54,9 +53,8 @@ def _authority(tmp_path: Path) -> Authority:
 
 
 @contextmanager
-def served(tls: ControlTls | None, key: bytes | None = None) -> Iterator[Endpoint]:
-    keys = None if key is None else lambda _job: (key,)
-    server = ControlServer(Dispatcher(JOB), listening_socket("127.0.0.1", 0), keys=keys, tls=tls)
+def served(tls: ControlTls | None) -> Iterator[Endpoint]:
+    server = ControlServer(Dispatcher(JOB), listening_socket("127.0.0.1", 0), tls=tls)
     try:
         yield Endpoint("127.0.0.1", server.port)
     finally:
@@ -64,10 +62,10 @@ def served(tls: ControlTls | None, key: bytes | None = None) -> Iterator[Endpoin
         assert not server.connections
 
 
-def joined(endpoint: Endpoint, tls: ControlTls | None, key: bytes | None = None) -> Notification:
+def joined(endpoint: Endpoint, tls: ControlTls | None) -> Notification:
     """What a node that wants to take part is told first."""
     told = Heard()
-    link = TcpLink(FixedEndpoint(DialTarget(endpoint, key, tls)), JOB, 0, told.take, Deadline.after(TIMEOUT))
+    link = TcpLink(FixedEndpoint(DialTarget(endpoint, None, tls)), JOB, 0, told.take, Deadline.after(TIMEOUT))
     link.send(JoinRequest(NodeInfo("default", 1, "", 7000), TIMEOUT))
     try:
         return told.get(timeout=TIMEOUT)

@@ -43,14 +43,6 @@ def test_each_watches_the_one_before_and_no_other() -> None:
         assert Watched.NODES not in agent.watches
 
 
-def test_who_waits_for_one_in_the_middle_that_goes_waits_for_the_next_older() -> None:
-    first, middle, last = (cluster := Cluster(3)).agents
-    cluster.etcd.revoke(middle.election.lease)
-    last.settle()
-    assert last.watches[Watched.PREDECESSOR].key == KEYS.node(first.election.lease)
-    assert leads(cluster, first)
-
-
 def test_who_was_registered_by_a_sending_whose_answer_was_lost_looks_who_is_before_it() -> None:
     """Others came before the second sending: they wait for us, so we must not wait for them."""
     cluster = Cluster()
@@ -68,16 +60,6 @@ def test_who_was_registered_by_a_sending_whose_answer_was_lost_looks_who_is_befo
 
 
 # What is given up, and what is not
-
-
-def test_while_etcd_is_away_the_leader_leads_and_who_waits_waits() -> None:
-    for agent in (cluster := Cluster(2)).agents:
-        for _ in range(50):
-            cluster.world.now = max(agent.election.wake_at, cluster.now)
-            agent.step(steps.Tick())
-            agent.answer(AWAY, done=False)
-        assert agent.election.phase is (CandidatePhase.LEADING if agent.number == 1 else CandidatePhase.WAITING)
-        assert agent.effects[-1] == steps.EtcdTrouble(str(AWAY)) or steps.EtcdTrouble(str(AWAY)) in agent.effects
 
 
 def test_who_cannot_reach_etcd_asks_again_after_pauses_that_grow() -> None:

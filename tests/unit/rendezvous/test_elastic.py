@@ -150,35 +150,30 @@ def test_a_join_that_nobody_answers_says_how_many_are_in() -> None:
     lonely.shutdown()
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"join_timeout": "abc"}, r"join_timeout='abc' is not a whole number"),
-        ({"join_timeout": 0}, r"join_timeout=0 must be positive"),
-        ({"lease": "soon"}, r"lease='soon' is not a number of seconds"),
-        ({"lease": "nan"}, r"lease='nan' is not a number of seconds from 0.1 to 86400"),
-        ({"notice_timeout": "-1"}, r"notice_timeout='-1' is not a number of seconds from 0 to 86400"),
-        ({"restart_backoff": "x"}, r"restart_backoff='x' is not a number"),
-        ({"same_failure_limit": "-2"}, r"same_failure_limit=-2 is negative"),
-        ({"same_failure_limit": "two"}, r"same_failure_limit='two' is not a whole number"),
-        ({"store_type": "tape"}, r"store_type='tape' is unknown; choose tcp or file"),
-        ({"is_host": "maybe"}, r"is_host='maybe' is neither yes nor no"),
-        ({"rank": -1}, r"node rank -1 is negative"),
-    ],
-)
-def test_options_that_cannot_work_are_named(options: dict[str, object], match: str) -> None:
-    with pytest.raises(UserError, match=match):
-        handler("c10d", "127.0.0.1:0", 1, **options)
+HERE = "127.0.0.1:1"
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "options", "match"),
+    ("backend", "endpoint", "options", "match"),
     [
-        ("127.0.0.1:1", {}, "needs this node's rank"),
-        ("127.0.0.1:1", {"rank": 2}, "--node-rank 2 is not a rank where --nnodes is 2"),
-        ("127.0.0.1", {"rank": 0}, "has no port"),
+        ("c10d", HERE, {"join_timeout": "abc"}, r"join_timeout='abc' is not a whole number"),
+        ("c10d", HERE, {"join_timeout": 0}, r"join_timeout=0 must be positive"),
+        ("c10d", HERE, {"lease": "soon"}, r"lease='soon' is not a number of seconds"),
+        ("c10d", HERE, {"lease": "nan"}, r"lease='nan' is not a number of seconds from 0.1 to 86400"),
+        ("c10d", HERE, {"notice_timeout": "-1"}, r"notice_timeout='-1' is not a number of seconds from 0 to 86400"),
+        ("c10d", HERE, {"restart_backoff": "x"}, r"restart_backoff='x' is not a number"),
+        ("c10d", HERE, {"same_failure_limit": "-2"}, r"same_failure_limit=-2 is negative"),
+        ("c10d", HERE, {"same_failure_limit": "two"}, r"same_failure_limit='two' is not a whole number"),
+        ("c10d", HERE, {"store_type": "tape"}, r"store_type='tape' is unknown; choose tcp or file"),
+        ("c10d", HERE, {"is_host": "maybe"}, r"is_host='maybe' is neither yes nor no"),
+        ("c10d", HERE, {"rank": -1}, r"node rank -1 is negative"),
+        ("static", HERE, {}, "needs this node's rank"),
+        ("static", HERE, {"rank": 2}, "--node-rank 2 is not a rank where --nnodes is 2"),
+        ("static", "127.0.0.1", {"rank": 0}, "has no port"),
     ],
 )
-def test_static_needs_a_rank_and_a_port(endpoint: str, options: dict[str, object], match: str) -> None:
+def test_options_that_cannot_work_are_named(
+    backend: str, endpoint: str, options: dict[str, object], match: str
+) -> None:
     with pytest.raises(UserError, match=match):
-        handler("static", endpoint, 2, **options)
+        handler(backend, endpoint, 2, **options)

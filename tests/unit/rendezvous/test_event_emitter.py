@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from rallypoint.control.membership.operations import Drain
-from rallypoint.control.protocol.errors import RendezvousConnectionError, RendezvousTimeoutError
+from rallypoint.control.protocol.errors import RendezvousTimeoutError
 from rallypoint.observe.telemetry import handlers as event_handlers
 from rallypoint.observe.telemetry.agent_events import NodeState, RdzvEvent
 from rallypoint.observe.telemetry.handlers import RENDEZVOUS, log_handlers
@@ -82,16 +82,6 @@ def test_a_failure_is_told_once_with_its_trace(kept: Kept) -> None:
         "RendezvousTimeoutError: the rendezvous of job 'job' at localhost:0 did not complete"
     )
     assert failed.message in failed.error_trace
-
-
-def test_a_control_plane_that_cannot_be_opened_is_told(kept: Kept) -> None:
-    with handlers("c10d", f"127.0.0.1:{(port := free_port())}", 1) as made:
-        meet(made)
-        second = handler("c10d", f"127.0.0.1:{port}", 1, is_host=True)
-        with pytest.raises(RendezvousConnectionError):
-            second.next_rendezvous()
-        second.shutdown()
-    assert [each.node_state for each in kept.events].count(NodeState.FAILED) == 1
 
 
 def test_a_handler_that_fails_costs_a_log_line(
