@@ -349,8 +349,9 @@ def test_imports_that_no_copy_can_live_with(rallyrun: Launcher) -> None:
 
 
 def test_imports_that_end_the_process(rallyrun: Launcher) -> None:
-    (rallyrun.folder / "unfit.py").write_text("import os\nif 'RANK' not in os.environb: os._exit(4)\n")
-    job = run(rallyrun, "--standalone", "--preload=unfit", rallyrun.script("print('up')"))
+    once = "if not os.path.exists('once'):\n    open('once', 'w').close()\n    os._exit(4)\n"
+    (rallyrun.folder / "unfit.py").write_text(f"import os\n{once}")
+    job = run(rallyrun, "--standalone", "--preload=unfit", rallyrun.script("import unfit\nprint('up')"))
     assert job.out == ["up"]
     assert "ended with exit code 4 during the imports" in says_not_preloaded(job)
 
