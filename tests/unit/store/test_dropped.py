@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import subprocess
 import sys
 import threading
@@ -13,14 +12,23 @@ from rallypoint.store.client import TCPStore
 from rallypoint.store.errors import StoreConnectionError
 from tests.ports import free_port
 
+CIRCLE = """
+import gc, sys
+from rallypoint.store.client import TCPStore
+for _ in range(3):
+    store = TCPStore("localhost", int(sys.argv[1]), is_master=True)
+    vars(store)["itself"] = store
+    del store
+    gc.collect()
+"""
 
+
+@pytest.mark.process
 def test_a_store_that_is_dropped_in_a_circle_leaves_its_port() -> None:
-    port = free_port()
-    for _ in range(3):
-        store = TCPStore("localhost", port, is_master=True)
-        vars(store)["itself"] = store
-        del store
-        gc.collect()
+    """In a process of its own: if the collector comes to the socket first, that warns, which is an error here."""
+    command = [sys.executable, "-c", CIRCLE, str(free_port())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_shared_server_lives_as_long_as_one_store() -> None:
