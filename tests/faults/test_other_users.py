@@ -206,7 +206,15 @@ def test_the_server_that_a_status_opens_serves_its_user_alone(rallyrun: Launcher
 
 
 def _job_of(job: Job) -> str:
-    return next(each.job for each in local_jobs() if each.pid == job.pid)
+    """The id of a job, once its agent can be asked, which may be after its workers have begun."""
+    found: list[str] = []
+
+    def asked() -> bool:
+        found[:] = [each.job for each in local_jobs() if each.pid == job.pid]
+        return bool(found)
+
+    settle(asked, "the agent can be asked")
+    return found[0]
 
 
 def attack(address: tuple[str, int], job: str = "job") -> list[str]:
