@@ -36,7 +36,7 @@ os.rename(f"up.{start}.{rank}.new", f"up.{start}.{rank}")
 while not os.path.exists("finish"):
     time.sleep(0.02)
 """
-_JOIN, _PLACED = ("rendezvous/", ".join"), ("rendezvous/", "._on_placed")
+_JOIN, _PLACED = ("rendezvous/", ".join"), ("agent/policy.py", "_on_placed")
 _LINK_UP = ("agent/policy.py", "_on_link_up")
 
 
