@@ -135,7 +135,9 @@ class _Lines(logging.Formatter):
         return with_label("\n".join(prefix + line for line in text.split("\n")))
 
 
-class _Stderr(logging.Handler):
+class StderrHandler(logging.Handler):
+    """Writes each record to standard error, whole lines at once; without a formatter, the message alone."""
+
     def emit(self, record: logging.LogRecord) -> None:
         try:
             print_error_line(self.format(record))
@@ -208,8 +210,8 @@ def configure(label: str = "") -> None:
     _label = label
     logger = logging.getLogger(_ROOT)
     logger.setLevel(log_level())
-    if not any(isinstance(handler, _Stderr) for handler in logger.handlers):
-        handler = _Stderr()
+    if not any(isinstance(handler, StderrHandler) for handler in logger.handlers):
+        handler = StderrHandler()
         handler.setFormatter(_Lines())
         logger.addHandler(handler)
         logger.propagate = False

@@ -61,7 +61,6 @@ LINES = 1000
 """Lines of each output of a worker that are kept."""
 _MOST_READ = 512 * 1024
 """Bytes of one output that are kept."""
-_MOST_KERNEL = 64 * 1024
 _LARGEST_RECORD = 8 * 1024 * 1024
 """Bytes of one file of the flight recorder."""
 

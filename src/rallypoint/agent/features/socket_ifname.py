@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from rallypoint.agent.options import interface_names
 from rallypoint.agent.sources import Preparation
 from rallypoint.agent.spec import Worker, WorkerGroup
 from rallypoint.agent.workers import WorkerController
 from rallypoint.base.endpoint import Endpoint, is_loopback, outward_address, source_address
-from rallypoint.base.errors import UserError
 from rallypoint.base.interfaces import Interface, interfaces
 from rallypoint.base.log import get_logger
 from rallypoint.base.mailbox import Background
@@ -26,25 +26,6 @@ log = get_logger(__name__)
 
 AUTO = "auto"
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
-
-
-def checked(text: str) -> str:
-    """The value of the flag: `auto`, comma-separated names of interfaces, or nothing.
-
-    Raises:
-        UserError: an interface is not there.
-    """
-    if text in ("", AUTO):
-        return text
-    there = [name for _, name in socket.if_nameindex()]
-    for name in text.split(","):
-        if name not in there:
-            where = f" in {text!r}" if name != text else ""
-            known = ", ".join(there)
-            raise UserError(
-                f"{name!r}{where} is not a network interface of this machine; give {AUTO}, or one or more of {known}"
-            )
-    return text
 
 
 def add_socket_ifname(workers: WorkerController, asked: str) -> None:
@@ -57,7 +38,7 @@ def add_socket_ifname(workers: WorkerController, asked: str) -> None:
     Raises:
         UserError: an interface is not there.
     """
-    made = InterfaceChoice(checked(asked))
+    made = InterfaceChoice(interface_names(asked))
     workers.group.variable_sources.append(made)
     if asked == AUTO:
         workers.preparations.append(made)

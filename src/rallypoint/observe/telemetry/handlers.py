@@ -18,7 +18,7 @@ import traceback
 
 from rallypoint.base.errors import UserError
 from rallypoint.base.light_typing import TYPE_CHECKING
-from rallypoint.base.log import log_level, print_error_line
+from rallypoint.base.log import StderrHandler, log_level
 from rallypoint.base.plugins import plugin
 from rallypoint.observe.telemetry.agent_events import Event, NodeState, RdzvEvent
 
@@ -34,18 +34,8 @@ this name.
 """
 
 
-class ConsoleHandler(logging.Handler):
-    """Writes one line for each record to standard error, without a prefix."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            print_error_line(self.format(record))
-        except Exception:
-            self.handleError(record)
-
-
 log_handlers: dict[str, logging.Handler] = {
-    "console": ConsoleHandler(),
+    "console": StderrHandler(),
     RENDEZVOUS: logging.NullHandler(),
     "null": logging.NullHandler(),
 }
