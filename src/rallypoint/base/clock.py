@@ -41,14 +41,11 @@ class Deadline(NamedTuple):
 
     @classmethod
     def after(cls, seconds: float, clock: Clock = SYSTEM_CLOCK) -> Deadline:
-        """The deadline `seconds` from now."""
         return cls(clock.monotonic() + seconds, clock)
 
     def remaining(self) -> float:
-        """Seconds left, never negative."""
         return max(0.0, self.at - self.clock.monotonic())
 
     @property
     def expired(self) -> bool:
-        """Whether it has passed."""
         return self.clock.monotonic() >= self.at

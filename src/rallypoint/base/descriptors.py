@@ -20,14 +20,9 @@ RESERVED = 256
 
 
 def allow_descriptors(wanted: float = float("inf"), what: str = "") -> int:
-    """Raise the soft limit of open files, as far as the hard limit allows; returns the limit.
+    """Raise the soft limit of open files as far as the hard limit allows; returns the limit. Children inherit it.
 
-    The usual soft limit, 1024, is meant for programs that use `select`. Processes started from here inherit the new
-    one.
-
-    Args:
-        wanted: connections.
-        what: the owner of the connections, for a warning if the hard limit is too low.
+    `what` names the owner of the `wanted` connections, for a warning if the hard limit is too low.
     """
     soft, hard = limits()
     if what and hard not in _warned and hard != resource.RLIM_INFINITY and hard < wanted + RESERVED:

@@ -53,12 +53,8 @@ def cuda_devices(environ: Mapping[str, str], root: Path = Path("/")) -> list[Gpu
 
 
 def xpu_count(environ: Mapping[str, str], root: Path = Path("/"), *, integrated: bool = True) -> int:
-    """Intel GPUs that a program started with `environ` would see: those on cards, or else the one in the processor.
-
-    Args:
-        environ: where ZE_AFFINITY_MASK is looked up.
-        root: the folder of `sys` and `dev`.
-        integrated: whether a GPU that is part of the processor counts where there is no other.
+    """Intel GPUs that a program started with `environ` would see: those on cards, or else (`integrated`) the one in
+    the processor.
     """
     addresses = [address for driver in _INTEL for address in _bound(root / "sys/bus/pci/drivers" / driver, root)]
     cards = [address for address in addresses if not _INTEGRATED.fullmatch(address)]
@@ -86,7 +82,6 @@ def one_gpu_per_worker(environ: Mapping[str, str], workers: int) -> list[str]:
 
 
 def _gpus(root: Path) -> list[Gpu]:
-    """The GPUs that this process could open."""
     folders = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
     found = {file.parent.name: dict(_INFORMATION.findall(file.read_text(errors="replace"))) for file in folders}
     nodes = {path.name for path in (root / "dev").glob("nvidia[0-9]*")}

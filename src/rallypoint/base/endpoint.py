@@ -27,11 +27,9 @@ class Endpoint(NamedTuple):
 
 
 def parse_endpoint(text: str | None, default_port: int | None) -> Endpoint:
-    """Read `host`, `host:port`, `[::1]` or `[::1]:port`; surrounding spaces are dropped, empty means localhost.
+    """Read `host`, `host:port`, `[::1]` or `[::1]:port`; empty means localhost.
 
-    Args:
-        text: what the user wrote.
-        default_port: the port if none is written; None if it is required.
+    `default_port` is the port if none is written; None if it is required.
 
     Raises:
         UserError: the host or the port is invalid.
@@ -75,7 +73,7 @@ def resolve(host: str, port: int = 0) -> list[str]:
 
 
 def _look_up(host: str, port: int, kind: int, flags: int = 0) -> list[tuple[int, int, int, tuple[Any, ...]]]:
-    """Family, kind, protocol and address of each result for `host`; OSError whatever is wrong with it."""
+    """OSError whatever is wrong with the name."""
     try:
         # As bytes, if that is the same: for text, Python imports its codec for names in other scripts.
         name = host.encode() if _is_plain(host) else host
@@ -224,11 +222,7 @@ def listening_address(host: str, *, only_here: bool) -> str:
 
 
 def listening_sockets(addresses: Sequence[str], port: int) -> list[socket.socket]:
-    """Sockets like those of `listening_socket`, at the addresses that belong to this machine, all on one port.
-
-    Args:
-        addresses: where to listen; none for all interfaces.
-        port: 0 lets the kernel choose.
+    """Like `listening_socket`, at those addresses that belong to this machine (none: all interfaces), all on one port.
 
     Raises:
         OSError: the port is taken at one of them, or none of them is of this machine.
@@ -267,10 +261,8 @@ def _listening_sockets(addresses: Sequence[str], port: int) -> list[socket.socke
 def listening_socket(host: str, port: int) -> socket.socket:
     """A bound, listening, non-blocking TCP socket.
 
-    Args:
-        host: an address, or a name (its first address that can be bound), or empty for all interfaces, IPv6 and IPv4 on
-            one socket if possible.
-        port: 0 lets the kernel choose.
+    `host` is an address, a name (its first address that can be bound), or empty for all interfaces, IPv6 and IPv4 on
+    one socket if possible; with port 0 the kernel chooses.
 
     Raises:
         OSError: the port is taken, or the address is not of this machine.

@@ -37,7 +37,7 @@ from rallypoint.base.light_typing import Any
 
 
 class RallypointError(Exception):
-    """Root of the tree above."""
+    """The root."""
 
 
 class UserError(RallypointError, ValueError):
@@ -83,11 +83,8 @@ NEEDS_LINUX = "Rallypoint needs Linux: on Windows use WSL 2, which is Linux, and
 
 
 def user_error(text: str, like: type[BaseException] | BaseException) -> UserError:
-    """A `UserError` that is also of another kind, since code that was written for torch catches that kind.
-
-    Args:
-        text: the sentence.
-        like: the kind, or an error of it, whose `errno` is kept.
+    """A `UserError` that is also of the kind `like` (an error keeps its `errno`): code written for torch catches that
+    kind.
     """
     kind = like if isinstance(like, type) else type(like)
     kind = next((each for each in kind.__mro__ if each.__module__ in _STANDARD and each not in _TOO_GENERAL), UserError)

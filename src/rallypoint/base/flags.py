@@ -55,7 +55,6 @@ class Flag(NamedTuple):
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """All ways to write it: short, dashed and underscored, each once."""
         return tuple(dict.fromkeys(filter(None, (self.short, self.name, f"--{self.dest}"))))
 
     @property
@@ -65,7 +64,6 @@ class Flag(NamedTuple):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """All values, if they are words of a list."""
         return self.read.words if isinstance(self.read, OneOf) else self.choices or ()
 
 
@@ -100,7 +98,6 @@ class OneOf:
 
 
 def whole_number(text: str) -> int:
-    """A whole number."""
     try:
         return int(text)
     except ValueError:
@@ -108,7 +105,6 @@ def whole_number(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """A number."""
     try:
         return float(text)
     except ValueError:
@@ -162,7 +158,6 @@ def module_names(text: str) -> tuple[str, ...]:
 
 
 def signal_names() -> Values:
-    """The completions of names of signals."""
     import signal
 
     names = (each.name for each in signal.Signals if each not in (signal.SIGKILL, signal.SIGSTOP))

@@ -27,8 +27,6 @@ _MAX_FIELDS = 8
 
 
 class Request(NamedTuple):
-    """A request to read something."""
-
     path: str
     query: Mapping[str, str]
     headers: Mapping[str, str]
@@ -56,8 +54,6 @@ Answer = bytes | Stream
 
 
 class Client(NamedTuple):
-    """Who asks: the address that the request comes from, and what is known of the user there."""
-
     address: str
     user: Peer
 
@@ -67,11 +63,7 @@ Handler = Callable[[bytes, Client], Awaitable[Answer]]
 
 
 def parse(head: bytes) -> Request:
-    """Parse a request's head.
-
-    Raises:
-        RequestError: it is not a request, or not one for reading.
-    """
+    """Raises RequestError for what is not a request, or not one for reading."""
     line, _, rest = head.partition(b"\r\n")
     found = _LINE.fullmatch(line)
     if found is None:
@@ -94,7 +86,6 @@ def parse(head: bytes) -> Request:
 
 
 def refusal(status: HTTPStatus, sentence: str = "") -> bytes:
-    """The reply to a request that is refused."""
     return response(status, {"error": sentence or status.phrase})
 
 
@@ -106,13 +97,11 @@ def response(status: HTTPStatus, fields: Mapping[str, Any], bodiless: bool = Fal
 def document(
     status: HTTPStatus, kind: str, body: bytes, bodiless: bool = False, headers: Mapping[str, str] | None = None
 ) -> bytes:
-    """A whole reply with a body of that media type."""
     more = {"Content-Type": kind, "Content-Length": str(len(body)), **(headers or {})}
     return _head(status, more) + (b"" if bodiless else body)
 
 
 def stream_head(kind: str) -> bytes:
-    """The head of a stream of that media type."""
     return _head(HTTPStatus.OK, {"Content-Type": kind, "X-Accel-Buffering": "no"})
 
 
@@ -138,12 +127,7 @@ class Access(NamedTuple):
     is_open: bool = False
 
     def refusal_for(self, request: Request, client: Client) -> bytes | None:
-        """The reply to who may not; None for who may.
-
-        Args:
-            request: what is asked for.
-            client: who asks.
-        """
+        """The reply to who may not; None for who may."""
         if self.token:
             scheme, _, given = request.headers.get("authorization", "").partition(" ")
             if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self.token.encode()):

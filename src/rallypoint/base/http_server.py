@@ -48,8 +48,6 @@ async def serve(listeners: Sequence[socket.socket], handler: Handler, stop: asyn
 
 
 class HttpConnections:
-    """The connections of one server."""
-
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
         self._users = PeerUsers()
@@ -57,7 +55,6 @@ class HttpConnections:
         self._streams: dict[asyncio.Task[None], None] = {}
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Handle a connection, from its beginning to its end."""
         task = asyncio.current_task()
         assert task is not None
         _add(self._requests, task, _MAX_CONNECTIONS)
@@ -76,14 +73,13 @@ class HttpConnections:
             writer.transport.abort()
 
     async def end(self) -> None:
-        """End all connections."""
         tasks = [*self._requests, *self._streams]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Stream | None:
-        """Answer a request. Returns the stream, if that is the answer."""
+        """Returns the stream, if that is the answer."""
         try:
             answer = await self._answer(await reader.readuntil(b"\r\n\r\n"), writer)
         except asyncio.IncompleteReadError:

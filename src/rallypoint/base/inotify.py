@@ -26,7 +26,6 @@ class Inotify:
         self._fd = self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), "inotify_init1")
 
     def fileno(self) -> int:
-        """Readable when there are notifications."""
         return self._fd
 
     def watch(self, path: str, events: int = WRITTEN) -> int:
@@ -54,7 +53,6 @@ class Inotify:
         return numbers
 
     def close(self) -> None:
-        """Close the descriptor. Call it once."""
         os.close(self._fd)
 
     @staticmethod

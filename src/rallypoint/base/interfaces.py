@@ -94,7 +94,6 @@ def _parse_dump(kernel: socket.socket, request: int, answer: int) -> Iterator[by
 
 
 def _address(message: bytes, up: set[int]) -> str:
-    """The address in a message; empty if others do not see it."""
     family, _, flags, scope, interface = _ADDRESS.unpack_from(message)
     packed = _packed(message)
     if packed is None or interface not in up or family not in {socket.AF_INET, socket.AF_INET6}:
@@ -108,7 +107,6 @@ def _address(message: bytes, up: set[int]) -> str:
 
 
 def _packed(message: bytes) -> bytes | None:
-    """The address in a message, as bytes."""
     attributes = dict(_attributes(message[_ADDRESS.size :]))
     return attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
 

@@ -49,7 +49,6 @@ def _check(calls: Mapping[str, Callable[[], object]]) -> None:
 
 
 def denied_error(*calls: str, why: OSError | None = None) -> ResourceError:
-    """The error for system calls that are denied or missing."""
     names = f"system call {calls[0]}" if len(calls) == 1 else f"system calls {', '.join(calls[:-1])} and {calls[-1]}"
     reason = f" ({why.strerror})" if why is not None else ""
     return ResourceError(
@@ -72,7 +71,6 @@ def is_denial(error: OSError) -> bool:
 
 
 def _refusal(call: Callable[[], object]) -> OSError | None:
-    """How the call is denied; None if it is not."""
     try:
         call()
     except OSError as error:
@@ -124,17 +122,14 @@ class Wakeup:
         return self._fd
 
     def set(self) -> None:
-        """Make it readable."""
         with contextlib.suppress(BlockingIOError):  # it is
             os.write(self._fd, _ONE)
 
     def clear(self) -> None:
-        """Make it unreadable until the next `set`."""
         with contextlib.suppress(BlockingIOError):  # it is
             os.read(self._fd, 8)
 
     def close(self) -> None:
-        """Close the descriptor. Idempotent."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

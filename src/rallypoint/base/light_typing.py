@@ -31,40 +31,30 @@ else:
     _UNKNOWN_FIELD = TypeError if sys.version_info >= (3, 13) else ValueError
 
     class Protocol:
-        """Base of classes that say what others have to have."""
-
         __slots__ = ()
 
     class Generic:
-        """Base of classes that take types: `Generic[T]` is `Generic`."""
-
         __slots__ = ()
 
         def __class_getitem__(cls, parameters):
             return cls
 
     class TypeVar:
-        """A name for a type."""
-
         def __init__(self, name, bound=None):
             self.name = name
 
     class ParamSpec(TypeVar):
-        """A name for the parameters of a function."""
+        pass
 
     def overload(function):
-        """Declare one of several signatures; the function itself follows."""
         return function
 
     def get_args(union):
-        """The members of a union of classes."""
         return union.__args__
 
     Any = NoReturn = TypeAlias = TypeGuard = object
 
     class _Record(tuple):
-        """Base of all named tuples."""
-
         __slots__ = ()
         _fields = ()
 

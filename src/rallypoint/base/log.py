@@ -116,7 +116,6 @@ _label = ""
 
 
 def with_label(text: str) -> str:
-    """A text with the label of `configure` before each line."""
     return _label + text.replace("\n", f"\n{_label}") if _label else text
 
 
@@ -146,12 +145,7 @@ class StderrHandler(logging.Handler):
 
 
 class RateLimitedLog:
-    """Rate-limited warnings: `LINES` in each `WINDOW` of seconds are written, the others counted.
-
-    Args:
-        logger: the logger that they go to.
-        what: the name of those that are only counted, in "and 5 more ...".
-    """
+    """At most `LINES` warnings in each `WINDOW` of seconds; the others are counted: "and 5 more `what`"."""
 
     LINES, WINDOW = 10, 10.0
 
@@ -164,7 +158,6 @@ class RateLimitedLog:
         self._suppressed = 0
 
     def warning(self, text: str, *args: object) -> None:
-        """Log a warning, if the window has room."""
         if self._clock.monotonic() - self._since >= self.WINDOW:
             self.summarize()
             self._since = self._clock.monotonic()
@@ -175,7 +168,6 @@ class RateLimitedLog:
             self._suppressed += 1
 
     def summarize(self) -> None:
-        """The window has ended: log how many more there were."""
         if self._suppressed:
             seconds = self._clock.monotonic() - self._since
             self._logger.warning("and %d more %s in %.0f s", self._suppressed, self._what, seconds)
@@ -196,7 +188,6 @@ def log_level() -> str:
 
 
 def get_logger(name: str) -> logging.Logger:
-    """The logger for a module (`__name__`); `configure` sets up the handler."""
     return logging.getLogger(name)
 
 

@@ -25,7 +25,7 @@ log = get_logger(__name__)
 
 
 class LoopError(RallypointError, RuntimeError):
-    """The event loop of this process cannot be made."""
+    pass
 
 
 class LoopThread:

@@ -36,13 +36,11 @@ class Mailbox(Generic[T]):
                 self._wakeup.set()
 
     def drain(self) -> Iterator[T]:
-        """Remove and yield the events, oldest first."""
         self._wakeup.clear()
         while self._items:
             yield self._items.popleft()
 
     def close(self) -> None:
-        """Close the descriptor. Idempotent."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -50,11 +48,7 @@ class Mailbox(Generic[T]):
 
 
 class Background(Generic[T]):
-    """One piece of work at a time; only the result of the last one counts. All calls are made on the loop's thread.
-
-    Args:
-        name: the name of the thread.
-    """
+    """One piece of work at a time; only the result of the last one counts. All calls are made on the loop's thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -63,7 +57,6 @@ class Background(Generic[T]):
 
     @property
     def busy(self) -> bool:
-        """Whether a result is pending."""
         return self._work is not None
 
     def start(self, work: Callable[[], T]) -> None:
@@ -72,11 +65,9 @@ class Background(Generic[T]):
         threading.Thread(target=lambda: self._mailbox.post((work, work())), name=self._name, daemon=True).start()
 
     def fds(self) -> list[int]:
-        """Readable when there is a result."""
         return [self._mailbox.fileno()]
 
     def take(self) -> T | None:
-        """Return the result, once it is available; only once."""
         found = None
         for work, result in self._mailbox.drain():
             if work is self._work:
@@ -88,6 +79,5 @@ class Background(Generic[T]):
         self._work = None
 
     def close(self) -> None:
-        """Release everything; a thread that still runs ends with its work. Idempotent."""
         self.forget()
         self._mailbox.close()

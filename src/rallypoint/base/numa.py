@@ -63,7 +63,6 @@ class NumaOptions:
 
     @property
     def mode(self) -> AffinityMode:
-        """`affinity_mode` as an `AffinityMode`."""
         return AffinityMode(self.affinity_mode)
 
 
@@ -149,7 +148,6 @@ def _gpu_position(topology: Topology, gpu: int) -> tuple[int, int]:
 
 
 def _groups(cpus: Cpus, sharing: Mapping[int, Cpus]) -> list[Cpus]:
-    """`cpus` by what they share; a processor that shares nothing is a group. Sorted by lowest processor."""
     found = {cpu: sharing.get(cpu, frozenset((cpu,))) & cpus | {cpu} for cpu in cpus}
     return sorted(set(found.values()), key=min)
 
@@ -193,11 +191,7 @@ def worker_cpus(
 
 
 def read_topology(mode: AffinityMode, gpus: Sequence[str], root: Path = Path("/")) -> Topology:
-    """The part of this machine's topology that `mode` needs; `gpus` are PCI addresses, `root` is the folder of `sys`.
-
-    Raises:
-        UserError: the kernel does not show it.
-    """
+    """The part of the topology that `mode` needs; `gpus` are PCI addresses. UserError if it is not shown."""
     cpu_folder = root / "sys/devices/system/cpu"
     devices = [root / "sys/bus/pci/devices" / address for address in gpus]
     gpu_nodes = [max(0, int(_text(device / "numa_node"))) for device in devices]  # -1 on machines with one node

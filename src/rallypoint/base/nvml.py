@@ -13,8 +13,6 @@ _UNCORRECTED, _SINCE_LOADED = 1, 0
 
 
 class _PciInfo(ctypes.Structure):
-    """`nvmlPciInfo_t` of the third version."""
-
     _fields_ = (
         ("legacy", ctypes.c_char * 16),
         ("domain", ctypes.c_uint),
@@ -79,8 +77,6 @@ class GpuHealth(NamedTuple):
 
 
 class NvmlHealth(NamedTuple):
-    """The answer of the library: why it cannot be used, if so; the driver's version; all GPUs."""
-
     trouble: str = ""
     driver: str = ""
     gpus: tuple[GpuHealth, ...] = ()

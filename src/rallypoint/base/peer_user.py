@@ -37,8 +37,6 @@ _MAPPED = bytes(10) + b"\xff\xff"
 
 
 class Peer(Enum):
-    """Who is at the other end of a connection."""
-
     OWN_USER = auto()
     """A process of this machine, of our own user or of root."""
     OTHER_USER = auto()
@@ -54,8 +52,6 @@ SocketName: TypeAlias = "tuple[str, int] | tuple[str, int, int, int]"
 
 
 class _Side(NamedTuple):
-    """One end of a connection."""
-
     family: int
     address: str
     port: int
@@ -96,20 +92,16 @@ def is_own_user(uid: int) -> bool:
 
 
 class PeerUsers:
-    """Finds out who is at the other end of the connections of one server."""
-
     def __init__(self) -> None:
         self._own_addresses: frozenset[str] | None = None
 
     def peer_of(self, connected: socket.socket) -> Peer:
-        """Who is at the other end."""
         try:
             return self.peer_between(connected.getsockname(), connected.getpeername())
         except OSError as error:
             return Peer.OTHER_USER if error.errno == ENOTCONN else Peer.UNKNOWN
 
     def peer_between(self, own_name: SocketName, peer_name: SocketName) -> Peer:
-        """The same for the names of its two sockets."""
         try:
             own, peer = _side(own_name), _side(peer_name)
             local = is_loopback(own.address) or own.address == peer.address

@@ -48,14 +48,7 @@ def make_private(folder: str) -> None:
 
 
 def replace_file(path: str, data: bytes, *, mode: int = 0o600, sync: bool = False) -> None:
-    """Write a file atomically. Raises OSError.
-
-    Args:
-        path: the file.
-        data: its contents.
-        mode: who may use it, within the umask; our own user alone unless given.
-        sync: whether to wait until the disk has it.
-    """
+    """Write a file atomically, and wait for the disk if `sync`. Raises OSError."""
     new = f"{path}.{os.getpid()}.{os.urandom(8).hex()}"
     try:
         with open(os.open(new, _NEW, mode), "wb") as file:

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 
 class ProcessStat:
-    """The fields of /proc/<pid>/stat (proc(5)) that we use."""
-
     __slots__ = ("ended", "group", "parent", "pid", "session", "started", "state")
 
     def __init__(self, pid: int, fields: list[bytes]) -> None:
@@ -34,7 +32,6 @@ class ProcessStat:
         return self.pid, self.started
 
     def is_running(self) -> bool:
-        """Whether this process is still there and has not ended."""
         now = read_stat(self.pid)
         return now is not None and now.started == self.started and not now.ended
 
@@ -89,12 +86,8 @@ def process_table() -> dict[int, ProcessStat]:
 
 
 def descendants(root: int, parents: dict[int, int], but: Collection[int] = ()) -> set[int]:
-    """The descendants of a process. Pure.
-
-    Args:
-        root: its pid.
-        parents: pid to parent's pid, of all processes.
-        but: processes to leave out, with their own descendants.
+    """The pids below `root`; `parents` is pid to parent's pid of all processes, `but` are left out with those below
+    them.
     """
     children: dict[int, list[int]] = {}
     for pid, parent in parents.items():

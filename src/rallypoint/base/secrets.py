@@ -47,7 +47,6 @@ class Secret(NamedTuple):
 
 
 def new_secret() -> str:
-    """A secret: 32 random bytes as text of 43 characters."""
     return _text(os.urandom(_KEY_SIZE))
 
 
@@ -80,10 +79,8 @@ def job_secret() -> Secret | None:
 
 
 def launch_secret(*, new: bool) -> str:
-    """The secret that the nodes of a job started from here share: that of this process's environment.
-
-    Args:
-        new: whether one is made if there is none; otherwise the result is empty.
+    """The secret of this process's environment, for the nodes of a job started from here; `new` makes one if there is
+    none.
 
     Raises:
         UsageError: see `job_secret`.
@@ -105,11 +102,7 @@ def etcd_password() -> str:
 
 
 def http_token(path: str, source: str) -> str:
-    """The token in a file, which HTTP clients have to send.
-
-    Args:
-        path: the path of the file.
-        source: the option or the variable that names it, for messages.
+    """The token in a file, which HTTP clients have to send; `source` names the option that gave the path.
 
     Raises:
         UsageError: the file cannot be read, others may read it, or its contents are not a token.

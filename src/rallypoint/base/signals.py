@@ -60,12 +60,10 @@ class SignalWakeup:
         return self._read_fd
 
     def clear(self) -> None:
-        """Make it unreadable until the next signal."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._read_fd, 4096)
 
     def close(self) -> None:
-        """Restore the previous wake-up descriptor. Call it once."""
         signal.set_wakeup_fd(self._previous_fd, warn_on_full_buffer=False)
         os.close(self._write_fd)
         os.close(self._read_fd)
@@ -140,7 +138,6 @@ def defer_interrupts() -> Iterator[Callable[[], None]]:
 
 
 def is_posting_handler(handler: Any) -> bool:
-    """Whether a signal's handler was installed by `post_signals`."""
     return getattr(handler, "__module__", None) == __name__
 
 

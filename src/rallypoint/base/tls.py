@@ -48,11 +48,9 @@ class ControlTls:
         self._contexts = _load(files)
 
     def for_coordinator(self) -> SSLContext:
-        """The context of the side that listens, from the current files."""
         return self._contexts_now()[0]
 
     def for_node(self) -> SSLContext:
-        """The context of the side that dials, from the current files."""
         return self._contexts_now()[1]
 
     def objection_to(self, certificate: Mapping[str, Any] | None) -> str | None:
@@ -181,11 +179,9 @@ class TlsChannel:
             self._object.write(data)
 
     def to_send(self) -> bytes:
-        """Bytes for the other side."""
         return self._to_send.read()
 
     def close_notify(self) -> None:
-        """End the TLS session, for `to_send`."""
         if self._open:
             try:
                 self._object.unwrap()

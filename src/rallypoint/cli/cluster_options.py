@@ -37,12 +37,7 @@ _MOST = 1 << 20
 
 
 def with_cluster(options: Options, environ: Mapping[str, str], machine: Machine) -> Options:
-    """The options, completed by values of the cluster.
-
-    Args:
-        options: the user's options; `--cluster` says whose environment is used.
-        environ: the environment of this process.
-        machine: further facts about this node (`this_machine`).
+    """The options, completed by values of the cluster that `--cluster` names.
 
     Raises:
         UsageError: the cluster's environment is damaged, or not enough to start a job.
@@ -68,7 +63,6 @@ def _meets_somewhere(options: Options) -> bool:
 
 
 def this_machine() -> Machine:
-    """Facts about this node besides the environment."""
     return Machine(
         hostname=socket.gethostname(),
         hosts_file=read_text("/etc/hosts", _MOST),
@@ -114,7 +108,6 @@ def _warn(cluster: Cluster, endpoint_derived: bool) -> None:
 
 
 def _rendezvous(options: Options, cluster: Cluster) -> dict[str, Any]:
-    """Where nodes meet, the job's id and the rank that this node requests."""
     values: dict[str, Any] = {}
     backend = options.rdzv_backend if "rdzv_backend" in options.sources else "c10d"
     with naming(options.source("rdzv_conf")):

@@ -49,7 +49,6 @@ def completion_script(shell: str, rallyctl: argparse.ArgumentParser) -> str:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """The arguments of a command and of all its verbs."""
     for action in parser._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):
@@ -84,7 +83,6 @@ def _words() -> dict[str, tuple[str, ...]]:
 
 
 def _one_of_zsh(scripts: list[str]) -> str:
-    """One autoloaded file for both commands: zsh calls it with the command in `$service`."""
     bodies = [script.partition("\n")[2].partition(_ENDS_OF_ZSH)[0] for script in scripts]
     end = """
 if [[ $zsh_eval_context[-1] == eval ]]; then

@@ -169,7 +169,6 @@ def _check_signals(options: Options) -> None:
 
 
 def _check_devices(options: Options, environ: Mapping[str, str], workers: int) -> None:
-    """Check the devices that every start of workers will need, before the rendezvous."""
     if options.virtual_local_rank:
         from rallypoint.base.devices import one_gpu_per_worker
 
@@ -250,10 +249,7 @@ def _local_ranks(options: Options) -> set[int] | None:
 def local_world_size(text: str, environ: Mapping[str, str], source: str = "--nproc-per-node") -> int:
     """Read a number of workers, or count the devices of `cpu`, `gpu`, `xpu` or `auto`.
 
-    Args:
-        text: what the user wrote.
-        environ: where CUDA_VISIBLE_DEVICES and ZE_AFFINITY_MASK are looked up.
-        source: where it was given, for messages.
+    `source` is where the text was given, for messages.
 
     Raises:
         UserError: it is none of these, less than one, or there is no such device.

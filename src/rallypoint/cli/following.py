@@ -50,7 +50,6 @@ class Terminal:
         self._taken = True
 
     def close(self) -> None:
-        """Give the terminal back. Idempotent."""
         if self._taken:
             self._taken = False
             self._write(_GIVE_BACK)
@@ -66,8 +65,6 @@ def _styled(text: str, style: str) -> str:
 
 
 class Screen:
-    """A job on a terminal."""
-
     def __init__(self, terminal: Terminal | None = None) -> None:
         self._terminal = terminal or Terminal()
         self._snapshot: Snapshot | None = None
@@ -93,7 +90,6 @@ class Screen:
         self._terminal.draw([*lines[: height - len(below)], *below])
 
     def close(self) -> None:
-        """Give the terminal back as it was. Idempotent."""
         self._terminal.close()
 
 
@@ -107,19 +103,15 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 2.0
 class Display(Protocol):
     """Shows a job to a user who follows it."""
 
-    def show(self, snapshot: Snapshot) -> None:
-        """The job stands so now."""
+    def show(self, snapshot: Snapshot) -> None: ...
 
     def note(self, text: str) -> None:
         """Show a remark; empty when it no longer applies."""
 
-    def close(self) -> None:
-        """Nothing more is shown. Idempotent."""
+    def close(self) -> None: ...
 
 
 class Lines:
-    """One line for each change."""
-
     def __init__(self, write: Callable[[str], None]) -> None:
         from rallypoint.observe.status import ChangeLines
 
@@ -127,29 +119,23 @@ class Lines:
         self._write = write
 
     def show(self, snapshot: Snapshot) -> None:
-        """The job stands so now."""
         for line in self._changes.lines(snapshot, time.time()):
             self._write(line)
 
     def note(self, text: str) -> None:
-        """Something about what is shown."""
         from rallypoint.observe.status import clock_time
 
         if text:
             self._write(f"{clock_time(time.time())} {text}")
 
-    def close(self) -> None:
-        """Nothing more is shown."""
+    def close(self) -> None: ...
 
 
 class JsonLines:
-    """Each snapshot as JSON on one line."""
-
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
 
     def show(self, snapshot: Snapshot) -> None:
-        """The job stands so now."""
         import json
 
         from rallypoint.observe.status import status_fields
@@ -163,8 +149,7 @@ class JsonLines:
         if text:
             print_error(f"rallyctl: {text}")
 
-    def close(self) -> None:
-        """Nothing more is shown."""
+    def close(self) -> None: ...
 
 
 def display_for(json: bool, write: Callable[[str], None]) -> Display:
@@ -177,15 +162,9 @@ def display_for(json: bool, write: Callable[[str], None]) -> Display:
 
 
 class Follower:
-    """Follows one job."""
-
     def __init__(self, targets: Callable[[], Sequence[DialTarget]], job: str, display: Display) -> None:
-        """Nothing is opened yet.
-
-        Args:
-            targets: finds the places where the control plane may be; called again after it was lost.
-            job: the job's id; empty for the only job.
-            display: shows what is received.
+        """`targets` finds the places where the control plane may be, again after it was lost; an empty `job` is the
+        only one.
         """
         self._targets = targets
         self._job = job

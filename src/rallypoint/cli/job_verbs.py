@@ -73,7 +73,6 @@ def targets(options: argparse.Namespace) -> list[DialTarget]:
 
 
 def _local_target(options: argparse.Namespace) -> list[DialTarget]:
-    """The coordinator of the only job on this machine, or of the named one."""
     jobs = [each for each in local_jobs_of_user() if options.rdzv_id in {"", each.job}]
     if len(jobs) == 1:
         options.rdzv_id, options.rdzv_backend, options.rdzv_endpoint = jobs[0][1:]
@@ -117,8 +116,6 @@ def local_jobs_of_user() -> list[LocalJob]:
 
 
 def with_session(options: argparse.Namespace, use: Callable[[WatcherSession], Awaitable[int]]) -> int:
-    """Open a session with the coordinator of the job that the options name, and return the result of `use`."""
-
     where = targets(options)
 
     async def run() -> int:
@@ -129,11 +126,7 @@ def with_session(options: argparse.Namespace, use: Callable[[WatcherSession], Aw
 
 
 async def receive(session: WatcherSession, kind: type[_Seen]) -> _Seen:
-    """Wait for an answer of this type.
-
-    Raises:
-        RallypointError: the control plane has several jobs, or none, and none was named.
-    """
+    """Raises RallypointError: the control plane has several jobs, or none, and none was named."""
     while True:
         seen = await session.receive()
         if isinstance(seen, kind):
@@ -195,7 +188,6 @@ def status(options: argparse.Namespace) -> int:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    """Follow a job until it ends."""
     from rallypoint.cli.following import Follower, Lines, display_for
 
     display = display_for(options.json, print_answer)

@@ -34,7 +34,6 @@ def demo(options: argparse.Namespace) -> None:
 
 
 def _end_in_order() -> None:
-    """Make ^C and SIGTERM end the demo's own jobs first."""
     from rallypoint.cli.process_setup import restore_keyboard_interrupt
 
     def end(number: int, _frame: object) -> None:
@@ -122,14 +121,12 @@ def _names(jobs: list[str]) -> str:
 
 
 def secret(_options: argparse.Namespace) -> None:
-    """Print a new secret."""
     from rallypoint.base.secrets import new_secret
 
     print_answer(new_secret())
 
 
 def job_token(options: argparse.Namespace) -> None:
-    """Print the token of one job."""
     from rallypoint.base.secrets import SECRET, job_secret, token
 
     found = job_secret()
@@ -178,7 +175,6 @@ def _asked_to_end() -> bool:
 
 
 def completion(options: argparse.Namespace) -> None:
-    """Print a completion script."""
     from rallypoint.cli.completion import PACKAGED, completion_script
     from rallypoint.cli.rallyctl import build_parser
 

@@ -173,7 +173,7 @@ def parse_nnodes(text: str, source: str = "--nnodes") -> tuple[int, int]:
 
 
 class _NotACommandLine(Exception):
-    """The words so far are not a command line."""
+    pass
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -222,7 +222,7 @@ class Parser(argparse.ArgumentParser):
     _trying = False
 
     def try_parse(self, words: Sequence[str]) -> dict[str, Any] | None:
-        """Values by name, or None if `words` are not a command line."""
+        """None if `words` are not a command line."""
         self._trying = True
         try:
             return vars(self.parse_args(words))
@@ -262,7 +262,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> Parser:
-    """The parser for the table of flags and the script. Its results have only what the command line gives."""
+    """Its results have only what the command line gives."""
     parser = Parser(
         _program(),
         usage="%(prog)s [OPTION ...] training_script ...",
@@ -298,7 +298,7 @@ def _program() -> str | None:
 
 
 def _up_to_the_script(parser: Parser, arguments: Sequence[str]) -> dict[str, Any]:
-    """Values by name. The script is the last word of the shortest prefix that argparse accepts."""
+    """The script is the last word of the shortest prefix that argparse accepts."""
     for end in range(1, len(arguments) + 1):
         head, rest = arguments[:end], arguments[end:]
         values = parser.try_parse(head)

@@ -63,7 +63,6 @@ def restore_keyboard_interrupt() -> bool:
 
 
 def end_keyboard_interrupt() -> None:
-    """Make ^C end this process at once and silently again."""
     signals.signal(signals.SIGINT, signals.SIG_DFL)
 
 
@@ -94,7 +93,6 @@ def drop_output(stream: Any) -> None:
 
 
 def _end_process() -> None:
-    """Runs last at exit, since it was registered first."""
     if _by_interrupt:
         _flush_output()
         signals.signal(signals.SIGINT, signals.SIG_DFL)

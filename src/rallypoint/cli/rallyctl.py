@@ -55,7 +55,6 @@ def _switch(name: str, text: str) -> Argument:
 
 
 def _several(name: str, metavar: str, text: str, complete: Values | None = None) -> Argument:
-    """A flag that may be repeated."""
     return _value(name, metavar, text, complete, action="append", default=[])
 
 
@@ -365,10 +364,7 @@ VERBS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `rallyctl`.
-
-    Args:
-        argv: the arguments after the program's name; None takes those of this process.
+    """Run `rallyctl`; `argv` are the arguments after the program's name, None for those of this process.
 
     Returns:
         The exit code: 0 after SIGTERM or ^C, 1 when something failed, 2 after a value that cannot work.
@@ -393,14 +389,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def load(work: str) -> Callable[[argparse.Namespace], int | None]:
-    """The function that a row of `VERBS` names."""
     module, _, name = work.partition(":")
     found: Callable[[argparse.Namespace], int | None] = getattr(import_module(f"rallypoint.cli.{module}"), name)
     return found
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of `rallyctl` with all its verbs."""
     about = "Run services for rallyrun's jobs, outside of them."
     parser = Parser("rallyctl", description=about, formatter_class=HelpFormatter)
     parser.add_argument("--version", action=ShowVersion, command="rallyctl")

@@ -85,7 +85,6 @@ class _Run:
         self._is_command = is_command
 
     def launch(self) -> None:
-        """Launch the job; returns when all workers have succeeded."""
         if self.refused is not None:
             raise self.refused
         from rallypoint.base.secrets import take_from_environment
@@ -166,7 +165,6 @@ _DEPRECATED = (
 
 
 def main_deprecated(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Arguments, results and exceptions are those of `main`."""
     return _run_command(argv, read_deprecated)
 
 

@@ -26,7 +26,6 @@ _MANAGER_TIMEOUT = 1.0
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Serve until a signal ends it."""
     from rallypoint.base.descriptors import allow_descriptors
     from rallypoint.base.endpoint import Endpoint, listening_sockets, parse_endpoint, resolve
     from rallypoint.base.kernel import check_for_loop
@@ -103,7 +102,6 @@ def _loop_answers(timeout: float) -> bool:
 
 
 def _tell_manager(state: str) -> None:
-    """Send the service manager a message, if there is one."""
     path = os.environ.get("NOTIFY_SOCKET", "")
     if not path:
         return

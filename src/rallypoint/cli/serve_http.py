@@ -25,12 +25,7 @@ _CLOSE_TIMEOUT = 2.0
 
 
 class PageServer:
-    """Serves the pages of all jobs of a control plane, from now on.
-
-    Args:
-        jobs: the jobs of the control plane.
-        where: HOST:PORT; this machine only without HOST.
-        token_file: has the token that clients must send; empty for none.
+    """Serves the pages of all jobs of a control plane at HOST:PORT (without HOST, to this machine only), from now on.
 
     Raises:
         UsageError: an argument cannot work.
@@ -61,7 +56,6 @@ class PageServer:
         self._serving = self._loop.submit(self._serve(listeners, site))
 
     def close(self) -> None:
-        """End all connections. Not on the loop's thread."""
         self._loop.call(self._stop.set)
         try:
             self._serving.result(_CLOSE_TIMEOUT)

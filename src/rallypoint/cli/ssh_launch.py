@@ -38,7 +38,6 @@ def launch(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> Plan:
-    """The launch that the options request. Raises UsageError."""
     import shlex
 
     from rallypoint.base.secrets import SECRET, launch_secret
@@ -85,7 +84,6 @@ def _hosts(options: argparse.Namespace) -> list[Host]:
 
 
 def _variables(options: argparse.Namespace) -> dict[str, str]:
-    """The user's variables."""
     from rallypoint.clusters.remote.inputs import file_variables, named_variables
 
     found: dict[str, str] = {}
@@ -135,12 +133,9 @@ class LaunchedCommand(NamedTuple):
 
 
 def read_command(command: Sequence[str], variables: Mapping[str, str], hosts: int) -> LaunchedCommand:
-    """Read a command.
+    """Read a command; nothing is known about others than `rallyrun`.
 
-    Args:
-        command: its words. Nothing is known about commands other than `rallyrun`.
-        variables: the `PET_*` variables that it will have, without those that say where it runs.
-        hosts: the number of hosts that it will run on, which is the default number of nodes.
+    `variables` are the `PET_*` variables that it will have, `hosts` is the default number of nodes.
 
     Raises:
         SystemExit: a usage error of rallyrun's, which has been printed; or its help was asked for.

@@ -95,11 +95,6 @@ SUCCESS = Classified(None, 0)
 
 
 def classified(error: BaseException | None) -> Classified:
-    """Classify the end of a run for a scheduler.
-
-    Args:
-        error: what ended it; None for nothing.
-    """
     if error is None or isinstance(error, _SUCCESSES):
         return SUCCESS
     if isinstance(error, KeyboardInterrupt):
@@ -125,18 +120,7 @@ def ending_of(error: BaseException) -> Ending:
 
 
 def finish(error: BaseException | None, code: int, job: str, wants_classified: bool, environ: Mapping[str, str]) -> int:
-    """A run has ended: write its verdict if that is requested.
-
-    Args:
-        error: what ended it; None for success.
-        code: torchrun's exit code.
-        job: the id of the job.
-        wants_classified: whether the exit code is classified.
-        environ: names the files.
-
-    Returns:
-        The exit code.
-    """
+    """Write the verdict of a run if that is requested; `code` is torchrun's exit code. Returns the exit code."""
     found = classified(error)
     code = found.code if wants_classified else code
     verdict = verdict_of(error, found, code, job)

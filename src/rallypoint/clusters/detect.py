@@ -12,12 +12,7 @@ _FINDERS = {"slurm": slurm.find, "mpi": mpi.find, "k8s": kubernetes.find}
 
 
 def find(which: str, environ: Mapping[str, str], machine: Machine) -> Finding:
-    """Read the environment.
-
-    Args:
-        which: slurm, mpi, k8s, or auto to detect it.
-        environ: the environment of this process.
-        machine: further facts about this node.
+    """Read the environment; `which` is slurm, mpi, k8s, or auto to detect it.
 
     Raises:
         UsageError: a variable has a value that its cluster does not give.

@@ -75,7 +75,6 @@ class Nothing:
 
     @property
     def sentence(self) -> str:
-        """Both."""
         return f"{self.fact}; {self.remedy}"
 
 
@@ -121,16 +120,10 @@ _STEP_STRIDE, _RESTART_STRIDE = 101, 10007
 
 
 def control_port(job: int, step: int = 0, restart: int = 0, ephemeral: str = DEFAULT_RANGE) -> tuple[int, bool]:
-    """The port of a job's control plane.
+    """The port of a job's control plane, and whether it is outside of the kernel's range of ports (`ephemeral`, its
+    text).
 
-    Args:
-        job: the number of the job; all these numbers are 0 or more.
-        step: the number of the step in it.
-        restart: how often the job was begun again.
-        ephemeral: the text of `/proc/sys/net/ipv4/ip_local_port_range`; the kernel's default if it is no range.
-
-    Returns:
-        The port, and whether it is outside of the kernel's range, which may leave no room.
+    It follows from the numbers of the job and of the step in it, and from how often the job was begun again.
     """
     low, high = _range_of(ephemeral)
     for first, last in _SPANS:

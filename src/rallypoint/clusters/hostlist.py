@@ -33,7 +33,7 @@ _RANGE = re.compile(r"([0-9]{1,20})(?:-([0-9]{1,20}))?", re.ASCII)
 
 
 class HostlistError(ValueError):
-    """A text is not a list of hosts; the message says what is wrong with it."""
+    pass
 
 
 def expand(text: str) -> list[str]:
@@ -51,7 +51,6 @@ def expand(text: str) -> list[str]:
 
 
 def _items(text: str) -> Iterator[str]:
-    """The parts between separators that are outside of brackets."""
     start, depth = 0, 0
     for place, character in enumerate(text):
         if character == "[":

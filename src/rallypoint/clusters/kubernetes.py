@@ -32,11 +32,6 @@ _QUOTA = re.compile(r"([0-9]{1,15}) ([0-9]{1,15})\s*", re.ASCII)
 
 
 def find(environ: Mapping[str, str], machine: Machine) -> Finding:
-    """Read the environment of the pod.
-
-    Raises:
-        UsageError: a variable has a value that Kubernetes does not give.
-    """
     index = number(environ, "JOB_COMPLETION_INDEX", 0, MAX_NODES - 1)
     if index is None:
         return Nothing(

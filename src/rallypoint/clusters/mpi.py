@@ -55,11 +55,6 @@ def launcher_of(environ: Mapping[str, str]) -> Launcher | None:
 
 
 def find(environ: Mapping[str, str], machine: Machine) -> Finding:
-    """Read the launcher's variables.
-
-    Raises:
-        UsageError: one of them has a value that no launcher gives.
-    """
     launcher = launcher_of(environ)
     if launcher is None:
         return Nothing(

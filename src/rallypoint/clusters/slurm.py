@@ -34,11 +34,6 @@ _TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", re.ASCII)
 
 
 def find(environ: Mapping[str, str], machine: Machine) -> Finding:
-    """Read Slurm's variables.
-
-    Raises:
-        UsageError: one of them has a value that Slurm does not give.
-    """
     job = number(environ, "SLURM_JOB_ID", 1, _MOST) or number(environ, "SLURM_JOBID", 1, _MOST)
     if job is None:
         return Nothing("SLURM_JOB_ID is not set: Slurm has not started this process", f"write {_SRUN}")

@@ -101,7 +101,6 @@ class Cause(NamedTuple):
 
     @property
     def headline(self) -> str:
-        """Who failed, where, how and why, in one line."""
         from rallypoint.failures.texts import first_line
 
         if self.rank < 0:

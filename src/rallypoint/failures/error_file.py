@@ -47,8 +47,6 @@ class ErrorFile(NamedTuple):
 
 
 class UnreadableErrorFile(NamedTuple):
-    """A file that is not an error file: the beginning of its text."""
-
     path: str
     raw: str
 

@@ -95,7 +95,6 @@ class ProcessFailure:
 
     @property
     def text(self) -> str:
-        """The message as one text, whichever form the error file has."""
         if isinstance(self.message, str):
             return self.message
         return str(self.message.get("message", self.message))

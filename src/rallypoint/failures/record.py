@@ -87,7 +87,6 @@ class ErrorHandler:
             _logger.warning("%r has a message of the plain form, which has no exit code", rootcause_error_file)
 
     def _get_error_file_path(self) -> str | None:
-        """The path of this process's error file; None or empty if there is none."""
         return os.environ.get(VARIABLE)
 
     def _replace(self, path: str, data: JsonObject) -> None:

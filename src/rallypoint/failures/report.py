@@ -71,7 +71,6 @@ class ChildFailedError(RallypointError):
         return self._report()
 
     def root_cause(self) -> Cause:
-        """The first failure of the job, as far as it is known."""
         if self.cause is not None:
             return self.cause
         rank, failure = self.get_first_failure()
@@ -112,7 +111,6 @@ class ChildFailedError(RallypointError):
         return _assemble(f"{self.name} FAILED", others, self._context_lines(own_root), first)
 
     def _fallback_report(self, error: Exception) -> str:
-        """The text for a failure or a cause of which no report can be made."""
         lines = [f"{self.name} FAILED; the report cannot be made ({type(error).__name__}: {error}), but this is known:"]
         for index, (rank, failure) in enumerate(self.failures.items()):
             try:
@@ -122,7 +120,6 @@ class ChildFailedError(RallypointError):
         return "\n".join(lines)
 
     def _context_lines(self, own_root: int | None) -> list[str]:
-        """Lines between the failures and the first of them."""
         stopped = _rank_list(self.stopped - {own_root})
         context = [f"Stopped by rallyrun: {stopped}"] if stopped else []
         return [*context, f"Restarts used: {self.restarts}"] if self.restarts.allowed else context
@@ -133,7 +130,6 @@ class ChildFailedError(RallypointError):
         return not self.failures and root is not None and root.rank < 0 and root.ending in _OF_NO_WORKER
 
     def _local_root_rank(self) -> int | None:
-        """The rank of `cause` if it is one of this node's failures."""
         if self.cause is None:
             return None
         own = self.failures.get(self.cause.rank)

@@ -52,9 +52,7 @@ class OomKills:
     def reason(self, pid: int, killed: int) -> str:
         """Why a worker that died of SIGKILL was killed, by the counters; empty if this killer is not a likely cause.
 
-        Args:
-            pid: the worker's.
-            killed: workers that have died of a SIGKILL that was not ours, since this object was made.
+        `killed` workers have died of a SIGKILL that was not ours since this object was made.
         """
         before, now = self._before, self._count()
         if now <= before:
@@ -116,7 +114,6 @@ class _Cgroup:
 
 
 def megabytes(count: int) -> str:
-    """A number of bytes, for people."""
     return f"{count / (1 << 20):.0f} MB"
 
 
@@ -155,7 +152,6 @@ def _number(path: str, key: bytes) -> int | None:
 
 
 def _read(path: str) -> bytes:
-    """The contents of a file of the kernel; empty if it cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -187,12 +183,8 @@ _FULL = 0.05
 def explain_signal(failure: ProcessFailure, kills: OomKills | None = None, killed: int = 1) -> None:
     """Set the reason of a failure by a signal, if it is known; else add what may be related to its context.
 
-    The kernel's log is only read by the failure's `settle`.
-
-    Args:
-        failure: the worker's; the exception in an error file is not overridden.
-        kills: counts kills by the out-of-memory killer since the worker's start.
-        killed: workers that have died since then of a SIGKILL that was not ours.
+    `killed` workers have died of a SIGKILL that was not ours. The exception in an error file is not overridden, and
+    the kernel's log is only read by the failure's `settle`.
     """
     if failure.exitcode != -signal.SIGKILL and kills is not None:
         failure.context = "\n".join(filter(None, (failure.context, kills.context())))
@@ -237,8 +229,6 @@ KERNEL_LOG = "/dev/kmsg"
 
 
 class LogEntry(NamedTuple):
-    """One entry: its time, in seconds on the monotonic clock of this machine, and its text."""
-
     moment: float
     text: str
 

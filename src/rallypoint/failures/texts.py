@@ -74,7 +74,6 @@ def _without_middle(lines: list[str], excess: int, limit: int, known: str) -> li
 
 
 def _lines_that_fit(lines: list[str], space: int) -> list[str]:
-    """As many of the lines, each with its newline, as fit into `space` bytes."""
     taken: list[str] = []
     for line in lines:
         space -= len(line.encode()) + 1
@@ -175,7 +174,6 @@ def last_traceback(lines: list[str]) -> str:
 
 
 def _traceback_without_header(lines: list[str]) -> str:
-    """The traceback in whose middle the lines begin, if they do."""
     first = next((number for number, line in enumerate(lines[:_OF_A_FRAME]) if _FRAME.match(line)), None)
     if first is None:
         return ""
@@ -186,7 +184,6 @@ def _traceback_without_header(lines: list[str]) -> str:
 
 
 def is_traceback(text: str) -> bool:
-    """Whether a text begins as a traceback does."""
     return _HEADER.match(text.partition("\n")[0]) is not None
 
 

@@ -57,7 +57,6 @@ class Aborting:
         self._thread: Thread | None = None
 
     def start(self) -> None:
-        """Begin a run, unless one is in progress."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = Thread(target=run_hooks, name="rallypoint-abort", daemon=True)
             self._thread.start()
@@ -157,9 +156,7 @@ def _nccl_backend(c10d: Any) -> Any:
 def end_connections(store_port: int, workers: int) -> None:
     """Close all of gloo's connections, and those to a store; does nothing where there is no `/proc`.
 
-    Args:
-        store_port: the store's.
-        workers: how many may not have connected yet; 0 where no group is being made.
+    `workers` is how many may not have connected yet; 0 where no group is being made.
     """
     with suppress(OSError):
         gloo = set(_gloo_inodes())
@@ -184,7 +181,6 @@ def _end(number: int, gloo: set[int], store_port: int, workers: int) -> None:
 
 
 def _port(connection: socket.socket) -> int:
-    """The port at the other end; -1 if that has none."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return -1
     try:

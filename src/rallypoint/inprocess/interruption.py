@@ -41,10 +41,7 @@ class Interruption:
     """The only owner of the signal and its handler."""
 
     def __init__(self, due: Callable[[], bool]) -> None:
-        """Take a signal, and set its handler for good.
-
-        Args:
-            due: whether the round in which the function runs has ended; asked within a signal's handler.
+        """Set the handler of a free signal for good; `due`, asked in it, says whether the function's round has ended.
 
         Raises:
             OSError, ValueError: this is not the main thread, or no signal is free.

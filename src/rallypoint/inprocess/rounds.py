@@ -54,14 +54,8 @@ class Order(NamedTuple):
 
 
 class Channel:
-    """This process's end of the channel."""
-
     def __init__(self, folder: str, rank: str) -> None:
         """Make the FIFO and open it; the agent does not see it before `announce`.
-
-        Args:
-            folder: for notices.
-            rank: local rank.
 
         Raises:
             OSError: there is no space, the folder is not ours alone, a FIFO cannot be made, or another process reads
@@ -85,14 +79,12 @@ class Channel:
             raise
 
     def announce(self) -> None:
-        """Let the agent know that this process can go on."""
         os.rename(self._draft, self._path)
 
     def close(self) -> None:
         os.close(self.fd)
 
     def wake(self) -> None:
-        """Make `fd` readable, from another thread."""
         with suppress(OSError):
             os.write(self.fd, b"\n")
 
@@ -132,7 +124,6 @@ class Channel:
 
 
 def parse(line: bytes) -> Order | None:
-    """Parse one line from the agent; None if it is not a known order."""
     verb, _, number = line.decode("ascii", "replace").partition(" ")
     if verb in (LEAVE, ENTER) and number.isdecimal() and number.isascii():
         return Order(verb, int(number))
@@ -161,15 +152,7 @@ class ResumableLoop:
     """Calls the function for one round after another: owns the channel, and what is known about rounds."""
 
     def __init__(self, folder: str, rank: str) -> None:
-        """Announce this process as resumable.
-
-        Args:
-            folder: for notices.
-            rank: local rank.
-
-        Raises:
-            OSError, ValueError: this is not possible; the text says why.
-        """
+        """Announce this process as resumable. OSError, ValueError: this is not possible; the text says why."""
         self.survived = False
         """Whether this process has ever entered another round than its first."""
         self._ended = self._entered = self._current = self._left = -1
@@ -196,7 +179,6 @@ class ResumableLoop:
         return returned[0]
 
     def stop(self) -> None:
-        """Take no further part."""
         if self.is_here():
             self._stopped = True
             self._channel.wake()
@@ -238,7 +220,6 @@ class ResumableLoop:
             return self._changed.wait_for(self._has_ended, ECHO_SECONDS)
 
     def _leave(self) -> None:
-        """Report that nothing of the old round is left."""
         with self._changed:  # so that no further run begins
             self._aborting.wait()
         run_hooks()  # again, for groups that were made meanwhile
@@ -368,7 +349,6 @@ def _round() -> Round:
 
 
 def _announced() -> ResumableLoop | None:
-    """Announce this process as one that can go on; None if there is no agent to tell, or if it cannot go on."""
     folder, rank = os.environ.get(notices.VARIABLE), os.environ.get("LOCAL_RANK")
     on_main_thread = threading.current_thread() is threading.main_thread()
     if not folder or not rank or (_loop is not None and on_main_thread):

@@ -107,12 +107,7 @@ def mask_strings(value: Any) -> Any:
 
 
 def helpful_variables(environ: Mapping[str, str], more: Sequence[str] = ()) -> dict[str, str]:
-    """The variables that help to understand a failure.
-
-    Args:
-        environ: all variables.
-        more: names of further ones; `NAME*` for all that begin so, `*` for all.
-    """
+    """The variables that help to understand a failure, and `more`: `NAME*` for all that begin so, `*` for all."""
     names = {each for each in more if not each.endswith("*")}
     begin = tuple(each[:-1] for each in more if each.endswith("*"))
     return {
@@ -123,7 +118,6 @@ def helpful_variables(environ: Mapping[str, str], more: Sequence[str] = ()) -> d
 
 
 def mask_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables by name, those that hold secrets masked."""
     return {
         name: MASK if value and (is_secret_name(name) or name == _NOTICES) else mask_text(value)
         for name, value in sorted(environ.items())
@@ -197,7 +191,7 @@ class Fitted(NamedTuple):
 
 
 def fit(pieces: Iterable[Piece], limit: int) -> Fitted:
-    """As many pieces as fit into so many bytes, in their order."""
+    """As many pieces as fit into `limit` bytes, in their order."""
     kept: list[Piece] = []
     notes: list[str] = []
     left = limit
@@ -261,20 +255,13 @@ def decode_bundle(data: bytes) -> tuple[Piece, ...]:
 
 
 def safe_name(text: str, most: int = 100) -> str:
-    """A text as a name in a folder: letters, digits, points and dashes."""
     return re.sub(r"[^A-Za-z0-9_.\-]", "_", text).lstrip(".-")[:most] or "_"
 
 
 def write_bundle(parent: str, name: str, pieces: Sequence[Piece]) -> str:
-    """Write the files into a new folder, and return its path.
-
-    Args:
-        parent: made if it is missing.
-        name: of the folder; with a number behind it if there is one of that name.
-        pieces: what to write.
-
-    Raises:
-        OSError: the disk does not take it; nothing is left then.
+    """Write the files into a new folder of `parent` (made if missing), with a number behind `name` if there is one of
+    that
+    name; return its path. OSError if the disk does not take it; nothing is left then.
     """
 
     def fill(hidden: str) -> None:
@@ -332,7 +319,6 @@ def _appear(parent: str, names: Iterator[str], make: Callable[[str], None]) -> s
 
 
 def _link(new: str, path: str) -> None:
-    """Give a file a name, and never that of another."""
     try:
         os.link(new, path)
     except FileExistsError:

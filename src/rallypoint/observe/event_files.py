@@ -28,17 +28,14 @@ _UNKNOWN_KIND = re.compile(r"Invalid value '.*' - at `\$\.event`$")
 
 @dataclass
 class EventFiles:
-    """The contents of event files: the events by job, and sentences about what could not be read."""
+    """Events by job, and sentences about what could not be read."""
 
     events: dict[str, list[KINDS]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
 def read_events(paths: Sequence[str]) -> EventFiles:
-    """The events in files and folders of files.
-
-    Args:
-        paths: files, with those beside them that were rotated away (PATH.1, PATH.2, ...), and folders of such files.
+    """The events in files (with those beside them that were rotated away: PATH.1, PATH.2, ...) and folders of files.
 
     Raises:
         UserError: one is not there, cannot be read, or there is no event in any.
@@ -79,8 +76,6 @@ def _age(path: str) -> int:
 
 
 class _Complaints:
-    """Lines of one file that are no events: how many, and the first."""
-
     def __init__(self) -> None:
         self.count = 0
         self.first = ""

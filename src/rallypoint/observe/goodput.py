@@ -68,7 +68,7 @@ class AgentRun:
 
     @property
     def first(self) -> float:
-        """From when on there are events, in seconds since it began: later than that where old ones were removed."""
+        """Later than 0 where old events were removed."""
         return 0.0 if isinstance(self.told[0], events.AgentStarted) else self.told[0].elapsed
 
     @property
@@ -77,7 +77,6 @@ class AgentRun:
 
     @property
     def ended(self) -> bool:
-        """Whether it has said that it ends."""
         return any(isinstance(each, events.AgentEnded) for each in self.told[-3:])
 
     @staticmethod
@@ -241,7 +240,6 @@ def _job_phase(active: Mapping[int, Counter[str]], idle: Counter[str]) -> tuple[
 
 
 def _extended(last: Span, more: Span) -> tuple[Span, Span | None]:
-    """One span that grows, and the one before it once it has ended."""
     if (last.phase, last.round) == (more.phase, more.round):
         return last._replace(end=more.end), None
     return more, last if last.seconds else None
@@ -300,7 +298,6 @@ class _Round:
 
     @property
     def begun(self) -> float:
-        """When the first node was given its place."""
         return min(at for at, _ in self.placed)
 
     @property
@@ -359,7 +356,6 @@ def _rounds_of(runs: Sequence[AgentRun], shifts: Mapping[str, float]) -> dict[Ro
 
 
 def _by_file(rounds: Iterable[_Round]) -> bool:
-    """Whether the progress is what files tell."""
     return any(from_file for each in rounds for from_file, _ in each.progress)
 
 
@@ -432,8 +428,6 @@ def _recovery(over: _Round, after: _Round | None, timeline: Sequence[Span]) -> R
 
 
 class Loss(StrEnum):
-    """The causes of lost time."""
-
     RENDEZVOUS = "rendezvous"
     RESTART = "restart"
     """Starting and stopping workers, the first start among it."""
@@ -565,7 +559,6 @@ def _nodes(runs: Sequence[AgentRun], shifts: Mapping[str, float], rounds: _Round
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:
-    """A key by which n2 comes before n10."""
     return tuple((int(each), "") if each.isdecimal() else (-1, each) for each in re.split(r"([0-9]+)", name))
 
 

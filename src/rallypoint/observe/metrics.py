@@ -156,10 +156,7 @@ Values = Mapping[tuple[str, ...], Value]
 
 
 class Metric(NamedTuple, Generic[S]):
-    """A metric, of what `S` describes. The names of counters lack `_total`, which the text format adds.
-
-    `labels` are those that all metrics of an `S` have, and behind them its own.
-    """
+    """A metric, of what `S` describes. The names of counters lack `_total`, which the text format adds."""
 
     kind: Kind
     name: str
@@ -181,7 +178,6 @@ class Family(NamedTuple):
 
 
 def _family(metric: Metric[S], described: Iterable[tuple[tuple[str, ...], S]]) -> Family:
-    """The samples of what is described, each with the values of the labels that all have."""
     samples: list[Sample] = []
     for common, each in described:
         values = metric.values(each)
@@ -200,7 +196,6 @@ def label(text: str) -> str:
 
 
 def _restarts(job: Snapshot) -> Mapping[str, int]:
-    """The number of rounds that have ended before the job did, by reason."""
     ended = job.ended_rounds
     return {
         "failure": ended.failures,

@@ -44,12 +44,10 @@ def cause_words(cause: str) -> str:
 
 
 def report_lines(report: Report) -> list[str]:
-    """All that there is to say, in lines for a person."""
     return [*_head(report), "", *_times(report), *_restarts(report), *_slowest(report), *_notes(report)]
 
 
 def summary(report: Report) -> list[tuple[str, str]]:
-    """The figures that come first: what each is, and its value."""
     between = report.mean_time_between_failures
     return [
         ("outcome", report.outcome + (f": {printable(report.detail)}" if report.detail else "")),

@@ -66,7 +66,7 @@ Seen = Snapshot | JobList
 
 
 class UnknownJobError(RallypointError):
-    """There is no such job."""
+    pass
 
 
 class JobsSource(Protocol):
@@ -82,7 +82,7 @@ class JobsSource(Protocol):
         ...
 
     def follow(self, job: str) -> AsyncIterator[Seen | None]:
-        """The same now and after each change; None where there was none for a while. Raises as `look`."""
+        """The snapshot now and after each change; None where there was none for a while. Raises as `look`."""
         ...
 
 
@@ -186,11 +186,8 @@ class _LocalWatch:
 
 
 class RemoteJob:
-    """One job whose coordinator is reached as `rallyctl status` reaches it.
-
-    Args:
-        job: its id.
-        targets: says where the coordinator may be; may wait, and is called in a thread of its own.
+    """One job whose coordinator is reached as `rallyctl status` reaches it. `targets` may wait; it has a thread of its
+    own.
     """
 
     def __init__(self, job: str, targets: Callable[[], Sequence[DialTarget]]) -> None:
@@ -247,14 +244,7 @@ Metrics = Callable[[], Awaitable[Sequence[Family]]]
 
 
 class Site:
-    """The pages of one server. `answer` is a `base.http.Handler`.
-
-    Args:
-        source: where the jobs are from.
-        access: who may see them.
-        metrics: what `/metrics` shows.
-        now: the time of day, in epoch seconds.
-    """
+    """The pages of one server. `answer` is a `base.http.Handler`."""
 
     def __init__(
         self, source: JobsSource, access: Access, metrics: Metrics, now: Callable[[], float] = time.time
@@ -265,7 +255,6 @@ class Site:
         self._now = now
 
     async def answer(self, head: bytes, client: Client) -> Answer:
-        """The answer to a request, of which `head` is all up to the blank line, by `client`."""
         try:
             request = parse(head)
         except RequestError as error:

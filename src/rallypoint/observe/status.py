@@ -75,7 +75,6 @@ class OnScreen(NamedTuple):
 
 
 def status_lines(snapshot: Snapshot, width: int = 120) -> list[str]:
-    """All that there is to say of a job, each line at most `width` columns wide."""
     return [cut(each.text, max(width, _LEAST_WIDTH)) for each in drawing(snapshot)]
 
 
@@ -100,7 +99,6 @@ def _when(seconds_ago: float, screen: OnScreen | None) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """A text that fits into so many columns."""
     if cells(text) <= width:
         return text
     while text and cells(text) >= width:
@@ -117,7 +115,6 @@ def job_lines(jobs: Sequence[JobSummary]) -> list[str]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows in columns, two spaces apart."""
     widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell + " " * (width - cells(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -126,14 +123,12 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def cells(text: str) -> int:
-    """The columns of a terminal that a text takes."""
     if text.isascii():
         return len(text)
     return sum(0 if combining(each) else 2 if east_asian_width(each) in "WF" else 1 for each in text)
 
 
 def phase_sentence(snapshot: Snapshot, screen: OnScreen | None = None) -> str:
-    """The phase, for how long, and what is waited for."""
     since = f"for {duration(snapshot.phase_for)}" if screen is None else f"since {_when(snapshot.phase_for, screen)}"
     participants = sum(each.state is NodeState.PARTICIPANT for each in snapshot.nodes)
     match snapshot.phase:
@@ -253,7 +248,6 @@ def _straggler_lines(snapshot: Snapshot) -> list[Line]:
 
 
 def failure_text(failure: FailureView) -> str:
-    """A failure for people, without its age."""
     lost = f"{failure.node} was lost: " if failure.rank < 0 and not failure.pid else ""
     return f"round {failure.round}: {lost}{failure.message}"
 
@@ -306,8 +300,6 @@ def steps_of(snapshot: Snapshot) -> Steps | None:
 
 
 class ChangeLines:
-    """Tells of each snapshot what the ones before did not say."""
-
     def __init__(self) -> None:
         self._incarnation = ""
         self._number = 0
@@ -316,12 +308,7 @@ class ChangeLines:
         """What was last said of how the job stands, but for how long."""
 
     def lines(self, snapshot: Snapshot, now: float) -> Iterator[str]:
-        """What is new; each line begins with a time of day.
-
-        Args:
-            snapshot: of the job.
-            now: the time of day, in seconds since 1970.
-        """
+        """What is new in it, each line with a time of day; `now` is in seconds since 1970."""
         first = self._standing is None
         if snapshot.incarnation != self._incarnation:
             self._incarnation, self._number = snapshot.incarnation, 0

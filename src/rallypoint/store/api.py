@@ -159,7 +159,7 @@ class Store(ABC):
         return forwarding_store(self)
 
     def close(self) -> None:  # noqa: B027 - most stores hold nothing
-        """Release what the store holds, such as a connection. It cannot be used any more. Idempotent."""
+        """Release what the store holds, such as a connection. Idempotent."""
 
     def __enter__(self: S) -> S:
         return self
@@ -210,7 +210,6 @@ def key_text(key: bytes) -> str:
 
 
 def value_bytes(value: str | bytes) -> bytes:
-    """A value as it is stored."""
     return value.encode() if isinstance(value, str) else bytes(value)
 
 

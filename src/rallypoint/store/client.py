@@ -104,17 +104,14 @@ class TCPStore(RequestStore):
 
     @property
     def host(self) -> str:
-        """The server's name or address, as it was given."""
         return self._endpoint.host
 
     @property
     def port(self) -> int:
-        """The server's port."""
         return self._endpoint.port
 
     @property
     def libuvBackend(self) -> bool:
-        """What `use_libuv` was."""
         return self._libuv
 
     def to_torch(self) -> Any:
@@ -271,12 +268,7 @@ def connect(endpoint: Endpoint, timeout: float) -> socket.socket:
 
 
 def receive(connection: socket.socket, size: int, deadline: Deadline) -> bytes:
-    """Exactly `size` bytes. Memory grows with what arrives, not with what was announced.
-
-    Raises:
-        TimeoutError: they did not come before the deadline.
-        ConnectionError: the connection closed before.
-    """
+    """Exactly `size` bytes; memory grows as they arrive. TimeoutError at the deadline, ConnectionError if it ends."""
     data = bytearray()
     while len(data) < size:
         connection.settimeout(min(deadline.remaining(), _MAX_BLOCK))

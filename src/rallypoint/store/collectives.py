@@ -50,18 +50,10 @@ def get_all(store: Store, rank: int, prefix: str, world_size: int) -> list[bytes
 def synchronize(
     store: Store, data: str | bytes, rank: int, world_size: int, key_prefix: str, timeout: float = 300
 ) -> list[bytes]:
-    """Give `data` to all others, and return what everybody gave, by rank.
-
-    Args:
-        store: that all share.
-        data: this rank's.
-        rank: this caller's.
-        world_size: how many they are.
-        key_prefix: of the keys; new for each time.
-        timeout: seconds to wait.
+    """Give `data` to all others, and return what everybody gave, by rank; `key_prefix` is new for each time.
 
     Raises:
-        StoreTimeoutError: not all came in time.
+        StoreTimeoutError: not all came within `timeout` seconds.
     """
     with store_timeout(store, timeout):
         store.set(f"{key_prefix}{rank}", data)
@@ -77,19 +69,13 @@ def barrier(
     rank_tracing_decoder: Callable[[int], str] | None = None,
     trace_timeout: float = 10,
 ) -> None:
-    """Wait until all have come here.
+    """Wait until all have come here; `key_prefix` is new for each barrier.
 
-    Args:
-        store: that all share.
-        world_size: how many they are.
-        key_prefix: of the keys; new for each barrier.
-        barrier_timeout: seconds to wait.
-        rank: this caller's. If all give it, the error on rank 0 names those who did not come.
-        rank_tracing_decoder: what the error calls a rank.
-        trace_timeout: seconds that finding those who did not come may take more.
+    If all give their `rank`, the error on rank 0 names those who did not come, as `rank_tracing_decoder` calls them;
+    finding them may take `trace_timeout` seconds more.
 
     Raises:
-        StoreTimeoutError: not all came in time.
+        StoreTimeoutError: not all came within `barrier_timeout` seconds.
     """
     last = _arrive(store, world_size, key_prefix)
     try:

@@ -92,7 +92,6 @@ class CompiledTransport:
             client.detach()
 
     def _limit(self, reason: Reason) -> float | str:
-        """What is allowed, for the sentence of a refusal."""
         guard = self._context.guard
         limits: dict[Reason, float | str] = {
             Reason.LONG_KEY: wire.MAX_KEY,

@@ -107,7 +107,6 @@ class FileStore(Store):
         return FileStore(self.path, self._world_size, self._timeout)
 
     def has_extended_api(self) -> bool:
-        """False: there are no queues."""
         return False
 
     def to_torch(self) -> Any:
@@ -129,7 +128,6 @@ class FileStore(Store):
         return f"the store in {self.path}"
 
     def _wait_for(self, keys: Sequence[str], timeout: float) -> list[bytes]:
-        """The values of all keys, as soon as they are there."""
         names = [_slashed(key) for key in keys]
         deadline = Deadline.after(timeout)
         while True:
@@ -295,7 +293,7 @@ _REMOVED = b"-"
 
 
 def setting(key: bytes, value: bytes) -> bytes:
-    """The record that sets a key. Raises StoreProtocolError if the value is longer than its length field can say."""
+    """Raises StoreProtocolError if the value is longer than its length field can say."""
     if len(value) > _MAX_LENGTH:
         raise StoreProtocolError(
             f"a value of {len(value)} bytes is too long for a file; at most {_MAX_LENGTH} are allowed"
@@ -304,17 +302,11 @@ def setting(key: bytes, value: bytes) -> bytes:
 
 
 def removing(key: bytes) -> bytes:
-    """The record that removes a key."""
     return setting(_REMOVED + key, b"")
 
 
 def replay(data: bytes, content: dict[bytes, bytes], size: int | None = None) -> int:
-    """Do to `content` what the records say that are whole.
-
-    Args:
-        data: bytes of the file, from the beginning of a record on.
-        content: keys and values.
-        size: how many bytes the file has from there on; None for those of `data`.
+    """Do to `content` what the whole records say; `size` is how much of the file there is from here on (None: `data`).
 
     Returns:
         Where in `data` the first record begins that is not whole.

@@ -77,7 +77,6 @@ def network(text: str) -> Network:
 
 
 def networks(texts: Iterable[str] | None) -> tuple[Network, ...] | None:
-    """All of them; None stays None. Raises UserError if one is none."""
     return None if texts is None else tuple(map(network, texts))
 
 

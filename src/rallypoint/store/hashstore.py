@@ -46,17 +46,12 @@ class _Shared:
         return b"".join(mine)
 
     def forget(self, client: threading.Event) -> None:
-        """The client waits no longer."""
         with self.lock:
             self.table.forget(client)
 
 
 class HashStore(RequestStore):
-    """A store in memory, for the threads of this process. Clones share the content.
-
-    Args:
-        timeout: seconds, or a timedelta, that its methods wait by default.
-    """
+    """A store in memory, for the threads of this process. Clones share the content."""
 
     def __init__(self, timeout: timedelta | float = DEFAULT_TIMEOUT, *, _shared: _Shared | None = None) -> None:
         super().__init__(timeout)

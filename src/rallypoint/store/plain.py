@@ -124,7 +124,6 @@ class Table(Generic[C]):
         return command(client, *fields)
 
     def forget(self, client: C) -> None:
-        """The client has left, or no longer waits."""
         for key in self.missing.pop(client, ()):
             self._leave(client, key)
 
@@ -284,7 +283,6 @@ class Decoder:
         self._parser = self._parse()
 
     def feed(self, data: bytes) -> None:
-        """Take bytes that have arrived."""
         self._data += data
 
     def next(self) -> Request | None:
@@ -296,7 +294,6 @@ class Decoder:
         return next(self._parser)
 
     def close(self) -> None:
-        """Let go of all that was fed."""
         self._parser.close()
         self._data.clear()
 
@@ -392,8 +389,6 @@ _BLOCK = 64 * 1024
 
 
 class _Connection:
-    """One client, on a socket of its own."""
-
     __slots__ = ("closing", "decoder", "full", "out", "size", "socket")
 
     def __init__(self, client: socket.socket, limit: int) -> None:
@@ -412,7 +407,6 @@ class _Connection:
         self.size += len(piece)
 
     def send(self) -> None:
-        """Send as much as there is room for. Raises OSError where the client has left."""
         self.full = False
         while self.out:
             try:

@@ -106,12 +106,10 @@ class PrefixStore(ForwardingStore):
 
     @property
     def prefix(self) -> str:
-        """The prefix, without its slash."""
         return self._prefix
 
     @property
     def underlying_store(self) -> Store:
-        """The store that was given."""
         store: Store = self._store
         return store
 
@@ -123,7 +121,6 @@ class PrefixStore(ForwardingStore):
         return store
 
     def list_keys(self) -> list[str]:
-        """The keys with this prefix, without it."""
         start = self._name("")
         return [key.removeprefix(start) for key in super().list_keys() if key.startswith(start)]
 
@@ -134,7 +131,6 @@ class PrefixStore(ForwardingStore):
         return torch_module().PrefixStore(self._prefix, self._store.to_torch())
 
     def close(self) -> None:
-        """Close the underlying store."""
         self._store.close()
 
     def _name(self, key: str) -> str:

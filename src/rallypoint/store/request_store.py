@@ -119,13 +119,11 @@ def _nothing(_receive: Receive) -> None:
 
 
 def read_number(receive: Receive) -> int:
-    """An i64."""
     (number,) = I64.unpack(receive(8))
     return int(number)
 
 
 def read_value(receive: Receive) -> bytes:
-    """A string."""
     (size,) = U64.unpack(receive(8))
     return receive(_checked_length(size))
 

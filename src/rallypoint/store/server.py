@@ -208,13 +208,10 @@ class StoreThread:
 
 
 class StoreServer(StoreThread):
-    """A store for torch's TCPStore clients and ours, for as long as it is open.
+    """A store for torch's TCPStore clients and ours, for as long as it is open; `guard`, `own_user`, `held` as
+    `StoreThread`.
 
-    Args:
-        host: an address or name of this machine, or empty for all its interfaces, IPv6 and IPv4.
-        port: 0 lets the kernel choose; see `port` for what it chose.
-        listener: a listening socket to use instead of a new one; the server closes it in the end.
-        guard, own_user, held: see `StoreThread`.
+    It listens at `host` (empty: all interfaces) and `port` (0: see the attribute), or on `listener`, which it closes.
 
     Raises:
         OSError: the port is taken, the address is not of this machine, or there are no descriptors or threads left.

@@ -23,7 +23,7 @@ ACCEPT_RETRY = 1.0
 
 
 class TransportContext(NamedTuple):
-    """The context that the thread of a store provides."""
+    """What the thread of a store provides."""
 
     listener: socket.socket | None
     """It listens; who has connected meanwhile is served first. None: connections come by `add_connection` only."""
@@ -52,8 +52,7 @@ class StoreTransport(Protocol):
     def set_peers(self, peers: Sequence[str] | None) -> None:
         """From now on only these addresses and networks may be connected; others are disconnected. None: all may."""
 
-    def close(self) -> None:
-        """End all connections. The listening socket is not closed."""
+    def close(self) -> None: ...
 
     def release_memory(self) -> None:
         """After `close`: give the memory back, which takes a while if there are many keys."""
@@ -84,7 +83,6 @@ def peer_of(client: socket.socket) -> str:
 
 
 def log_refusal(lines: RateLimitedLog, peer: str, error: Exception) -> None:
-    """Say why a connection is closed."""
     lines.warning("the store closes the connection from %s: %s", peer, error)
 
 
@@ -95,13 +93,8 @@ NO_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.E
 def raise_descriptor_limit(context: TransportContext, error: int, present: int) -> int:
     """No connection can be accepted: get more descriptors if those are lacking, and else log it.
 
-    Args:
-        context: the store's.
-        error: why not; 0 where there are as many connections as the guard allows.
-        present: the number from which on descriptors were kept for others in this process.
-
-    Returns:
-        What this number is now; another one if a connection can be accepted at once.
+    `error` is 0 where there are as many connections as the guard allows; `present` is the number from which on
+    descriptors were kept for others. Returns what it is now; another one if a connection can be accepted at once.
     """
     if not error:
         context.log_lines.warning(

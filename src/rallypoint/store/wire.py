@@ -143,7 +143,6 @@ def string(text: bytes) -> bytes:
 
 
 def strings(texts: Sequence[bytes]) -> bytes:
-    """A count and that many strings."""
     return U64.pack(len(texts)) + b"".join(map(string, texts))
 
 
@@ -157,7 +156,6 @@ def encode(op: Op, *fields: Any) -> bytes:
 
 
 def greeting() -> bytes:
-    """The first message of every connection."""
     return encode(Op.VALIDATE, MAGIC)
 
 

@@ -172,11 +172,7 @@ def _resumed(run: Run, workers: int, plan: Plan) -> list[int]:
 
 @contextmanager
 def _running(plan: Plan, flags: Sequence[Sequence[str]], folder: Path, write: Write) -> Iterator[Run]:
-    """A run with a launcher for each list of flags; it is over at the end.
-
-    Raises:
-        DemoError: something is not as claimed; with what the job printed.
-    """
+    """A run, over at the end of the block. DemoError has what the job printed."""
     for text, times in Counter(" ".join(["rallyrun", *node, *plan.program]) for node in flags).items():
         write(f"$ {text}" + (f"  # {times} times" if times > 1 else "") + "\n")
     run = Run(plan.steps, [[*_rallyrun(), *node, *plan.program] for node in flags], folder, write)
@@ -192,14 +188,7 @@ class Run:
     """Launchers that run one job; `stopped` is for how many seconds a kill has stopped it, if there was one."""
 
     def __init__(self, steps: int, launchers: Sequence[list[str]], folder: Path, write: Write) -> None:
-        """Start them.
-
-        Args:
-            steps: to train.
-            launchers: a command line for each node, to which the arguments of the program are appended.
-            folder: is made; pipe, checkpoint and output are there.
-            write: is given a line for each event.
-        """
+        """Start a launcher for each command line, to which the arguments of the program are appended."""
         folder.mkdir()
         pipe = folder / "progress"
         os.mkfifo(pipe)
@@ -232,11 +221,9 @@ class Run:
             )
 
     def seconds(self) -> float:
-        """Since the launchers were started."""
         return time.monotonic() - self._began
 
     def since_kill(self) -> float:
-        """Seconds since something was killed."""
         return time.monotonic() - (self._killed or 0.0)
 
     def say(self, text: str) -> None:
@@ -255,7 +242,6 @@ class Run:
         raise DemoError("has ended, with exit code 0, before the training did")
 
     def wait_for_all(self, name: str, workers: int, timeout: float) -> list[Event]:
-        """The event `name` of every worker, in order of rank."""
         found: dict[int, Event] = {}
         while len(found) < workers:
             event = self.wait_for(lambda event: event["event"] == name, timeout)
@@ -267,7 +253,6 @@ class Run:
         return [event["pid"] for event in self.wait_for_all(name, workers, timeout)]
 
     def kill_worker(self, pid: int) -> None:
-        """SIGKILL to one process."""
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -288,7 +273,6 @@ class Run:
         return len(all_of_it)
 
     def node_of(self, pid: int) -> int | None:
-        """The number of the launcher that a worker descends from."""
         table = process_table()
         above = {agent.pid: number for number, agent in enumerate(self.agents)}
         while pid in table:
@@ -298,11 +282,7 @@ class Run:
         return None
 
     def finish(self, timeout: float) -> Outcome:
-        """Wait for the last loss and the launchers' end.
-
-        Raises:
-            DemoError: they did not end with exit code 0.
-        """
+        """Wait for the last loss and the launchers' end. DemoError if that is not exit code 0."""
         loss = self.wait_for(lambda event: event["event"] == "done", timeout)["loss"]
         deadline = time.monotonic() + timeout
         while any(agent.poll() is None for agent in self.agents):
@@ -315,7 +295,6 @@ class Run:
         return Outcome(loss, self.seconds(), self.stopped)
 
     def close(self) -> None:
-        """End what still runs, and give the descriptors back."""
         for agent in self.agents:
             agent.terminate()
         deadline = time.monotonic() + _END
@@ -334,7 +313,6 @@ class Run:
         os.close(self._pipe)
 
     def log(self) -> str:
-        """All that the launchers and their workers printed."""
         return self._log.read_text(errors="replace")
 
     def _events(self, timeout: float) -> Iterator[Event]:
@@ -360,7 +338,6 @@ class Run:
                 raise DemoError(f"has not come further within {timeout:.0f} s")
 
     def _left(self) -> list[subprocess.Popen[bytes]]:
-        """The launchers that were not killed."""
         return [agent for number, agent in enumerate(self.agents) if number not in self._lost]
 
     def _check_launchers(self) -> None:
@@ -370,13 +347,11 @@ class Run:
 
 
 def _rallyrun() -> list[str]:
-    """The command that starts `rallyrun` of this interpreter's environment."""
     beside = Path(sys.executable).with_name("rallyrun")
     return [str(beside)] if beside.exists() else [sys.executable, "-m", "rallypoint.run"]
 
 
 def _marked(mark: str) -> Iterator[int]:
-    """Processes of a run that are still there."""
     wanted = f"{MARK}={mark}".encode()
     for pid, stat in process_table().items():
         if not stat.ended:
@@ -386,6 +361,5 @@ def _marked(mark: str) -> Iterator[int]:
 
 
 def _free_port() -> int:
-    """A port of loopback that the kernel just had free."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])

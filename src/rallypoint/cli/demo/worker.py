@@ -48,7 +48,6 @@ Weights = list[float]
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(description="A small network learns the sine, in plain Python.")
     parser.add_argument("--steps", type=int, default=240, help="steps to train in all, those of earlier runs included")
     parser.add_argument("--batch", type=int, default=6000, help="samples a step, over all workers")
@@ -74,7 +73,6 @@ class Progress:
         self._width = _WIDTH if self._file is not None and stat.S_ISFIFO(os.fstat(self._file).st_mode) else 0
 
     def tell(self, event: str, **details: float) -> None:
-        """Write one line: what happened, in which worker, and details."""
         if self._file is not None:
             line = {"event": event, "rank": self._rank, "pid": os.getpid(), **details}
             os.write(self._file, (json.dumps(line).ljust(self._width) + "\n").encode())
@@ -85,19 +83,8 @@ class PeersError(Exception):
 
 
 class Peers:
-    """The workers of one round, as one of them sees them."""
-
     def __init__(self, rank: int, world_size: int, store: tuple[str, int]) -> None:
-        """Connect all workers; returns when they are.
-
-        Args:
-            rank: of this worker.
-            world_size: number of workers.
-            store: host and port of the round's worker store, through which rank 0 says where it listens.
-
-        Raises:
-            PeersError: not all of them came.
-        """
+        """Returns when all workers are connected; `store` is the round's, in which rank 0 says where it listens."""
         self._rank = rank
         self._others: list[socket.socket] = []
         if world_size == 1:
@@ -109,11 +96,7 @@ class Peers:
             raise PeersError(f"not all of {world_size} workers have met: {error}") from None
 
     def sum(self, numbers: Sequence[float]) -> tuple[float, ...]:
-        """Add up each number over all workers.
-
-        Raises:
-            PeersError: one of them is gone.
-        """
+        """Add up each number over all workers. Raises PeersError: one of them is gone."""
         form = struct.Struct(f"<{len(numbers)}d")
         try:
             if self._rank:
@@ -128,13 +111,11 @@ class Peers:
             raise PeersError(f"a worker is gone: {error}") from None
 
     def close(self) -> None:
-        """Close the connections."""
         for each in self._others:
             each.close()
 
 
 def _accept(world_size: int, store: TCPStore) -> list[socket.socket]:
-    """Rank 0: listen, say where, and take a connection from each other rank; in order of rank."""
     found: dict[int, socket.socket] = {}
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(_MEETING)
@@ -149,7 +130,6 @@ def _accept(world_size: int, store: TCPStore) -> list[socket.socket]:
 
 
 def _connect(rank: int, store: TCPStore) -> socket.socket:
-    """Any other rank: find rank 0 of this round."""
     deadline = time.monotonic() + _MEETING
     while time.monotonic() < deadline:
         with suppress(OSError):

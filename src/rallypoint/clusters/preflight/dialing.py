@@ -28,8 +28,6 @@ DIAL_TIMEOUT = 5.0
 
 
 class LookUp(NamedTuple):
-    """The result of a name look-up: numeric addresses, or why there are none, and how many seconds it took."""
-
     addresses: tuple[str, ...] = ()
     error: str = ""
     took: float = 0.0
@@ -88,13 +86,7 @@ class Attempt(NamedTuple):
 
 
 def attempt_all(addresses: Sequence[tuple[str, int]], seconds: float = CONNECT, *, greeted: int = 0) -> list[Attempt]:
-    """Try to connect to all addresses at once, and close each connection again.
-
-    Args:
-        addresses: numeric addresses with their ports.
-        seconds: until when an answer is waited for.
-        greeted: how many bytes of a line are read from each, if any are wanted.
-    """
+    """Connect to all addresses at once, and close each connection; `greeted` bytes of a line are read from each."""
     deadline = Deadline.after(seconds)
     attempts = [Attempt(address, Outcome.SILENT) for address, _ in addresses]
     with ExitStack() as opened, selectors.DefaultSelector() as selector:
@@ -145,11 +137,7 @@ class Target(NamedTuple):
 
 
 def dial_all(targets: Sequence[Target], own: MeshNode, timeout: float = DIAL_TIMEOUT) -> dict[int, str]:
-    """Dial nodes of the round of `own`, all at once, and wait for their greetings.
-
-    Returns:
-        Group rank to why it was not reached; nothing for those that were.
-    """
+    """Dial nodes of the round of `own`, all at once, and wait for their greetings. Returns why each was not reached."""
     failures: dict[int, str] = {}
     places: list[tuple[MeshNode, tuple[str, int]]] = []
     for target in targets:
@@ -178,12 +166,7 @@ def _why_not_reached(who: MeshNode, own: MeshNode, attempt: Attempt) -> str:
 class MeshListener:
     """Greets the nodes that dial this one. Nothing blocks: its `fds` are waited for, and `step` is called.
 
-    Args:
-        host: where others reach this node, as far as that is known.
-        only_here: whether all nodes are on this machine.
-
-    Raises:
-        OSError: no port is free.
+    `host` is where others reach this node, as far as known. OSError if no port is free.
     """
 
     def __init__(self, host: str, *, only_here: bool) -> None:
@@ -193,7 +176,6 @@ class MeshListener:
         """Who greets; those who come before that is known wait in the kernel's queue."""
 
     def fds(self) -> list[int]:
-        """Descriptors that become readable when there is something to do."""
         return [self._sock.fileno()] if self.own is not None else []
 
     def step(self) -> None:
@@ -207,5 +189,4 @@ class MeshListener:
                 visitor.send(greeting(self.own))
 
     def close(self) -> None:
-        """Listen no more. Idempotent."""
         self._sock.close()

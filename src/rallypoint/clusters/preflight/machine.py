@@ -148,7 +148,6 @@ def process_limits(_inputs: CheckInputs) -> Iterator[CheckResult]:
 
 
 def judge_open_files(soft: int, hard: int) -> CheckResult:
-    """The soft limit counts: it is what workers start with."""
     text = f"a process may have {_limit(soft)} open files (hard limit: {_limit(hard)})"
     if soft == NO_LIMIT:
         return passed(text)
@@ -253,13 +252,10 @@ def gpus(inputs: CheckInputs) -> Iterator[CheckResult]:
 
 
 def judge_gpus(health: NvmlHealth | None, listed: int = 0, visible: int = 0, workers: int = 0) -> CheckResult:
-    """Whether the driver answers for all of them.
+    """Whether the driver answers for all GPUs.
 
-    Args:
-        health: what NVML says, None where there is no such library.
-        listed: GPUs that have the kernel's driver and a device file.
-        visible: those of them that programs may use.
-        workers: what this node will run, 0 if that is not known.
+    `listed` have the kernel's driver and a device file, `visible` are those that programs may use; `workers` is 0 if
+    that is not known.
     """
     if health is None:
         if not listed:
@@ -285,7 +281,6 @@ def judge_gpus(health: NvmlHealth | None, listed: int = 0, visible: int = 0, wor
 
 
 def judge_gpu_memory(health: NvmlHealth | None) -> CheckResult:
-    """Errors that ECC could not correct, and rows that are to be replaced."""
     known = [] if health is None else [each for each in health.gpus if not each.trouble]
     if not known:
         return not_known("there is no GPU")

@@ -67,12 +67,9 @@ def dialled_ranks(rank: int, count: int) -> list[int]:
 
 
 def mesh_lines(findings: Mapping[int, Finding], count: int, absent: Mapping[int, str] = {}) -> list[MeshLine]:
-    """What there is to say of a round of so many nodes, the worst first; nothing if all reach those that they dial.
+    """What there is to say of a round of `count` nodes, the worst first; nothing if all reach those that they dial.
 
-    Args:
-        findings: by group rank; those that are missing are told of too.
-        count: how many nodes the round has.
-        absent: the names of nodes that are known to take no part, by group rank.
+    Nodes missing in `findings` (by group rank) are told of too; `absent` names nodes that are known to take no part.
     """
     names = _Names(findings, absent)
     lines = []
@@ -110,8 +107,6 @@ def mesh_lines(findings: Mapping[int, Finding], count: int, absent: Mapping[int,
 
 
 class _Names:
-    """What nodes are called, those of one name by their group ranks too."""
-
     def __init__(self, findings: Mapping[int, Finding], absent: Mapping[int, str]) -> None:
         self._findings = findings
         self._nodes = {rank: each.node for rank, each in findings.items()} | dict(absent)
@@ -150,13 +145,11 @@ _GREETING = re.compile(rb"rallypoint-mesh 2 ([0-9]{1,7}) ([0-9a-f]{32}) ([^\n]{1
 
 
 def greeting(own: MeshNode) -> bytes:
-    """A node's line to one that dials it."""
     name = printable(own.node).encode()
     return b"rallypoint-mesh 2 %d %s %s\n" % (own.group_rank, _digest(own), name)
 
 
 def why_another(expected: MeshNode, greeted: bytes) -> str:
-    """Why what greets is not the node that was dialled; empty if it is."""
     found = _GREETING.fullmatch(greeted)
     if found is None:
         return "no agent of this job listens there" if greeted else "the connection is closed without an answer"
@@ -181,11 +174,7 @@ def encode_finding(finding: Finding) -> bytes:
 
 
 def decode_finding(data: bytes, rank: int, count: int) -> Finding:
-    """What the node of a group rank has found.
-
-    Raises:
-        ValueError: it is no finding; in a sentence.
-    """
+    """Raises ValueError, in a sentence, if it is no finding."""
     try:
         node, where, failures = _loaded(data, 3)
         dialled = set(dialled_ranks(rank, count))
@@ -198,16 +187,11 @@ def decode_finding(data: bytes, rank: int, count: int) -> Finding:
 
 
 def encode_lines(lines: Collection[MeshLine]) -> bytes:
-    """The lines as they are stored, of many the first."""
     return json.dumps([len(lines), [[line.text, line.node, line.ranks] for line in list(lines)[:MAX_LINES]]]).encode()
 
 
 def decode_lines(data: bytes, count: int) -> tuple[int, list[MeshLine]]:
-    """How many lines there are, and the first of them.
-
-    Raises:
-        ValueError: they are no lines; in a sentence.
-    """
+    """How many lines there are, and the first of them. Raises ValueError, in a sentence, if they are no lines."""
     try:
         total, lines = _loaded(data, 2)
         if type(total) is not int or not len(lines) <= total <= count * count or len(lines) > MAX_LINES:

@@ -46,10 +46,7 @@ def own_name(inputs: CheckInputs) -> Iterator[CheckResult]:
 def judge_host_name(name: str, found: LookUp, foreign: Sequence[str]) -> CheckResult:
     """Gloo, and programs that call `socket.gethostname()`, give others the address that the name resolves to here.
 
-    Args:
-        name: of this machine.
-        found: what it stands for.
-        foreign: the addresses of it that are not of this machine.
+    `foreign` are its addresses that are not of this machine.
     """
     remedy = f"give {name} the address by which other nodes reach this one, in DNS or /etc/hosts"
     if found.unanswered:
@@ -87,7 +84,6 @@ _NO_ENDPOINT = "there is no endpoint to check"
 
 
 def endpoint(inputs: CheckInputs) -> Iterator[CheckResult]:
-    """Connect to the endpoint, greet the control plane, ask the kernel of its port, and compare clocks."""
     places: list[Place] = []
     if inputs.endpoints:
         with ThreadPoolExecutor(len(inputs.endpoints)) as pool:  # none takes longer than `LOOK_UP` and `CONNECT`
@@ -109,11 +105,8 @@ def _place(endpoint: Endpoint) -> Place:
 def judge_endpoint(places: Sequence[Place], *, is_ours: bool = True, joins: bool = False) -> CheckResult:
     """Whether its name resolves, and its host is reached.
 
-    Args:
-        places: the endpoints.
-        is_ours: whether what listens there is Rallypoint's own. That nobody does yet is no fault then: the nodes of a
-            job start in any order.
-        joins: whether this node joins afterwards: it waits for a name that does not resolve, and for etcd.
+    Where `is_ours` (what listens there is Rallypoint's), it is no fault that nobody does yet: nodes start in any
+    order. A node that `joins` waits for a name that does not resolve, and for etcd.
     """
     judged = [_judge_place(each, is_ours=is_ours, joins=joins) for each in places]
     if not judged:
@@ -185,7 +178,6 @@ class Answer(NamedTuple):
 
 
 def _ask(inputs: CheckInputs, places: Sequence[Place]) -> Answer:
-    """Greet the control plane, if anybody may be there."""
     if inputs.coordinators is None:
         return Answer(absent=f"what answers for the backend {inputs.backend!r} is not Rallypoint's to ask")
     if not any(place.having(Outcome.ACCEPTED) for place in places):
@@ -239,7 +231,6 @@ async def _greet(target: DialTarget, job: str) -> Answer:
 
 
 def judge_control_plane(answer: Answer) -> CheckResult:
-    """Whether Rallypoint answers at the endpoint, if anybody does."""
     if answer.refusal:
         return failed(answer.refusal, "")
     return passed(answer.welcome) if answer.welcome else not_known(answer.absent or _NO_ENDPOINT)
@@ -278,11 +269,7 @@ def judge_port(
 ) -> CheckResult:
     """Whether an outgoing connection may take the port before the control plane listens there, or has.
 
-    Args:
-        port: of the endpoint.
-        trouble: why it cannot be bound.
-        ephemeral: the range from which the kernel gives ports to outgoing connections.
-        reserved: ranges that it does not give.
+    The kernel gives outgoing connections ports of the range `ephemeral` without those of `reserved`.
     """
     if trouble:
         return failed(f"port {port} cannot be listened at ({trouble})", f"see who has it (`ss -tanp sport = :{port}`)")

@@ -57,17 +57,14 @@ class CheckResult(NamedTuple):
 
 
 def passed(fact: str) -> CheckResult:
-    """Nothing is in the way."""
     return CheckResult("", Status.PASS, fact)
 
 
 def warned(fact: str, remedy: str) -> CheckResult:
-    """Something will be slow, unreliable or misleading."""
     return CheckResult("", Status.WARN, fact, remedy)
 
 
 def failed(fact: str, remedy: str) -> CheckResult:
-    """It cannot work as it is."""
     return CheckResult("", Status.FAIL, fact, remedy)
 
 
@@ -116,7 +113,6 @@ class Check(NamedTuple):
     may_hang: bool = False
 
     def results(self, inputs: CheckInputs) -> list[CheckResult]:
-        """Check. A defect of the check is a result as well."""
         try:
             found = zip(self.names, self.find(inputs), strict=True)
             return [result._replace(name=name) for name, result in found]
@@ -124,7 +120,6 @@ class Check(NamedTuple):
             return self.all(warned(f"the check itself failed ({type(error).__name__}: {error})", "please report it"))
 
     def all(self, result: CheckResult) -> list[CheckResult]:
-        """This result, for each of the names."""
         return [result._replace(name=name) for name in self.names]
 
 

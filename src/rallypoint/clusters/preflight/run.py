@@ -154,7 +154,6 @@ def _read_child(child: subprocess.Popen[bytes], output: IO[bytes], checks: dict[
 
 
 def _give_up(why: str, remedy: str, checks: dict[int, Check], answers: _Answers) -> None:
-    """Answer for what the child has not."""
     for number, check in checks.items():
         answers.put((number, check.all(warned(why, remedy))))
 

@@ -120,7 +120,6 @@ def _read_hosts(word: str, source: str) -> Iterator[Host]:
 
 
 def _read_host(word: str, source: str) -> Host:
-    """Read `[user@]host[:slots]`."""
     user, at, place = word.rpartition("@")
     if at and not _USER.fullmatch(user):
         raise UsageError(f"{source}: {printable(user)!r} is not a user's name; write it as user@host")
@@ -166,7 +165,6 @@ def _slots(text: str, source: str) -> int:
 
 
 def labels(hosts: Iterable[Host]) -> Iterator[str]:
-    """What each host is called in output: its name, with the user where another has the same name."""
     known = list(hosts)
     names = Counter(host.name for host in known)
     for host in known:

@@ -202,7 +202,6 @@ class _Launch:
     # While it runs
 
     async def _follow(self, each: Connection) -> None:
-        """Stay until the command has ended on a host, and do what the others need then."""
         ended = await each.follow(self._console, self._nonce)
         self._ends.append(End(each.label, ended.code if ended is not None else None))
         if self._left == 0:
@@ -237,7 +236,6 @@ class _Launch:
         return len(self._connections) - len(self._ends)
 
     async def _others_end(self, seconds: float) -> None:
-        """Wait for the end on all hosts, but not longer than this."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._over.wait(), seconds)
 
@@ -285,7 +283,7 @@ class _Launch:
 
 
 async def _open(each: Connection) -> Hello:
-    """Reach a host, more than once where it is busy, as a gateway is to which all connections go. Raises HostError."""
+    """Reach a host, again where it is busy, as a gateway is to which all connections go. Raises HostError."""
     for attempt in range(_TRIES):
         try:
             return await each.open()

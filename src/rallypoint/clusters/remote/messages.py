@@ -38,7 +38,7 @@ CANNOT_START = 126
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """A supervisor is there. `address` is that at which it was reached; empty where sshd does not say."""
+    """`address` is that at which the supervisor was reached; empty where sshd does not say."""
 
     version: str
     address: str
@@ -52,7 +52,7 @@ class Found(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The command can be started."""
+    pass
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -93,11 +93,11 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """Start it."""
+    pass
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):
-    """The launcher is there."""
+    pass
 
 
 class Signal(msgspec.Struct, frozen=True, tag=True):
@@ -115,17 +115,16 @@ _ANSWERS: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 
 
 def encode(message: Request | Answer) -> bytes:
-    """A message as a line, without the newline."""
     return msgspec.json.encode(message)
 
 
 def decode_request(line: bytes) -> Request:
-    """Read what a launcher says. Raises ValueError if it is no message."""
+    """Raises ValueError if it is no message."""
     return _REQUESTS.decode(line)
 
 
 def decode_answer(line: bytes) -> Answer:
-    """Read what a supervisor says. Raises ValueError if it is no message."""
+    """Raises ValueError if it is no message."""
     answer = _ANSWERS.decode(line)
     if isinstance(answer, Hello | Found) and answer.address:
         ip_address(answer.address)

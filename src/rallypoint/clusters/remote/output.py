@@ -24,12 +24,7 @@ _MOST_WAITING = 1024 * 1024
 
 
 class PrefixedLines:
-    """One stream of one host.
-
-    Args:
-        prefix: what each line begins with.
-        mark: what stands before the last message of the stream, which is no line.
-    """
+    """One stream of one host: `prefix` begins each line, `mark` stands before the last message, which is no line."""
 
     def __init__(self, prefix: bytes, mark: bytes = b"") -> None:
         self._prefix = prefix
@@ -41,7 +36,6 @@ class PrefixedLines:
         """Where the last message begins in the rest; -1 while it has not come."""
 
     def feed(self, data: bytes) -> bytes:
-        """What can be shown now."""
         self._rest += data
         self.received += len(data)
         if self._end_at < 0 and self._mark:
@@ -56,7 +50,6 @@ class PrefixedLines:
 
     @property
     def has_progress_bar(self) -> bool:
-        """Whether a line that has not ended has been drawn over."""
         return self._end_at < 0 and b"\r" in self._rest
 
     def progress_bar(self) -> bytes:
@@ -75,7 +68,6 @@ class PrefixedLines:
 
     @property
     def last_size(self) -> int:
-        """Bytes of the last message that have come."""
         return len(self._rest) - self._end_at - len(self._mark) if self._end_at >= 0 else 0
 
     def _take(self, count: int) -> bytes:

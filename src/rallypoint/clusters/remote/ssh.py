@@ -110,12 +110,7 @@ _NOT_FOUND, _CANNOT_RUN, _SSH_FAILED = 127, 126, 255
 
 
 def why_unreachable(host: Host, options: SshOptions, code: int | None, said: bytes) -> str:
-    """Why there is no supervisor on a host: the end of a sentence that begins with the host.
-
-    Args:
-        code: ssh's exit code; None if it has not ended in time.
-        said: what it and the login shell have written.
-    """
+    """The end of a sentence that begins with the host; `code` is ssh's exit code, None if it has not ended in time."""
     lines = [printable(line.strip()) for line in said.decode(errors="replace").splitlines() if line.strip()]
     quoted = f" ({lines[-1]})" if lines else ""
     found = "\n".join(lines).lower()
@@ -147,13 +142,6 @@ class HostError(Exception):
 
 
 class Connection:
-    """ssh to one host.
-
-    Args:
-        host: the host.
-        label: what it is called.
-    """
-
     def __init__(self, host: Host, label: str, options: SshOptions) -> None:
         self.host = host
         self.label = label
@@ -197,7 +185,6 @@ class Connection:
         return await self._answer(expected)
 
     def send(self, request: Request) -> None:
-        """Send a request, if anybody is there."""
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing():
             with suppress(OSError):
                 self._process.stdin.write(encode(request) + b"\n")

@@ -74,10 +74,8 @@ def _address() -> str:
 
 
 def _find_endpoint(towards: str) -> Found | Refused:
-    """An address of this host, and a port that is free.
-
-    Args:
-        towards: the address of another host, by which ours is found; empty for that at which we were reached.
+    """An address of this host and a free port; ours is found by another host's (`towards`), or is where we were
+    reached.
     """
     try:
         chosen = source_address(Endpoint(towards, 9)) if towards else _address() or "127.0.0.1"
@@ -122,8 +120,6 @@ def _native(text: str) -> str:
 
 
 class Launcher:
-    """The messages from the launcher, on standard input."""
-
     def __init__(self) -> None:
         os.set_blocking(0, False)
         self.gone = ""
@@ -166,12 +162,6 @@ class Launcher:
 
 
 class Relay:
-    """Relays the output of the command to sshd.
-
-    Args:
-        target: a descriptor of ours.
-    """
-
     def __init__(self, target: int) -> None:
         self.source, self.command_end = os.pipe()
         os.set_blocking(self.source, False)
@@ -217,10 +207,7 @@ class Relay:
 
 
 class Command:
-    """The command, from its start until nothing of it is left."""
-
     def __init__(self, job: Prepare, launcher: Launcher) -> None:
-        """Start it. Raises RallypointError if that cannot be done."""
         self._launcher = launcher
         self._grace = job.grace
         self._why = ""
@@ -240,7 +227,6 @@ class Command:
         self._sweep = Sweep(self.reaper, [self._process])
 
     def run(self) -> Ended:
-        """Wait for its end, and see to it where that is due."""
         with post_signals(self.own_signals.append, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)) as wakeup:
             assert wakeup is not None
             while not self._over():
@@ -293,7 +279,6 @@ class Command:
             self._kill_at = min(self._kill_at, time.monotonic() + kill_after)
 
     def _end(self, why: str, number: int) -> None:
-        """Ask the command to end, unless it was asked already."""
         if not self._why:
             self._why = why
             self._signal(number, self._grace)

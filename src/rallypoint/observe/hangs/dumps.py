@@ -86,12 +86,7 @@ def recorder_of(rank: int, environ: Mapping[str, str]) -> Recorder | None:
 
 
 def take_dumps(recorders: Mapping[int, Recorder], folder: str) -> list[RankRecord]:
-    """Make all dump, concurrently.
-
-    Args:
-        recorders: by global rank.
-        folder: where what torch's worker server answers is kept; empty for nowhere.
-    """
+    """Make all dump, concurrently; what torch's worker server answers is kept in `folder`, empty for nowhere."""
     deadline = Deadline.after(TIMEOUT)
     with ThreadPoolExecutor(max(1, min(len(recorders), _AT_ONCE)), "dumps") as pool:
         return list(pool.map(lambda rank: _dump_of(rank, recorders[rank], folder, deadline), sorted(recorders)))
@@ -185,7 +180,7 @@ _RANKS = re.compile(r"\[((?:\d{1,9}(?:, ?\d{1,9})*)?)\]")
 
 
 class DumpedFrame(msgspec.Struct):
-    """A call, the innermost first."""
+    """The innermost call first."""
 
     name: str
     filename: str
@@ -205,7 +200,6 @@ class DumpedEntry(msgspec.Struct):
 
     @property
     def operation(self) -> str:
-        """Its name without the backend's."""
         return printable(self.profiling_name.partition(":")[2] or self.profiling_name, 100)
 
     @property
@@ -233,8 +227,6 @@ class DumpedGroup(msgspec.Struct):
 
 
 class Dump(msgspec.Struct):
-    """A whole dump, with what is needed of it."""
-
     entries: list[DumpedEntry]
     pg_config: dict[str, DumpedGroup] = {}
 
@@ -243,11 +235,7 @@ _json = msgspec.json.Decoder(Dump)
 
 
 def read_dump(data: bytes) -> Dump:
-    """The dump in this JSON.
-
-    Raises:
-        ValueError: it is no whole dump, or holds what no dump has.
-    """
+    """Raises ValueError if it is no whole dump, or holds what no dump has."""
     if len(data) > MAX_DUMP:
         raise ValueError(f"it has more than {MAX_DUMP} bytes")
     try:

@@ -65,11 +65,7 @@ class ExaminedNode(NamedTuple):
 
 
 def collect_evidence(node: ExaminedNode) -> NodeEvidence:
-    """Look at the workers of this node; takes as long as py-spy and the flight recorders do, ten seconds at most.
-
-    Args:
-        node: the workers, and where to keep what is found.
-    """
+    """Look at the workers of this node; takes as long as py-spy and the flight recorders do, ten seconds at most."""
     deadline = Deadline.after(TIMEOUT)
     running = {each.rank: each.pid for each in node.workers if each.exit_code is None and each.pid > 0}
     recorders = {each.rank: each.recorder for each in node.workers if each.rank in running and each.recorder}
@@ -133,7 +129,6 @@ def _whole_text(
 
 
 def _keep(folder: str, text: str) -> str:
-    """Write the text into a new file of the folder; returns its path, or nothing if the disk does not take it."""
     try:
         os.makedirs(folder, exist_ok=True)
         for number in range(_MOST_FILES):
@@ -162,12 +157,7 @@ class Child(NamedTuple):
 
 
 def children_of(workers: Mapping[int, int], deadline: Deadline) -> dict[int, list[Child]]:
-    """The processes below each of these workers, the first `MAX_CHILDREN` of each.
-
-    Args:
-        workers: process id by global rank.
-        deadline: until when py-spy may look at them.
-    """
+    """The processes below each worker (by rank), the first `MAX_CHILDREN`; py-spy looks until `deadline`."""
     if not workers:
         return {}
     below = {rank: _below(pid)[:MAX_CHILDREN] for rank, pid in workers.items()}

@@ -50,7 +50,6 @@ class Call(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The file, with the line where it is the user's."""
         return f"{self.file}:{self.line}" if self.line else self.file
 
 
@@ -154,7 +153,6 @@ def waits_for_children(calls: Sequence[Call]) -> bool:
 
 
 def place_of(calls: Sequence[Call]) -> str:
-    """The innermost place in the user's own code; empty if there is none."""
     return next((each.place for each in calls if each.line), "")
 
 
@@ -255,16 +253,11 @@ _decoder = msgspec.json.Decoder(NodeEvidence)
 
 
 def encode_evidence(found: NodeEvidence) -> bytes:
-    """What `decode_evidence` takes."""
     return msgspec.json.encode(found)
 
 
 def decode_evidence(data: bytes) -> NodeEvidence:
-    """The evidence of one node, checked.
-
-    Raises:
-        ValueError: these bytes are something else, or say what cannot be.
-    """
+    """Raises ValueError for bytes that are something else, or say what cannot be."""
     try:
         found = _decoder.decode(data)
     except msgspec.DecodeError as error:
@@ -291,5 +284,4 @@ def _texts(found: NodeEvidence) -> Iterator[str]:
 
 
 def title(name: str, description: str) -> str:
-    """The readable name of a process group."""
     return description if description not in ("", "undefined") else f"process group {name}"

@@ -51,7 +51,6 @@ class Found(NamedTuple):
 
     @property
     def headline(self) -> str:
-        """A few words for it."""
         return ", ".join(each for each in (self.state, summary_of(self.calls)) if each) or "nothing is known"
 
 
@@ -69,12 +68,10 @@ class Group(NamedTuple):
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """`3 ranks (0-2)`."""
     return f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'} ({', '.join(ranges(ranks))})"
 
 
 def found_of(process: RankEvidence | ProcessEvidence) -> Found:
-    """The finding of a process, in a form that can equal that of others."""
     calls = calls_of(process.frames)
     if isinstance(process, RankEvidence) and process.exit_code is not None:
         return Found(f"{process.state} with exit code {process.exit_code}", calls)
@@ -108,11 +105,8 @@ class _ProcessGroup(NamedTuple):
 
 
 def findings(records: Sequence[RankRecord], ranks: Collection[int]) -> list[str]:
-    """A sentence for each process group of which the ranks do not agree, or in which they wait together.
-
-    Args:
-        records: of the ranks that have left a dump.
-        ranks: all of the job.
+    """A sentence for each process group of which the ranks (of all, or only those that dumped) do not agree, or in
+    which they wait together.
     """
     known = {each.rank for each in records}
     found = [text for group in _groups(records, ranks) for text in _of_group(group, known)]
@@ -193,15 +187,7 @@ _MAX_HOSTS = 4
 
 
 def report_lines(nodes: Sequence[NodeEvidence], missing: Sequence[str] = ()) -> list[str]:
-    """The report of a job that hangs.
-
-    Args:
-        nodes: what each node has found.
-        missing: names of the nodes that did not answer.
-
-    Returns:
-        Lines without line ends, `MAX_LINES` at most.
-    """
+    """The report of a job that hangs, `MAX_LINES` at most; `missing` are names of the nodes that did not answer."""
     ranks = [rank for node in nodes for rank in node.ranks]
     groups = groups_of(ranks)
     first = [f"  {line}" for line in (*group_lines(groups), *_recorded(nodes))]

@@ -33,7 +33,6 @@ class WorkerStacks(msgspec.Struct, frozen=True):
     error: str = ""
 
     def printable(self) -> WorkerStacks:
-        """The same, of lines that can be printed."""
         text = "\n".join(printable(line, _MAX_LINE) for line in self.text[:MAX_STACK].split("\n"))
         return WorkerStacks(self.rank, self.pid, text, printable(self.error))
 
@@ -42,21 +41,11 @@ _decoder = msgspec.json.Decoder(tuple[WorkerStacks, ...])
 
 
 def stacks_of(pids: Mapping[int, int]) -> bytes:
-    """The stacks of workers, encoded.
-
-    Args:
-        pids: process id by global rank.
-    """
     return msgspec.json.encode(stacks_of_workers(pids))
 
 
 def stacks_of_workers(pids: Mapping[int, int], deadline: Deadline | None = None) -> list[WorkerStacks]:
-    """The stacks of workers, read side by side, in the order of their ranks.
-
-    Args:
-        pids: process id by global rank.
-        deadline: until when; `TIMEOUT` from now if not given.
-    """
+    """The stacks of workers (pid by global rank), read side by side until `deadline` (`TIMEOUT` from now), by rank."""
     if not pids:
         return []
     program, deadline = _program(), deadline or Deadline.after(TIMEOUT)
@@ -65,11 +54,7 @@ def stacks_of_workers(pids: Mapping[int, int], deadline: Deadline | None = None)
 
 
 def decode_stacks(data: bytes) -> Sequence[WorkerStacks]:
-    """Decode the result of `stacks_of`.
-
-    Raises:
-        ValueError: these bytes are something else.
-    """
+    """Raises ValueError if these bytes are no result of `stacks_of`."""
     try:
         return [each.printable() for each in _decoder.decode(data)]
     except msgspec.DecodeError as error:

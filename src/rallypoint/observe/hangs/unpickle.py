@@ -44,11 +44,7 @@ class PlainUnpickler(pickle.Unpickler):
 
 
 def unpickled(file: IO[bytes], timeout: float) -> bytes:
-    """The value of a pickle as JSON.
-
-    Args:
-        file: where it is read.
-        timeout: seconds that it may take.
+    """The value of a pickle as JSON, within `timeout` seconds.
 
     Raises:
         ValueError: it is no whole pickle of plain values, or takes too long.

@@ -64,7 +64,6 @@ class ProgressProbe:
         self._snapshot = _Snapshot(wake_at, status)
 
     def woken(self) -> None:
-        """The loop has something to do."""
         self._snapshot = _Snapshot(self._clock.monotonic(), self._snapshot.status)
 
     def age(self) -> float:
@@ -77,7 +76,6 @@ class ProgressProbe:
         return time.time() - self.age()
 
     def status(self) -> Mapping[str, object]:
-        """The status when the loop last went to sleep."""
         return self._snapshot.status
 
 
@@ -97,7 +95,6 @@ class HealthView(NamedTuple):
 
     @property
     def well(self) -> bool:
-        """Whether the agent makes progress."""
         return not self.trouble and self.age <= self.timeout
 
 
@@ -176,7 +173,6 @@ class HealthCheckServer:
 
     @property
     def port(self) -> int:
-        """The port on which it answers; the requested one while it does not."""
         return self._port if self._serving is None else self._serving.port
 
     def start(self) -> None:
@@ -273,7 +269,6 @@ def create_healthcheck_server(
     others: Handler | None = None,
     access: Access | None = None,
 ) -> HealthCheckServer:
-    """A server that has not been started; the arguments are those of `HealthCheckServer`."""
     return HealthCheckServer(alive_callback, port, timeout, status, others=others, access=access)
 
 

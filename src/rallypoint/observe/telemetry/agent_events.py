@@ -32,8 +32,6 @@ class EventSource(str, Enum):  # noqa: UP042 - its `str` is torch's: with the na
 
 
 class NodeState(str, Enum):  # noqa: UP042 - as above
-    """The state of a node in a rendezvous."""
-
     INIT = "INIT"
     RUNNING = "RUNNING"
     SUCCEEDED = "SUCCEEDED"
@@ -110,8 +108,6 @@ VERSION = 1
 
 
 class NodePhase(StrEnum):
-    """What a node of a job is at."""
-
     RENDEZVOUS = "rendezvous"
     """It waits for a place in a round."""
     HELD_BACK = "held_back"
@@ -124,11 +120,7 @@ class NodePhase(StrEnum):
 
 
 class PhaseClock:
-    """Counts the seconds that a node spends in each phase. They add up to the time since it began.
-
-    Args:
-        now: when it begins, in seconds on any clock that does not go backwards.
-    """
+    """Counts the seconds that a node spends in each phase. They add up to the time since it began, at `now`."""
 
     def __init__(self, now: float) -> None:
         self.phase = NodePhase.RENDEZVOUS
@@ -142,7 +134,6 @@ class PhaseClock:
         self.phase, self._since, self._held_until = phase, now, now + held_back
 
     def seconds(self, now: float) -> dict[NodePhase, float]:
-        """The seconds in each phase up to `now`."""
         found = dict(self._seconds)
         if self.phase is NodePhase.HELD_BACK:
             held = max(0.0, min(now, self._held_until) - self._since)
@@ -181,8 +172,6 @@ class Failure(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class AgentStarted(AgentEvent, kw_only=True, frozen=True, tag="agent_started"):
-    """An agent has begun."""
-
     role: str
     program: str
     backend: str
@@ -256,8 +245,6 @@ class ProgressMade(AgentEvent, kw_only=True, frozen=True, tag="progress"):
 
 
 class OperatorActed(AgentEvent, kw_only=True, frozen=True, tag="operator"):
-    """An operator's command was carried out."""
-
     by: str
     text: str
 
@@ -286,8 +273,6 @@ class AgentEnded(AgentEvent, kw_only=True, frozen=True, tag="agent_ended"):
 
 
 class EventsLost(AgentEvent, kw_only=True, frozen=True, tag="events_lost"):
-    """Here `count` lines are missing, which could not be written."""
-
     count: int
 
 

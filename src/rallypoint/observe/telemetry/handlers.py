@@ -51,11 +51,7 @@ def get_logging_handler(destination: str = "null") -> logging.Handler:
 
 
 def takes_agent_events(destination: str) -> bool:
-    """Whether the handler of a name wants `agent_events` as well as torch's: it says so by an attribute of this name.
-
-    Raises:
-        UserError: see `get_logging_handler`.
-    """
+    """Whether the handler wants `agent_events` as well as torch's: it says so by an attribute of this name."""
     return bool(getattr(get_logging_handler(destination), "takes_agent_events", False))
 
 
@@ -90,18 +86,13 @@ def record(event: Event, destination: str = "null") -> None:
 
 
 def record_agent_event(event: AgentEvent, destination: str) -> None:
-    """Send an event to the handler of a name, which takes such (`takes_agent_events`).
-
-    Raises:
-        UserError: there is no such handler.
-    """
+    """To a handler that takes such (`takes_agent_events`). UserError if there is none of that name."""
     from rallypoint.observe.telemetry.agent_events import encode
 
     _logger(destination).info("%s", encode(event).decode(), extra={"rallypoint_event": event})
 
 
 def record_rdzv_event(event: RdzvEvent) -> None:
-    """Send an event of the rendezvous to the handler `dynamic_rendezvous`."""
     _send(_logger(RENDEZVOUS), event)
 
 

@@ -39,13 +39,8 @@ _MEGABYTE = 1_000_000
 
 
 class JsonLinesHandler(logging.Handler):
-    """Writes events to a file.
-
-    Args:
-        destination: what stands after `jsonl:`.
-
-    Raises:
-        UserError: it is no path to write to.
+    """Writes events to a file, of which `destination` is what stands after `jsonl:`. UserError if nothing can be
+    written there.
     """
 
     takes_agent_events = True

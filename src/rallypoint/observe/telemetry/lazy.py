@@ -19,12 +19,10 @@ _HANDLERS = "rallypoint.observe.telemetry.handlers"
 
 
 def metrics_wanted() -> bool:
-    """Whether a handler for metrics may be configured."""
     return _METRICS in sys.modules
 
 
 def rendezvous_events_wanted() -> bool:
-    """Whether a handler for the events of the rendezvous is configured."""
     if _HANDLERS not in sys.modules:
         return False
     import logging
@@ -35,7 +33,6 @@ def rendezvous_events_wanted() -> bool:
 
 
 def put_metric_if_wanted(name: str, value: float) -> None:
-    """Put one number into the agents' group, if a handler may be configured."""
     if metrics_wanted():
         from rallypoint.observe.telemetry.metrics import put_metric
 

@@ -40,11 +40,9 @@ class MetricsConfig:
 
 
 class MetricHandler(ABC):
-    """Receives metrics."""
-
     @abstractmethod
     def emit(self, metric_data: MetricData) -> None:
-        """Handle one number. Called on the thread that put it, which waits."""
+        """Called on the thread that put it, which waits."""
 
 
 class ConsoleMetricHandler(MetricHandler):
@@ -60,8 +58,6 @@ class NullMetricHandler(MetricHandler):
 
 
 class MetricStream:
-    """A group's numbers, for the handler that the group had when the stream was made."""
-
     def __init__(self, group_name: str | None, handler: MetricHandler) -> None:
         self.group_name = group_name
         self.handler = handler
@@ -104,7 +100,6 @@ def publish_metric(metric_group: str, metric_name: str, metric_value: float) -> 
 
 
 def get_elapsed_time_ms(start_time_in_seconds: float) -> int:
-    """Whole milliseconds since a time of `time.time()`."""
     return int((time.time() - start_time_in_seconds) * 1000)
 
 
