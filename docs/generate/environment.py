@@ -23,7 +23,7 @@ NO_VARIABLES = frozenset(
     (
         *("ASSIGN_WORKER_RANKS", "CLOCK_BOOTTIME", "DEFAULT_PORT", "TYPE_CHECKING"),
         *("HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL", "WRONG_VERSION_NUMBER"),
-        # Ends of names, which `OURS` of cli/unknown_names.py puts together
+        # Ends of names, which `OURS` of cli/convert.py puts together
         *("ETCD_PASSWORD", "ETCD_PASSWORD_FILE", "HTTP_TOKEN_FILE", "INCIDENT_ENV", "SECRET_FILE"),
         *("TERMINATION_GRACE", "TERMINATION_LOG", "VERDICT_FILE"),
     )

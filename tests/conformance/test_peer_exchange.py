@@ -18,7 +18,7 @@ def exchange_over(kind: str) -> None:
     import torch.distributed as dist
 
     from rallypoint.agent.features.peers import PeerExchange
-    from rallypoint.store.hashstore import HashStore
+    from rallypoint.store.plain import HashStore
     from tests.unit.agent.test_peer_exchange import User, entered, finish
     from tests.unit.agent.third_party import CountingHandler
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rallypoint.store.filestore import FileStore
-from rallypoint.store.hashstore import HashStore
+from rallypoint.store.plain import HashStore
 from rallypoint.store.prefix import PrefixStore
 from tests.conformance.store_pairs import TIMEOUT, torch_stores
 

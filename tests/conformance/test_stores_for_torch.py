@@ -69,7 +69,7 @@ def test_torch_takes_each(tmp_path: Path) -> None:
 
 def test_without_torch_it_says_so() -> None:
     program = (
-        "import sys\nfrom rallypoint.store.hashstore import HashStore\n"
+        "import sys\nfrom rallypoint.store.plain import HashStore\n"
         "try: HashStore().to_torch()\nexcept ValueError as error: print(error, 'torch' in sys.modules)"
     )
     said = subprocess.check_output([sys.executable, "-c", program], text=True)

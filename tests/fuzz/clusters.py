@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rallypoint.base.errors import UsageError
-from rallypoint.clusters.detect import find, started_with_others
-from rallypoint.clusters.findings import Cluster, Machine, Refusal
+from rallypoint.clusters.detect import Cluster, Machine, Refusal, find, started_with_others
 from rallypoint.clusters.hostlist import MAX_HOSTS
 from tests.fuzz.target import Target
 
@@ -48,7 +47,7 @@ TARGETS: Mapping[str, Target] = {
     "cluster-environment": Target(
         environment,
         _environments,
-        tuple(f"clusters/{name}.py" for name in ("detect", "findings", "hostlist", "kubernetes", "mpi", "slurm")),
+        tuple(f"clusters/{name}.py" for name in ("detect", "hostlist")),
         2000,
     ),
 }

@@ -89,9 +89,9 @@ from rallypoint.failures.cause import Cause, Ending, Restarts
 from rallypoint.failures.report import ChildFailedError
 from rallypoint.observe.bundle import Piece, decode_bundle, encode_bundle
 from rallypoint.observe.hangs.dumps import read_dump, record_of
+from rallypoint.observe.hangs.evidence import decode_stacks
 from rallypoint.observe.hangs.messages import Frame, NodeEvidence, RankEvidence, decode_evidence, encode_evidence
 from rallypoint.observe.hangs.report import MAX_LINES, report_lines, stack_lines
-from rallypoint.observe.hangs.stacks import decode_stacks
 from rallypoint.observe.status import status_json, status_lines
 from tests.fuzz.target import Target
 
@@ -383,7 +383,7 @@ TARGETS = {
     "stacks": Target(
         stacks,
         lambda: [b'[{"rank":0,"pid":7,"text":"Thread 1: MainThread\\n  f (a.py:1)"}]'],
-        ("observe/hangs/stacks.py",),
+        ("observe/hangs/evidence.py",),
     ),
     "evidence": Target(evidence, lambda: [_EVIDENCE], ("observe/hangs/messages.py",)),
     "dumps": Target(

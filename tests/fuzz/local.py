@@ -41,14 +41,13 @@ from rallypoint.clusters.preflight.mesh import (
 from rallypoint.control.membership.operations import Fail
 from rallypoint.control.protocol import codec
 from rallypoint.failures.cause import Cause
-from rallypoint.failures.error_file import error_data
 from rallypoint.failures.failure import ProcessFailure
+from rallypoint.failures.record import error_data
 from rallypoint.failures.report import ChildFailedError
 from rallypoint.failures.texts import clean_lines, last_stacks, last_traceback
-from rallypoint.observe.event_files import EventFiles, read_events
 from rallypoint.observe.goodput import agent_runs, report
-from rallypoint.observe.health.check import HealthView
-from rallypoint.observe.report_text import report_json, report_lines
+from rallypoint.observe.health import HealthView
+from rallypoint.observe.report import EventFiles, read_events, report_json, report_lines
 from rallypoint.observe.telemetry.agent_events import Event, RdzvEvent
 from rallypoint.rendezvous.backends.options import settings_of
 from rallypoint.rendezvous.params import RendezvousParameters, parse_rdzv_conf
@@ -327,9 +326,9 @@ TARGETS = {
         ("agent/progress.py",),
         300,
     ),
-    "event-files": Target(event_files, _event_file_seeds, ("observe/event_files.py",), 400),
+    "event-files": Target(event_files, _event_file_seeds, ("observe/report.py",), 400),
     "failures": Target(
-        failures, _failure_seeds, ("failures/error_file.py", "failures/failure.py", "failures/cause.py"), 300
+        failures, _failure_seeds, ("failures/record.py", "failures/failure.py", "failures/cause.py"), 300
     ),
     "last-words": Target(
         words, lambda: [_TRACEBACK, _FATAL, b"a\rb\x1b[31mc\n" * 9], ("failures/texts.py", "workers/logs/relay.py")
@@ -341,7 +340,7 @@ TARGETS = {
     "probes": Target(
         probes,
         lambda: [b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n", b"HEAD /status?x HTTP/1.0\r\n\r\n"],
-        ("base/http.py", "observe/health/check.py"),
+        ("base/http.py", "observe/health.py"),
     ),
     "events": Target(events, _event_seeds, ("observe/telemetry/agent_events.py",)),
     "settings": Target(

@@ -12,13 +12,12 @@ from tempfile import NamedTemporaryFile
 
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import RateLimitedLog, get_logger
-from rallypoint.store import filestore, request_store
+from rallypoint.store import api, filestore
+from rallypoint.store.api import Receive
 from rallypoint.store.errors import StoreProtocolError
 from rallypoint.store.filestore import FileStore
-from rallypoint.store.guard import StoreGuard, network, networks
 from rallypoint.store.plain import Decoder, PlainTransport
-from rallypoint.store.request_store import Receive
-from rallypoint.store.transport import StoreTransport, TransportContext
+from rallypoint.store.transport import StoreGuard, StoreTransport, TransportContext, network, networks
 from tests import typed_requests as wire
 from tests.fuzz.target import Target, no_errors
 
@@ -158,8 +157,8 @@ def replies(data: bytes) -> None:
         return receive
 
     readers: tuple[Callable[[Receive], object], ...] = (
-        *(request_store.read_number, request_store.read_value),
-        *(request_store._flag, request_store._read_queue_pop, request_store._values),
+        *(api.read_number, api.read_value),
+        *(api._flag, api._read_queue_pop, api._values),
     )
     for read in readers:
         with suppress(StoreProtocolError, ConnectionResetError):
@@ -192,7 +191,7 @@ TARGETS = {
     "store-replies": Target(
         replies,
         lambda: [wire.string(b"abc"), wire.strings([b"a", b"b"]), b"\0", wire.I64.pack(1) + wire.string(b"x")],
-        ("store/request_store.py", "store/client.py"),
+        ("store/api.py", "store/client.py"),
     ),
     "store-files": Target(
         files,
@@ -201,6 +200,6 @@ TARGETS = {
         executions=400,
     ),
     "store-addresses": Target(
-        addresses, lambda: [b"10.0.0.1", b"10.0.0.0/8", b"fd00::1", b"fe80::1%eth0", b"::/0"], ("store/guard.py",)
+        addresses, lambda: [b"10.0.0.1", b"10.0.0.0/8", b"fd00::1", b"fe80::1%eth0", b"::/0"], ("store/transport.py",)
     ),
 }

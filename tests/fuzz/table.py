@@ -23,11 +23,10 @@ _OURS = "both ends are ours, over a pair of sockets or a memory file that nobody
 
 TRUSTED: Mapping[str, str] = {
     "base/inotify.py": _KERNEL,
-    "base/interfaces.py": _KERNEL,
     "failures/system_diagnosis.py": _KERNEL,
-    "base/nvml.py": "the driver's library fills what is read",
+    "base/devices.py": "the driver's library fills what is read",
     "base/process_table.py": _KERNEL,
-    "base/peer_user.py": _KERNEL,
+    "base/netlink.py": _KERNEL,
     "cli/demo/job.py": "what the demo's own workers tell, through a pipe in a folder of its user",
     "cli/demo/worker.py": "its own checkpoint, and numbers of the demo's own workers, over loopback",
     "observe/hangs/evidence.py": _KERNEL,

@@ -68,7 +68,7 @@ while not os.path.exists("answer"):
 """In place of py-spy: it reads stacks until it is told that it is done."""
 READS_SLOWLY = """
 import sys
-from rallypoint.observe.hangs import stacks
+from rallypoint.observe.hangs import evidence as stacks
 stacks._program = lambda: "./slow"
 from rallypoint.cli.rallyrun import main
 sys.exit(main())

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from rallypoint.observe.event_files import read_events
 from rallypoint.observe.goodput import JobPhase, Loss, agent_runs, report
+from rallypoint.observe.report import read_events
 from rallypoint.observe.telemetry.agent_events import AgentEnded, NodePhase, ProgressMade
 from tests.jobs.launching import Job, Launcher
 from tests.ports import free_port

@@ -27,10 +27,10 @@ from rallypoint.agent.steps import (
 )
 from rallypoint.agent.workers import WorkerController
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.kernel import until_readable
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.base.mailbox import Mailbox
-from rallypoint.base.poll import until_readable
 from rallypoint.base.signals import SignalWakeup, defer_interrupts, ignore_signals_at_exit, post_signals
 from rallypoint.control.protocol.errors import RendezvousGracefulExitError
 from rallypoint.observe.telemetry.lazy import profiled
@@ -38,7 +38,7 @@ from rallypoint.observe.telemetry.lazy import profiled
 if TYPE_CHECKING:
     from rallypoint.agent.features.local_socket import LocalSocket
     from rallypoint.agent.features.preemption import PreemptionTriggers
-    from rallypoint.observe.health.check import ProgressProbe
+    from rallypoint.observe.health import ProgressProbe
 
 log = get_logger(__name__)
 

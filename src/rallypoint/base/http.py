@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote
 
 from rallypoint.base.endpoint import is_loopback, unmapped_address
-from rallypoint.base.peer_user import Peer
+from rallypoint.base.netlink import Peer
 
 MAX_REQUEST = 8192
 """Bytes of a request's head; a larger one is refused."""

@@ -18,7 +18,7 @@ from http import HTTPStatus
 
 from rallypoint.base.http import MAX_REQUEST, Answer, Client, Handler, Stream, refusal
 from rallypoint.base.log import get_logger
-from rallypoint.base.peer_user import PeerUsers
+from rallypoint.base.netlink import PeerUsers
 
 log = get_logger(__name__)
 

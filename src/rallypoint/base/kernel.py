@@ -2,7 +2,7 @@
 
 A sandbox (the seccomp profile of a container) may deny system calls, and a root folder may lack /proc. One sentence
 then names all that is missing; later, each would look like something else: a limit, a lost process, or one that cannot
-be killed.
+be killed. `until_readable` is the one call in which every loop of this program waits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fcntl import F_GETPIPE_SZ, F_SETPIPE_SZ, fcntl
 
 from rallypoint.base.errors import ResourceError
@@ -153,3 +153,32 @@ def _check_proc() -> None:
             "what workers leave running would be taken for other processes; mount one of this namespace "
             "(`mount -t proc proc /proc`, or `unshare --mount-proc`)"
         )
+
+
+_MAX_SECONDS = 86_400.0
+"""The kernel takes milliseconds in 31 bits."""
+
+
+def readable(fd: int, seconds: float = 0.0, events: int = select.POLLIN) -> bool:
+    """Whether a descriptor is readable, or becomes so within this time; no `events`: whether the other end is gone."""
+    poller = select.poll()
+    poller.register(fd, events)
+    return bool(poller.poll(seconds * 1000))
+
+
+def always_readable() -> int:
+    """A descriptor that is always readable, like that of a process that has ended. Raises OSError."""
+    reading, writing = os.pipe()
+    os.close(writing)
+    return reading
+
+
+def until_readable(fds: Iterable[int], seconds: float) -> None:
+    """Sleep until one of the descriptors is readable, or for this many seconds, a day at most.
+
+    Milliseconds are rounded up, so that whatever was due within that time is due when this returns.
+    """
+    poller = select.poll()
+    for fd in fds:
+        poller.register(fd, select.POLLIN)
+    poller.poll(min(max(0.0, seconds), _MAX_SECONDS) * 1000 + 1)

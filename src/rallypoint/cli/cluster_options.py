@@ -22,8 +22,7 @@ from rallypoint.base.errors import UsageError, UserError
 from rallypoint.base.log import get_logger
 from rallypoint.base.procfs import local_port_range, read_text
 from rallypoint.cli.parse import Options, naming, parse_nnodes
-from rallypoint.clusters.detect import find, started_with_others
-from rallypoint.clusters.findings import Cluster, Machine, Nothing, Refusal
+from rallypoint.clusters.detect import Cluster, Machine, Nothing, Refusal, find, started_with_others
 from rallypoint.rendezvous.params import parse_rdzv_conf
 
 _log = get_logger(__name__)

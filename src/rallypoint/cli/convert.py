@@ -1,22 +1,29 @@
 """Converts `Options` to the launcher's input: a `LaunchConfig`, an entry point and its arguments.
 
 Checks whose message names the flag are made here (contract section 1.13); lower layers check the rest.
+
+Names that torchrun ignores silently (unknown keys in `--rdzv-conf`, unknown `PET_*` variables) are ignored, as the
+contract requires, with a warning. A variable that is almost one of ours gets a warning too, since a job
+without its secret would run unprotected.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+import time
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 
 from rallypoint.agent.launch.config import LaunchConfig
-from rallypoint.agent.options import Features
+from rallypoint.agent.options import Features, Preemption
 from rallypoint.base.endpoint import parse_endpoint
 from rallypoint.base.errors import UsageError, UserError, user_error
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
 from rallypoint.base.log import get_logger
-from rallypoint.base.signals import signal_number
+from rallypoint.base.signals import signal_name, signal_number
+from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.parse import Options, naming, parse_nnodes
 from rallypoint.rendezvous.params import C10D_PORT, ON_ETCD, parse_rdzv_conf
 from rallypoint.workers.logs.specs import TEMPLATE_VARIABLE, host_label, with_host
@@ -92,8 +99,6 @@ def _check(options: Options, environ: Mapping[str, str]) -> Features:
     _check_signals(options)
     own = options.features
     if own != Features():
-        from rallypoint.cli.feature_checks import checked
-
         own = checked(options, environ)
     _check_backend(options)
     return own
@@ -393,8 +398,6 @@ def _warn_of_options(options: Options, given: dict[str, Any], backend: str, alon
     from rallypoint.rendezvous.backends.option_table import KNOWN
 
     if (known := KNOWN.get(backend)) is not None:
-        from rallypoint.cli.unknown_names import warn_of_options
-
         warn_of_options(options.source("rdzv_conf"), given, backend, known | KNOWN["c10d"] if alone else known)
 
 
@@ -406,3 +409,163 @@ def _configs(options: Options) -> dict[str, str]:
         if key in configs:
             raise UserError(f"{source} has the key {key!r}, which has a flag of its own; use that")
     return configs
+
+
+def checked(options: Options, environ: Mapping[str, str]) -> Features:
+    """Check the values, and warn of what will not work here. Returns them with absolute paths.
+
+    Raises:
+        UserError: a value cannot work.
+    """
+    own = options.features
+    if own.preemption.wanted or own.preemption.requeue:
+        _check_preempt_signals(options, own.preemption)
+        _check_deadline(options, own.preemption, environ)
+        _check_requeue(options, own.preemption, environ)
+    if own.hangs.on_hang != "report" and not own.hangs.hang_timeout:
+        _log.warning("%s=%s does nothing without --hang-timeout", options.source("on_hang"), own.hangs.on_hang)
+    return own._replace(
+        recovery=own.recovery._replace(progress_file=_progress_file(options)),
+        output=own.output._replace(incident_dir=_incident_dir(options)),
+    )
+
+
+def _check_preempt_signals(options: Options, asked: Preemption) -> None:
+    source = options.source("preempt_signals")
+    with naming(f"{source}={asked.preempt_signals}"):
+        numbers = asked.signals
+    handled = {signal_number(name) for name in options.signals_to_handle.split(",")}
+    for number in sorted(numbers & handled):
+        raise UsageError(
+            f"{signal_name(number)} is named by {source} and by "
+            f"{options.source('signals_to_handle')}={options.signals_to_handle}; leave it out of one of them"
+        )
+
+
+def _check_deadline(options: Options, asked: Preemption, environ: Mapping[str, str]) -> None:
+    from rallypoint.agent.features.preemption import end_time
+
+    seconds = asked.stop_before_end
+    given = f"{options.source('stop_before_end')}={seconds:g}"
+    if not 0 <= seconds < math.inf:
+        raise UsageError(f"{given} is out of range; give seconds from 0 on")
+    now = time.time()
+    end = end_time(environ, now) if seconds else None
+    if end is not None and now < end <= now + seconds:
+        raise UsageError(f"{given} is no less than the {end - now:.0f} s that this job has left; give less")
+
+
+def _check_requeue(options: Options, asked: Preemption, environ: Mapping[str, str]) -> None:
+    given = f"{options.source('requeue')}={asked.requeue}"
+    if asked.requeue < 0:
+        raise UsageError(f"{given} is out of range; give 0 or more")
+    if not asked.requeue:
+        return
+    if not asked.wanted:
+        raise UsageError(f"{given} is for a job that is preempted; give --preempt-signals or --stop-before-end too")
+    from shutil import which
+
+    from rallypoint.agent.features.preemption import job_name
+
+    job = job_name(environ)
+    if not job:
+        raise UsageError(f"{given} requeues a job of Slurm, and this is none: SLURM_JOB_ID is not set; leave it out")
+    if environ.get("ENVIRONMENT") != "BATCH":
+        _log.warning("%s: Slurm requeues batch jobs only, and this seems to be none; start it by sbatch", given)
+    if which("scontrol", path=environ.get("PATH")) is None:
+        _log.warning(
+            "%s: scontrol is not on the PATH, so that nobody can be asked to requeue job %s; have it in the container, "
+            "or let the batch script run 'scontrol requeue %s' when srun has ended with 143",
+            given,
+            job,
+            job,
+        )
+
+
+def _progress_file(options: Options) -> str:
+    path = options.features.recovery.progress_file
+    if path and (os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")):
+        raise UserError(
+            f"{options.source('progress_file')}={path} cannot be a file that workers write: "
+            f"{'it is a folder' if os.path.isdir(path) else 'there is no such folder'}; name a file in a folder that "
+            "is there"
+        )
+    return os.path.abspath(path) if path else ""
+
+
+def _incident_dir(options: Options) -> str:
+    """The folder, made now, so that a failure to make it shows before it is needed."""
+    path = options.features.output.incident_dir
+    try:
+        if path:
+            os.makedirs(path, exist_ok=True)
+        if not path or os.access(path, os.W_OK | os.X_OK):
+            return os.path.abspath(path) if path else ""
+        why = "it cannot be written to"
+    except OSError as error:
+        why = error.strerror or str(error)
+    source = options.source("incident_dir")
+    raise UsageError(f"{source}={path} cannot be a folder for incidents: {why}; name a folder of your own")
+
+
+_SIMILARITY = 0.5
+"""The similarity of two names, from 0 to 1, above which one counts as a misspelling of the other."""
+
+OURS = frozenset(
+    f"RALLYPOINT_{name}"
+    for name in (
+        *("SECRET", "SECRET_FILE", "ETCD_PASSWORD", "ETCD_PASSWORD_FILE"),
+        *("STORE", "NOTICES", "TERMINATION_GRACE"),
+        *("VERDICT_FILE", "TERMINATION_LOG", "HTTP_TOKEN_FILE", "INCIDENT_ENV", "SERVICE"),
+    )
+)
+"""The variables that this program reads."""
+_ALMOST = 0.8
+"""The same for one of `OURS`; it is higher, since Kubernetes makes variables of similar names for services."""
+
+
+def warn_of_variables(environ: Mapping[str, str]) -> None:
+    """Warn of variables that look like those of flags (`PET_NNODE`) or like one of `OURS`, and are not."""
+    flags = {flag.variable: flag for flag in FLAGS}
+    for name in sorted(name for name in environ if name.startswith("PET_")):
+        flag = flags.get(name)
+        if flag is None:
+            known = {each.variable.removeprefix("PET_"): each.variable for each in FLAGS if each.from_environment}
+            meant = closest_match(name.removeprefix("PET_"), known)
+            _log.warning(
+                "%s has no effect: no flag reads it%s", name, f"; did you mean {known[meant]}?" if meant else ""
+            )
+        elif not flag.from_environment:
+            _log.warning("%s has no effect: %s is read from the command line only; give it there", name, flag.name)
+    ours = {name.removeprefix("RALLYPOINT_"): name for name in OURS}
+    for name in sorted(name for name in environ if name.startswith("RALLYPOINT_") and name not in OURS):
+        meant = closest_match(name.removeprefix("RALLYPOINT_"), ours, _ALMOST)
+        if meant:
+            _log.warning("%s has no effect: nothing reads it; did you mean %s?", name, ours[meant])
+
+
+def warn_of_options(source: str, given: Collection[str], backend: str, known: Collection[str]) -> None:
+    """Warn of options in `source` (`--rdzv-conf` or `PET_RDZV_CONF`) that the backend does not know."""
+    for name in sorted(set(given).difference(known)):
+        meant = _MEANT.get(name, "")
+        if meant not in known and not meant.startswith("--"):
+            meant = closest_match(name, known)
+        hint = f"; did you mean {meant}?" if meant else ""
+        _log.warning("%s: the option %r has no effect with the backend %s%s", source, name, backend, hint)
+
+
+_MEANT = {"timeout": "join_timeout", "join_timeout": "timeout", "rank": "--node-rank"}
+"""Other backends' names for an option, and options that have a flag, which takes precedence."""
+
+
+def closest_match(name: str, known: Collection[str], least: float = _SIMILARITY) -> str:
+    """The known name that is most similar to `name`, ignoring case; empty if none is as similar as `least`, from 0 to
+    1.
+    """
+    from difflib import SequenceMatcher
+
+    def likeness(other: str) -> float:
+        return SequenceMatcher(None, name.lower(), other.lower()).ratio()
+
+    best = max(sorted(known), key=likeness, default="")
+    return best if best and likeness(best) >= least else ""

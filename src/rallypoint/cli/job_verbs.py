@@ -244,8 +244,8 @@ def _print_status(snapshot: Snapshot, options: argparse.Namespace) -> None:
 
 
 def stacks(options: argparse.Namespace) -> int:
+    from rallypoint.observe.hangs.evidence import decode_stacks
     from rallypoint.observe.hangs.report import stack_lines
-    from rallypoint.observe.hangs.stacks import decode_stacks
 
     async def show(session: WatcherSession) -> int:
         session.send(CollectCommand(operator_name(), CollectKind.STACKS, options.rank))

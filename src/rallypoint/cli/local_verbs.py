@@ -86,9 +86,8 @@ def _required_checks(text: str) -> tuple[str, ...]:
 
 def report(options: argparse.Namespace) -> None:
     from rallypoint.observe.bundle import incident_lines, incidents_json, read_incidents
-    from rallypoint.observe.event_files import read_events
     from rallypoint.observe.goodput import agent_runs, report
-    from rallypoint.observe.report_text import report_json, report_lines
+    from rallypoint.observe.report import read_events, report_json, report_lines
 
     incidents = read_incidents(options.paths)
     try:

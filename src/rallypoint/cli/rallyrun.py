@@ -150,7 +150,7 @@ def by_cluster(options: Options) -> Options:
 def _warn_of_variables() -> None:
     """Warn of misspelt variables. Most environments have none that could be ours; then nothing is imported."""
     if any(name.startswith(("PET_", "RALLYPOINT_")) for name in os.environ):
-        from rallypoint.cli.unknown_names import warn_of_variables
+        from rallypoint.cli.convert import warn_of_variables
 
         warn_of_variables(os.environ)
 

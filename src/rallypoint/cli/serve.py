@@ -1,24 +1,34 @@
 """`rallyctl serve`: a control plane outside the training nodes.
 
 If requested (`Type=notify` and `WatchdogSec=` of systemd, by sd_notify(3)), it notifies the service manager when it
-serves, that its loop is not stuck, and when it begins to end.
+serves, that its loop is not stuck, and when it begins to end. `--http` serves the pages of all its jobs too.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import signal
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from rallypoint.base import http_server
+from rallypoint.base.descriptors import allow_descriptors
+from rallypoint.base.endpoint import Endpoint, is_loopback, listening_sockets, parse_endpoint, resolve
 from rallypoint.base.errors import RallypointError, UsageError, UserError
+from rallypoint.base.http import Access
+from rallypoint.base.kernel import check_for_loop
+from rallypoint.base.log import configure, get_logger
+from rallypoint.base.loop import shared_loop
+from rallypoint.base.secrets import http_token, job_secret
+from rallypoint.cli.exit import print_error
+from rallypoint.control.coordinator.jobs import ManyJobs
+from rallypoint.control.coordinator.server import ControlServer
+from rallypoint.observe.metrics import Family, build_family, job_families, jobs_families
+from rallypoint.observe.site import LocalJobs, Site
+from rallypoint.rendezvous.backends.options import accepted_keys, control_tls
 from rallypoint.rendezvous.params import C10D_PORT
-
-if TYPE_CHECKING:
-    from rallypoint.cli.serve_http import PageServer
-    from rallypoint.control.coordinator.jobs import ManyJobs
-
 
 _ENDING = {signal.SIGTERM, signal.SIGINT}
 _MANAGER_TIMEOUT = 1.0
@@ -26,15 +36,6 @@ _MANAGER_TIMEOUT = 1.0
 
 
 def serve(options: argparse.Namespace) -> None:
-    from rallypoint.base.descriptors import allow_descriptors
-    from rallypoint.base.endpoint import Endpoint, listening_sockets, parse_endpoint, resolve
-    from rallypoint.base.kernel import check_for_loop
-    from rallypoint.base.log import configure
-    from rallypoint.cli.exit import print_error
-    from rallypoint.control.coordinator.jobs import ManyJobs
-    from rallypoint.control.coordinator.server import ControlServer
-    from rallypoint.rendezvous.backends.options import accepted_keys, control_tls
-
     configure()
     check_for_loop()
     text: str = options.endpoint
@@ -90,7 +91,6 @@ def _watchdog_timeout() -> float:
 
 def _loop_answers(timeout: float) -> bool:
     """Whether the serving loop responds within this time; 0 for any time."""
-    from rallypoint.base.loop import shared_loop
 
     async def answer() -> bool:
         return True
@@ -110,23 +110,98 @@ def _tell_manager(state: str) -> None:
             sender.settimeout(_MANAGER_TIMEOUT)
             sender.sendto(state.encode(), f"\0{path[1:]}" if path.startswith("@") else path)
     except OSError as error:
-        from rallypoint.base.log import get_logger
-
-        get_logger(__name__).warning(
+        log.warning(
             "the service manager at NOTIFY_SOCKET=%s cannot be told %r: %s; unset it, or check that socket",
             *(path, state, error.strerror or error),
         )
 
 
 def _pages(jobs: ManyJobs, options: argparse.Namespace) -> PageServer | None:
-    from rallypoint.cli.exit import print_error
-
     if not options.http:
         if options.http_token_file:
             raise UsageError("--http-token-file has an effect only with --http; give that, or leave it out")
         return None
-    from rallypoint.cli.serve_http import PageServer
 
     pages = PageServer(jobs, options.http, options.http_token_file)
     print_error(f"rallyctl: the page of all jobs is at http://{pages.endpoint}/")
     return pages
+
+
+log = get_logger(__name__)
+
+HTTP_PORT = 29480
+_CLOSE_TIMEOUT = 2.0
+"""Seconds that `close` waits for connections to end."""
+
+
+class PageServer:
+    """Serves the pages of all jobs of a control plane at HOST:PORT (without HOST, to this machine only), from now on.
+
+    Raises:
+        UsageError: an argument cannot work.
+        RallypointError: it cannot listen there.
+    """
+
+    def __init__(self, jobs: ManyJobs, where: str, token_file: str = "") -> None:
+        self._jobs = jobs
+        token = http_token(token_file, "--http-token-file") if token_file else ""
+        endpoint = _endpoint(where)
+        listeners = _listeners(endpoint)
+        here = all(is_loopback(each.getsockname()[0]) for each in listeners)
+        if not here and not token and job_secret() is not None:
+            raise UsageError(
+                f"--http={where} would show jobs to whoever reaches it, while this control plane has a secret; give "
+                "--http-token-file, or listen on localhost"
+            )
+        if not here and not token:
+            log.warning(
+                "whoever reaches %s can see all jobs of this control plane; give --http-token-file, or listen on "
+                "localhost",
+                endpoint,
+            )
+        self.endpoint = Endpoint(endpoint.host, int(listeners[0].getsockname()[1]))
+        site = Site(LocalJobs(jobs), Access(token, is_open=not here), self._metrics)
+        self._stop = asyncio.Event()
+        self._loop = shared_loop()
+        self._serving = self._loop.submit(self._serve(listeners, site))
+
+    def close(self) -> None:
+        self._loop.call(self._stop.set)
+        try:
+            self._serving.result(_CLOSE_TIMEOUT)
+        except TimeoutError:
+            log.warning("the pages were not closed within %.0f s", _CLOSE_TIMEOUT)
+
+    async def _serve(self, listeners: Sequence[socket.socket], site: Site) -> None:
+        try:
+            await http_server.serve(listeners, site.answer, self._stop)
+        finally:
+            for each in listeners:
+                each.close()
+
+    async def _metrics(self) -> Sequence[Family]:
+        return await asyncio.to_thread(self._gather)
+
+    def _gather(self) -> Sequence[Family]:
+        jobs = self._jobs.summaries()
+        found = (self._jobs.find(each.job) for each in jobs)
+        snapshots = [each.snapshot() for each in found if each is not None]
+        return [build_family(), *jobs_families(jobs), *job_families(snapshots)]
+
+
+def _endpoint(where: str) -> Endpoint:
+    text = f":{where}" if where.isdecimal() else where
+    try:
+        return parse_endpoint(f"localhost{text}" if text.startswith(":") else text, HTTP_PORT)
+    except UserError as error:
+        raise UsageError(f"--http: {error}") from None
+
+
+def _listeners(endpoint: Endpoint) -> list[socket.socket]:
+    try:
+        return listening_sockets(resolve(endpoint.host), endpoint.port)
+    except OSError as error:
+        raise RallypointError(
+            f"the pages cannot be served at {endpoint}: {error.strerror}; give --http another port, or an address of "
+            "this machine"
+        ) from None

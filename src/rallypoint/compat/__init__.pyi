@@ -5,7 +5,7 @@ from rallypoint.store.api import Store as Store
 from rallypoint.store.client import TCPStore as TCPStore
 from rallypoint.store.errors import QueueEmptyError as QueueEmptyError
 from rallypoint.store.filestore import FileStore as FileStore
-from rallypoint.store.hashstore import HashStore as HashStore
+from rallypoint.store.plain import HashStore as HashStore
 from rallypoint.store.prefix import PrefixStore as PrefixStore
 
 __all__: list[str]

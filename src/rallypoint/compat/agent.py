@@ -29,7 +29,7 @@ from rallypoint.workers.logs.specs import DefaultLogsSpecs, LogsSpecs
 from rallypoint.workers.stop import StopInProgress
 
 if TYPE_CHECKING:
-    from rallypoint.observe.health.check import HealthCheckServer, ProgressProbe
+    from rallypoint.observe.health import HealthCheckServer, ProgressProbe
 
 __all__ = ["ElasticAgent", "LocalElasticAgent", "SimpleElasticAgent"]
 
@@ -326,7 +326,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             log_line_prefix_template,
             uninterruptible_state_timeout,
         )
-        from rallypoint.observe.health.check import health_check
+        from rallypoint.observe.health import health_check
 
         health = health_check(health_check_server)
         super().__init__(spec, exit_barrier_timeout, shutdown_timeout, workers, health)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from rallypoint.agent.signals import DEFAULT_SIGNALS, FORWARDED_SIGNALS, SIGNALS_VARIABLE, handled_signals
 from rallypoint.base.errors import SignalException
+from rallypoint.base.kernel import until_readable
 from rallypoint.base.log import get_logger
-from rallypoint.base.poll import until_readable
 from rallypoint.base.signals import SignalWakeup, is_posting_handler, signal_name
 from rallypoint.workers import context
 from rallypoint.workers.context import PContext, ProcessOptions

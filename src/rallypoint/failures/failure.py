@@ -8,7 +8,7 @@ import time
 from rallypoint.base.light_dataclasses import dataclass, field
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.signals import signal_name
-from rallypoint.failures.error_file import ErrorFile, JsonObject, UnreadableErrorFile, read_error_file, refine_timestamp
+from rallypoint.failures.record import ErrorFile, JsonObject, UnreadableErrorFile, read_error_file, refine_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -79,7 +79,7 @@ def allow_connections(clients: int) -> None:
 
 def own_addresses() -> tuple[str, ...] | None:
     """The addresses of this machine's interfaces; None if they cannot be listed."""
-    from rallypoint.base.interfaces import interface_addresses
+    from rallypoint.base.netlink import interface_addresses
 
     return interface_addresses()
 

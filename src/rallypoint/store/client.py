@@ -24,11 +24,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.store import wire
-from rallypoint.store.api import DEFAULT_TIMEOUT
+from rallypoint.store.api import DEFAULT_TIMEOUT, Receive, RequestStore, read_number, read_value, torch_module
 from rallypoint.store.errors import StoreConnectionError, StoreError, StoreProtocolError, StoreTimeoutError
-from rallypoint.store.request_store import Receive, RequestStore, read_number, read_value
 from rallypoint.store.server import StoreServer, acquire_server, release_server
-from rallypoint.store.torch_adapter import torch_module
 from rallypoint.store.wire import Op
 
 if TYPE_CHECKING:

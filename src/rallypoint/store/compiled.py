@@ -11,15 +11,17 @@ import socket
 from collections.abc import Sequence
 
 from rallypoint.base.descriptors import connection_limit
-from rallypoint.base.peer_user import Peer, PeerUsers
+from rallypoint.base.netlink import Peer, PeerUsers
 from rallypoint.store import _native, wire
-from rallypoint.store.guard import SINGLE_ADDRESS_BITS, networks, shown_peers
 from rallypoint.store.transport import (
+    SINGLE_ADDRESS_BITS,
     TransportContext,
     log_refusal,
+    networks,
     peer_of,
     raise_descriptor_limit,
     set_options,
+    shown_peers,
 )
 from rallypoint.store.wire import Reason, refusal
 

@@ -30,6 +30,8 @@ Laws of the connections, which all belong to the store's one thread:
 
 What only the store in C has: time slices, so that no request of one client delays another's, and the guard's limits on
 the keys and bytes of one connection.
+
+`HashStore` is that table behind a lock, for the threads of one process.
 """
 
 from __future__ import annotations
@@ -40,25 +42,33 @@ import os
 import re
 import selectors
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, MutableSet, Sequence
+from io import BytesIO
 from itertools import islice
 from math import inf
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from rallypoint.base.descriptors import connection_limit
+from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
-from rallypoint.base.peer_user import Peer, PeerUsers
+from rallypoint.base.netlink import Peer, PeerUsers
+from rallypoint.store.api import DEFAULT_TIMEOUT, Receive, RequestStore
 from rallypoint.store.errors import StoreProtocolError
-from rallypoint.store.guard import SINGLE_ADDRESS_BITS, Network, networks, packed_address, shown_peers
 from rallypoint.store.transport import (
     NO_RESOURCES,
+    SINGLE_ADDRESS_BITS,
+    Network,
     TransportContext,
     log_refusal,
+    networks,
+    packed_address,
     peer_of,
     raise_descriptor_limit,
     set_options,
+    shown_peers,
 )
 from rallypoint.store.wire import (
     CANCELLED,
@@ -78,6 +88,9 @@ from rallypoint.store.wire import (
     refusal,
     strings,
 )
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 log = get_logger(__name__)
 
@@ -662,3 +675,59 @@ class PlainTransport:
             if next_one < self._descriptors and self._context.listener is not None:
                 self._selector.register(self._context.listener, selectors.EVENT_READ)
                 self._accept_again_at = inf
+
+
+class _Shared:
+    """The table and its lock. Its clients are events: each reply to an event sets it."""
+
+    def __init__(self) -> None:
+        self.table: Table[threading.Event] = Table()
+        self.lock = threading.Lock()
+
+    def execute(self, client: threading.Event, op: Op, *fields: Any) -> bytes:
+        """The replies to `client`; others whom the request wakes find their events set.
+
+        Raises:
+            UserError: a number was to be added to what is none.
+        """
+        mine = []
+        with self.lock:
+            try:
+                replies = self.table.execute(client, op, *fields)
+            except StoreProtocolError as error:
+                raise UserError(str(error)) from None
+            for target, reply in replies:
+                target.set()
+                if target is client:
+                    mine.append(reply)
+        return b"".join(mine)
+
+    def forget(self, client: threading.Event) -> None:
+        with self.lock:
+            self.table.forget(client)
+
+
+class HashStore(RequestStore):
+    """A store in memory, for the threads of this process. Clones share the content."""
+
+    def __init__(self, timeout: timedelta | float = DEFAULT_TIMEOUT, *, _shared: _Shared | None = None) -> None:
+        super().__init__(timeout)
+        self._shared = _shared or _Shared()
+
+    def clone(self) -> HashStore:
+        return HashStore(self._timeout, _shared=self._shared)
+
+    def _where(self) -> str:
+        return "this process's store"
+
+    def _exchange(self, read: Callable[[Receive], T], op: Op, *fields: Any) -> T:
+        return read(BytesIO(self._shared.execute(threading.Event(), op, *fields)).read)
+
+    def _await(self, timeout: float, op: Op, *fields: Any) -> bool:
+        event = threading.Event()
+        try:
+            self._shared.execute(event, op, *fields)
+            event.wait(min(timeout, threading.TIMEOUT_MAX))
+        finally:
+            self._shared.forget(event)
+        return event.is_set()  # asked only now: it may have been set between the end of the wait and the forgetting

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Sequence
 
-    from rallypoint.store.guard import StoreGuard
-    from rallypoint.store.transport import StoreTransport, TransportContext
+    from rallypoint.store.transport import StoreGuard, StoreTransport, TransportContext
 
 _logger = get_logger(__name__)
 
@@ -97,7 +96,7 @@ class StoreThread:
     def set_peers(self, peers: Sequence[str] | None) -> None:
         """From now on only these addresses and networks may be connected (None: all); others are disconnected. On any
         thread. Raises UserError if one of them is neither."""
-        from rallypoint.store.guard import networks
+        from rallypoint.store.transport import networks
 
         networks(peers)
         with self._lock:
@@ -166,8 +165,7 @@ class StoreThread:
         """The store, as soon as there are means for it; None if it is closed before."""
         while not self._closing:
             try:
-                from rallypoint.store.guard import StoreGuard
-                from rallypoint.store.transport import TransportContext
+                from rallypoint.store.transport import StoreGuard, TransportContext
 
                 guard = self._guard or StoreGuard()
                 guard = guard._replace(own_user=guard.own_user or self._own_user)
@@ -311,7 +309,7 @@ class RoundStores:
 
     def set_peers(self, peers: Sequence[str] | None) -> None:
         """As `StoreThread.set_peers`, for later rounds too."""
-        from rallypoint.store.guard import networks
+        from rallypoint.store.transport import networks
 
         networks(peers)
         with self._lock:

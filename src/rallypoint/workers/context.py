@@ -20,10 +20,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
+from rallypoint.base.kernel import until_readable
 from rallypoint.base.light_dataclasses import dataclass, field, replace
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
 from rallypoint.base.log import get_logger
-from rallypoint.base.poll import until_readable
 from rallypoint.base.signals import exit_codes_of
 from rallypoint.workers.logs.outputs import Outputs
 from rallypoint.workers.logs.specs import LogsDest, LogsSpecs, link_log

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from rallypoint.base.errors import RallypointError, ResourceError
-from rallypoint.base.poll import readable
+from rallypoint.base.kernel import readable
 from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, StartedWorker
 
 UNKNOWN_EXIT = 255

@@ -42,9 +42,9 @@ from enum import Enum
 from signal import SIGABRT, SIGCONT, SIGKILL, SIGTERM
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.kernel import readable, until_readable
 from rallypoint.base.light_typing import TYPE_CHECKING, Protocol
 from rallypoint.base.log import get_logger
-from rallypoint.base.poll import readable, until_readable
 from rallypoint.base.process_table import ProcessStat, process_table, signal_process
 from rallypoint.base.procfs import catches, is_ended_by
 from rallypoint.base.signals import signal_name

@@ -18,7 +18,7 @@ from rallypoint.store.api import Store
 from rallypoint.store.client import TCPStore
 from rallypoint.store.errors import StoreTimeoutError
 from rallypoint.store.filestore import FileStore
-from rallypoint.store.hashstore import HashStore
+from rallypoint.store.plain import HashStore
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.server import StoreServer
 from tests.effort import examples

@@ -21,7 +21,7 @@ from rallypoint.agent.features.preemption import (
 from rallypoint.agent.options import Preemption
 from rallypoint.agent.steps import PreemptionRequested
 from rallypoint.base.errors import UsageError
-from rallypoint.base.poll import until_readable
+from rallypoint.base.kernel import until_readable
 
 pytestmark = pytest.mark.process
 NOW = 1_800_000_000.0

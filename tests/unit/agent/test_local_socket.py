@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from rallypoint.agent.features.local_socket import LocalSocket, local_jobs, local_token
-from rallypoint.base.poll import until_readable
+from rallypoint.base.kernel import until_readable
 from rallypoint.base.secrets import SECRET, Secret, new_secret, token
 from rallypoint.rendezvous.control_plane import LocalJob
 

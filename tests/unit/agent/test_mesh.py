@@ -14,7 +14,7 @@ import pytest
 from rallypoint.agent.features.mesh import Mesh
 from rallypoint.agent.features.peers import PeerExchange
 from rallypoint.agent.spec import WorkerGroup
-from rallypoint.base.poll import until_readable
+from rallypoint.base.kernel import until_readable
 from rallypoint.clusters.preflight.results import REQUIRE, WARN
 from rallypoint.control.protocol.messages import Placement
 from rallypoint.control.ranks import NodeRanks

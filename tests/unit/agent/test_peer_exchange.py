@@ -17,14 +17,14 @@ from rallypoint.agent.loop import run_agent
 from rallypoint.agent.spec import WorkerGroup, WorkerState
 from rallypoint.agent.third_party import exchange
 from rallypoint.base.errors import SignalException
-from rallypoint.base.poll import until_readable
+from rallypoint.base.kernel import until_readable
 from rallypoint.control.protocol.messages import Placement
 from rallypoint.control.ranks import NodeRanks
 from rallypoint.failures.cause import Ending
 from rallypoint.rendezvous.handler import RendezvousHandler, get_rendezvous_handler
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.store.client import TCPStore
-from rallypoint.store.hashstore import HashStore
+from rallypoint.store.plain import HashStore
 from rallypoint.store.server import StoreServer
 from tests.ports import free_port
 from tests.unit.agent.test_stopping import TIMEOUT, beside

@@ -27,7 +27,7 @@ from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.store.api import Store
 from rallypoint.store.client import TCPStore
 from rallypoint.store.errors import StoreTimeoutError
-from rallypoint.store.hashstore import HashStore
+from rallypoint.store.plain import HashStore
 from rallypoint.store.server import StoreServer
 from rallypoint.workers.logs.specs import DefaultLogsSpecs, Std
 from tests.unit.agent.third_party import CountingHandler, RaisingHandler, outcome

@@ -14,9 +14,9 @@ from rallypoint.agent.environment import worker_environment
 from rallypoint.agent.features.socket_ifname import Choice, add_socket_ifname, choose
 from rallypoint.agent.options import interface_names
 from rallypoint.base.errors import UserError
-from rallypoint.base.interfaces import Interface, interface_addresses, interfaces
+from rallypoint.base.kernel import until_readable
 from rallypoint.base.mailbox import Background
-from rallypoint.base.poll import until_readable
+from rallypoint.base.netlink import Interface, interface_addresses, interfaces
 from rallypoint.control.protocol.messages import Placement
 from rallypoint.control.ranks import NodeRanks
 from tests.unit.agent.test_stopping import TIMEOUT

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.base.devices import cpu_count, cuda_count, cuda_devices, one_gpu_per_worker, xpu_count
+from rallypoint.base.devices import cpu_count, cuda_count, cuda_devices, nvml_devices, one_gpu_per_worker, xpu_count
 from rallypoint.base.errors import UserError
-from rallypoint.base.nvml import nvml_devices
 
 _UUIDS = ["GPU-aaaa1111-0000", "GPU-aabb2222-0000", "GPU-cccc3333-0000"]
 

@@ -9,9 +9,9 @@ import subprocess
 
 import pytest
 
-from rallypoint.base import interfaces
+from rallypoint.base import netlink as interfaces
 from rallypoint.base.endpoint import is_local_address
-from rallypoint.base.interfaces import interface_addresses
+from rallypoint.base.netlink import interface_addresses
 
 
 @pytest.mark.process

@@ -10,9 +10,9 @@ from threading import Thread
 
 import pytest
 
-from rallypoint.base import peer_user as subject
+from rallypoint.base import netlink as subject
 from rallypoint.base.endpoint import listening_socket
-from rallypoint.base.peer_user import NOT_HERE, is_own_user, peer_user
+from rallypoint.base.netlink import NOT_HERE, is_own_user, peer_user
 from tests.faults.other_user import NOBODY, as_other_user
 
 root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be a second user")

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from rallypoint.base.poll import until_readable
+from rallypoint.base.kernel import until_readable
 
 
 @pytest.mark.parametrize("seconds", [1e7, 1e12, 1e300, math.inf])

@@ -12,9 +12,7 @@ from rallypoint.cli import cluster_options
 from rallypoint.cli.cluster_options import warn_of_own_worlds, with_cluster
 from rallypoint.cli.parse import Options, parse
 from rallypoint.cli.rallyrun import _SEVERAL_NODES
-from rallypoint.clusters.detect import started_with_others
-from rallypoint.clusters.findings import Machine, control_port
-from rallypoint.clusters.mpi import LAUNCHERS
+from rallypoint.clusters.detect import LAUNCHERS, Machine, control_port, started_with_others
 from tests.unit.cluster.test_kubernetes import JOB as INDEXED
 from tests.unit.cluster.test_kubernetes import POD
 from tests.unit.cluster.test_mpi import HYDRA, OPEN_MPI

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 import rallypoint
-from rallypoint.cli.convert import choose_rendezvous
+from rallypoint.cli.convert import OURS, choose_rendezvous, closest_match, warn_of_variables
 from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.parse import parse
-from rallypoint.cli.unknown_names import OURS, closest_match, warn_of_variables
 from rallypoint.rendezvous.backends.option_table import KNOWN
 from rallypoint.rendezvous.handler import rendezvous_handler_registry
 from rallypoint.rendezvous.params import RendezvousParameters

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.base.errors import UsageError
-from rallypoint.clusters import kubernetes
-from rallypoint.clusters.findings import Cluster, Machine, Nothing, Refusal
+from rallypoint.clusters.detect import Cluster, Machine, Nothing, Refusal, find
 from tests.effort import examples
 
 KUBELET = """# Kubernetes-managed hosts file.
@@ -21,7 +20,7 @@ JOB = {"JOB_COMPLETION_INDEX": "1", "JOB_COMPLETIONS": "4"}
 
 
 def found(environ: dict[str, str], machine: Machine = POD) -> Cluster:
-    finding = kubernetes.find(environ, machine)
+    finding = find("k8s", environ, machine)
     assert isinstance(finding, Cluster)
     return finding
 
@@ -59,11 +58,11 @@ def test_a_pod_of_a_job_set() -> None:
 
 
 def test_what_is_no_indexed_job() -> None:
-    assert isinstance(kubernetes.find({"JOB_COMPLETIONS": "4"}, POD), Nothing)
-    beyond = kubernetes.find({**JOB, "JOB_COMPLETIONS": "1"}, POD)
+    assert isinstance(find("k8s", {"JOB_COMPLETIONS": "4"}, POD), Nothing)
+    beyond = find("k8s", {**JOB, "JOB_COMPLETIONS": "1"}, POD)
     assert isinstance(beyond, Refusal)
     with pytest.raises(UsageError, match="JOB_COMPLETION_INDEX='one'"):
-        kubernetes.find({**JOB, "JOB_COMPLETION_INDEX": "one"}, POD)
+        find("k8s", {**JOB, "JOB_COMPLETION_INDEX": "one"}, POD)
 
 
 @pytest.mark.parametrize(

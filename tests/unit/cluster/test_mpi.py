@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.base.errors import UsageError
-from rallypoint.clusters import mpi
-from rallypoint.clusters.findings import Cluster, Machine, Nothing, Refusal
+from rallypoint.clusters.detect import Cluster, Machine, Nothing, Refusal, find
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_SIZE": "2",
@@ -18,7 +17,7 @@ HYDRA = {"PMI_SIZE": "2", "PMI_RANK": "0", "MPI_LOCALNRANKS": "1"}
 
 
 def found(environ: dict[str, str]) -> Cluster:
-    finding = mpi.find(environ, Machine())
+    finding = find("mpi", environ, Machine())
     assert isinstance(finding, Cluster)
     return finding
 
@@ -32,23 +31,25 @@ def test_each_family() -> None:
 
 
 def test_a_single_rank_meets_itself() -> None:
-    finding = mpi.find({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, Machine(hostname="n1"))
+    finding = find(
+        "mpi", {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, Machine(hostname="n1")
+    )
     assert isinstance(finding, Cluster)
     assert (finding.nodes, finding.host, finding.hosts_here) == (1, "n1", True)
     assert finding.port > 0
 
 
 def test_several_ranks_on_a_host() -> None:
-    finding = mpi.find({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, Machine())
+    finding = find("mpi", {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, Machine())
     assert isinstance(finding, Refusal)
     assert "2 ranks on this host (OMPI_COMM_WORLD_LOCAL_SIZE=2)" in finding.sentence
     assert "mpirun --map-by ppr:1:node --bind-to none rallyrun --nproc-per-node=2" in finding.sentence
 
 
 def test_what_no_launcher_has_set() -> None:
-    assert isinstance(mpi.find({}, Machine()), Nothing)
-    assert isinstance(mpi.find({"PMI_SIZE": "2", "PMI_RANK": "0"}, Machine()), Nothing)  # as by srun --mpi=pmi2
-    contradiction = mpi.find({**HYDRA, "PMI_RANK": "2"}, Machine())
+    assert isinstance(find("mpi", {}, Machine()), Nothing)
+    assert isinstance(find("mpi", {"PMI_SIZE": "2", "PMI_RANK": "0"}, Machine()), Nothing)  # as by srun --mpi=pmi2
+    contradiction = find("mpi", {**HYDRA, "PMI_RANK": "2"}, Machine())
     assert isinstance(contradiction, Refusal)
     with pytest.raises(UsageError, match="PMI_SIZE='many'"):
-        mpi.find({**HYDRA, "PMI_SIZE": "many"}, Machine())
+        find("mpi", {**HYDRA, "PMI_SIZE": "many"}, Machine())

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.clusters.findings import _USED_BY_OTHERS, DEFAULT_RANGE, control_port
+from rallypoint.clusters.detect import _USED_BY_OTHERS, DEFAULT_RANGE, control_port
 from tests.effort import examples
 
 RANGES = ("32768 60999", "32768\t60999\n", "15000 61000", "10000 65000", "1024 20000", "9000 65500", "20000 60999")

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.base.errors import UsageError
-from rallypoint.clusters import slurm
-from rallypoint.clusters.findings import Cluster, Machine, Nothing, Refusal, control_port
+from rallypoint.clusters.detect import Cluster, Machine, Nothing, Refusal, control_port, find
 from tests.effort import examples
 
 JOB = {"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "3", "SLURM_NNODES": "3", "SLURM_JOB_NODELIST": "n[1-3]"}
@@ -27,13 +26,13 @@ MACHINE = Machine(hostname="n3", ephemeral="32768\t60999\n")
 
 
 def found(**changed: str | None) -> Cluster:
-    finding = slurm.find({name: text for name, text in {**STEP, **changed}.items() if text is not None}, MACHINE)
+    finding = find("slurm", {name: text for name, text in {**STEP, **changed}.items() if text is not None}, MACHINE)
     assert isinstance(finding, Cluster)
     return finding
 
 
 def refused(**changed: str | None) -> str:
-    finding = slurm.find({name: text for name, text in {**STEP, **changed}.items() if text is not None}, MACHINE)
+    finding = find("slurm", {name: text for name, text in {**STEP, **changed}.items() if text is not None}, MACHINE)
     assert isinstance(finding, Refusal)
     return finding.sentence
 
@@ -66,7 +65,7 @@ def test_what_the_task_may_use() -> None:
 
 
 def test_a_kernel_without_ports_of_its_own_is_remarked_on() -> None:
-    finding = slurm.find(STEP, Machine(ephemeral="1024\t65535\n"))
+    finding = find("slurm", STEP, Machine(ephemeral="1024\t65535\n"))
     assert isinstance(finding, Cluster)
     assert "ip_local_port_range=1024\t65535" in finding.remark
 
@@ -80,14 +79,14 @@ def test_several_tasks_on_a_node(tasks: str, most: int) -> None:
 
 def test_a_batch_script_a_shell_and_one_by_ssh() -> None:
     for environ in (BATCH, JOB, {**STEP, "SLURM_STEP_ID": "4294967290"}, {**STEP, "SLURM_STEP_ID": "4294967291"}):
-        finding = slurm.find(environ, MACHINE)
+        finding = find("slurm", environ, MACHINE)
         assert isinstance(finding, Refusal)
         assert finding.sentence.startswith("Slurm job 12 has 3 nodes, and this process was started without srun")
-    alone = slurm.find({**BATCH, "SLURM_JOB_NUM_NODES": "1"}, MACHINE)
+    alone = find("slurm", {**BATCH, "SLURM_JOB_NUM_NODES": "1"}, MACHINE)
     assert isinstance(alone, Cluster)
     assert (alone.nodes, alone.cpus) == (1, 2)
     for environ, word in (({"SLURM_JOB_ID": "12"}, "as after ssh"), ({}, "SLURM_JOB_ID is not set")):
-        nothing = slurm.find(environ, MACHINE)
+        nothing = find("slurm", environ, MACHINE)
         assert isinstance(nothing, Nothing)
         assert word in nothing.sentence
 
@@ -109,7 +108,7 @@ def test_what_contradicts_itself() -> None:
 @pytest.mark.parametrize("text", ["x", "-1", "1.5", "99999999999", "\u0661", "1\x1b[31m"])
 def test_what_is_no_number_is_named(name: str, text: str) -> None:
     with pytest.raises(UsageError, match=name) as caught:
-        slurm.find({**STEP, name: text}, MACHINE)
+        find("slurm", {**STEP, name: text}, MACHINE)
     assert str(caught.value).isprintable()
 
 
@@ -120,7 +119,7 @@ _VALUES = st.one_of(st.text(max_size=12), st.sampled_from(["0", "1", "2", "n[1-2
 @given(st.dictionaries(st.sampled_from([*STEP, "SLURM_RESTART_COUNT", "SLURM_GPUS_ON_NODE"]), _VALUES))
 def test_any_values_are_found_or_refused_in_a_sentence(changed: dict[str, str]) -> None:
     try:
-        finding = slurm.find({**STEP, **changed}, MACHINE)
+        finding = find("slurm", {**STEP, **changed}, MACHINE)
     except UsageError as error:
         finding = Refusal(str(error))
     if isinstance(finding, Cluster):

@@ -17,7 +17,7 @@ from rallypoint.control.protocol.errors import RendezvousStateError
 from rallypoint.failures.failure import ProcessFailure
 from rallypoint.rendezvous.handler import RendezvousHandler, get_rendezvous_handler
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.store.hashstore import HashStore
+from rallypoint.store.plain import HashStore
 from tests.unit.agent.third_party import CountingHandler, outcome
 
 Task = Callable[[int, int, threading.Event], object]

@@ -33,8 +33,8 @@ from rallypoint.control.protocol.messages import (
     RoundEnded,
 )
 from rallypoint.failures.cause import Cause
-from rallypoint.store import hashstore
-from rallypoint.store.hashstore import HashStore
+from rallypoint.store import plain as hashstore
+from rallypoint.store.plain import HashStore
 from rallypoint.store.wire import Op
 
 SIZES = (2, 64, 512)

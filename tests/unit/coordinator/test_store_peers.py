@@ -11,7 +11,7 @@ from rallypoint.control.coordinator.store_peers import PeerPolicy, parse_policy,
 from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.messages import JoinRequest, Placed, StorePeers
-from rallypoint.store.guard import networks
+from rallypoint.store.transport import networks
 
 MEMBERS = PeerPolicy()
 OWN = ("10.0.0.1", "192.168.0.1")

@@ -8,8 +8,8 @@ import re
 import pytest
 from docs.generate import environment, flags, rallyctl, rdzv_conf
 
+from rallypoint.cli.convert import OURS
 from rallypoint.cli.flags import FLAGS
-from rallypoint.cli.unknown_names import OURS
 from rallypoint.rendezvous.backends.option_table import OPTIONS, OptionText
 from rallypoint.rendezvous.backends.options import settings_of
 from rallypoint.rendezvous.params import RendezvousParameters

@@ -29,10 +29,9 @@ from rallypoint.observe.hangs.dumps import (
     SOCKET,
     recorder_of,
 )
-from rallypoint.observe.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence
+from rallypoint.observe.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence, stacks_of_workers
 from rallypoint.observe.hangs.messages import NodeEvidence, decode_evidence, encode_evidence
 from rallypoint.observe.hangs.report import groups_of, report_lines
-from rallypoint.observe.hangs.stacks import stacks_of_workers
 from rallypoint.workers.context import SubprocessContext
 from rallypoint.workers.logs.specs import DefaultLogsSpecs
 from rallypoint.workers.preload.forkable import untracked_read

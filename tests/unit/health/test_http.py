@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.http import RequestError, parse, refusal, response
-from rallypoint.observe.health.check import HealthView, reply_to
+from rallypoint.observe.health import HealthView, reply_to
 
 GET = b"GET /healthz HTTP/1.1\r\n\r\n"
 WELL = HealthView(0, 60, {})

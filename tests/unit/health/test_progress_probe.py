@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from rallypoint.observe.health.check import ProgressProbe
+from rallypoint.observe.health import ProgressProbe
 from tests.unit.clocks import HandClock
 
 

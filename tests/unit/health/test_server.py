@@ -16,7 +16,7 @@ import pytest
 
 from rallypoint.base import http_server
 from rallypoint.base.loop import LoopThread
-from rallypoint.observe.health.check import HealthCheckServer, ProgressProbe, requested_port
+from rallypoint.observe.health import HealthCheckServer, ProgressProbe, requested_port
 
 TIMEOUT = 120.0
 
@@ -178,7 +178,7 @@ def test_open_connections_do_not_hold_up_the_end(loop: LoopThread) -> None:
 def test_a_loop_that_is_stuck_does_not_hold_up_the_agent(
     loop: LoopThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rallypoint.observe.health.check._CLOSE_TIMEOUT", 0.1)
+    monkeypatch.setattr("rallypoint.observe.health._CLOSE_TIMEOUT", 0.1)
     stuck, free = threading.Event(), threading.Event()
 
     def hang() -> None:
@@ -207,4 +207,4 @@ def test_the_port_of_the_environment(text: str, port: int | None, caplog: pytest
 def test_the_package_is_light_until_it_serves() -> None:
     from tests.unit.test_start_up import imported_by
 
-    assert "asyncio" not in imported_by("import rallypoint.observe.health.check")
+    assert "asyncio" not in imported_by("import rallypoint.observe.health")

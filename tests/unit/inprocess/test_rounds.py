@@ -589,6 +589,6 @@ def test_it_brings_no_torch_along_and_little_else() -> None:
         "rallypoint.base.private_files",
         "rallypoint.notices",
         "rallypoint.inprocess",
-        *(f"rallypoint.inprocess.{each}" for each in ("aborting", "interruption", "rounds")),
+        *(f"rallypoint.inprocess.{each}" for each in ("aborting", "rounds")),
     }
     assert not {"logging", "torch", "msgspec", "multiprocessing"} & modules

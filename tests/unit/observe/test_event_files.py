@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rallypoint.cli.rallyctl import main
-from rallypoint.observe.event_files import read_events
+from rallypoint.observe.report import read_events
 
 WHOSE: dict[str, Any] = {"version": 1, "time": 1000.0, "elapsed": 0.0, "job": "j", "host": "h", "pid": 1, "round": -1}
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rallypoint.observe.event_files import read_events
 from rallypoint.observe.goodput import JobPhase, Loss, Report, agent_runs, report
+from rallypoint.observe.report import read_events
 
 RECORDING = Path(__file__).with_name("recording")
 _SAVE_EVERY, _BACKOFF = 40, 5.0

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rallypoint.base.http import Access, Answer, Client, Stream
-from rallypoint.base.peer_user import Peer
+from rallypoint.base.netlink import Peer
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.jobs import ManyJobs, ServedJobs
 from rallypoint.control.coordinator.sessions import SessionRecord

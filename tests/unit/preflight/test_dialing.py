@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from rallypoint.base.poll import until_readable
+from rallypoint.base.kernel import until_readable
 from rallypoint.clusters.preflight.dialing import Attempt, MeshListener, Outcome, Target, attempt_all, dial_all, look_up
 from rallypoint.clusters.preflight.mesh import MeshNode
 from tests.ports import free_port

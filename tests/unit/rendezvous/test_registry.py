@@ -10,7 +10,7 @@ import pytest
 from rallypoint.base.errors import UserError
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousHandlerRegistry, get_rendezvous_handler
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.store.hashstore import HashStore
+from rallypoint.store.plain import HashStore
 from tests.unit.agent.third_party import CountingHandler
 
 

@@ -12,9 +12,8 @@ import pytest
 
 from rallypoint.base.endpoint import listening_socket
 from rallypoint.base.log import RateLimitedLog, get_logger
-from rallypoint.store.guard import StoreGuard
 from rallypoint.store.server import STORE_VARIABLE, open_transport
-from rallypoint.store.transport import StoreTransport, TransportContext
+from rallypoint.store.transport import StoreGuard, StoreTransport, TransportContext
 from tests import typed_requests as wire
 
 KINDS = ["python", "compiled"]

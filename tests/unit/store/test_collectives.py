@@ -12,7 +12,7 @@ from rallypoint.base.errors import UserError
 from rallypoint.compat.helpers import create_c10d_store
 from rallypoint.store.collectives import barrier, get_all, store_timeout, synchronize
 from rallypoint.store.errors import StoreConnectionError, StoreError, StoreTimeoutError
-from rallypoint.store.hashstore import HashStore
+from rallypoint.store.plain import HashStore
 
 WORLD = 8
 TIMEOUT = 120.0

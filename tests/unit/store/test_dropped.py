@@ -74,7 +74,7 @@ OPEN = {
 }
 _IMPORTS = """
 import gc
-from rallypoint.observe.health.check import HealthCheckServer
+from rallypoint.observe.health import HealthCheckServer
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.handler import get_rendezvous_handler
 from rallypoint.store.client import TCPStore

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from rallypoint.base.errors import RallypointError, UserError
-from rallypoint.store.hashstore import HashStore, _Shared
+from rallypoint.store.plain import HashStore, _Shared
 
 
 def test_adding_to_what_is_no_number() -> None:

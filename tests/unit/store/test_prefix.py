@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rallypoint.store.hashstore import HashStore
+from rallypoint.store.plain import HashStore
 from rallypoint.store.prefix import PrefixStore
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.store.guard import StoreGuard
+from rallypoint.store.transport import StoreGuard
 from tests import typed_requests as wire
 from tests.effort import examples
 from tests.unit.store.both import Bench, Peer, bench, is_compiled

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.base.poll import readable
+from rallypoint.base.kernel import readable
 from rallypoint.base.process_table import read_stat
 from rallypoint.workers.preload import client
 from rallypoint.workers.preload.client import PreloadManager

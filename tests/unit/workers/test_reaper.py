@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.base.poll import readable
+from rallypoint.base.kernel import readable
 from rallypoint.base.process_table import descendants
 from rallypoint.workers.process import WorkerProcess
 from rallypoint.workers.reaper import client

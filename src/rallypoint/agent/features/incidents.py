@@ -284,8 +284,8 @@ def _versions() -> dict[str, str]:
 
 def stack_pieces(facts: IncidentFacts) -> list[Piece]:
     """The Python stacks of the workers that run, where py-spy can read them."""
+    from rallypoint.observe.hangs.evidence import stacks_of_workers
     from rallypoint.observe.hangs.report import stack_lines
-    from rallypoint.observe.hangs.stacks import stacks_of_workers
 
     pids = {rank: process.pid for rank, process in facts.running.items() if process.is_running()}
     if not pids:

@@ -16,8 +16,8 @@ from signal import SIGKILL, SIGTERM
 from rallypoint.agent.steps import NodeChecked, WorkersStopped
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.errors import UserError
+from rallypoint.base.kernel import until_readable
 from rallypoint.base.log import get_logger, printable
-from rallypoint.base.poll import until_readable
 from rallypoint.base.signals import how_it_ended
 from rallypoint.failures.texts import clean_lines, truncate_line
 from rallypoint.workers.process import WorkerProcess

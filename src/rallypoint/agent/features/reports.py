@@ -36,7 +36,7 @@ def _stacks(request: CollectRequested, workers: WorkerController) -> Callable[[]
 
 
 def _stacks_of(workers: Sequence[Worker]) -> bytes:
-    from rallypoint.observe.hangs.stacks import stacks_of
+    from rallypoint.observe.hangs.evidence import stacks_of
 
     return stacks_of({each.global_rank: each.id for each in workers if isinstance(each.id, int)})
 

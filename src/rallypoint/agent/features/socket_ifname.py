@@ -18,9 +18,9 @@ from rallypoint.agent.sources import Preparation
 from rallypoint.agent.spec import Worker, WorkerGroup
 from rallypoint.agent.workers import WorkerController
 from rallypoint.base.endpoint import Endpoint, is_loopback, outward_address, source_address
-from rallypoint.base.interfaces import Interface, interfaces
 from rallypoint.base.log import get_logger
 from rallypoint.base.mailbox import Background
+from rallypoint.base.netlink import Interface, interfaces
 
 log = get_logger(__name__)
 

@@ -23,7 +23,7 @@ from rallypoint.rendezvous.params import RendezvousParameters
 if TYPE_CHECKING:
     from rallypoint.base.http import Access, Handler
     from rallypoint.failures.report import ChildFailedError
-    from rallypoint.observe.health.check import HealthCheckServer, ProgressProbe
+    from rallypoint.observe.health import HealthCheckServer, ProgressProbe
 
 log = get_logger(__name__)
 
@@ -62,7 +62,7 @@ def launch_agent(
         config: the configuration of the launch.
         entrypoint: a program to run (the path of an interpreter, say), or a function to call.
         args: its arguments; for a function, what can be pickled, unless the start method is fork.
-        health_check_server: see `observe.health.check.health_check`.
+        health_check_server: see `observe.health.health_check`.
 
     Returns:
         Global rank to return value, of this node's workers; empty for a spare that was not needed.
@@ -206,7 +206,7 @@ def _health(
     """The health check, for the time of the run."""
     if server is None and "TORCHELASTIC_HEALTH_CHECK_PORT" not in os.environ:
         return nullcontext()
-    from rallypoint.observe.health.check import health_check
+    from rallypoint.observe.health import health_check
 
     def pages() -> tuple[Handler, Access]:
         from rallypoint.agent.features.pages import AgentPages

@@ -23,7 +23,7 @@ from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.descriptors import connection_limit, limits
 from rallypoint.base.endpoint import shorten_retransmission, unmapped_address, usable_address
 from rallypoint.base.log import RateLimitedLog, get_logger
-from rallypoint.base.peer_user import Peer, PeerUsers, SocketName
+from rallypoint.base.netlink import Peer, PeerUsers, SocketName
 from rallypoint.control.coordinator.session import HEARTBEAT, ServerSession
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import NodeId

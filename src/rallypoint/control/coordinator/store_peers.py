@@ -18,7 +18,7 @@ from rallypoint.base.endpoint import is_loopback
 from rallypoint.base.errors import UsageError, UserError
 from rallypoint.control.membership.state import NodeId, State, name_of
 from rallypoint.control.protocol.messages import StorePeers
-from rallypoint.store.guard import network
+from rallypoint.store.transport import network
 
 if TYPE_CHECKING:
     from rallypoint.control.coordinator.sessions import SessionRecord, SessionRegistry

@@ -23,7 +23,7 @@ from typing import IO, Any, BinaryIO
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, free_port
 from rallypoint.base.errors import RallypointError, UsageError, user_error
-from rallypoint.base.poll import until_readable
+from rallypoint.base.kernel import until_readable
 from rallypoint.base.signals import how_it_ended
 
 BINARY_VARIABLE = "TORCHELASTIC_ETCD_BINARY_PATH"

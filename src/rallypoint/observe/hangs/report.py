@@ -34,7 +34,7 @@ from rallypoint.observe.hangs.messages import (
 )
 
 if TYPE_CHECKING:
-    from rallypoint.observe.hangs.stacks import WorkerStacks
+    from rallypoint.observe.hangs.evidence import WorkerStacks
 
 
 _USUAL = frozenset({"running", "sleeping"})

@@ -35,8 +35,8 @@ from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.worker_stores import StoreAccess, WorkerStoreSupply, allow_connections, own_addresses
-from rallypoint.store.guard import StoreGuard
 from rallypoint.store.server import RoundStores
+from rallypoint.store.transport import StoreGuard
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

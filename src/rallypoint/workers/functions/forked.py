@@ -29,7 +29,7 @@ from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from typing import Any, TextIO
 
-from rallypoint.base.poll import always_readable
+from rallypoint.base.kernel import always_readable
 from rallypoint.failures.record import record
 from rallypoint.workers.functions.worker import call
 from rallypoint.workers.process import ChildProcess, process_start_error

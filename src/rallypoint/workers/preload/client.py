@@ -36,9 +36,8 @@ from typing import Any, NamedTuple
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.errors import ResourceError
-from rallypoint.base.kernel import memory_file
+from rallypoint.base.kernel import memory_file, readable
 from rallypoint.base.log import get_logger
-from rallypoint.base.poll import readable
 from rallypoint.base.procfs import inherited_settings
 from rallypoint.workers.preload.forkable import (
     NeverForkable,

@@ -24,10 +24,9 @@ from collections.abc import Collection, Mapping, Sequence
 from socket import socket, socketpair
 
 from rallypoint.base.errors import RallypointError, ResourceError, UserError
-from rallypoint.base.kernel import check_kernel, denied_error
+from rallypoint.base.kernel import always_readable, check_kernel, denied_error, readable
 from rallypoint.base.light_typing import Any, NamedTuple
 from rallypoint.base.log import get_logger
-from rallypoint.base.poll import always_readable, readable
 from rallypoint.base.procfs import inherited_settings
 from rallypoint.base.signals import how_it_ended
 from rallypoint.workers.reaper import protocol
