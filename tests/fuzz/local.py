@@ -41,8 +41,7 @@ from rallypoint.clusters.preflight.mesh import (
 from rallypoint.control.membership.operations import Fail
 from rallypoint.control.protocol import codec
 from rallypoint.failures.cause import Cause
-from rallypoint.failures.failure import ProcessFailure
-from rallypoint.failures.record import error_data
+from rallypoint.failures.failure import ProcessFailure, error_data
 from rallypoint.failures.report import ChildFailedError
 from rallypoint.failures.texts import clean_lines, last_stacks, last_traceback
 from rallypoint.observe.goodput import agent_runs, report
@@ -327,9 +326,7 @@ TARGETS = {
         300,
     ),
     "event-files": Target(event_files, _event_file_seeds, ("observe/report.py",), 400),
-    "failures": Target(
-        failures, _failure_seeds, ("failures/record.py", "failures/failure.py", "failures/cause.py"), 300
-    ),
+    "failures": Target(failures, _failure_seeds, ("failures/failure.py", "failures/cause.py"), 300),
     "last-words": Target(
         words, lambda: [_TRACEBACK, _FATAL, b"a\rb\x1b[31mc\n" * 9], ("failures/texts.py", "workers/logs/relay.py")
     ),

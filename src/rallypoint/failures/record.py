@@ -1,10 +1,4 @@
-"""The file in which a worker leaves the exception that ended it (contract section 7.1).
-
-Reading never fails: a file that is cut off or is not an error file counts as absent, with its text kept for the report.
-The worker chose what is at the path: only a regular file is read, at most `MAX_SIZE` bytes of it, and its numbers and
-texts are checked. Writing follows no symbolic link.
-
-`record`: a decorator of a program's main function, which reports its last exception to the launcher (contract
+"""`record`: a decorator of a program's main function, which reports its last exception to the launcher (contract
 section 7.2); and its error handler, which writes the exception to an error file (7.3 and 7.4).
 
 It works under any launcher that sets `TORCHELASTIC_ERROR_FILE`, and does nothing without one.
@@ -12,163 +6,18 @@ It works under any launcher that sets `TORCHELASTIC_ERROR_FILE`, and does nothin
 
 from __future__ import annotations
 
-import math
 import os
-import stat
 from collections.abc import Callable
-from contextlib import suppress
 from functools import wraps
 
-from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
+from rallypoint.base.light_typing import TYPE_CHECKING, ParamSpec, TypeVar, overload
 from rallypoint.base.log import get_logger
-from rallypoint.base.private_files import replace_file
+from rallypoint.failures.failure import VARIABLE, JsonObject, error_data, read_error_file, write_error_file
 
 if TYPE_CHECKING:
     from rallypoint.failures.cause import Cause
 
-JsonObject: TypeAlias = dict[str, object]
-
-VARIABLE = "TORCHELASTIC_ERROR_FILE"
-"""The environment variable with the path."""
-
-MAX_SIZE = 4 * 1024 * 1024
-"""Bytes of an error file that are read; a traceback has some thousand."""
-_MAX_RAW = 4096
-_LATEST = 253402214400.0
-"""Epoch seconds at the beginning of the last day of the year 9999, which every time zone can show."""
-
 _logger = get_logger(__name__)
-
-
-class ErrorFile(NamedTuple):
-    """The contents of an error file: `data` is the parsed file, `message` its `message` member (a text in newer files).
-
-    `text` and `callstack` are that message and the formatted traceback as texts. `timestamp` is in whole epoch seconds,
-    `exact` the same with a fraction if the file's own time has it, else None.
-    """
-
-    path: str
-    data: JsonObject
-    message: str | JsonObject
-    text: str
-    callstack: str
-    timestamp: int
-    exact: float | None
-
-
-class UnreadableErrorFile(NamedTuple):
-    path: str
-    raw: str
-
-
-def read_error_file(path: str) -> ErrorFile | UnreadableErrorFile | None:
-    """The contents of an error file; None if there is none, if it is empty, or if `path` is."""
-    if not path or path == os.devnull:
-        return None
-    try:
-        # O_NONBLOCK: a named pipe without a writer would block the agent forever.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    except OSError:
-        return None
-    try:
-        status = os.fstat(fd)
-        if stat.S_ISDIR(status.st_mode):
-            return None
-        if not stat.S_ISREG(status.st_mode):
-            return UnreadableErrorFile(
-                path, f"(nothing: it is {_KINDS.get(stat.S_IFMT(status.st_mode), 'not a regular file')})"
-            )
-        data = _read(fd)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-    raw = data[:MAX_SIZE].decode(errors="replace")
-    if not raw.strip():
-        return None
-    whole = len(data) <= MAX_SIZE
-    written = min(max(status.st_mtime, 0.0), _LATEST)
-    return (_parse(path, raw, written) if whole else None) or UnreadableErrorFile(path, raw[:_MAX_RAW])
-
-
-def _read(fd: int) -> bytes:
-    """At most one byte more than `MAX_SIZE`."""
-    data = b""
-    while len(data) <= MAX_SIZE and (more := os.read(fd, MAX_SIZE + 1 - len(data))):
-        data += more
-    return data
-
-
-_KINDS = {
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFSOCK: "a socket",
-}
-
-
-def write_error_file(path: str, data: JsonObject) -> None:
-    """Write an error file atomically. A failure is logged."""
-    import json
-
-    try:
-        replace_file(path, json.dumps(data).encode(), mode=0o666)
-    except OSError as error:
-        _logger.warning("the error file %r cannot be written: %s", path, error)
-
-
-def error_data(text: str, callstack: str, timestamp: float) -> JsonObject:
-    """The contents of an error file; `text` is `<exception class>: <its text>`, `timestamp` epoch seconds."""
-    extra: JsonObject = {"py_callstack": callstack, "timestamp": str(int(timestamp))}
-    return {"message": {"message": text, "extraInfo": extra}}
-
-
-def _parse(path: str, raw: str, written: float) -> ErrorFile | None:
-    import json
-
-    try:
-        data = json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(data, dict):
-        return None
-    match data.get("message"):
-        case str(text):
-            timestamp = _timestamp_seconds(data.get("timestamp"), written)
-            return ErrorFile(path, data, text, text, "", timestamp, _exact(timestamp, written))
-        case dict(message):
-            extra = message.get("extraInfo")
-            known = extra if isinstance(extra, dict) else {}
-            text = str(message.get("message", ""))
-            callstack = str(known.get("py_callstack") or "")
-            timestamp = _timestamp_seconds(known.get("timestamp"), written)
-            return ErrorFile(path, data, message, text, callstack, timestamp, _exact(timestamp, written))
-        case _:
-            return None
-
-
-def _timestamp_seconds(value: object, otherwise: float) -> int:
-    """The file's timestamp, a number or its text; else the time at which the file was written."""
-    if isinstance(value, str | int | float):
-        with suppress(ValueError, OverflowError):  # not a number
-            seconds = float(value)
-            if math.isfinite(seconds) and 0 <= seconds < _LATEST:  # not nanoseconds, say
-                return int(seconds)
-    return int(otherwise)
-
-
-def _exact(timestamp: int, written: float) -> float | None:
-    """The file is written right after the exception was caught, so its own time adds the fraction of the second.
-
-    Only if it is close: the time of a copied file, or of one on another machine's disk, means nothing.
-    """
-    return refine_timestamp(timestamp, written) if timestamp <= written < timestamp + 2 else None
-
-
-def refine_timestamp(timestamp: int, moment: float) -> float:
-    """The time in the second that begins at `timestamp` that is nearest to `moment`; both in epoch seconds."""
-    return min(max(moment, float(timestamp)), timestamp + 0.999999)
-
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -199,6 +48,7 @@ class ErrorHandler:
 
     def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
         """Copy a child's error file to our own, with its exit code unless that is 0."""
+        from rallypoint.failures.failure import ErrorFile
 
         reply = read_error_file(rootcause_error_file)
         if not isinstance(reply, ErrorFile):

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rallypoint.failures.failure import ProcessFailure
-from rallypoint.failures.record import (
+from rallypoint.failures.failure import (
     MAX_SIZE,
     ErrorFile,
+    ProcessFailure,
     UnreadableErrorFile,
     error_data,
     read_error_file,

@@ -9,8 +9,7 @@ import pytest
 
 from rallypoint.failures import system_diagnosis
 from rallypoint.failures.cause import Cause
-from rallypoint.failures.failure import ProcessFailure
-from rallypoint.failures.record import error_data, write_error_file
+from rallypoint.failures.failure import ProcessFailure, error_data, write_error_file
 from rallypoint.failures.system_diagnosis import SHARED_MEMORY, OomKills, bus_error, explain_signal, killed_for_memory
 
 KILLER = "killed by the kernel's out-of-memory killer"
