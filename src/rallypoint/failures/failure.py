@@ -1,9 +1,9 @@
-"""One failed worker, with all that its node knows about it (contract section 6.2), and the file in which a worker leaves
-the exception that ended it (section 7.1).
+"""One failed worker, with all that its node knows about it (contract section 6.2), and the file in which a worker
+leaves the exception that ended it (section 7.1).
 
-Reading that never fails: a file that is cut off or is not an error file counts as absent, with its text kept for the report.
-The worker chose what is at the path: only a regular file is read, at most `MAX_SIZE` bytes of it, and its numbers and
-texts are checked. Writing follows no symbolic link.
+Reading that file never fails: one that is cut off or is not an error file counts as absent, with its text kept for the
+report. The worker chose what is at the path: only a regular file is read, at most `MAX_SIZE` bytes of it, and its
+numbers and texts are checked. Writing follows no symbolic link.
 """
 
 from __future__ import annotations
