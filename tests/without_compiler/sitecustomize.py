@@ -2,7 +2,7 @@
 
 `DistributedDataParallel()` and every optimizer import it, only to tell it what not to compile: 1.7 s of a processor
 for each worker. Where this folder is in PYTHONPATH, they find a module that has what they ask of it. Real jobs have the
-real one, and so have the tests of `--preload`, whose point it is.
+real one, and so have the tests of preloading, whose point it is.
 """
 
 import sys

@@ -9,19 +9,21 @@ On a terminal the contents are redrawn after each change (`Screen`). Laws:
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.log import terminal_rewrites_lines
+from rallypoint.cli.exit import print_error
 from rallypoint.control.client.dialing import DialTarget
 from rallypoint.control.client.watcher import WatcherSession, open_session
 from rallypoint.control.protocol.observation import JobList, Snapshot, WatchRequest
-from rallypoint.observe.status import Line, OnScreen, cut, drawing
+from rallypoint.observe.status import ChangeLines, Line, OnScreen, clock_time, cut, drawing, status_fields
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "success": "1;32", "failure": "1;31"}
 _TAKE, _GIVE_BACK = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -100,21 +102,10 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 2.0
 """Seconds between two attempts to reach it, at first and at most."""
 
 
-class Display(Protocol):
-    """Shows a job to a user who follows it."""
-
-    def show(self, snapshot: Snapshot) -> None: ...
-
-    def note(self, text: str) -> None:
-        """Show a remark; empty when it no longer applies."""
-
-    def close(self) -> None: ...
-
-
 class Lines:
-    def __init__(self, write: Callable[[str], None]) -> None:
-        from rallypoint.observe.status import ChangeLines
+    """A line for each change, on what is no terminal."""
 
+    def __init__(self, write: Callable[[str], None]) -> None:
         self._changes = ChangeLines()
         self._write = write
 
@@ -123,38 +114,29 @@ class Lines:
             self._write(line)
 
     def note(self, text: str) -> None:
-        from rallypoint.observe.status import clock_time
-
         if text:
             self._write(f"{clock_time(time.time())} {text}")
 
     def close(self) -> None: ...
 
 
-class JsonLines:
-    def __init__(self, write: Callable[[str], None]) -> None:
-        self._write = write
+class JsonLines(Lines):
+    """Each snapshot as JSON on one line; notes are for people, on standard error."""
 
     def show(self, snapshot: Snapshot) -> None:
-        import json
-
-        from rallypoint.observe.status import status_fields
-
         self._write(json.dumps(status_fields(snapshot, time.time())))
 
     def note(self, text: str) -> None:
-        """Not written: remarks are for people."""
-        from rallypoint.cli.exit import print_error
-
         if text:
             print_error(f"rallyctl: {text}")
 
-    def close(self) -> None: ...
+
+Display = Screen | Lines
 
 
-def display_for(json: bool, write: Callable[[str], None]) -> Display:
+def display_for(as_json: bool, write: Callable[[str], None]) -> Display:
     """A live screen on a terminal that can show one; else lines."""
-    if json:
+    if as_json:
         return JsonLines(write)
     if not (sys.stdout.isatty() and terminal_rewrites_lines()):
         return Lines(write)
@@ -234,7 +216,7 @@ class _TerminalSignals:
 
     def __init__(self, display: Display) -> None:
         self._display = display
-        self._redraw: Callable[[], None] | None = getattr(display, "redraw", None)
+        self._redraw = display.redraw if isinstance(display, Screen) else None
 
     def __enter__(self) -> None:
         if self._redraw is not None:

@@ -188,7 +188,7 @@ def status(options: argparse.Namespace) -> int:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    from rallypoint.cli.following import Follower, Lines, display_for
+    from rallypoint.cli.following import Follower, Screen, display_for
 
     display = display_for(options.json, print_answer)
     try:
@@ -198,7 +198,7 @@ def _watch(options: argparse.Namespace) -> int:
     if isinstance(seen, JobList):
         _print_jobs(seen, options)
         return 0
-    if not options.json and not isinstance(display, Lines):  # the contents of the screen are gone with it
+    if isinstance(display, Screen):  # its contents are gone with it
         _print_status(seen, options)
     return PHASE_CODES[seen.phase.value]
 

@@ -13,7 +13,6 @@ import signal
 import socket
 from collections.abc import Sequence
 
-from rallypoint.base import http_server
 from rallypoint.base.descriptors import allow_descriptors
 from rallypoint.base.endpoint import Endpoint, is_loopback, listening_sockets, parse_endpoint, resolve
 from rallypoint.base.errors import RallypointError, UsageError, UserError
@@ -25,12 +24,16 @@ from rallypoint.base.secrets import http_token, job_secret
 from rallypoint.cli.exit import print_error
 from rallypoint.control.coordinator.jobs import ManyJobs
 from rallypoint.control.coordinator.server import ControlServer
+from rallypoint.observe.health import Serving
 from rallypoint.observe.metrics import Family, build_family, job_families, jobs_families
 from rallypoint.observe.site import LocalJobs, Site
 from rallypoint.rendezvous.backends.options import accepted_keys, control_tls
 from rallypoint.rendezvous.params import C10D_PORT
 
+log = get_logger(__name__)
+
 _ENDING = {signal.SIGTERM, signal.SIGINT}
+HTTP_PORT = 29480
 _MANAGER_TIMEOUT = 1.0
 """Seconds within which the service manager must accept a message."""
 
@@ -116,77 +119,41 @@ def _tell_manager(state: str) -> None:
         )
 
 
-def _pages(jobs: ManyJobs, options: argparse.Namespace) -> PageServer | None:
-    if not options.http:
-        if options.http_token_file:
+def _pages(jobs: ManyJobs, options: argparse.Namespace) -> Serving | None:
+    """Serves the pages of all jobs at `--http`, of this machine alone without HOST, from now on."""
+    where, token_file = options.http, options.http_token_file
+    if not where:
+        if token_file:
             raise UsageError("--http-token-file has an effect only with --http; give that, or leave it out")
         return None
+    token = http_token(token_file, "--http-token-file") if token_file else ""
+    endpoint = _endpoint(where)
+    listeners = _listeners(endpoint)
+    here = all(is_loopback(each.getsockname()[0]) for each in listeners)
+    if not here and not token and job_secret() is not None:
+        raise UsageError(
+            f"--http={where} would show jobs to whoever reaches it, while this control plane has a secret; give "
+            "--http-token-file, or listen on localhost"
+        )
+    if not here and not token:
+        log.warning(
+            "whoever reaches %s can see all jobs of this control plane; give --http-token-file, or listen on localhost",
+            endpoint,
+        )
 
-    pages = PageServer(jobs, options.http, options.http_token_file)
-    print_error(f"rallyctl: the page of all jobs is at http://{pages.endpoint}/")
-    return pages
-
-
-log = get_logger(__name__)
-
-HTTP_PORT = 29480
-_CLOSE_TIMEOUT = 2.0
-"""Seconds that `close` waits for connections to end."""
-
-
-class PageServer:
-    """Serves the pages of all jobs of a control plane at HOST:PORT (without HOST, to this machine only), from now on.
-
-    Raises:
-        UsageError: an argument cannot work.
-        RallypointError: it cannot listen there.
-    """
-
-    def __init__(self, jobs: ManyJobs, where: str, token_file: str = "") -> None:
-        self._jobs = jobs
-        token = http_token(token_file, "--http-token-file") if token_file else ""
-        endpoint = _endpoint(where)
-        listeners = _listeners(endpoint)
-        here = all(is_loopback(each.getsockname()[0]) for each in listeners)
-        if not here and not token and job_secret() is not None:
-            raise UsageError(
-                f"--http={where} would show jobs to whoever reaches it, while this control plane has a secret; give "
-                "--http-token-file, or listen on localhost"
-            )
-        if not here and not token:
-            log.warning(
-                "whoever reaches %s can see all jobs of this control plane; give --http-token-file, or listen on "
-                "localhost",
-                endpoint,
-            )
-        self.endpoint = Endpoint(endpoint.host, int(listeners[0].getsockname()[1]))
-        site = Site(LocalJobs(jobs), Access(token, is_open=not here), self._metrics)
-        self._stop = asyncio.Event()
-        self._loop = shared_loop()
-        self._serving = self._loop.submit(self._serve(listeners, site))
-
-    def close(self) -> None:
-        self._loop.call(self._stop.set)
-        try:
-            self._serving.result(_CLOSE_TIMEOUT)
-        except TimeoutError:
-            log.warning("the pages were not closed within %.0f s", _CLOSE_TIMEOUT)
-
-    async def _serve(self, listeners: Sequence[socket.socket], site: Site) -> None:
-        try:
-            await http_server.serve(listeners, site.answer, self._stop)
-        finally:
-            for each in listeners:
-                each.close()
-
-    async def _metrics(self) -> Sequence[Family]:
-        return await asyncio.to_thread(self._gather)
-
-    def _gather(self) -> Sequence[Family]:
-        jobs = self._jobs.summaries()
-        found = (self._jobs.find(each.job) for each in jobs)
+    def gather() -> Sequence[Family]:
+        summaries = jobs.summaries()
+        found = (jobs.find(each.job) for each in summaries)
         snapshots = [each.snapshot() for each in found if each is not None]
-        return [build_family(), *jobs_families(jobs), *job_families(snapshots)]
+        return [build_family(), *jobs_families(summaries), *job_families(snapshots)]
+
+    async def metrics() -> Sequence[Family]:
+        return await asyncio.to_thread(gather)
+
+    site = Site(LocalJobs(jobs), Access(token, is_open=not here), metrics)
+    pages = Serving(listeners, site.answer, shared_loop(), "the server of pages")
+    print_error(f"rallyctl: the page of all jobs is at http://{Endpoint(endpoint.host, pages.port)}/")
+    return pages
 
 
 def _endpoint(where: str) -> Endpoint:

@@ -119,7 +119,7 @@ def megabytes(count: int) -> str:
 
 def _own_cgroup(proc: str, mounted: str) -> _Cgroup | None:
     """The control group of this process that counts memory, if its counter can be read."""
-    name, second = _own_cgroup_path(_read(f"{proc}/self/cgroup"))
+    name, second = own_cgroup_path(b"memory", proc)
     top = mounted if second else f"{mounted}/memory"
     # A container sees its own group at the top, and may see the name that it has outside.
     for folder in (top + name.rstrip("/"), top) if name else ():
@@ -129,13 +129,13 @@ def _own_cgroup(proc: str, mounted: str) -> _Cgroup | None:
     return None
 
 
-def _own_cgroup_path(listing: bytes) -> tuple[str, bool]:
-    """The path of the group, and whether it is of the second version; empty if it is unknown."""
+def own_cgroup_path(controller: bytes, proc: str = "/proc") -> tuple[str, bool]:
+    """The path of this process's control group, and whether it is of the second version; empty if it is unknown."""
     name = b""
-    for line in listing.split(b"\n"):
+    for line in _read(f"{proc}/self/cgroup").split(b"\n"):
         number, _, rest = line.partition(b":")
         controllers, _, path = rest.partition(b":")
-        if b"memory" in controllers.split(b","):
+        if controller in controllers.split(b","):
             return os.fsdecode(path), False
         if number == b"0":
             name = path

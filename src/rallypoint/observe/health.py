@@ -17,7 +17,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple
@@ -169,7 +169,7 @@ class HealthCheckServer:
         self._loop = loop
         self._others = others
         self._access = access
-        self._serving: _Serving | None = None
+        self._serving: Serving | None = None
 
     @property
     def port(self) -> int:
@@ -187,7 +187,7 @@ class HealthCheckServer:
             log.warning("there is no health check: port %d cannot be listened on (%s)", self._port, error)
             return
         try:
-            self._serving = _Serving(listener, self._answer, self._loop or shared_loop())
+            self._serving = Serving([listener], self._answer, self._loop or shared_loop(), "the health server")
         except LoopError as error:
             listener.close()
             log.warning("there is no health check: %s", error)
@@ -223,14 +223,18 @@ class HealthCheckServer:
             return HealthView(0.0, self._timeout, {}, f"the agent cannot be asked ({type(error).__name__}: {error})")
 
 
-class _Serving:
-    """One run of the server on a listening socket. LoopError if there is no loop; the socket is then the caller's."""
+class Serving:
+    """Serves HTTP on listening sockets, from now on. LoopError if there is no loop; the sockets are then the caller's.
 
-    def __init__(self, listener: socket.socket, handler: Handler, loop: LoopThread) -> None:
-        self.port = int(listener.getsockname()[1])
-        self._listener = listener
+    `what` names the server in a log line.
+    """
+
+    def __init__(self, listeners: Sequence[socket.socket], handler: Handler, loop: LoopThread, what: str) -> None:
+        self.port = int(listeners[0].getsockname()[1])
+        self._listeners = listeners
         self._handler = handler
         self._loop = loop
+        self._what = what
         self._stop: asyncio.Event | None = None
         self._task: asyncio.Task[None] | None = None
         self._ended = threading.Event()
@@ -241,11 +245,10 @@ class _Serving:
         if not self._loop.withdraw(self._begin):
             self._loop.call(self._end)
             if not self._ended.wait(_CLOSE_TIMEOUT):
-                log.warning(
-                    "the health server did not close in %.0f s; the loop of this process is stuck", _CLOSE_TIMEOUT
-                )
+                log.warning("%s did not close in %.0f s; the loop of this process is stuck", self._what, _CLOSE_TIMEOUT)
         self._ended.set()
-        self._listener.close()
+        for each in self._listeners:
+            each.close()
 
     def _begin(self) -> None:
         import asyncio
@@ -253,7 +256,7 @@ class _Serving:
         from rallypoint.base.http_server import serve
 
         self._stop = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(serve([self._listener], self._handler, self._stop))
+        self._task = asyncio.get_running_loop().create_task(serve(self._listeners, self._handler, self._stop))
         self._task.add_done_callback(lambda _task: self._ended.set())
 
     def _end(self) -> None:

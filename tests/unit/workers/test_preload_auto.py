@@ -1,4 +1,4 @@
-"""`--preload=auto`: when the zygote is begun that reads the script, what it imports of that, and what is said."""
+"""Preloading by `auto`: when the zygote is begun that reads the script, what it imports of that, and what is said."""
 
 from __future__ import annotations
 

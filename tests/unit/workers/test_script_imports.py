@@ -1,4 +1,4 @@
-"""What `--preload=auto` reads from scripts."""
+"""What preloading by `auto` reads from scripts."""
 
 from __future__ import annotations
 

@@ -17,7 +17,6 @@ import mmap
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from rallypoint.base.endpoint import free_port
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.kernel import set_pipe_size
 from rallypoint.base.light_typing import NamedTuple
@@ -135,7 +135,7 @@ def _worker_lost(plan: Plan, folder: Path, write: Write) -> Outcome:
 
 
 def _node_lost(plan: Plan, folder: Path, write: Write) -> Outcome:
-    endpoint = f"--rdzv-endpoint=127.0.0.1:{_free_port()}"
+    endpoint = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
     node = [f"--nnodes={NODES - 1}:{NODES}", "--rdzv-backend=c10d", endpoint, "--max-restarts=3"]
     # The first hosts the control plane; on one machine every node could.
     nodes = [[*node, f"--rdzv-conf=is_host={str(number == 0).lower()}"] for number in range(NODES)]
@@ -358,8 +358,3 @@ def _marked(mark: str) -> Iterator[int]:
             with suppress(OSError):
                 if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                     yield pid
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])

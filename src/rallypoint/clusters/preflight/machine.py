@@ -28,7 +28,7 @@ from rallypoint.clusters.preflight.results import (
     passed,
     warned,
 )
-from rallypoint.failures.system_diagnosis import KERNEL_LOG, LogEntry, log_entries, raw_entries
+from rallypoint.failures.system_diagnosis import KERNEL_LOG, LogEntry, log_entries, own_cgroup_path, raw_entries
 
 MEBIBYTE, GIBIBYTE = 1 << 20, 1 << 30
 
@@ -206,7 +206,7 @@ def _infiniband() -> list[str]:
 
 def _left_in_cgroups() -> Iterator[int]:
     """What is left of `pids.max` in this control group and those above it."""
-    folder, second = _own_cgroup()
+    folder, second = own_cgroup_path(b"pids")
     top = "/sys/fs/cgroup" if second else "/sys/fs/cgroup/pids"
     path = top + folder.rstrip("/")
     if not os.path.isdir(path):  # a container sees its own group at the top, by the name that it has outside
@@ -215,18 +215,6 @@ def _left_in_cgroups() -> Iterator[int]:
         with suppress(OSError, ValueError):  # ValueError: no limit, which is written `max`
             yield max(0, _number(f"{path}/pids.max") - _number(f"{path}/pids.current"))
         path = os.path.dirname(path)
-
-
-def _own_cgroup() -> tuple[str, bool]:
-    """The control group that counts processes, and whether it is of the second version."""
-    unified = ""
-    with suppress(OSError), open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as lines:
-        for line in lines:
-            number, controllers, path = line.rstrip("\n").split(":", 2)
-            if "pids" in controllers.split(","):
-                return path, False
-            unified = path if number == "0" else unified
-    return unified, True
 
 
 def _number(path: str) -> int:

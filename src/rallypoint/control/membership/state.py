@@ -188,7 +188,7 @@ class Verdict(NamedTuple):
 
     An empty `detail` stands for the budget. `restarts` are those of a job that has failed, and `ending` is why it has;
     it means nothing for one that has succeeded. `delegate` is the node that does what one node has to do for a
-    preempted job (`--requeue`).
+    preempted job.
     """
 
     outcome: Outcome

@@ -14,7 +14,7 @@ Laws:
 5. Threads that their own library ends before each fork (OpenBLAS does, by pthread_atfork) are no obstacle, and are
    recognised by a trial fork: they are gone after it.
 
-For `--preload=auto` it finds the imports of a script in its source, without executing any of it. It reads the script
+For `auto` it finds the imports of a script in its source, without executing any of it. It reads the script
 and the user's own modules that it imports, recursively: the top level, with everything that is executed there (`if`,
 `try`, classes, ...), and functions whose names are used by anything that is read. It finds two kinds of modules: those
 of the standard library and of installed distributions, which may be imported ahead, and the user's own, which never
@@ -94,7 +94,7 @@ class Imports:
     """The imports of one process.
 
     Args:
-        modules: the modules that `--preload` names.
+        modules: the modules that the flag names.
         left_out: modules that are not imported ahead, because they were found unforkable before.
         path0: the entry that the interpreter will put first on `sys.path`.
         main_file: the future value of `__main__.__file__`, if that is known.
