@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from rallypoint.observe.goodput import agent_runs, report
+from rallypoint.observe.report import read_events, report_json
 from tests.jobs.browser import PROGRAM, browser
 from tests.jobs.launching import TIMEOUT, Job, Launcher
 from tests.jobs.nodes import all_end, c10d
@@ -25,6 +27,7 @@ from tests.jobs.test_control_plane import RALLYCTL, outside
 from tests.ports import free_port
 
 needs_browser = pytest.mark.skipif(PROGRAM is None, reason="needs a browser (Debian: apt-get install chromium)")
+RECORDING = Path(__file__).parents[1] / "unit" / "observe" / "recording"
 PROMETHEUS = shutil.which("prometheus")
 EXITS = 50
 """Workers that end one after the other."""
@@ -93,6 +96,22 @@ def test_the_page_shows_what_runs_and_outlives_a_restart_of_the_control_plane(ra
         all_end(nodes, 0)
         page.wait_for_text("succeeded", "#phase")
         page.wait_for_text("ended", "#link")
+        assert not page.said
+
+
+@needs_browser
+def test_the_page_draws_the_json_of_a_report(rallyrun: Launcher) -> None:
+    http = free_port()
+    serve_pages(rallyrun, free_port(), http)
+    files = read_events([str(RECORDING)])
+    made = report_json(report(agent_runs(files.events["recorded"]), files.notes))
+    with browser() as page:
+        page.open(f"http://localhost:{http}/")
+        page.wait_for_text("0 jobs", "#job")
+        page.value(f"showReport({made})")
+        page.wait_for_text("succeeded", "#phase")
+        assert page.value("document.querySelectorAll('#timeline rect.round').length") == 21
+        assert page.value("document.querySelectorAll('#failures tbody tr').length") == 17
         assert not page.said
 
 

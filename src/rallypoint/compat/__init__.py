@@ -24,7 +24,7 @@ _STORES = {
     "DistNetworkError": ("errors", "StoreConnectionError"),
     "DistStoreError": ("errors", "StoreError"),
     "FileStore": ("filestore", "FileStore"),
-    "HashStore": ("hashstore", "HashStore"),
+    "HashStore": ("plain", "HashStore"),
     "PrefixStore": ("prefix", "PrefixStore"),
     "QueueEmptyError": ("errors", "QueueEmptyError"),
     "Store": ("api", "Store"),

@@ -33,7 +33,7 @@ from rallypoint.control.protocol.messages import (
     RoundEnded,
 )
 from rallypoint.failures.cause import Cause
-from rallypoint.store import plain as hashstore
+from rallypoint.store import plain
 from rallypoint.store.plain import HashStore
 from rallypoint.store.wire import Op
 
@@ -148,13 +148,13 @@ def test_rank_exchange_restart_and_exit_barrier_cost_a_node_the_same_in_any_job(
 def test_ranks_and_barrier_over_a_store_cost_a_node_the_same_in_any_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a handler of somebody else's gives the ranks; see `agent.exchange`."""
     counted: Counter[int] = Counter()
-    execute = hashstore._Shared.execute
+    execute = plain._Shared.execute
 
-    def counting(shared: hashstore._Shared, client: threading.Event, op: Op, *fields: Any) -> bytes:
+    def counting(shared: plain._Shared, client: threading.Event, op: Op, *fields: Any) -> bytes:
         counted[threading.get_ident()] += 1
         return execute(shared, client, op, *fields)
 
-    monkeypatch.setattr(hashstore._Shared, "execute", counting)
+    monkeypatch.setattr(plain._Shared, "execute", counting)
     most = []
     for count in SIZES:
         asked = asked_by_each(count, counted)

@@ -7,13 +7,15 @@ kills, and the workers' own accounts of when they were started, which step they 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from rallypoint.observe import site
 from rallypoint.observe.goodput import JobPhase, Loss, Report, agent_runs, report
-from rallypoint.observe.report import read_events
+from rallypoint.observe.report import read_events, report_fields
 
 RECORDING = Path(__file__).with_name("recording")
 _SAVE_EVERY, _BACKOFF = 40, 5.0
@@ -129,3 +131,13 @@ def test_one_node_alone_tells_nearly_the_same_and_the_report_says_that_others_ar
     assert alone.wall == pytest.approx(found.wall, rel=0.02)
     assert alone.productive == pytest.approx(found.productive, rel=0.05)
     assert [each.cause for each in alone.restarts] == [each.cause for each in found.restarts]
+
+
+def test_the_page_reads_fields_that_the_json_has(found: Report) -> None:
+    page = Path(site.__file__).with_name("page.html").read_text()
+    drawing = page[page.index("function showReport") : page.index("function tick")]
+    fields = report_fields(found)
+    assert {"began", "wall_seconds", "rounds", "nodes"} <= set(re.findall(r"\bmade\.(\w+)", drawing)) <= fields.keys()
+    rounds = drawing[drawing.index("made.rounds.flatMap") : drawing.index("drawTimeline(")]
+    of_rounds = set(re.findall(r"\beach\.(\w+)", rounds))
+    assert {"started_seconds", "ended_seconds"} <= of_rounds <= fields["rounds"][0].keys()
