@@ -65,10 +65,8 @@ def xpu_count(environ: Mapping[str, str], root: Path = Path("/"), *, integrated:
 
 
 def one_gpu_per_worker(environ: Mapping[str, str], workers: int) -> list[str]:
-    """CUDA_VISIBLE_DEVICES of each of `workers` workers if each should see one GPU (contract section 1.8).
-
-    Raises:
-        UserError: CUDA_VISIBLE_DEVICES of `environ` is set and names fewer devices than there are workers.
+    """CUDA_VISIBLE_DEVICES of each of `workers` workers if each should see one GPU (contract section 1.8). Raises
+    UserError: CUDA_VISIBLE_DEVICES of `environ` is set and names fewer devices than there are workers.
     """
     visible = environ.get(VISIBLE)
     if visible is None:

@@ -63,10 +63,8 @@ def _split(endpoint: str) -> tuple[str, str | None]:
 
 
 def resolve(host: str, port: int = 0) -> list[str]:
-    """Numeric addresses of `host`, each once, in the resolver's order except for `::1`, which is last.
-
-    Raises:
-        OSError: the name cannot be resolved (now; it may be later).
+    """Numeric addresses of `host`, each once, in the resolver's order except for `::1`, which is last. Raises OSError:
+    the name cannot be resolved (now; it may be later).
     """
     found = _look_up(host, port, socket.SOCK_STREAM)
     return list(dict.fromkeys(str(target[0]) for _, _, _, target in found))
@@ -223,9 +221,7 @@ def listening_address(host: str, *, only_here: bool) -> str:
 
 def listening_sockets(addresses: Sequence[str], port: int) -> list[socket.socket]:
     """Like `listening_socket`, at those addresses that belong to this machine (none: all interfaces), all on one port.
-
-    Raises:
-        OSError: the port is taken at one of them, or none of them is of this machine.
+    Raises OSError: the port is taken at one of them, or none of them is of this machine.
     """
     for _ in range(_ATTEMPTS if port == 0 else 0):
         try:

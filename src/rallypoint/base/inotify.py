@@ -15,10 +15,8 @@ _EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that f
 
 
 class Inotify:
-    """Watches files for writes, and folders for new entries.
-
-    Raises:
-        OSError: this user has too many of these already, or the kernel has none.
+    """Watches files for writes, and folders for new entries. Raises OSError: this user has too many of these already,
+    or the kernel has none.
     """
 
     def __init__(self) -> None:
@@ -30,9 +28,7 @@ class Inotify:
 
     def watch(self, path: str, events: int = WRITTEN) -> int:
         """Watch the file or folder `path` for `events` (`WRITTEN` or `CREATED`); returns the number of the watch.
-
-        Raises:
-            OSError: it does not exist, or this user watches too many.
+        Raises OSError: it does not exist, or this user watches too many.
         """
         number = self._libc.inotify_add_watch(self._fd, os.fsencode(path), events)
         return self._checked(number, f"inotify_add_watch on {path!r}")

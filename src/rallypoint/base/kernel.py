@@ -25,10 +25,8 @@ _checked = False
 
 
 def check_kernel() -> None:
-    """Check that this process may use the calls that an agent needs. Asks the kernel once.
-
-    Raises:
-        ResourceError: it may not; the text names the calls, and what to do.
+    """Check that this process may use the calls that an agent needs. Asks the kernel once. Raises ResourceError: it may
+    not; the text names the calls, and what to do.
     """
     global _checked
     if not _checked:
@@ -106,10 +104,8 @@ def set_pipe_size(fd: int, size: int) -> int:
 
 
 class Wakeup:
-    """Lets any thread, or a signal handler, wake a thread that waits until `fileno` is readable.
-
-    Raises:
-        OSError: there are no descriptors left.
+    """Lets any thread, or a signal handler, wake a thread that waits until `fileno` is readable. Raises OSError: there
+    are no descriptors left.
     """
 
     __slots__ = ("_fd",)

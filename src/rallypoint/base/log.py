@@ -175,11 +175,7 @@ class RateLimitedLog:
 
 
 def log_level() -> str:
-    """The level's name from `LOGLEVEL`, in capitals.
-
-    Raises:
-        UserError: the name is not a level of Python's logging.
-    """
+    """The level's name from `LOGLEVEL`, in capitals. Raises UserError: the name is not a level of Python's logging."""
     name = os.environ.get("LOGLEVEL", "WARNING").upper()
     if name not in logging.getLevelNamesMapping():
         allowed = ", ".join(sorted(logging.getLevelNamesMapping()))
@@ -193,9 +189,7 @@ def get_logger(name: str) -> logging.Logger:
 
 def configure(label: str = "") -> None:
     """Send Rallypoint's records to standard error at the level of `LOGLEVEL`, each line behind `label`. Idempotent.
-
-    Raises:
-        UserError: `LOGLEVEL` names no level.
+    Raises UserError: `LOGLEVEL` names no level.
     """
     global _label
     _label = label

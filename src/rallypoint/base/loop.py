@@ -47,11 +47,7 @@ class LoopThread:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop itself; waits until it runs.
-
-        Raises:
-            LoopError: it cannot be made.
-        """
+        """The loop itself; waits until it runs. Raises LoopError: it cannot be made."""
         self._check_process()
         self._begin()
         self._ready.wait()
@@ -66,9 +62,7 @@ class LoopThread:
 
     def call(self, function: Callable[[], None]) -> None:
         """Run `function` on the loop's thread as soon as possible; never waits. After `stop` the function is dropped.
-
-        Raises:
-            LoopError: it is known that there will never be a loop.
+        Raises LoopError: it is known that there will never be a loop.
         """
         self._check_process()
         with self._lock:
@@ -97,11 +91,7 @@ class LoopThread:
             return True
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the loop; any other thread can wait for the future.
-
-        Raises:
-            LoopError: there is no loop.
-        """
+        """Run a coroutine on the loop; any other thread can wait for the future. Raises LoopError: there is no loop."""
         try:
             loop = self.loop
         except LoopError:

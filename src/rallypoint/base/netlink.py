@@ -51,11 +51,7 @@ class Interface(NamedTuple):
 
 
 def interfaces() -> list[Interface]:
-    """The interfaces of this machine that are up, in the kernel's order.
-
-    Raises:
-        OSError: the kernel does not list them.
-    """
+    """This machine's interfaces that are up, in the kernel's order. Raises OSError: the kernel does not list them."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as kernel:
         kernel.settimeout(_TIMEOUT)
         links = list(_parse_dump(kernel, _GETLINK, _NEWLINK))
@@ -178,10 +174,8 @@ class _Side(NamedTuple):
 
 
 def peer_user(connected: socket.socket) -> int:
-    """The user id of the process at the other end of a TCP connection; `NOT_HERE` if no process here holds that.
-
-    Raises:
-        OSError: the connection has ended, or the kernel cannot be asked.
+    """The user id of the process at the other end of a TCP connection; `NOT_HERE` if no process here holds that. Raises
+    OSError: the connection has ended, or the kernel cannot be asked.
     """
     return _user_of(_side(connected.getpeername()), _side(connected.getsockname()))
 

@@ -41,10 +41,8 @@ def entry_point_names(group: str) -> list[str]:
 
 
 def plugin(group: str, name: str, what: str, known: Iterable[str], make: Callable[[Any], Any]) -> Any:
-    """The result of `make` for the entry point `name`; `what` and our `known` names are for messages.
-
-    Raises:
-        UserError: no package offers the name (also a KeyError), or its entry point fails.
+    """The result of `make` for the entry point `name`; `what` and our `known` names are for messages. Raises UserError:
+    no package offers the name (also a KeyError), or its entry point fails.
     """
     try:
         offer = entry_point(group, name)

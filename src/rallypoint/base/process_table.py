@@ -76,10 +76,8 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 
 def process_table() -> dict[int, ProcessStat]:
-    """Every process that can be seen, by pid.
-
-    Raises:
-        OSError: /proc cannot be read at the moment: no descriptor is free, say.
+    """Every process that can be seen, by pid. Raises OSError: /proc cannot be read at the moment: no descriptor is
+    free, say.
     """
     pids = [int(name) for name in posix.listdir("/proc") if name.isdigit()]
     return {pid: stat for pid in pids if (stat := read_stat(pid)) is not None}

@@ -51,10 +51,8 @@ def new_secret() -> str:
 
 
 def token(secret: Secret, job: str) -> str:
-    """The token of one job, which its nodes are given instead of the secret.
-
-    Raises:
-        UsageError: `secret` is a token itself.
+    """The token of one job, which its nodes are given instead of the secret. Raises UsageError: `secret` is a token
+    itself.
     """
     if secret.texts[0].startswith(TOKEN_PREFIX):
         raise UsageError(f"{SECRET} is the token of a job, and tokens are derived from a secret; give the secret")
@@ -62,10 +60,8 @@ def token(secret: Secret, job: str) -> str:
 
 
 def job_secret() -> Secret | None:
-    """The secret in `RALLYPOINT_SECRET` or in the file of `RALLYPOINT_SECRET_FILE`; None if neither is set.
-
-    Raises:
-        UsageError: it can be guessed, is not one or two words, or others may read the file.
+    """The secret in `RALLYPOINT_SECRET` or in the file of `RALLYPOINT_SECRET_FILE`; None if neither is set. Raises
+    UsageError: it can be guessed, is not one or two words, or others may read the file.
     """
     text = _from_environment(SECRET)
     if text is None:
@@ -80,10 +76,7 @@ def job_secret() -> Secret | None:
 
 def launch_secret(*, new: bool) -> str:
     """The secret of this process's environment, for the nodes of a job started from here; `new` makes one if there is
-    none.
-
-    Raises:
-        UsageError: see `job_secret`.
+    none. Raises UsageError: see `job_secret`.
     """
     secret = job_secret()
     if secret is None:
@@ -93,19 +86,14 @@ def launch_secret(*, new: bool) -> str:
 
 def etcd_password() -> str:
     """The password in `RALLYPOINT_ETCD_PASSWORD` or in the file of `RALLYPOINT_ETCD_PASSWORD_FILE`; empty without
-    either.
-
-    Raises:
-        UsageError: the file cannot be read, or others may read it.
+    either. Raises UsageError: the file cannot be read, or others may read it.
     """
     return (_from_environment(ETCD_PASSWORD) or "").removesuffix("\n")
 
 
 def http_token(path: str, source: str) -> str:
-    """The token in a file, which HTTP clients have to send; `source` names the option that gave the path.
-
-    Raises:
-        UsageError: the file cannot be read, others may read it, or its contents are not a token.
+    """The token in a file, which HTTP clients have to send; `source` names the option that gave the path. Raises
+    UsageError: the file cannot be read, others may read it, or its contents are not a token.
     """
     words = _read(path, source).split()
     if len(words) != 1 or len(words[0]) < _LEAST_CHARACTERS or not words[0].isascii():

@@ -36,10 +36,8 @@ class TlsFiles(NamedTuple):
 
 
 class ControlTls:
-    """The contexts of one side's connections.
-
-    Raises:
-        UserError: one of the files cannot be loaded, or certificate and key do not match.
+    """The contexts of one side's connections. Raises UserError: one of the files cannot be loaded, or certificate and
+    key do not match.
     """
 
     def __init__(self, files: TlsFiles) -> None:
@@ -156,10 +154,8 @@ class TlsChannel:
         """Why the other side, whose certificate is valid, is not the peer."""
 
     def receive(self, data: bytes) -> bytes:
-        """Decrypt received bytes. There may be something `to_send` afterwards.
-
-        Raises:
-            TlsError: the connection cannot be used.
+        """Decrypt received bytes. There may be something `to_send` afterwards. Raises TlsError: the connection cannot
+        be used.
         """
         self._received.write(data)
         try:

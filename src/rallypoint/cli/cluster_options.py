@@ -36,10 +36,8 @@ _MOST = 1 << 20
 
 
 def with_cluster(options: Options, environ: Mapping[str, str], machine: Machine) -> Options:
-    """The options, completed by values of the cluster that `--cluster` names.
-
-    Raises:
-        UsageError: the cluster's environment is damaged, or not enough to start a job.
+    """The options, completed by values of the cluster that `--cluster` names. Raises UsageError: the cluster's
+    environment is damaged, or not enough to start a job.
     """
     which = options.features.command.cluster
     source = f"{options.source('cluster')}={which}"

@@ -32,10 +32,8 @@ _ENDS_OF_ZSH = "\nif [[ $zsh_eval_context[-1] == eval ]]"
 
 
 def completion_script(shell: str, rallyctl: argparse.ArgumentParser) -> str:
-    """The script of one of `SHELLS` for both commands, of which `rallyctl`'s parser is given.
-
-    Raises:
-        ImportError: shtab is not installed.
+    """The script of one of `SHELLS` for both commands, of which `rallyctl`'s parser is given. Raises ImportError: shtab
+    is not installed.
     """
     import shtab
 

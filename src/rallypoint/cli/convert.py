@@ -48,11 +48,8 @@ EntryPoint = str | Callable[..., None]
 def config_from_options(
     options: Options, environ: Mapping[str, str]
 ) -> tuple[LaunchConfig, EntryPoint, tuple[str, ...]]:
-    """The configuration, the program or function to run, and its arguments, with `${local_rank}` still
-    in them.
-
-    Raises:
-        UserError: a value that cannot work.
+    """The configuration, the program or function to run, and its arguments, with `${local_rank}` still in them. Raises
+    UserError: a value that cannot work.
     """
     low, high = parse_nnodes(options.nnodes, options.source("nnodes"))
     own = _check(options, environ)
@@ -105,10 +102,8 @@ def _check(options: Options, environ: Mapping[str, str]) -> Features:
 
 
 def entry_point(options: Options, environ: Mapping[str, str]) -> tuple[EntryPoint, tuple[str, ...]]:
-    """The program or function that each worker runs, and its arguments (contract section 1.7).
-
-    Raises:
-        UserError: `--no-python` and `--module` together.
+    """The program or function that each worker runs, and its arguments (contract section 1.7). Raises UserError: `--no-
+    python` and `--module` together.
     """
     script, arguments = options.training_script, options.training_script_args
     if options.run_path:
@@ -309,10 +304,8 @@ class RendezvousChoice(NamedTuple):
 
 
 def choose_rendezvous(options: Options, max_nodes: int) -> RendezvousChoice:
-    """Follow the table of section 1.5 from top to bottom.
-
-    Raises:
-        UserError: an endpoint, an option of the backend or a node rank that cannot work.
+    """Follow the table of section 1.5 from top to bottom. Raises UserError: an endpoint, an option of the backend or a
+    node rank that cannot work.
     """
     configs: dict[str, Any] = dict(_configs(options))
     alone = options.standalone or _is_default_static(options, max_nodes)
@@ -412,10 +405,8 @@ def _configs(options: Options) -> dict[str, str]:
 
 
 def checked(options: Options, environ: Mapping[str, str]) -> Features:
-    """Check the values, and warn of what will not work here. Returns them with absolute paths.
-
-    Raises:
-        UserError: a value cannot work.
+    """Check the values, and warn of what will not work here. Returns them with absolute paths. Raises UserError: a
+    value cannot work.
     """
     own = options.features
     if own.preemption.wanted or own.preemption.requeue:

@@ -114,10 +114,8 @@ def print_error(text: str) -> None:
 
 
 def print_answer(text: str) -> None:
-    """Write a command's answer to standard output, as lines.
-
-    Raises:
-        RallypointError: it has no reader, or the disk is full.
+    """Write a command's answer to standard output, as lines. Raises RallypointError: it has no reader, or the disk is
+    full.
     """
     write_answer(f"{text}\n")
 

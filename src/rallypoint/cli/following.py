@@ -156,10 +156,8 @@ class Follower:
         self._noted = False
 
     async def run(self) -> Snapshot | JobList:
-        """Follow the job until it ends. Returns how it ended, or, if there are several jobs, their list.
-
-        Raises:
-            RallypointError: it cannot be reached, or can no longer be.
+        """Follow the job until it ends. Returns how it ended, or, if there are several jobs, their list. Raises
+        RallypointError: it cannot be reached, or can no longer be.
         """
         pause = _FIRST_PAUSE
         with _TerminalSignals(self._display):

@@ -49,10 +49,8 @@ _Seen = TypeVar("_Seen")
 
 
 def parameters_of(options: argparse.Namespace, endpoint: str) -> RendezvousParameters:
-    """The rendezvous that `--rdzv-backend`, `--rdzv-id` and `--rdzv-conf` describe.
-
-    Raises:
-        UserError: `--rdzv-conf` cannot be read, or a value cannot work.
+    """The rendezvous that `--rdzv-backend`, `--rdzv-id` and `--rdzv-conf` describe. Raises UserError: `--rdzv-conf`
+    cannot be read, or a value cannot work.
     """
     from rallypoint.rendezvous.params import RendezvousParameters, parse_rdzv_conf
 

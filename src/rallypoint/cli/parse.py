@@ -154,10 +154,8 @@ class ShowVersion(argparse.Action):
 
 
 def parse_nnodes(text: str, source: str = "--nnodes") -> tuple[int, int]:
-    """Read `N` or `MIN:MAX` as (minimum, maximum) of nodes; `source` is where it was given, for messages.
-
-    Raises:
-        UserError: it is neither, or no job can have such sizes.
+    """Read `N` or `MIN:MAX` as (minimum, maximum) of nodes; `source` is where it was given, for messages. Raises
+    UserError: it is neither, or no job can have such sizes.
     """
     try:
         numbers = [int(part) for part in text.split(":")]

@@ -102,11 +102,7 @@ Finding = Cluster | Refusal | Nothing
 
 
 def number(environ: Mapping[str, str], name: str, least: int, most: int) -> int | None:
-    """A number of the environment; None if it is not set or empty.
-
-    Raises:
-        UsageError: it is no number, or out of range.
-    """
+    """A number of the environment; None if not set or empty. Raises UsageError: it is none, or out of range."""
     text = environ.get(name, "").strip()
     if not text:
         return None
@@ -448,10 +444,8 @@ _FINDERS = {"slurm": _of_slurm, "mpi": _of_mpi, "k8s": _of_kubernetes}
 
 
 def find(which: str, environ: Mapping[str, str], machine: Machine) -> Finding:
-    """Read the environment; `which` is slurm, mpi, k8s, or auto to detect it.
-
-    Raises:
-        UsageError: a variable has a value that its cluster does not give.
+    """Read the environment; `which` is slurm, mpi, k8s, or auto to detect it. Raises UsageError: a variable has a value
+    that its cluster does not give.
     """
     if which != "auto":
         return _FINDERS[which](environ, machine)

@@ -37,10 +37,8 @@ class HostlistError(ValueError):
 
 
 def expand(text: str) -> list[str]:
-    """The hosts that a list stands for, in its order, each as often as it is named.
-
-    Raises:
-        HostlistError: the text is no such list, or stands for more than `MAX_HOSTS` hosts.
+    """The hosts that a list stands for, in its order, each as often as it is named. Raises HostlistError: the text is
+    no such list, or stands for more than `MAX_HOSTS` hosts.
     """
     if len(text) > MAX_TEXT:
         raise HostlistError(f"it has {len(text)} characters, and {MAX_TEXT} are allowed")

@@ -55,10 +55,8 @@ class ChildFailedError(RallypointError):
         self.ending = ending
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
-        """Global rank and failure of this node's worker that failed first, except stopped ones.
-
-        Raises:
-            ValueError: none of this node's workers failed.
+        """Global rank and failure of this node's worker that failed first, except stopped ones. Raises ValueError: none
+        of this node's workers failed.
         """
         if (own := self._local_root_rank()) is not None:
             return own, self.failures[own]

@@ -90,9 +90,7 @@ def abort_groups() -> None:
 
 def destroy_groups() -> None:
     """Forget all groups, so that `init_process_group` can be called again. After `abort_groups`, in the main thread.
-
-    Raises:
-        Exception: whatever torch raises.
+    Raises Exception: whatever torch raises.
     """
     c10d = _c10d()
     if c10d is None:
@@ -198,10 +196,8 @@ def _gloo_inodes() -> Iterator[int]:
 
 
 def _epoll_instance(thread: str) -> int:
-    """The descriptor on which a thread waits.
-
-    Raises:
-        OSError, ValueError: the thread has ended, or the kernel does not say.
+    """The descriptor on which a thread waits. Raises OSError, ValueError: the thread has ended, or the kernel does not
+    say.
     """
     for _ in range(_TRIES):
         call = _read(f"/proc/self/task/{thread}/syscall").split()

@@ -230,10 +230,8 @@ def encode_bundle(pieces: Sequence[Piece]) -> bytes:
 
 
 def decode_bundle(data: bytes) -> tuple[Piece, ...]:
-    """The bundle that another node has encoded.
-
-    Raises:
-        ValueError: these bytes are none, or it is larger than it may be.
+    """The bundle that another node has encoded. Raises ValueError: these bytes are none, or it is larger than it may
+    be.
     """
     inflate = zlib.decompressobj()
     most = 2 * ON_DEMAND_LIMIT

@@ -41,9 +41,7 @@ class EventFiles:
 
 def read_events(paths: Sequence[str]) -> EventFiles:
     """The events in files (with those beside them that were rotated away: PATH.1, PATH.2, ...) and folders of files.
-
-    Raises:
-        UserError: one is not there, cannot be read, or there is no event in any.
+    Raises UserError: one is not there, cannot be read, or there is no event in any.
     """
     found = EventFiles()
     files = list(dict.fromkeys(os.path.realpath(each) for path in paths for each in _files(path)))

@@ -50,10 +50,8 @@ def get_all(store: Store, rank: int, prefix: str, world_size: int) -> list[bytes
 def synchronize(
     store: Store, data: str | bytes, rank: int, world_size: int, key_prefix: str, timeout: float = 300
 ) -> list[bytes]:
-    """Give `data` to all others, and return what everybody gave, by rank; `key_prefix` is new for each time.
-
-    Raises:
-        StoreTimeoutError: not all came within `timeout` seconds.
+    """Give `data` to all others, and return what everybody gave, by rank; `key_prefix` is new for each time. Raises
+    StoreTimeoutError: not all came within `timeout` seconds.
     """
     with store_timeout(store, timeout):
         store.set(f"{key_prefix}{rank}", data)

@@ -127,11 +127,8 @@ class Table(Generic[C]):
         """Who waits for a key, first come first."""
 
     def execute(self, client: C, op: Op, *fields: Any) -> Replies[C]:
-        """Do what `client` asks for.
-
-        Raises:
-            StoreProtocolError: ADD or BARRIER on a value that is no number, or APPEND beyond the limit. Nothing has
-                changed.
+        """Do what `client` asks for. Raises StoreProtocolError: ADD or BARRIER on a value that is no number, or APPEND
+        beyond the limit. Nothing has changed.
         """
         command: Callable[..., Replies[C]] = getattr(self, _COMMANDS[op])
         return command(client, *fields)
@@ -299,10 +296,8 @@ class Decoder:
         self._data += data
 
     def next(self) -> Request | None:
-        """The next whole request, or None until more bytes have been fed.
-
-        Raises:
-            StoreProtocolError: the bytes are not the protocol, or beyond its limits. The decoder is of no further use.
+        """The next whole request, or None until more bytes have been fed. Raises StoreProtocolError: the bytes are not
+        the protocol, or beyond its limits. The decoder is of no further use.
         """
         return next(self._parser)
 
@@ -685,10 +680,8 @@ class _Shared:
         self.lock = threading.Lock()
 
     def execute(self, client: threading.Event, op: Op, *fields: Any) -> bytes:
-        """The replies to `client`; others whom the request wakes find their events set.
-
-        Raises:
-            UserError: a number was to be added to what is none.
+        """The replies to `client`; others whom the request wakes find their events set. Raises UserError: a number was
+        to be added to what is none.
         """
         mine = []
         with self.lock:

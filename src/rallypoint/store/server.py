@@ -283,10 +283,8 @@ class RoundStores:
         self._closed = False
 
     def add_connection(self, client: socket.socket, data: bytes) -> None:
-        """Serve a connection, from which this has been read already; close it if it cannot be served.
-
-        Raises:
-            OSError: there are no descriptors, or no threads, for a store.
+        """Serve a connection, from which this has been read already; close it if it cannot be served. Raises OSError:
+        there are no descriptors, or no threads, for a store.
         """
         with self._lock:
             try:
@@ -339,10 +337,8 @@ _servers: dict[int, list[StoreServer]] = {}  # for each port its server, once fo
 
 
 def acquire_server(port: int) -> StoreServer:
-    """The shared server on `port`, started if there is none; 0 always starts one.
-
-    Raises:
-        OSError: the port is taken by another process.
+    """The shared server on `port`, started if there is none; 0 always starts one. Raises OSError: the port is taken by
+    another process.
     """
     with _lock:
         users = _servers.get(port)

@@ -91,10 +91,8 @@ def networks(texts: Iterable[str] | None) -> tuple[Network, ...] | None:
 
 
 def packed_address(text: str) -> bytes:
-    """A numeric address in the form of IPv6, without the scope that a link-local one may have.
-
-    Raises:
-        OSError: it is no address.
+    """A numeric address in the form of IPv6, without the scope that a link-local one may have. Raises OSError: it is no
+    address.
     """
     return inet_pton(AF_INET6, text.partition("%")[0]) if ":" in text else _IPV4_MAPPED + inet_pton(AF_INET, text)
 

@@ -147,10 +147,8 @@ def strings(texts: Sequence[bytes]) -> bytes:
 
 
 def encode(op: Op, *fields: Any) -> bytes:
-    """A request as it travels, with the fields that `FIELDS` names.
-
-    Raises:
-        StoreProtocolError: a key, a value or their number is beyond the protocol's limits.
+    """A request as it travels, with the fields that `FIELDS` names. Raises StoreProtocolError: a key, a value or their
+    number is beyond the protocol's limits.
     """
     return bytes([op]) + b"".join([_PACK[kind](value) for kind, value in zip(FIELDS[op], fields, strict=True)])
 

@@ -231,10 +231,8 @@ class Run:
         self._write(f"  {self.seconds():6.2f} s  {text}\n")
 
     def wait_for(self, wanted: Callable[[Event], bool], timeout: float) -> Event:
-        """The next event that `wanted` accepts.
-
-        Raises:
-            DemoError: a launcher failed, all ended, or nothing came for `timeout` seconds; after a kill, no step did.
+        """The next event that `wanted` accepts. Raises DemoError: a launcher failed, all ended, or nothing came for
+        `timeout` seconds; after a kill, no step did.
         """
         for event in self._events(timeout):
             if wanted(event):

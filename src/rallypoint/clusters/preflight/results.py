@@ -162,10 +162,8 @@ WARN, REQUIRE = "warn", "require"
 
 
 def admit(results: Sequence[CheckResult], mode: str) -> None:
-    """Log what has not passed, one line each, as a warning.
-
-    Raises:
-        PreflightError: `mode` is `REQUIRE` and something has failed; this node is to stay out of the job.
+    """Log what has not passed, one line each, as a warning. Raises PreflightError: `mode` is `REQUIRE` and something
+    has failed; this node is to stay out of the job.
     """
     failures = [each for each in results if each.status is Status.FAIL] if mode == REQUIRE else []
     told_by_error = failures if len(failures) == 1 else []

@@ -55,10 +55,8 @@ class Host(NamedTuple):
 
 
 def parse_hosts(text: str, source: str = "--hosts") -> list[Host]:
-    """Read a list with commas, such as `node1:8,user@node2`; `source` is where it was given, for messages.
-
-    Raises:
-        UsageError: one of them is no host, or is there twice.
+    """Read a list with commas, such as `node1:8,user@node2`; `source` is where it was given, for messages. Raises
+    UsageError: one of them is no host, or is there twice.
     """
     words = [word.strip() for word in _COMMA.split(text)]
     if words == [""]:
@@ -175,10 +173,8 @@ def labels(hosts: Iterable[Host]) -> Iterator[str]:
 
 
 def named_variables(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that `--env` selects by `NAME`, `NAME=VALUE` or a pattern each.
-
-    Raises:
-        UsageError: a name is invalid, or is not set here.
+    """The variables that `--env` selects by `NAME`, `NAME=VALUE` or a pattern each. Raises UsageError: a name is
+    invalid, or is not set here.
     """
     found: dict[str, str] = {}
     for word in words:
