@@ -186,7 +186,6 @@ class Actions(Source):
     def _ended(self) -> None:
         self.notices.clear(keep=bool(self._workers.survivors()))
         self._confirmation.workers_ended()
-        self._workers.events.workers_ended(self.last, self._workers.succeeded())
 
     # Steps: the rounds
 

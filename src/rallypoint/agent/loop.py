@@ -14,7 +14,7 @@ from rallypoint.agent.actions import Actions
 from rallypoint.agent.policy import Phase, PolicyState, begin, decide
 from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.signals import handled_signals
-from rallypoint.agent.sources import Observer, Source
+from rallypoint.agent.sources import Source
 from rallypoint.agent.spec import DEFAULT_ROLE, RunResult, WorkerState
 from rallypoint.agent.steps import (
     Event,
@@ -33,7 +33,7 @@ from rallypoint.base.mailbox import Mailbox
 from rallypoint.base.poll import until_readable
 from rallypoint.base.signals import SignalWakeup, defer_interrupts, ignore_signals_at_exit, post_signals
 from rallypoint.control.protocol.errors import RendezvousGracefulExitError
-from rallypoint.observe.telemetry.lazy import profiled
+from rallypoint.observe.telemetry.lazy import metrics_wanted, profiled
 
 if TYPE_CHECKING:
     from rallypoint.agent.features.local_socket import LocalSocket
@@ -71,13 +71,18 @@ def run_agent(
     """
     with ignore_signals_at_exit():
         try:
+            if workers.group.spec.event_log_handler != "null" or metrics_wanted():
+                workers.record_events()
             result = run_loop(workers, role, health) if loop is None else loop()
-            workers.events.run_ended(result, workers.remaining())
+            if workers.events is not None:
+                workers.events.run_ended(result)
             return result
         except RendezvousGracefulExitError as ending:
             log.info("%s", ending)
             return None
         finally:
+            if workers.events is not None:
+                workers.events.workers_ended()
             try:
                 workers.rendezvous.shutdown()
             finally:
@@ -129,7 +134,6 @@ class AgentLoop:
         self._exits = _Exits(self)
         self._local_socket: LocalSocket | None = None
         """Opened after the first look at events, so that no worker waits for it."""
-        self._observers: list[Observer] = []
 
     def run(self, signals: Iterable[int]) -> RunResult:
         """Run until the job ends. No worker is left, whatever happens.
@@ -163,11 +167,9 @@ class AgentLoop:
             self._mailbox.close()
 
     def _run_to_end(self) -> RunResult:
-        event_log = self._workers.events.log
-        self._observers = [*([] if event_log is None else [event_log.observe]), *self._workers.observers]
         self._rendezvous.listen(self._mailbox.post)
         first, steps = begin(self._state)
-        for observe in self._observers:
+        for observe in self._workers.observers:
             observe(self._state, None, first, steps)
         self._take(first, steps)
         while self._actions.result is None:
@@ -184,7 +186,7 @@ class AgentLoop:
     def _hear(self, event: Event) -> None:
         self._actions.hear(event, self._state.round)
         after, steps = decide(self._state, event)
-        for observe in self._observers:
+        for observe in self._workers.observers:
             observe(self._state, event, after, steps)
         self._take(after, steps)
 
@@ -280,7 +282,9 @@ class _Exits(Source):
             return
         group, loop = self._workers.group, self._loop
         result = self._workers.poll()
-        self._workers.events.workers_polled(result, self._workers.remaining())
+        self._workers.failures = result.failures
+        if self._workers.events is not None:
+            self._workers.events.polled(result.state)
         every = group.spec.monitor_interval
         if self._workers.exit_fds() is not None:
             every = max(every, _SAFETY_CHECK)

@@ -23,7 +23,6 @@ from contextlib import ExitStack
 from signal import SIGKILL, Signals
 
 from rallypoint.agent.environment import worker_environment
-from rallypoint.agent.event_emitter import EventEmitter
 from rallypoint.agent.facts import NodeFacts, worker_facts
 from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.signals import FORWARDED_SIGNALS, GracePeriods, scheduler
@@ -42,6 +41,7 @@ from rallypoint.workers.logs.specs import LogsSpecs, line_prefixes, log_only_in_
 from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, take_prestarted
 
 if TYPE_CHECKING:
+    from rallypoint.agent.events import AgentEvents
     from rallypoint.agent.features.node_check import NodeCheck
     from rallypoint.agent.held_workers import HeldWorkers
     from rallypoint.agent.progress import ProgressTracker
@@ -85,7 +85,9 @@ class WorkerController:
         stuck_after: float | None = None,
     ) -> None:
         self.group = WorkerGroup(spec)
-        self.events = EventEmitter(self.group)
+        self.began = time.monotonic()
+        self.events: AgentEvents | None = None
+        """Records the run, where somebody wants that (`record_events`)."""
         self.rendezvous = rendezvous
         self.grace = grace
         self.logs_specs = logs_specs
@@ -125,6 +127,15 @@ class WorkerController:
         self._held: HeldWorkers | None = None
         """Holds workers between rounds, once one has announced that it can be."""
 
+    def record_events(self) -> AgentEvents:
+        """Record the run from now on; returns what does."""
+        if self.events is None:
+            from rallypoint.agent.events import AgentEvents
+
+            self.events = AgentEvents(self)
+            self.observers.append(self.events.observe)
+        return self.events
+
     def prepare(self) -> None:
         """The run begins: prepare what can be prepared while the nodes find each other."""
         reaper = self.ensure_reaper()
@@ -160,14 +171,15 @@ class WorkerController:
         self.rendezvous.begin_round(placement)
         if placement.max_restarts >= 0:  # the first node's value is the job's
             spec.max_restarts = placement.max_restarts
-        self.events.round_complete()
         info = self.rendezvous.info(placement)
         group.store = None
         group.open_store = lambda: info.store
         group.master_addr = spec.master_addr or placement.store_address
         group.master_port = spec.master_port or placement.store_port
-        with self.events.duration("ASSIGN_WORKER_RANKS"):
-            group.workers = self.assign(placement)
+        began = time.monotonic()
+        group.workers = self.assign(placement)
+        if self.events is not None:
+            self.events.placed(time.monotonic() - began)
         group.group_rank = placement.group_rank
         group.group_world_size = placement.group_world_size
         log.info("[%s] Rendezvous complete for workers. Result:\n%s", spec.role, _RoundBlock(group))
@@ -251,7 +263,8 @@ class WorkerController:
         for local_rank, worker_id in ids.items():
             self.group.workers[local_rank].id = worker_id
         self.started_at = time.time()
-        self.events.workers_started()
+        if self.events is not None:
+            self.events.workers_started()
         self.group.state = WorkerState.HEALTHY
         self._watch_progress()
 
@@ -310,7 +323,8 @@ class WorkerController:
         """The watchdog has done what `name` says; a worker that its timer ends writes its stacks first."""
         if timer is not None and timer.signal > 0 and self.pcontext is not None:
             self.pcontext.announce_stacks(timer.worker_pid)
-        self.events.watched(name, timer)
+        if self.events is not None:
+            self.events.watched(name, timer)
 
     def _close_watchdog(self) -> None:
         watchdog, self._watchdog = self._watchdog, None
@@ -338,7 +352,6 @@ class WorkerController:
             values = {by_rank[rank]: value for rank, value in found.return_values.items()}
             state = WorkerState.SUCCEEDED if len(values) == len(by_rank) else WorkerState.STOPPED
             result = RunResult(state, return_values=values)
-        self.failures = result.failures
         return result
 
     def _running_result(self, pcontext: PContext, by_rank: Mapping[int, int]) -> RunResult:
@@ -444,7 +457,8 @@ class WorkerController:
         if self.progress is None:
             from rallypoint.agent.progress import ProgressTracker
 
-            path, seen = self.group.spec.features.recovery.progress_file, self.events.progress
+            path = self.group.spec.features.recovery.progress_file
+            seen = None if self.events is None else self.events.progress
             self.progress = ProgressTracker(SYSTEM_CLOCK, path, self.rendezvous.send, seen)
             self.progress.on_folder = self._look_ahead
             self.sources.append(self.progress)
@@ -513,7 +527,6 @@ class WorkerController:
         if self.hang_watch is not None:
             self.hang_watch.end_round()
         if step.restarts:
-            self.events.workers_restarting()
             log.info("[%s] Stopping worker group", self.group.spec.role)
         keeps = step.restarts and not step.ends_all
         return self.begin_stop(Signals(step.signal), self.grace.of(step.failed), keeps=keeps)
@@ -533,7 +546,6 @@ class WorkerController:
             self._watchdog.stop_enforcing()
         if self.pcontext is None:
             return None
-        self.events.workers_stopping()
         limit, sent = self.grace.within(self.grace.stop), self._workers_have_signal(death_sig)
         if (held := self._going_on()) is not None and keeps:
             return held.begin_release(self.pcontext, death_sig, timeout, limit, sent=sent)

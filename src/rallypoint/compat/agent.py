@@ -196,15 +196,15 @@ class SimpleElasticAgent(ElasticAgent):
 
     def get_event_succeeded(self) -> Event:
         """The event that this agent's run has returned."""
-        return self._workers.events.succeeded()
+        return self._workers.record_events().succeeded()
 
     def get_event_failed(self) -> Event:
         """The event that the exception which is being handled has ended this agent's run."""
-        return self._workers.events.failed()
+        return self._workers.record_events().failed()
 
     def record_duration(self, state: str) -> AbstractContextManager[None]:
         """Record the event of a state with the time that the inside of the `with` takes."""
-        return self._workers.events.duration(state)
+        return self._workers.record_events().duration(state)
 
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
         """The worker group, to look at and not to change."""

@@ -115,21 +115,18 @@ def _run(
     workers: WorkerController, health: AbstractContextManager[ProgressProbe | None], role: str, name: str
 ) -> dict[int, Any]:
     """Run the agent, and record how it ended: if the job fails, its agent has not succeeded."""
-    events = workers.events
     try:
         result = run_agent(workers, role, health)
         if result is not None and result.is_failed():
             raise _failure(result, name)
-    except NodeLeftInOrder as left:
-        events.record(events.succeeded)
-        events.agent_ended("left", left)
-        raise
     except Exception as error:
-        events.record(events.failed)
-        events.agent_ended("interrupted" if isinstance(error, SignalException | JobPreempted) else "failed", error)
+        if workers.events is not None:
+            interrupted = isinstance(error, SignalException | JobPreempted)
+            outcome = "interrupted" if interrupted else "failed"
+            workers.events.agent_ended("left" if isinstance(error, NodeLeftInOrder) else outcome, error)
         raise
-    events.record(events.succeeded)
-    events.agent_ended("succeeded")
+    if workers.events is not None:
+        workers.events.agent_ended("succeeded")
     return {} if result is None else result.return_values
 
 
