@@ -19,8 +19,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
+from rallypoint.agent.folder import Reached
 from rallypoint.agent.policy import Phase, PolicyState
-from rallypoint.agent.progress import Reached
 from rallypoint.agent.spec import WorkerGroup, WorkerState, node_failure
 from rallypoint.agent.steps import (
     Event,

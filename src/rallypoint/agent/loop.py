@@ -20,7 +20,6 @@ from rallypoint.agent.steps import (
     Event,
     PreemptionRequested,
     SignalArrived,
-    Step,
     WorkersFailed,
     WorkersFenced,
     WorkersSucceeded,
@@ -110,7 +109,7 @@ class AgentLoop:
         self._rendezvous: RendezvousClient = workers.rendezvous
         self._clock = clock
         self._mailbox: Mailbox[Event] = Mailbox()
-        self._actions = Actions(workers, workers.rendezvous, clock, self._mailbox.post, self._waits_for_others)
+        self._actions = Actions(workers, workers.rendezvous, clock, self._mailbox.post)
         self._raise_interrupt: Callable[[], None] = lambda: None
         """Raises KeyboardInterrupt if there was a ^C that is not among the signals."""
         self._state = PolicyState(
@@ -131,7 +130,12 @@ class AgentLoop:
                 clock,
             )
         self._mail = _Mail(self)
-        self._exits = _Exits(self)
+        self._sources = workers.sources
+        """All that is waited for, in the order in which it is asked for events; grows and shrinks with the run."""
+        self._sources.insert(0, self._mail)
+        self._sources += [self._actions, _Exits(self)]
+        if self._preemption is not None:
+            self._sources.append(self._preemption)
         self._local_socket: LocalSocket | None = None
         """Opened after the first look at events, so that no worker waits for it."""
 
@@ -168,14 +172,11 @@ class AgentLoop:
 
     def _run_to_end(self) -> RunResult:
         self._rendezvous.listen(self._mailbox.post)
-        first, steps = begin(self._state)
-        for observe in self._workers.observers:
-            observe(self._state, None, first, steps)
-        self._take(first, steps)
+        self._hear(None)
         while self._actions.result is None:
             self._wait()
             self._raise_interrupt()
-            for source in self._sources():
+            for source in tuple(self._sources):
                 for event in source.step() or ():
                     self._hear(event)
             if self._local_socket is None:
@@ -183,55 +184,44 @@ class AgentLoop:
         self._raise_interrupt()
         return self._actions.result
 
-    def _hear(self, event: Event) -> None:
-        self._actions.hear(event, self._state.round)
-        after, steps = decide(self._state, event)
+    def _hear(self, event: Event | None) -> None:
+        """Do what follows from an event; None is the beginning of the run."""
+        before = self._state
+        if event is not None:
+            self._actions.hear(event, before.round)
+        after, steps = begin(before) if event is None else decide(before, event)
+        self._state = after
         for observe in self._workers.observers:
-            observe(self._state, event, after, steps)
-        self._take(after, steps)
-
-    def _take(self, state: PolicyState, steps: tuple[Step, ...]) -> None:
-        self._state = state
-        if not self._waits_for_others():
-            self._actions.waiting.end()  # before workers start: they may write to the same terminal
+            observe(before, event, after, steps)
+        if before.phase is Phase.FORMING and after.phase is not Phase.FORMING:
+            self._actions.waits_no_longer()  # before workers start: they may write to the same terminal
         for step in steps:
-            self._actions.carry_out(step, state.round)
+            self._actions.carry_out(step, after.round)
 
     # What the loop waits for
 
-    def _sources(self) -> list[Source]:
-        """All sources, in the order in which they are asked for events."""
-        found = [self._mail, *self._workers.sources, *self._workers.preparations, self._actions, self._exits]
-        found += [self._actions.notices, self._actions.waiting]
-        found += [] if self._preemption is None else [self._preemption]
-        return found if self._local_socket is None else [*found, self._local_socket]
-
     def _wait(self) -> None:
         """Sleep until a descriptor is readable or something is due."""
-        sources = self._sources()
-        wake_at = min(source.wake_at() for source in sources)
-        fds = [fd for source in sources for fd in source.fds()]
+        wake_at = min(source.wake_at() for source in self._sources)
+        fds = [fd for source in self._sources for fd in source.fds()]
         if self._progress_probe is not None:
             self._progress_probe.going_to_sleep(wake_at, self._workers.look().status())
         until_readable(fds, wake_at - self._clock.monotonic())
         if self._progress_probe is not None:
             self._progress_probe.woken()
 
-    def _waits_for_others(self) -> bool:
-        return self._state.phase is Phase.FORMING and self._actions.stop is None
-
     def _open_local_socket(self) -> None:
         from rallypoint.agent.features.local_socket import LocalSocket
 
         self._local_socket = LocalSocket(self._rendezvous.local_job)
         self._local_socket.open()
+        self._sources.append(self._local_socket)
 
     def _preempted_by(self, numbers: Collection[int]) -> PreemptionRequested | None:
         """The event for signals that preempt the job, if one of these does."""
-        if self._preemption is None:
-            return None
-        number = next((each for each in numbers if each in self._preemption.signals), None)
-        return None if number is None else self._preemption.of_signal(number)
+        preemption = self._preemption
+        numbers = () if preemption is None else preemption.signals.intersection(numbers)
+        return None if preemption is None or not numbers else preemption.of_signal(min(numbers))
 
 
 class _Mail(Source):
@@ -293,8 +283,8 @@ class _Exits(Source):
         match result.state:
             case WorkerState.SUCCEEDED:
                 loop._actions.last = result
-                yield WorkersSucceeded(loop._actions.notices.any_acknowledged())
-            case WorkerState.FAILED if loop._actions.has_fenced():
+                yield WorkersSucceeded(self._workers.folder.any_acknowledged())
+            case WorkerState.FAILED if (fence := loop._actions.fence) is not None and fence.has_fenced():
                 yield WorkersFenced()
             case WorkerState.FAILED | WorkerState.UNHEALTHY:
                 cause = result.first_cause()
@@ -305,7 +295,7 @@ class _Exits(Source):
                 if self._watches() and loop._state.round == round_:
                     loop._actions.last = result
                     # A signal to all has reached the workers, and will reach us in a moment.
-                    if (preempted := loop._preempted_by(reached)) is not None:
+                    if reached and (preempted := loop._preempted_by(reached)) is not None:
                         yield preempted
                     yield WorkersFailed(cause, reached, self._workers.restart_limit())
             case WorkerState.HEALTHY:

@@ -88,14 +88,13 @@ class OverriddenWorkers(WorkerController):
         if step.restarts and self.overrides("_restart_workers"):
             self.agent._restart_workers(self.group)
             return None
-        return super().stop(step)
-
-    def begin_stop(self, death_sig: signal.Signals, timeout: float, *, keeps: bool) -> StopInProgress | None:
         # `_stop_workers` asks by SIGTERM. No notification is handled meanwhile: none can shorten the grace period.
-        if death_sig == signal.SIGTERM:
+        if step.restarts:
+            log.info("[%s] Stopping worker group", self.group.spec.role)
+        if step.signal == signal.SIGTERM:
             self.agent._stop_workers(self.group)
         else:
-            self.agent._shutdown(death_sig, round(timeout))
+            self.agent._shutdown(signal.Signals(step.signal), round(self.grace.of(step.failed)))
         return None
 
     def shutdown(self, number: int) -> None:
@@ -288,11 +287,12 @@ class OverriddenProcesses(OverriddenWorkers):
     def ended_in_order(self) -> bool:
         return WorkerController.ended_in_order(self)
 
-    def begin_stop(self, death_sig: signal.Signals, timeout: float, *, keeps: bool) -> StopInProgress | None:
+    def stop(self, step: StopWorkers) -> StopInProgress | None:
         # A subclass may have a way of its own to stop workers, which must be gone then.
-        if self.overrides("_stop_workers", LocalElasticAgent) or self.overrides("_shutdown", LocalElasticAgent):
-            return super().begin_stop(death_sig, timeout, keeps=keeps)
-        return WorkerController.begin_stop(self, death_sig, timeout, keeps=keeps)
+        own = ("_restart_workers",) if step.restarts else ()
+        if any(self.overrides(name, LocalElasticAgent) for name in ("_stop_workers", "_shutdown", *own)):
+            return super().stop(step)
+        return WorkerController.stop(self, step)
 
 
 class LocalElasticAgent(SimpleElasticAgent):

@@ -218,7 +218,7 @@ class Exchanging(ThreadWorkers):
     def __init__(self, handler: RendezvousHandler, timeout: float) -> None:
         super().__init__(lambda rank, start, stopping: rank, handler)
         self.exchange = PeerExchange([User(0, 1)], timeout=timeout)
-        self.preparations.append(self.exchange)
+        self.add_preparation(self.exchange)
 
 
 def test_the_workers_do_not_start_and_the_job_fails_by_its_infrastructure() -> None:

@@ -83,7 +83,7 @@ def add_mesh(workers: WorkerController, mode: str, nodes: int) -> None:
         log.warning("the nodes do not dial each other: %s", error)
         return
     mesh = Mesh(mode, exchange.users)
-    workers.preparations.insert(0, mesh)  # before the exchange
+    workers.add_preparation(mesh, first=True)  # before the exchange
 
 
 class Mesh(Preparation):

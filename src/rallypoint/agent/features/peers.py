@@ -103,7 +103,7 @@ def exchange_of(workers: WorkerController, nodes: int, why: str) -> PeerExchange
         if isinstance(each, PeerExchange):
             return each
     made = PeerExchange()
-    workers.preparations.insert(0, made)
+    workers.add_preparation(made, first=True)
     return made
 
 

@@ -41,7 +41,7 @@ def add_socket_ifname(workers: WorkerController, asked: str) -> None:
     made = InterfaceChoice(interface_names(asked))
     workers.group.variable_sources.append(made)
     if asked == AUTO:
-        workers.preparations.append(made)
+        workers.add_preparation(made)
 
 
 class Choice(NamedTuple):
