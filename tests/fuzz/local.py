@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from rallypoint import notices
 from rallypoint.agent import signals
-from rallypoint.agent.features.peers import PeerRecord, decode_record, encode_record
+from rallypoint.agent.features.round_setup import PeerRecord, decode_record, encode_record
 from rallypoint.agent.folder import WorkerFolder, _integer
 from rallypoint.base.endpoint import parse_endpoint
 from rallypoint.base.errors import UserError
@@ -318,7 +318,7 @@ TARGETS = {
     "peer-records": Target(
         peer_records,
         lambda: [encode_record(_PEER), encode_record(_PEER._replace(address="2001:db8::1", ports={}))],
-        ("agent/features/peers.py",),
+        ("agent/features/round_setup.py",),
     ),
     "progress": Target(
         progress,

@@ -226,7 +226,7 @@ def _add_what_is_asked_for(workers: WorkerController, config: LaunchConfig, para
 
         add_hang_watch(workers, asked.hangs.hang_timeout)
     if asked.checks.preflight:
-        from rallypoint.agent.features.mesh import add_mesh
+        from rallypoint.agent.features.round_setup import add_mesh
 
         add_mesh(workers, asked.checks.preflight, parameters.max_nodes)
     if asked.checks.node_check:
