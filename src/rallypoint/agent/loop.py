@@ -134,8 +134,9 @@ class AgentLoop:
         """All that is waited for, in the order in which it is asked for events; grows and shrinks with the run."""
         self._sources.insert(0, self._mail)
         self._sources += [self._actions, _Exits(self)]
-        if self._preemption is not None:
-            self._sources.append(self._preemption)
+        if self._preemption is not None and self._preemption.deadline is not None:
+            self._sources.append(self._preemption.deadline)
+            workers.at_end.callback(self._preemption.deadline.close)
         self._local_socket: LocalSocket | None = None
         """Opened after the first look at events, so that no worker waits for it."""
 
@@ -161,8 +162,6 @@ class AgentLoop:
                     number = SIGTERM if self._actions.stop is None else SIGKILL
                     raise
                 finally:
-                    if self._preemption is not None:
-                        self._preemption.close()
                     self._actions.leave_nothing(number)
         finally:
             if self._local_socket is not None:

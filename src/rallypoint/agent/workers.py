@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from signal import SIGKILL, Signals
 
-from rallypoint.agent.environment import worker_environment
+from rallypoint.agent.environment import preload_manager, worker_environment
 from rallypoint.agent.facts import NodeFacts, worker_facts
 from rallypoint.agent.folder import WorkerFolder
 from rallypoint.agent.rendezvous_client import RendezvousClient
@@ -150,8 +150,6 @@ class WorkerController:
         """The run begins: prepare what can be prepared while the nodes find each other."""
         reaper = self.ensure_reaper()
         if self.group.spec.features.recovery.preload:
-            from rallypoint.agent.preload import preload_manager
-
             self._preload = preload_manager(self.group, reaper, self.folder.made)
             if self._preload is not None:
                 self.sources.append(self._preload)
@@ -264,7 +262,7 @@ class WorkerController:
         whole = [*([group.notices] if group.notices else []), *pipes]
         reaper.set_cleanup(empty=[temporary] if temporary else [], whole=whole)
         if spec.features.hangs.flight_recorder:
-            from rallypoint.agent.features.flight_recorder import switch_on
+            from rallypoint.agent.features.hangs import switch_on
 
             switch_on(context, group.notices, self.pcontext)
         group.survived = () if self._held is None else self._held.enter(context)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from rallypoint.agent.environment import worker_environment
+from rallypoint.agent.environment import per_worker_variables, worker_environment
 from rallypoint.agent.features.round_setup import PeerExchange, PeerRecord, RoundSetup, exchange_of
 from rallypoint.agent.features.worker_env import (
     KINDS,
@@ -19,7 +19,6 @@ from rallypoint.agent.features.worker_env import (
     add_worker_env,
 )
 from rallypoint.agent.options import checked_frameworks
-from rallypoint.agent.preload import per_worker_variables
 from rallypoint.agent.spec import Worker, WorkerGroup
 from rallypoint.base.errors import UserError
 from rallypoint.control.protocol.messages import Placement

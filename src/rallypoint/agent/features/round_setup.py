@@ -271,8 +271,10 @@ class RoundSetup(Preparation):
             self._look_at = now + _WARN_AFTER  # the thread may have got another deadline meanwhile
             if not self._warned and not round_.records:
                 self._warned = True
-                why = f"nothing has come for {_WARN_AFTER:g} s, of {round_.seconds:g} s"
-                log.warning("%s", round_.step.sentence(round_, why))
+                log.warning(
+                    "%s",
+                    round_.step.sentence(round_, f"nothing has come for {_WARN_AFTER:g} s, of {round_.seconds:g} s"),
+                )
         if now >= round_.deadline.at + _LATE:
             try:
                 round_.step.missed(
