@@ -68,7 +68,6 @@ class Actions(Source):
         self._rendezvous = rendezvous
         self._clock = clock
         self._post = post
-        self._round = -1
         fenced = workers.group.spec.features.recovery.fence
         self._confirmation = Confirmation(rendezvous, fence=workers.fence if fenced else None)
         self.fence = self._confirmation if fenced else None
@@ -96,10 +95,55 @@ class Actions(Source):
         self._reporter: Reporter | None = None
         self._requeue: SlurmRequeue | None = None
 
-    def carry_out(self, step: steps.Step, round_: int) -> None:
+    def carry_out(self, step: steps.Step, round_: int) -> None:  # noqa: C901 - a table
         """Carry out a step of the policy, which belongs to this round."""
-        self._round = round_
-        self._HOW[type(step)](self, step)
+        workers = self._workers
+        match step:
+            case steps.LogLine(live=live):
+                if not (live[0] and self._shows_live(live)):
+                    self._log(step.text, warning=step.warning)
+            case steps.RequestJoin():
+                self._join()
+            case steps.StartWorkers():
+                self._start(step)
+            case Drain() | Preempt() | PreemptJob() | LeaveRequest():
+                self._rendezvous.send(step)
+            case steps.SetTimer(timer=timer, seconds=seconds):
+                self._timers[timer] = self._clock.monotonic() + seconds
+                if timer is Timer.SIGNAL:
+                    self.last, self._held = None, self.last
+            case Fail():
+                self._fail(step)
+            case steps.FailHung(ends_job=ends_job):
+                cause = node_failure(step.text, Ending.HANG, exitcode=1)
+                self._fail(Fail(step.round, cause, 0 if ends_job else workers.restart_limit()))
+            case Succeed():
+                self._succeed()
+            case steps.CheckNode():
+                assert workers.begin_check is not None, "only where the user has a check"
+                self._check = workers.begin_check()
+            case steps.StopWorkers():
+                self._stop(step)
+            case steps.KeepNobody():
+                workers.keep_nobody(step.signal, failed=step.failed)
+            case steps.KillWorkers():
+                log.warning("Killing the workers")
+                for ending in (self.stop, self._check):
+                    if ending is not None:
+                        ending.kill_now()
+            case steps.ForwardSignal(signal=number):
+                log.info("Received %s for the workers", signal_name(number))
+                workers.forward(number)
+            case steps.PostNotice():
+                workers.folder.post(step.reason, step.node, round_, step.seconds, waits=True)
+            case steps.PostStopNotice():
+                workers.folder.post(PREEMPTION, "", round_, workers.grace.of(failed=False), waits=False)
+            case steps.WithdrawNotice():
+                workers.folder.withdraw()
+            case steps.RequeueJob():
+                self._requeue_job()
+            case steps.End():
+                self._end(step)
 
     def hear(self, event: steps.Event, round_: int) -> None:
         """Do what follows from an event whatever the policy decides. `round_`: the present one."""
@@ -230,7 +274,7 @@ class Actions(Source):
 
     # Steps: the rounds
 
-    def _do_join(self, _step: steps.RequestJoin) -> None:
+    def _join(self) -> None:
         spec = self._workers.group.spec
         self._workers.folder.end_round()
         now = self._workers.group.join_requested_at = self._clock.monotonic()
@@ -247,7 +291,7 @@ class Actions(Source):
             )
         )
 
-    def _do_start(self, step: steps.StartWorkers) -> None:
+    def _start(self, step: steps.StartWorkers) -> None:
         self.last = self._held = None
         self._timers.pop(Timer.SIGNAL, None)
         self._workers.group.notices = self._workers.folder.reset(keep=bool(self._workers.survivors()))
@@ -256,12 +300,7 @@ class Actions(Source):
         if self._workers.preparation_failure() is None:  # otherwise it is reported when the loop asks for events
             list(self._start_if_ready())
 
-    def _do_set_timer(self, step: steps.SetTimer) -> None:
-        self._timers[step.timer] = self._clock.monotonic() + step.seconds
-        if step.timer is Timer.SIGNAL:
-            self.last, self._held = None, self.last
-
-    def _do_fail(self, step: Fail) -> None:
+    def _fail(self, step: Fail) -> None:
         spec, cause = self._workers.group.spec, step.cause
         self.last = self._held or self.last
         if cause.rank >= 0:
@@ -281,33 +320,18 @@ class Actions(Source):
                 if rank == cause.rank:
                     self._announced = cause._replace(message=failure.text)
 
-    def _do_fail_hung(self, step: steps.FailHung) -> None:
-        cause = node_failure(step.text, Ending.HANG, exitcode=1)
-        self._do_fail(Fail(step.round, cause, 0 if step.ends_job else self._workers.restart_limit()))
-
-    def _do_succeed(self, _step: Succeed) -> None:
+    def _succeed(self) -> None:
         self._finished_at = self._clock.monotonic()
         self._workers.folder.end_round()
         log.info("Local worker group finished (%s). Waiting for the other agents.", self._workers.group.state.value)
         self._workers.on_succeeded()
-
-    def _do_send(self, step: Drain | Preempt | PreemptJob | LeaveRequest) -> None:
-        self._rendezvous.send(step)
-
-    def _do_log(self, step: steps.LogLine) -> None:
-        if not (step.live[0] and self._shows_live(step.live)):
-            self._log(step.text, warning=step.warning)
 
     def _log(self, text: str, *, warning: bool = True) -> None:
         (log.warning if warning else log.info)("[%s] %s", self._workers.group.spec.role, text)
 
     # Steps: the workers
 
-    def _do_check(self, _step: steps.CheckNode) -> None:
-        assert self._workers.begin_check is not None, "only where the user has a check"
-        self._check = self._workers.begin_check()
-
-    def _do_stop(self, step: steps.StopWorkers) -> None:
+    def _stop(self, step: steps.StopWorkers) -> None:
         if self._check is not None:
             self._check.begin_stop(step.signal)
             return
@@ -320,29 +344,7 @@ class Actions(Source):
             self.stop = None
             self._post(self._stopped())
 
-    def _do_keep_nobody(self, step: steps.KeepNobody) -> None:
-        self._workers.keep_nobody(step.signal, failed=step.failed)
-
-    def _do_kill(self, _step: steps.KillWorkers) -> None:
-        log.warning("Killing the workers")
-        for ending in (self.stop, self._check):
-            if ending is not None:
-                ending.kill_now()
-
-    def _do_forward(self, step: steps.ForwardSignal) -> None:
-        log.info("Received %s for the workers", signal_name(step.signal))
-        self._workers.forward(step.signal)
-
-    def _do_post_notice(self, step: steps.PostNotice) -> None:
-        self._workers.folder.post(step.reason, step.node, self._round, step.seconds, waits=True)
-
-    def _do_withdraw_notice(self, _step: steps.WithdrawNotice) -> None:
-        self._workers.folder.withdraw()
-
-    def _do_post_stop_notice(self, _step: steps.PostStopNotice) -> None:
-        self._workers.folder.post(PREEMPTION, "", self._round, self._workers.grace.of(failed=False), waits=False)
-
-    def _do_requeue(self, _step: steps.RequeueJob) -> None:
+    def _requeue_job(self) -> None:
         preemption = self._workers.group.spec.features.preemption
         if preemption.requeue:
             from rallypoint.agent.features.preemption import SlurmRequeue
@@ -351,7 +353,7 @@ class Actions(Source):
 
     # The end
 
-    def _do_end(self, step: steps.End) -> None:
+    def _end(self, step: steps.End) -> None:
         match step.event:
             case JobEnded(verdict=verdict):
                 self._end_with(verdict, step.saved)
@@ -383,7 +385,7 @@ class Actions(Source):
             request = verdict.detail or "the job was ended on request"
             raise RendezvousClosedError(f"{request} before its workers had finished", ending=verdict.ending)
         else:
-            self.result = self._failed(verdict, last)
+            self.result = self._result_of_failure(verdict, last)
 
     def _preempted(self, verdict: Verdict, saved: bool | None) -> JobPreempted:
         text = f"the job was preempted, since {verdict.detail}"
@@ -391,7 +393,7 @@ class Actions(Source):
             text += f"; {'all' if saved else 'not all'} workers of this node have saved"
         return JobPreempted(text if self._requeue is None else f"{text}; {self._requeue.finish()}")
 
-    def _failed(self, verdict: Verdict, last: RunResult) -> RunResult:
+    def _result_of_failure(self, verdict: Verdict, last: RunResult) -> RunResult:
         group = self._workers.group
         if verdict.detail:
             log.error("[%s] The job ends with restarts left: %s", group.spec.role, verdict.detail)
@@ -406,24 +408,3 @@ class Actions(Source):
             reported_elsewhere=not own and not self._rendezvous.hosts_coordinator,
             ending=verdict.ending,
         )
-
-    _HOW: dict[type, Callable[..., None]] = {  # noqa: RUF012 - a table, never changed
-        steps.RequestJoin: _do_join,
-        steps.StartWorkers: _do_start,
-        steps.SetTimer: _do_set_timer,
-        Fail: _do_fail,
-        steps.FailHung: _do_fail_hung,
-        Succeed: _do_succeed,
-        **dict.fromkeys((Drain, Preempt, PreemptJob, LeaveRequest), _do_send),
-        steps.LogLine: _do_log,
-        steps.CheckNode: _do_check,
-        steps.StopWorkers: _do_stop,
-        steps.KeepNobody: _do_keep_nobody,
-        steps.KillWorkers: _do_kill,
-        steps.ForwardSignal: _do_forward,
-        steps.PostNotice: _do_post_notice,
-        steps.WithdrawNotice: _do_withdraw_notice,
-        steps.PostStopNotice: _do_post_stop_notice,
-        steps.RequeueJob: _do_requeue,
-        steps.End: _do_end,
-    }

@@ -182,26 +182,25 @@ class Round:
 
 
 class SetupStep(Protocol):
-    """One step of what a round has to wait for."""
+    """One step of what a round has to wait for. All but `run` is called on the loop's thread; all but `sentence` and
+    `close` raises Unprepared if the workers cannot start.
+    """
 
     def begin(self, round_: Round) -> bool:
-        """On the loop's thread: reserve what the round needs. Returns whether `run` has something to do.
-
-        Raises:
-            Unprepared: the workers cannot start.
-        """
+        """Reserve what the round needs. Returns whether `run` has something to do."""
+        return True
 
     def run(self, round_: Round) -> None:
-        """On a thread. Raises Unprepared."""
+        """Find out what the round needs, for as long as that takes."""
 
     def missed(self, round_: Round, why: str) -> None:
-        """Something has not come in time, or has failed. Raises Unprepared if the workers cannot start without it."""
+        """It has not come in time, for this reason."""
 
     def sentence(self, round_: Round, why: str) -> str:
         """A sentence on what is not known, and why."""
 
     def take(self, round_: Round) -> None:
-        """On the loop's thread: take what was found. Raises Unprepared."""
+        """Take what was found."""
 
     def close(self) -> None:
         """The run is over. Idempotent."""
