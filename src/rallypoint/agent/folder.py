@@ -109,7 +109,7 @@ class WorkerFolder(Source):
         self._folder = ""
         self._created = False
         self.on_folder: Callable[[], None] = lambda: None
-        """Called at each look at progress that finds that workers have made the folder."""
+        """Called at intervals, once workers have made the folder."""
         self.on_progress: Callable[[Reached, bool], None] = lambda reached, from_file: None
         """Called with new progress, and whether the file shows it."""
         # The notice
@@ -309,8 +309,6 @@ class WorkerFolder(Source):
         if self._round < 0:
             return
         self._take_in(_newest(steps_of_workers(self._folder, self._ranks, self._since)))
-        if self._folder and os.path.isdir(self._folder):
-            self.on_folder()
         if self._file is not None:
             self._take_in_file(self._file.reading)
 
@@ -356,6 +354,8 @@ class WorkerFolder(Source):
         now = self._clock.monotonic()
         if now >= self._look_at:
             self.look()
+            if self._folder and os.path.isdir(self._folder):
+                self.on_folder()
             used = self._used or self._file is not None
             self._look_at = now + (min(self._idle, _EVERY) if used else self._idle)
             self._idle = min(2 * self._idle, _MAX_IDLE)

@@ -6,7 +6,7 @@ signals), exits of workers, a stop in progress, and whatever a run has beside th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from signal import SIGKILL, SIGTERM
 
@@ -18,7 +18,6 @@ from rallypoint.agent.sources import Source
 from rallypoint.agent.spec import DEFAULT_ROLE, RunResult, WorkerState
 from rallypoint.agent.steps import (
     Event,
-    PreemptionRequested,
     SignalArrived,
     WorkersFailed,
     WorkersFenced,
@@ -216,12 +215,6 @@ class AgentLoop:
         self._local_socket.open()
         self._sources.append(self._local_socket)
 
-    def _preempted_by(self, numbers: Collection[int]) -> PreemptionRequested | None:
-        """The event for signals that preempt the job, if one of these does."""
-        preemption = self._preemption
-        numbers = () if preemption is None else preemption.signals.intersection(numbers)
-        return None if preemption is None or not numbers else preemption.of_signal(min(numbers))
-
 
 class _Mail(Source):
     """Notifications of the rendezvous, and signals."""
@@ -240,8 +233,8 @@ class _Mail(Source):
         for event in self._loop._mailbox.drain():
             if not isinstance(event, SignalArrived):
                 yield event
-            elif (preempted := self._loop._preempted_by({event.number})) is not None:
-                yield preempted
+            elif self._loop._preemption is not None and event.number in self._loop._preemption.signals:
+                yield self._loop._preemption.of_signal(event.number)
             elif event.number == SIGTERM:
                 yield event._replace(notice=self._loop._workers.terminated())
             else:
@@ -294,8 +287,8 @@ class _Exits(Source):
                 if self._watches() and loop._state.round == round_:
                     loop._actions.last = result
                     # A signal to all has reached the workers, and will reach us in a moment.
-                    if reached and (preempted := loop._preempted_by(reached)) is not None:
-                        yield preempted
+                    if loop._preemption is not None and (numbers := loop._preemption.signals & reached):
+                        yield loop._preemption.of_signal(min(numbers))
                     yield WorkersFailed(cause, reached, self._workers.restart_limit())
             case WorkerState.HEALTHY:
                 pass

@@ -519,8 +519,7 @@ class WorkerController:
             return None
         death_sig, timeout = Signals(step.signal), self.grace.of(step.failed)
         limit, sent = self.grace.of(failed=False), self._workers_have_signal(death_sig)
-        held = self.can_be_held()
-        if held is not None and step.restarts and not step.ends_all:
+        if step.restarts and not step.ends_all and (held := self.can_be_held()) is not None:
             return held.begin_release(self.pcontext, death_sig, timeout, limit, sent=sent)
         return self.pcontext.begin_close(death_sig, timeout, limit, sent=sent)
 
@@ -529,18 +528,15 @@ class WorkerController:
         if self.pcontext is not None:
             self.pcontext.keep_nobody(Signals(number), self.grace.of(failed))
 
-    def shutdown(self, number: int) -> None:
-        """End the workers for good by this signal. Always called at the end; idempotent."""
-        self.end(Signals(number), self.grace.stop)
-
-    def end(self, death_sig: Signals, timeout: float) -> None:
-        """End the workers, and return when they are gone. Idempotent.
+    def shutdown(self, number: int, timeout: float | None = None) -> None:
+        """End the workers, and return when they are gone. Always called at the end; idempotent.
 
         Args:
-            death_sig: the first signal.
-            timeout: seconds between it and SIGKILL.
+            number: the first signal.
+            timeout: seconds between it and SIGKILL; None for those of a stop.
         """
         if self.pcontext is not None:
+            death_sig, timeout = Signals(number), self.grace.stop if timeout is None else timeout
             self.pcontext.close(death_sig, timeout, sent=self._workers_have_signal(death_sig))
         if self._watchdog is not None:
             self._close_watchdog(self._watchdog)

@@ -97,7 +97,7 @@ class OverriddenWorkers(WorkerController):
             self.agent._shutdown(signal.Signals(step.signal), round(self.grace.of(step.failed)))
         return None
 
-    def shutdown(self, number: int) -> None:
+    def shutdown(self, number: int, timeout: float | None = None) -> None:
         self.agent._shutdown(signal.Signals(number), self.agent._shutdown_timeout)
 
     def on_succeeded(self) -> None:
@@ -347,9 +347,9 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     @profiled("LocalElasticAgent._stop_workers")
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        self._workers.end(signal.SIGTERM, self._shutdown_timeout)
+        WorkerController.shutdown(self._workers, signal.SIGTERM)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        self._workers.end(death_sig, timeout)
+        WorkerController.shutdown(self._workers, death_sig, timeout)
         if not self._runs:
             self._workers.close()

@@ -68,7 +68,7 @@ class ThreadWorkers(WorkerController):
         self.join()
         return None
 
-    def shutdown(self, number: int) -> None:
+    def shutdown(self, number: int, timeout: float | None = None) -> None:
         self.calls.append(f"shutdown {signal.Signals(number).name}")
         self.join()
 

@@ -89,7 +89,7 @@ class InterfaceChoice:
         round_.interface = Choice(failure=why)
 
     def sentence(self, round_: Round, why: str) -> str:
-        return _failure(f"{why} about {round_.place.store_address}")
+        return _failure(f"{round_.place.store_address} has not been resolved ({why})")
 
     def take(self, round_: Round) -> None:
         from rallypoint.agent.features.round_setup import Unprepared
