@@ -75,7 +75,7 @@ def constant_environment(spec: WorkerSpec, agent_environment: Mapping[str, str])
         "PYTHONFAULTHANDLER": agent_environment.get("PYTHONFAULTHANDLER", 1),
     }
     if spec.features.hangs.flight_recorder:
-        from rallypoint.agent.features.hangs import constant_variables
+        from rallypoint.agent.features.flight_recorder import constant_variables
 
         constants.update(constant_variables(agent_environment))
     if spec.local_world_size == 1 or spec.virtual_local_rank:

@@ -33,7 +33,7 @@ from rallypoint.agent.steps import (
     WorkersSucceeded,
 )
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
-from rallypoint.base.light_typing import TYPE_CHECKING, Any
+from rallypoint.base.light_typing import TYPE_CHECKING, Any, Protocol
 from rallypoint.control.membership.operations import Fail
 from rallypoint.control.protocol.messages import HangReport, JobEnded, OperatorAction, Placed, RoundEnded
 from rallypoint.failures.cause import Cause, Ending
@@ -51,9 +51,22 @@ from rallypoint.observe.telemetry.lazy import logging_errors, metrics_wanted, pu
 
 if TYPE_CHECKING:
     from rallypoint.agent.spec import RunResult, Worker
-    from rallypoint.agent.workers import WorkerController
     from rallypoint.failures.failure import ProcessFailure
     from rallypoint.workers.watchdog.requests import FileTimerRequest
+
+
+class Workers(Protocol):
+    """What this needs of a `WorkerController`."""
+
+    group: WorkerGroup
+    began: float
+    failures: Mapping[int, ProcessFailure]
+
+    def succeeded(self) -> tuple[int, ...]:
+        """Global ranks of the workers that had succeeded before anything stopped them."""
+
+    def remaining(self) -> int:
+        """The number of further failures that the job would survive."""
 
 
 class AgentEvents:
@@ -63,7 +76,7 @@ class AgentEvents:
         workers: the workers of its node.
     """
 
-    def __init__(self, workers: WorkerController) -> None:
+    def __init__(self, workers: Workers) -> None:
         self._workers = workers
         self._group = workers.group
         self._destination = workers.group.spec.event_log_handler

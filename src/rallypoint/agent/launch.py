@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from rallypoint.agent.loop import run_agent
 from rallypoint.agent.options import Features
-from rallypoint.agent.rendezvous_client import rendezvous_of
+from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.signals import SIGNALS_VARIABLE, GracePeriods, stated_grace_period
 from rallypoint.agent.spec import RunResult, WorkerSpec, program_name
 from rallypoint.agent.workers import WorkerController
@@ -22,6 +22,7 @@ from rallypoint.base.light_typing import TYPE_CHECKING, Any
 from rallypoint.base.log import get_logger
 from rallypoint.base.secrets import take_from_environment
 from rallypoint.base.signals import ignore_signals_at_exit
+from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.handler import get_rendezvous_handler
 from rallypoint.rendezvous.params import RendezvousParameters
 
@@ -404,6 +405,21 @@ def _random_run_id() -> str:
     run_id = str(SystemRandom().randrange(10**9))
     log.warning("the config has no run_id; this agent goes by %s, which no other agent will share", run_id)
     return run_id
+
+
+def rendezvous_of(spec: WorkerSpec, exit_barrier_timeout: float = 300) -> RendezvousClient:
+    """The rendezvous client of a node, from the handler of its spec.
+
+    Args:
+        spec: the spec of the node's workers.
+        exit_barrier_timeout: seconds that a handler that cannot notify waits for other nodes at the end. With ours
+            the wait ends with the verdict, however long that takes.
+    """
+    if isinstance(spec.rdzv_handler, ElasticHandler):
+        return spec.rdzv_handler
+    from rallypoint.agent.third_party import PollingRendezvousClient
+
+    return PollingRendezvousClient(spec, exit_barrier_timeout)
 
 
 # Several agents of one job on this machine: `OMP_NUM_THREADS` should divide its processors

@@ -11,11 +11,9 @@ from rallypoint.base.light_typing import TYPE_CHECKING, Protocol
 from rallypoint.control.membership.state import NodeInfo
 from rallypoint.control.protocol.messages import Deliver, Placement, Request
 from rallypoint.rendezvous.control_plane import LocalJob
-from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.handler import RendezvousInfo
 
 if TYPE_CHECKING:
-    from rallypoint.agent.spec import WorkerSpec
     from rallypoint.control.protocol.observation import Snapshot
 
 
@@ -69,18 +67,3 @@ class RendezvousClient(Protocol):
 
     def shutdown(self) -> bool:
         """Release everything; the job goes on without this node. Returns whether that went well."""
-
-
-def rendezvous_of(spec: WorkerSpec, exit_barrier_timeout: float = 300) -> RendezvousClient:
-    """The rendezvous client of a node, from the handler of its spec.
-
-    Args:
-        spec: the spec of the node's workers.
-        exit_barrier_timeout: seconds that a handler that cannot notify waits for other nodes at the end. With ours
-            the wait ends with the verdict, however long that takes.
-    """
-    if isinstance(spec.rdzv_handler, ElasticHandler):
-        return spec.rdzv_handler
-    from rallypoint.agent.third_party import PollingRendezvousClient
-
-    return PollingRendezvousClient(spec, exit_barrier_timeout)

@@ -53,6 +53,16 @@ class Preparation(Source, Protocol):
         """The run is over. Idempotent."""
 
 
+class RoundWatch(Source, Protocol):
+    """Watches the workers of each round while they are meant to run."""
+
+    def begin_round(self, round_: int) -> None:
+        """The workers of a round have been started."""
+
+    def end_round(self) -> None:
+        """The workers are about to be stopped. Idempotent."""
+
+
 class Observer(Protocol):
     """Is told what happens in the loop. It decides nothing, and nothing here blocks."""
 

@@ -28,7 +28,7 @@ from rallypoint.agent.facts import NodeFacts, worker_facts
 from rallypoint.agent.folder import WorkerFolder
 from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.signals import FORWARDED_SIGNALS, GracePeriods, scheduler
-from rallypoint.agent.sources import Observer, Preparation, Source
+from rallypoint.agent.sources import Observer, Preparation, RoundWatch, Source
 from rallypoint.agent.spec import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, node_failure
 from rallypoint.agent.steps import StopWorkers
 from rallypoint.base.clock import SYSTEM_CLOCK
@@ -44,7 +44,6 @@ from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, take_pres
 
 if TYPE_CHECKING:
     from rallypoint.agent.events import AgentEvents
-    from rallypoint.agent.features.hangs import HangWatch
     from rallypoint.agent.features.node_check import NodeCheck
     from rallypoint.agent.held_workers import HeldWorkers
     from rallypoint.control.ranks import NodeRanks
@@ -109,7 +108,7 @@ class WorkerController:
         self.at_end = ExitStack()
         """What is released when the run is over."""
         self.at_end.callback(self.folder.close)
-        self.hang_watch: HangWatch | None = None
+        self.hang_watch: RoundWatch | None = None
         self.begin_check: Callable[[], NodeCheck] | None = None
         """Begins the user's check of this node, if there is one."""
         self.round_entered_at = 0.0
@@ -263,7 +262,7 @@ class WorkerController:
         whole = [*([group.notices] if group.notices else []), *pipes]
         reaper.set_cleanup(empty=[temporary] if temporary else [], whole=whole)
         if spec.features.hangs.flight_recorder:
-            from rallypoint.agent.features.hangs import switch_on
+            from rallypoint.agent.features.flight_recorder import switch_on
 
             switch_on(context, group.notices, self.pcontext)
         group.survived = () if self._held is None else self._held.enter(context)

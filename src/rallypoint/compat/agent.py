@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from rallypoint.agent.launch import rendezvous_of
 from rallypoint.agent.loop import run_agent, run_loop
-from rallypoint.agent.rendezvous_client import rendezvous_of
 from rallypoint.agent.signals import GracePeriods
 from rallypoint.agent.spec import DEFAULT_ROLE, RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from rallypoint.agent.steps import StopWorkers

@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Collection
 
-from rallypoint.agent.rendezvous_client import rendezvous_of
+from rallypoint.agent.launch import rendezvous_of
 from rallypoint.agent.signals import GracePeriods
 from rallypoint.agent.spec import RunResult, WorkerState
 from rallypoint.agent.steps import StopWorkers

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from rallypoint.agent.facts import WorkerFacts
-from rallypoint.agent.features.hangs import ENTRIES, collect, constant_variables, switch_on
+from rallypoint.agent.features.flight_recorder import ENTRIES, constant_variables, switch_on
+from rallypoint.agent.features.hangs import collect
 from rallypoint.base.clock import Deadline
 from rallypoint.base.process_table import process_table
 from rallypoint.base.procfs import read_proc_state

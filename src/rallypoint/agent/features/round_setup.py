@@ -61,7 +61,6 @@ from rallypoint.clusters.preflight.results import REQUIRE
 from rallypoint.rendezvous.elastic import ElasticHandler
 
 if TYPE_CHECKING:
-    from rallypoint.agent.features.socket_ifname import Choice
     from rallypoint.agent.spec import WorkerGroup
     from rallypoint.agent.workers import WorkerController
     from rallypoint.control.protocol.messages import Placement
@@ -127,7 +126,6 @@ class Round:
         """This node's record, if nodes exchange any."""
         self.listener: MeshListener | None = None
         """Greets those who dial this node; None if nodes do not dial each other."""
-        self.interface: Choice | None = None
         self._lock = threading.Lock()
         self._close: list[Callable[[], None]] = []
 

@@ -72,6 +72,8 @@ class InterfaceChoice:
     def __init__(self, asked: str) -> None:
         self._chosen = "" if asked == AUTO else asked
         self._logged = Choice()
+        self._found: dict[Round, Choice] = {}
+        """What the threads of rounds have found."""
 
     def variables(self, worker: Worker, environment: Mapping[str, str]) -> Mapping[str, str]:
         """See `VariableSource`. What the user has set stands."""
@@ -79,14 +81,15 @@ class InterfaceChoice:
         return {name: value for name, value in wanted.items() if not os.environ.get(name)}
 
     def begin(self, round_: Round) -> bool:
+        self._found.clear()
         return True
 
     def run(self, round_: Round) -> None:
         round_.limit(_TIMEOUT)
-        round_.interface = _find(round_.place.store_address, round_.place.group_world_size)
+        self._found[round_] = _find(round_.place.store_address, round_.place.group_world_size)
 
     def missed(self, round_: Round, why: str) -> None:
-        round_.interface = Choice(failure=why)
+        self._found[round_] = Choice(failure=why)
 
     def sentence(self, round_: Round, why: str) -> str:
         return _failure(f"{round_.place.store_address} has not been resolved ({why})")
@@ -94,7 +97,7 @@ class InterfaceChoice:
     def take(self, round_: Round) -> None:
         from rallypoint.agent.features.round_setup import Unprepared
 
-        found = round_.interface or Choice()
+        found = self._found.pop(round_, Choice())
         self._chosen = found.name
         if found.failure:
             raise Unprepared(found.failure)

@@ -1,0 +1,82 @@
+"""The flight recorders of torch's process groups, switched on by torch's own variables (`--flight-recorder`).
+
+Laws:
+
+1. Whatever the user has set stays, also under its old name.
+2. Dumps go into the folder of this start of the workers. The pipes and sockets by which workers are asked for dumps are
+   in the notice directory: on a local disk, and removed with it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from rallypoint.agent.facts import attempt_folder
+from rallypoint.base.light_typing import TYPE_CHECKING
+from rallypoint.base.log import get_logger
+from rallypoint.base.private_files import make_private
+from rallypoint.observe.hangs.dumps import BUFFER, DUMP, DUMP_ON_TIMEOUT, OLD_NAMES, PIPE, SOCKET
+from rallypoint.observe.hangs.evidence import dump_folder
+
+if TYPE_CHECKING:
+    from rallypoint.workers.context import PContext
+
+log = get_logger(__name__)
+
+ENTRIES = 2000
+"""Operations of all process groups that a worker keeps; torch's default."""
+_MAX_SOCKET = 100
+"""Bytes of a socket's path; the kernel takes 107."""
+
+
+def constant_variables(given: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are the same for all workers in all rounds, so that workers can be forked from a process that
+    has imported torch: torch reads them on import.
+
+    Args:
+        given: the variables that the user has set.
+    """
+    return _unless_given({BUFFER: str(ENTRIES), DUMP_ON_TIMEOUT: "1"}, given)
+
+
+def switch_on(context: PContext, notices: str, previous: PContext | None) -> None:
+    """Add to the environment of workers about to start where they dump, and the pipe or socket that asks them to.
+
+    Args:
+        context: the workers; their log folders exist.
+        notices: the notice directory; empty if there is none.
+        previous: the workers of the previous round, some of which may go on in their processes: torch dumps where it
+            was told first.
+    """
+    folder = dump_folder(attempt_folder(context.error_files.values()))
+    variables: dict[str, str] = {}
+    if not folder:
+        log.warning(
+            "--flight-recorder has no folder for its dumps, since workers have no log folder (--log-dir=/dev/null): "
+            "they go where torch puts them, below ~/.cache/torch"
+        )
+    try:
+        if folder:
+            os.makedirs(folder, exist_ok=True)
+            variables[DUMP] = os.path.join(folder, "rank_")
+        if notices:
+            make_private(notices)
+            variables[PIPE] = os.path.join(notices, "flight_recorder_")
+    except OSError as error:
+        log.warning("the flight recorders of the workers cannot be asked for dumps: %s", error)
+    held = () if previous is None else previous.held
+    for local_rank, environment in context.envs.items():
+        own = dict(variables)
+        if previous is not None and local_rank in held and DUMP in previous.envs[local_rank]:
+            own[DUMP] = previous.envs[local_rank][DUMP]
+        path = os.path.join(notices, f"worker_server_{local_rank}")
+        if PIPE in own and len(os.fsencode(path)) <= _MAX_SOCKET:
+            own[SOCKET] = path
+        environment.update(_unless_given(own, {**os.environ, **environment}))
+
+
+def _unless_given(variables: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value for name, value in variables.items() if not {name, OLD_NAMES.get(name, name)}.intersection(given)
+    }
