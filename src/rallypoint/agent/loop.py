@@ -132,7 +132,8 @@ class AgentLoop:
         self._sources = workers.sources
         """All that is waited for, in the order in which it is asked for events; grows and shrinks with the run."""
         self._sources.insert(0, self._mail)
-        self._sources += [self._actions, _Exits(self)]
+        # Exits before the folder: a worker that has ended without acknowledging a notice has finished, and not saved.
+        self._sources += [self._actions, _Exits(self), workers.folder]
         if self._preemption is not None and self._preemption.deadline is not None:
             self._sources.append(self._preemption.deadline)
             workers.at_end.callback(self._preemption.deadline.close)

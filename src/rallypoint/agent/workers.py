@@ -100,7 +100,7 @@ class WorkerController:
         self.folder = WorkerFolder(self.running, rendezvous.send, spec.features.recovery.progress_file)
         """The folder that is shared with the workers."""
         self.folder.on_folder = self._look_ahead
-        self.sources: list[Source] = [self.folder]
+        self.sources: list[Source] = []
         """What the loop waits for and drives."""
         self.preparations: list[Preparation] = []
         """The preparations that each round waits for before its workers start, in this order."""
