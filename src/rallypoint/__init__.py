@@ -9,8 +9,7 @@ TYPE_CHECKING = False  # as type checkers understand it; importing typing would 
 if TYPE_CHECKING:
     from typing import Any
 
-    from rallypoint.agent.launch.api import elastic_launch
-    from rallypoint.agent.launch.config import LaunchConfig
+    from rallypoint.agent.launch import LaunchConfig, elastic_launch
     from rallypoint.agent.options import Features
     from rallypoint.base.version import __version__
     from rallypoint.failures.record import record
@@ -22,8 +21,8 @@ _HOME = {
     "__version__": "rallypoint.base.version",
     "ChildFailedError": "rallypoint.failures.report",
     "Features": "rallypoint.agent.options",
-    "LaunchConfig": "rallypoint.agent.launch.config",
-    "elastic_launch": "rallypoint.agent.launch.api",
+    "LaunchConfig": "rallypoint.agent.launch",
+    "elastic_launch": "rallypoint.agent.launch",
     "record": "rallypoint.failures.record",
 }
 

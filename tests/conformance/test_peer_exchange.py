@@ -17,15 +17,14 @@ def exchange_over(kind: str) -> None:
     """Two agents of one round exchange records. Where torch is imported, stores of a rendezvous become torch's."""
     import torch.distributed as dist
 
-    from rallypoint.agent.features.peers import PeerExchange
     from rallypoint.store.plain import HashStore
-    from tests.unit.agent.test_peer_exchange import User, entered, finish
+    from tests.unit.agent.test_peer_exchange import User, entered, exchanging, finish
     from tests.unit.agent.third_party import CountingHandler
 
     is_hash = kind == "HashStore"
     store = dist.HashStore() if is_hash else dist.PrefixStore("job", dist.TCPStore("127.0.0.1", 0, is_master=True))
     users = [User(0, 1), User(0, 1)]
-    exchanges = [PeerExchange([user]) for user in users]
+    exchanges = [exchanging(user) for user in users]
     for rank, peers in enumerate(exchanges):
         group = entered(rank, 2, 1, lambda: CountingHandler(HashStore(), "job", 2))
         group.store = store

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rallypoint.agent.torch_events import TorchEvents, put_run_result, put_worker_state
+from rallypoint.agent.events import TorchEvents, put_run_result, put_worker_state
 from rallypoint.data import CyclingIterator, ElasticDistributedSampler, permutation
 from rallypoint.observe.telemetry import agent_events, metrics
 from rallypoint.observe.telemetry.agent_events import Event

@@ -26,7 +26,7 @@ from rallypoint.agent.facts import WorkerFacts
 from rallypoint.agent.features import local_socket
 from rallypoint.agent.features.incidents import Incident, flight_recorder_paths, pieces_of
 from rallypoint.agent.features.local_socket import local_jobs
-from rallypoint.agent.progress import steps_of_workers
+from rallypoint.agent.folder import steps_of_workers
 from rallypoint.base.secrets import new_secret
 from rallypoint.control.membership.operations import Close
 from rallypoint.control.membership.state import Settings

@@ -17,10 +17,8 @@ from unittest.mock import patch
 
 from rallypoint import notices
 from rallypoint.agent import signals
-from rallypoint.agent.features.peers import PeerRecord, decode_record, encode_record
-from rallypoint.agent.notice_directory import NoticeDirectory
-from rallypoint.agent.progress import ProgressTracker, _integer
-from rallypoint.base.clock import SYSTEM_CLOCK
+from rallypoint.agent.features.round_setup import PeerRecord, decode_record, encode_record
+from rallypoint.agent.folder import WorkerFolder, _integer
 from rallypoint.base.endpoint import parse_endpoint
 from rallypoint.base.errors import UserError
 from rallypoint.base.secrets import ETCD_PASSWORD, SECRET, etcd_password, job_secret
@@ -99,7 +97,7 @@ def _failure_seeds() -> Sequence[bytes]:
 
 def notes(data: bytes) -> None:
     """A notice that is no notice of ours, and acknowledgements of any name."""
-    directory = NoticeDirectory(lambda: [0])
+    directory = WorkerFolder(lambda: [0], lambda request: None)
     folder = directory.reset()
     directory.post(notices.SCALE, "", 0, 60.0, waits=True)
     try:
@@ -248,8 +246,9 @@ def progress(data: bytes) -> None:
     with TemporaryDirectory() as folder:
         Path(folder, f"{notices.PROGRESS_PREFIX}0").write_bytes(data)
         sent: list[bytes] = []
-        tracker = ProgressTracker(SYSTEM_CLOCK, "", lambda request: sent.append(codec.encode(request)))
-        tracker.begin_round(0, folder, 1, -1)
+        tracker = WorkerFolder(lambda: (), lambda request: sent.append(codec.encode(request)))
+        tracker._folder = folder
+        tracker.begin_round(0, 1, -1)
         tracker.end_round()
         for each in sent:
             codec.decode_request(each)
@@ -317,12 +316,12 @@ TARGETS = {
     "peer-records": Target(
         peer_records,
         lambda: [encode_record(_PEER), encode_record(_PEER._replace(address="2001:db8::1", ports={}))],
-        ("agent/features/peers.py",),
+        ("agent/features/round_setup.py",),
     ),
     "progress": Target(
         progress,
         lambda: [b"1200\n", bytes(32), (7).to_bytes(8, "little") * 4, (7).to_bytes(8, "little") * 2],
-        ("agent/progress.py",),
+        ("agent/folder.py",),
         300,
     ),
     "event-files": Target(event_files, _event_file_seeds, ("observe/report.py",), 400),
@@ -330,9 +329,7 @@ TARGETS = {
     "last-words": Target(
         words, lambda: [_TRACEBACK, _FATAL, b"a\rb\x1b[31mc\n" * 9], ("failures/texts.py", "workers/logs/relay.py")
     ),
-    "notices": Target(
-        notes, lambda: [_NOTICE, b"0.1", b"0.3", b"1.2"], ("notices.py", "agent/notice_directory.py"), 300
-    ),
+    "notices": Target(notes, lambda: [_NOTICE, b"0.1", b"0.3", b"1.2"], ("notices.py", "agent/folder.py"), 300),
     "timers": Target(timers, _timer_seeds, ("workers/watchdog/requests.py",)),
     "probes": Target(
         probes,

@@ -44,8 +44,8 @@ import os, sys
 def work():
     exec({body!r}, {{"__name__": "worker"}})
 if __name__ == "__main__":
-    from rallypoint.agent.launch.api import elastic_launch
-    from rallypoint.agent.launch.config import LaunchConfig
+    from rallypoint.agent.launch import elastic_launch
+    from rallypoint.agent.launch import LaunchConfig
     conf = LaunchConfig(1, 1, 1, run_id="x", rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0", max_restarts=1,
                         start_method="forkserver", rdzv_configs={{"is_host": True}})
     elastic_launch(conf, work)()

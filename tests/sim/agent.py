@@ -7,6 +7,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
+from rallypoint.agent.confirmation import Confirmation
 from rallypoint.agent.policy import Phase, PolicyState, begin, decide
 from rallypoint.agent.steps import (
     CheckNode,
@@ -36,7 +37,6 @@ from rallypoint.agent.steps import (
     WorkersSucceeded,
 )
 from rallypoint.agent.steps import Timer as AgentTimer
-from rallypoint.agent.waiting import Confirmation
 from rallypoint.base.clock import Deadline
 from rallypoint.control.election.leader_resolver import LeaderResolver
 from rallypoint.control.membership.operations import Drain, Fail, Preempt, PreemptJob, Succeed
@@ -368,7 +368,7 @@ class Agent:
             self._start.cancel()
             self._start = None
         self._held = None
-        self._confirmation.cancel()
+        self._confirmation.awaited = False
         self._releases = step.restarts and not step.ends_all and self.workers.resumable
         takes = self.workers.release_time() if self._releases else self.workers.stop_time()
         self._stop = self.process.later(takes, self._stopped, self._releases)

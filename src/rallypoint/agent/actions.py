@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterator
 from signal import SIGKILL, Signals
 
 from rallypoint.agent import steps
-from rallypoint.agent.notice_directory import NoticeDirectory
+from rallypoint.agent.confirmation import Confirmation
 from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.sources import Source
 from rallypoint.agent.spec import RunResult, WorkerState, node_failure
 from rallypoint.agent.steps import Timer
-from rallypoint.agent.waiting import Confirmation, WaitingForOthers
 from rallypoint.agent.workers import WorkerController
 from rallypoint.base.clock import Clock
 from rallypoint.base.errors import JobPreempted, NodeLeftInOrder, PreflightError, SignalException
@@ -30,17 +29,22 @@ from rallypoint.control.membership.operations import Drain, Fail, Preempt, Preem
 from rallypoint.control.membership.state import NodeInfo, Outcome, Verdict
 from rallypoint.control.protocol import messages
 from rallypoint.control.protocol.errors import RendezvousClosedError, error_of
-from rallypoint.control.protocol.messages import ConfigDiffers, JobEnded, LeaveRequest
+from rallypoint.control.protocol.messages import ConfigDiffers, JobEnded, LeaveRequest, ProgressRequest
 from rallypoint.failures.cause import Cause, Ending
 from rallypoint.notices import PREEMPTION
+from rallypoint.rendezvous.control_plane import FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL
 
 if TYPE_CHECKING:
+    from rallypoint.agent.features.live_line import LiveLine
     from rallypoint.agent.features.node_check import NodeCheck
     from rallypoint.agent.features.preemption import SlurmRequeue
     from rallypoint.agent.features.reports import Reporter, Request
     from rallypoint.workers.stop import StopInProgress
 
 log = get_logger(__name__)
+
+_LIVE_EVERY = 1.0
+"""Seconds between queries for progress if a terminal shows it."""
 
 
 class Actions(Source):
@@ -51,7 +55,6 @@ class Actions(Source):
         rendezvous: this node's client of the rendezvous.
         clock: of the loop.
         post: takes an event that a step causes at once.
-        waits: whether the node waits for others to form a round.
     """
 
     def __init__(
@@ -60,17 +63,18 @@ class Actions(Source):
         rendezvous: RendezvousClient,
         clock: Clock,
         post: Callable[[steps.Event], None],
-        waits: Callable[[], bool],
     ) -> None:
         self._workers = workers
         self._rendezvous = rendezvous
         self._clock = clock
         self._post = post
-        self._round = -1
-        self.notices = NoticeDirectory(workers.running, clock)
-        self.waiting = WaitingForOthers(rendezvous, clock, waits)
-        fence = workers.fence if workers.group.spec.features.recovery.fence else None
-        self._confirmation = Confirmation(rendezvous, fence=fence)
+        fenced = workers.group.spec.features.recovery.fence
+        self._confirmation = Confirmation(rendezvous, fence=workers.fence if fenced else None)
+        self.fence = self._confirmation if fenced else None
+        self._live_line: LiveLine | None = None
+        """Shows on a terminal what is waited for."""
+        self._query_every = FIRST_PROGRESS_REQUEST
+        """Seconds between queries for the progress of others."""
         self._timers: dict[Timer, float] = {}
         """When each fires, on the clock."""
         self.stop: StopInProgress | None = None
@@ -91,10 +95,55 @@ class Actions(Source):
         self._reporter: Reporter | None = None
         self._requeue: SlurmRequeue | None = None
 
-    def carry_out(self, step: steps.Step, round_: int) -> None:
+    def carry_out(self, step: steps.Step, round_: int) -> None:  # noqa: C901 - a table
         """Carry out a step of the policy, which belongs to this round."""
-        self._round = round_
-        self._HOW[type(step)](self, step)
+        workers = self._workers
+        match step:
+            case steps.LogLine(live=live):
+                if not (live[0] and self._shows_live(live)):
+                    self._log(step.text, warning=step.warning)
+            case steps.RequestJoin():
+                self._join()
+            case steps.StartWorkers():
+                self._start(step)
+            case Drain() | Preempt() | PreemptJob() | LeaveRequest():
+                self._rendezvous.send(step)
+            case steps.SetTimer(timer=timer, seconds=seconds):
+                self._timers[timer] = self._clock.monotonic() + seconds
+                if timer is Timer.SIGNAL:
+                    self.last, self._held = None, self.last
+            case Fail():
+                self._fail(step)
+            case steps.FailHung(ends_job=ends_job):
+                cause = node_failure(step.text, Ending.HANG, exitcode=1)
+                self._fail(Fail(step.round, cause, 0 if ends_job else workers.restart_limit()))
+            case Succeed():
+                self._succeed()
+            case steps.CheckNode():
+                assert workers.begin_check is not None, "only where the user has a check"
+                self._check = workers.begin_check()
+            case steps.StopWorkers():
+                self._stop(step)
+            case steps.KeepNobody():
+                workers.keep_nobody(step.signal, failed=step.failed)
+            case steps.KillWorkers():
+                log.warning("Killing the workers")
+                for ending in (self.stop, self._check):
+                    if ending is not None:
+                        ending.kill_now()
+            case steps.ForwardSignal(signal=number):
+                log.info("Received %s for the workers", signal_name(number))
+                workers.forward(number)
+            case steps.PostNotice():
+                workers.folder.post(step.reason, step.node, round_, step.seconds, waits=True)
+            case steps.PostStopNotice():
+                workers.folder.post(PREEMPTION, "", round_, workers.grace.of(failed=False), waits=False)
+            case steps.WithdrawNotice():
+                workers.folder.withdraw()
+            case steps.RequeueJob():
+                self._requeue_job()
+            case steps.End():
+                self._end(step)
 
     def hear(self, event: steps.Event, round_: int) -> None:
         """Do what follows from an event whatever the policy decides. `round_`: the present one."""
@@ -130,7 +179,7 @@ class Actions(Source):
     def wake_at(self) -> float:
         waits = self.starting is None or self._confirmation.awaited or self._workers.preparing()
         endings = (ending.wake_at() for ending in (self.stop, self._check) if ending is not None)
-        ask_at = self._clock.monotonic() + self._confirmation.wake_in()
+        ask_at = math.inf if self.fence is None else self._clock.monotonic() + self.fence.wake_in()
         return min((math.inf if waits else -math.inf, ask_at, *self._timers.values(), *endings))
 
     def step(self) -> Iterator[steps.Event]:
@@ -140,11 +189,16 @@ class Actions(Source):
         if self._check is not None and self._check.step():
             check, self._check = self._check, None
             yield check.outcome()
-        self._confirmation.step()
+        if self.fence is not None:
+            self.fence.step()
         yield from self._start_if_ready()
         now = self._clock.monotonic()
         for timer in [timer for timer, at in self._timers.items() if at <= now]:
-            if self._timers.pop(timer, None) is not None:
+            if self._timers.pop(timer, None) is None:
+                continue
+            if timer is Timer.PROGRESS:
+                self._query_progress(now)
+            else:
                 yield steps.TimerFired(timer)
 
     def _start_if_ready(self) -> Iterator[steps.Event]:
@@ -156,18 +210,48 @@ class Actions(Source):
             return
         step, self.starting = self.starting, None
         if cause is None:
-            self._confirmation.workers_start()
+            if self.fence is not None:
+                self.fence.workers_start()
             self._workers.start(step.placement)
         else:
             yield steps.WorkersFailed(cause, max_restarts=self._workers.restart_limit())
 
-    def has_fenced(self) -> bool:
-        """Whether the reaper has killed the workers because the coordinator's last word is too old (`--fence`)."""
-        return self._confirmation.has_fenced()
+    # While this node waits for others
+
+    def _query_progress(self, now: float) -> None:
+        self._query_every = min(2 * self._query_every, MAX_PROGRESS_INTERVAL)
+        if self._live_line is not None:
+            self._query_every = _LIVE_EVERY
+            self._live_line.redraw(now)
+        self._timers[Timer.PROGRESS] = now + self._query_every
+        if self.stop is None:  # otherwise it waits for its own workers
+            self._rendezvous.send(ProgressRequest())
+
+    def _shows_live(self, words: tuple[str, str]) -> bool:
+        """Show the progress on the terminal; returns whether there is one."""
+        now = self._clock.monotonic()
+        if self._live_line is None:
+            from rallypoint.agent.features.live_line import LiveLine, shows_live_line
+
+            if not shows_live_line():
+                return False
+            self._live_line = LiveLine(self._workers.group.join_requested_at)
+            self._timers[Timer.PROGRESS] = now + _LIVE_EVERY
+        self._live_line.show(words, now)
+        return True
+
+    def waits_no_longer(self) -> None:
+        """This node does not wait for others any more. Idempotent."""
+        self._timers.pop(Timer.PROGRESS, None)
+        if self._live_line is not None:
+            self._live_line.end()
+            self._live_line = None
+
+    # The end of what runs
 
     def leave_nothing(self, number: int) -> None:
         """End whatever runs by this signal, and return when it is gone."""
-        self.waiting.end()
+        self.waits_no_longer()
         try:
             if self._check is not None:
                 self._check.end(number)
@@ -184,16 +268,18 @@ class Actions(Source):
         return steps.WorkersStopped(self._workers.ended_in_order(), waiting=bool(self._workers.survivors()))
 
     def _ended(self) -> None:
-        self.notices.clear(keep=bool(self._workers.survivors()))
-        self._confirmation.workers_ended()
-        self._workers.events.workers_ended(self.last, self._workers.succeeded())
+        self._workers.folder.clear(keep=bool(self._workers.survivors()))
+        if self.fence is not None:
+            self.fence.workers_ended()
 
     # Steps: the rounds
 
-    def _do_join(self, _step: steps.RequestJoin) -> None:
+    def _join(self) -> None:
         spec = self._workers.group.spec
-        self._workers.report_progress()
-        self._workers.group.join_requested_at = self.waiting.begin()
+        self._workers.folder.end_round()
+        now = self._workers.group.join_requested_at = self._clock.monotonic()
+        self._query_every = FIRST_PROGRESS_REQUEST
+        self._timers[Timer.PROGRESS] = now + self._query_every
         log.info("[%s] Rendezvous'ing worker group", spec.role)
         self._confirmation.requests_place()
         self._rendezvous.join(
@@ -201,25 +287,20 @@ class Actions(Source):
                 *(spec.role, spec.local_world_size, "", 0),  # its rendezvous adds where it listens
                 max_restarts=spec.max_restarts,
                 program=spec.get_program_name(),
-                restarts_workers=self._workers.restarts_workers(),
+                restarts_workers=bool(self._workers.started_at) and self._workers.can_be_held() is None,
             )
         )
 
-    def _do_start(self, step: steps.StartWorkers) -> None:
+    def _start(self, step: steps.StartWorkers) -> None:
         self.last = self._held = None
         self._timers.pop(Timer.SIGNAL, None)
-        self._workers.group.notices = self.notices.reset(keep=bool(self._workers.survivors()))
+        self._workers.group.notices = self._workers.folder.reset(keep=bool(self._workers.survivors()))
         self.starting = step
         self._workers.begin_round(step.placement)
         if self._workers.preparation_failure() is None:  # otherwise it is reported when the loop asks for events
             list(self._start_if_ready())
 
-    def _do_set_timer(self, step: steps.SetTimer) -> None:
-        self._timers[step.timer] = self._clock.monotonic() + step.seconds
-        if step.timer is Timer.SIGNAL:
-            self.last, self._held = None, self.last
-
-    def _do_fail(self, step: Fail) -> None:
+    def _fail(self, step: Fail) -> None:
         spec, cause = self._workers.group.spec, step.cause
         self.last = self._held or self.last
         if cause.rank >= 0:
@@ -230,80 +311,40 @@ class Actions(Source):
             )
         log.info("[%s] Worker group %s; notifying the other agents", spec.role, self._workers.group.state.value)
         self._announced = cause
-        self._workers.report_progress()
+        self._workers.folder.end_round()
         self._rendezvous.send(step)
-        self._settle(cause)
-
-    def _settle(self, cause: Cause) -> None:
-        """The failure is announced: find out what would have delayed that, for the log and the report of this node."""
+        # The failure is announced: find out what would have delayed that, for the log and the report of this node.
         for rank, failure in () if self.last is None else self.last.failures.items():
             if failure.settle():
                 log.warning("the kernel's log explains the failure of rank %d: %s", rank, failure.text)
                 if rank == cause.rank:
                     self._announced = cause._replace(message=failure.text)
 
-    def _do_fail_hung(self, step: steps.FailHung) -> None:
-        cause = node_failure(step.text, Ending.HANG, exitcode=1)
-        self._do_fail(Fail(step.round, cause, 0 if step.ends_job else self._workers.restart_limit()))
-
-    def _do_succeed(self, _step: Succeed) -> None:
+    def _succeed(self) -> None:
         self._finished_at = self._clock.monotonic()
-        self._workers.report_progress()
+        self._workers.folder.end_round()
         log.info("Local worker group finished (%s). Waiting for the other agents.", self._workers.group.state.value)
         self._workers.on_succeeded()
-
-    def _do_send(self, step: Drain | Preempt | PreemptJob | LeaveRequest) -> None:
-        self._rendezvous.send(step)
-
-    def _do_log(self, step: steps.LogLine) -> None:
-        if not (step.live[0] and self.waiting.shows_live(step.live)):
-            self._log(step.text, warning=step.warning)
 
     def _log(self, text: str, *, warning: bool = True) -> None:
         (log.warning if warning else log.info)("[%s] %s", self._workers.group.spec.role, text)
 
     # Steps: the workers
 
-    def _do_check(self, _step: steps.CheckNode) -> None:
-        assert self._workers.begin_check is not None, "only where the user has a check"
-        self._check = self._workers.begin_check()
-
-    def _do_stop(self, step: steps.StopWorkers) -> None:
+    def _stop(self, step: steps.StopWorkers) -> None:
         if self._check is not None:
             self._check.begin_stop(step.signal)
             return
         self.starting = None
-        self._confirmation.cancel()
+        self._confirmation.awaited = False
         self._workers.cancel_preparations()
-        self._workers.report_progress()
+        self._workers.folder.end_round()
         self.stop = self._workers.stop(step)
         if self.stop is None or self.stop.step():
             self.stop = None
             self._post(self._stopped())
 
-    def _do_keep_nobody(self, step: steps.KeepNobody) -> None:
-        self._workers.keep_nobody(step.signal, failed=step.failed)
-
-    def _do_kill(self, _step: steps.KillWorkers) -> None:
-        log.warning("Killing the workers")
-        for ending in (self.stop, self._check):
-            if ending is not None:
-                ending.kill_now()
-
-    def _do_forward(self, step: steps.ForwardSignal) -> None:
-        log.info("Received %s for the workers", signal_name(step.signal))
-        self._workers.forward(step.signal)
-
-    def _do_post_notice(self, step: steps.PostNotice) -> None:
-        self.notices.post(step.reason, step.node, self._round, step.seconds, waits=True)
-
-    def _do_withdraw_notice(self, _step: steps.WithdrawNotice) -> None:
-        self.notices.withdraw()
-
-    def _do_post_stop_notice(self, _step: steps.PostStopNotice) -> None:
-        self.notices.post(PREEMPTION, "", self._round, self._workers.grace.of(failed=False), waits=False)
-
-    def _do_requeue(self, _step: steps.RequeueJob) -> None:
+    def _requeue_job(self) -> None:
         preemption = self._workers.group.spec.features.preemption
         if preemption.requeue:
             from rallypoint.agent.features.preemption import SlurmRequeue
@@ -312,7 +353,7 @@ class Actions(Source):
 
     # The end
 
-    def _do_end(self, step: steps.End) -> None:
+    def _end(self, step: steps.End) -> None:
         match step.event:
             case JobEnded(verdict=verdict):
                 self._end_with(verdict, step.saved)
@@ -344,7 +385,7 @@ class Actions(Source):
             request = verdict.detail or "the job was ended on request"
             raise RendezvousClosedError(f"{request} before its workers had finished", ending=verdict.ending)
         else:
-            self.result = self._failed(verdict, last)
+            self.result = self._result_of_failure(verdict, last)
 
     def _preempted(self, verdict: Verdict, saved: bool | None) -> JobPreempted:
         text = f"the job was preempted, since {verdict.detail}"
@@ -352,7 +393,7 @@ class Actions(Source):
             text += f"; {'all' if saved else 'not all'} workers of this node have saved"
         return JobPreempted(text if self._requeue is None else f"{text}; {self._requeue.finish()}")
 
-    def _failed(self, verdict: Verdict, last: RunResult) -> RunResult:
+    def _result_of_failure(self, verdict: Verdict, last: RunResult) -> RunResult:
         group = self._workers.group
         if verdict.detail:
             log.error("[%s] The job ends with restarts left: %s", group.spec.role, verdict.detail)
@@ -367,24 +408,3 @@ class Actions(Source):
             reported_elsewhere=not own and not self._rendezvous.hosts_coordinator,
             ending=verdict.ending,
         )
-
-    _HOW: dict[type, Callable[..., None]] = {  # noqa: RUF012 - a table, never changed
-        steps.RequestJoin: _do_join,
-        steps.StartWorkers: _do_start,
-        steps.SetTimer: _do_set_timer,
-        Fail: _do_fail,
-        steps.FailHung: _do_fail_hung,
-        Succeed: _do_succeed,
-        **dict.fromkeys((Drain, Preempt, PreemptJob, LeaveRequest), _do_send),
-        steps.LogLine: _do_log,
-        steps.CheckNode: _do_check,
-        steps.StopWorkers: _do_stop,
-        steps.KeepNobody: _do_keep_nobody,
-        steps.KillWorkers: _do_kill,
-        steps.ForwardSignal: _do_forward,
-        steps.PostNotice: _do_post_notice,
-        steps.WithdrawNotice: _do_withdraw_notice,
-        steps.PostStopNotice: _do_post_stop_notice,
-        steps.RequeueJob: _do_requeue,
-        steps.End: _do_end,
-    }

@@ -6,7 +6,7 @@ signals), exits of workers, a stop in progress, and whatever a run has beside th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from signal import SIGKILL, SIGTERM
 
@@ -14,13 +14,11 @@ from rallypoint.agent.actions import Actions
 from rallypoint.agent.policy import Phase, PolicyState, begin, decide
 from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.signals import handled_signals
-from rallypoint.agent.sources import Observer, Source
+from rallypoint.agent.sources import Source
 from rallypoint.agent.spec import DEFAULT_ROLE, RunResult, WorkerState
 from rallypoint.agent.steps import (
     Event,
-    PreemptionRequested,
     SignalArrived,
-    Step,
     WorkersFailed,
     WorkersFenced,
     WorkersSucceeded,
@@ -33,7 +31,7 @@ from rallypoint.base.log import get_logger
 from rallypoint.base.mailbox import Mailbox
 from rallypoint.base.signals import SignalWakeup, defer_interrupts, ignore_signals_at_exit, post_signals
 from rallypoint.control.protocol.errors import RendezvousGracefulExitError
-from rallypoint.observe.telemetry.lazy import profiled
+from rallypoint.observe.telemetry.lazy import metrics_wanted, profiled
 
 if TYPE_CHECKING:
     from rallypoint.agent.features.local_socket import LocalSocket
@@ -71,13 +69,18 @@ def run_agent(
     """
     with ignore_signals_at_exit():
         try:
+            if workers.group.spec.event_log_handler != "null" or metrics_wanted():
+                workers.record_events()
             result = run_loop(workers, role, health) if loop is None else loop()
-            workers.events.run_ended(result, workers.remaining())
+            if workers.events is not None:
+                workers.events.run_ended(result)
             return result
         except RendezvousGracefulExitError as ending:
             log.info("%s", ending)
             return None
         finally:
+            if workers.events is not None:
+                workers.events.workers_ended()
             try:
                 workers.rendezvous.shutdown()
             finally:
@@ -105,7 +108,7 @@ class AgentLoop:
         self._rendezvous: RendezvousClient = workers.rendezvous
         self._clock = clock
         self._mailbox: Mailbox[Event] = Mailbox()
-        self._actions = Actions(workers, workers.rendezvous, clock, self._mailbox.post, self._waits_for_others)
+        self._actions = Actions(workers, workers.rendezvous, clock, self._mailbox.post)
         self._raise_interrupt: Callable[[], None] = lambda: None
         """Raises KeyboardInterrupt if there was a ^C that is not among the signals."""
         self._state = PolicyState(
@@ -126,10 +129,16 @@ class AgentLoop:
                 clock,
             )
         self._mail = _Mail(self)
-        self._exits = _Exits(self)
+        self._sources = workers.sources
+        """All that is waited for, in the order in which it is asked for events; grows and shrinks with the run."""
+        self._sources.insert(0, self._mail)
+        # Exits before the folder: a worker that has ended without acknowledging a notice has finished, and not saved.
+        self._sources += [self._actions, _Exits(self), workers.folder]
+        if self._preemption is not None and self._preemption.deadline is not None:
+            self._sources.append(self._preemption.deadline)
+            workers.at_end.callback(self._preemption.deadline.close)
         self._local_socket: LocalSocket | None = None
         """Opened after the first look at events, so that no worker waits for it."""
-        self._observers: list[Observer] = []
 
     def run(self, signals: Iterable[int]) -> RunResult:
         """Run until the job ends. No worker is left, whatever happens.
@@ -153,8 +162,6 @@ class AgentLoop:
                     number = SIGTERM if self._actions.stop is None else SIGKILL
                     raise
                 finally:
-                    if self._preemption is not None:
-                        self._preemption.close()
                     self._actions.leave_nothing(number)
         finally:
             if self._local_socket is not None:
@@ -163,17 +170,12 @@ class AgentLoop:
             self._mailbox.close()
 
     def _run_to_end(self) -> RunResult:
-        event_log = self._workers.events.log
-        self._observers = [*([] if event_log is None else [event_log.observe]), *self._workers.observers]
         self._rendezvous.listen(self._mailbox.post)
-        first, steps = begin(self._state)
-        for observe in self._observers:
-            observe(self._state, None, first, steps)
-        self._take(first, steps)
+        self._hear(None)
         while self._actions.result is None:
             self._wait()
             self._raise_interrupt()
-            for source in self._sources():
+            for source in tuple(self._sources):
                 for event in source.step() or ():
                     self._hear(event)
             if self._local_socket is None:
@@ -181,55 +183,38 @@ class AgentLoop:
         self._raise_interrupt()
         return self._actions.result
 
-    def _hear(self, event: Event) -> None:
-        self._actions.hear(event, self._state.round)
-        after, steps = decide(self._state, event)
-        for observe in self._observers:
-            observe(self._state, event, after, steps)
-        self._take(after, steps)
-
-    def _take(self, state: PolicyState, steps: tuple[Step, ...]) -> None:
-        self._state = state
-        if not self._waits_for_others():
-            self._actions.waiting.end()  # before workers start: they may write to the same terminal
+    def _hear(self, event: Event | None) -> None:
+        """Do what follows from an event; None is the beginning of the run."""
+        before = self._state
+        if event is not None:
+            self._actions.hear(event, before.round)
+        after, steps = begin(before) if event is None else decide(before, event)
+        self._state = after
+        for observe in self._workers.observers:
+            observe(before, event, after, steps)
+        if before.phase is Phase.FORMING and after.phase is not Phase.FORMING:
+            self._actions.waits_no_longer()  # before workers start: they may write to the same terminal
         for step in steps:
-            self._actions.carry_out(step, state.round)
+            self._actions.carry_out(step, after.round)
 
     # What the loop waits for
 
-    def _sources(self) -> list[Source]:
-        """All sources, in the order in which they are asked for events."""
-        found = [self._mail, *self._workers.sources, *self._workers.preparations, self._actions, self._exits]
-        found += [self._actions.notices, self._actions.waiting]
-        found += [] if self._preemption is None else [self._preemption]
-        return found if self._local_socket is None else [*found, self._local_socket]
-
     def _wait(self) -> None:
         """Sleep until a descriptor is readable or something is due."""
-        sources = self._sources()
-        wake_at = min(source.wake_at() for source in sources)
-        fds = [fd for source in sources for fd in source.fds()]
+        wake_at = min(source.wake_at() for source in self._sources)
+        fds = [fd for source in self._sources for fd in source.fds()]
         if self._progress_probe is not None:
             self._progress_probe.going_to_sleep(wake_at, self._workers.look().status())
         until_readable(fds, wake_at - self._clock.monotonic())
         if self._progress_probe is not None:
             self._progress_probe.woken()
 
-    def _waits_for_others(self) -> bool:
-        return self._state.phase is Phase.FORMING and self._actions.stop is None
-
     def _open_local_socket(self) -> None:
         from rallypoint.agent.features.local_socket import LocalSocket
 
         self._local_socket = LocalSocket(self._rendezvous.local_job)
         self._local_socket.open()
-
-    def _preempted_by(self, numbers: Collection[int]) -> PreemptionRequested | None:
-        """The event for signals that preempt the job, if one of these does."""
-        if self._preemption is None:
-            return None
-        number = next((each for each in numbers if each in self._preemption.signals), None)
-        return None if number is None else self._preemption.of_signal(number)
+        self._sources.append(self._local_socket)
 
 
 class _Mail(Source):
@@ -249,8 +234,8 @@ class _Mail(Source):
         for event in self._loop._mailbox.drain():
             if not isinstance(event, SignalArrived):
                 yield event
-            elif (preempted := self._loop._preempted_by({event.number})) is not None:
-                yield preempted
+            elif self._loop._preemption is not None and event.number in self._loop._preemption.signals:
+                yield self._loop._preemption.of_signal(event.number)
             elif event.number == SIGTERM:
                 yield event._replace(notice=self._loop._workers.terminated())
             else:
@@ -280,7 +265,9 @@ class _Exits(Source):
             return
         group, loop = self._workers.group, self._loop
         result = self._workers.poll()
-        self._workers.events.workers_polled(result, self._workers.remaining())
+        self._workers.failures = result.failures
+        if self._workers.events is not None:
+            self._workers.events.polled(result.state)
         every = group.spec.monitor_interval
         if self._workers.exit_fds() is not None:
             every = max(every, _SAFETY_CHECK)
@@ -289,8 +276,8 @@ class _Exits(Source):
         match result.state:
             case WorkerState.SUCCEEDED:
                 loop._actions.last = result
-                yield WorkersSucceeded(loop._actions.notices.any_acknowledged())
-            case WorkerState.FAILED if loop._actions.has_fenced():
+                yield WorkersSucceeded(self._workers.folder.any_acknowledged())
+            case WorkerState.FAILED if (fence := loop._actions.fence) is not None and fence.has_fenced():
                 yield WorkersFenced()
             case WorkerState.FAILED | WorkerState.UNHEALTHY:
                 cause = result.first_cause()
@@ -301,8 +288,8 @@ class _Exits(Source):
                 if self._watches() and loop._state.round == round_:
                     loop._actions.last = result
                     # A signal to all has reached the workers, and will reach us in a moment.
-                    if (preempted := loop._preempted_by(reached)) is not None:
-                        yield preempted
+                    if loop._preemption is not None and (numbers := loop._preemption.signals & reached):
+                        yield loop._preemption.of_signal(min(numbers))
                     yield WorkersFailed(cause, reached, self._workers.restart_limit())
             case WorkerState.HEALTHY:
                 pass

@@ -194,14 +194,9 @@ def begin(status: PolicyState) -> Decision:
 
 def decide(status: PolicyState, event: steps.Event) -> Decision:
     """Decide what follows from `event` in the state `status`: the next state, and the steps to take."""
-    rule = _rules(status).get(type(event))
+    rules = _RULES_BY_PHASE.get(status.phase, _RULES_WHEN_PREEMPTED if status.preemption else _RULES)
+    rule = rules.get(type(event))
     return (status, ()) if rule is None else rule(status, event)
-
-
-def _rules(status: PolicyState) -> dict[type, Callable[..., Decision]]:
-    if status.phase in LEAVES:
-        return _RULES_BY_PHASE[status.phase]
-    return _RULES | _RULES_WHEN_PREEMPTED if status.preemption else _RULES
 
 
 # Transitions that several rules share
@@ -739,7 +734,7 @@ _RULES: dict[type, Callable[..., Decision]] = {
 }
 """The rules of most phases. Events that are not listed change nothing."""
 
-_RULES_WHEN_PREEMPTED: dict[type, Callable[..., Decision]] = {
+_RULES_WHEN_PREEMPTED: dict[type, Callable[..., Decision]] = _RULES | {
     steps.WorkersReady: _on_workers_ready_preempted,
     steps.WorkersSucceeded: _on_workers_succeeded_preempted,
     TimerFired: _on_timer_preempted,
@@ -751,7 +746,7 @@ _RULES_WHEN_PREEMPTED: dict[type, Callable[..., Decision]] = {
     messages.Placed: _ignore,
     messages.DrainRequested: _ignore,
 }
-"""Rules that differ for a preempted job."""
+"""The same for a preempted job."""
 
 _RULES_WHEN_ENDING: dict[type, Callable[..., Decision]] = {
     steps.WorkersStopped: _on_final_stop,
@@ -768,5 +763,9 @@ _RULES_WHEN_LEAVING: dict[type, Callable[..., Decision]] = {
 }
 """When only the query for the state of the job is left."""
 
-_RULES_BY_PHASE = {Phase.ENDING: _RULES_WHEN_ENDING, Phase.LEAVING: _RULES_WHEN_LEAVING, Phase.ENDED: {}}
+_RULES_BY_PHASE: dict[Phase, dict[type, Callable[..., Decision]]] = {
+    Phase.ENDING: _RULES_WHEN_ENDING,
+    Phase.LEAVING: _RULES_WHEN_LEAVING,
+    Phase.ENDED: {},
+}
 """The rules once the end of the agent is decided."""

@@ -5,20 +5,22 @@
 
 from __future__ import annotations
 
+import math
+
 from rallypoint.base.light_typing import TYPE_CHECKING, Protocol
 from rallypoint.control.membership.state import NodeInfo
 from rallypoint.control.protocol.messages import Deliver, Placement, Request
 from rallypoint.rendezvous.control_plane import LocalJob
-from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.handler import RendezvousInfo
 
 if TYPE_CHECKING:
-    from rallypoint.agent.spec import WorkerSpec
     from rallypoint.control.protocol.observation import Snapshot
 
 
 class RendezvousClient(Protocol):
-    """See `rendezvous.elastic.ElasticHandler`. No method waits for other nodes."""
+    """See `rendezvous.elastic.ElasticHandler`. No method waits for other nodes. The defaults are those of a rendezvous
+    whose nodes have no coordinator in common.
+    """
 
     def listen(self, deliver: Deliver | None) -> None:
         """Pass every notification to `deliver`; None ends that."""
@@ -38,39 +40,30 @@ class RendezvousClient(Protocol):
     @property
     def notice_timeout(self) -> float:
         """Seconds that workers are given to acknowledge a notice before the round is drained; 0: they get no notice."""
+        return 0.0
 
     @property
     def keeps_workers(self) -> bool:
         """Whether nodes learn from each other whether their workers can go on in their processes when a round ends."""
+        return False
 
     @property
     def lease(self) -> float:
         """Seconds of silence after which the others count this node as lost; infinite if they never do."""
+        return math.inf
 
     @property
     def hosts_coordinator(self) -> bool:
         """Whether the coordinator of the job is in this agent at the moment."""
+        return False
 
     def snapshot(self) -> Snapshot | None:
         """The state of the job, if its coordinator is in this agent; else None."""
+        return None
 
     def local_job(self) -> LocalJob | None:
         """The address at which commands on this machine find the job's coordinator; None if they cannot."""
+        return None
 
     def shutdown(self) -> bool:
         """Release everything; the job goes on without this node. Returns whether that went well."""
-
-
-def rendezvous_of(spec: WorkerSpec, exit_barrier_timeout: float = 300) -> RendezvousClient:
-    """The rendezvous client of a node, from the handler of its spec.
-
-    Args:
-        spec: the spec of the node's workers.
-        exit_barrier_timeout: seconds that a handler that cannot notify waits for other nodes at the end. With ours
-            the wait ends with the verdict, however long that takes.
-    """
-    if isinstance(spec.rdzv_handler, ElasticHandler):
-        return spec.rdzv_handler
-    from rallypoint.agent.third_party import PollingRendezvousClient
-
-    return PollingRendezvousClient(spec, exit_barrier_timeout)

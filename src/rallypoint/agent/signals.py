@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterable, Mapping
 
 from rallypoint.base.errors import UsageError
-from rallypoint.base.light_typing import NamedTuple
 from rallypoint.base.signals import signal_number
 
 SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
@@ -74,22 +73,6 @@ _SLURM_CONFS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
 """Paths of slurm.conf if `SLURM_CONF` is not set: the usual one, and that of a node without its own file."""
 
 
-class TerminationGrace(NamedTuple):
-    """Seconds from SIGTERM: `total` until the workers' time is over (infinite if not stated), `stop` for a stop."""
-
-    total: float
-    stop: float
-
-    @property
-    def notice(self) -> float:
-        """Seconds that the workers may take to save, so that there is time left to stop them."""
-        return self.total - min(self.stop, self.total / 2)
-
-    def left(self, elapsed: float) -> float:
-        """Seconds that a stop may take which begins, or continues, this many seconds after SIGTERM."""
-        return max(0.0, min(self.stop, self.total - elapsed))
-
-
 class GracePeriods:
     """The grace periods of one agent's workers.
 
@@ -103,9 +86,10 @@ class GracePeriods:
         self.stop = stop
         self._failure = failure
         self._chosen = chosen
-        self._times: TerminationGrace | None = None
-        """The time left after SIGTERM to this agent, once it has arrived, at this moment of `time.monotonic`:"""
-        self._terminated_at = 0.0
+        self._terminated_at: float | None = None
+        """When SIGTERM to this agent arrived, on `time.monotonic`; None before. From then on"""
+        self._total = self._stop = math.inf
+        """count the seconds until the workers' time is over, and those that a stop of them may take."""
 
     def terminated(self) -> float | None:
         """This agent was sent SIGTERM: the scheduler's grace period counts from the first one on.
@@ -113,16 +97,16 @@ class GracePeriods:
         Returns:
             The first time, the moment by which a stop in progress must be done, on the monotonic clock.
         """
-        if self._times is not None:
+        if self._terminated_at is not None:
             return None
         self._terminated_at = time.monotonic()
-        self._times = termination_grace(self.stop, chosen=self._chosen, environ=os.environ)
+        self._total, self._stop = termination_grace(self.stop, chosen=self._chosen, environ=os.environ)
         return self._terminated_at + self.within(math.inf)
 
     @property
     def notice(self) -> float:
-        """Seconds that the workers may be given to save before they are stopped; infinite before SIGTERM."""
-        return math.inf if self._times is None else self._times.notice
+        """Seconds that the workers may be given to save, so that time is left to stop them; infinite before SIGTERM."""
+        return self._total - min(self._stop, self._total / 2) if self._total < math.inf else math.inf
 
     def of(self, failed: bool) -> float:
         """Seconds for a stop that begins now, after a failure or not."""
@@ -132,13 +116,14 @@ class GracePeriods:
 
     def within(self, seconds: float) -> float:
         """This many seconds, or what is left of them if this agent was sent SIGTERM."""
-        if self._times is None:
+        if self._terminated_at is None:
             return seconds
-        return min(seconds, self._times.left(time.monotonic() - self._terminated_at))
+        return max(0.0, min(seconds, self._stop, self._total - (time.monotonic() - self._terminated_at)))
 
 
-def termination_grace(shutdown_timeout: float, *, chosen: bool, environ: Mapping[str, str]) -> TerminationGrace:
-    """The grace period that follows from the known values.
+def termination_grace(shutdown_timeout: float, *, chosen: bool, environ: Mapping[str, str]) -> tuple[float, float]:
+    """The grace period that follows from the known values: the seconds from SIGTERM until the workers' time is over,
+    infinite if not stated, and those that a stop may take.
 
     Args:
         shutdown_timeout: seconds that a stop may take otherwise.
@@ -151,11 +136,11 @@ def termination_grace(shutdown_timeout: float, *, chosen: bool, environ: Mapping
     grace = stated_grace_period(environ)
     if grace is not None:
         total = grace - min(MARGIN, grace / 2)
-        return TerminationGrace(total, min(shutdown_timeout, total))
+        return total, min(shutdown_timeout, total)
     assumed = None if chosen else scheduler_grace_period(environ)
     if assumed is None:
-        return TerminationGrace(math.inf, shutdown_timeout)
-    return TerminationGrace(math.inf, min(shutdown_timeout, assumed - min(MARGIN, assumed / 2)))
+        return math.inf, shutdown_timeout
+    return math.inf, min(shutdown_timeout, assumed - min(MARGIN, assumed / 2))
 
 
 def stated_grace_period(environ: Mapping[str, str]) -> float | None:

@@ -91,6 +91,8 @@ class Timer(Enum):
     """The verdict of a job that is preempted."""
     QUERY = "query"
     """The next query for the state of the job without this node."""
+    PROGRESS = "progress"
+    """The next query for the progress of the nodes that are waited for; it is no event."""
     LEAVE = "leave"
     """The answer to these that the job ends."""
 

@@ -14,7 +14,6 @@ such a round. Our own data goes into keys of our own.
 from __future__ import annotations
 
 import json
-import math
 import os
 import queue
 import socket
@@ -23,6 +22,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 
+from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.control.membership.operations import Drain, Fail, PreemptJob, ReportQuiet, Succeed
@@ -30,7 +30,6 @@ from rallypoint.control.membership.state import NodeInfo, Outcome, Reason, Round
 from rallypoint.control.protocol import messages
 from rallypoint.control.ranks import NodeRanks, assign_worker_ranks
 from rallypoint.failures.cause import Cause, Ending, Restarts
-from rallypoint.rendezvous.control_plane import LocalJob
 from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousStoreInfo
 from rallypoint.store.api import Store
 
@@ -43,8 +42,8 @@ _SHUTDOWN_TIMEOUT = 5.0
 """Seconds that a handler has at the end to finish its current call before it is abandoned."""
 
 
-class PollingRendezvousClient:
-    """A `RendezvousClient` over any `RendezvousHandler`.
+class PollingRendezvousClient(RendezvousClient):
+    """A client over any `RendezvousHandler`. Nobody can watch it, and whom it counts as lost, only the handler knows.
 
     Every request is executed on the polling thread, which alone touches the handler (but for what never changes,
     such as its run id) and the state here.
@@ -67,18 +66,14 @@ class PollingRendezvousClient:
         """How this node was told that the job is preempted; empty if it was not."""
 
     def listen(self, deliver: messages.Deliver | None) -> None:
-        """Pass every notification to `deliver`; None ends that."""
         self._deliver = deliver
 
     def join(self, member: NodeInfo) -> None:
         """Take part in the next round. Such a handler cannot transmit anything else about the node."""
         self._execute(lambda: self._next_rendezvous(member.role, member.local_world_size))
 
-    keeps_workers = False
-    """Nodes do not learn whether the workers of others can go on in their processes, so none do."""
-
     def begin_round(self, placement: messages.Placement) -> None:
-        """The workers of this round begin."""
+        return
 
     def info(self, placement: messages.Placement) -> RendezvousInfo:
         """What the handler itself gave."""
@@ -110,29 +105,6 @@ class PollingRendezvousClient:
                 self._notify(messages.LeaveReply(False, 0))
             case _:
                 pass
-
-    @property
-    def notice_timeout(self) -> float:
-        """0: such a handler cannot collect the consent of all."""
-        return 0.0
-
-    @property
-    def lease(self) -> float:
-        """Infinite: whom such a handler counts as lost, only it knows."""
-        return math.inf
-
-    @property
-    def hosts_coordinator(self) -> bool:
-        """There is none: each agent knows of its own failures only, and reports those."""
-        return False
-
-    def snapshot(self) -> None:
-        """There is no coordinator."""
-        return
-
-    def local_job(self) -> LocalJob | None:
-        """Nobody can watch a rendezvous of a third party."""
-        return None
 
     def shutdown(self) -> bool:
         """Shut the handler down, unless it is busy for longer than a moment."""

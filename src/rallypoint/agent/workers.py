@@ -4,7 +4,7 @@ The layers that a stop goes through; each knows only the next one:
 
     agent/policy      StopWorkers               one at a time; `WorkersStopped` follows
     agent/actions     WorkerController.stop     waits on the stop's `fds` until its `wake_at`, beside everything else
-    agent/workers     PContext.begin_close
+                      PContext.begin_close
     workers/stop      Stop                      signal, grace period, stacks, SIGKILL, sweep; then all output is written
       WriteDetector                             which workers are spared, since they write a file
       ChildProcess                              a signal to the worker alone, through its pidfd
@@ -15,6 +15,7 @@ The layers that a stop goes through; each knows only the next one:
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
@@ -22,9 +23,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from signal import SIGKILL, Signals
 
-from rallypoint.agent.environment import worker_environment
-from rallypoint.agent.event_emitter import EventEmitter
+from rallypoint.agent.environment import preload_manager, worker_environment
 from rallypoint.agent.facts import NodeFacts, worker_facts
+from rallypoint.agent.folder import WorkerFolder
 from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.signals import FORWARDED_SIGNALS, GracePeriods, scheduler
 from rallypoint.agent.sources import Observer, Preparation, RoundWatch, Source
@@ -42,22 +43,23 @@ from rallypoint.workers.logs.specs import LogsSpecs, line_prefixes, log_only_in_
 from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, take_prestarted
 
 if TYPE_CHECKING:
+    from rallypoint.agent.events import AgentEvents
     from rallypoint.agent.features.node_check import NodeCheck
     from rallypoint.agent.held_workers import HeldWorkers
-    from rallypoint.agent.progress import ProgressTracker
     from rallypoint.control.ranks import NodeRanks
     from rallypoint.failures.failure import ProcessFailure
     from rallypoint.workers.forwarding import SignalForwarding
     from rallypoint.workers.preload.client import PreloadManager
     from rallypoint.workers.stop import StopInProgress
     from rallypoint.workers.watchdog.requests import FileTimerRequest
-    from rallypoint.workers.watchdog.watchdog import WorkerMonitor
+    from rallypoint.workers.watchdog.watchdog import StuckProcess, WorkerMonitor
 
 log = get_logger(__name__)
 
 TORCHELASTIC_ENABLE_FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
 TORCHELASTIC_TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
+_WATCHDOG_VARIABLES = (TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT)
 
 
 class WorkerController:
@@ -85,7 +87,9 @@ class WorkerController:
         stuck_after: float | None = None,
     ) -> None:
         self.group = WorkerGroup(spec)
-        self.events = EventEmitter(self.group)
+        self.began = time.monotonic()
+        self.events: AgentEvents | None = None
+        """Records the run, where somebody wants that (`record_events`)."""
         self.rendezvous = rendezvous
         self.grace = grace
         self.logs_specs = logs_specs
@@ -93,15 +97,17 @@ class WorkerController:
         self.log_line_prefix_template = log_line_prefix_template
         self.pcontext: PContext | None = None
         """The processes of the present workers; None before the first, and if they are not our processes."""
+        self.folder = WorkerFolder(self.running, rendezvous.send, spec.features.recovery.progress_file)
+        """The folder that is shared with the workers."""
+        self.folder.on_folder = self._look_ahead
         self.sources: list[Source] = []
-        """What the loop drives besides the workers' exits and the preparations."""
+        """What the loop waits for and drives."""
         self.preparations: list[Preparation] = []
         """The preparations that each round waits for before its workers start, in this order."""
         self.observers: list[Observer] = []
         self.at_end = ExitStack()
         """What is released when the run is over."""
-        self.progress: ProgressTracker | None = None
-        """Tracks the progress of the workers; None before the first have been started."""
+        self.at_end.callback(self.folder.close)
         self.hang_watch: RoundWatch | None = None
         self.begin_check: Callable[[], NodeCheck] | None = None
         """Begins the user's check of this node, if there is one."""
@@ -125,13 +131,26 @@ class WorkerController:
         self._held: HeldWorkers | None = None
         """Holds workers between rounds, once one has announced that it can be."""
 
+    def record_events(self) -> AgentEvents:
+        """Record the run from now on; returns what does."""
+        if self.events is None:
+            from rallypoint.agent.events import AgentEvents
+
+            self.events = AgentEvents(self)
+            self.observers.append(self.events.observe)
+            self.folder.on_progress = self.events.progress
+        return self.events
+
+    def add_preparation(self, made: Preparation, *, first: bool = False) -> None:
+        """Let each round wait for it before its workers start; `first`: before those that are there."""
+        self.preparations.insert(0 if first else len(self.preparations), made)
+        self.sources.append(made)
+
     def prepare(self) -> None:
         """The run begins: prepare what can be prepared while the nodes find each other."""
         reaper = self.ensure_reaper()
         if self.group.spec.features.recovery.preload:
-            from rallypoint.agent.preload import preload_manager
-
-            self._preload = preload_manager(self.group, reaper, self.has_progress)
+            self._preload = preload_manager(self.group, reaper, self.folder.made)
             if self._preload is not None:
                 self.sources.append(self._preload)
 
@@ -160,17 +179,19 @@ class WorkerController:
         self.rendezvous.begin_round(placement)
         if placement.max_restarts >= 0:  # the first node's value is the job's
             spec.max_restarts = placement.max_restarts
-        self.events.round_complete()
         info = self.rendezvous.info(placement)
         group.store = None
         group.open_store = lambda: info.store
         group.master_addr = spec.master_addr or placement.store_address
         group.master_port = spec.master_port or placement.store_port
-        with self.events.duration("ASSIGN_WORKER_RANKS"):
-            group.workers = self.assign(placement)
+        began = time.monotonic()
+        group.workers = self.assign(placement)
+        if self.events is not None:
+            self.events.placed(time.monotonic() - began)
         group.group_rank = placement.group_rank
         group.group_world_size = placement.group_world_size
-        log.info("[%s] Rendezvous complete for workers. Result:\n%s", spec.role, _RoundBlock(group))
+        if log.isEnabledFor(logging.INFO):
+            log.info("[%s] Rendezvous complete for workers. Result:\n%s", spec.role, _describe(group))
 
     @profiled("SimpleElasticAgent._assign_worker_ranks")
     def assign(self, placement: Placement) -> list[Worker]:
@@ -207,8 +228,10 @@ class WorkerController:
         """Start the processes of the present round; returns local rank to process id."""
         group, spec = self.group, self.group.spec
         assert spec.entrypoint is not None
-        self._close_watchdog()
-        watchdog = self._begin_watchdog()
+        if self._watchdog is not None:
+            self._close_watchdog(self._watchdog)
+        watched = self._stuck_after or any(os.environ.get(name) for name in _WATCHDOG_VARIABLES)
+        watchdog = self._begin_watchdog() if watched else None
         args, envs, own = {}, {}, {} if watchdog is None else watchdog.environment
         for worker in group.workers:
             rank = worker.local_rank
@@ -224,7 +247,8 @@ class WorkerController:
         if self._preload is not None:
             self._preload.ensure_zygote(reaper)
         filters = spec.duplicate_stdout_filters, spec.duplicate_stderr_filters
-        ignored, collapse = spec.features.preemption.ignored, spec.features.output.tee_collapse
+        preemption, collapse = spec.features.preemption, spec.features.output.tee_collapse
+        ignored = preemption.ignored if preemption.preempt_signals else frozenset[int]()
         numa, method, watched = spec.numa_options, self.start_method, self.hang_watch is not None
         options = ProcessOptions(numa, *filters, method, self._preload, collapse, ignored, watched)
         kind: type[PContext] = SubprocessContext
@@ -233,7 +257,10 @@ class WorkerController:
 
             kind = FunctionContext
         context = kind(spec.role, spec.entrypoint, args, envs, self.logs_specs, prefixes, reaper, options)
-        self._register_cleanup(reaper)
+        # What the reaper removes if this process ends without doing so.
+        temporary, pipes = self.logs_specs.temporary, [] if watchdog is None else watchdog.files
+        whole = [*([group.notices] if group.notices else []), *pipes]
+        reaper.set_cleanup(empty=[temporary] if temporary else [], whole=whole)
         if spec.features.hangs.flight_recorder:
             from rallypoint.agent.features.flight_recorder import switch_on
 
@@ -251,16 +278,15 @@ class WorkerController:
         for local_rank, worker_id in ids.items():
             self.group.workers[local_rank].id = worker_id
         self.started_at = time.time()
-        self.events.workers_started()
+        if self.events is not None:
+            self.events.workers_started()
         self.group.state = WorkerState.HEALTHY
-        self._watch_progress()
-
-    def _register_cleanup(self, reaper: ReaperClient) -> None:
-        """Have the reaper remove what this run creates, if this process ends without doing so."""
-        temporary = self.logs_specs.temporary
-        pipes = [] if self._watchdog is None else self._watchdog.files
-        whole = [*([self.group.notices] if self.group.notices else []), *pipes]
-        reaper.set_cleanup(empty=[temporary] if temporary else [], whole=whole)
+        placement = self.group.placement
+        assert placement is not None
+        since = self.round_entered_at if self.group.survived else -math.inf
+        self.folder.begin_round(placement.round, len(self.group.workers), placement.progress, since)
+        if self.hang_watch is not None:
+            self.hang_watch.begin_round(placement.round)
 
     def ensure_reaper(self) -> ReaperClient:
         """The reaper of this run, which starts the workers of all rounds; a new one if that is lost."""
@@ -288,9 +314,6 @@ class WorkerController:
 
     def _begin_watchdog(self) -> WorkerMonitor | None:
         """The watchdog for the workers about to start, if there is one."""
-        variables = (TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT)
-        if not self._stuck_after and not any(os.environ.get(name) for name in variables):
-            return None
         from rallypoint.workers.logs.specs import temporary_folder
         from rallypoint.workers.watchdog.watchdog import monitor_for
 
@@ -310,13 +333,13 @@ class WorkerController:
         """The watchdog has done what `name` says; a worker that its timer ends writes its stacks first."""
         if timer is not None and timer.signal > 0 and self.pcontext is not None:
             self.pcontext.announce_stacks(timer.worker_pid)
-        self.events.watched(name, timer)
+        if self.events is not None:
+            self.events.watched(name, timer)
 
-    def _close_watchdog(self) -> None:
-        watchdog, self._watchdog = self._watchdog, None
-        if watchdog is not None:
-            self.sources.remove(watchdog)
-            watchdog.close()
+    def _close_watchdog(self, watchdog: WorkerMonitor) -> None:
+        self._watchdog = None
+        self.sources.remove(watchdog)
+        watchdog.close()
 
     # How the workers are
 
@@ -329,7 +352,8 @@ class WorkerController:
             return RunResult(WorkerState.UNKNOWN)
         by_rank, found = self._global_ranks(), self.pcontext.poll()
         if found is None:
-            result = self._running_result(self.pcontext, by_rank)
+            stuck = {} if self._watchdog is None else self._watchdog.stuck
+            result = self._stuck_result(self.pcontext, by_rank, stuck) if stuck else RunResult(WorkerState.HEALTHY)
         elif found.is_failed():
             self._add_reasons(found.failures.values())
             failures = {by_rank[rank]: failure for rank, failure in found.failures.items()}
@@ -338,13 +362,11 @@ class WorkerController:
             values = {by_rank[rank]: value for rank, value in found.return_values.items()}
             state = WorkerState.SUCCEEDED if len(values) == len(by_rank) else WorkerState.STOPPED
             result = RunResult(state, return_values=values)
-        self.failures = result.failures
         return result
 
-    def _running_result(self, pcontext: PContext, by_rank: Mapping[int, int]) -> RunResult:
-        stuck = {} if self._watchdog is None else self._watchdog.stuck
-        if not stuck:
-            return RunResult(WorkerState.HEALTHY)
+    def _stuck_result(
+        self, pcontext: PContext, by_rank: Mapping[int, int], stuck: Mapping[int, StuckProcess]
+    ) -> RunResult:
         from rallypoint.failures.failure import ProcessFailure
 
         self.beyond_help = True
@@ -380,11 +402,11 @@ class WorkerController:
 
     def stopped(self) -> tuple[int, ...]:
         """Global ranks of the workers that this agent ended while they ran, for the report."""
-        return () if self.pcontext is None else self._global(self.pcontext.stopped)
+        return self._global(self.pcontext.stopped if self.pcontext is not None else ())
 
     def succeeded(self) -> tuple[int, ...]:
         """Global ranks of the workers that had succeeded before anything stopped them."""
-        return () if self.pcontext is None else self._global(self.pcontext.succeeded)
+        return self._global(self.pcontext.succeeded if self.pcontext is not None else ())
 
     def _global(self, local_ranks: Collection[int]) -> tuple[int, ...]:
         by_rank = self._global_ranks() if local_ranks else {}
@@ -427,34 +449,6 @@ class WorkerController:
             output_ages=tuple if context is None else context.output_ages(),
         )
         return self.seen
-
-    # Progress
-
-    def has_progress(self) -> bool:
-        """Whether the workers of this round have reported progress."""
-        return self.progress is not None and self.progress.made()
-
-    def report_progress(self) -> None:
-        """Report to the coordinator, at the end of a round, the progress of its workers."""
-        if self.progress is not None:
-            self.progress.end_round()
-
-    def _watch_progress(self) -> None:
-        """Watch the workers that have just been started. The code for that is imported now: no worker waits for it."""
-        if self.progress is None:
-            from rallypoint.agent.progress import ProgressTracker
-
-            path, seen = self.group.spec.features.recovery.progress_file, self.events.progress
-            self.progress = ProgressTracker(SYSTEM_CLOCK, path, self.rendezvous.send, seen)
-            self.progress.on_folder = self._look_ahead
-            self.sources.append(self.progress)
-            self.at_end.callback(self.progress.close)
-        group, placement = self.group, self.group.placement
-        assert placement is not None
-        since = self.round_entered_at if group.survived else -math.inf
-        self.progress.begin_round(placement.round, group.notices, len(group.workers), placement.progress, since)
-        if self.hang_watch is not None:
-            self.hang_watch.begin_round(placement.round)
 
     # Signals
 
@@ -507,58 +501,44 @@ class WorkerController:
     # The stop
 
     def stop(self, step: StopWorkers) -> StopInProgress | None:
-        """Begin to stop the workers as the step says; None if they are gone already."""
-        if step.shared:
-            self._signals().forward(step.signal)
-        if self.hang_watch is not None:
-            self.hang_watch.end_round()
-        if step.restarts:
-            self.events.workers_restarting()
-            log.info("[%s] Stopping worker group", self.group.spec.role)
-        keeps = step.restarts and not step.ends_all
-        return self.begin_stop(Signals(step.signal), self.grace.of(step.failed), keeps=keeps)
-
-    def begin_stop(self, death_sig: Signals, timeout: float, *, keeps: bool) -> StopInProgress | None:
-        """Begin to end the workers; the loop drives the stop while it handles everything else.
-
-        Args:
-            death_sig: the first signal.
-            timeout: seconds between it and SIGKILL.
-            keeps: whether workers that can go on in their processes are asked to leave their round instead.
+        """Begin to stop the workers as the step says; the loop drives the stop while it handles everything else.
 
         Returns:
             The stop in progress; None if the workers are gone.
         """
+        if step.shared:
+            self._signals().forward(step.signal)
+        if self.hang_watch is not None:
+            self.hang_watch.end_round()
         if self._watchdog is not None:
             self._watchdog.stop_enforcing()
+        if step.restarts:
+            log.info("[%s] Stopping worker group", self.group.spec.role)
         if self.pcontext is None:
             return None
-        self.events.workers_stopping()
-        limit, sent = self.grace.within(self.grace.stop), self._workers_have_signal(death_sig)
-        if (held := self._going_on()) is not None and keeps:
+        death_sig, timeout = Signals(step.signal), self.grace.of(step.failed)
+        limit, sent = self.grace.of(failed=False), self._workers_have_signal(death_sig)
+        if step.restarts and not step.ends_all and (held := self.can_be_held()) is not None:
             return held.begin_release(self.pcontext, death_sig, timeout, limit, sent=sent)
-        stopping = self.pcontext.begin_close(death_sig, timeout, limit, sent=sent)
-        return None if stopping.step() else stopping
+        return self.pcontext.begin_close(death_sig, timeout, limit, sent=sent)
 
     def keep_nobody(self, number: int, *, failed: bool) -> None:
         """Let no worker go on in its process after the stop in progress, whatever its reason."""
         if self.pcontext is not None:
             self.pcontext.keep_nobody(Signals(number), self.grace.of(failed))
 
-    def shutdown(self, number: int) -> None:
-        """Stop the workers for good by this signal, until they are gone. Always called at the end; idempotent."""
-        self.end(Signals(number), self.grace.stop)
-
-    def end(self, death_sig: Signals, timeout: float) -> None:
-        """End the processes, and return when they are gone. Idempotent.
+    def shutdown(self, number: int, timeout: float | None = None) -> None:
+        """End the workers, and return when they are gone. Always called at the end; idempotent.
 
         Args:
-            death_sig: the first signal.
-            timeout: seconds between it and SIGKILL.
+            number: the first signal.
+            timeout: seconds between it and SIGKILL; None for those of a stop.
         """
         if self.pcontext is not None:
+            death_sig, timeout = Signals(number), self.grace.stop if timeout is None else timeout
             self.pcontext.close(death_sig, timeout, sent=self._workers_have_signal(death_sig))
-        self._close_watchdog()
+        if self._watchdog is not None:
+            self._close_watchdog(self._watchdog)
 
     def _workers_have_signal(self, number: int) -> bool:
         """Whether the running processes have been sent the signal by its sender, or soon will be by us."""
@@ -567,27 +547,25 @@ class WorkerController:
 
     # Workers that go on in their processes
 
-    def restarts_workers(self) -> bool:
-        """Whether not all workers of the round that ends can go on in their processes; asked before their stop."""
-        return bool(self.started_at) and self._going_on() is None
-
     def survivors(self) -> Collection[int]:
         """Local ranks of the workers that have left their round and wait in their processes for the next one."""
         return () if self.pcontext is None else self.pcontext.held
 
     def _look_ahead(self) -> None:
         """Workers have written something into their folder: import what reading it at the end of the round needs."""
-        if (held := self._going_on()) is not None:
+        if (held := self.can_be_held()) is not None:
             held.make_ready()
 
-    def _going_on(self) -> HeldWorkers | None:
-        """Lets workers go on, if those of all local ranks of this node have announced that they can."""
+    def can_be_held(self) -> HeldWorkers | None:
+        """Lets workers go on, if those of all local ranks of this node have announced that they can; asked before they
+        are stopped.
+        """
         if self._held is None and self.group.notices and os.path.isdir(self.group.notices):
             from rallypoint.agent.held_workers import find_held_workers
 
             self._held = find_held_workers(self.group, self.grace, keeps_workers=self.rendezvous.keeps_workers)
             if self._held is not None:
-                self.preparations.append(self._held)
+                self.add_preparation(self._held)
         return None if self._held is None or not self._held.all_announced() else self._held
 
 
@@ -605,25 +583,19 @@ def workers_of(ranks: NodeRanks, spec: WorkerSpec) -> list[Worker]:
     ]
 
 
-class _RoundBlock:
-    """The lines about a complete round, which are made if they are logged."""
-
-    def __init__(self, group: WorkerGroup) -> None:
-        self._group = group
-
-    def __str__(self) -> str:
-        group = self._group
-        rows = {
-            "restart_count": group.restarts,
-            "master_addr": group.master_addr,
-            "master_port": group.master_port,
-            "group_rank": group.group_rank,
-            "group_world_size": group.group_world_size,
-            "local_ranks": [worker.local_rank for worker in group.workers],
-            "role_ranks": [worker.role_rank for worker in group.workers],
-            "global_ranks": [worker.global_rank for worker in group.workers],
-            "role_world_sizes": [worker.role_world_size for worker in group.workers],
-            "global_world_sizes": [worker.world_size for worker in group.workers],
-            "event_log_handler": group.spec.event_log_handler,
-        }
-        return "\n".join(f"  {name}={value}" for name, value in rows.items())
+def _describe(group: WorkerGroup) -> str:
+    """The lines about a complete round."""
+    rows = {
+        "restart_count": group.restarts,
+        "master_addr": group.master_addr,
+        "master_port": group.master_port,
+        "group_rank": group.group_rank,
+        "group_world_size": group.group_world_size,
+        "local_ranks": [worker.local_rank for worker in group.workers],
+        "role_ranks": [worker.role_rank for worker in group.workers],
+        "global_ranks": [worker.global_rank for worker in group.workers],
+        "role_world_sizes": [worker.role_world_size for worker in group.workers],
+        "global_world_sizes": [worker.world_size for worker in group.workers],
+        "event_log_handler": group.spec.event_log_handler,
+    }
+    return "\n".join(f"  {name}={value}" for name, value in rows.items())

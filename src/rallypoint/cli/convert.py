@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 
-from rallypoint.agent.launch.config import LaunchConfig
+from rallypoint.agent.launch import LaunchConfig
 from rallypoint.agent.options import Features, Preemption
 from rallypoint.base.endpoint import parse_endpoint
 from rallypoint.base.errors import UsageError, UserError, user_error
@@ -200,7 +200,7 @@ def _logs_specs(options: Options) -> LogsSpecs:
     from rallypoint.workers.logs.specs import DefaultLogsSpecs, plugin_specs
 
     if (preflight := options.features.checks.preflight) and options.log_dir:
-        from rallypoint.agent.launch.preflight import await_log_dir
+        from rallypoint.agent.features.preflight import await_log_dir
 
         await_log_dir(options.log_dir, preflight)
     arguments: dict[str, Any] = {

@@ -63,7 +63,7 @@ def _check_inputs(options: argparse.Namespace) -> CheckInputs:
                 "--rdzv-id and --rdzv-conf have an effect only with --endpoint; give that, or leave them out"
             )
         return CheckInputs(log_dir)
-    from rallypoint.agent.launch.preflight import inputs_of
+    from rallypoint.agent.features.preflight import inputs_of
     from rallypoint.cli.job_verbs import parameters_of
 
     try:

@@ -103,7 +103,7 @@ class _Run:
         config, program, arguments = config_from_options(self.options, os.environ)
         _warn_of_variables()
         limit_threads(config, os.environ)
-        from rallypoint.agent.launch.api import elastic_launch
+        from rallypoint.agent.launch import elastic_launch
         from rallypoint.cli.process_setup import end_keyboard_interrupt, restore_keyboard_interrupt
 
         # Only if the run does not handle it: in an import, a KeyboardInterrupt can leave a traceback.

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from rallypoint.agent.launch import rendezvous_of
 from rallypoint.agent.loop import run_agent, run_loop
-from rallypoint.agent.rendezvous_client import rendezvous_of
 from rallypoint.agent.signals import GracePeriods
 from rallypoint.agent.spec import DEFAULT_ROLE, RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from rallypoint.agent.steps import StopWorkers
@@ -88,17 +88,16 @@ class OverriddenWorkers(WorkerController):
         if step.restarts and self.overrides("_restart_workers"):
             self.agent._restart_workers(self.group)
             return None
-        return super().stop(step)
-
-    def begin_stop(self, death_sig: signal.Signals, timeout: float, *, keeps: bool) -> StopInProgress | None:
         # `_stop_workers` asks by SIGTERM. No notification is handled meanwhile: none can shorten the grace period.
-        if death_sig == signal.SIGTERM:
+        if step.restarts:
+            log.info("[%s] Stopping worker group", self.group.spec.role)
+        if step.signal == signal.SIGTERM:
             self.agent._stop_workers(self.group)
         else:
-            self.agent._shutdown(death_sig, round(timeout))
+            self.agent._shutdown(signal.Signals(step.signal), round(self.grace.of(step.failed)))
         return None
 
-    def shutdown(self, number: int) -> None:
+    def shutdown(self, number: int, timeout: float | None = None) -> None:
         self.agent._shutdown(signal.Signals(number), self.agent._shutdown_timeout)
 
     def on_succeeded(self) -> None:
@@ -196,15 +195,15 @@ class SimpleElasticAgent(ElasticAgent):
 
     def get_event_succeeded(self) -> Event:
         """The event that this agent's run has returned."""
-        return self._workers.events.succeeded()
+        return self._workers.record_events().succeeded()
 
     def get_event_failed(self) -> Event:
         """The event that the exception which is being handled has ended this agent's run."""
-        return self._workers.events.failed()
+        return self._workers.record_events().failed()
 
     def record_duration(self, state: str) -> AbstractContextManager[None]:
         """Record the event of a state with the time that the inside of the `with` takes."""
-        return self._workers.events.duration(state)
+        return self._workers.record_events().duration(state)
 
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
         """The worker group, to look at and not to change."""
@@ -288,11 +287,12 @@ class OverriddenProcesses(OverriddenWorkers):
     def ended_in_order(self) -> bool:
         return WorkerController.ended_in_order(self)
 
-    def begin_stop(self, death_sig: signal.Signals, timeout: float, *, keeps: bool) -> StopInProgress | None:
+    def stop(self, step: StopWorkers) -> StopInProgress | None:
         # A subclass may have a way of its own to stop workers, which must be gone then.
-        if self.overrides("_stop_workers", LocalElasticAgent) or self.overrides("_shutdown", LocalElasticAgent):
-            return super().begin_stop(death_sig, timeout, keeps=keeps)
-        return WorkerController.begin_stop(self, death_sig, timeout, keeps=keeps)
+        own = ("_restart_workers",) if step.restarts else ()
+        if any(self.overrides(name, LocalElasticAgent) for name in ("_stop_workers", "_shutdown", *own)):
+            return super().stop(step)
+        return WorkerController.stop(self, step)
 
 
 class LocalElasticAgent(SimpleElasticAgent):
@@ -347,9 +347,9 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     @profiled("LocalElasticAgent._stop_workers")
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        self._workers.end(signal.SIGTERM, self._shutdown_timeout)
+        WorkerController.shutdown(self._workers, signal.SIGTERM)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        self._workers.end(death_sig, timeout)
+        WorkerController.shutdown(self._workers, death_sig, timeout)
         if not self._runs:
             self._workers.close()

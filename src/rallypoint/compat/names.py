@@ -68,8 +68,7 @@ _HOMES = {
     "rallypoint.failures.record": "ErrorHandler get_error_handler record",
     "rallypoint.failures.report": "ChildFailedError",
     "rallypoint.observe.health": "HealthCheckServer TORCHELASTIC_HEALTH_CHECK_PORT create_healthcheck_server",
-    "rallypoint.agent.launch.api": "elastic_launch launch_agent",
-    "rallypoint.agent.launch.config": "LaunchConfig",
+    "rallypoint.agent.launch": "LaunchConfig elastic_launch launch_agent",
     "rallypoint.workers.logs.specs": "DefaultLogsSpecs LogsDest LogsSpecs Std to_map",
     "rallypoint.control.protocol.errors": (
         "RendezvousClosedError RendezvousConnectionError RendezvousError RendezvousGracefulExitError "

@@ -11,8 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rallypoint.agent.launch.api import elastic_launch
-from rallypoint.agent.launch.config import LaunchConfig
+from rallypoint.agent.launch import LaunchConfig, elastic_launch
 from rallypoint.cli.convert import STATIC_PORT, config_from_options, limit_threads, local_world_size
 from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.parse import Options, build_parser, parse, parse_nnodes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rallypoint.agent.waiting import Confirmation
+from rallypoint.agent.confirmation import Confirmation
 from rallypoint.control.protocol.messages import Confirmed, ConfirmRequest, Request
 
 LEASE = 3.0
@@ -63,7 +63,7 @@ def test_an_answer_is_as_old_as_its_request() -> None:
 def test_the_end_of_the_round_ends_the_wait() -> None:
     place = Place()
     assert place.holds_after(10.0)
-    place.confirmation.cancel()
+    place.confirmation.awaited = False
     place.confirmation.requests_place()
     assert not place.holds_after(0.0)
     assert place.sent == [ConfirmRequest(1)]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.agent.environment import constant_environment, worker_environment
-from rallypoint.agent.preload import per_worker_variables
+from rallypoint.agent.environment import constant_environment, per_worker_variables, worker_environment
 from rallypoint.agent.spec import Worker, WorkerGroup, WorkerSpec
 from rallypoint.base.errors import UserError
 from rallypoint.store.plain import HashStore

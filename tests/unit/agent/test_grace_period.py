@@ -10,7 +10,6 @@ import pytest
 from rallypoint.agent.signals import (
     VARIABLE,
     GracePeriods,
-    TerminationGrace,
     kill_wait,
     scheduler_grace_period,
     stated_grace_period,
@@ -38,17 +37,30 @@ def test_whose_word_counts(environ: dict[str, str], chosen: bool, total: float, 
     if environ is SLURM:  # whatever this machine may have
         (tmp_path / "slurm.conf").touch()
         environ = {**SLURM, "SLURM_CONF": str(tmp_path / "slurm.conf")}
-    assert termination_grace(30, chosen=chosen, environ=environ) == TerminationGrace(total, stop)
+    assert termination_grace(30, chosen=chosen, environ=environ) == (total, stop)
 
 
-def test_notice_and_stop_share_what_there_is() -> None:
-    assert TerminationGrace(115, 30).notice == 85
-    assert TerminationGrace(25, 30).notice == 12.5
-    assert TerminationGrace(math.inf, 30).notice == math.inf
-    assert TerminationGrace(25, 30).left(0) == 25
-    assert TerminationGrace(25, 10).left(20) == 5
-    assert TerminationGrace(25, 10).left(26) == 0
-    assert TerminationGrace(math.inf, 25).left(1000) == 25
+@pytest.mark.parametrize(
+    ("stated", "stop", "notice", "elapsed", "left"),
+    [
+        ("120", 30, 85, 0, 30),
+        ("30", 30, 12.5, 0, 25),
+        ("30", 10, 15, 20, 5),
+        ("30", 10, 15, 26, 0),
+        ("", 25, math.inf, 1000, 25),
+    ],
+)
+def test_notice_and_stop_share_what_there_is(
+    stated: str, stop: float, notice: float, elapsed: float, left: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, stated)
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    grace = GracePeriods(stop)
+    assert (grace.notice, grace.within(1e6)) == (math.inf, 1e6)
+    grace.terminated()
+    now += elapsed
+    assert (grace.notice, grace.within(1e6)) == (notice, left)
 
 
 def test_after_a_failure_workers_have_less_time_and_never_more() -> None:
@@ -60,7 +72,7 @@ def test_kill_wait_is_read_where_slurm_has_it(tmp_path: Path) -> None:
     path = tmp_path / "slurm.conf"
     path.write_text("ClusterName=a\n # KillWait=3\n killwait = 120  # two minutes\n")
     assert scheduler_grace_period({**SLURM, "SLURM_CONF": str(path)}) == 120
-    assert termination_grace(30, chosen=False, environ={**SLURM, "SLURM_CONF": str(path)}).stop == 30, (
+    assert termination_grace(30, chosen=False, environ={**SLURM, "SLURM_CONF": str(path)})[1] == 30, (
         "it is not made longer"
     )
 

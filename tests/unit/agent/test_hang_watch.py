@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.agent.features.hangs import GRACE, RoundSigns, Seen
+from rallypoint.agent.folder import Reached
 from rallypoint.agent.policy import OnHang, Phase, PolicyState, decide
-from rallypoint.agent.progress import Reached
 from rallypoint.agent.steps import FailHung, LogLine
 from rallypoint.control.protocol.messages import HangFound, HangReport
 from tests.effort import examples

@@ -13,11 +13,9 @@ import pytest
 
 from rallypoint.agent.features.live_line import LiveLine, composed, shows_live_line
 from rallypoint.agent.loop import AgentLoop
-from rallypoint.agent.policy import PolicyState, decide
-from rallypoint.agent.steps import LogLine
 from rallypoint.base.log import STDERR_LOCK, print_error_line
 from rallypoint.control.coordinator.job_log import live_words
-from rallypoint.control.protocol.messages import Placed, Placement, Progress
+from rallypoint.control.protocol.messages import Placed, Placement, Progress, ProgressText
 from rallypoint.control.ranks import NodeRanks
 from rallypoint.workers.logs.console import Console
 from tests.unit.agent.thread_workers import ThreadWorkers
@@ -139,10 +137,10 @@ def test_workers_start_when_the_line_is_gone(monkeypatch: pytest.MonkeyPatch) ->
     with terminal(monkeypatch):
         workers = Workers(lambda rank, start, stopping: rank)
         loop = AgentLoop(workers)
-        loop._take(PolicyState(), (LogLine("1 of 2", live=WORDS),))
+        loop._hear(ProgressText("1 of 2", warning=False, live=WORDS))
         assert STDERR_LOCK.shows_live_line
         ranks = NodeRanks(0, 1, 0, 1)
-        loop._take(*decide(PolicyState(), Placed(Placement(0, 0, 1, ranks, "127.0.0.1", 1, 0))))
+        loop._hear(Placed(Placement(0, 0, 1, ranks, "127.0.0.1", 1, 0)))
         workers.join()
         loop._mailbox.close()
     assert shown == [False]

@@ -11,13 +11,15 @@ from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
-from rallypoint.agent.features.mesh import Mesh
-from rallypoint.agent.features.peers import PeerExchange
+from rallypoint.agent.features import round_setup
+from rallypoint.agent.features.round_setup import PeerExchange, PeerRecord, Round, RoundSetup, encode_record
 from rallypoint.agent.spec import WorkerGroup
 from rallypoint.base.kernel import until_readable
+from rallypoint.clusters.preflight.dialing import MeshListener
 from rallypoint.clusters.preflight.results import REQUIRE, WARN
 from rallypoint.control.protocol.messages import Placement
 from rallypoint.control.ranks import NodeRanks
+from rallypoint.store.client import TCPStore
 from rallypoint.store.server import StoreServer
 from tests.ports import free_port
 from tests.unit.agent.test_peer_exchange import User
@@ -28,60 +30,61 @@ from tests.unit.compat.test_subclass import ours, spec
 pytestmark = pytest.mark.process
 
 
-class Deaf(Mesh):
+class Deaf(PeerExchange):
     """Tells the others of a port at which nobody listens."""
 
-    def reserve(self, group: WorkerGroup) -> Sequence[int]:
-        super().reserve(group)
-        return [free_port()]
+    def listen(self, round_: Round) -> MeshListener:
+        made = super().listen(round_)
+        made.port = free_port()
+        return made
 
 
 class Node:
-    """The exchange and the mesh of one agent."""
+    """The exchange of one agent."""
 
     def __init__(
-        self, rank: int, nodes: int, store: int, mode: str, kind: type[Mesh] = Mesh, timeout: float = TIMEOUT
+        self,
+        rank: int,
+        nodes: int,
+        store: int,
+        mode: str,
+        kind: type[PeerExchange] = PeerExchange,
+        timeout: float = TIMEOUT,
     ) -> None:
         self.group = WorkerGroup(spec(ours(), workers=1))
         self.clock = ShiftedClock()
-        self.exchange = PeerExchange(timeout=timeout)
-        self.mesh = kind(mode, self.exchange.users, self.clock)
+        self.exchange = kind(mesh=mode, timeout=timeout)
+        self.setup = RoundSetup([self.exchange], self.clock)
         self._place = (rank, nodes, store)
 
     def enters(self, round_: int = 0) -> None:
         rank, nodes, store = self._place
         ranks = NodeRanks(rank, nodes, rank, nodes)
         self.group.placement = Placement(round_, rank, nodes, ranks, "127.0.0.1", store, round_)
-        self.mesh.begin(self.group)
-        self.exchange.begin(self.group)
-
-    @property
-    def preparing(self) -> bool:
-        return self.exchange.preparing() or self.mesh.preparing()
+        self.setup.begin(self.group)
 
     @property
     def waits_for_verdict(self) -> bool:
-        return not self.exchange.users and self.mesh.preparing()
+        present = self.setup._round
+        return present is not None and present.seconds == round_setup._VERDICT
 
     def listens_at(self) -> list[str]:
         """Addresses of the sockets on which it listens."""
-        listener = self.mesh._listener
+        listener = None if self.setup._round is None else self.setup._round.listener
         return [] if listener is None else [str(listener._sock.getsockname()[0])]
 
     def close(self) -> None:
-        self.exchange.close()
-        self.mesh.close()
+        self.setup.close()
 
 
 def drive(nodes: Sequence[Node]) -> None:
     """Do what is due, until no node has anything to do by itself."""
     give_up = time.monotonic() + TIMEOUT
-    while any(each.preparing and not each.waits_for_verdict for each in nodes):
+    while any(each.setup.preparing() and not each.waits_for_verdict for each in nodes):
         assert time.monotonic() < give_up, "the mesh hangs"
-        parts = [part for each in nodes for part in (each.exchange, each.mesh)]
-        until_readable([fd for part in parts for fd in part.fds()], 1.0)
-        for part in parts:
-            part.step()
+        until_readable([fd for each in nodes for fd in each.setup.fds()], 0.1)
+        for each in nodes:
+            each.setup.step()
 
 
 @contextmanager
@@ -92,7 +95,9 @@ def round_of(
     with StoreServer("127.0.0.1") as store:
         with ExitStack() as stack:
             made = [
-                stack.enter_context(closing(Node(rank, nodes, store.port, mode, Deaf if rank in deaf else Mesh)))
+                stack.enter_context(
+                    closing(Node(rank, nodes, store.port, mode, Deaf if rank in deaf else PeerExchange))
+                )
                 for rank in range(nodes)
             ]
             change(made)
@@ -100,7 +105,7 @@ def round_of(
                 each.enters()
             yield made
         for thread in threading.enumerate():
-            if thread.name in ("rallypoint-mesh", "rallypoint-peers"):
+            if thread.name in ("rallypoint-mesh", "rallypoint-setup"):
                 thread.join(TIMEOUT)
                 assert not thread.is_alive()
 
@@ -114,52 +119,58 @@ def test_all_reach_each_other_and_the_next_round_does_nothing(nodes: int, caplog
     with round_of(nodes, REQUIRE) as made:
         assert {address for each in made for address in each.listens_at()} <= {"127.0.0.1"}
         drive(made)
-        assert not any(each.mesh.failure or each.exchange.failure for each in made)
-        assert all(each.mesh.wake_at() == math.inf and len(each.mesh.fds()) == 1 for each in made), "nobody listens"
+        assert not any(each.setup.failure or each.listens_at() for each in made)
+        assert all(each.setup.wake_at() == math.inf for each in made)
         before = threading.active_count()
         for each in made:
             each.enters(1)
-            assert not each.preparing
+            assert not each.setup.preparing()
         assert threading.active_count() == before
     assert told(caplog) == []
 
 
-def test_where_it_is_required_one_node_ends_the_job_and_the_others_wait(caplog: pytest.LogCaptureFixture) -> None:
+def test_where_it_is_required_one_node_ends_the_job_and_the_others_wait(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with round_of(3, REQUIRE, 2) as made:
         drive(made)
         first, *others = made
-        assert "cannot reach" in first.mesh.failure
-        assert first.mesh.ends_job
-        assert first.mesh.failed_node == f"{socket.gethostname()} (group rank 0)"
-        assert not first.preparing
+        assert "cannot reach" in first.setup.failure
+        assert first.setup.ends_job
+        assert first.setup.failed_node == f"{socket.gethostname()} (group rank 0)"
         for each in others:
             assert each.waits_for_verdict
-            assert not each.mesh.failure
-        waits, has_none = others
-        waits.mesh.cancel()  # the verdict has come
-        assert not waits.preparing
-        has_none.clock.ahead = has_none.mesh.wake_at()
-        has_none.mesh.step()
-        assert has_none.mesh.failure == first.mesh.failure
+            assert not each.setup.failure
+            each.setup.cancel()  # the verdict has come
+            assert not each.setup.preparing()
     assert len(told(caplog)) == 2, "the first says it by its failure"
+
+
+def test_where_no_verdict_comes_each_node_has_the_same_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_setup, "_VERDICT", 0.05)
+    with round_of(2, REQUIRE, 1) as made:
+        while any(each.setup.preparing() for each in made):
+            until_readable([fd for each in made for fd in each.setup.fds()], TIMEOUT)
+            for each in made:
+                each.setup.step()
+        assert len({each.setup.failure for each in made}) == 1
+        assert all(each.setup.ends_job for each in made)
 
 
 def test_a_round_that_ends_meanwhile_is_forgotten_and_the_next_one_does_nothing() -> None:
     with round_of(2, REQUIRE) as made:
-        made[0].exchange.cancel()
-        made[0].mesh.cancel()
-        assert len(made[0].mesh.fds()) == 1, "nobody listens"
+        made[0].setup.cancel()
+        assert not made[0].listens_at()
         for each in made:
             each.enters(1)
-            assert not each.preparing
-            assert not each.mesh.failure
+            assert not each.setup.preparing()
+            assert not each.setup.failure
 
 
 def test_a_node_that_comes_later_dials_nobody() -> None:
     with closing(Node(2, 3, 1, REQUIRE)) as node:
         node.enters(4)
-        assert not node.preparing
-        assert not node.exchange.users
+        assert not node.setup.preparing()
 
 
 def test_who_else_needs_the_records_gets_them_in_each_round() -> None:
@@ -171,12 +182,11 @@ def test_who_else_needs_the_records_gets_them_in_each_round() -> None:
 
     with round_of(2, REQUIRE, change=add) as made:
         drive(made)
-        assert [each.exchange.users for each in made] == [[user] for user in users]
         assert all(set(user.taken) == {0, 1} for user in users)
         for each, user in zip(made, users, strict=True):
             user.taken = {}
             each.enters(1)
-            assert not each.mesh.preparing()
+            assert not each.listens_at()
         drive(made)
         assert all(set(user.taken) == {0, 1} for user in users)
 
@@ -184,7 +194,7 @@ def test_who_else_needs_the_records_gets_them_in_each_round() -> None:
 def test_a_node_that_was_started_without_it_is_named(caplog: pytest.LogCaptureFixture) -> None:
     def replace(made: list[Node]) -> None:
         made[1].exchange.users.append(User())
-        made[1].mesh = Mesh(WARN, [])  # of another exchange
+        made[1].exchange.mesh = ""
 
     with round_of(2, WARN, change=replace) as made:
         drive(made)
@@ -198,26 +208,23 @@ def test_a_store_that_is_not_reached_is_a_warning_or_what_has_failed(caplog: pyt
         with closing(Node(1, 2, free_port(), mode, timeout=0.2)) as node:
             node.enters()
             drive([node])
-            assert not node.exchange.failure
-            assert node.mesh.failure.startswith(where) == (mode == REQUIRE)
-            assert not node.exchange.users
+            assert node.setup.failure.startswith(where) == (mode == REQUIRE)
     (line,) = told(caplog)
     assert line.startswith(f"this node does not dial the others: {where}")
 
 
 @pytest.mark.parametrize("mode", [WARN, REQUIRE])
 def test_what_is_not_known_in_time_is_a_warning_or_what_has_failed(mode: str, caplog: pytest.LogCaptureFixture) -> None:
-    with round_of(2, mode) as made:
+    with round_of(2, mode) as made, TCPStore("127.0.0.1", made[0]._place[2]) as store:
         node = made[1]
-        while not node.mesh.preparing():  # nobody answers for the other one, which is never stepped again
-            until_readable([fd for each in made for fd in each.exchange.fds()], TIMEOUT)
-            for each in made:
-                each.exchange.step()
+        made[0].setup.cancel()  # whose finding never comes
+        record = PeerRecord(0, "n0", "127.0.0.1", 0, 1, {"mesh": (free_port(),)})
+        store.set("rallypoint/peers/0/0", encode_record(record))
+        store.wait(["rallypoint/peers/0/mesh/1"], TIMEOUT)
         node.clock.ahead = 1000.0
-        assert node.mesh.wake_at() <= node.clock.monotonic()
-        node.mesh.step()
-        assert not node.mesh.preparing()
+        node.setup.step()
+        assert not node.setup.preparing()
         why = f"{socket.gethostname()} cannot exchange what it has found over the worker store at 127.0.0.1:"
-        assert node.mesh.failure.startswith(why) == (mode == REQUIRE)
+        assert node.setup.failure.startswith(why) == (mode == REQUIRE)
     assert len(told(caplog)) == (mode == WARN)
     assert all(line.startswith(f"it is not known whether the nodes reach each other: {why}") for line in told(caplog))

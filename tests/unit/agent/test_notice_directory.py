@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint import notices
-from rallypoint.agent.notice_directory import NoticeDirectory
+from rallypoint.agent.folder import WorkerFolder
 from rallypoint.agent.steps import TimerFired, WorkersReady
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.notices import PREEMPTION, SCALE
@@ -22,10 +22,10 @@ def clock() -> HandClock:
 
 
 @pytest.fixture
-def directory(tmp_path: Path, clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[NoticeDirectory]:
+def directory(tmp_path: Path, clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerFolder]:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(notices, "_last_returned", None)
-    directory = NoticeDirectory(lambda: (0, 1), clock)
+    directory = WorkerFolder(lambda: (0, 1), lambda request: None, clock=clock)
     monkeypatch.setenv(notices.VARIABLE, directory.reset())
     assert list(tmp_path.iterdir()) == [], "nothing is made before there is something to post"
     yield directory
@@ -34,7 +34,7 @@ def directory(tmp_path: Path, clock: HandClock, monkeypatch: pytest.MonkeyPatch)
     assert list(tmp_path.iterdir()) == []
 
 
-def told(directory: NoticeDirectory, running: tuple[int, ...] = (0, 1)) -> list[type]:
+def told(directory: WorkerFolder, running: tuple[int, ...] = (0, 1)) -> list[type]:
     directory._running = lambda: running
     return [type(event) for event in directory.step()]
 
@@ -44,12 +44,12 @@ def acknowledge(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     notices.acknowledge()
 
 
-def readable(directory: NoticeDirectory) -> bool:
+def readable(directory: WorkerFolder) -> bool:
     return bool(select.select(directory.fds(), [], [], 0)[0])
 
 
 def test_all_who_run_must_acknowledge_and_each_wakes_us(
-    directory: NoticeDirectory, monkeypatch: pytest.MonkeyPatch
+    directory: WorkerFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory.post(SCALE, "", 3, 30, waits=True)
     seen = notices.pending()
@@ -65,7 +65,7 @@ def test_all_who_run_must_acknowledge_and_each_wakes_us(
     assert told(directory) == [], "once is enough"
 
 
-def test_who_has_ended_need_not(directory: NoticeDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_ended_need_not(directory: WorkerFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     directory.post(SCALE, "", 0, 30, waits=True)
     acknowledge(1, monkeypatch)
     assert told(directory, running=(0, 1)) == []
@@ -73,7 +73,7 @@ def test_who_has_ended_need_not(directory: NoticeDirectory, monkeypatch: pytest.
 
 
 def test_a_folder_that_a_worker_has_made_to_tell_of_its_progress_is_used_and_removed(
-    directory: NoticeDirectory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    directory: WorkerFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(notices, "_progress_place", None)
     monkeypatch.setenv("LOCAL_RANK", "0")
@@ -89,7 +89,7 @@ def test_a_folder_that_a_worker_has_made_to_tell_of_its_progress_is_used_and_rem
     assert list(tmp_path.iterdir()) != []
 
 
-def test_the_time_is_over_once(directory: NoticeDirectory, clock: HandClock) -> None:
+def test_the_time_is_over_once(directory: WorkerFolder, clock: HandClock) -> None:
     directory.post(SCALE, "", 0, 30, waits=True)
     assert told(directory) == []
     assert directory.wake_at() == clock.now + 30
@@ -100,7 +100,7 @@ def test_the_time_is_over_once(directory: NoticeDirectory, clock: HandClock) -> 
 
 
 def test_after_the_acknowledgements_the_time_still_ends(
-    directory: NoticeDirectory, clock: HandClock, monkeypatch: pytest.MonkeyPatch
+    directory: WorkerFolder, clock: HandClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory.post(PREEMPTION, "", 0, 30, waits=True)
     acknowledge(0, monkeypatch)
@@ -110,7 +110,7 @@ def test_after_the_acknowledgements_the_time_still_ends(
     assert told(directory, running=(0,)) == [TimerFired]
 
 
-def test_of_two_preemptions_the_nearer_holds(directory: NoticeDirectory, clock: HandClock) -> None:
+def test_of_two_preemptions_the_nearer_holds(directory: WorkerFolder, clock: HandClock) -> None:
     directory.post(SCALE, "", 0, 5, waits=True)
     directory.post(PREEMPTION, "b", 0, 30, waits=True)
     assert told(directory) == []
@@ -122,7 +122,7 @@ def test_of_two_preemptions_the_nearer_holds(directory: NoticeDirectory, clock: 
 
 
 def test_acknowledgements_count_for_the_next_notice_but_not_after_it_was_taken_back(
-    directory: NoticeDirectory, monkeypatch: pytest.MonkeyPatch
+    directory: WorkerFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory.post(SCALE, "", 0, 30, waits=True)
     acknowledge(0, monkeypatch)
@@ -135,7 +135,7 @@ def test_acknowledgements_count_for_the_next_notice_but_not_after_it_was_taken_b
 
 
 def test_an_acknowledgement_that_comes_late_does_not_answer_the_next_notice(
-    directory: NoticeDirectory, monkeypatch: pytest.MonkeyPatch
+    directory: WorkerFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory.post(SCALE, "", 0, 30, waits=True)
     assert notices.pending() is not None, "a worker has seen it, and begins to save"
@@ -151,14 +151,14 @@ def test_an_acknowledgement_that_comes_late_does_not_answer_the_next_notice(
 
 
 @pytest.mark.parametrize("name", ["ack.", "ack.0", "ack.0.", "ack.x.1", "ack.0.x", "ack.0.1.1", "ack.0.2", "ack.0.0"])
-def test_other_files_are_no_acknowledgements(directory: NoticeDirectory, name: str) -> None:
+def test_other_files_are_no_acknowledgements(directory: WorkerFolder, name: str) -> None:
     folder = Path(directory.reset())
     directory.post(SCALE, "", 0, 30, waits=True)
     (folder / name).touch()
     assert told(directory, running=(0,)) == []
 
 
-def test_a_warning_waits_for_nobody(directory: NoticeDirectory) -> None:
+def test_a_warning_waits_for_nobody(directory: WorkerFolder) -> None:
     directory.post(SCALE, "", 0, 30, waits=True)
     directory.post(PREEMPTION, "", 0, 30, waits=False)
     assert notices.pending() is not None
@@ -166,7 +166,7 @@ def test_a_warning_waits_for_nobody(directory: NoticeDirectory) -> None:
     assert told(directory, running=()) == []
 
 
-def test_each_start_of_workers_has_a_folder_of_its_own(directory: NoticeDirectory, tmp_path: Path) -> None:
+def test_each_start_of_workers_has_a_folder_of_its_own(directory: WorkerFolder, tmp_path: Path) -> None:
     first = directory.reset()
     directory.post(SCALE, "", 0, 30, waits=True)
     assert (Path(first).stat().st_mode & 0o777) == 0o700
@@ -176,7 +176,7 @@ def test_each_start_of_workers_has_a_folder_of_its_own(directory: NoticeDirector
 
 
 def test_workers_that_cannot_be_told_are_not_waited_for(
-    directory: NoticeDirectory, tmp_path: Path, clock: HandClock
+    directory: WorkerFolder, tmp_path: Path, clock: HandClock
 ) -> None:
     folder = Path(directory.reset())
     folder.write_text("in the way")

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from rallypoint.agent.features.peers import PeerExchange, PeerRecord, decode_record, encode_record
+from rallypoint.agent.features.round_setup import PeerExchange, PeerRecord, RoundSetup, decode_record, encode_record
 from rallypoint.agent.loop import run_agent
 from rallypoint.agent.spec import WorkerGroup, WorkerState
 from rallypoint.agent.third_party import exchange
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.errors import SignalException
 from rallypoint.base.kernel import until_readable
 from rallypoint.control.protocol.messages import Placement
@@ -57,9 +58,6 @@ class User:
     def take(self, records: Mapping[int, PeerRecord]) -> None:
         self.taken = records
 
-    def missed(self, why: str) -> bool:
-        return False
-
     def close(self) -> None:
         return
 
@@ -77,7 +75,11 @@ def entered(rank: int, nodes: int, port: int, handler: Callable[[], RendezvousHa
     return group
 
 
-def finish(peers: PeerExchange) -> None:
+def exchanging(*users: User, clock: Clock = SYSTEM_CLOCK, timeout: float = TIMEOUT) -> RoundSetup:
+    return RoundSetup([PeerExchange(users, timeout=timeout)], clock)
+
+
+def finish(peers: RoundSetup) -> None:
     """Drive it as the agent's loop does, until it is done."""
     deadline = time.monotonic() + TIMEOUT
     while peers.preparing():
@@ -88,7 +90,7 @@ def finish(peers: PeerExchange) -> None:
 
 def test_each_node_has_the_records_that_it_wants() -> None:
     users = [User(0), User(0, 2), User()]
-    exchanges = [PeerExchange([user]) for user in users]
+    exchanges = [exchanging(user) for user in users]
     with StoreServer("127.0.0.1") as server:
         for rank, peers in enumerate(exchanges):
             peers.begin(entered(rank, 3, server.port))
@@ -107,11 +109,10 @@ def test_the_address_is_the_one_that_was_given() -> None:
     with StoreServer("127.0.0.1") as server:
         group = entered(1, 2, server.port)
         group.spec.local_addr = "node1.example"
-        peers = PeerExchange([User()])
+        peers = exchanging(User())
         peers.begin(group)
         finish(peers)
-        reader = PeerExchange([User(1)])
-        reader.users.append(user)
+        reader = exchanging(User(1), user)
         reader.begin(entered(0, 2, server.port))
         finish(reader)
     assert user.taken[1].address == "node1.example"
@@ -121,7 +122,7 @@ def test_the_address_is_the_one_that_was_given() -> None:
 
 def test_one_node_needs_no_store() -> None:
     user = User(0)
-    peers = PeerExchange([user])
+    peers = exchanging(user)
     peers.begin(entered(0, 1, 1))
     assert not peers.preparing()
     assert user.taken[0].ports == {"made-up": (5000,)}
@@ -130,7 +131,7 @@ def test_one_node_needs_no_store() -> None:
 
 def test_a_store_that_cannot_be_reached_is_named_with_the_reason() -> None:
     port = free_port()
-    peers = PeerExchange([User(0)], timeout=0.3)
+    peers = exchanging(User(0), timeout=0.3)
     peers.begin(entered(1, 2, port))
     finish(peers)
     assert f"the other nodes of round 3 over the worker store at 127.0.0.1:{port}" in peers.failure
@@ -140,7 +141,7 @@ def test_a_store_that_cannot_be_reached_is_named_with_the_reason() -> None:
 
 
 def test_nodes_that_say_nothing_are_named() -> None:
-    peers = PeerExchange([User(*range(12))], timeout=0.3)
+    peers = exchanging(User(*range(12)), timeout=0.3)
     with StoreServer("127.0.0.1") as server:
         peers.begin(entered(1, 12, server.port))
         finish(peers)
@@ -150,11 +151,11 @@ def test_nodes_that_say_nothing_are_named() -> None:
 
 def test_whoever_waits_for_long_says_so(caplog: pytest.LogCaptureFixture) -> None:
     clock = ShiftedClock()
-    peers = PeerExchange([User(0)], clock, TIMEOUT)
+    peers = exchanging(User(0), clock=clock)
     with StoreServer("127.0.0.1") as server, TCPStore("127.0.0.1", server.port) as store:
         peers.begin(entered(1, 2, server.port))
         store.wait(["rallypoint/peers/3/1"], TIMEOUT)
-        (thread,) = [each for each in threading.enumerate() if each.name == "rallypoint-peers"]
+        (thread,) = [each for each in threading.enumerate() if each.name == "rallypoint-setup"]
         peers.step()
         assert not caplog.messages
         clock.ahead = 11.0
@@ -170,7 +171,7 @@ def test_whoever_waits_for_long_says_so(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_a_record_that_is_none_is_a_failure() -> None:
-    peers = PeerExchange([User(0)], timeout=TIMEOUT)
+    peers = exchanging(User(0))
     with StoreServer("127.0.0.1") as server, TCPStore("127.0.0.1", server.port) as store:
         store.set("rallypoint/peers/3/0", "\x1b[31m")
         peers.begin(entered(1, 2, server.port))
@@ -181,7 +182,7 @@ def test_a_record_that_is_none_is_a_failure() -> None:
 
 
 def test_no_port_is_a_failure_at_once() -> None:
-    peers = PeerExchange([NoPort()])
+    peers = exchanging(NoPort())
     peers.begin(entered(0, 2, 1))
     assert not peers.preparing()
     assert peers.failure.endswith("has no port for its workers: Address already in use")
@@ -190,11 +191,11 @@ def test_no_port_is_a_failure_at_once() -> None:
 
 def test_a_round_that_ends_meanwhile_is_forgotten_and_its_connection_ended() -> None:
     user = User(0)
-    peers = PeerExchange([user], timeout=TIMEOUT)
+    peers = exchanging(user)
     with StoreServer("127.0.0.1") as server, TCPStore("127.0.0.1", server.port) as store:
         peers.begin(entered(1, 2, server.port))
         store.wait(["rallypoint/peers/3/1"], TIMEOUT)
-        (thread,) = [each for each in threading.enumerate() if each.name == "rallypoint-peers"]
+        (thread,) = [each for each in threading.enumerate() if each.name == "rallypoint-setup"]
         peers.cancel()
         thread.join(TIMEOUT)
         assert not thread.is_alive()
@@ -215,15 +216,14 @@ def eventually(holds: Callable[[], bool]) -> None:
 
 
 class Exchanging(ThreadWorkers):
-    def __init__(self, handler: RendezvousHandler, timeout: float) -> None:
+    def __init__(self, handler: RendezvousHandler, user: User) -> None:
         super().__init__(lambda rank, start, stopping: rank, handler)
-        self.exchange = PeerExchange([User(0, 1)], timeout=timeout)
-        self.preparations.append(self.exchange)
+        self.setup = exchanging(user)
+        self.add_preparation(self.setup)
 
 
 def test_the_workers_do_not_start_and_the_job_fails_by_its_infrastructure() -> None:
-    workers = Exchanging(CountingHandler(HashStore(timeout=TIMEOUT), "job", 1, address="127.0.0.1"), 0.2)
-    workers.exchange.users.append(NoPort())
+    workers = Exchanging(CountingHandler(HashStore(timeout=TIMEOUT), "job", 1, address="127.0.0.1"), NoPort())
     result = outcome(workers)
     assert result.state is WorkerState.FAILED
     assert result.ending is Ending.INFRASTRUCTURE
@@ -236,9 +236,8 @@ def test_the_workers_do_not_start_and_the_job_fails_by_its_infrastructure() -> N
 def test_a_signal_ends_an_agent_that_waits_for_other_nodes() -> None:
     store = HashStore(timeout=TIMEOUT)
     handlers = [CountingHandler(store, "job", 2, address="127.0.0.1") for _ in range(2)]
-    workers = Exchanging(handlers[0], TIMEOUT)
-    (user,) = workers.exchange.users
-    assert isinstance(user, User)
+    user = User(0, 1)
+    workers = Exchanging(handlers[0], user)
 
     def other_node() -> None:
         info = handlers[1].next_rendezvous()
@@ -257,9 +256,8 @@ def test_a_round_that_a_node_leaves_meanwhile_is_over_and_nothing_is_started() -
         get_rendezvous_handler(RendezvousParameters("c10d", endpoint, "job", 2, 2, is_host=is_host))
         for is_host in ("true", "false")
     ]
-    workers = Exchanging(handlers[0], TIMEOUT)
-    (user,) = workers.exchange.users
-    assert isinstance(user, User)
+    user = User(0, 1)
+    workers = Exchanging(handlers[0], user)
 
     def other_node() -> None:
         handlers[1].next_rendezvous()  # and says nothing of itself
@@ -274,7 +272,7 @@ def test_a_round_that_a_node_leaves_meanwhile_is_over_and_nothing_is_started() -
     with beside(threading.Thread(target=other_node)), pytest.raises(SignalException):
         run_agent(workers)
     assert "start" not in workers.calls
-    assert not workers.exchange.failure
+    assert not workers.setup.failure
 
 
 # Records

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint import notices
-from rallypoint.agent.progress import ProgressTracker, Reached
+from rallypoint.agent.folder import Reached, WorkerFolder
 from rallypoint.control.membership.operations import RecordProgress
 from rallypoint.control.protocol.messages import Request
 from tests.unit.clocks import ShiftedClock
@@ -33,6 +33,18 @@ class Told:
         self.log.append((reached.step, from_file))
 
 
+def folder_of(clock: ShiftedClock, told: Told, path: str = "") -> WorkerFolder:
+    made = WorkerFolder(lambda: (), told.send, path, clock)
+    made.on_progress = told.seen
+    return made
+
+
+def begin(tracker: WorkerFolder, round_: int, folder: str, ranks: int, best: int, since: float = float("-inf")) -> None:
+    """A round begins, whose workers have this folder."""
+    tracker._folder = folder
+    tracker.begin_round(round_, ranks, best, since)
+
+
 @pytest.fixture
 def clock() -> ShiftedClock:
     return ShiftedClock()
@@ -44,8 +56,8 @@ def told() -> Told:
 
 
 @pytest.fixture
-def tracker(clock: ShiftedClock, told: Told) -> ProgressTracker:
-    return ProgressTracker(clock, "", told.send, told.seen)
+def tracker(clock: ShiftedClock, told: Told) -> WorkerFolder:
+    return folder_of(clock, told)
 
 
 @pytest.fixture
@@ -61,8 +73,8 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     return progress
 
 
-def test_where_nobody_tells_looks_become_rare(tracker: ProgressTracker, clock: ShiftedClock, tmp_path: Path) -> None:
-    tracker.begin_round(0, str(tmp_path / "none"), 2, -1)
+def test_where_nobody_tells_looks_become_rare(tracker: WorkerFolder, clock: ShiftedClock, tmp_path: Path) -> None:
+    begin(tracker, 0, str(tmp_path / "none"), 2, -1)
     waits = []
     for _ in range(10):
         waits.append(tracker.wake_at() - clock.monotonic())
@@ -73,9 +85,9 @@ def test_where_nobody_tells_looks_become_rare(tracker: ProgressTracker, clock: S
 
 
 def test_the_job_is_told_once_when_a_round_goes_beyond_what_was_and_again_at_its_end(
-    tracker: ProgressTracker, clock: ShiftedClock, told: Told, call: Call, tmp_path: Path
+    tracker: WorkerFolder, clock: ShiftedClock, told: Told, call: Call, tmp_path: Path
 ) -> None:
-    tracker.begin_round(3, str(tmp_path / "notices"), 2, 40)
+    begin(tracker, 3, str(tmp_path / "notices"), 2, 40)
     call(38)
     tracker.look()
     assert told.job == [], "the job had come further before"
@@ -100,21 +112,21 @@ def test_the_job_is_told_once_when_a_round_goes_beyond_what_was_and_again_at_its
 
 
 def test_a_round_that_repeats_what_was_done_before_has_made_no_progress(
-    tracker: ProgressTracker, told: Told, call: Call, tmp_path: Path
+    tracker: WorkerFolder, told: Told, call: Call, tmp_path: Path
 ) -> None:
-    tracker.begin_round(4, str(tmp_path / "notices"), 1, 47)
+    begin(tracker, 4, str(tmp_path / "notices"), 1, 47)
     call(47)
     tracker.end_round()
     assert told.job == []
 
 
 def test_what_a_worker_that_goes_on_has_told_in_the_round_before_is_of_that_round(
-    tracker: ProgressTracker, call: Call, tmp_path: Path
+    tracker: WorkerFolder, call: Call, tmp_path: Path
 ) -> None:
-    tracker.begin_round(4, str(tmp_path / "notices"), 1, 40)
+    begin(tracker, 4, str(tmp_path / "notices"), 1, 40)
     call(47)
     tracker.end_round()
-    tracker.begin_round(5, str(tmp_path / "notices"), 1, 47, since=time.monotonic())
+    begin(tracker, 5, str(tmp_path / "notices"), 1, 47, since=time.monotonic())
     tracker.look()
     assert (tracker.made(), tracker.steps(), tracker.latest()) == (False, (), None)
     call(48)
@@ -127,20 +139,20 @@ def test_what_a_worker_that_goes_on_has_told_in_the_round_before_is_of_that_roun
 
 @pytest.mark.parametrize("content", [b"", b"x" * 15, b"\xff" * 16, bytes(5)])
 def test_what_is_no_progress_file_is_passed_over(
-    tracker: ProgressTracker, told: Told, tmp_path: Path, content: bytes
+    tracker: WorkerFolder, told: Told, tmp_path: Path, content: bytes
 ) -> None:
     (tmp_path / "progress.0").write_bytes(content)
     (tmp_path / "progress.1").mkdir()
-    tracker.begin_round(0, str(tmp_path), 2, -1)
+    begin(tracker, 0, str(tmp_path), 2, -1)
     tracker.end_round()
     assert (told.job, told.log, tracker.latest()) == ([], [], None)
 
 
-def test_a_program_in_another_language_writes_two_numbers(tracker: ProgressTracker, told: Told, tmp_path: Path) -> None:
+def test_a_program_in_another_language_writes_two_numbers(tracker: WorkerFolder, told: Told, tmp_path: Path) -> None:
     import struct
 
     (tmp_path / "progress.0").write_bytes(struct.pack("=qq", 7, time.monotonic_ns()))
-    tracker.begin_round(0, str(tmp_path), 1, -1)
+    begin(tracker, 0, str(tmp_path), 1, -1)
     tracker.look()
     assert told.job == [(0, 7, True)]
 
@@ -153,7 +165,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "latest_checkpointed_iteration.txt"
 
 
-def until(tracker: ProgressTracker, holds: Callable[[], bool]) -> None:
+def until(tracker: WorkerFolder, holds: Callable[[], bool]) -> None:
     by = time.monotonic() + 20
     while not holds():
         assert time.monotonic() < by, "the file was not read"
@@ -169,9 +181,9 @@ def write(file: Path, text: str) -> None:
 
 def test_what_was_in_the_file_before_is_no_progress(clock: ShiftedClock, told: Told, file: Path) -> None:
     write(file, "5000\n")
-    tracker = ProgressTracker(clock, str(file), told.send, told.seen)
+    tracker = folder_of(clock, told, str(file))
     try:
-        tracker.begin_round(0, "", 1, -1)
+        begin(tracker, 0, "", 1, -1)
         until(tracker, lambda: bool(told.job))
         tracker.end_round()
         assert told.job == [(0, 5000, False)], "it says that there is such a file, and how far the job had come"
@@ -184,16 +196,16 @@ def test_a_number_that_grows_is_progress_and_one_that_does_not_is_none(
     clock: ShiftedClock, told: Told, file: Path
 ) -> None:
     write(file, "100")
-    tracker = ProgressTracker(clock, str(file), told.send, told.seen)
+    tracker = folder_of(clock, told, str(file))
     try:
-        tracker.begin_round(1, "", 1, 90)
+        begin(tracker, 1, "", 1, 90)
         until(tracker, lambda: told.job == [(1, 100, False)])
         write(file, " 200\n")
         until(tracker, lambda: len(told.job) == 2)
         assert told.job[-1] == (1, 200, True)
         assert told.log == [(200, True)]
         tracker.end_round()
-        tracker.begin_round(2, "", 1, 200)
+        begin(tracker, 2, "", 1, 200)
         write(file, "150")
         until(tracker, lambda: told.log[-1] == (150, True))
         tracker.end_round()
@@ -204,9 +216,9 @@ def test_a_number_that_grows_is_progress_and_one_that_does_not_is_none(
 
 def test_of_a_file_without_a_number_the_time_of_its_change_counts(clock: ShiftedClock, told: Told, file: Path) -> None:
     write(file, "release")
-    tracker = ProgressTracker(clock, str(file), told.send, told.seen)
+    tracker = folder_of(clock, told, str(file))
     try:
-        tracker.begin_round(0, "", 1, -1)
+        begin(tracker, 0, "", 1, -1)
         until(tracker, lambda: told.job == [(0, -1, False)])
         write(file, "release")
         until(tracker, lambda: len(told.job) == 2)
@@ -219,9 +231,9 @@ def test_where_there_is_a_file_it_alone_counts_and_what_workers_say_is_shown(
     clock: ShiftedClock, told: Told, file: Path, call: Call, tmp_path: Path
 ) -> None:
     write(file, "10")
-    tracker = ProgressTracker(clock, str(file), told.send, told.seen)
+    tracker = folder_of(clock, told, str(file))
     try:
-        tracker.begin_round(0, str(tmp_path / "notices"), 1, -1)
+        begin(tracker, 0, str(tmp_path / "notices"), 1, -1)
         until(tracker, lambda: bool(told.job))
         call(17)
         tracker.end_round()

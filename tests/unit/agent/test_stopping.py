@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.agent.launch.api import elastic_launch
-from rallypoint.agent.launch.config import LaunchConfig
-from rallypoint.agent.rendezvous_client import rendezvous_of
+from rallypoint.agent.launch import LaunchConfig, elastic_launch, rendezvous_of
 from rallypoint.agent.signals import GracePeriods
 from rallypoint.agent.spec import WorkerGroup, WorkerSpec
 from rallypoint.agent.workers import WorkerController

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from rallypoint.agent.environment import worker_environment
-from rallypoint.agent.features.peers import PeerExchange, PeerRecord, exchange_of
+from rallypoint.agent.environment import per_worker_variables, worker_environment
+from rallypoint.agent.features.round_setup import PeerExchange, PeerRecord, RoundSetup, exchange_of
 from rallypoint.agent.features.worker_env import (
     KINDS,
     FrameworkVariables,
@@ -19,7 +19,6 @@ from rallypoint.agent.features.worker_env import (
     add_worker_env,
 )
 from rallypoint.agent.options import checked_frameworks
-from rallypoint.agent.preload import per_worker_variables
 from rallypoint.agent.spec import Worker, WorkerGroup
 from rallypoint.base.errors import UserError
 from rallypoint.control.protocol.messages import Placement
@@ -220,7 +219,9 @@ def test_no_store_before_the_workers_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 def test_one_exchange_serves_all() -> None:
     workers = entered("jax", "tf")
-    (exchange,) = workers.preparations
+    (setup,) = workers.preparations
+    assert isinstance(setup, RoundSetup)
+    (exchange,) = setup.steps
     assert isinstance(exchange, PeerExchange)
     assert exchange_of(workers, 1, "a check") is exchange
     assert [each.use for each in exchange.users] == ["jax", "tf"]

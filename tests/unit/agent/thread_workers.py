@@ -6,9 +6,10 @@ import signal
 import threading
 from collections.abc import Collection
 
-from rallypoint.agent.rendezvous_client import rendezvous_of
+from rallypoint.agent.launch import rendezvous_of
 from rallypoint.agent.signals import GracePeriods
 from rallypoint.agent.spec import RunResult, WorkerState
+from rallypoint.agent.steps import StopWorkers
 from rallypoint.agent.workers import WorkerController
 from rallypoint.control.protocol.messages import Placement
 from rallypoint.failures.failure import ProcessFailure
@@ -62,12 +63,12 @@ class ThreadWorkers(WorkerController):
     def poll(self) -> RunResult:
         return self._result
 
-    def begin_stop(self, death_sig: signal.Signals, timeout: float, *, keeps: bool) -> StopInProgress | None:
-        self.calls.append(f"begin {death_sig.name}")
+    def stop(self, step: StopWorkers) -> StopInProgress | None:
+        self.calls.append(f"begin {signal.Signals(step.signal).name}")
         self.join()
         return None
 
-    def shutdown(self, number: int) -> None:
+    def shutdown(self, number: int, timeout: float | None = None) -> None:
         self.calls.append(f"shutdown {signal.Signals(number).name}")
         self.join()
 

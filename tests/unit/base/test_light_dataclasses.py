@@ -146,7 +146,7 @@ def test_a_dataclass_is_that_of_dataclasses(name: str, kind: str) -> None:
 
 
 def test_our_own_travel() -> None:
-    from rallypoint.agent.launch.config import LaunchConfig
+    from rallypoint.agent.launch import LaunchConfig
 
     config = LaunchConfig(1, 2, 3, rdzv_configs={"a": 1})
     again = pickle.loads(pickle.dumps(config))
@@ -158,7 +158,7 @@ def test_our_own_travel() -> None:
 def test_dataclasses_are_imported_when_somebody_asks() -> None:
     program = """if True:
         import sys
-        from rallypoint.agent.launch.config import LaunchConfig
+        from rallypoint.agent.launch import LaunchConfig
         before = "dataclasses" in sys.modules
         import dataclasses
         print(before, [each.name for each in dataclasses.fields(LaunchConfig)][:2])"""

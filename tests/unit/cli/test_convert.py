@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.agent.launch.config import LaunchConfig
+from rallypoint.agent.launch import LaunchConfig
 from rallypoint.base.devices import cuda_count, xpu_count
 from rallypoint.base.errors import UserError
 from rallypoint.cli.convert import (

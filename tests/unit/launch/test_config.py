@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.agent.launch.config import LaunchConfig, describe
+from rallypoint.agent.launch import LaunchConfig, describe
 from rallypoint.base.errors import UserError
 from rallypoint.workers.logs.specs import DefaultLogsSpecs
 

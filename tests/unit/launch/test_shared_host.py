@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from rallypoint.agent.launch.shared_host import register_on_host
+from rallypoint.agent.launch import register_on_host
 from rallypoint.rendezvous.params import RendezvousParameters
 
 WARNING = "runs on this machine, and OMP_NUM_THREADS is not set"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -10,7 +9,6 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from rallypoint.base.kernel import until_readable
 from rallypoint.clusters.preflight.dialing import Attempt, MeshListener, Outcome, Target, attempt_all, dial_all, look_up
 from rallypoint.clusters.preflight.mesh import MeshNode
 from tests.ports import free_port
@@ -51,26 +49,15 @@ def node(rank: int, scope: str = SCOPE) -> MeshNode:
 
 @contextmanager
 def answering(who: MeshNode) -> Iterator[int]:
-    """A listener of this node, stepped by a thread; gives its port."""
+    """A listener of this node, served by a thread; gives its port."""
     listener = MeshListener("127.0.0.1", only_here=True)
-    listener.own = who
-    ended, over = os.eventfd(0), threading.Event()
-
-    def serve() -> None:
-        while not over.is_set():
-            until_readable([*listener.fds(), ended], 60)
-            listener.step()
-
-    thread = threading.Thread(target=serve)
+    thread = threading.Thread(target=listener.serve, args=(who,))
     thread.start()
     try:
         yield listener.port
     finally:
-        over.set()
-        os.eventfd_write(ended, 1)
-        thread.join()
         listener.close()
-        os.close(ended)
+        thread.join()
 
 
 @contextmanager

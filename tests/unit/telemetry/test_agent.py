@@ -11,13 +11,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from rallypoint.agent.event_emitter import EventEmitter
-from rallypoint.agent.spec import WorkerGroup
-from rallypoint.agent.torch_events import flakiness
+from rallypoint.agent.events import AgentEvents, flakiness
 from rallypoint.observe.telemetry import handlers, metrics
 from rallypoint.observe.telemetry.handlers import log_handlers
 from rallypoint.observe.telemetry.lazy import profiled, put_metric_if_wanted
-from tests.unit.compat.test_subclass import ours, spec
+from tests.unit.agent.thread_workers import ThreadWorkers
 
 
 class MemoryMetrics(metrics.MetricHandler):
@@ -45,9 +43,10 @@ def test_an_event_handler_that_fails_costs_a_log_line(caplog: pytest.LogCaptureF
 
     log_handlers["broken"] = Broken()
     try:
-        group = WorkerGroup(spec(ours(), workers=2))
-        group.spec.event_log_handler = "broken"
-        EventEmitter(group).step_done("RENDEZVOUS", 0.0)
+        workers = ThreadWorkers(lambda rank, start, stopping: rank)
+        workers.group.spec.event_log_handler = "broken"
+        with AgentEvents(workers).duration("RENDEZVOUS"):
+            pass
     finally:
         handlers._loggers.pop("broken").handlers.clear()
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]

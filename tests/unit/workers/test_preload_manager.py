@@ -317,6 +317,6 @@ def test_arguments_and_descriptors_of_a_worker(
 
 
 def test_nothing_of_a_zygote_is_imported_where_none_is_asked_for() -> None:
-    code = "import sys, rallypoint.agent.launch.api, rallypoint.workers.context\nprint(*sys.modules)"
+    code = "import sys, rallypoint.agent.launch, rallypoint.workers.context\nprint(*sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not [name for name in shown.stdout.split() if "preload" in name]

@@ -23,8 +23,8 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from rallypoint.agent.facts import NodeFacts
+from rallypoint.agent.folder import Reached, steps_of_workers
 from rallypoint.agent.policy import OnHang
-from rallypoint.agent.progress import Reached, steps_of_workers
 from rallypoint.agent.sources import Source
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
@@ -182,15 +182,14 @@ class HangWatch(Source):
     def _looker(self) -> Callable[[], Seen]:
         """The function that looks at the workers of this round, on the thread."""
         workers, group = self._workers, self._workers.group
-        context, tracker, folder, ranks = workers.pcontext, workers.progress, group.notices, len(group.workers)
+        context, folder, ranks = workers.pcontext, group.notices, len(group.workers)
         marks = None if context is None else context.output_marks()
         if marks is None:
             self._warn_blind()
-        assert tracker is not None, "made where workers are started"
 
         def look() -> Seen:
             output = None if marks is None else marks()
-            return Seen(output, steps_of_workers(folder, ranks), tracker.file_mark())
+            return Seen(output, steps_of_workers(folder, ranks), workers.folder.file_mark())
 
         return look
 

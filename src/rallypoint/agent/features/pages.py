@@ -59,7 +59,7 @@ class AgentPages:
         """
         path = os.environ.get(TOKEN_FILE, "")
         self.access = Access(http_token(path, TOKEN_FILE) if path else "")
-        self._workers.events.observe(self._take)
+        self._workers.record_events().listen(self._take)
         self._workers.look()
         return self.answer, self.access
 
@@ -101,7 +101,7 @@ class AgentPages:
         from rallypoint.observe.metrics import build_family, node_families
 
         with self._lock:
-            elapsed = time.monotonic() - self._workers.events.began
+            elapsed = time.monotonic() - self._workers.began
             counted = self._account.read(elapsed)
         return [build_family(), *node_families(self._reading(elapsed, counted))]
 

@@ -44,7 +44,7 @@ _MARGIN = 5.0
 """Seconds that the stop of workers may take beyond their grace period: for stacks, sweep, verdict and requeue."""
 
 
-class PreemptionTriggers(Source):
+class PreemptionTriggers:
     """What watches for the preemption of one node's job: signals, and the end of the job.
 
     Args:
@@ -68,24 +68,10 @@ class PreemptionTriggers(Source):
         self.signals = settings.signals
         self._notice_timeout = notice_timeout
         self._stop = stop + _MARGIN
-        self._deadline: JobDeadline | None = None
+        self.deadline: JobDeadline | None = None
+        """A source for the loop; None if nothing happens before the job's end."""
         if settings.stop_before_end:
-            self._deadline = JobDeadline(settings.stop_before_end, self.notice, leads, post, os.environ, clock)
-
-    def fds(self) -> list[int]:
-        return [] if self._deadline is None else self._deadline.fds()
-
-    def wake_at(self) -> float:
-        return math.inf if self._deadline is None else self._deadline.wake_at()
-
-    def step(self) -> None:
-        if self._deadline is not None:
-            self._deadline.step()
-
-    def close(self) -> None:
-        """The run is over."""
-        if self._deadline is not None:
-            self._deadline.close()
+            self.deadline = JobDeadline(settings.stop_before_end, self.notice, leads, post, os.environ, clock)
 
     def of_signal(self, number: int) -> PreemptionRequested:
         """The event for one of the signals."""

@@ -10,22 +10,24 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.agent.options import interface_names
-from rallypoint.agent.sources import Preparation
-from rallypoint.agent.spec import Worker, WorkerGroup
-from rallypoint.agent.workers import WorkerController
 from rallypoint.base.endpoint import Endpoint, is_loopback, outward_address, source_address
 from rallypoint.base.log import get_logger
-from rallypoint.base.mailbox import Background
 from rallypoint.base.netlink import Interface, interfaces
+
+if TYPE_CHECKING:
+    from rallypoint.agent.features.round_setup import Round
+    from rallypoint.agent.spec import Worker
+    from rallypoint.agent.workers import WorkerController
 
 log = get_logger(__name__)
 
 AUTO = "auto"
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+_TIMEOUT = 60.0
+"""Seconds within which the name of the worker store's node must be resolved."""
 
 
 def add_socket_ifname(workers: WorkerController, asked: str) -> None:
@@ -41,7 +43,9 @@ def add_socket_ifname(workers: WorkerController, asked: str) -> None:
     made = InterfaceChoice(interface_names(asked))
     workers.group.variable_sources.append(made)
     if asked == AUTO:
-        workers.preparations.append(made)
+        from rallypoint.agent.features.round_setup import RoundSetup
+
+        RoundSetup.of(workers).steps.insert(0, made)
 
 
 class Choice(NamedTuple):
@@ -56,8 +60,8 @@ class Choice(NamedTuple):
     failure: str = ""
 
 
-class InterfaceChoice(Preparation):
-    """The interface of each round, and a `VariableSource`.
+class InterfaceChoice:
+    """The interface of each round: a `VariableSource`, and a `SetupStep` for `auto`.
 
     Args:
         asked: the value of the flag.
@@ -67,43 +71,42 @@ class InterfaceChoice(Preparation):
 
     def __init__(self, asked: str) -> None:
         self._chosen = "" if asked == AUTO else asked
-        self._search: Background[Choice] = Background("rallypoint-interface")
         self._logged = Choice()
-        self.failure = ""
+        self._found: dict[Round, Choice] = {}
+        """What the threads of rounds have found."""
 
     def variables(self, worker: Worker, environment: Mapping[str, str]) -> Mapping[str, str]:
         """See `VariableSource`. What the user has set stands."""
         wanted = {GLOO: self._chosen, NCCL: f"={self._chosen}"}  # NCCL takes names as prefixes, unless "=" is given
         return {name: value for name, value in wanted.items() if not os.environ.get(name)}
 
-    def begin(self, group: WorkerGroup) -> None:
-        """Look for the interface of the round that the group has entered."""
-        assert group.placement is not None
-        self.failure = ""
-        self._search.start(partial(_find, group.placement.store_address, group.placement.group_world_size))
+    def begin(self, round_: Round) -> bool:
+        self._found.clear()
+        return True
 
-    def preparing(self) -> bool:
-        """Whether it has not been found yet."""
-        return self._search.busy
+    def run(self, round_: Round) -> None:
+        round_.limit(_TIMEOUT)
+        self._found[round_] = _find(round_.place.store_address, round_.place.group_world_size)
 
-    def fds(self) -> list[int]:
-        return self._search.fds()
+    def missed(self, round_: Round, why: str) -> None:
+        self._found[round_] = Choice(failure=why)
 
-    def step(self) -> None:
-        found = self._search.take()
-        if found is None:
-            return
-        self._chosen, self.failure = found.name, found.failure
+    def sentence(self, round_: Round, why: str) -> str:
+        return _failure(f"{round_.place.store_address} has not been resolved ({why})")
+
+    def take(self, round_: Round) -> None:
+        from rallypoint.agent.features.round_setup import Unprepared
+
+        found = self._found.pop(round_, Choice())
+        self._chosen = found.name
+        if found.failure:
+            raise Unprepared(found.failure)
         if found.name and found != self._logged:
             self._logged = found
             (log.warning if found.others else log.info)("%s", sentence(found))
 
-    def cancel(self) -> None:
-        self.failure = ""
-        self._search.forget()
-
     def close(self) -> None:
-        self._search.close()
+        return
 
 
 def _find(host: str, nodes: int) -> Choice:

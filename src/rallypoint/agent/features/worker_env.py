@@ -1,7 +1,7 @@
 """Variables that frameworks other than torch look for in a worker's environment (`--worker-env`).
 
-`KINDS` is the table; each kind is a pure function. Ports are reserved and addresses exchanged in each round (`peers`)
-before its workers start.
+`KINDS` is the table; each kind is a pure function. Ports are reserved and addresses exchanged in each round before its
+workers start (`round_setup`).
 
 jax: the variables that `jax.distributed.initialize()` reads without arguments.
 
@@ -38,7 +38,7 @@ from rallypoint.base.devices import cuda_count
 from rallypoint.base.endpoint import Endpoint
 
 if TYPE_CHECKING:
-    from rallypoint.agent.features.peers import PeerRecord
+    from rallypoint.agent.features.round_setup import PeerRecord
     from rallypoint.agent.spec import Worker, WorkerGroup
     from rallypoint.agent.workers import WorkerController
     from rallypoint.control.protocol.messages import Placement
@@ -208,7 +208,7 @@ def add_worker_env(workers: WorkerController, names: Sequence[str], nodes: int) 
     Raises:
         UserError: there is no such kind, or the nodes cannot exchange what it needs.
     """
-    from rallypoint.agent.features.peers import exchange_of
+    from rallypoint.agent.features.round_setup import exchange_of
 
     kinds = [FrameworkVariables(name, KINDS[name], workers.group) for name in checked_frameworks(names)]
     for each in kinds:
@@ -243,10 +243,6 @@ class FrameworkVariables:
             if len(each.ports.get(self.use, ())) < wanted:
                 raise ValueError(f"{each.node} has no port for {self.use}; start all nodes with the same --worker-env")
         self._records = records
-
-    def missed(self, why: str) -> bool:
-        """See `PeerUser`: without the records there are no variables."""
-        return False
 
     def close(self) -> None:
         self._reserved.close()

@@ -164,29 +164,31 @@ def _why_not_reached(who: MeshNode, own: MeshNode, attempt: Attempt) -> str:
 
 
 class MeshListener:
-    """Greets the nodes that dial this one. Nothing blocks: its `fds` are waited for, and `step` is called.
+    """Greets the nodes that dial this one; those who come before `serve` wait in the kernel's queue.
 
     `host` is where others reach this node, as far as known. OSError if no port is free.
     """
 
     def __init__(self, host: str, *, only_here: bool) -> None:
         self._sock = listening_socket(listening_address(host, only_here=only_here) if host else "", 0)
+        self._sock.setblocking(True)
         self.port = int(self._sock.getsockname()[1])
-        self.own: MeshNode | None = None
-        """Who greets; those who come before that is known wait in the kernel's queue."""
 
-    def fds(self) -> list[int]:
-        return [self._sock.fileno()] if self.own is not None else []
-
-    def step(self) -> None:
-        while self.own is not None:
+    def serve(self, own: MeshNode) -> None:
+        """Greet as this node until `close` is called, on a thread of its own."""
+        while True:
             try:
                 visitor, _ = self._sock.accept()
-            except OSError:  # nobody is left who comes, or has gone again
+            except ConnectionAbortedError:  # who came has gone again
+                continue
+            except OSError:
                 return
             with visitor, suppress(OSError):
                 visitor.setblocking(False)
-                visitor.send(greeting(self.own))
+                visitor.send(greeting(own))
 
     def close(self) -> None:
+        """Listen no more. Idempotent; from any thread."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # which ends an `accept`
         self._sock.close()

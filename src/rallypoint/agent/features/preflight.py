@@ -15,27 +15,28 @@ from rallypoint.clusters.preflight.run import LOG_SPACE, run_checks
 from rallypoint.rendezvous.params import C10D_PORT, ON_ETCD
 
 if TYPE_CHECKING:
-    from rallypoint.agent.launch.config import LaunchConfig
     from rallypoint.rendezvous.params import RendezvousParameters
 
 _log = get_logger(__name__)
 
 
-def check_node(config: LaunchConfig, parameters: RendezvousParameters) -> None:
+def check_node(mode: str, log_dir: str, workers: int, parameters: RendezvousParameters) -> None:
     """Run all checks, and log the results.
+
+    Args:
+        mode: `WARN` or `REQUIRE`.
+        log_dir: see `inputs_of`.
+        workers: the number of workers of this node.
+        parameters: of the rendezvous.
 
     Raises:
         PreflightError: a check has failed, and `--preflight` requires all to pass.
         UserError: `--preflight` is not a known mode.
     """
-    mode = config.features.checks.preflight
     if mode not in (WARN, REQUIRE):
         raise UserError(f"preflight={mode!r} is neither {WARN} nor {REQUIRE}; give one of them, or nothing")
-    assert config.logs_specs is not None
     begun = SYSTEM_CLOCK.monotonic()
-    log_dir = str(config.logs_specs.root_log_dir or "")
-    inputs = inputs_of(parameters, log_dir)
-    inputs = inputs._replace(workers=config.nproc_per_node, max_nodes=config.max_nodes, joins=True)
+    inputs = inputs_of(parameters, log_dir)._replace(workers=workers, max_nodes=parameters.max_nodes, joins=True)
     results = run_checks(inputs)
     _log.info("preflight checks of this node: %s, in %.2f s", counts(results), SYSTEM_CLOCK.monotonic() - begun)
     admit(results, mode)

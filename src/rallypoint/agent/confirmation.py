@@ -1,4 +1,4 @@
-"""An agent that waits for others: for a place in a round, and for a word that the place still stands.
+"""Whether the place that an agent was given still stands.
 
 An agent that was frozen, or cut off, finds a `Placed` that may be older than the lease: by then the others have counted
 its node as lost, and run without it. Laws:
@@ -19,23 +19,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from rallypoint.agent.sources import Source
 from rallypoint.agent.steps import Event
 from rallypoint.base.clock import BOOT_CLOCK, Clock
-from rallypoint.base.light_typing import TYPE_CHECKING, Protocol
+from rallypoint.base.light_typing import Protocol
 from rallypoint.base.log import get_logger
-from rallypoint.control.protocol.messages import Confirmed, ConfirmRequest, LinkDown, LinkUp, ProgressRequest, Request
-from rallypoint.rendezvous.control_plane import FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL
-
-if TYPE_CHECKING:
-    from rallypoint.agent.features.live_line import LiveLine
+from rallypoint.control.protocol.messages import Confirmed, ConfirmRequest, LinkDown, LinkUp, Request
 
 log = get_logger(__name__)
 
 _ASKED_PER_LEASE = 4
 """Questions in each lease while fenced workers run: with one lost or late, three are left."""
-_LIVE_EVERY = 1.0
-"""Seconds between requests for progress if a terminal shows it."""
 
 
 class Coordinator(Protocol):
@@ -47,64 +40,6 @@ class Coordinator(Protocol):
 
     def send(self, request: Request) -> None:
         """Send a request."""
-
-
-class WaitingForOthers(Source):
-    """Requests the progress of the others, and shows it.
-
-    Args:
-        rendezvous: takes the requests.
-        clock: of the loop.
-        waits: whether this node waits for others at this moment.
-    """
-
-    def __init__(self, rendezvous: Coordinator, clock: Clock, waits: Callable[[], bool]) -> None:
-        self._rendezvous = rendezvous
-        self._clock = clock
-        self._waits = waits
-        self._ask_at = 0.0
-        self._ask_every = FIRST_PROGRESS_REQUEST
-        self._joined_at = 0.0
-        self._live_line: LiveLine | None = None
-
-    def begin(self) -> float:
-        """This node requests a place. Returns the moment, on the clock."""
-        self._ask_every = FIRST_PROGRESS_REQUEST
-        self._joined_at = self._clock.monotonic()
-        self._ask_at = self._joined_at + self._ask_every
-        return self._joined_at
-
-    def wake_at(self) -> float:
-        return self._ask_at if self._waits() else math.inf
-
-    def step(self) -> None:
-        now = self._clock.monotonic()
-        if now < self._ask_at or not self._waits():
-            return
-        self._ask_every = min(2 * self._ask_every, MAX_PROGRESS_INTERVAL)
-        if self._live_line is not None:
-            self._ask_every = _LIVE_EVERY
-            self._live_line.redraw(now)
-        self._ask_at = now + self._ask_every
-        self._rendezvous.send(ProgressRequest())
-
-    def shows_live(self, words: tuple[str, str]) -> bool:
-        """Show the progress on the terminal; returns whether there is one."""
-        if self._live_line is None:
-            from rallypoint.agent.features.live_line import LiveLine, shows_live_line
-
-            if not shows_live_line():
-                return False
-            self._live_line = LiveLine(self._joined_at)
-            self._ask_at = self._clock.monotonic() + _LIVE_EVERY
-        self._live_line.show(words, self._clock.monotonic())
-        return True
-
-    def end(self) -> None:
-        """This node does not wait for others any more: erase the line. Idempotent."""
-        if self._live_line is not None:
-            self._live_line.end()
-            self._live_line = None
 
 
 class Confirmation:
@@ -131,7 +66,7 @@ class Confirmation:
         self._ask_at = math.inf
         """When to ask next; infinity where no fenced workers run."""
         self.awaited = False
-        """Whether workers that are due to start wait for an answer."""
+        """Whether workers that are due to start wait for an answer; not any more once their round is over."""
         self._link_down = False
 
     def requests_place(self) -> None:
@@ -148,10 +83,6 @@ class Confirmation:
             if self._link_down:
                 self._log()
         return self.awaited
-
-    def cancel(self) -> None:
-        """The round is over: no answer is awaited any more. Idempotent."""
-        self.awaited = False
 
     def heard(self, event: Event) -> None:
         """An event has occurred that may be an answer, or the end or the beginning of a session."""
@@ -171,7 +102,7 @@ class Confirmation:
             case _:
                 pass
 
-    # The fence
+    # The fence: only with `--fence`
 
     def workers_start(self) -> None:
         """The workers of a round are about to start."""
@@ -187,7 +118,7 @@ class Confirmation:
 
     def wake_in(self) -> float:
         """Seconds until the next question is due; infinity for never."""
-        return self._ask_at if self._ask_at == math.inf else max(0.0, self._ask_at - self._clock.monotonic())
+        return max(0.0, self._ask_at - self._clock.monotonic())
 
     def step(self) -> None:
         """Ask, if that is due."""

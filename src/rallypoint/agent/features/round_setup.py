@@ -1,0 +1,679 @@
+"""What the workers of a round have to wait for: this node's interface, and what nodes have to know of each other.
+
+The steps of a round run one after the other on a thread of its own, then the loop takes what they have found:
+
+    InterfaceChoice   the network interface for gloo and NCCL (`socket_ifname`), with `--socket-ifname=auto`
+    PeerExchange      records of other nodes, over the round's worker store, for those who need them: a framework's
+                      variables that name every worker (`worker_env`), and the mesh of `--preflight`, which it dials
+
+A placement holds a node's own place only: so each agent writes one small record, and reads the ones it needs.
+
+Laws:
+
+1. Without steps, nothing happens: no connection, no thread, no import of this file.
+2. The agent's loop never waits: the thread connects, dials and waits, and the loop is woken when it is done.
+3. A round that ends meanwhile is dropped with its thread's connection. A node that dies meanwhile is handled by its
+   lease. A store that cannot be reached, or a record that does not arrive, is a failure of this node.
+4. What comes from the store is checked once, in `decode_record`.
+5. Only the required records are read: reading all on each of n nodes costs n times n reads.
+
+Of the mesh:
+
+6. It is done in the job's first round only, which all nodes know by its number: a later node would dial nodes that have
+   done it. If that round ends early, it is not done.
+7. Every node listens before another can know its address, and does so until it has the result, or its round is over.
+8. All nodes get the same result (`clusters.preflight.mesh`), over the round's worker store. If it is required that all
+   are reached, group rank 0 announces the failure, and the others wait for the verdict.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import socket
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from rallypoint.agent.sources import Preparation
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock, Deadline
+from rallypoint.base.endpoint import Endpoint, is_loopback, own_address, parse_endpoint
+from rallypoint.base.errors import UserError
+from rallypoint.base.log import get_logger, printable
+from rallypoint.base.mailbox import Background
+from rallypoint.clusters.preflight.dialing import DIAL_TIMEOUT, MeshListener, Target, dial_all
+from rallypoint.clusters.preflight.mesh import (
+    Finding,
+    MeshLine,
+    MeshNode,
+    concerned,
+    decode_finding,
+    decode_lines,
+    dialled_ranks,
+    encode_finding,
+    encode_lines,
+    mesh_lines,
+)
+from rallypoint.clusters.preflight.results import REQUIRE
+from rallypoint.rendezvous.elastic import ElasticHandler
+
+if TYPE_CHECKING:
+    from rallypoint.agent.spec import WorkerGroup
+    from rallypoint.agent.workers import WorkerController
+    from rallypoint.control.protocol.messages import Placement
+    from rallypoint.store.api import Store
+
+log = get_logger(__name__)
+
+TIMEOUT = 60.0
+"""Seconds within which the store must be reached and the records of the other nodes be written."""
+_LATE = 5.0
+"""Seconds after a deadline for which the thread may still be busy: with a name server, say."""
+_WARN_AFTER = 10.0
+"""Seconds until it is logged that the workers have to wait for records."""
+_FINDINGS, _LINES = 10.0, 20.0
+"""Seconds that group rank 0 waits for the findings of the others, beyond the time in which all have dialled; and that
+these wait for its summary.
+"""
+_VERDICT = 30.0
+"""Seconds that a node waits for the job's verdict before it announces the failure of the mesh itself."""
+_MAX_SENTENCE = 1000
+_FEW = 8
+"""The number of missing nodes that are named."""
+MESH = "mesh"
+"""The name of the mesh's ports."""
+FIRST_ROUNDS = ("0", "restart0")
+"""The names that `round_scope` gives the first round of a job."""
+
+
+class Unprepared(Exception):
+    """Why the workers of a round cannot start, as a sentence.
+
+    Args:
+        why: the sentence.
+        node: the name of the node that has failed; empty for this one.
+        ends_job: whether this ends the job, whatever restarts are left.
+    """
+
+    def __init__(self, why: str, node: str = "", *, ends_job: bool = False) -> None:
+        super().__init__(why)
+        self.node = node
+        self.ends_job = ends_job
+
+
+class Round:
+    """One round, for the thread that prepares it; what `cancel` ends, whatever the thread waits for."""
+
+    def __init__(self, group: WorkerGroup, clock: Clock) -> None:
+        assert group.placement is not None
+        self.group = group
+        self.place: Placement = group.placement
+        self.scope = round_scope(group, self.place)
+        self.clock = clock
+        self.over = threading.Event()
+        """Set when the round is over, or its steps are done."""
+        self.step: SetupStep | None = None
+        """The step that the thread is at."""
+        self.seconds = math.inf
+        self.deadline = Deadline.after(math.inf, clock)
+        self.failure: Unprepared | None = None
+        self.records: Mapping[int, PeerRecord] = {}
+        """The records that the exchange has read, by group rank, and this node's own."""
+        self.own: PeerRecord | None = None
+        """This node's record, if nodes exchange any."""
+        self.listener: MeshListener | None = None
+        """Greets those who dial this node; None if nodes do not dial each other."""
+        self._lock = threading.Lock()
+        self._close: list[Callable[[], None]] = []
+
+    def limit(self, seconds: float) -> None:
+        """What the thread does from here on takes so many seconds at most."""
+        self.seconds = seconds
+        self.deadline = Deadline.after(seconds, self.clock)
+
+    def at_end(self, close: Callable[[], None]) -> None:
+        """Call this when the round is over, or at once if it is."""
+        with self._lock:
+            if not self.over.is_set():
+                self._close.append(close)
+                return
+        close()
+
+    def end(self) -> None:
+        """Let go of everything, also while the thread uses it. Idempotent."""
+        with self._lock:
+            self.over.set()
+            closing, self._close = self._close, []
+        for close in closing:
+            close()
+
+    def open_store(self) -> Store:
+        """The round's store, for this thread alone. One of ours is new in each round; one from a third party's handler
+        may serve all rounds.
+        """
+        seconds = self.deadline.remaining()
+        if isinstance(self.group.spec.rdzv_handler, ElasticHandler):
+            from rallypoint.store.client import TCPStore
+
+            own = TCPStore(self.place.store_address, self.place.store_port, timeout=seconds)
+            self.at_end(own.close)
+            return own
+        store = self.group.store
+        assert store is not None
+        clone = getattr(store, "clone", None)  # a wait in a connection blocks all other users of it
+        if clone is None:
+            return store
+        cloned: Store = clone()
+        self.at_end(getattr(cloned, "close", lambda: None))  # torch's stores have none
+        return cloned
+
+    def key(self, name: object) -> str:
+        """A key of this round; that of a node's record has the group rank as its name."""
+        return f"rallypoint/peers/{self.scope}/{name}"
+
+    def wait(self, store: Store, keys: list[str]) -> None:
+        """Wait for these keys until the deadline."""
+        store.wait(keys, timedelta(seconds=max(0.001, self.deadline.remaining())))
+
+
+class SetupStep(Protocol):
+    """One step of what a round has to wait for. All but `run` is called on the loop's thread; all but `sentence` and
+    `close` raises Unprepared if the workers cannot start.
+    """
+
+    def begin(self, round_: Round) -> bool:
+        """Reserve what the round needs. Returns whether `run` has something to do."""
+        return True
+
+    def run(self, round_: Round) -> None:
+        """Find out what the round needs, for as long as that takes."""
+
+    def missed(self, round_: Round, why: str) -> None:
+        """It has not come in time, for this reason."""
+
+    def sentence(self, round_: Round, why: str) -> str:
+        """A sentence on what is not known, and why."""
+
+    def take(self, round_: Round) -> None:
+        """Take what was found."""
+
+    def close(self) -> None:
+        """The run is over. Idempotent."""
+
+
+class RoundSetup(Preparation):
+    """The steps of one agent, which each round waits for.
+
+    Args:
+        steps: in the order in which they run.
+        clock: of the deadlines.
+    """
+
+    def __init__(self, steps: Sequence[SetupStep] = (), clock: Clock = SYSTEM_CLOCK) -> None:
+        self.steps = list(steps)
+        self.failure = self.failed_node = ""
+        self.ends_job = False
+        self._clock = clock
+        self._work: Background[Round] = Background("rallypoint-setup")
+        self._round: Round | None = None
+        self._look_at = math.inf
+        self._warned = False
+
+    @classmethod
+    def of(cls, workers: WorkerController) -> RoundSetup:
+        """That of an agent that has not run yet; made on the first call."""
+        for each in workers.preparations:
+            if isinstance(each, cls):
+                return each
+        made = cls()
+        workers.add_preparation(made)
+        return made
+
+    def begin(self, group: WorkerGroup) -> None:
+        self.cancel()
+        round_ = Round(group, self._clock)
+        try:
+            due = [step for step in self.steps if step.begin(round_)]
+            if not due:
+                for step in self.steps:
+                    step.take(round_)
+                return
+        except Unprepared as failure:
+            round_.end()
+            self._fail(failure)
+            return
+        self._round = round_
+        self._look_at, self._warned = self._clock.monotonic() + _WARN_AFTER, False
+        self._work.start(lambda: _run(round_, due))
+
+    def preparing(self) -> bool:
+        return self._round is not None
+
+    def fds(self) -> list[int]:
+        return self._work.fds()
+
+    def wake_at(self) -> float:
+        return math.inf if self._round is None else min(self._look_at, self._round.deadline.at + _LATE)
+
+    def step(self) -> None:
+        if (done := self._work.take()) is not None:
+            self._end(done)
+        round_, now = self._round, self._clock.monotonic()
+        if round_ is None or round_.step is None:
+            return
+        if now >= self._look_at:
+            self._look_at = now + _WARN_AFTER  # the thread may have got another deadline meanwhile
+            if not self._warned and not round_.records:
+                self._warned = True
+                log.warning(
+                    "%s",
+                    round_.step.sentence(round_, f"nothing has come for {_WARN_AFTER:g} s, of {round_.seconds:g} s"),
+                )
+        if now >= round_.deadline.at + _LATE:
+            try:
+                round_.step.missed(
+                    round_, round_.step.sentence(round_, f"nothing has come within {round_.seconds:g} s")
+                )
+            except Unprepared as failure:
+                round_.failure = failure
+            self._end(round_)
+
+    def cancel(self) -> None:
+        self.failure = self.failed_node = ""
+        self._work.forget()
+        round_, self._round = self._round, None
+        if round_ is not None:
+            round_.end()
+
+    def close(self) -> None:
+        self.cancel()
+        self._work.close()
+        for each in self.steps:
+            each.close()
+
+    def _end(self, round_: Round) -> None:
+        self.cancel()
+        try:
+            if round_.failure is not None:
+                raise round_.failure
+            for each in self.steps:
+                each.take(round_)
+        except Unprepared as failure:
+            self._fail(failure)
+
+    def _fail(self, failure: Unprepared) -> None:
+        self.failure, self.failed_node, self.ends_job = str(failure), failure.node, failure.ends_job
+
+
+def _run(round_: Round, due: Sequence[SetupStep]) -> Round:
+    """On the thread of one round."""
+    try:
+        for step in due:
+            round_.step = step
+            step.run(round_)
+    except Unprepared as failure:
+        round_.failure = failure
+    finally:
+        round_.end()
+    return round_
+
+
+def round_scope(group: WorkerGroup, placement: Placement) -> str:
+    """A name of the round, the same for all its agents. Agents with a third party's handler may number rounds
+    differently: what they have in common is the number of restarts, larger in each round.
+    """
+    if isinstance(group.spec.rdzv_handler, ElasticHandler):
+        return str(placement.round)
+    return f"restart{placement.restarts}"
+
+
+# The exchange
+
+
+class PeerUser(Protocol):
+    """Needs the records of other nodes in each round. All is called on the loop's thread."""
+
+    use: str
+    """The name of its ports: lower-case letters, digits and hyphens."""
+
+    def reserve(self, group: WorkerGroup) -> Sequence[int]:
+        """Reserve ports of this node for the round, and release those of the last one. Raises OSError."""
+
+    def wanted(self, placement: Placement) -> Collection[int]:
+        """The group ranks of the nodes whose records it needs."""
+
+    def take(self, records: Mapping[int, PeerRecord]) -> None:
+        """The records of all nodes that any user wants, by group rank, and this node's own.
+
+        Raises:
+            ValueError: they do not fit; the text is a sentence.
+        """
+
+    def close(self) -> None:
+        """The run is over: release the ports. Idempotent."""
+
+
+def exchange_of(workers: WorkerController, nodes: int, why: str) -> PeerExchange:
+    """The exchange of an agent that has not run yet, whose `users` can be extended; created on the first call.
+
+    Args:
+        workers: of the agent.
+        nodes: the maximal number of nodes of the job. why: what needs it, for messages.
+
+    Raises:
+        UserError: the rounds have no store before their workers run.
+    """
+    handler = workers.group.spec.rdzv_handler
+    if nodes > 1 and isinstance(handler, ElasticHandler) and not handler.use_agent_store:
+        raise UserError(
+            f"with {why} the nodes exchange their addresses over the worker store, which with "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 exists only once workers run; unset that variable"
+        )
+    steps = RoundSetup.of(workers).steps
+    found = next((each for each in steps if isinstance(each, PeerExchange)), None)
+    if found is None:
+        found = PeerExchange()
+        steps.append(found)
+    return found
+
+
+def add_mesh(workers: WorkerController, mode: str, nodes: int) -> None:
+    """Make an agent that has not run yet dial the others before its first workers start.
+
+    Args:
+        workers: of the agent.
+        mode: `WARN` or `REQUIRE`.
+        nodes: the maximal number of nodes of the job.
+
+    Raises:
+        UserError: it is required, and the rounds have no store before their workers run.
+    """
+    try:
+        exchange_of(workers, nodes, "--preflight").mesh = mode
+    except UserError as error:
+        if mode == REQUIRE:
+            raise
+        log.warning("the nodes do not dial each other: %s", error)
+
+
+class PeerExchange(SetupStep):
+    """The exchange of one agent, and the mesh of its first round.
+
+    Args:
+        users: the users of the records; may grow until the first round.
+        mesh: whether nodes dial each other: `WARN` or `REQUIRE`; empty if not.
+        timeout: seconds for the exchange of one round.
+    """
+
+    def __init__(self, users: Sequence[PeerUser] = (), mesh: str = "", timeout: float = TIMEOUT) -> None:
+        self.users = list(users)
+        self.mesh = mesh
+        self._timeout = timeout
+
+    def _dials(self, round_: Round) -> bool:
+        return bool(self.mesh) and round_.place.group_world_size > 1 and round_.scope in FIRST_ROUNDS
+
+    def begin(self, round_: Round) -> bool:
+        place, group = round_.place, round_.group
+        if not self.users and not self._dials(round_):
+            return False
+        address = group.spec.local_addr or (place.store_address if place.group_rank == 0 else "")
+        try:
+            ports = {each.use: tuple(each.reserve(group)) for each in self.users}
+            if self._dials(round_):
+                round_.listener = self.listen(round_)
+                round_.at_end(round_.listener.close)
+                ports[MESH] = (round_.listener.port,)
+        except OSError as error:
+            self.missed(round_, f"{socket.gethostname()} has no port for its workers: {error.strerror or error}")
+            return False
+        round_.own = PeerRecord(
+            *(place.group_rank, socket.gethostname(), address, place.ranks.base_rank, group.spec.local_world_size),
+            {use: found for use, found in ports.items() if found},
+        )
+        if place.group_world_size == 1:
+            round_.records = {0: round_.own}
+        return place.group_world_size > 1
+
+    def listen(self, round_: Round) -> MeshListener:
+        """Listen for those who dial this node, where they can know its address without a name server."""
+        store, spec = round_.place.store_address, round_.group.spec
+        given = spec.local_addr or (store if round_.place.group_rank == 0 else "")
+        if not given and (":" in store or store.replace(".", "").isdigit()):
+            given = own_address(Endpoint(store, round_.place.store_port))
+        return MeshListener(given, only_here=is_loopback(store))
+
+    def run(self, round_: Round) -> None:
+        round_.limit(self._timeout)
+        try:
+            store = round_.open_store()
+            round_.records = self._exchange(round_, store)
+            found = None if round_.listener is None else dial_others(round_, store, round_.listener)
+        except Exception as error:  # a store may be a third party's, and raise anything
+            if not round_.over.is_set():
+                self.missed(round_, self.sentence(round_, printable(f"{error}" or type(error).__name__, _MAX_SENTENCE)))
+            return
+        if found is not None:
+            self._judge(round_, *found)
+
+    def missed(self, round_: Round, why: str) -> None:
+        if self._dials(round_) and self.mesh == REQUIRE:
+            raise Unprepared(why, ends_job=True)
+        if round_.records:
+            log.warning("it is not known whether the nodes reach each other: %s", why)
+            return
+        if self._dials(round_):
+            log.warning("this node does not dial the others: %s", why)
+        if self.users:
+            raise Unprepared(why)
+
+    def sentence(self, round_: Round, why: str) -> str:
+        where = Endpoint(round_.place.store_address, round_.place.store_port)
+        if round_.records:
+            what = "exchange what it has found"
+        else:
+            what = f"learn of the other nodes of round {round_.place.round}"
+        return f"{socket.gethostname()} cannot {what} over the worker store at {where}: {why}"
+
+    def take(self, round_: Round) -> None:
+        try:
+            for each in self.users if round_.records else ():
+                each.take(round_.records)
+        except ValueError as error:
+            raise Unprepared(f"{socket.gethostname()} cannot start its workers: {error}") from None
+
+    def close(self) -> None:
+        for each in self.users:
+            each.close()
+
+    def _exchange(self, round_: Round, store: Store) -> Mapping[int, PeerRecord]:
+        place, own = round_.place, round_.own
+        assert own is not None
+        if not own.address:
+            own = own._replace(address=own_address(Endpoint(place.store_address, place.store_port)))
+        store.set(round_.key(own.group_rank), encode_record(own))
+        wanted = {rank for each in self.users for rank in each.wanted(place)}
+        if round_.listener is not None:
+            wanted.update(dialled_ranks(place.group_rank, place.group_world_size))
+        keys = {rank: round_.key(rank) for rank in sorted(wanted - {own.group_rank})}
+        if not keys:
+            return {own.group_rank: own}
+        try:
+            round_.wait(store, list(keys.values()))
+        except Exception as error:
+            missing = [rank for rank, key in keys.items() if not store.check([key])]
+            if not missing:
+                raise
+            more = f" and {len(missing) - _FEW} more" if len(missing) > _FEW else ""
+            named = ", ".join(map(str, missing[:_FEW]))
+            raise TimeoutError(
+                f"nothing has come from group rank {named}{more} in time; see whether all nodes were started alike"
+            ) from error
+        values = zip(keys, store.multi_get(list(keys.values())), strict=True)
+        found = {rank: decode_record(bytes(data), rank, place.ranks.world_size) for rank, data in values}
+        return {own.group_rank: own, **found}
+
+    def _judge(self, round_: Round, lines: Sequence[MeshLine], total: int) -> None:
+        """The nodes have been dialled."""
+        rank, required = round_.place.group_rank, self.mesh == REQUIRE
+        for line in lines:
+            if concerned(line, rank) and not (required and rank == 0 and line is lines[0]):
+                log.warning("%s", line.text)
+        if total > len(lines) and rank == 0:
+            log.warning("and %d more such findings", total - len(lines))
+        if not lines or not required:
+            return
+        if rank:
+            round_.limit(_VERDICT)
+            if round_.over.wait(_VERDICT):
+                return
+        more = f"; {total - 1} more such findings are in the log of group rank 0" if total > 1 else ""
+        raise Unprepared(f"{lines[0].text}{more}", lines[0].node, ends_job=True)
+
+
+# The mesh
+
+
+def dial_others(round_: Round, store: Store, listener: MeshListener) -> tuple[Sequence[MeshLine], int]:
+    """Dial the other nodes, and exchange the findings.
+
+    Returns:
+        The first lines about nodes that do not reach each other, the same on all nodes, and the number of all.
+    """
+    began = round_.clock.monotonic()
+    place, own = round_.place, round_.records[round_.place.group_rank]
+    rank, count = place.group_rank, place.group_world_size
+    round_.limit(DIAL_TIMEOUT + (_LINES if rank else _FINDINGS))
+    scope = f"{round_.group.spec.rdzv_handler.get_run_id()}/{place.origin}/{round_.scope}"
+    me = MeshNode(scope, rank, own.node)
+    threading.Thread(target=listener.serve, args=(me,), name="rallypoint-mesh", daemon=True).start()
+    others = [round_.records[each] for each in dialled_ranks(rank, count)]
+    there = [each for each in others if MESH in each.ports]
+    failures = dial_all(
+        [Target(MeshNode(scope, each.group_rank, each.node), each.address, each.ports[MESH][0]) for each in there], me
+    )
+    where = str(Endpoint(own.address, listener.port))
+    store.set(round_.key(f"mesh/{rank}"), encode_finding(Finding(own.node, where, failures)))
+    if rank == 0:
+        absent = {each.group_rank: each.node for each in others if MESH not in each.ports}
+        data = encode_lines(mesh_lines(_findings(round_, store, absent), count, absent))
+        store.set(round_.key("mesh/lines"), data)
+    else:
+        round_.wait(store, [round_.key("mesh/lines")])
+        data = bytes(store.get(round_.key("mesh/lines")))
+    total, lines = decode_lines(data, count)
+    if not lines:
+        took = round_.clock.monotonic() - began
+        log.info("the nodes of the round reach each other (this one has dialled %d, in %.3f s)", len(others), took)
+    return lines, total
+
+
+def _findings(round_: Round, store: Store, absent: Collection[int]) -> Mapping[int, Finding]:
+    """The findings of all nodes except absent ones, as far as they arrive in time."""
+    count = round_.place.group_world_size
+    keys = {rank: round_.key(f"mesh/{rank}") for rank in range(count) if rank not in absent}
+    with suppress(Exception):  # missing ones are seen below
+        round_.wait(store, list(keys.values()))
+    there = [rank for rank in keys if store.check([keys[rank]])]
+    values = store.multi_get([keys[rank] for rank in there])
+    return {rank: decode_finding(bytes(data), rank, count) for rank, data in zip(there, values, strict=True)}
+
+
+# The record
+
+
+_MAX_RECORD = 64 * 1024
+_MAX_NAME = 255
+_MAX_USES = 16
+_USE = re.compile(r"[a-z][a-z0-9-]{0,31}")
+
+
+class PeerRecord(NamedTuple):
+    """The record that a node shares with the others.
+
+    `address` is the address at which others reach it, `ports` are those that it has reserved there for this round, by
+    use. `base_rank` and `local_world_size` say which global ranks are there.
+    """
+
+    group_rank: int
+    node: str
+    address: str
+    base_rank: int
+    local_world_size: int
+    ports: Mapping[str, tuple[int, ...]] = {}
+
+
+def encode_record(record: PeerRecord) -> bytes:
+    """The stored form of a record."""
+    return json.dumps([*record[:-1], dict(record.ports)]).encode()
+
+
+def decode_record(data: bytes, group_rank: int, world_size: int) -> PeerRecord:
+    """The record that another node has written.
+
+    Args:
+        data: the value.
+        group_rank: the group rank of the node under whose key it was.
+        world_size: the number of workers of the round.
+
+    Raises:
+        ValueError: it is not a record, or has invalid values; the text is a sentence.
+    """
+    try:
+        if len(data) > _MAX_RECORD:
+            raise ValueError(f"it has {len(data)} bytes")
+        rank, node, address, base_rank, local_world_size, ports = json.loads(data)
+        first = _number(base_rank, 0, world_size - 1, "base rank")
+        return PeerRecord(
+            _number(rank, group_rank, group_rank, "group rank"),
+            _node(node),
+            _address(address),
+            first,
+            _number(local_world_size, 1, world_size - first, "number of workers"),
+            _ports(ports),
+        )
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"the record of group rank {group_rank} cannot be used ({printable(str(error))}); "
+            "see whether all nodes run the same version, and whether something else writes to the store"
+        ) from None
+
+
+def _node(value: object) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= _MAX_NAME or not value.isprintable():
+        raise ValueError(f"it has the node name {value!r}")
+    return value
+
+
+def _address(value: object) -> str:
+    """A host name or numeric address."""
+    if not isinstance(value, str) or len(value) > _MAX_NAME or not value:
+        raise ValueError(f"it has the address {value!r}")
+    try:
+        if ":" in value:
+            socket.inet_pton(socket.AF_INET6, value)
+        elif parse_endpoint(value, 1).host != value:
+            raise ValueError
+    except (OSError, ValueError, UserError):
+        raise ValueError(f"it has the address {value!r}") from None
+    return value
+
+
+def _ports(value: object) -> Mapping[str, tuple[int, ...]]:
+    if not isinstance(value, dict) or len(value) > _MAX_USES:
+        raise ValueError("it has no ports by use")
+    found = {}
+    for use, ports in value.items():
+        if not _USE.fullmatch(use) or not isinstance(ports, list):
+            raise ValueError(f"it has ports for {use!r}")
+        found[use] = tuple(_number(port, 1, 65535, "port") for port in ports)
+    return found
+
+
+def _number(value: object, least: int, most: int, what: str) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"it has the {what} {value!r}, where {least} to {most} can be")
+    return value

@@ -1,0 +1,451 @@
+"""The folder that this node shares with its workers (`rallypoint.notices`): notices for them, what they acknowledge,
+and the progress that they report. It has one owner, `WorkerFolder`.
+
+Workers call `notices.progress(step)`, which leaves the step in the folder; or `--progress-file` names a file that has
+an integer (such as Megatron's `latest_checkpointed_iteration.txt`), or one of which only the time of its last change
+counts. If a file is named, it alone shows what survives a failure; the steps that workers report are shown beside it.
+
+Laws:
+
+1. The folder has a different, unguessable name for each start of workers, and is made when there is something to post,
+   or by a worker that reports progress, or that it can go on in its process when a round ends: a job without these
+   touches no disk. Who finds it there uses it only if it is private (`base/private_files.py`): its name is in the
+   workers' environment, which others may learn.
+2. When the workers are gone, so is the folder. It stays while some of them go on in their processes, and newly started
+   workers find it too; files that the others have left in it are removed first (`workers/resumable.py`).
+
+Of notices:
+
+3. `WorkersReady` and the timer `NOTICE` come once for each notice that is waited for.
+4. Each notice has a number, which its acknowledgements carry. One that arrives after its notice was withdrawn has no
+   effect; one for a notice that was replaced by another counts for that too.
+
+Of progress:
+
+5. If it is not used, it costs a look at a missing folder, at intervals that double up to a minute.
+6. The loop reads what lies on this machine only. The file may be on a network disk that hangs: a thread reads it.
+7. A value from before the workers were started is not their progress.
+8. A round's progress is reported once, when it exceeds what the job had reached before; then once more at its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+
+from rallypoint.agent.sources import Source
+from rallypoint.agent.steps import Timer, TimerFired, WorkersReady
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.errors import UserError
+from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
+from rallypoint.base.log import get_logger
+from rallypoint.base.private_files import is_private, make_private, open_regular, replace_file
+from rallypoint.control.membership.operations import RecordProgress
+from rallypoint.control.protocol.messages import Request
+from rallypoint.notices import ACK_PREFIX, NOTICE_FILE, PROGRESS_PREFIX, PROGRESS_SIZE
+from rallypoint.workers.logs.specs import temporary_folder
+
+if TYPE_CHECKING:
+    from rallypoint.base.inotify import Inotify
+
+log = get_logger(__name__)
+
+_POLL = 1.0
+"""Seconds between polls for acknowledgements if inotify is not available."""
+_FIRST_LOOK, _MAX_IDLE, _EVERY = 1.0, 60.0, 5.0
+"""Seconds until the first look at the workers of a round, and between looks: at most if they report nothing; if they
+do.
+"""
+_FILE_EVERY = 1.0
+"""Seconds between two looks at the file."""
+_MAX_TEXT = 64
+"""Bytes of the file that may hold an integer."""
+_MAX_STEP = 2**63 - 1
+_MAX_TOLD = 1024
+"""Workers of one node whose steps are reported individually."""
+
+_LAYOUT = struct.Struct("=qq")
+
+
+class Reached(NamedTuple):
+    """The progress of workers: the step, -1 if unknown, and when it was reached, on the monotonic clock.
+
+    `first` is the first step reported in the round, -1 if that is not known, `mark` a value that changes with the file,
+    whatever its contents.
+    """
+
+    step: int
+    at: float
+    first: int = -1
+    mark: tuple[int, int, int] = (0, 0, 0)
+
+
+class WorkerFolder(Source):
+    """The folder of one node's workers, round by round. Nothing here waits.
+
+    Args:
+        running: returns the local ranks of the workers that have not ended: only they need to acknowledge.
+        send: sends the coordinator what the workers have reached.
+        path: the file that shows progress; empty for none.
+        clock: the workers' own CLOCK_MONOTONIC, except in tests.
+    """
+
+    def __init__(
+        self,
+        running: Callable[[], Collection[int]],
+        send: Callable[[Request], None],
+        path: str = "",
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._running = running
+        self._send = send
+        self._path = path
+        self._clock = clock
+        self._folder = ""
+        self._created = False
+        self.on_folder: Callable[[], None] = lambda: None
+        """Called at intervals, once workers have made the folder."""
+        self.on_progress: Callable[[Reached, bool], None] = lambda reached, from_file: None
+        """Called with new progress, and whether the file shows it."""
+        # The notice
+        self._inotify: Inotify | None = None
+        self._reason = ""
+        self._expires_at = math.inf
+        self._poll_at = math.inf
+        self._awaits_acknowledgements = False
+        self._seen = True
+        self._number = 0
+        self._first = 1
+        """The number of the first notice whose acknowledgements count."""
+        # The progress
+        self._file: _FileReader | None = None
+        self._ranks = 0
+        self._round = -1
+        self._since = -math.inf
+        self._best = -1
+        """The highest step that the job had reached before this round."""
+        self._look_at = math.inf
+        self._idle = _FIRST_LOOK
+        self._used = False
+        """Whether workers of this node have ever reported progress."""
+        self._of_workers: Reached | None = None
+        self._of_file: Reached | None = None
+        self._base: Reached | None = None
+        """The state of the file when the workers were started; None if it has not been read yet."""
+        self._reported = False
+        self._reported_step = -1
+
+    # Notices
+
+    def reset(self, *, keep: bool = False) -> str:
+        """Begin with new workers.
+
+        Args:
+            keep: whether some workers go on that know the folder.
+
+        Returns:
+            The folder for their notices; empty if there is no space for one.
+        """
+        self.clear(keep=keep)
+        if keep:
+            return self._folder
+        try:
+            self._folder = os.path.join(temporary_folder(), f"rallypoint-notices-{os.urandom(16).hex()}")
+        except UserError as error:
+            log.warning("workers will see no notices: %s", error)
+            self._folder = ""
+        return self._folder
+
+    def post(self, reason: str, node: str, round_: int, seconds: float, *, waits: bool) -> None:
+        """Post a notice, which replaces any other. Earlier acknowledgements count for it too.
+
+        Args:
+            reason: `SCALE` or `PREEMPTION`.
+            node: the node that will be taken away; empty for this one.
+            round_: the round that will end.
+            seconds: the time that the workers have. Among notices for the same reason, the earliest deadline counts.
+            waits: whether `step` returns acknowledgements and the end of the time.
+        """
+        over_at = self._clock.monotonic() + seconds
+        if waits and reason == self._reason:
+            over_at = min(over_at, self._expires_at)
+        self._seen = True
+        self._number += 1
+        try:
+            self._write({"reason": reason, "node": node, "round": round_, "deadline": over_at, "number": self._number})
+        except OSError as error:
+            log.warning("the workers cannot be notified of the %s, and are not waited for: %s", reason, error)
+            self._seen = False
+        self._awaits_acknowledgements = waits
+        self._reason = reason if waits else ""
+        self._expires_at = over_at if waits else math.inf
+        self._poll_at = self._clock.monotonic() if waits else math.inf  # they may have acknowledged another one before
+
+    def withdraw(self) -> None:
+        """Remove the notice and its acknowledgements."""
+        self._awaits_acknowledgements, self._reason = False, ""
+        self._first = self._number + 1
+        self._expires_at = self._poll_at = math.inf
+        if self._created:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self._folder, NOTICE_FILE))
+
+    def clear(self, *, keep: bool = False) -> None:
+        """The workers are gone: remove everything; if some go on (`keep`), the notice only. Idempotent."""
+        self.withdraw()
+        if keep:
+            return
+        if self._inotify is not None:
+            self._inotify.close()
+            self._inotify = None
+        if self._created or (self._folder and is_private(self._folder)):  # or a worker has made it
+            from shutil import rmtree
+
+            rmtree(self._folder, ignore_errors=True)
+            self._created = False
+
+    def any_acknowledged(self) -> bool:
+        """Whether a worker has acknowledged a notice that counts."""
+        return self._created and bool(self._acknowledged())
+
+    def _write(self, notice: dict[str, object]) -> None:
+        import json
+
+        if not self._folder:
+            raise OSError("there is no folder for it")
+        if not self._created:
+            make_private(self._folder)  # or a worker that reports progress has made it
+            self._created = True
+            self._inotify = self._watch()
+        replace_file(os.path.join(self._folder, NOTICE_FILE), json.dumps(notice).encode())
+
+    def _watch(self) -> Inotify | None:
+        from rallypoint.base.inotify import CREATED, Inotify
+
+        news = None
+        try:
+            news = Inotify()
+            news.watch(self._folder, CREATED)
+        except OSError as error:
+            log.warning("acknowledgements are polled every %s s instead of at each: %s", _POLL, error)
+            if news is not None:
+                news.close()
+            return None
+        return news
+
+    def _acknowledged(self) -> set[int]:
+        """Local ranks that have acknowledged the notice."""
+        try:
+            names = os.listdir(self._folder) if self._created else []
+        except OSError:
+            return set()
+        found = (name.removeprefix(ACK_PREFIX).partition(".") for name in names if name.startswith(ACK_PREFIX))
+        answers = ((rank, number) for rank, _, number in found if rank.isdecimal() and number.isdecimal())
+        return {int(rank) for rank, number in answers if self._first <= int(number) <= self._number}
+
+    # Progress
+
+    def begin_round(self, round_: int, ranks: int, best: int, since: float = -math.inf) -> None:
+        """The workers of a round are started.
+
+        Args:
+            round_: its number.
+            ranks: the number of workers on this node.
+            best: the highest step that the job had reached before, -1 for none.
+            since: reports of workers from before this time, on the clock, belong to an earlier round.
+        """
+        self._round, self._ranks, self._best = round_, ranks, best
+        self._since = since
+        self._of_workers = self._of_file = None
+        self._reported, self._reported_step = False, best
+        self._idle = _FIRST_LOOK
+        self._look_at = self._clock.monotonic() + _FIRST_LOOK
+        self._base = None
+        if self._path and self._file is None:
+            self._file = _FileReader(self._path)
+        if self._file is not None and self._file.reading is not None:
+            self._take_base(self._file.reading)
+
+    def end_round(self) -> None:
+        """The round is over, or is about to be: report the progress of its workers. Idempotent."""
+        self.look()
+        self._look_at = math.inf
+        latest = self._of_workers if self._file is None else self._of_file
+        if latest is not None and latest.step > self._reported_step:
+            self._reported_step = latest.step
+            self._send(RecordProgress(self._round, latest.step))
+
+    def latest(self) -> Reached | None:
+        """The progress of the workers: as reported by themselves, else by the file."""
+        return self._of_workers or self._of_file or self._base
+
+    def steps(self) -> tuple[int, ...]:
+        """The last step of each worker of the round, by local rank, -1 for none; empty if none has reported any."""
+        told = steps_of_workers(self._folder, self._ranks if self._ranks <= _MAX_TOLD else 0, self._since)
+        return tuple(-1 if each is None else each.step for each in told) if any(told) else ()
+
+    def file_mark(self) -> tuple[int, int, int] | None:
+        """A value that changes with the progress file; None if there is none or it was not read yet. Any thread."""
+        reading = None if self._file is None else self._file.reading
+        return None if reading is None else reading.mark
+
+    def made(self) -> bool:
+        """Whether the workers of this round have reported progress, or the file has changed since they were started."""
+        return self._of_workers is not None or self._of_file is not None
+
+    def close(self) -> None:
+        """The run is over."""
+        self._look_at = math.inf
+        if self._file is not None:
+            self._file.close()
+
+    def look(self) -> None:
+        """Read the present progress."""
+        if self._round < 0:
+            return
+        self._take_in(_newest(steps_of_workers(self._folder, self._ranks, self._since)))
+        if self._file is not None:
+            self._take_in_file(self._file.reading)
+
+    def _take_in(self, found: Reached | None) -> None:
+        if found is None or found == self._of_workers:
+            return
+        self._used = True
+        self._of_workers = found._replace(at=min(found.at, self._clock.monotonic()))
+        self.on_progress(self._of_workers, False)
+        if self._file is None:
+            self._tell_once(found.step)
+
+    def _take_in_file(self, found: Reached | None) -> None:
+        if found is None or found in (self._base, self._of_file):
+            return
+        if self._base is None:
+            self._take_base(found)
+            return
+        self._of_file = found
+        self.on_progress(found, True)
+        self._tell_once(found.step)
+
+    def _take_base(self, found: Reached) -> None:
+        """Take the value from before: it shows that this node reports progress, and how far the job had come."""
+        self._base = found
+        self._best = self._reported_step = max(self._best, found.step)
+        self._send(RecordProgress(self._round, found.step, made=False))
+
+    def _tell_once(self, step: int) -> None:
+        if not self._reported and (step < 0 or step > self._best):
+            self._reported, self._reported_step = True, max(step, self._best)
+            self._send(RecordProgress(self._round, step))
+
+    # For the loop
+
+    def fds(self) -> list[int]:
+        return [self._inotify.fileno()] if self._awaits_acknowledgements and self._inotify is not None else []
+
+    def wake_at(self) -> float:
+        return min(self._expires_at, self._poll_at, self._look_at)
+
+    def step(self) -> list[WorkersReady | TimerFired]:
+        now = self._clock.monotonic()
+        if now >= self._look_at:
+            self.look()
+            if self._folder and os.path.isdir(self._folder):
+                self.on_folder()
+            used = self._used or self._file is not None
+            self._look_at = now + (min(self._idle, _EVERY) if used else self._idle)
+            self._idle = min(2 * self._idle, _MAX_IDLE)
+        found: list[WorkersReady | TimerFired] = []
+        over = now >= self._expires_at
+        if self._awaits_acknowledgements:
+            if self._inotify is not None:
+                self._inotify.changed()
+            self._poll_at = math.inf if self._inotify is not None else now + _POLL
+            acknowledged = self._seen and not set(self._running()) - self._acknowledged()
+            if over or not self._seen or acknowledged:
+                self._awaits_acknowledgements = False
+                self._poll_at = math.inf
+                found.append(WorkersReady(is_late=over and not acknowledged))
+        if over:
+            self._expires_at = math.inf
+            found.append(TimerFired(Timer.NOTICE))
+        return found
+
+
+def steps_of_workers(folder: str, ranks: int, since: float = -math.inf) -> tuple[Reached | None, ...]:
+    """The progress that each worker of a node has reported since then, by local rank; empty if none has."""
+    if not folder or not is_private(folder):
+        return ()
+    return tuple(_read_worker(os.path.join(folder, f"{PROGRESS_PREFIX}{rank}"), since) for rank in range(ranks))
+
+
+def _newest(told: Iterable[Reached | None]) -> Reached | None:
+    """The highest step of the workers of a node, and when the first of them reached it."""
+    found: Reached | None = None
+    for each in told:
+        if each is not None and (found is None or (-each.step, each.at) < (-found.step, found.at)):
+            found = each
+    return found
+
+
+def _read_worker(path: str, since: float) -> Reached | None:
+    try:
+        with open(open_regular(path), "rb", buffering=0) as file:
+            text = file.read(PROGRESS_SIZE)
+            step, at = _LAYOUT.unpack_from(text)
+            first, first_at = _LAYOUT.unpack_from(text, _LAYOUT.size) if len(text) == PROGRESS_SIZE else (-1, 0)
+    except (OSError, struct.error):
+        return None
+    if step < 0 or at / 1e9 < since:
+        return None
+    return Reached(step, at / 1e9, -1 if first_at / 1e9 < since else first)
+
+
+# The file
+
+
+class _FileReader:
+    """The thread that looks at the file. It alone writes `reading`, which is replaced as a whole."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.reading: Reached | None = None
+        """The last result, None before the first look; a mark of zeros if there was no file."""
+        self._ending = threading.Event()
+        threading.Thread(target=self._run, name="rallypoint-progress", daemon=True).start()
+
+    def close(self) -> None:
+        self._ending.set()  # do not wait for a disk that may hang
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            self._look()
+            self._ending.wait(_FILE_EVERY)
+
+    def _look(self) -> None:
+        last = self.reading
+        try:
+            seen = os.stat(self._path)
+            mark = (seen.st_ino, seen.st_mtime_ns, seen.st_size)
+            if last is None or last.mark != mark:
+                age = max(0.0, time.time() - seen.st_mtime)
+                if last is not None:  # the time of day may be another host's: not earlier than the previous look
+                    age = min(age, 2 * _FILE_EVERY)
+                self.reading = Reached(_integer(self._path), time.monotonic() - age, mark=mark)
+        except OSError:
+            if last is None:
+                self.reading = Reached(-1, time.monotonic())
+
+
+def _integer(path: str) -> int:
+    """The integer that is the whole contents of a file, -1 if it has anything else."""
+    with open(path, "rb") as file:
+        text = file.read(_MAX_TEXT + 1)
+    with contextlib.suppress(ValueError):
+        if len(text) <= _MAX_TEXT and 0 <= (step := int(text)) <= _MAX_STEP:
+            return step
+    return -1

@@ -1,0 +1,468 @@
+"""What a launch is configured with, and how the rendezvous, the spec and the agent of a job are made from that and run
+(contract section 8).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from rallypoint.agent.loop import run_agent
+from rallypoint.agent.options import Features
+from rallypoint.agent.rendezvous_client import RendezvousClient
+from rallypoint.agent.signals import SIGNALS_VARIABLE, GracePeriods, stated_grace_period
+from rallypoint.agent.spec import RunResult, WorkerSpec, program_name
+from rallypoint.agent.workers import WorkerController
+from rallypoint.base.errors import JobPreempted, NodeLeftInOrder, SignalException, UserError
+from rallypoint.base.light_dataclasses import dataclass, field
+from rallypoint.base.light_typing import TYPE_CHECKING, Any
+from rallypoint.base.log import get_logger
+from rallypoint.base.secrets import take_from_environment
+from rallypoint.base.signals import ignore_signals_at_exit
+from rallypoint.rendezvous.elastic import ElasticHandler
+from rallypoint.rendezvous.handler import get_rendezvous_handler
+from rallypoint.rendezvous.params import RendezvousParameters
+
+if TYPE_CHECKING:
+    from rallypoint.base.http import Access, Handler
+    from rallypoint.base.numa import NumaOptions
+    from rallypoint.failures.report import ChildFailedError
+    from rallypoint.observe.health import HealthCheckServer, ProgressProbe
+    from rallypoint.workers.logs.specs import LogsSpecs
+
+log = get_logger(__name__)
+
+DEFAULT_SHUTDOWN_TIMEOUT = 30
+"""Seconds that workers have between the forwarded signal and SIGKILL, by default."""
+
+DEFAULT_RDZV_TIMEOUT = 900
+"""Seconds in `rdzv_configs["timeout"]`, by default."""
+
+_SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+
+
+@dataclass
+class LaunchConfig:
+    """How many workers run where, which rendezvous they use, and how their output and failures are handled.
+
+    Args:
+        min_nodes: the number of nodes that a round needs at least.
+        max_nodes: the number of nodes that a round takes at most.
+        nproc_per_node: workers on this node.
+        logs_specs: where output goes; None is `DefaultLogsSpecs()`.
+        run_id: the job's id; empty lets the launcher make one up.
+        role: the role of this node's workers.
+        rdzv_endpoint: where the control plane is, in the backend's own form.
+        rdzv_backend: the rendezvous backend's name.
+        rdzv_configs: the backend's own options (contract section 4.2).
+        rdzv_timeout: seconds that replace `rdzv_configs["timeout"]`; -1 leaves it.
+        max_restarts: how many failures the job survives.
+        monitor_interval: seconds between checks of workers whose exits cannot wake the agent. The others are checked
+            once a minute, or once an interval if that is longer.
+        start_method: how workers that are functions are started: `spawn`, `fork` or `forkserver`.
+        log_line_prefix_template: what stands before each teed line (contract section 6.5).
+        metrics_cfg: accepted for torch's callers; unused, as there.
+        local_addr: the address under which other nodes reach this one; None to detect it.
+        event_log_handler: the name of the handler that events go to.
+        numa_options: how workers are bound to processors; None for no binding.
+        signals_to_handle: comma-separated names of the signals that the agent passes on to its workers.
+        duplicate_stdout_filters: texts; lines of teed standard output that contain one are also written to one file.
+        duplicate_stderr_filters: the same for standard error.
+        virtual_local_rank: every worker sees local rank 0 and one GPU.
+        shutdown_timeout: seconds between the signal to stop and SIGKILL; None for the value of
+            `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`, or 30.
+        endpoint_flag: the flag or variable by which the user gave the endpoint, for messages. Beyond torch.
+        endpoint_given: whether the user gave the endpoint, or it is the default. Beyond torch.
+        node_rank: the group rank that this node would like where the rendezvous assigns ranks. Beyond torch.
+        features: the options beyond torchrun: `Features.of(preload=("torch",), hang_timeout=600.0)`. Beyond torch.
+
+    Raises:
+        UserError: a negative or unreadable shutdown timeout, or grace period in `RALLYPOINT_TERMINATION_GRACE`.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    nproc_per_node: int
+    logs_specs: LogsSpecs | None = None
+    run_id: str = ""
+    role: str = "default_role"
+    rdzv_endpoint: str = ""
+    rdzv_backend: str = "etcd"
+    rdzv_configs: dict[str, Any] = field(default_factory=dict)
+    rdzv_timeout: int = -1
+    max_restarts: int = 3
+    monitor_interval: float = 0.1
+    start_method: str = "spawn"
+    log_line_prefix_template: str | None = None
+    metrics_cfg: dict[str, str] = field(default_factory=dict)
+    local_addr: str | None = None
+    event_log_handler: str = "null"
+    numa_options: NumaOptions | None = None
+    signals_to_handle: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    duplicate_stdout_filters: list[str] | None = None
+    duplicate_stderr_filters: list[str] | None = None
+    virtual_local_rank: bool = False
+    shutdown_timeout: int | None = None
+    node_rank: int | None = None
+    endpoint_flag: str = "--rdzv-endpoint"
+    endpoint_given: bool = True
+    features: Features = Features()
+
+    shutdown_timeout_given: bool = field(init=False, default=True)
+    """Whether `shutdown_timeout` was chosen by the user."""
+
+    def __post_init__(self) -> None:
+        self.shutdown_timeout_given = self.shutdown_timeout is not None or _SHUTDOWN_VARIABLE in os.environ
+        if os.environ.get("RALLYPOINT_TERMINATION_GRACE"):
+            stated_grace_period(os.environ)  # so that it is refused here and not when it is needed
+        self.rdzv_configs = self.rdzv_configs | self._timeout()
+        self.shutdown_timeout = _shutdown_timeout(self.shutdown_timeout)
+        if self.logs_specs is None:
+            from rallypoint.workers.logs.specs import DefaultLogsSpecs
+
+            self.logs_specs = DefaultLogsSpecs()
+
+    def _timeout(self) -> dict[str, Any]:
+        if self.rdzv_timeout != -1:
+            return {"timeout": self.rdzv_timeout}
+        return {} if "timeout" in self.rdzv_configs else {"timeout": DEFAULT_RDZV_TIMEOUT}
+
+
+def _shutdown_timeout(given: int | None) -> int:
+    if given is not None:
+        if given < 0:
+            raise UserError(f"shutdown_timeout={given} is negative; give seconds from 0 on")
+        return given
+    text = os.environ.get(_SHUTDOWN_VARIABLE)
+    if text is None:
+        return DEFAULT_SHUTDOWN_TIMEOUT
+    try:
+        seconds = int(text)
+    except ValueError:
+        seconds = -1
+    if seconds < 0:
+        raise UserError(
+            f"{_SHUTDOWN_VARIABLE}={text!r} is not a whole number of seconds from 0 on; set one, or unset it"
+        )
+    return seconds
+
+
+def describe(config: LaunchConfig, entrypoint: str) -> str:
+    """The text that `LOGLEVEL=INFO` shows when a job is launched (contract section 5.8): aligned `name : value` lines.
+
+    Args:
+        config: what is launched.
+        entrypoint: a readable name of the program or function.
+    """
+    log_dir = config.logs_specs.root_log_dir if config.logs_specs else None
+    options = {name: "..." if name == "password" else value for name, value in config.rdzv_configs.items()}
+    rows: dict[str, object] = {"entrypoint": entrypoint, "log_dir": log_dir, "rdzv_configs": options}
+    shown = {name: rows[name] if name in rows else getattr(config, name) for name in _DESCRIPTION_FIELDS}
+    width = max(map(len, shown))
+    return "\n".join(f"  {name:<{width}} : {value}" for name, value in shown.items())
+
+
+_DESCRIPTION_FIELDS = (
+    "entrypoint",
+    "min_nodes",
+    "max_nodes",
+    "nproc_per_node",
+    "run_id",
+    "rdzv_backend",
+    "rdzv_endpoint",
+    "rdzv_configs",
+    "max_restarts",
+    "monitor_interval",
+    "log_dir",
+    "metrics_cfg",
+    "event_log_handler",
+    "numa_options",
+    "signals_to_handle",
+    "duplicate_stdout_filters",
+    "duplicate_stderr_filters",
+)
+
+
+# The launch
+
+
+class elastic_launch:
+    """Launches an entry point under a config: `elastic_launch(config, entrypoint)(*args)`.
+
+    Calling it runs this node's agent until the job ends and returns the return value of each worker of this node, by
+    global rank (None for programs).
+    """
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        entrypoint: Callable[..., Any] | str | None,
+        health_check_server: HealthCheckServer | None = None,
+    ) -> None:
+        self._config = config
+        self._entrypoint = entrypoint
+        self._health_check_server = health_check_server
+
+    def __call__(self, *args: Any) -> dict[int, Any]:
+        """Run the job with these arguments for the entry point. Raises as `launch_agent` does."""
+        return launch_agent(self._config, self._entrypoint, list(args), self._health_check_server)
+
+
+def launch_agent(
+    config: LaunchConfig,
+    entrypoint: Callable[..., Any] | str | None,
+    args: list[Any],
+    health_check_server: HealthCheckServer | None = None,
+) -> dict[int, Any]:
+    """Run this node's agent until the job ends.
+
+    Args:
+        config: the configuration of the launch.
+        entrypoint: a program to run (the path of an interpreter, say), or a function to call.
+        args: its arguments; for a function, what can be pickled, unless the start method is fork.
+        health_check_server: see `observe.health.health_check`.
+
+    Returns:
+        Global rank to return value, of this node's workers; empty for a spare that was not needed.
+
+    Raises:
+        UserError: something in the config cannot work.
+        ChildFailedError: workers failed; it carries the first failure of the job.
+        PreflightError: this node has failed a check that was required.
+        RendezvousError: the nodes did not form a round.
+        JobPreempted: the whole job was preempted.
+        SignalException: a signal ended this agent; a `NodeLeftInOrder` if the job goes on without this node.
+    """
+    if entrypoint is None:
+        from rallypoint.base.errors import user_error
+
+        text = "there is nothing to launch: the entry point is None; give a program or a function"
+        raise user_error(text, AssertionError)
+    if config.event_log_handler != "null":
+        from rallypoint.observe.telemetry.handlers import get_logging_handler
+
+        get_logging_handler(config.event_log_handler)  # before anything is started
+    run_id = config.run_id or _random_run_id()
+    log.info("launching:\n%s", describe(config, program_name(entrypoint, args)))
+    os.environ[SIGNALS_VARIABLE] = config.signals_to_handle
+    take_from_environment()
+    assert config.logs_specs is not None
+    parameters = _parameters(config, run_id)
+    alone = parameters.max_nodes == 1
+    with ignore_signals_at_exit(), nullcontext() if alone else register_on_host(parameters, os.environ):
+        try:
+            if config.features.checks.preflight:
+                from rallypoint.agent.features.preflight import check_node
+
+                log_dir = str(config.logs_specs.root_log_dir or "")
+                check_node(config.features.checks.preflight, log_dir, config.nproc_per_node, parameters)
+            workers = _workers(config, entrypoint, args, parameters)
+            health = _health(workers, config, health_check_server)
+            return _run(workers, health, config.role, program_name(entrypoint, args))
+        finally:
+            config.logs_specs.clean_up()
+
+
+def _run(
+    workers: WorkerController, health: AbstractContextManager[ProgressProbe | None], role: str, name: str
+) -> dict[int, Any]:
+    """Run the agent, and record how it ended: if the job fails, its agent has not succeeded."""
+    try:
+        result = run_agent(workers, role, health)
+        if result is not None and result.is_failed():
+            raise _failure(result, name)
+    except Exception as error:
+        if workers.events is not None:
+            interrupted = isinstance(error, SignalException | JobPreempted)
+            outcome = "interrupted" if interrupted else "failed"
+            workers.events.agent_ended("left" if isinstance(error, NodeLeftInOrder) else outcome, error)
+        raise
+    if workers.events is not None:
+        workers.events.agent_ended("succeeded")
+    return {} if result is None else result.return_values
+
+
+def _failure(result: RunResult, name: str) -> ChildFailedError:
+    from rallypoint.failures.report import ChildFailedError
+
+    return ChildFailedError(
+        name,
+        result.failures,
+        cause=result.cause,
+        stopped=result.stopped,
+        restarts=result.restarts,
+        reported_elsewhere=result.reported_elsewhere,
+        ending=result.ending,
+    )
+
+
+def _parameters(config: LaunchConfig, run_id: str) -> RendezvousParameters:
+    options = dict(config.rdzv_configs)
+    if config.node_rank is not None:
+        options["rank"] = config.node_rank
+    parameters = RendezvousParameters(
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
+        **options,
+    )
+    parameters.endpoint_flag = config.endpoint_flag
+    parameters.endpoint_given = config.endpoint_given
+    return parameters
+
+
+def _workers(
+    config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: list[Any], parameters: RendezvousParameters
+) -> WorkerController:
+    failure_grace = parameters.get_as_seconds("failure_grace", 0.0) if "failure_grace" in parameters.config else None
+    spec = WorkerSpec(
+        role=config.role,
+        local_world_size=config.nproc_per_node,
+        rdzv_handler=get_rendezvous_handler(parameters),
+        entrypoint=entrypoint,
+        args=tuple(args),
+        max_restarts=config.max_restarts,
+        monitor_interval=config.monitor_interval,
+        local_addr=config.local_addr,
+        event_log_handler=config.event_log_handler,
+        numa_options=config.numa_options,
+        duplicate_stdout_filters=config.duplicate_stdout_filters,
+        duplicate_stderr_filters=config.duplicate_stderr_filters,
+        virtual_local_rank=config.virtual_local_rank,
+        features=config.features,
+    )
+    assert config.logs_specs is not None
+    assert config.shutdown_timeout is not None
+    workers = WorkerController(
+        spec,
+        rendezvous_of(spec),
+        GracePeriods(config.shutdown_timeout, failure_grace, config.shutdown_timeout_given),
+        config.logs_specs,
+        config.start_method,
+        config.log_line_prefix_template,
+    )
+    _add_what_is_asked_for(workers, config, parameters)
+
+    return workers
+
+
+def _health(
+    workers: WorkerController, config: LaunchConfig, server: HealthCheckServer | None
+) -> AbstractContextManager[ProgressProbe | None]:
+    """The health check, for the time of the run."""
+    if server is None and "TORCHELASTIC_HEALTH_CHECK_PORT" not in os.environ:
+        return nullcontext()
+    from rallypoint.observe.health import health_check
+
+    def pages() -> tuple[Handler, Access]:
+        from rallypoint.agent.features.pages import AgentPages
+
+        return AgentPages(workers, config.rdzv_configs).begin()
+
+    return health_check(server, pages)
+
+
+def _add_what_is_asked_for(workers: WorkerController, config: LaunchConfig, parameters: RendezvousParameters) -> None:
+    """Add the parts that only some runs have, and that only those import."""
+    asked = config.features
+    if asked.output.incident_dir:
+        from rallypoint.agent.features.incidents import record_incidents
+
+        record_incidents(workers, asked.output.incident_dir)
+
+    if asked.hangs.hang_timeout:
+        from rallypoint.agent.features.hangs import add_hang_watch
+
+        add_hang_watch(workers, asked.hangs.hang_timeout)
+    if asked.checks.preflight:
+        from rallypoint.agent.features.round_setup import add_mesh
+
+        add_mesh(workers, asked.checks.preflight, parameters.max_nodes)
+    if asked.checks.node_check:
+        from rallypoint.agent.features.node_check import NodeCheck
+
+        command, timeout = asked.checks.node_check, asked.checks.node_check_timeout
+        workers.begin_check = lambda: NodeCheck(command, timeout, workers.ensure_reaper())
+    if asked.frameworks.worker_env:
+        from rallypoint.agent.features.worker_env import add_worker_env
+
+        add_worker_env(workers, asked.frameworks.worker_env, parameters.max_nodes)
+    if asked.frameworks.socket_ifname:
+        from rallypoint.agent.features.socket_ifname import add_socket_ifname
+
+        add_socket_ifname(workers, asked.frameworks.socket_ifname)
+
+
+def _random_run_id() -> str:
+    from random import SystemRandom
+
+    run_id = str(SystemRandom().randrange(10**9))
+    log.warning("the config has no run_id; this agent goes by %s, which no other agent will share", run_id)
+    return run_id
+
+
+def rendezvous_of(spec: WorkerSpec, exit_barrier_timeout: float = 300) -> RendezvousClient:
+    """The rendezvous client of a node, from the handler of its spec.
+
+    Args:
+        spec: the spec of the node's workers.
+        exit_barrier_timeout: seconds that a handler that cannot notify waits for other nodes at the end. With ours
+            the wait ends with the verdict, however long that takes.
+    """
+    if isinstance(spec.rdzv_handler, ElasticHandler):
+        return spec.rdzv_handler
+    from rallypoint.agent.third_party import PollingRendezvousClient
+
+    return PollingRendezvousClient(spec, exit_barrier_timeout)
+
+
+# Several agents of one job on this machine: `OMP_NUM_THREADS` should divide its processors
+
+
+@contextmanager
+def register_on_host(parameters: RendezvousParameters, environ: Mapping[str, str]) -> Iterator[None]:
+    """Register with other agents of the job on this machine; warn if this is the second and threads are not limited.
+
+    Each agent holds an abstract socket while it runs: the first the one of place 0, the second that of place 1, all
+    others none. So exactly one of them finds that it is the second, and warns for all. The socket's name has the job,
+    the port where its nodes meet, and the processors that the agent may use: agents that a scheduler has bound apart do
+    not meet.
+
+    Args:
+        parameters: of the rendezvous.
+        environ: the environment of the workers.
+    """
+    from zlib import crc32
+
+    cpus = sorted(os.sched_getaffinity(0))
+    where = parameters.endpoint.rpartition(":")[2]
+    name = f"rallypoint-{crc32(repr((parameters.run_id, where, cpus)).encode()):08x}"
+    with socket.socket(socket.AF_UNIX) as place:
+        if _is_second(place, name) and "OMP_NUM_THREADS" not in environ and len(cpus) > 1:
+            log.warning(
+                "another agent of job %r runs on this machine, and OMP_NUM_THREADS is not set: each worker starts "
+                "threads for all %d processors; set it to a worker's share, such as OMP_NUM_THREADS=%d",
+                parameters.run_id,
+                len(cpus),
+                len(cpus) // 2,
+            )
+        yield
+
+
+def _is_second(place: socket.socket, name: str) -> bool:
+    """Take the first free place. Returns whether that is the second."""
+    for number in range(2):
+        try:
+            place.bind(f"\0{name}-{number}")
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:  # abstract sockets do not exist here
+                return False
+        else:
+            return number == 1
+    return False
