@@ -125,7 +125,9 @@ def test_the_function_of_the_page_reads_the_checkpoint_until_a_step_was_finished
     """A worker dies before the first step after a resume from step 100, and another after that step."""
     with launching(tmp_path) as rallyrun:
         script = rallyrun.script(AROUND.replace("SNIPPET", snippet()))
-        job = rallyrun("--standalone", "--nproc-per-node=2", "--max-restarts=2", script)
+        # Each new worker would import them anew, which DistributedDataParallel() does: minutes on a busy machine.
+        slow = "--preload=torch,torch._dynamo"
+        job = rallyrun("--standalone", "--nproc-per-node=2", "--max-restarts=2", slow, script)
         for count in (1, 2):
             lines = job.until(partial(all_at_rest, 2 * count), "both are at a step")
             os.kill(next(int(line.split()[2]) for line in reversed(lines) if line.startswith("dies")), signal.SIGKILL)

@@ -163,7 +163,7 @@ if __name__ == "__main__":
     server.start()
     worker = context.Process(target=late, args=(queue, sys.argv[2]))
     worker.start()
-    worker.join(100)
+    worker.join()  # the test has a limit
     server.stop()
     print(worker.exitcode)
 """

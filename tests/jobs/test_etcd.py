@@ -13,20 +13,29 @@ import pytest
 
 from rallypoint.control.etcd.api import EtcdRefused
 from tests.etcd_client import WritingClient as EtcdClient
-from tests.etcd_cluster import EtcdCluster, running
+from tests.etcd_cluster import COMMITS_AS_USUAL, EtcdCluster, running
 from tests.jobs.launching import AtOnce, Launcher
 from tests.jobs.nodes import Node, Nodes, all_end, all_ranks, common, root_cause, told_in_short
 from tests.jobs.test_control_plane import RALLYCTL
 from tests.jobs.test_steering import Operator
 
 LEASE = 6
-"""Seconds; longer than a busy machine leaves an agent without processor time."""
+"""Seconds, where they have to pass; longer than a busy machine leaves an agent without processor time."""
+NO_LOSS = 30
+"""The same where no node is to be lost by them."""
 PREFIX = "/tests/of/rallypoint"
 
 
 def job(
-    rallyrun: Launcher, etcd: EtcdCluster, nnodes: str, *flags: str, lease: int = LEASE, name: str | None = None
+    rallyrun: Launcher,
+    etcd: EtcdCluster,
+    nnodes: str,
+    *flags: str,
+    lease: int = LEASE,
+    last_call: int = 60,
+    name: str | None = None,
 ) -> Nodes:
+    """A job whose first round waits for all nodes that it may have, also for those that a busy machine starts late."""
     endpoints = ",".join(str(each) for each in etcd.endpoints)
     name = rallyrun.mark[:8] if name is None else name
     return Nodes(
@@ -35,7 +44,7 @@ def job(
         "--rdzv-backend=etcd",
         f"--rdzv-id={name}",
         f"--rdzv-endpoint={endpoints}",
-        f"--rdzv-conf=lease={lease},last_call_timeout=2,prefix={PREFIX}",
+        f"--rdzv-conf=lease={lease},last_call_timeout={last_call},prefix={PREFIX}",
         *flags,
         env={"LOGLEVEL": "INFO"},
     )
@@ -62,7 +71,7 @@ def started(nodes: Nodes, names: str) -> tuple[list[Node], Node, list[Node]]:
 
 
 def forms_restarts_scales_and_finishes_and_nothing_is_left(rallyrun: Launcher, *, etcd: EtcdCluster) -> None:
-    nodes = job(rallyrun, etcd, "2:3", "--max-restarts=1")
+    nodes = job(rallyrun, etcd, "2:3", "--max-restarts=1", lease=NO_LOSS, last_call=2)
     two, _, _ = started(nodes, "AB")
     nodes.say("fail-A-0")
     for node in two:
@@ -81,7 +90,7 @@ def forms_restarts_scales_and_finishes_and_nothing_is_left(rallyrun: Launcher, *
 
 def test_a_job_that_fails_is_reported_by_two_and_leaves_nothing(rallyrun: Launcher, etcd: EtcdCluster) -> None:
     """By the agent of the node where the failure was, and by the elected one."""
-    nodes = job(rallyrun, etcd, "3")
+    nodes = job(rallyrun, etcd, "3", lease=NO_LOSS)
     three, elected, (failing, other) = started(nodes, "ABC")
     nodes.say(f"fail-{failing.name}-0")
     all_end(three, 1)
@@ -98,7 +107,7 @@ def test_a_job_that_fails_is_reported_by_two_and_leaves_nothing(rallyrun: Launch
 def test_when_the_coordinator_s_agent_is_killed_the_next_takes_over_at_once(
     rallyrun: Launcher, etcd: EtcdCluster
 ) -> None:
-    nodes = job(rallyrun, etcd, "2:3", lease=30)
+    nodes = job(rallyrun, etcd, "2:3", lease=NO_LOSS)
     _, coordinator, others = started(nodes, "ABC")
     where = [f"--rdzv-id={rallyrun.mark[:8]}", "--rdzv-backend=etcd", f"--rdzv-conf=prefix={PREFIX}"]
     where.append(f"--rdzv-endpoint={','.join(map(str, etcd.endpoints))}")
@@ -184,9 +193,9 @@ def test_jobs_that_an_etcd_coordinates_beside_one_another(at_once: AtOnce, etcd:
 def test_the_leader_of_etcd_is_killed_while_workers_run_and_while_a_rendezvous_waits(
     rallyrun: Launcher, etcd: EtcdCluster
 ) -> None:
-    nodes = job(rallyrun, etcd, "2", "--max-restarts=1")
+    nodes = job(rallyrun, etcd, "2", "--max-restarts=1", lease=NO_LOSS)
     two, _, _ = started(nodes, "AB")
-    waiting = job(rallyrun, etcd, "2", name=f"waiting-{rallyrun.mark[:8]}")
+    waiting = job(rallyrun, etcd, "2", lease=NO_LOSS, name=f"waiting-{rallyrun.mark[:8]}")
     first = waiting.start("C")
     first.job.until_err("this agent is the coordinator")
     etcd.leader().kill()
@@ -222,7 +231,7 @@ def all_of_etcd_is_away_for_longer_than_a_lease_and_no_worker_notices(rallyrun: 
 
 def an_etcd_without_space_costs_nothing_that_it_holds_of_the_job(rallyrun: Launcher) -> None:
     """It refuses every write, so that no agent can be the coordinator; with space, they go on where they were."""
-    with running(rallyrun.folder / "own", 1, arguments=["--quota-backend-bytes=4000000"]) as etcd:
+    with running(rallyrun.folder / "own", 1, arguments=["--quota-backend-bytes=4000000", COMMITS_AS_USUAL]) as etcd:
         nodes = job(rallyrun, etcd, "2", "--max-restarts=1")
         two, _, _ = started(nodes, "AB")
         fill(etcd)

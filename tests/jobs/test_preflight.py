@@ -139,9 +139,8 @@ def test_a_job_on_etcd(rallyrun: Launcher, etcd: EtcdCluster) -> None:
     name = rallyrun.mark[:8]
     _, lines = told(rallyrun, *flags, f"--rdzv-id={name}")
     assert f"PASS control-plane: not checked: no agent of job '{name}' is coordinator" in lines["control-plane"]
-    job = Nodes(
-        rallyrun, "--rdzv-backend=etcd", f"--rdzv-endpoint={endpoints}", f"--rdzv-id={name}", "--preflight=warn"
-    )
+    of_job = ("--rdzv-backend=etcd", f"--rdzv-endpoint={endpoints}", f"--rdzv-id={name}")
+    job = Nodes(rallyrun, *of_job, "--rdzv-conf=lease=30", "--preflight=warn")
     node = job.start("A")
     node.comes_up(1, world_size=1)
     _, lines = told(rallyrun, *flags, f"--rdzv-id={name}")

@@ -61,7 +61,7 @@ class Agent:
 
     def sees_a_coordinator(self) -> None:
         self.told.get(timeout=TIMEOUT)
-        while self.address.resolve() is None:  # the lease of the one that was told of is over by now
+        while self.address.resolve() is None:  # it was told why there is none
             self.told.get(timeout=TIMEOUT)
 
 
@@ -69,7 +69,7 @@ class Agent:
 def standing(
     connect: Callable[[], EtcdClient],
     keys: ElectionKeys,
-    lease: float = 2.0,
+    lease: float = 30.0,  # which nobody is to lose on a busy machine
     find_addresses: Callable[[], list[str]] = lambda: ["127.0.0.1"],
 ) -> Iterator[Agent]:
     agent = Agent(connect, keys, lease, find_addresses)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from rallypoint.base.endpoint import Endpoint
 from rallypoint.control.etcd.api import Compare, Put, RangeResult, WatchCompacted, WatchEvent
 from tests.etcd_client import WritingClient as EtcdClient
 from tests.etcd_cluster import EtcdCluster, Member
+from tests.relay import Relay
 from tests.unit.etcd.watching import TIMEOUT, Told
 
 
@@ -74,6 +78,41 @@ def test_a_watch_goes_on_while_every_member_is_killed_in_turn(
         etcd.mend()
     assert [event.kv.version for event in told.events(30)] == list(range(1, 31))
     assert told.silent
+
+
+def test_a_watch_that_begins_on_a_connection_that_was_lost_unseen_waits_for_no_silent_host(
+    etcd: EtcdCluster, client: EtcdClient, prefix: bytes
+) -> None:
+    """The host of the member went down with nothing under way, and takes no new connection."""
+    told = Told()
+    with Relay(etcd.members[0].endpoint) as relay:
+        other = EtcdClient([relay.endpoint], timeout_s=20.0)
+        begin = other.range(prefix).revision + 1
+    other._cluster._order.append(etcd.members[1].endpoint)
+    with taking_no_connection(relay.endpoint):
+        other.watch(prefix, begin, told.on_events, told.on_lost)
+        client.put(prefix, b"1")
+        assert told.event().kv.value == b"1"
+        other.close()
+
+
+@contextlib.contextmanager
+def taking_no_connection(endpoint: Endpoint) -> Iterator[None]:
+    """Listens there, and the kernel drops what asks for a connection, since nobody accepts those before."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(endpoint)
+        listener.listen(0)
+        waits = False
+        while not waits:
+            filler = stack.enter_context(socket.socket())
+            filler.settimeout(0.2)
+            try:
+                filler.connect(endpoint)
+            except TimeoutError:
+                waits = True
+        yield
 
 
 def test_what_is_no_longer_kept_is_told_as_such(client: EtcdClient, prefix: bytes) -> None:

@@ -13,7 +13,8 @@ Laws of a watch:
 - each change is reported once and in order: after a lost member the watch begins again, on another, from the revision
   after the last one that was reported. etcd sends all changes of one revision in one message, so none is split;
 - a member that is behind says nothing until it has what is wanted. One from which nothing at all was heard for a while
-  is asked for its status, and left if it does not answer. One without a leader ends the stream by itself;
+  is asked for its status, and left if it does not answer, also while the watch is still being begun. One without a
+  leader ends the stream by itself;
 - what can no longer be reported ends the watch (`WatchCompacted`) and is never skipped.
 
 One member of the cluster, over one connection: login, requests, streams.
@@ -546,7 +547,8 @@ class _Watch:
         member = await self._cluster.member()
         try:
             async with member.stream(messages.WATCH) as stream:
-                await stream.send_message(messages.encode_watch(self._key, self._prefix, self._next))
+                watch = messages.encode_watch(self._key, self._prefix, self._next)
+                await self._while_there(member, stream.send_message(watch))
                 return await self._read(member, stream)
         except MemberTrouble as trouble:
             log.debug("a watch moves to another member: %s", trouble)
@@ -562,9 +564,10 @@ class _Watch:
 
     async def _read(self, member: Member, stream: Stream[bytes, bytes]) -> WatchEnd | None:
         while True:
-            data = await self._receive(member, stream)
+            data = await self._while_there(member, stream.recv_message())
             if data is None:
                 raise member.trouble(RequestOutcome.RETRY, "ended a watch")
+            member.note_heard()
             answer = messages.decode_watch(data)
             if answer.compacted:
                 return WatchCompacted(answer.compacted)
@@ -579,14 +582,13 @@ class _Watch:
                 self._next = answer.events[-1].kv.mod_revision + 1
                 self._on_events(answer.events)
 
-    async def _receive(self, member: Member, stream: Stream[bytes, bytes]) -> bytes | None:
-        """The next thing that the member says, None at the end; waits as long as the member is there."""
-        task = start_task(stream.recv_message())
+    async def _while_there(self, member: Member, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns, on the stream or on the way to it; waits as long as the member is there."""
+        task = start_task(work)
         try:
             while True:
                 silent = asyncio.get_running_loop().time() - member.heard_at
                 if (await asyncio.wait({task}, timeout=max(IDLE - silent, 0.05)))[0]:
-                    member.note_heard()
                     return task.result()
                 if asyncio.get_running_loop().time() - member.heard_at >= IDLE:
                     await self._cluster.check(member)
