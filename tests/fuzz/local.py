@@ -41,8 +41,7 @@ from rallypoint.clusters.preflight.mesh import (
 from rallypoint.control.membership.operations import Fail
 from rallypoint.control.protocol import codec
 from rallypoint.failures.cause import Cause
-from rallypoint.failures.error_file import error_data
-from rallypoint.failures.failure import ProcessFailure
+from rallypoint.failures.failure import ProcessFailure, error_data
 from rallypoint.failures.report import ChildFailedError
 from rallypoint.failures.texts import clean_lines, last_stacks, last_traceback
 from rallypoint.observe.event_files import EventFiles, read_events
@@ -52,9 +51,9 @@ from rallypoint.observe.report_text import report_json, report_lines
 from rallypoint.observe.telemetry.agent_events import Event, RdzvEvent
 from rallypoint.rendezvous.backends.options import settings_of
 from rallypoint.rendezvous.params import RendezvousParameters, parse_rdzv_conf
-from rallypoint.workers.logs.relay import TAIL_SIZE, without_long_middles
-from rallypoint.workers.watchdog.requests import FileTimerRequest, RequestReader
-from rallypoint.workers.watchdog.watchdog import UNINTERRUPTIBLE_VARIABLE, uninterruptible_timeout
+from rallypoint.workers.logs.pump import TAIL_SIZE, without_long_middles
+from rallypoint.workers.timers import FileTimerRequest, RequestReader
+from rallypoint.workers.watchdog import UNINTERRUPTIBLE_VARIABLE, uninterruptible_timeout
 from tests.fuzz.target import Target, no_errors
 from tests.unit.health.test_http import reply
 
@@ -328,16 +327,14 @@ TARGETS = {
         300,
     ),
     "event-files": Target(event_files, _event_file_seeds, ("observe/event_files.py",), 400),
-    "failures": Target(
-        failures, _failure_seeds, ("failures/error_file.py", "failures/failure.py", "failures/cause.py"), 300
-    ),
+    "failures": Target(failures, _failure_seeds, ("failures/failure.py", "failures/cause.py"), 300),
     "last-words": Target(
-        words, lambda: [_TRACEBACK, _FATAL, b"a\rb\x1b[31mc\n" * 9], ("failures/texts.py", "workers/logs/relay.py")
+        words, lambda: [_TRACEBACK, _FATAL, b"a\rb\x1b[31mc\n" * 9], ("failures/texts.py", "workers/logs/pump.py")
     ),
     "notices": Target(
         notes, lambda: [_NOTICE, b"0.1", b"0.3", b"1.2"], ("notices.py", "agent/notice_directory.py"), 300
     ),
-    "timers": Target(timers, _timer_seeds, ("workers/watchdog/requests.py",)),
+    "timers": Target(timers, _timer_seeds, ("workers/timers.py",)),
     "probes": Target(
         probes,
         lambda: [b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n", b"HEAD /status?x HTTP/1.0\r\n\r\n"],
@@ -349,7 +346,7 @@ TARGETS = {
         _setting_seeds,
         (
             *("agent/signals.py", "base/endpoint.py", "base/secrets.py", "cli/parse.py", "cli/flags.py"),
-            *("rendezvous/params.py", "rendezvous/backends/options.py", "workers/watchdog/watchdog.py"),
+            *("rendezvous/params.py", "rendezvous/backends/options.py", "workers/watchdog.py"),
         ),
         150,
     ),

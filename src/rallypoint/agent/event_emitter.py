@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rallypoint.agent.progress import Reached
     from rallypoint.agent.torch_events import TorchEvents
     from rallypoint.observe.telemetry.agent_events import AgentEvent, Event
-    from rallypoint.workers.watchdog.requests import FileTimerRequest
+    from rallypoint.workers.timers import FileTimerRequest
 
 
 class EventEmitter:

@@ -21,7 +21,7 @@ from rallypoint.observe.telemetry.lazy import put_metric_if_wanted
 if TYPE_CHECKING:
     from rallypoint.agent.spec import Worker, WorkerGroup
     from rallypoint.failures.failure import ProcessFailure
-    from rallypoint.workers.watchdog.requests import FileTimerRequest
+    from rallypoint.workers.timers import FileTimerRequest
 
 
 class TorchEvents:

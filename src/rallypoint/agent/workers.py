@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from rallypoint.workers.forwarding import SignalForwarding
     from rallypoint.workers.preload.client import PreloadManager
     from rallypoint.workers.stop import StopInProgress
-    from rallypoint.workers.watchdog.requests import FileTimerRequest
-    from rallypoint.workers.watchdog.watchdog import WorkerMonitor
+    from rallypoint.workers.timers import FileTimerRequest
+    from rallypoint.workers.watchdog import WorkerMonitor
 
 log = get_logger(__name__)
 
@@ -292,7 +292,7 @@ class WorkerController:
         if not self._stuck_after and not any(os.environ.get(name) for name in variables):
             return None
         from rallypoint.workers.logs.specs import temporary_folder
-        from rallypoint.workers.watchdog.watchdog import monitor_for
+        from rallypoint.workers.watchdog import monitor_for
 
         self._watchdog = monitor_for(
             os.environ,

@@ -12,7 +12,7 @@ from functools import wraps
 
 from rallypoint.base.light_typing import TYPE_CHECKING, ParamSpec, TypeVar, overload
 from rallypoint.base.log import get_logger
-from rallypoint.failures.error_file import VARIABLE, JsonObject, error_data, read_error_file, write_error_file
+from rallypoint.failures.failure import VARIABLE, ErrorFile, JsonObject, error_data, read_error_file, write_error_file
 
 if TYPE_CHECKING:
     from rallypoint.failures.cause import Cause
@@ -48,8 +48,6 @@ class ErrorHandler:
 
     def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
         """Copy a child's error file to our own, with its exit code unless that is 0."""
-        from rallypoint.failures.error_file import ErrorFile
-
         reply = read_error_file(rootcause_error_file)
         if not isinstance(reply, ErrorFile):
             _logger.error("the error file %r cannot be read and is not passed on", rootcause_error_file)

@@ -470,7 +470,7 @@ def with_torch_store(info: RendezvousInfo) -> RendezvousInfo:
     """The same for a polling caller: if torch is imported, the store is one that torch's functions accept."""
 
     def store() -> Store:
-        from rallypoint.store.torch_adapter import if_torch_is_imported
+        from rallypoint.store.api import if_torch_is_imported
 
         made: Store = if_torch_is_imported(info.store)
         return made

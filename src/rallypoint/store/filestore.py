@@ -19,9 +19,17 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from rallypoint.base.clock import Deadline
-from rallypoint.store.api import DEFAULT_TIMEOUT, Store, increased, key_bytes, key_text, pairs, value_bytes
+from rallypoint.store.api import (
+    DEFAULT_TIMEOUT,
+    Store,
+    increased,
+    key_bytes,
+    key_text,
+    pairs,
+    torch_module,
+    value_bytes,
+)
 from rallypoint.store.errors import StoreConnectionError, StoreProtocolError
-from rallypoint.store.torch_adapter import torch_module
 
 if TYPE_CHECKING:
     from datetime import timedelta

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rallypoint.base.errors import UserError
 from rallypoint.store.api import DEFAULT_TIMEOUT
+from rallypoint.store.client import Receive, RequestStore
 from rallypoint.store.errors import StoreProtocolError
 from rallypoint.store.plain import Table
-from rallypoint.store.request_store import Receive, RequestStore
 from rallypoint.store.wire import Op
 
 if TYPE_CHECKING:

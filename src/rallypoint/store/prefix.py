@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rallypoint.store.api import Store
-from rallypoint.store.torch_adapter import torch_module
+from rallypoint.store.api import Store, torch_module
 
 if TYPE_CHECKING:
     from datetime import timedelta

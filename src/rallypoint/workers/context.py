@@ -32,8 +32,7 @@ from rallypoint.workers.reaper.client import ReaperClient
 
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
-    from rallypoint.failures.failure import ProcessFailure
-    from rallypoint.failures.system_diagnosis import OomKills
+    from rallypoint.failures.failure import OomKills, ProcessFailure
     from rallypoint.workers.logs.collapse import Collapse
     from rallypoint.workers.preload.client import PreloadManager
     from rallypoint.workers.resumable import LeavingWorkers
@@ -217,7 +216,7 @@ class PContext(ABC):
             for rank, process in self._processes.items():
                 process.on_stacks = partial(self.announce_stacks, process.pid)
                 process.stacks_wanted = partial(self.without_stacks.__contains__, rank)
-            from rallypoint.failures.system_diagnosis import OomKills
+            from rallypoint.failures.failure import OomKills
 
             self._oom_kills = OomKills()
         except BaseException:
@@ -418,7 +417,7 @@ class PContext(ABC):
         lines, log_path = outputs.last_lines(rank), outputs.log_of(rank)
         failure = ProcessFailure(rank, pid, exitcode, error_file, last_lines=lines, log=log_path)
         if exitcode:
-            from rallypoint.failures.system_diagnosis import explain_signal
+            from rallypoint.failures.failure import explain_signal
 
             ended = [each for each in self._processes.values() if each.poll() == -signal.SIGKILL]
             explain_signal(failure, self._oom_kills, sum(not each.signalled for each in ended))

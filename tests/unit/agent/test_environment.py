@@ -10,7 +10,7 @@ from rallypoint.agent.spec import Worker, WorkerGroup, WorkerSpec
 from rallypoint.base.errors import UserError
 from rallypoint.store.hashstore import HashStore
 from rallypoint.workers.logs.specs import ERROR_FILE_VARIABLE
-from rallypoint.workers.watchdog.watchdog import FILE_VARIABLE
+from rallypoint.workers.watchdog import FILE_VARIABLE
 from tests.unit.agent.third_party import CountingHandler
 
 HANDLER = CountingHandler(HashStore(), "job", 1)

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rallypoint.failures.error_file import (
+from rallypoint.failures.failure import (
     MAX_SIZE,
     ErrorFile,
+    ProcessFailure,
     UnreadableErrorFile,
     error_data,
     read_error_file,
     write_error_file,
 )
-from rallypoint.failures.failure import ProcessFailure
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.failures.error_file import error_data, write_error_file
-from rallypoint.failures.failure import ProcessFailure
+from rallypoint.failures.failure import ProcessFailure, error_data, write_error_file
 
 
 def _with_file(path: Path, timestamp: float, written: float | None = None) -> str:

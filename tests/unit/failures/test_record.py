@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.failures.cause import Cause
-from rallypoint.failures.error_file import error_data, write_error_file
-from rallypoint.failures.failure import ProcessFailure
+from rallypoint.failures.failure import ProcessFailure, error_data, write_error_file
 from rallypoint.failures.record import ErrorHandler, record
 from rallypoint.failures.report import ChildFailedError
 

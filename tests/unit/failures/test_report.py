@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from rallypoint.failures.cause import Cause, Restarts
-from rallypoint.failures.error_file import error_data, write_error_file
-from rallypoint.failures.failure import ProcessFailure
+from rallypoint.failures.failure import ProcessFailure, error_data, write_error_file
 from rallypoint.failures.report import ChildFailedError
 
 TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\nValueError: boom'

@@ -23,7 +23,7 @@ from rallypoint.base.process_table import descendants
 from rallypoint.workers.process import WorkerProcess
 from rallypoint.workers.reaper import client
 from rallypoint.workers.reaper.client import ReaperClient, ReaperLost
-from rallypoint.workers.reaper.process_setup import remove
+from rallypoint.workers.reaper.program import remove
 from rallypoint.workers.reaper.protocol import frame, parse
 from tests.interrupts import interrupt_everywhere
 from tests.unit.workers.test_process import TIMEOUT, ends, parent_of
@@ -310,8 +310,7 @@ def test_a_kernel_without_close_range_costs_no_time() -> None:
 
 WITHOUT_A_DESCRIPTOR = """
 import os, resource, sys
-from rallypoint.workers.reaper.program import ProcessTree
-from rallypoint.workers.reaper.process_setup import sigchld_fd
+from rallypoint.workers.reaper.program import ProcessTree, sigchld_fd
 family = ProcessTree(sigchld_fd())
 child = os.posix_spawnp("sleep", ["sleep", "600"], os.environ)
 family.started.add(child)
@@ -364,7 +363,7 @@ def test_one_that_is_stopped_hears_that_it_is_to_end(reaper: ReaperClient) -> No
     held.release()
 
 
-OUR_FILES = ("supervisor", "program", "protocol", "process_setup")
+OUR_FILES = ("program", "protocol")
 
 
 def test_it_runs_our_own_files_and_loads_nothing_that_is_costly(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from rallypoint.clusters.preflight.results import (
     passed,
     warned,
 )
-from rallypoint.failures.system_diagnosis import KERNEL_LOG, LogEntry, log_entries, raw_entries
+from rallypoint.failures.failure import KERNEL_LOG, LogEntry, log_entries, raw_entries
 
 MEBIBYTE, GIBIBYTE = 1 << 20, 1 << 30
 

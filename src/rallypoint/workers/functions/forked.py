@@ -33,7 +33,7 @@ from rallypoint.base.poll import always_readable
 from rallypoint.failures.record import record
 from rallypoint.workers.functions.worker import call
 from rallypoint.workers.process import ChildProcess, process_start_error
-from rallypoint.workers.reaper.process_setup import open_null
+from rallypoint.workers.reaper.protocol import open_null
 from rallypoint.workers.stop import NoSweep, kill_trees
 
 _PR_SET_PDEATHSIG = 1

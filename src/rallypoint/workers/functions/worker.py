@@ -28,7 +28,7 @@ from typing import Any
 
 from rallypoint.base.errors import RallypointError
 from rallypoint.failures.record import record
-from rallypoint.workers.reaper.process_setup import open_null
+from rallypoint.workers.reaper.protocol import open_null
 
 FOOTER = b"\0rallypoint: returned"
 MAX_DESCRIPTORS = 200

@@ -27,14 +27,13 @@ from rallypoint.base.errors import UserError, user_error
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.workers.logs.console import Console, ConsoleStream
-from rallypoint.workers.logs.pump import Pump
-from rallypoint.workers.logs.relay import CAPACITY, TAIL_SIZE, Relay, without_long_middles
+from rallypoint.workers.logs.pump import CAPACITY, TAIL_SIZE, Pump, Relay, without_long_middles
 from rallypoint.workers.logs.specs import LogsDest
 from rallypoint.workers.logs.tail import Tail
 
 if TYPE_CHECKING:
     from rallypoint.workers.logs.collapse import CollapsedStream, CollapsingSink
-    from rallypoint.workers.logs.line_filter import LineFilter
+    from rallypoint.workers.logs.tail import LineFilter
 
 CLOSE_TIMEOUT = 5.0
 """Seconds that `Outputs.close` waits for a console that blocks."""
@@ -243,7 +242,7 @@ class Outputs:
     def _open_line_filter(self, pump: Pump, path: str, texts: Sequence[str] | None) -> LineFilter | None:
         if not path or not texts:
             return None
-        from rallypoint.workers.logs.line_filter import LineFilter
+        from rallypoint.workers.logs.tail import LineFilter
 
         line_filter = LineFilter(path, texts)
         pump.add_line_filter(line_filter)

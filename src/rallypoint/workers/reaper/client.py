@@ -39,9 +39,9 @@ import sys
 for name in ("rallypoint", "rallypoint.base", "rallypoint.workers", "rallypoint.workers.reaper"):
     package = sys.modules[name] = type(sys)(name)
     package.__path__ = [sys.argv[1] + name[10:].replace(".", "/")]
-from rallypoint.workers.reaper.supervisor import main; main(sys.argv[2:])"""
+from rallypoint.workers.reaper.program import main; main(sys.argv[2:])"""
 """Imports the program instead of running it as a script, so that its byte code is used; and from our own folders,
-whatever else is called `rallypoint` there. The packages are empty (see `supervisor`).
+whatever else is called `rallypoint` there. The packages are empty (see `program`).
 """
 _FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 

@@ -118,3 +118,13 @@ class Connection:
 
     def close(self) -> None:
         self.socket.close()
+
+
+def open_null() -> int:
+    """/dev/null; where there is none, the end of a pipe that nobody holds the other end of: nothing comes of either."""
+    try:
+        return posix.open("/dev/null", posix.O_RDWR)
+    except OSError:
+        reading, writing = posix.pipe()
+        posix.close(writing)
+        return reading
