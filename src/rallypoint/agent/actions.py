@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rallypoint.agent.features.node_check import NodeCheck
     from rallypoint.agent.features.preemption import SlurmRequeue
     from rallypoint.agent.features.reports import Reporter, Request
-    from rallypoint.workers.stop import StopInProgress
+    from rallypoint.workers.stop import Stop
 
 log = get_logger(__name__)
 
@@ -73,7 +73,7 @@ class Actions(Source):
         self._confirmation = Confirmation(rendezvous, fence=fence)
         self._timers: dict[Timer, float] = {}
         """When each fires, on the clock."""
-        self.stop: StopInProgress | None = None
+        self.stop: Stop | None = None
         """The stop of the workers in progress."""
         self._check: NodeCheck | None = None
         """The user's check of this node, while it runs."""

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from rallypoint.failures.failure import ProcessFailure
     from rallypoint.workers.forwarding import SignalForwarding
     from rallypoint.workers.preload.client import PreloadManager
-    from rallypoint.workers.stop import StopInProgress
+    from rallypoint.workers.stop import Stop
     from rallypoint.workers.timers import FileTimerRequest
     from rallypoint.workers.watchdog import WorkerMonitor
 
@@ -330,7 +330,7 @@ class WorkerController:
         by_rank, found = self._global_ranks(), self.pcontext.poll()
         if found is None:
             result = self._running_result(self.pcontext, by_rank)
-        elif found.is_failed():
+        elif found.failures:
             self._add_reasons(found.failures.values())
             failures = {by_rank[rank]: failure for rank, failure in found.failures.items()}
             result = RunResult(WorkerState.FAILED, failures=failures)
@@ -506,7 +506,7 @@ class WorkerController:
 
     # The stop
 
-    def stop(self, step: StopWorkers) -> StopInProgress | None:
+    def stop(self, step: StopWorkers) -> Stop | None:
         """Begin to stop the workers as the step says; None if they are gone already."""
         if step.shared:
             self._signals().forward(step.signal)
@@ -518,7 +518,7 @@ class WorkerController:
         keeps = step.restarts and not step.ends_all
         return self.begin_stop(Signals(step.signal), self.grace.of(step.failed), keeps=keeps)
 
-    def begin_stop(self, death_sig: Signals, timeout: float, *, keeps: bool) -> StopInProgress | None:
+    def begin_stop(self, death_sig: Signals, timeout: float, *, keeps: bool) -> Stop | None:
         """Begin to end the workers; the loop drives the stop while it handles everything else.
 
         Args:

@@ -26,7 +26,7 @@ from rallypoint.observe.telemetry.agent_events import Event
 from rallypoint.observe.telemetry.lazy import profiled
 from rallypoint.store.api import Store
 from rallypoint.workers.logs.specs import DefaultLogsSpecs, LogsSpecs
-from rallypoint.workers.stop import StopInProgress
+from rallypoint.workers.stop import Stop
 
 if TYPE_CHECKING:
     from rallypoint.observe.health.check import HealthCheckServer, ProgressProbe
@@ -84,13 +84,13 @@ class OverriddenWorkers(WorkerController):
     def poll(self) -> RunResult:
         return self.agent._monitor_workers(self.group)
 
-    def stop(self, step: StopWorkers) -> StopInProgress | None:
+    def stop(self, step: StopWorkers) -> Stop | None:
         if step.restarts and self.overrides("_restart_workers"):
             self.agent._restart_workers(self.group)
             return None
         return super().stop(step)
 
-    def begin_stop(self, death_sig: signal.Signals, timeout: float, *, keeps: bool) -> StopInProgress | None:
+    def begin_stop(self, death_sig: signal.Signals, timeout: float, *, keeps: bool) -> Stop | None:
         # `_stop_workers` asks by SIGTERM. No notification is handled meanwhile: none can shorten the grace period.
         if death_sig == signal.SIGTERM:
             self.agent._stop_workers(self.group)
@@ -288,7 +288,7 @@ class OverriddenProcesses(OverriddenWorkers):
     def ended_in_order(self) -> bool:
         return WorkerController.ended_in_order(self)
 
-    def begin_stop(self, death_sig: signal.Signals, timeout: float, *, keeps: bool) -> StopInProgress | None:
+    def begin_stop(self, death_sig: signal.Signals, timeout: float, *, keeps: bool) -> Stop | None:
         # A subclass may have a way of its own to stop workers, which must be gone then.
         if self.overrides("_stop_workers", LocalElasticAgent) or self.overrides("_shutdown", LocalElasticAgent):
             return super().begin_stop(death_sig, timeout, keeps=keeps)

@@ -42,9 +42,6 @@ NO_FILE = "<N/A>"
 _HOW_TO_TRACE = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
 JsonObject: TypeAlias = dict[str, object]
 
-VARIABLE = "TORCHELASTIC_ERROR_FILE"
-"""The environment variable with the path."""
-
 MAX_SIZE = 4 * 1024 * 1024
 """Bytes of an error file that are read; a traceback has some thousand."""
 _MAX_RAW = 4096

@@ -108,22 +108,6 @@ _NO_FILES = ("/dev/", "/proc/", "/sys/")
 _DELETED = " (deleted)"
 
 
-class StopInProgress(Protocol):
-    """A stop that a loop drives to its end while it waits for other things too."""
-
-    def fds(self) -> list[int]:
-        """Descriptors that become readable when there is something to do."""
-
-    def wake_at(self) -> float:
-        """When there is something to do by itself, in seconds on the monotonic clock; infinite for never."""
-
-    def step(self) -> bool:
-        """Do what is due. Returns whether all workers, and whatever they have spawned, are gone or held."""
-
-    def kill_now(self) -> None:
-        """Give no more time, and hold no worker: SIGKILL to all that is left."""
-
-
 class NoSweep:
     """A sweep ends all that workers have left. This one ends nothing: nothing was started, or it is ended elsewhere."""
 
@@ -165,15 +149,15 @@ _BEFORE_THE_SWEEP = (Stage.LEAVING, Stage.SIGNALLED, Stage.STACKS)
 
 
 class _Worker:
-    def __init__(self, rank: int, process: StoppableProcess, now: float, until: float) -> None:
+    def __init__(self, rank: int, process: StoppableProcess, clock: Clock, until: float) -> None:
         self.rank = rank
         self.process = process
         self.stage = Stage.LEAVING
-        self.since, self.until = now, until
+        self.since, self.until = clock.monotonic(), until
         """When it was told to leave or signalled, and when its stage ends."""
         self.is_sent = True
         """Whether it has been sent the signal of its stage; it has not while it is writing."""
-        self.writing: WriteDetector | None = None
+        self.writing = WriteDetector(process.pid, clock)
         self.is_logged = False
         """Whether it was logged that it is writing."""
 
@@ -226,7 +210,7 @@ class Stop:
         self.over = False
         """Whether it has been done once: no worker is in the round any more."""
         running = ((rank, process) for rank, process in processes.items() if process.poll() is None)
-        self._workers = [_Worker(rank, process, now, now + leaving_time) for rank, process in running]
+        self._workers = [_Worker(rank, process, clock, now + leaving_time) for rank, process in running]
         told = frozenset[int]() if leaving is None else leaving.told
         self._signal_all([each for each in self._workers if each.rank not in told], death_sig, grace, sent)
         if not self._workers and self._sweep_until is None:
@@ -393,7 +377,7 @@ class Stop:
             if sent:
                 each.process.signalled = True
                 continue
-            each.is_sent = number == SIGKILL or not (self._writes(each) and is_ended_by(each.process.pid, number))
+            each.is_sent = number == SIGKILL or not (each.writing.check() and is_ended_by(each.process.pid, number))
             if each.is_sent:
                 self._send(each)
         if number == SIGKILL and not self._in(Stage.LEAVING):
@@ -430,9 +414,9 @@ class Stop:
     def _is_spared(self, worker: _Worker, now: float) -> bool:
         """Whether this one must not be interrupted yet; logged once, when it is certain."""
         left = self._spared_until - now
-        if left <= 0 or not self._writes(worker):
+        if left <= 0 or not worker.writing.check():
             return False
-        if worker.writing is not None and worker.writing.certain and not worker.is_logged:
+        if worker.writing.certain and not worker.is_logged:
             worker.is_logged = True
             pid, what = worker.process.pid, worker.writing.what
             if worker.stage is Stage.LEAVING:
@@ -440,13 +424,6 @@ class Stop:
             else:
                 log.warning("worker %d is writing %s; it is stopped when that is done, or in %.0f s", pid, what, left)
         return True
-
-    def _writes(self, worker: _Worker) -> bool:
-        if worker.writing is None:
-            from rallypoint.workers.stop import WriteDetector
-
-            worker.writing = WriteDetector(worker.process.pid, self._clock)
-        return worker.writing.check()
 
     # The sweep
 
@@ -481,7 +458,7 @@ class Stop:
             log.error("Process %d does not end even on SIGKILL; it may be stuck in the kernel", pid)
 
 
-def run_to_end(stopping: StopInProgress, clock: Clock = SYSTEM_CLOCK) -> None:
+def run_to_end(stopping: Stop, clock: Clock = SYSTEM_CLOCK) -> None:
     """Drive a stop to its end, where there is nothing else to wait for."""
     while not stopping.step():
         until_readable(stopping.fds(), stopping.wake_at() - clock.monotonic())
@@ -668,8 +645,8 @@ def write_progress(pid: int) -> WriteProgress:
         for fd, path in targets.items()
         if fd > 2 and _is_named(path) and path not in output and (place := _file_position(pid, fd)) is not None
     }
-    positions = {each: place.position for each, place in found.items()}
-    locks = bool(found) and all(place.locked and place.position == 0 for place in found.values())
+    positions = {each: position for each, (position, _) in found.items()}
+    locks = bool(found) and all(locked and position == 0 for position, locked in found.values())
     return WriteProgress(positions, _written(pid) if positions else 0, _SAVING_MARK in targets.values(), locks)
 
 
@@ -697,18 +674,13 @@ def _is_named(path: str) -> bool:
     return path.startswith("/") and not path.startswith(_NO_FILES) and not path.endswith(_DELETED)
 
 
-class _FilePosition(NamedTuple):
-    position: int
-    locked: bool
-
-
-def _file_position(pid: int, fd: int) -> _FilePosition | None:
+def _file_position(pid: int, fd: int) -> tuple[int, bool] | None:
     """The position of a descriptor in its file, and whether it holds a lock; None if it is not writable, or appends."""
     try:
         if not os.lstat(f"/proc/{pid}/fd/{fd}").st_mode & 0o200:
             return None
         fields = _fields(f"/proc/{pid}/fdinfo/{fd}")
-        return None if int(fields["flags"], 8) & os.O_APPEND else _FilePosition(int(fields["pos"]), "lock" in fields)
+        return None if int(fields["flags"], 8) & os.O_APPEND else (int(fields["pos"]), "lock" in fields)
     except (OSError, KeyError, ValueError):
         return None
 

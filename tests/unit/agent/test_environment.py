@@ -8,8 +8,8 @@ from rallypoint.agent.environment import constant_environment, worker_environmen
 from rallypoint.agent.preload import per_worker_variables
 from rallypoint.agent.spec import Worker, WorkerGroup, WorkerSpec
 from rallypoint.base.errors import UserError
+from rallypoint.failures.record import VARIABLE as ERROR_FILE_VARIABLE
 from rallypoint.store.hashstore import HashStore
-from rallypoint.workers.logs.specs import ERROR_FILE_VARIABLE
 from rallypoint.workers.watchdog import FILE_VARIABLE
 from tests.unit.agent.third_party import CountingHandler
 

@@ -14,7 +14,7 @@ from rallypoint.control.protocol.messages import Placement
 from rallypoint.failures.failure import ProcessFailure
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.workers.logs.specs import DefaultLogsSpecs
-from rallypoint.workers.stop import StopInProgress
+from rallypoint.workers.stop import Stop
 from tests.unit.compat.test_subclass import Task, ours, spec
 
 
@@ -62,7 +62,7 @@ class ThreadWorkers(WorkerController):
     def poll(self) -> RunResult:
         return self._result
 
-    def begin_stop(self, death_sig: signal.Signals, timeout: float, *, keeps: bool) -> StopInProgress | None:
+    def begin_stop(self, death_sig: signal.Signals, timeout: float, *, keeps: bool) -> Stop | None:
         self.calls.append(f"begin {death_sig.name}")
         self.join()
         return None

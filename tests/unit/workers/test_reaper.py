@@ -253,7 +253,7 @@ for fd in map(int, sys.argv[3:]):
 from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.process import WorkerProcess
 reaper = ReaperClient()
-assert min(reaper.fileno(), reaper._link.fileno()) > 2
+assert min(reaper.fileno(), reaper._link.socket.fileno()) > 2
 others = [os.open("/dev/null", os.O_RDWR) for _ in range(3)]
 process = WorkerProcess(reaper, [sys.executable, "-c", sys.argv[1], sys.argv[2]], os.environ)
 select.select([process.fileno()], [], [])

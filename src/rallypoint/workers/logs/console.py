@@ -189,21 +189,11 @@ class ConsoleSink:
     def __init__(self, *fds: int | None, lock: OutputLock | None = None) -> None:
         self._fds = fds
         self.output_lock = lock or OutputLock()
-        self._line_scheduler = LineScheduler[ConsoleStream]()
+        self.scheduler: LineScheduler[ConsoleStream] = LineScheduler()
 
     def open_stream(self, which: int) -> ConsoleStream:
         """A new stream, written to the descriptor of this number (-1 is the last)."""
-        return ConsoleStream(self._line_scheduler, self._fds[which], self.output_lock)
-
-    def flush_due(self, now: float) -> None:
-        write_all(self._line_scheduler.due_output(now))
-
-    def deadline(self) -> float | None:
-        """When `flush_due` is due; None while nothing waits."""
-        return self._line_scheduler.deadline()
-
-    def flush(self) -> None:
-        write_all(self._line_scheduler.flush())
+        return ConsoleStream(self.scheduler, self._fds[which], self.output_lock)
 
     def close(self) -> None:
         for fd in self._fds:
@@ -221,11 +211,9 @@ class Console:
         same = out is not None and err is not None and os.path.sameopenfile(out, err)
         self.sinks = [ConsoleSink(out, err, lock=lock)] if same else [ConsoleSink(out), ConsoleSink(err, lock=lock)]
 
-    def out(self) -> ConsoleStream:
-        return self.sinks[0].open_stream(0)
-
-    def err(self) -> ConsoleStream:
-        return self.sinks[-1].open_stream(-1)
+    def open_stream(self, end: int) -> ConsoleStream:
+        """A new stream to standard output (0) or standard error (1)."""
+        return self.sinks[-end].open_stream(-end)
 
 
 def write_all(chunks: list[tuple[ConsoleStream, bytes]]) -> None:

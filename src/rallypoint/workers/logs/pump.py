@@ -25,13 +25,12 @@ from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.kernel import Wakeup, set_pipe_size
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
-from rallypoint.workers.logs.console import Chunk, ConsoleSink, ConsoleStream
-from rallypoint.workers.logs.tail import READ_SIZE, Tail
+from rallypoint.workers.logs.console import Chunk, ConsoleSink, ConsoleStream, write_all
+from rallypoint.workers.logs.tail import READ_SIZE, LineFilter, Tail
 
 if TYPE_CHECKING:
     from rallypoint.base.inotify import Inotify
     from rallypoint.workers.logs.collapse import CollapsedStream, CollapsingSink
-    from rallypoint.workers.logs.tail import LineFilter
 
 TAIL_SIZE = 64 * 1024
 """Bytes of a worker's standard error that are kept for the report."""
@@ -67,7 +66,8 @@ class Relay:
 
     def __init__(self, stream: ConsoleStream | None) -> None:
         self.stream = stream
-        self._fd, self.worker_end, self._terminal = _open_channel(stream)
+        self.fd, self.worker_end, self.terminal = _open_channel(stream)
+        """Its own end is readable when the worker has written, or has closed its end; -1 once it is closed."""
         self._lock = threading.Lock()
         self._pending: list[bytes] = []
         self._label = b""
@@ -77,16 +77,12 @@ class Relay:
         self.read_at: float | None = None
         """When the worker was last heard, on the monotonic clock."""
 
-    def fileno(self) -> int:
-        """Readable when the worker has written, or has closed its end."""
-        return self._fd
-
     def read(self, limit: int = _READ_SLICE) -> bool:
         """Read what is there, about `limit` bytes at most. Returns whether there may be more, now or later."""
         with self._lock:
             while limit > 0 and not self._ended:
                 try:
-                    chunk = os.read(self._fd, _CHUNK)
+                    chunk = os.read(self.fd, _CHUNK)
                 except BlockingIOError:
                     break
                 except OSError:  # a pseudo-terminal's end of file is EIO
@@ -119,17 +115,12 @@ class Relay:
         with self._lock:
             return without_long_middles(bytes(self._last))[-TAIL_SIZE:]
 
-    def follow_window(self) -> None:
-        """Set the pseudo-terminal's size to that of the console's window."""
-        if self._terminal and self.stream is not None and self.stream.fd is not None:
-            _copy_window_size(self.stream.fd, self._fd)
-
     def close(self) -> None:
         """Close the reading end; `last_lines` stays available. Idempotent."""
         with self._lock:
-            if self._fd >= 0:
-                os.close(self._fd)
-            self._fd = -1
+            if self.fd >= 0:
+                os.close(self.fd)
+            self.fd = -1
             self._ended = True
 
     def _append_to_tail(self, chunk: bytes) -> None:
@@ -231,7 +222,7 @@ class Pump:
     def _watch_readers(self) -> None:
         """Watch for pipes of relays that have lost their reader (EPOLLERR, which is always on)."""
         fds = {relay.stream.fd for relay in self._relays if relay.stream is not None and relay.stream.fd is not None}
-        self._pipes = {fd for fd in fds if _is_pipe(fd)}
+        self._pipes = {fd for fd in fds if stat.S_IFMT(os.fstat(fd).st_mode) in (stat.S_IFIFO, stat.S_IFSOCK)}
         for fd in self._pipes:
             self._poller.register(fd, 0)
 
@@ -244,15 +235,11 @@ class Pump:
             self._watches = {self._inotify.watch(path): tail for path, tail in self._paths}
         except OSError as error:
             _logger.warning("log files are polled every %s s: %s", POLL, error)
-            self._clear_inotify()
+            if self._inotify is not None:
+                self._inotify.close()
+            self._inotify, self._watches = None, {}
         else:
             self._poller.register(self._inotify, POLLIN)
-
-    def _clear_inotify(self) -> None:
-        if self._inotify is not None:
-            self._inotify.close()
-        self._inotify = None
-        self._watches = {}
 
     # The loop
 
@@ -271,7 +258,7 @@ class Pump:
         events = self._poller.poll(self._timeout())
         now = self._clock.monotonic()
         with self._sink.output_lock.hold():
-            self._sink.flush_due(now)
+            write_all(self._sink.scheduler.due_output(now))
             for collapsing in self._collapsing:
                 collapsing.write_due(now)
         for fd, _ in events:
@@ -296,7 +283,7 @@ class Pump:
     def _listen(self) -> None:
         """Wait for those relays whose bytes can be written."""
         for relay in self._relays:
-            fd = relay.fileno()
+            fd = relay.fd
             ready = relay.stream is None or relay.stream.backlog() < BACKLOG
             if ready and fd not in self._listening:
                 self._poller.register(fd, POLLIN)
@@ -309,7 +296,7 @@ class Pump:
         if any(self._streams[tail].backlog() < BACKLOG for tail in self._unread_tails):
             return 0.0
         due = [bar for tail in self._streams if (bar := tail.progress_bar_deadline()) is not None]
-        deadlines = [self._sink.deadline(), *(each.deadline() for each in self._collapsing)]
+        deadlines = [self._sink.scheduler.deadline(), *(each.deadline() for each in self._collapsing)]
         due += [each for each in deadlines if each is not None]
         wait = max(0.0, min(due) - self._clock.monotonic()) if due else None
         if self._streams and self._inotify is None:
@@ -318,7 +305,8 @@ class Pump:
 
     def _forward(self, relay: Relay, now: float) -> None:
         more = relay.read()
-        relay.follow_window()
+        if relay.terminal and relay.stream is not None and relay.stream.fd is not None:
+            _copy_window_size(relay.stream.fd, relay.fd)
         self._show(relay, now)
         if not more:
             self._close_relay(relay)
@@ -332,8 +320,8 @@ class Pump:
             self._close_relay(relay)
 
     def _close_relay(self, relay: Relay) -> None:
-        if self._listening.pop(relay.fileno(), None) is not None:
-            self._poller.unregister(relay.fileno())
+        if self._listening.pop(relay.fd, None) is not None:
+            self._poller.unregister(relay.fd)
         self._relays.discard(relay)
         relay.close()
 
@@ -400,13 +388,13 @@ class Pump:
             relay.read(CAPACITY)
             self._show(relay, now)
         with self._sink.output_lock.hold():
-            self._sink.flush()
+            write_all(self._sink.scheduler.flush())
         for tail in list(self._streams):
             self._with_io_errors(tail, self._write_rest, now)
         with self._sink.output_lock.hold():
             for collapsing in self._collapsing:
                 collapsing.flush()
-            self._sink.flush()
+            write_all(self._sink.scheduler.flush())
 
     def _write_rest(self, tail: Tail, now: float) -> None:
         for chunk in tail.finish(now, self._buffer):
@@ -421,14 +409,10 @@ class Pump:
         closers: list[Callable[[], None]] = [tail.close for tail in self._streams]
         closers += [relay.close for relay in self._relays]
         closers += [each.close for each in self._line_filters]
-        closers += [self._clear_inotify, self._poller.close, self._sink.close]
+        closers += [] if self._inotify is None else [self._inotify.close]
+        closers += [self._poller.close, self._sink.close]
         for close in closers:
             close()
-
-
-def _is_pipe(fd: int) -> bool:
-    mode = os.fstat(fd).st_mode
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
 def without_long_middles(data: bytes) -> bytes:

@@ -247,14 +247,14 @@ class Reaper:
     def run(self) -> None:
         """Serve until the agent is gone or closes the connection; then leave nothing."""
         poller = select.poll()
-        for fd in (self._link.fileno(), self._agent, self._tree.wake):
+        for fd in (self._link.socket.fileno(), self._agent, self._tree.wake):
             poller.register(fd, select.POLLIN)
         gone = False
         while not gone and not self._closed:
             events = poller.poll(self._timeout())
             self._tree.reap()
             for fd, _ in events:
-                gone |= fd == self._agent or (fd == self._link.fileno() and not self._receive())
+                gone |= fd == self._agent or (fd == self._link.socket.fileno() and not self._receive())
             if self._fence_at < _NEVER and time.clock_gettime(time.CLOCK_BOOTTIME) >= self._fence_at:
                 self._fence_at, self._fencing = _NEVER, True
                 self._tree.begin_sweep(0.0)

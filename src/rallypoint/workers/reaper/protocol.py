@@ -82,10 +82,6 @@ class Connection:
         self.socket = link
         self.buffer = bytearray()
 
-    def fileno(self) -> int:
-        """-1 once it is closed."""
-        return self.socket.fileno()
-
     def send(self, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:
         """Send a message, with descriptors. Raises OSError."""
         data = frame(message)
