@@ -26,7 +26,7 @@ from rallypoint.agent.environment import worker_environment
 from rallypoint.agent.event_emitter import EventEmitter
 from rallypoint.agent.facts import NodeFacts, worker_facts
 from rallypoint.agent.rendezvous_client import RendezvousClient
-from rallypoint.agent.signals import FORWARDED_SIGNALS, GracePeriods, scheduler
+from rallypoint.agent.signals import FORWARDED_SIGNALS, GracePeriods, SignalForwarding, scheduler
 from rallypoint.agent.sources import Observer, Preparation, RoundWatch, Source
 from rallypoint.agent.spec import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, node_failure
 from rallypoint.agent.steps import StopWorkers
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from rallypoint.agent.progress import ProgressTracker
     from rallypoint.control.ranks import NodeRanks
     from rallypoint.failures.failure import ProcessFailure
-    from rallypoint.workers.forwarding import SignalForwarding
     from rallypoint.workers.preload.client import PreloadManager
     from rallypoint.workers.stop import Stop
     from rallypoint.workers.timers import FileTimerRequest
@@ -480,8 +479,6 @@ class WorkerController:
     def _signals(self) -> SignalForwarding:
         """Tracks which signals the workers have been sent; created with the first signal."""
         if self._forwarding is None:
-            from rallypoint.workers.forwarding import SignalForwarding
-
             scheduled = scheduler(os.environ) is not None
             self._forwarding = SignalForwarding(self._signals_received, self._send_signal, scheduled)
             self.sources.append(self._forwarding)

@@ -41,18 +41,16 @@ def interfaces() -> list[Interface]:
     """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as kernel:
         kernel.settimeout(_TIMEOUT)
-        links = list(_parse_dump(kernel, _GETLINK, _NEWLINK))
+        links = list(_dump(kernel, _GETLINK, _NEWLINK, _LINK))
         addresses: dict[int, list[str]] = {}
-        for message in _parse_dump(kernel, _GETADDR, _NEWADDR):
-            family, _, _, scope, interface = _ADDRESS.unpack_from(message)
-            packed = _packed(message)
+        for (family, _, _, scope, interface), attributes in _dump(kernel, _GETADDR, _NEWADDR, _ADDRESS):
+            packed = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
             counts = family == socket.AF_INET or (family == socket.AF_INET6 and scope != _LINK_SCOPE)
             if packed is not None and counts:
                 addresses.setdefault(interface, []).append(socket.inet_ntop(family, packed))
     found = []
-    for message in links:
-        _, _, interface, flags, _ = _LINK.unpack_from(message)
-        name = dict(_attributes(message[_LINK.size :])).get(_IFLA_NAME, b"").rstrip(b"\0").decode(errors="replace")
+    for (_, _, interface, flags, _), attributes in links:
+        name = attributes.get(_IFLA_NAME, b"").rstrip(b"\0").decode(errors="replace")
         if flags & _UP and name:
             found.append(Interface(name, bool(flags & _LOOPBACK), tuple(addresses.get(interface, ()))))
     return found
@@ -67,17 +65,26 @@ def interface_addresses() -> tuple[str, ...] | None:
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as kernel:
             kernel.settimeout(_TIMEOUT)
-            links = [_LINK.unpack_from(each) for each in _parse_dump(kernel, _GETLINK, _NEWLINK)]
-            up = {interface for _, _, interface, flags, _ in links if flags & _UP}
-            found = [_address(each, up) for each in _parse_dump(kernel, _GETADDR, _NEWADDR)]
+            links = _dump(kernel, _GETLINK, _NEWLINK, _LINK)
+            up = {interface for (_, _, interface, flags, _), _ in links if flags & _UP}
+            found: dict[str, None] = {}
+            for (family, _, flags, scope, interface), attributes in _dump(kernel, _GETADDR, _NEWADDR, _ADDRESS):
+                packed = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
+                if packed is None or interface not in up or family not in {socket.AF_INET, socket.AF_INET6}:
+                    continue
+                address = socket.inet_ntop(family, packed)
+                seen_by_others = not address.startswith("127.") and address != "::1"
+                if seen_by_others and (family == socket.AF_INET or scope != _LINK_SCOPE):
+                    found[f"{address}/64" if family == socket.AF_INET6 and flags & _TEMPORARY else address] = None
     except (OSError, struct.error):
         return None
-    addresses = tuple(dict.fromkeys(each for each in found if each))
-    return addresses if len(addresses) <= MAX_ADDRESSES else None
+    return tuple(found) if len(found) <= MAX_ADDRESSES else None
 
 
-def _parse_dump(kernel: socket.socket, request: int, answer: int) -> Iterator[bytes]:
-    """The kernel's messages in reply to a dump request. OSError if it refuses."""
+def _dump(
+    kernel: socket.socket, request: int, answer: int, head: struct.Struct
+) -> Iterator[tuple[tuple[int, ...], dict[int, bytes]]]:
+    """The head and the attributes of each message in reply to a dump request. OSError if the kernel refuses."""
     kernel.send(_HEADER.pack(_HEADER.size + 8, request, _REQUEST_DUMP, 1, 0) + bytes(8))
     while True:
         data = kernel.recv(65536)
@@ -89,28 +96,9 @@ def _parse_dump(kernel: socket.socket, request: int, answer: int) -> Iterator[by
             if kind == _ERROR or size < _HEADER.size:
                 raise OSError("the kernel does not list its interfaces")
             if kind == answer:
-                yield data[at + _HEADER.size : at + size]
+                message = data[at + _HEADER.size : at + size]
+                yield head.unpack_from(message), dict(_attributes(message[head.size :]))
             at += (size + 3) & ~3
-
-
-def _address(message: bytes, up: set[int]) -> str:
-    """The address in a message; empty if others do not see it."""
-    family, _, flags, scope, interface = _ADDRESS.unpack_from(message)
-    packed = _packed(message)
-    if packed is None or interface not in up or family not in {socket.AF_INET, socket.AF_INET6}:
-        return ""
-    address = socket.inet_ntop(family, packed)
-    if address.startswith("127.") or address == "::1":
-        return ""
-    if family == socket.AF_INET:
-        return address
-    return "" if scope == _LINK_SCOPE else f"{address}/64" if flags & _TEMPORARY else address
-
-
-def _packed(message: bytes) -> bytes | None:
-    """The address in a message, as bytes."""
-    attributes = dict(_attributes(message[_ADDRESS.size :]))
-    return attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
 
 
 def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:

@@ -51,6 +51,8 @@ _ANSWER = 60.0
 """Seconds that a server has, at least, for an answer that depends on no other client."""
 _CANCEL_ANSWER = 5.0
 """Seconds that a server has to answer CANCEL_WAIT: the caller's own timeout is already over."""
+_FINALIZER_WAIT = 1.0
+"""Seconds that a finalizer waits until a server is closed; a millisecond unless this process is in trouble."""
 _POLL = 0.01
 _FIRST_DELAY = 0.01
 _MAX_DELAY = 1.0
@@ -284,7 +286,7 @@ class TCPStore(RequestStore):
             return  # in an interpreter that ends, other threads have stopped, some of them with locks
         self._server = None
         if release_server(server):
-            server.close_from_finalizer()
+            server.close(_FINALIZER_WAIT)
 
     def _where(self) -> str:
         return f"the store at {self._endpoint}"

@@ -312,7 +312,7 @@ class Stop:
             for each in leaving:
                 if each.rank in left:
                     each.stage = Stage.WAITING
-        if not self._in(Stage.LEAVING):
+        if self._leaving is not None and not self._in(Stage.LEAVING):
             self._leave_no_more()
 
     def _ended_while_waiting(self, worker: _Worker) -> None:

@@ -134,10 +134,10 @@ class Chunk(NamedTuple):
 class ConsoleStream:
     """One worker's stream on a sink, written to `fd`, which is None if that is closed. For the sink's thread only."""
 
-    def __init__(self, scheduler: LineScheduler[ConsoleStream], fd: int | None, lock: OutputLock) -> None:
+    def __init__(self, sink: ConsoleSink, fd: int | None) -> None:
         self.fd = fd
-        self._line_scheduler = scheduler
-        self._output_lock = lock
+        self._line_scheduler = sink.scheduler
+        self._output_lock = sink.output_lock
 
     def isatty(self) -> bool:
         return self.fd is not None and os.isatty(self.fd)
@@ -187,19 +187,15 @@ class ConsoleSink:
     """
 
     def __init__(self, *fds: int | None, lock: OutputLock | None = None) -> None:
-        self._fds = fds
+        self.fds = fds
         self.output_lock = lock or OutputLock()
         self.scheduler: LineScheduler[ConsoleStream] = LineScheduler()
 
-    def open_stream(self, which: int) -> ConsoleStream:
-        """A new stream, written to the descriptor of this number (-1 is the last)."""
-        return ConsoleStream(self.scheduler, self._fds[which], self.output_lock)
-
     def close(self) -> None:
-        for fd in self._fds:
+        for fd in self.fds:
             if fd is not None:
                 os.close(fd)
-        self._fds = ()
+        self.fds = ()
 
 
 class Console:
@@ -213,7 +209,8 @@ class Console:
 
     def open_stream(self, end: int) -> ConsoleStream:
         """A new stream to standard output (0) or standard error (1)."""
-        return self.sinks[-end].open_stream(-end)
+        sink = self.sinks[-end]
+        return ConsoleStream(sink, sink.fds[-end])
 
 
 def write_all(chunks: list[tuple[ConsoleStream, bytes]]) -> None:

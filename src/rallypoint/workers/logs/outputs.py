@@ -91,7 +91,7 @@ class Outputs:
             for end, path in enumerate((dest.filtered_stdout, dest.filtered_stderr)):
                 line_filter = LineFilter(path, texts) if path and (texts := filters[end]) else None
                 if line_filter is not None:
-                    self._pumps[-end].add_line_filter(line_filter)
+                    self._pumps[-end].line_filters.append(line_filter)
                 for rank in ranks:
                     self._open(end, rank, line_filter, relayed=end == 1 or reads_all)
             for pump in self._pumps:
@@ -204,7 +204,7 @@ class Outputs:
         path, prefix = self._files[end].get(rank, ""), self._prefixes.get(rank, "")
         if relayed and path in ("", os.devnull):
             self._relays[end][rank] = relay = Relay(None if path else self._console.open_stream(end))
-            self._pumps[-end].add_relay(relay)
+            self._pumps[-end].relays.add(relay)
             self._worker_ends[rank][end] = relay.worker_end
         elif path:
             self._worker_ends[rank][end] = _open_log(path)
@@ -223,7 +223,7 @@ class Outputs:
             shown = [each for each, path in self._teed[end].items() if path != os.devnull]
             stream, ranks = self._console.open_stream(end), self._global_ranks
             self._collapsing[end] = CollapsingSink(stream, self._collapse, ranks, self._prefixes, shown)
-            self._pumps[-end].add_collapsing(self._collapsing[end])
+            self._pumps[-end].collapsing.append(self._collapsing[end])
         source = self._collapsing[end].source(rank)
         self._collapsed.setdefault(rank, []).append(source)
         return source

@@ -140,7 +140,7 @@ class Relay:
 class Pump:
     """The thread, and all that it reads; it owns and closes all that it is given.
 
-    Add relays (standard errors of workers), followed files and line filters, then call `start`.
+    Add all of it, then call `start`.
     """
 
     def __init__(self, sink: ConsoleSink, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -152,22 +152,21 @@ class Pump:
         self._stopping = False
         self._closed = False
         self._lock = threading.Lock()  # for the two above and for calls after the end
-        self._relays: set[Relay] = set()
+        self.relays: set[Relay] = set()
+        """Standard errors of workers, each forwarded to its stream if it has one."""
         self._listening: dict[int, Relay] = {}
         self._pipes: set[int] = set()
-        self._line_filters: list[LineFilter] = []
+        self.line_filters: list[LineFilter] = []
+        """Filters of some tails, closed at the end."""
         self._streams: dict[Tail, ConsoleStream | CollapsedStream] = {}
-        self._collapsing: list[CollapsingSink] = []
+        self.collapsing: list[CollapsingSink] = []
+        """In which lines wait that are shown when it is due."""
         self._paths: list[tuple[str, Tail]] = []
         self._watches: dict[int, Tail] = {}
         self._unread_tails: dict[Tail, None] = {}  # in the order of their changes
         self._ended_tails: set[Tail] = set()
         self._buffer = bytearray()
         self._inotify: Inotify | None = None
-
-    def add_relay(self, relay: Relay) -> None:
-        """Forward a worker's standard error, to its stream if it has one."""
-        self._relays.add(relay)
 
     def add_tail(self, tail: Tail, path: str, stream: ConsoleStream | CollapsedStream) -> None:
         self._streams[tail] = stream
@@ -179,19 +178,15 @@ class Pump:
         self._ended_tails.add(tail)
         self.wake()
 
-    def add_collapsing(self, sink: CollapsingSink) -> None:
-        """Show what lines wait in there when it is due."""
-        self._collapsing.append(sink)
-
-    def add_line_filter(self, line_filter: LineFilter) -> None:
-        """Close this filter of some tails at the end."""
-        self._line_filters.append(line_filter)
-
     def start(self) -> None:
         """Start the thread, if there is anything to read."""
-        if not self._relays and not self._streams:
+        if not self.relays and not self._streams:
             return
-        self._watch_readers()
+        # Watch for pipes to the console that lose their reader (EPOLLERR, which is always on).
+        fds = {relay.stream.fd for relay in self.relays if relay.stream is not None and relay.stream.fd is not None}
+        self._pipes = {fd for fd in fds if stat.S_IFMT(os.fstat(fd).st_mode) in (stat.S_IFIFO, stat.S_IFSOCK)}
+        for fd in self._pipes:
+            self._poller.register(fd, 0)
         if self._streams:
             self._watch_files()
         self._poller.register(self._wakeup, POLLIN)
@@ -218,13 +213,6 @@ class Pump:
         if self._thread is not None:
             self._thread.join(seconds)
         return self._thread is None or not self._thread.is_alive()
-
-    def _watch_readers(self) -> None:
-        """Watch for pipes of relays that have lost their reader (EPOLLERR, which is always on)."""
-        fds = {relay.stream.fd for relay in self._relays if relay.stream is not None and relay.stream.fd is not None}
-        self._pipes = {fd for fd in fds if stat.S_IFMT(os.fstat(fd).st_mode) in (stat.S_IFIFO, stat.S_IFSOCK)}
-        for fd in self._pipes:
-            self._poller.register(fd, 0)
 
     def _watch_files(self) -> None:
         from rallypoint.base.inotify import Inotify
@@ -259,7 +247,7 @@ class Pump:
         now = self._clock.monotonic()
         with self._sink.output_lock.hold():
             write_all(self._sink.scheduler.due_output(now))
-            for collapsing in self._collapsing:
+            for collapsing in self.collapsing:
                 collapsing.write_due(now)
         for fd, _ in events:
             if (relay := self._listening.get(fd)) is not None:
@@ -268,7 +256,7 @@ class Pump:
                 self._nobody_reads(fd)
             elif fd == self._wakeup.fileno():
                 self._wakeup.clear()
-                for each in self._relays:
+                for each in self.relays:
                     self._show(each, now)
                 self._unread_tails.update((tail, None) for tail in self._ended_tails.copy() if tail in self._streams)
             else:
@@ -282,7 +270,7 @@ class Pump:
 
     def _listen(self) -> None:
         """Wait for those relays whose bytes can be written."""
-        for relay in self._relays:
+        for relay in self.relays:
             fd = relay.fd
             ready = relay.stream is None or relay.stream.backlog() < BACKLOG
             if ready and fd not in self._listening:
@@ -296,7 +284,7 @@ class Pump:
         if any(self._streams[tail].backlog() < BACKLOG for tail in self._unread_tails):
             return 0.0
         due = [bar for tail in self._streams if (bar := tail.progress_bar_deadline()) is not None]
-        deadlines = [self._sink.scheduler.deadline(), *(each.deadline() for each in self._collapsing)]
+        deadlines = [self._sink.scheduler.deadline(), *(each.deadline() for each in self.collapsing)]
         due += [each for each in deadlines if each is not None]
         wait = max(0.0, min(due) - self._clock.monotonic()) if due else None
         if self._streams and self._inotify is None:
@@ -315,14 +303,14 @@ class Pump:
         """Close the pipe's relays; what their workers have written so far is kept for the report."""
         self._poller.unregister(fd)
         self._pipes.discard(fd)
-        for relay in [each for each in self._relays if each.stream is not None and each.stream.fd == fd]:
+        for relay in [each for each in self.relays if each.stream is not None and each.stream.fd == fd]:
             relay.read(CAPACITY)
             self._close_relay(relay)
 
     def _close_relay(self, relay: Relay) -> None:
         if self._listening.pop(relay.fd, None) is not None:
             self._poller.unregister(relay.fd)
-        self._relays.discard(relay)
+        self.relays.discard(relay)
         relay.close()
 
     def _show(self, relay: Relay, now: float) -> None:
@@ -384,7 +372,7 @@ class Pump:
 
     def _finish(self) -> None:
         now = self._clock.monotonic()
-        for relay in self._relays:
+        for relay in self.relays:
             relay.read(CAPACITY)
             self._show(relay, now)
         with self._sink.output_lock.hold():
@@ -392,7 +380,7 @@ class Pump:
         for tail in list(self._streams):
             self._with_io_errors(tail, self._write_rest, now)
         with self._sink.output_lock.hold():
-            for collapsing in self._collapsing:
+            for collapsing in self.collapsing:
                 collapsing.flush()
             write_all(self._sink.scheduler.flush())
 
@@ -407,8 +395,8 @@ class Pump:
             self._closed = True
             self._wakeup.close()
         closers: list[Callable[[], None]] = [tail.close for tail in self._streams]
-        closers += [relay.close for relay in self._relays]
-        closers += [each.close for each in self._line_filters]
+        closers += [relay.close for relay in self.relays]
+        closers += [each.close for each in self.line_filters]
         closers += [] if self._inotify is None else [self._inotify.close]
         closers += [self._poller.close, self._sink.close]
         for close in closers:

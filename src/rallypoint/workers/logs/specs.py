@@ -95,14 +95,6 @@ class LogsDest:
     filtered_stdout: str = ""
     filtered_stderr: str = ""
 
-    @property
-    def only_in_files(self) -> list[str]:
-        """The files whose streams are not on the console."""
-        streams = ((self.stdouts, self.tee_stdouts), (self.stderrs, self.tee_stderrs))
-        return [
-            path for files, shown in streams for path in files.values() if path not in ("", os.devnull, *shown.values())
-        ]
-
 
 class LogsSpecs(ABC):
     """The layout of the output; base class of plug-ins in the entry-point group `torchrun.logs_specs`.
@@ -296,7 +288,11 @@ class DefaultLogsSpecs(LogsSpecs):
 
 def log_only_in_files(dest: LogsDest, role: str) -> bool:
     """Log where the output is that no console shows. Returns whether there is any."""
-    if not (paths := dest.only_in_files):
+    streams = ((dest.stdouts, dest.tee_stdouts), (dest.stderrs, dest.tee_stderrs))
+    paths = [
+        path for files, shown in streams for path in files.values() if path not in ("", os.devnull, *shown.values())
+    ]
+    if not paths:
         return False
     folder = os.path.commonpath([os.path.abspath(os.path.dirname(path)) for path in paths])
     names = " and ".join(sorted({os.path.basename(path) for path in paths}))

@@ -21,7 +21,7 @@ Laws:
 6. The agent never uses a pid: it gets a pidfd with each worker.
 7. A worker inherits what the agent has at that moment: folder, umask, signal mask, ignored signals, descriptors.
 8. The reaper records which signals it is sent: like each worker it is below the agent in a session of its own, so a
-   sender that signals all processes of a job has sent them to the workers too (`workers/forwarding`).
+   sender that signals all processes of a job has sent them to the workers too (`agent/signals`).
 
 Of the processes below one process:
 

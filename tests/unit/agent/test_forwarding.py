@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
+from rallypoint.agent.signals import BURST, SETTLE_TIME, SignalForwarding
 from rallypoint.base.process_table import descendants, process_table
-from rallypoint.workers.forwarding import BURST, SETTLE_TIME, SignalForwarding
 from rallypoint.workers.process import WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
 from tests.unit.workers.test_process import ends
