@@ -379,27 +379,21 @@ def megabytes(count: int) -> str:
 
 def _own_cgroup(proc: str, mounted: str) -> _Cgroup | None:
     """The control group of this process that counts memory, if its counter can be read."""
-    name, second = _own_cgroup_path(read_text(f"{proc}/self/cgroup"))
-    top = mounted if second else f"{mounted}/memory"
-    # A container sees its own group at the top, and may see the name that it has outside.
-    for folder in (top + name.rstrip("/"), top) if name else ():
-        group = _Cgroup(name, folder, top, second)
-        if _number(group.counter, _KILLS) is not None:
-            return group
-    return None
-
-
-def _own_cgroup_path(listing: str) -> tuple[str, bool]:
-    """The path of the group, and whether it is of the second version; empty if it is unknown."""
-    name = ""
-    for line in listing.split("\n"):
+    name, top = "", mounted
+    for line in read_text(f"{proc}/self/cgroup").split("\n"):
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if "memory" in controllers.split(","):
-            return path, False
+            name, top = path, f"{mounted}/memory"
+            break
         if number == "0":
             name = path
-    return name, True
+    # A container sees its own group at the top, and may see the name that it has outside.
+    for folder in (top + name.rstrip("/"), top) if name else ():
+        group = _Cgroup(name, folder, top, second=top == mounted)
+        if _number(group.counter, _KILLS) is not None:
+            return group
+    return None
 
 
 def _number(path: str, key: str) -> int | None:

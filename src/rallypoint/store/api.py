@@ -247,7 +247,10 @@ def if_torch_is_imported(store: Any) -> Any:
 
 def forwarding_store(store: object) -> Any:
     """A store of torch's that forwards every call to `store`. Raises UserError where torch is not imported."""
-    made = _class_below(torch_module().Store)(store)
+    base = torch_module().Store
+    if base not in _classes:  # made when torch is there
+        _classes[base] = type("ForwardingStore", (base,), {"__init__": _init, **{name: _call(name) for name in _CALLS}})
+    made: Any = _classes[base](store)
     _keepalive.append(made)
     return made
 
@@ -255,14 +258,7 @@ def forwarding_store(store: object) -> Any:
 _keepalive: list[object] = []
 """Torch's C++ does not keep the Python half of such a store, without which it fails: so we do, to the process's end."""
 
-_classes: dict[type, type] = {}
-
-
-def _class_below(base: type) -> Any:
-    """The class of forwarding stores; made when torch is there."""
-    if base not in _classes:
-        _classes[base] = type("ForwardingStore", (base,), {"__init__": _init, **{name: _call(name) for name in _CALLS}})
-    return _classes[base]
+_classes: dict[type, Any] = {}
 
 
 def _init(self: Any, store: object) -> None:

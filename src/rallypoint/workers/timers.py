@@ -196,7 +196,9 @@ class RequestReader:
         self._partial_line = rest[-MAX_LINE:]
         requests, complaints = [], []
         for line in lines:
-            request = _request_at_end(line)
+            # There may be something else before it.
+            end = line[-MAX_LINE:]
+            request = parse(end) or parse(end[max(0, end.rfind(_START)) :])
             if request is not None:
                 requests.append(request)
             elif line.strip():
@@ -219,12 +221,6 @@ def parse(line: bytes) -> FileTimerRequest | None:
     if not 0 < pid < 1 << 31 or signal > _HIGHEST_SIGNAL:
         return None
     return FileTimerRequest(pid, scope, expiration, max(0, signal))
-
-
-def _request_at_end(line: bytes) -> FileTimerRequest | None:
-    """The request in a line, which may have something else before it."""
-    line = line[-MAX_LINE:]
-    return parse(line) or parse(line[max(0, line.rfind(_START)) :])
 
 
 def _is_whole(value: object) -> TypeGuard[int]:

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.poll import readable
-from rallypoint.base.process_table import descendants
+from rallypoint.base.process_table import descendants, process_table
 from rallypoint.workers.process import WorkerProcess
 from rallypoint.workers.reaper import client
 from rallypoint.workers.reaper.client import ReaperClient, ReaperLost
@@ -443,3 +443,28 @@ def test_one_that_nobody_takes_ends_with_the_process() -> None:
         assert select.select([fd], [], [], 30)[0]
     finally:
         os.close(fd)
+
+
+def process_of(reaper: ReaperClient) -> int:
+    """The reaper's own process, which its supervisor has forked; it is there when it answers."""
+    assert reaper.signals_received() == []
+    (found,) = descendants(reaper.pid, {pid: each.parent for pid, each in process_table().items()})
+    return found
+
+
+def test_the_reaper_keeps_what_it_is_sent(reaper: ReaperClient) -> None:
+    pid = process_of(reaper)
+    sent = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCONT]
+    for number in (*sent, signal.SIGTERM):
+        os.kill(pid, number)
+    assert reaper.signals_received() == sorted(sent)
+    assert reaper.signals_received() == []
+
+
+def test_a_worker_that_starts_has_not_been_sent_what_came_before(reaper: ReaperClient) -> None:
+    pid = process_of(reaper)
+    os.kill(pid, signal.SIGTERM)
+    process = WorkerProcess(reaper, [sys.executable, "-c", ""], os.environ)
+    assert reaper.signals_received() == []
+    assert ends(process) == 0
+    process.release()

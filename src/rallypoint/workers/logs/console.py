@@ -139,9 +139,6 @@ class ConsoleStream:
         self._line_scheduler = sink.scheduler
         self._output_lock = sink.output_lock
 
-    def isatty(self) -> bool:
-        return self.fd is not None and os.isatty(self.fd)
-
     def write_or_queue(self, data: bytes, now: float) -> None:
         """Write `data` at once, or when the line scheduler allows it."""
         if data:

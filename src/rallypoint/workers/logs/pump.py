@@ -414,7 +414,7 @@ def without_long_middles(data: bytes) -> bytes:
 
 def _open_channel(stream: ConsoleStream | None) -> tuple[int, int, bool]:
     """A non-blocking reading end, the worker's end, and whether they are a pseudo-terminal."""
-    if stream is not None and stream.isatty():
+    if stream is not None and stream.fd is not None and os.isatty(stream.fd):
         with contextlib.suppress(OSError):  # none left, or none in this container
             return _open_terminal(stream)
     reading, writing = os.pipe()

@@ -15,7 +15,7 @@ Laws:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rallypoint.base.log import get_logger
 from rallypoint.workers.logs.console import Buffer, Chunk
@@ -48,7 +48,7 @@ class Tail:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._prefix = prefix
         self._between = b"\n" + prefix
-        self._filtered = None if line_filter is None else self._apply_filter(line_filter)
+        self._filtered = None if line_filter is None else FilteredStream(line_filter, prefix, self._fd)
         self._shown = 0  # everything before this offset was returned
         self._read = 0  # everything before this one has been searched for a newline
         self._progress_bar_since: float | None = None  # when the unfinished line was first seen to be a progress bar
@@ -116,9 +116,6 @@ class Tail:
 
     def close(self) -> None:
         os.close(self._fd)
-
-    def _apply_filter(self, line_filter: LineFilter) -> FilteredStream:
-        return FilteredStream(line_filter, self._prefix, lambda length, offset: os.pread(self._fd, length, offset))
 
     def _unfinished_line(self, until: int, most: int) -> Iterator[Chunk]:
         at = self._shown
@@ -191,13 +188,13 @@ class FilteredStream:
     Args:
         line_filter: where matching lines go.
         prefix: written before each of them.
-        read: `(length, offset)` to bytes of the file, for lines that turn out to match when most of them has passed.
+        fd: of the file, for lines that turn out to match when most of them has passed.
     """
 
-    def __init__(self, line_filter: LineFilter, prefix: bytes, read: Callable[[int, int], bytes]) -> None:
+    def __init__(self, line_filter: LineFilter, prefix: bytes, fd: int) -> None:
         self._filter = line_filter
         self._prefix = prefix
-        self._read = read
+        self._fd = fd
         self.reset()
 
     def reset(self) -> None:
@@ -245,7 +242,7 @@ class FilteredStream:
             return
         self._filter.write(self._prefix)
         at = self._begin
-        while at < self._seen and (part := self._read(min(_FILTER_CHUNK, self._seen - at), at)):
+        while at < self._seen and (part := os.pread(self._fd, min(_FILTER_CHUNK, self._seen - at), at)):
             at += len(part)
             self._filter.write(part)
         self._filter.write(end)
