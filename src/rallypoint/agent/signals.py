@@ -20,7 +20,6 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from rallypoint.agent.sources import Source
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.errors import UsageError
 from rallypoint.base.light_typing import NamedTuple
@@ -215,7 +214,7 @@ BURST = 1.0
 _SENT_TO_ALL_MESSAGE = "%s was sent to all processes of this job on this node; the workers have it"
 
 
-class SignalForwarding(Source):
+class SignalForwarding:
     """The signals of one agent, forwarded to workers that have not been sent them too. Nothing here waits.
 
     A scheduler signals the agent alone, or every process of a job on this node; which of the two depends on the
@@ -284,6 +283,9 @@ class SignalForwarding(Source):
     def is_handled(self, number: int) -> bool:
         """Whether the workers have been sent the signal, or will be by `step`."""
         return number in self._due or number in self.shared_signals()
+
+    def fds(self) -> list[int]:
+        return []
 
     def wake_at(self) -> float:
         return min(self._due.values(), default=math.inf)
