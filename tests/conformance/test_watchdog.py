@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.workers.watchdog.requests import FileTimerRequest
-from rallypoint.workers.watchdog.watchdog import Watchdog
+from rallypoint.workers.timers import FileTimerRequest
+from rallypoint.workers.watchdog import Watchdog
 from tests.conformance.record import Record
 from tests.unit.watchdog.waiting import TIMEOUT, Holder, holder, until
 
@@ -26,7 +26,7 @@ import torch.distributed.elastic.timer as timer
 """
 OUR_CLIENT = """
 import signal, sys, time
-import rallypoint.workers.watchdog.client as timer
+import rallypoint.workers.timers as timer
 """
 GOOD_THEN_LATE = """
 timer.configure(timer.FileTimerClient(sys.argv[1]))

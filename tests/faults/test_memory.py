@@ -94,7 +94,7 @@ def _fails_in(group: Group, rallyrun: Launcher, text: str, *flags: str, entry: t
 
 def _log_is_readable() -> bool:
     """Whether the kernel's log tells us for certain, as it does root outside of containers."""
-    from rallypoint.failures.system_diagnosis import killed_for_memory
+    from rallypoint.failures.failure import killed_for_memory
 
     return killed_for_memory() is not None
 

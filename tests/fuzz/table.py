@@ -23,7 +23,6 @@ _OURS = "both ends are ours, over a pair of sockets or a memory file that nobody
 
 TRUSTED: Mapping[str, str] = {
     "base/inotify.py": _KERNEL,
-    "failures/system_diagnosis.py": _KERNEL,
     "base/devices.py": "the driver's library fills what is read",
     "base/process_table.py": _KERNEL,
     "base/netlink.py": _KERNEL,

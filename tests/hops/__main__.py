@@ -1,7 +1,7 @@
 """Through how many functions and files of Rallypoint one event runs: `python -m tests.hops [EVENT...]`.
 
     kill    SIGKILL to a worker, until all new workers run; both agents of two nodes with two workers each
-    term    SIGTERM to one of two nodes, until its agent is gone; that agent
+    term    SIGTERM to the one of two nodes that does not host the coordinator, until its agent is gone; that agent
     join    the request of a place by the second of two nodes, until it has its place; both agents
     etcd    SIGKILL to the agent that is the coordinator on etcd, until the next one is reached; an agent that remains
 
@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -75,6 +76,12 @@ class Job:
         self._agents.append(agent)
         return agent
 
+    def start_at(self, port: int) -> subprocess.Popen[bytes]:
+        """Start the agent that hosts the coordinator: the others are started when it does."""
+        agent = self.start()
+        self.until(lambda: listens(port), "the first agent")
+        return agent
+
     def up(self, start: int, ranks: int) -> list[tuple[int, float]]:
         """Pids of the workers of a start, and when they ran, once all do."""
         paths = [self._folder / f"up.{start}.{rank}" for rank in range(ranks)]
@@ -123,8 +130,9 @@ def job(*flags: str) -> Iterator[Job]:
 
 
 def kill() -> list[Call]:
-    with job("--nnodes=2", *c10d()) as made:
-        made.start()
+    port = free_port()
+    with job("--nnodes=2", *c10d(port)) as made:
+        made.start_at(port)
         made.start()
         pids = [pid for pid, _ in made.up(0, 4)]
         begin = made.settled()
@@ -134,8 +142,9 @@ def kill() -> list[Call]:
 
 
 def term() -> list[Call]:
-    with job("--nnodes=1:2", "--rdzv-conf=last_call_timeout=30", *c10d()) as made:
-        agents = made.start(), made.start()
+    port = free_port()
+    with job("--nnodes=1:2", "--rdzv-conf=last_call_timeout=30", *c10d(port)) as made:
+        agents = made.start_at(port), made.start()
         made.up(0, 4)
         begin = made.settled()
         agents[1].terminate()
@@ -145,7 +154,7 @@ def term() -> list[Call]:
 
 
 def join() -> list[Call]:
-    with job("--nnodes=2", *c10d()) as made:
+    with job("--nnodes=2", *c10d(free_port())) as made:
         made.start()
         made.start()
         made.up(0, 4)
@@ -179,8 +188,13 @@ def etcd() -> list[Call]:
             return between([calls], begin, end)
 
 
-def c10d() -> Sequence[str]:
-    return "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}"
+def c10d(port: int) -> Sequence[str]:
+    return "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}"
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as asking:
+        return asking.connect_ex(("localhost", port)) == 0
 
 
 def between(calls: Sequence[Sequence[Call]], begin: float, end: float) -> list[Call]:

@@ -33,7 +33,7 @@ RAN_OUT = r"its timer 'the step' of 0\.[0-3] s ran out"
 
 
 def test_a_worker_that_is_late_is_shown_killed_and_started_again(rallyrun: Launcher) -> None:
-    script = rallyrun.script(USES.format(module="rallypoint.workers.watchdog.client", late="1", signal=""))
+    script = rallyrun.script(USES.format(module="rallypoint.workers.timers", late="1", signal=""))
     flags = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", script]
     job = rallyrun(*flags, env=ON)
     assert job.ends() == 0, job.err
@@ -55,7 +55,7 @@ def test_a_worker_that_is_late_by_torch_s_timer_is_shown_and_killed(rallyrun: La
 
 
 def test_the_report_names_the_timer(rallyrun: Launcher) -> None:
-    script = rallyrun.script(USES.format(module="rallypoint.workers.watchdog.client", late="1", signal=", 10"))
+    script = rallyrun.script(USES.format(module="rallypoint.workers.timers", late="1", signal=", 10"))
     path = str(rallyrun.folder / "pipe")
     job = rallyrun("--standalone", "--nproc-per-node=2", script, env={**ON, "TORCHELASTIC_TIMER_FILE": path})
     assert job.ends() == 1

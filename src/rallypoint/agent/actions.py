@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rallypoint.agent.features.node_check import NodeCheck
     from rallypoint.agent.features.preemption import SlurmRequeue
     from rallypoint.agent.features.reports import Reporter, Request
-    from rallypoint.workers.stop import StopInProgress
+    from rallypoint.workers.stop import Stop
 
 log = get_logger(__name__)
 
@@ -77,7 +77,7 @@ class Actions(Source):
         """Seconds between queries for the progress of others."""
         self._timers: dict[Timer, float] = {}
         """When each fires, on the clock."""
-        self.stop: StopInProgress | None = None
+        self.stop: Stop | None = None
         """The stop of the workers in progress."""
         self._check: NodeCheck | None = None
         """The user's check of this node, while it runs."""

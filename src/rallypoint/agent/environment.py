@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Mapping
 from rallypoint.agent.spec import Worker, WorkerGroup, WorkerSpec
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
+from rallypoint.failures.record import VARIABLE as ERROR_FILE_VARIABLE
 from rallypoint.notices import VARIABLE as NOTICES_VARIABLE
 from rallypoint.workers.context import macros
-from rallypoint.workers.logs.specs import ERROR_FILE_VARIABLE
 
 if TYPE_CHECKING:
     from rallypoint.workers.preload.client import PreloadManager

@@ -52,7 +52,7 @@ from rallypoint.observe.telemetry.lazy import logging_errors, metrics_wanted, pu
 if TYPE_CHECKING:
     from rallypoint.agent.spec import RunResult, Worker
     from rallypoint.failures.failure import ProcessFailure
-    from rallypoint.workers.watchdog.requests import FileTimerRequest
+    from rallypoint.workers.timers import FileTimerRequest
 
 
 class Workers(Protocol):

@@ -80,9 +80,7 @@ class HeldWorkers(Preparation):
     @staticmethod
     def make_ready() -> None:
         """Import what the end of a round needs now, while nothing waits for it."""
-        import rallypoint.base.inotify
-        import rallypoint.workers.open_writes
-        import rallypoint.workers.stop  # noqa: F401
+        import rallypoint.base.inotify  # noqa: F401
 
     # The end of a round
 

@@ -27,7 +27,7 @@ from rallypoint.agent.environment import preload_manager, worker_environment
 from rallypoint.agent.facts import NodeFacts, worker_facts
 from rallypoint.agent.folder import WorkerFolder
 from rallypoint.agent.rendezvous_client import RendezvousClient
-from rallypoint.agent.signals import FORWARDED_SIGNALS, GracePeriods, scheduler
+from rallypoint.agent.signals import FORWARDED_SIGNALS, GracePeriods, SignalForwarding, scheduler
 from rallypoint.agent.sources import Observer, Preparation, RoundWatch, Source
 from rallypoint.agent.spec import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, node_failure
 from rallypoint.agent.steps import StopWorkers
@@ -48,11 +48,10 @@ if TYPE_CHECKING:
     from rallypoint.agent.held_workers import HeldWorkers
     from rallypoint.control.ranks import NodeRanks
     from rallypoint.failures.failure import ProcessFailure
-    from rallypoint.workers.forwarding import SignalForwarding
     from rallypoint.workers.preload.client import PreloadManager
-    from rallypoint.workers.stop import StopInProgress
-    from rallypoint.workers.watchdog.requests import FileTimerRequest
-    from rallypoint.workers.watchdog.watchdog import StuckProcess, WorkerMonitor
+    from rallypoint.workers.stop import Stop
+    from rallypoint.workers.timers import FileTimerRequest
+    from rallypoint.workers.watchdog import StuckProcess, WorkerMonitor
 
 log = get_logger(__name__)
 
@@ -315,7 +314,7 @@ class WorkerController:
     def _begin_watchdog(self) -> WorkerMonitor | None:
         """The watchdog for the workers about to start, if there is one."""
         from rallypoint.workers.logs.specs import temporary_folder
-        from rallypoint.workers.watchdog.watchdog import monitor_for
+        from rallypoint.workers.watchdog import monitor_for
 
         self._watchdog = monitor_for(
             os.environ,
@@ -354,7 +353,7 @@ class WorkerController:
         if found is None:
             stuck = {} if self._watchdog is None else self._watchdog.stuck
             result = self._stuck_result(self.pcontext, by_rank, stuck) if stuck else RunResult(WorkerState.HEALTHY)
-        elif found.is_failed():
+        elif found.failures:
             self._add_reasons(found.failures.values())
             failures = {by_rank[rank]: failure for rank, failure in found.failures.items()}
             result = RunResult(WorkerState.FAILED, failures=failures)
@@ -474,8 +473,6 @@ class WorkerController:
     def _signals(self) -> SignalForwarding:
         """Tracks which signals the workers have been sent; created with the first signal."""
         if self._forwarding is None:
-            from rallypoint.workers.forwarding import SignalForwarding
-
             scheduled = scheduler(os.environ) is not None
             self._forwarding = SignalForwarding(self._signals_received, self._send_signal, scheduled)
             self.sources.append(self._forwarding)
@@ -500,7 +497,7 @@ class WorkerController:
 
     # The stop
 
-    def stop(self, step: StopWorkers) -> StopInProgress | None:
+    def stop(self, step: StopWorkers) -> Stop | None:
         """Begin to stop the workers as the step says; the loop drives the stop while it handles everything else.
 
         Returns:

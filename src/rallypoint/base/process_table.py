@@ -1,6 +1,6 @@
 """Reads /proc/<pid>/stat of processes, for the whole program, and finds descendants.
 
-Law: built-in modules only, since the reaper reads it too and must be ready fast (`workers.reaper.supervisor`).
+Law: built-in modules only, since the reaper reads it too and must be ready fast (`workers.reaper.program`).
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from rallypoint.observe.telemetry.agent_events import Event
 from rallypoint.observe.telemetry.lazy import profiled
 from rallypoint.store.api import Store
 from rallypoint.workers.logs.specs import DefaultLogsSpecs, LogsSpecs
-from rallypoint.workers.stop import StopInProgress
+from rallypoint.workers.stop import Stop
 
 if TYPE_CHECKING:
     from rallypoint.observe.health import HealthCheckServer, ProgressProbe
@@ -84,7 +84,7 @@ class OverriddenWorkers(WorkerController):
     def poll(self) -> RunResult:
         return self.agent._monitor_workers(self.group)
 
-    def stop(self, step: StopWorkers) -> StopInProgress | None:
+    def stop(self, step: StopWorkers) -> Stop | None:
         if step.restarts and self.overrides("_restart_workers"):
             self.agent._restart_workers(self.group)
             return None
@@ -287,7 +287,7 @@ class OverriddenProcesses(OverriddenWorkers):
     def ended_in_order(self) -> bool:
         return WorkerController.ended_in_order(self)
 
-    def stop(self, step: StopWorkers) -> StopInProgress | None:
+    def stop(self, step: StopWorkers) -> Stop | None:
         # A subclass may have a way of its own to stop workers, which must be gone then.
         own = ("_restart_workers",) if step.restarts else ()
         if any(self.overrides(name, LocalElasticAgent) for name in ("_stop_workers", "_shutdown", *own)):

@@ -87,8 +87,7 @@ _HOMES = {
         "ConsoleMetricHandler MetricData MetricHandler MetricStream MetricsConfig NullMetricHandler configure "
         "getStream get_elapsed_time_ms initialize_metrics prof profile publish_metric put_metric"
     ),
-    "rallypoint.workers.watchdog.client": "FileTimerClient TimerClient expires",
-    "rallypoint.workers.watchdog.requests": "FileTimerRequest TimerRequest",
+    "rallypoint.workers.timers": "FileTimerClient FileTimerRequest TimerClient TimerRequest expires",
     "rallypoint.workers.context": "PContext RunProcsResult macros",
 }
 """Module of ours to the names that it has."""
@@ -108,8 +107,8 @@ _ELSEWHERE = {
         "rallypoint.rendezvous.backends.static",
         "create_handler",
     ),
-    ("elastic.timer", "configure"): ("rallypoint.workers.watchdog.client", "configure"),
-    ("elastic.timer.api", "configure"): ("rallypoint.workers.watchdog.client", "configure"),
+    ("elastic.timer", "configure"): ("rallypoint.workers.timers", "configure"),
+    ("elastic.timer.api", "configure"): ("rallypoint.workers.timers", "configure"),
 }
 """Module and name to the module and the name of ours, where the name alone does not say."""
 

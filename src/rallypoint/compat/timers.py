@@ -17,9 +17,8 @@ from typing import Any
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
 from rallypoint.base.kernel import Wakeup
 from rallypoint.base.log import get_logger
-from rallypoint.workers.watchdog.client import TimerClient
-from rallypoint.workers.watchdog.requests import TimerRequest
-from rallypoint.workers.watchdog.watchdog import Report, Watchdog
+from rallypoint.workers.timers import TimerClient, TimerRequest
+from rallypoint.workers.watchdog import Report, Watchdog
 
 log = get_logger(__name__)
 

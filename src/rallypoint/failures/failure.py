@@ -1,174 +1,59 @@
-"""One failed worker, with all that its node knows about it (contract section 6.2), and the file in which a worker
-leaves the exception that ended it (section 7.1).
+"""One failed worker, with all that its node knows about it (contract sections 6.2 and 7.1).
 
-Reading that file never fails: one that is cut off or is not an error file counts as absent, with its text kept for the
-report. The worker chose what is at the path: only a regular file is read, at most `MAX_SIZE` bytes of it, and its
-numbers and texts are checked. Writing follows no symbolic link.
+That is the error file in which it has left its exception; and, beyond its exit code or signal, why it failed as far as
+this machine shows it: above all whether the kernel's out-of-memory killer ended it, by the counters of its control
+group and the kernel's log.
+
+Laws:
+
+1. Reading an error file never fails: one that is cut off or is no error file counts as absent, with its text kept for
+   the report. The worker chose what is at the path: only a regular file is read, at most `MAX_SIZE` bytes of it, and
+   its numbers and texts are checked. Writing follows no symbolic link.
+2. The counters tell how many processes were killed, and not which, and a worker's children are in its group too. So
+   nothing is certain unless the kernel's log, where it may be read, names the worker.
+3. Where the kernel shows nothing (no /proc, no control groups), nothing is claimed, and nothing raises.
+
+The first version of control groups counts in `memory.oom_control` what happens in the group itself, the second in
+`memory.events` what happens in it and below it. Without either there is the counter of the whole machine.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
+import signal
 import stat
 import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 
 from rallypoint.base.light_dataclasses import dataclass, field
-from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from rallypoint.base.light_typing import NamedTuple, TypeAlias
 from rallypoint.base.log import get_logger
 from rallypoint.base.private_files import replace_file
+from rallypoint.base.procfs import read_text
 from rallypoint.base.signals import signal_name
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+log = get_logger(__name__)
 
+NO_FILE = "<N/A>"
+_HOW_TO_TRACE = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
 JsonObject: TypeAlias = dict[str, object]
-
-VARIABLE = "TORCHELASTIC_ERROR_FILE"
-"""The environment variable with the path."""
 
 MAX_SIZE = 4 * 1024 * 1024
 """Bytes of an error file that are read; a traceback has some thousand."""
 _MAX_RAW = 4096
 _LATEST = 253402214400.0
 """Epoch seconds at the beginning of the last day of the year 9999, which every time zone can show."""
-
-_logger = get_logger(__name__)
-
-
-class ErrorFile(NamedTuple):
-    """The contents of an error file: `data` is the parsed file, `message` its `message` member (a text in newer files).
-
-    `text` and `callstack` are that message and the formatted traceback as texts. `timestamp` is in whole epoch seconds,
-    `exact` the same with a fraction if the file's own time has it, else None.
-    """
-
-    path: str
-    data: JsonObject
-    message: str | JsonObject
-    text: str
-    callstack: str
-    timestamp: int
-    exact: float | None
-
-
-class UnreadableErrorFile(NamedTuple):
-    path: str
-    raw: str
-
-
-def read_error_file(path: str) -> ErrorFile | UnreadableErrorFile | None:
-    """The contents of an error file; None if there is none, if it is empty, or if `path` is."""
-    if not path or path == os.devnull:
-        return None
-    try:
-        # O_NONBLOCK: a named pipe without a writer would block the agent forever.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    except OSError:
-        return None
-    try:
-        status = os.fstat(fd)
-        if stat.S_ISDIR(status.st_mode):
-            return None
-        if not stat.S_ISREG(status.st_mode):
-            return UnreadableErrorFile(
-                path, f"(nothing: it is {_KINDS.get(stat.S_IFMT(status.st_mode), 'not a regular file')})"
-            )
-        data = _read(fd)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-    raw = data[:MAX_SIZE].decode(errors="replace")
-    if not raw.strip():
-        return None
-    whole = len(data) <= MAX_SIZE
-    written = min(max(status.st_mtime, 0.0), _LATEST)
-    return (_parse(path, raw, written) if whole else None) or UnreadableErrorFile(path, raw[:_MAX_RAW])
-
-
-def _read(fd: int) -> bytes:
-    """At most one byte more than `MAX_SIZE`."""
-    data = b""
-    while len(data) <= MAX_SIZE and (more := os.read(fd, MAX_SIZE + 1 - len(data))):
-        data += more
-    return data
-
-
-_KINDS = {
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFSOCK: "a socket",
-}
-
-
-def write_error_file(path: str, data: JsonObject) -> None:
-    """Write an error file atomically. A failure is logged."""
-    import json
-
-    try:
-        replace_file(path, json.dumps(data).encode(), mode=0o666)
-    except OSError as error:
-        _logger.warning("the error file %r cannot be written: %s", path, error)
-
-
-def error_data(text: str, callstack: str, timestamp: float) -> JsonObject:
-    """The contents of an error file; `text` is `<exception class>: <its text>`, `timestamp` epoch seconds."""
-    extra: JsonObject = {"py_callstack": callstack, "timestamp": str(int(timestamp))}
-    return {"message": {"message": text, "extraInfo": extra}}
-
-
-def _parse(path: str, raw: str, written: float) -> ErrorFile | None:
-    import json
-
-    try:
-        data = json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(data, dict):
-        return None
-    match data.get("message"):
-        case str(text):
-            timestamp = _timestamp_seconds(data.get("timestamp"), written)
-            return ErrorFile(path, data, text, text, "", timestamp, _exact(timestamp, written))
-        case dict(message):
-            extra = message.get("extraInfo")
-            known = extra if isinstance(extra, dict) else {}
-            text = str(message.get("message", ""))
-            callstack = str(known.get("py_callstack") or "")
-            timestamp = _timestamp_seconds(known.get("timestamp"), written)
-            return ErrorFile(path, data, message, text, callstack, timestamp, _exact(timestamp, written))
-        case _:
-            return None
-
-
-def _timestamp_seconds(value: object, otherwise: float) -> int:
-    """The file's timestamp, a number or its text; else the time at which the file was written."""
-    if isinstance(value, str | int | float):
-        with suppress(ValueError, OverflowError):  # not a number
-            seconds = float(value)
-            if math.isfinite(seconds) and 0 <= seconds < _LATEST:  # not nanoseconds, say
-                return int(seconds)
-    return int(otherwise)
-
-
-def _exact(timestamp: int, written: float) -> float | None:
-    """The file is written right after the exception was caught, so its own time adds the fraction of the second.
-
-    Only if it is close: the time of a copied file, or of one on another machine's disk, means nothing.
-    """
-    return refine_timestamp(timestamp, written) if timestamp <= written < timestamp + 2 else None
-
-
-def refine_timestamp(timestamp: int, moment: float) -> float:
-    """The time in the second that begins at `timestamp` that is nearest to `moment`; both in epoch seconds."""
-    return min(max(moment, float(timestamp)), timestamp + 0.999999)
-
-
-NO_FILE = "<N/A>"
-_HOW_TO_TRACE = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
+_OOM_KILLED = "killed by the kernel's out-of-memory killer"
+_KILLS = "oom_kill"
+_KILLED = rb"Killed process (\d+) .*?anon-rss:(\d+)kB, file-rss:\d+kB, shmem-rss:(\d+)kB"
+_FIRST_NAMESPACE = 0xEFFFFFFC
+"""Inode of the first pid namespace, whose pids are in the kernel's log."""
+_NO_LIMIT = 1 << 60
+"""The first version shows some number near 2**63 if there is none."""
 
 
 @dataclass
@@ -249,6 +134,7 @@ class ProcessFailure:
 
     @property
     def text(self) -> str:
+        """The message as one text, whichever form the error file has."""
         if isinstance(self.message, str):
             return self.message
         return str(self.message.get("message", self.message))
@@ -275,3 +161,355 @@ def _disk_full(folder: str) -> str:
         return ""
     full = disk.f_bavail == 0 or disk.f_favail == 0 < disk.f_files
     return f"the disk is full under {folder}: its last output may be missing there" if full else ""
+
+
+# Error files
+
+
+class ErrorFile(NamedTuple):
+    """The contents of an error file: `data` is the parsed file, `message` its `message` member (a text in newer files).
+
+    `text` and `callstack` are that message and the formatted traceback as texts. `timestamp` is in whole epoch seconds,
+    `exact` the same with a fraction if the file's own time has it, else None.
+    """
+
+    path: str
+    data: JsonObject
+    message: str | JsonObject
+    text: str
+    callstack: str
+    timestamp: int
+    exact: float | None
+
+
+class UnreadableErrorFile(NamedTuple):
+    """A file that is not an error file: the beginning of its text."""
+
+    path: str
+    raw: str
+
+
+def read_error_file(path: str) -> ErrorFile | UnreadableErrorFile | None:
+    """The contents of an error file; None if there is none, if it is empty, or if `path` is."""
+    if not path or path == os.devnull:
+        return None
+    try:
+        # O_NONBLOCK: a named pipe without a writer would block the agent forever.
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(fd)
+        if stat.S_ISDIR(status.st_mode):
+            return None
+        if not stat.S_ISREG(status.st_mode):
+            return UnreadableErrorFile(
+                path, f"(nothing: it is {_KINDS.get(stat.S_IFMT(status.st_mode), 'not a regular file')})"
+            )
+        with open(fd, "rb", closefd=False) as file:
+            data = file.read(MAX_SIZE + 1)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    raw = data[:MAX_SIZE].decode(errors="replace")
+    if not raw.strip():
+        return None
+    whole = len(data) <= MAX_SIZE
+    written = min(max(status.st_mtime, 0.0), _LATEST)
+    return (_parse(path, raw, written) if whole else None) or UnreadableErrorFile(path, raw[:_MAX_RAW])
+
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def write_error_file(path: str, data: JsonObject) -> None:
+    """Write an error file atomically. A failure is logged."""
+    import json
+
+    try:
+        replace_file(path, json.dumps(data).encode(), mode=0o666)
+    except OSError as error:
+        log.warning("the error file %r cannot be written: %s", path, error)
+
+
+def error_data(text: str, callstack: str, timestamp: float) -> JsonObject:
+    """The contents of an error file; `text` is `<exception class>: <its text>`, `timestamp` epoch seconds."""
+    extra: JsonObject = {"py_callstack": callstack, "timestamp": str(int(timestamp))}
+    return {"message": {"message": text, "extraInfo": extra}}
+
+
+def _parse(path: str, raw: str, written: float) -> ErrorFile | None:
+    import json
+
+    try:
+        data = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(data, dict):
+        return None
+    match data.get("message"):
+        case str(text):
+            timestamp = _timestamp_seconds(data.get("timestamp"), written)
+            return ErrorFile(path, data, text, text, "", timestamp, _exact(timestamp, written))
+        case dict(message):
+            extra = message.get("extraInfo")
+            known = extra if isinstance(extra, dict) else {}
+            text = str(message.get("message", ""))
+            callstack = str(known.get("py_callstack") or "")
+            timestamp = _timestamp_seconds(known.get("timestamp"), written)
+            return ErrorFile(path, data, message, text, callstack, timestamp, _exact(timestamp, written))
+        case _:
+            return None
+
+
+def _timestamp_seconds(value: object, otherwise: float) -> int:
+    """The file's timestamp, a number or its text; else the time at which the file was written."""
+    if isinstance(value, str | int | float):
+        with suppress(ValueError, OverflowError):  # not a number
+            seconds = float(value)
+            if math.isfinite(seconds) and 0 <= seconds < _LATEST:  # not nanoseconds, say
+                return int(seconds)
+    return int(otherwise)
+
+
+def _exact(timestamp: int, written: float) -> float | None:
+    """The file is written right after the exception was caught, so its own time adds the fraction of the second.
+
+    Only if it is close: the time of a copied file, or of one on another machine's disk, means nothing.
+    """
+    return refine_timestamp(timestamp, written) if timestamp <= written < timestamp + 2 else None
+
+
+def refine_timestamp(timestamp: int, moment: float) -> float:
+    """The time in the second that begins at `timestamp` that is nearest to `moment`; both in epoch seconds."""
+    return min(max(moment, float(timestamp)), timestamp + 0.999999)
+
+
+# Signals
+
+
+class OomKills:
+    """Kills by the out-of-memory killer in this process's control group, from now on; `proc` and `mounted` are mount
+    points.
+
+    Creating one reads two small files.
+    """
+
+    def __init__(self, proc: str = "/proc", mounted: str = "/sys/fs/cgroup") -> None:
+        self._vmstat = f"{proc}/vmstat"
+        self._group = _own_cgroup(proc, mounted)
+        self._before = self._count()
+
+    def reason(self, pid: int, killed: int) -> str:
+        """Why a worker that died of SIGKILL was killed, by the counters; empty if this killer is not a likely cause.
+
+        Args:
+            pid: the worker's.
+            killed: workers that have died of a SIGKILL that was not ours, since this object was made.
+        """
+        before, now = self._before, self._count()
+        if now <= before:
+            return ""
+        sure = self._group is not None and now - before >= killed
+        return f"{'most likely' if sure else 'perhaps'} {_OOM_KILLED} ({self._facts(before, now)})"
+
+    def reason_by_log(self, pid: int) -> str | None:
+        """The same by the kernel's log, which takes milliseconds to read; None if it does not tell."""
+        victims = killed_for_memory()
+        if victims is None:
+            return None
+        facts = self._facts(self._before, self._count())
+        if pid in victims:
+            return f"{_OOM_KILLED} (it held {megabytes(victims[pid])}, {facts})"
+        return (
+            f"killed by somebody, after another process was {_OOM_KILLED} ({facts})" if self._group is not None else ""
+        )
+
+    def context(self) -> str:
+        """A sentence for a worker that ended otherwise, if others of its group were killed, such as its children."""
+        if self._group is None or self._count() <= self._before:
+            return ""
+        where = f"control group {self._group.name}, {self._group.limit()}"
+        return f"since it was started, the kernel's out-of-memory killer has killed other processes ({where})"
+
+    def _facts(self, before: int, now: int) -> str:
+        if self._group is None:
+            return f"the machine's oom_kill rose from {before} to {now}"
+        return f"control group {self._group.name}: oom_kill rose from {before} to {now}, {self._group.limit()}"
+
+    def _count(self) -> int:
+        return _number(self._vmstat if self._group is None else self._group.counter, _KILLS) or 0
+
+
+class _Cgroup:
+    """A control group: its path among the groups, its folder, the mount point, and whether it is version 2."""
+
+    def __init__(self, name: str, folder: str, top: str, second: bool) -> None:
+        self.name = name
+        self._folder = folder
+        self._top = top
+        self._second = second
+        self.counter = f"{folder}/memory.events" if second else f"{folder}/memory.oom_control"
+
+    def limit(self) -> str:
+        limits = [limit for limit in self._limits() if limit < _NO_LIMIT]
+        return f"limit {megabytes(min(limits))}" if limits else "no limit but the machine's memory"
+
+    def _limits(self) -> Iterator[int]:
+        if not self._second:
+            yield _number(f"{self._folder}/memory.stat", "hierarchical_memory_limit") or _NO_LIMIT
+            return
+        folder = self._folder
+        while len(folder) >= len(self._top):
+            text = read_text(f"{folder}/memory.max").strip()
+            yield int(text) if text.isdigit() else _NO_LIMIT
+            folder = os.path.dirname(folder)
+
+
+def megabytes(count: int) -> str:
+    """A number of bytes, for people."""
+    return f"{count / (1 << 20):.0f} MB"
+
+
+def _own_cgroup(proc: str, mounted: str) -> _Cgroup | None:
+    """The control group of this process that counts memory, if its counter can be read."""
+    name, second = own_cgroup_path("memory", proc)
+    top = mounted if second else f"{mounted}/memory"
+    # A container sees its own group at the top, and may see the name that it has outside.
+    for folder in (top + name.rstrip("/"), top) if name else ():
+        group = _Cgroup(name, folder, top, second)
+        if _number(group.counter, _KILLS) is not None:
+            return group
+    return None
+
+
+def own_cgroup_path(controller: str, proc: str = "/proc") -> tuple[str, bool]:
+    """The path of this process's control group, and whether it is of the second version; empty if it is unknown."""
+    name = ""
+    for line in read_text(f"{proc}/self/cgroup").split("\n"):
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controller in controllers.split(","):
+            return path, False
+        if number == "0":
+            name = path
+    return name, True
+
+
+def _number(path: str, key: str) -> int | None:
+    """The number of a key in a file of such lines."""
+    for line in read_text(path).split("\n"):
+        name, _, value = line.partition(" ")
+        if name == key and value.isdigit():
+            return int(value)
+    return None
+
+
+def killed_for_memory(log: str = "/dev/kmsg", namespace: str = "/proc/self/ns/pid") -> dict[int, int] | None:
+    """The killed processes in the log: pid to bytes used; None if the log cannot be read, or has other pids."""
+    try:
+        if os.stat(namespace).st_ino != _FIRST_NAMESPACE:
+            return None
+        found = re.findall(_KILLED, b"".join(raw_entries(log)))
+    except OSError:
+        return None
+    return {int(pid): (int(own) + int(shared)) * 1024 for pid, own, shared in found}
+
+
+SHARED_MEMORY = "/dev/shm"
+_FULL = 0.05
+"""The free part of shared memory below which it counts as full: allocations there are large."""
+
+
+def explain_signal(failure: ProcessFailure, kills: OomKills | None = None, killed: int = 1) -> None:
+    """Set the reason of a failure by a signal, if it is known; else add what may be related to its context.
+
+    The kernel's log is only read by the failure's `settle`.
+
+    Args:
+        failure: the worker's; the exception in an error file is not overridden.
+        kills: counts kills by the out-of-memory killer since the worker's start.
+        killed: workers that have died since then of a SIGKILL that was not ours.
+    """
+    if failure.exitcode != -signal.SIGKILL and kills is not None:
+        failure.context = "\n".join(filter(None, (failure.context, kills.context())))
+    if failure.error_file != NO_FILE:
+        return
+    why, text = "", failure.text
+    if failure.exitcode == -signal.SIGKILL and kills is not None:
+        why = kills.reason(failure.pid, killed)
+    elif failure.exitcode == -signal.SIGBUS:
+        why = bus_error(SHARED_MEMORY)
+    if why:
+        failure.set_reason(f"{text}: {why}")
+        if kills is not None and failure.exitcode == -signal.SIGKILL:
+            failure.look_closer = partial(_by_kernel_log, text, kills, failure.pid)
+
+
+def _by_kernel_log(text: str, kills: OomKills, pid: int) -> str | None:
+    why = kills.reason_by_log(pid)
+    return f"{text}: {why}" if why else why if why is None else text
+
+
+def bus_error(shared: str) -> str:
+    """The likely cause of a SIGBUS; `shared` is the folder of shared memory."""
+    meaning = "it accessed mapped memory with nothing behind it, as of a mapped file that was truncated"
+    try:
+        disk = os.statvfs(shared)
+    except OSError:
+        return meaning
+    total, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
+    if not total:  # not a file system of its own
+        return meaning
+    figures = f"{megabytes(free)} of {megabytes(total)} free"
+    if free < total * _FULL:
+        remedy = "make it larger (`--shm-size` of a container), or use less of it"
+        return f"{shared} is nearly full ({figures}); {remedy}"
+    return f"{meaning}, or shared memory ran out ({shared}: {figures} now)"
+
+
+KERNEL_LOG = "/dev/kmsg"
+
+
+class LogEntry(NamedTuple):
+    """One entry: its time, in seconds on the monotonic clock of this machine, and its text."""
+
+    moment: float
+    text: str
+
+
+def raw_entries(path: str = KERNEL_LOG) -> list[bytes]:
+    """All entries as they are, the oldest first. OSError if it may not be read."""
+    entries: list[bytes] = []
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        while True:
+            try:
+                entry = os.read(fd, 8192)  # one entry
+            except BrokenPipeError:  # it was overwritten meanwhile
+                continue
+            if not entry:
+                break
+            entries.append(entry)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(fd)
+    return entries
+
+
+def log_entries(entries: Iterable[bytes]) -> list[LogEntry]:
+    """The entries without priorities and properties: `6,1234,5678901,-;text`, with microseconds in the third place."""
+    found = []
+    for entry in entries:
+        head, _, text = entry.decode(errors="replace").partition(";")
+        fields = head.split(",")
+        moment = int(fields[2]) / 1e6 if len(fields) > 2 and fields[2].isdigit() else 0.0
+        found.append(LogEntry(moment, text.partition("\n")[0]))
+    return found

@@ -12,10 +12,13 @@ from functools import wraps
 
 from rallypoint.base.light_typing import TYPE_CHECKING, ParamSpec, TypeVar, overload
 from rallypoint.base.log import get_logger
-from rallypoint.failures.failure import VARIABLE, JsonObject, error_data, read_error_file, write_error_file
 
 if TYPE_CHECKING:
     from rallypoint.failures.cause import Cause
+    from rallypoint.failures.failure import JsonObject
+
+VARIABLE = "TORCHELASTIC_ERROR_FILE"
+"""The environment variable with the path."""
 
 _logger = get_logger(__name__)
 
@@ -44,11 +47,13 @@ class ErrorHandler:
             from traceback import format_exception
 
             now = time()
+            from rallypoint.failures.failure import error_data, write_error_file
+
             write_error_file(path, error_data(f"{type(e).__name__}: {e}", "".join(format_exception(e)), now))
 
     def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
         """Copy a child's error file to our own, with its exit code unless that is 0."""
-        from rallypoint.failures.failure import ErrorFile
+        from rallypoint.failures.failure import ErrorFile, read_error_file
 
         reply = read_error_file(rootcause_error_file)
         if not isinstance(reply, ErrorFile):
@@ -67,6 +72,7 @@ class ErrorHandler:
         if not path:
             _logger.info("rank %d left no error file to pass on", cause.rank)
             return
+        from rallypoint.failures.failure import error_data
         from rallypoint.failures.report import failure_detail
 
         # A launcher above us shows the call stack only.
@@ -87,9 +93,12 @@ class ErrorHandler:
             _logger.warning("%r has a message of the plain form, which has no exit code", rootcause_error_file)
 
     def _get_error_file_path(self) -> str | None:
+        """The path of this process's error file; None or empty if there is none."""
         return os.environ.get(VARIABLE)
 
     def _replace(self, path: str, data: JsonObject) -> None:
+        from rallypoint.failures.failure import write_error_file
+
         if os.path.exists(path):
             _logger.warning("the error file %r exists already and is replaced", path)
         write_error_file(path, data)

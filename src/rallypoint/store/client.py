@@ -34,10 +34,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+
 _ANSWER = 60.0
 """Seconds that a server has, at least, for an answer that depends on no other client."""
 _CANCEL_ANSWER = 5.0
 """Seconds that a server has to answer CANCEL_WAIT: the caller's own timeout is already over."""
+_FINALIZER_WAIT = 1.0
+"""Seconds that a finalizer waits until a server is closed; a millisecond unless this process is in trouble."""
 _POLL = 0.01
 _FIRST_DELAY = 0.01
 _MAX_DELAY = 1.0
@@ -134,14 +137,12 @@ class TCPStore(RequestStore):
 
     def __del__(self) -> None:
         # Torch's users drop stores without closing them, and then want the port again.
-        if self._connection is not None:
-            self._connection.close()
         server = self._server
         if server is None or self._keep_server or sys.is_finalizing():
             return  # in an interpreter that ends, other threads have stopped, some of them with locks
         self._server = None
         if release_server(server):
-            server.close_from_finalizer()
+            server.close(_FINALIZER_WAIT)
 
     def _where(self) -> str:
         return f"the store at {self._endpoint}"
@@ -224,6 +225,15 @@ class TCPStore(RequestStore):
             present = int(self._exchange(read_value, Op.GET, _INIT))
 
 
+class _Connection(socket.socket):
+    """One that needs no `close`, as torch's users close no stores: without it, the collector's coming to it before its
+    store would be a ResourceWarning.
+    """
+
+    def __del__(self) -> None:
+        self.close()
+
+
 def _send(connection: socket.socket, data: bytes) -> None:
     connection.settimeout(_ANSWER)
     connection.sendall(data)
@@ -288,7 +298,7 @@ def _try_once(endpoint: Endpoint, deadline: Deadline) -> socket.socket:
     failure: OSError = OSError("the name has no address")
     for tried, (family, kind, protocol, _, address) in enumerate(found):
         share = Deadline.after(deadline.remaining() / (len(found) - tried))
-        connection = socket.socket(family, kind, protocol)
+        connection = _Connection(family, kind, protocol)
         try:
             connection.settimeout(min(max(share.remaining(), 0.001), _MAX_BLOCK))
             connection.connect(address)

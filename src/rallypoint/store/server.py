@@ -33,9 +33,6 @@ _logger = get_logger(__name__)
 
 STORE_VARIABLE = "RALLYPOINT_STORE"
 
-_CLOSE_WAIT = 1.0
-"""Seconds that a finalizer waits until a store is closed; a millisecond unless this process is in trouble."""
-
 RETRY = 1.0
 """Seconds after which it is tried again where resources were lacking."""
 
@@ -104,29 +101,23 @@ class StoreThread:
             if not self._over:
                 self._wakeup.set()
 
-    def close(self) -> None:
+    def close(self, most: float | None = None) -> None:
         """End all connections and stop listening. All is closed when this returns. Idempotent; on any thread.
 
         In a copy of the process that made it, it goes on where it was made, and the copy only closes its descriptors.
+
+        Args:
+            most: seconds to wait at most: a finalizer may have interrupted anybody, the store's own thread included.
         """
-        if self._begin_to_close():
-            self._ended.wait()
-
-    def close_from_finalizer(self) -> None:
-        """As `close`, for a finalizer: it may have interrupted anybody, and nobody must wait for long."""
-        if self._begin_to_close() and threading.current_thread() is not self._thread:
-            self._ended.wait(_CLOSE_WAIT)
-
-    def _begin_to_close(self) -> bool:
-        """Whether the end is to be waited for; in a copy of the process nobody would signal it."""
-        if os.getpid() != self._process:
+        if os.getpid() != self._process:  # nobody would signal the end here
             self._release()
-            return False
+            return
         with self._lock:
             self._closing = True
             if not self._over:
                 self._wakeup.set()
-        return True
+        if threading.current_thread() is not self._thread:
+            self._ended.wait(most)
 
     def _release(self) -> None:
         if not self._over:

@@ -21,7 +21,7 @@ from functools import partial
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
 from rallypoint.base.kernel import until_readable
-from rallypoint.base.light_dataclasses import dataclass, field, replace
+from rallypoint.base.light_dataclasses import dataclass, field
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import exit_codes_of
@@ -32,9 +32,7 @@ from rallypoint.workers.reaper.client import ReaperClient
 
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
-    from rallypoint.failures.failure import ProcessFailure
-    from rallypoint.failures.system_diagnosis import OomKills
-    from rallypoint.workers.logs.collapse import Collapse
+    from rallypoint.failures.failure import OomKills, ProcessFailure
     from rallypoint.workers.preload.client import PreloadManager
     from rallypoint.workers.resumable import LeavingWorkers
     from rallypoint.workers.stop import NoSweep, Stop
@@ -53,15 +51,13 @@ class macros:
 
         Other `${name}` and a lone `$` stay, `$$` becomes `$`.
         """
-        return [_substituted(each, local_rank) if isinstance(each, str) else each for each in args]
+        found = list(args)
+        for number, each in enumerate(args):
+            if isinstance(each, str) and "$" in each:
+                from string import Template
 
-
-def _substituted(text: str, local_rank: str) -> str:
-    if "$" not in text:
-        return text
-    from string import Template
-
-    return Template(text).safe_substitute(local_rank=local_rank)
+                found[number] = Template(each).safe_substitute(local_rank=local_rank)
+        return found
 
 
 @dataclass
@@ -99,15 +95,6 @@ class ProcessOptions(NamedTuple):
     """Signals that the processes ignore until they have handlers of their own."""
     reads_all_output: bool = False
     """Whether standard output that no file takes passes through this process too, so that `output_marks` shows it."""
-
-    def cpus(self, workers: int) -> Sequence[Collection[int]]:
-        """The processors of each worker, empty for all processors. Raises UserError if there are none for one."""
-        found = None
-        if self.numa_options is not None:
-            from rallypoint.base.numa import worker_cpus
-
-            found = worker_cpus(self.numa_options, workers, os.environ)
-        return [()] * workers if found is None else found
 
 
 class HeldWorker(NamedTuple):
@@ -149,8 +136,12 @@ class PContext(ABC):
         options: ProcessOptions | None = None,
     ) -> None:
         self.nprocs = len(args)
-        _check_ranks("args", args, self.nprocs)
-        _check_ranks("envs", envs, self.nprocs)
+        for what, by_rank in (("args", args), ("envs", envs)):
+            if set(by_rank) != set(range(self.nprocs)):
+                from rallypoint.base.errors import user_error
+
+                ranks = f"{what} are for the local ranks {sorted(by_rank)}; they must be for 0 to {self.nprocs - 1}"
+                raise user_error(ranks, RuntimeError)
         self.name = name
         self.without_stacks: set[int] = set()
         """Local ranks that hang and whose stacks have not been collected: they write them when they are ended."""
@@ -217,7 +208,9 @@ class PContext(ABC):
             for rank, process in self._processes.items():
                 process.on_stacks = partial(self.announce_stacks, process.pid)
                 process.stacks_wanted = partial(self.without_stacks.__contains__, rank)
-            from rallypoint.failures.system_diagnosis import OomKills
+            # What the end of these workers needs is imported now, when nobody waits for it.
+            import rallypoint.workers.stop  # noqa: F401
+            from rallypoint.failures.failure import OomKills
 
             self._oom_kills = OomKills()
         except BaseException:
@@ -225,28 +218,27 @@ class PContext(ABC):
             raise
 
     def _start_new(self, ranks: Sequence[int]) -> None:
+        options = self._options
         outputs = Outputs(
-            replace(self.dest, collapse=self._collapse(), reads_all=self._options.reads_all_output),
+            self.dest,
             ranks,
             self.prefixes,
-            stdout_filters=self._options.stdout_filters,
-            stderr_filters=self._options.stderr_filters,
+            filters=(options.stdout_filters, options.stderr_filters),
+            collapse=options.collapse,
+            global_ranks={rank: int(env.get("RANK", rank)) for rank, env in self.envs.items()},
+            reads_all=options.reads_all_output,
         )
         self._outputs.update(dict.fromkeys(ranks, outputs))
-        cpus = self._options.cpus(self.nprocs)
+        cpus: Sequence[Collection[int]] | None = None
+        if options.numa_options is not None:
+            from rallypoint.base.numa import worker_cpus
+
+            cpus = worker_cpus(options.numa_options, self.nprocs, os.environ)
         for rank in ranks:
-            self._processes[rank] = self._start_one(rank, *outputs.stdio(rank), cpus[rank])
+            bound = () if cpus is None else cpus[rank]
+            self._processes[rank] = self._start_one(rank, *outputs.stdio(rank), bound)
             outputs.started(rank)
         self._processes = dict(sorted(self._processes.items()))
-
-    def _collapse(self) -> Collapse | None:
-        """The options for showing equal lines of several workers once, if that is wanted."""
-        if not self._options.collapse:
-            return None
-        from rallypoint.workers.logs.collapse import Collapse
-
-        ranks = {rank: int(env.get("RANK", rank)) for rank, env in self.envs.items()}
-        return Collapse(self._options.collapse, ranks)
 
     # While they run
 
@@ -356,11 +348,8 @@ class PContext(ABC):
         """
         if not self._outputs or not self._options.reads_all_output:
             return None
-        outputs = self._distinct_outputs()
+        outputs = dict.fromkeys(self._outputs.values())
         return lambda: [each.marks() for each in outputs]
-
-    def _distinct_outputs(self) -> Collection[Outputs]:
-        return {id(each): each for each in self._outputs.values()}.values()
 
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:
         """Wait until all have succeeded or one has failed, and stop the others then.
@@ -387,7 +376,7 @@ class PContext(ABC):
 
     def _record_failures(self, exitcodes: Mapping[int, int | None]) -> None:
         """Record workers that have failed on their own. Those that are being stopped are never looked at here."""
-        orphans = self._orphans()
+        orphans = self._orphans(self._reaper) if self._reaper is not None and self._reaper.lost else []
         for rank, process in self._processes.items():
             exitcode = -signal.SIGKILL if rank in orphans else exitcodes[rank]
             if exitcode is None or rank in self._failures:
@@ -399,15 +388,13 @@ class PContext(ABC):
                 self._failures[rank] = self._failure(rank, process.pid, exitcode)
                 self._failures[rank].set_reason(fault)
 
-    def _orphans(self) -> list[int]:
+    def _orphans(self, lost: ReaperClient) -> list[int]:
         """Local ranks of the workers that ran when the reaper was lost; they have been killed."""
-        if self._reaper is None or not self._reaper.lost:
-            return []
         orphans = [rank for rank, each in self._processes.items() if each.poll() is None or each.orphaned]
         if orphans and not self._failures:
             from rallypoint.workers.stop import kill_trees
 
-            log.error("%s", self._reaper.lost_reason)
+            log.error("%s", lost.lost_reason)
             kill_trees(self._processes.values())
         return orphans
 
@@ -418,7 +405,7 @@ class PContext(ABC):
         lines, log_path = outputs.last_lines(rank), outputs.log_of(rank)
         failure = ProcessFailure(rank, pid, exitcode, error_file, last_lines=lines, log=log_path)
         if exitcode:
-            from rallypoint.failures.system_diagnosis import explain_signal
+            from rallypoint.failures.failure import explain_signal
 
             ended = [each for each in self._processes.values() if each.poll() == -signal.SIGKILL]
             explain_signal(failure, self._oom_kills, sum(not each.signalled for each in ended))
@@ -500,18 +487,18 @@ class PContext(ABC):
             self._finish()
             return
         log.info("%d of %d workers wait in their processes for the next round", len(held), len(self._processes))
-        used = {id(self._outputs[rank]) for rank in held}
+        used = {self._outputs[rank] for rank in held}
         for rank in self._processes.keys() - held:
             self._processes[rank].release()
-            if id(self._outputs[rank]) in used:
+            if self._outputs[rank] in used:
                 self._outputs[rank].end(rank)
-        for outputs in self._distinct_outputs():
-            if id(outputs) not in used:
+        for outputs in dict.fromkeys(self._outputs.values()):
+            if outputs not in used:
                 outputs.close()
 
     def _finish(self) -> None:
         """Write all remaining output, and release everything."""
-        for outputs in self._distinct_outputs():
+        for outputs in dict.fromkeys(self._outputs.values()):
             outputs.close()
         for process in self._processes.values():
             process.release()
@@ -554,11 +541,3 @@ class SubprocessContext(PContext):
         if started is not None:
             return AdoptedProcess(self._reaper, started)
         return WorkerProcess(self._reaper, argv, environ, stdout, stderr, cpus)
-
-
-def _check_ranks(what: str, mapping: Mapping[int, object], nprocs: int) -> None:
-    if set(mapping) != set(range(nprocs)):
-        from rallypoint.base.errors import user_error
-
-        ranks = f"{what} are for the local ranks {sorted(mapping)}; they must be for 0 to {nprocs - 1}"
-        raise user_error(ranks, RuntimeError)

@@ -103,7 +103,11 @@ class WorkerChannel:
 
     def _entries(self, prefix: str) -> Iterator[tuple[int, str]]:
         """Local rank, and the rest of the name, of each file with this prefix."""
-        for name in self._listing():
+        try:
+            listing = os.listdir(self.folder) if self.folder and is_private(self.folder) else []
+        except OSError:
+            return
+        for name in listing:
             rank, _, rest = name.removeprefix(prefix).partition(".")
             if name.startswith(prefix) and rank.isascii() and rank.isdecimal():
                 yield int(rank), rest
@@ -112,12 +116,6 @@ class WorkerChannel:
         for rank, rest in self._entries(prefix):
             if rank in ranks:
                 yield f"{prefix}{rank}.{rest}" if rest else f"{prefix}{rank}"
-
-    def _listing(self) -> list[str]:
-        try:
-            return os.listdir(self.folder) if self.folder and is_private(self.folder) else []
-        except OSError:
-            return []
 
 
 class LeavingWorkers:

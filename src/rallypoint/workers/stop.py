@@ -29,6 +29,17 @@ Laws:
 6. A worker that ends while it waits is no longer held: the stop is then not done until what it has left is gone.
 7. Only processes that are known to be ours are killed. The reaper's descendants are; without it, those of workers that
    still run, and the sessions that these lead. A process that had left both before is not found then.
+
+Whether a process is in the middle of writing a file, as far as /proc shows:
+
+1. No file system but /proc is touched: one that hangs must not hang the agent. So the evidence is the position in an
+   open file, and what the process has written at all; not the file.
+2. A file counts if it is open for writing and can be a checkpoint: it is named, is no device, no shared memory, not the
+   standard output, and is not opened to append, as logs are.
+3. It is being written if it moves. At first it has `DETECTION_TIME` seconds for that, and `LOCK_DETECTION_TIME` where
+   all that is open looks like a lock file; after each move `QUIET_TIME` seconds go by until the process counts as done,
+   since a checkpoint is often several files, one after another.
+4. A process that announces it (`rallypoint.notices.saving`) counts as long as it does.
 """
 
 from __future__ import annotations
@@ -43,16 +54,16 @@ from signal import SIGABRT, SIGCONT, SIGKILL, SIGTERM
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.kernel import readable, until_readable
-from rallypoint.base.light_typing import TYPE_CHECKING, Protocol
+from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple, Protocol
 from rallypoint.base.log import get_logger
 from rallypoint.base.process_table import ProcessStat, process_table, signal_process
-from rallypoint.base.procfs import catches, is_ended_by
+from rallypoint.base.procfs import catches, is_ended_by, read_text
 from rallypoint.base.signals import signal_name
+from rallypoint.notices import SAVING
 from rallypoint.workers.process import ChildProcess
 from rallypoint.workers.reaper.client import ReaperClient, ReaperLost
 
 if TYPE_CHECKING:
-    from rallypoint.workers.open_writes import WriteDetector
     from rallypoint.workers.resumable import LeavingWorkers
 
     class StoppableProcess(Protocol):
@@ -83,22 +94,18 @@ _POLL_INTERVAL = 0.05
 """Seconds between checks of a worker that may be writing, or that a debugger holds: nothing wakes us for these."""
 _WARN_AFTER = 2.0
 """Seconds until the workers are logged that have not ended yet; each interval is twice the one before."""
+DETECTION_TIME = 0.25
+"""Seconds in which a file that is open must move. The kernel may hold up a writer for 0.2 s."""
+LOCK_DETECTION_TIME = 0.05
+"""The same for a file that is locked and at its beginning: a lock file, or one of HDF5, which moves no position."""
+QUIET_TIME = 1.0
+"""Seconds without a move after which nothing more is expected."""
+_MIN_PROGRESS = 64 << 10
+"""Bytes that make a move: less, within `QUIET_TIME`, is no checkpoint but a log."""
 
-
-class StopInProgress(Protocol):
-    """A stop that a loop drives to its end while it waits for other things too."""
-
-    def fds(self) -> list[int]:
-        """Descriptors that become readable when there is something to do."""
-
-    def wake_at(self) -> float:
-        """When there is something to do by itself, in seconds on the monotonic clock; infinite for never."""
-
-    def step(self) -> bool:
-        """Do what is due. Returns whether all workers, and whatever they have spawned, are gone or held."""
-
-    def kill_now(self) -> None:
-        """Give no more time, and hold no worker: SIGKILL to all that is left."""
+_SAVING_MARK = f"/memfd:{SAVING} (deleted)"
+_NO_FILES = ("/dev/", "/proc/", "/sys/")
+_DELETED = " (deleted)"
 
 
 class NoSweep:
@@ -142,15 +149,15 @@ _BEFORE_THE_SWEEP = (Stage.LEAVING, Stage.SIGNALLED, Stage.STACKS)
 
 
 class _Worker:
-    def __init__(self, rank: int, process: StoppableProcess, now: float, until: float) -> None:
+    def __init__(self, rank: int, process: StoppableProcess, clock: Clock, until: float) -> None:
         self.rank = rank
         self.process = process
         self.stage = Stage.LEAVING
-        self.since, self.until = now, until
+        self.since, self.until = clock.monotonic(), until
         """When it was told to leave or signalled, and when its stage ends."""
         self.is_sent = True
         """Whether it has been sent the signal of its stage; it has not while it is writing."""
-        self.writing: WriteDetector | None = None
+        self.writing = WriteDetector(process.pid, clock)
         self.is_logged = False
         """Whether it was logged that it is writing."""
 
@@ -203,7 +210,7 @@ class Stop:
         self.over = False
         """Whether it has been done once: no worker is in the round any more."""
         running = ((rank, process) for rank, process in processes.items() if process.poll() is None)
-        self._workers = [_Worker(rank, process, now, now + leaving_time) for rank, process in running]
+        self._workers = [_Worker(rank, process, clock, now + leaving_time) for rank, process in running]
         told = frozenset[int]() if leaving is None else leaving.told
         self._signal_all([each for each in self._workers if each.rank not in told], death_sig, grace, sent)
         if not self._workers and self._sweep_until is None:
@@ -305,7 +312,7 @@ class Stop:
             for each in leaving:
                 if each.rank in left:
                     each.stage = Stage.WAITING
-        if not self._in(Stage.LEAVING):
+        if self._leaving is not None and not self._in(Stage.LEAVING):
             self._leave_no_more()
 
     def _ended_while_waiting(self, worker: _Worker) -> None:
@@ -370,7 +377,7 @@ class Stop:
             if sent:
                 each.process.signalled = True
                 continue
-            each.is_sent = number == SIGKILL or not (self._writes(each) and is_ended_by(each.process.pid, number))
+            each.is_sent = number == SIGKILL or not (each.writing.check() and is_ended_by(each.process.pid, number))
             if each.is_sent:
                 self._send(each)
         if number == SIGKILL and not self._in(Stage.LEAVING):
@@ -407,9 +414,9 @@ class Stop:
     def _is_spared(self, worker: _Worker, now: float) -> bool:
         """Whether this one must not be interrupted yet; logged once, when it is certain."""
         left = self._spared_until - now
-        if left <= 0 or not self._writes(worker):
+        if left <= 0 or not worker.writing.check():
             return False
-        if worker.writing is not None and worker.writing.certain and not worker.is_logged:
+        if worker.writing.certain and not worker.is_logged:
             worker.is_logged = True
             pid, what = worker.process.pid, worker.writing.what
             if worker.stage is Stage.LEAVING:
@@ -417,13 +424,6 @@ class Stop:
             else:
                 log.warning("worker %d is writing %s; it is stopped when that is done, or in %.0f s", pid, what, left)
         return True
-
-    def _writes(self, worker: _Worker) -> bool:
-        if worker.writing is None:
-            from rallypoint.workers.open_writes import WriteDetector
-
-            worker.writing = WriteDetector(worker.process.pid, self._clock)
-        return worker.writing.check()
 
     # The sweep
 
@@ -458,7 +458,7 @@ class Stop:
             log.error("Process %d does not end even on SIGKILL; it may be stuck in the kernel", pid)
 
 
-def run_to_end(stopping: StopInProgress, clock: Clock = SYSTEM_CLOCK) -> None:
+def run_to_end(stopping: Stop, clock: Clock = SYSTEM_CLOCK) -> None:
     """Drive a stop to its end, where there is nothing else to wait for."""
     while not stopping.step():
         until_readable(stopping.fds(), stopping.wake_at() - clock.monotonic())
@@ -576,3 +576,123 @@ def _terminate(stats: Iterable[ProcessStat], seconds: float) -> None:
             stack.callback(os.close, fd)
         for fd in fds:
             until_readable([fd], deadline - time.monotonic())
+
+
+# Whether a process writes a file
+
+
+class WriteProgress(NamedTuple):
+    """The progress of a process's writes: `positions` in its open files, by descriptor and path, and bytes written.
+
+    `announced` is whether it announces that it is saving, `locks` whether all of the files look like lock files.
+    """
+
+    positions: dict[tuple[int, str], int]
+    written: int
+    announced: bool = False
+    locks: bool = False
+
+    def moved_from(self, before: WriteProgress) -> bool:
+        """Whether a file was opened or closed since, or written to."""
+        now, then = self.positions, before.positions
+        if now.keys() != then.keys():
+            return True
+        steps = [now[each] - then[each] for each in now]
+        return bool(steps) and (
+            self.written - before.written >= _MIN_PROGRESS or any(not 0 <= step < _MIN_PROGRESS for step in steps)
+        )
+
+
+class WriteDetector:
+    """Checks one process again and again.
+
+    Args:
+        pid: of the process. Another process in its place would only be read.
+        clock: on which `DETECTION_TIME` and `QUIET_TIME` are counted.
+    """
+
+    def __init__(self, pid: int, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._pid = pid
+        self._clock = clock
+        self._last_progress: WriteProgress | None = None
+        self._until = 0.0
+        self.certain = False
+        """Whether it has been found to write, and not only to hold a file open."""
+        self.what = "a checkpoint"
+        """The name of what it writes, for a message."""
+
+    def check(self) -> bool:
+        now, found = self._clock.monotonic(), write_progress(self._pid)
+        if self._last_progress is None:
+            self._last_progress = found
+            self._until = now if not found.positions else now + (LOCK_DETECTION_TIME if found.locks else DETECTION_TIME)
+        elif found.moved_from(self._last_progress):
+            self.certain = True
+            self._last_progress = found
+            self._until = now + QUIET_TIME
+        self.certain |= found.announced
+        if found.positions:
+            self.what = ", ".join(sorted({path for _, path in found.positions}))
+        return found.announced or now < self._until
+
+
+def write_progress(pid: int) -> WriteProgress:
+    """The present progress of a process's writes; empty if it has ended or cannot be read."""
+    targets = _open_files(pid)
+    output = {targets.get(1), targets.get(2)}
+    found = {
+        (fd, path): place
+        for fd, path in targets.items()
+        if fd > 2 and _is_named(path) and path not in output and (place := _file_position(pid, fd)) is not None
+    }
+    positions = {each: position for each, (position, _) in found.items()}
+    locks = bool(found) and all(locked and position == 0 for position, locked in found.values())
+    return WriteProgress(positions, _written(pid) if positions else 0, _SAVING_MARK in targets.values(), locks)
+
+
+def _open_files(pid: int) -> dict[int, str]:
+    """Descriptor to what it refers to. There may be hundreds, for each of several workers, while a restart waits."""
+    found: dict[int, str] = {}
+    try:
+        folder = os.open(f"/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return found
+    try:
+        for name in os.listdir(folder):
+            try:
+                found[int(name)] = os.readlink(name, dir_fd=folder)
+            except OSError:  # closed since
+                continue
+    except OSError:  # the process has ended
+        pass
+    finally:
+        os.close(folder)
+    return found
+
+
+def _is_named(path: str) -> bool:
+    return path.startswith("/") and not path.startswith(_NO_FILES) and not path.endswith(_DELETED)
+
+
+def _file_position(pid: int, fd: int) -> tuple[int, bool] | None:
+    """The position of a descriptor in its file, and whether it holds a lock; None if it is not writable, or appends."""
+    try:
+        if not os.lstat(f"/proc/{pid}/fd/{fd}").st_mode & 0o200:
+            return None
+        fields = _fields(f"/proc/{pid}/fdinfo/{fd}")
+        return None if int(fields["flags"], 8) & os.O_APPEND else (int(fields["pos"]), "lock" in fields)
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def _written(pid: int) -> int:
+    """Bytes for which the process has made pages dirty: the progress of a single long `write` shows nowhere else."""
+    try:
+        return int(_fields(f"/proc/{pid}/io")["write_bytes"])
+    except (KeyError, ValueError):
+        return 0
+
+
+def _fields(path: str) -> dict[str, str]:
+    lines = (line.partition(":") for line in read_text(path).splitlines())
+    return {name: value for name, colon, value in lines if colon}

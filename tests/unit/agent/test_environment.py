@@ -7,9 +7,9 @@ import pytest
 from rallypoint.agent.environment import constant_environment, per_worker_variables, worker_environment
 from rallypoint.agent.spec import Worker, WorkerGroup, WorkerSpec
 from rallypoint.base.errors import UserError
+from rallypoint.failures.record import VARIABLE as ERROR_FILE_VARIABLE
 from rallypoint.store.plain import HashStore
-from rallypoint.workers.logs.specs import ERROR_FILE_VARIABLE
-from rallypoint.workers.watchdog.watchdog import FILE_VARIABLE
+from rallypoint.workers.watchdog import FILE_VARIABLE
 from tests.unit.agent.third_party import CountingHandler
 
 HANDLER = CountingHandler(HashStore(), "job", 1)

@@ -82,7 +82,7 @@ def test_the_line_is_rewritten_in_place_and_taken_away(monkeypatch: pytest.Monke
 def test_lines_of_others_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     with terminal(monkeypatch) as reading:
         console = Console(2, 2)
-        worker = console.err()
+        worker = console.open_stream(1)
         line = LiveLine(0.0)
         line.show(WORDS, 1.0)
         print_error_line("W a line of the log")

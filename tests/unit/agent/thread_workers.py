@@ -15,7 +15,7 @@ from rallypoint.control.protocol.messages import Placement
 from rallypoint.failures.failure import ProcessFailure
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.workers.logs.specs import DefaultLogsSpecs
-from rallypoint.workers.stop import StopInProgress
+from rallypoint.workers.stop import Stop
 from tests.unit.compat.test_subclass import Task, ours, spec
 
 
@@ -63,7 +63,7 @@ class ThreadWorkers(WorkerController):
     def poll(self) -> RunResult:
         return self._result
 
-    def stop(self, step: StopWorkers) -> StopInProgress | None:
+    def stop(self, step: StopWorkers) -> Stop | None:
         self.calls.append(f"begin {signal.Signals(step.signal).name}")
         self.join()
         return None

@@ -10,7 +10,7 @@ import pytest
 
 from rallypoint.base import log
 from rallypoint.base.log import STDERR_LOCK, OutputLock, print_error_line
-from rallypoint.workers.logs.console import ConsoleSink
+from rallypoint.workers.logs.console import ConsoleSink, ConsoleStream
 from tests.interrupts import interrupt_everywhere
 
 _DEADLINE = 120.0
@@ -29,7 +29,7 @@ def test_whether_a_line_has_been_begun_is_known_from_what_was_shown(written: lis
     turn = OutputLock()
     place = ConsoleSink(writing, lock=turn)
     for each in written:
-        place.open_stream(0).write(each)
+        ConsoleStream(place, writing).write(each)
     assert turn.line_unfinished is begun
     place.close()
     assert os.read(reading, 100) == b"".join(written)

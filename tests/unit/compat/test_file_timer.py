@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from rallypoint.compat.timers import FileTimerServer
-from rallypoint.workers.watchdog import watchdog
-from rallypoint.workers.watchdog.client import FileTimerClient
-from rallypoint.workers.watchdog.requests import FileTimerRequest
+from rallypoint.workers import watchdog
+from rallypoint.workers.timers import FileTimerClient, FileTimerRequest
 from tests.unit.watchdog.waiting import HANGS, TIMEOUT, holder
 
 pytestmark = pytest.mark.process

@@ -21,8 +21,7 @@ from rallypoint.compat.timers import (
     RequestQueue,
     TimerServer,
 )
-from rallypoint.workers.watchdog.client import expires
-from rallypoint.workers.watchdog.requests import TimerRequest
+from rallypoint.workers.timers import TimerRequest, expires
 from tests.unit.watchdog.waiting import TIMEOUT
 
 SPAWN = multiprocessing.get_context("spawn")

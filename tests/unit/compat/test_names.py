@@ -26,9 +26,9 @@ from rallypoint.compat.elastic import timer
 from rallypoint.compat.elastic.agent.server.api import record
 from rallypoint.compat.launcher import LaunchConfig
 from rallypoint.compat.run import macros
-import rallypoint.observe.telemetry.handlers, rallypoint.workers.watchdog.client
+import rallypoint.observe.telemetry.handlers, rallypoint.workers.timers
 assert record is rallypoint.observe.telemetry.handlers.record
-assert timer.configure is rallypoint.workers.watchdog.client.configure
+assert timer.configure is rallypoint.workers.timers.configure
 assert not hasattr(timer, "__wrapped__")
 TORCHS
 """

@@ -7,10 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.failures import system_diagnosis
+from rallypoint.failures import failure as failure_module
 from rallypoint.failures.cause import Cause
-from rallypoint.failures.failure import ProcessFailure, error_data, write_error_file
-from rallypoint.failures.system_diagnosis import SHARED_MEMORY, OomKills, bus_error, explain_signal, killed_for_memory
+from rallypoint.failures.failure import (
+    SHARED_MEMORY,
+    OomKills,
+    ProcessFailure,
+    bus_error,
+    error_data,
+    explain_signal,
+    killed_for_memory,
+    write_error_file,
+)
 
 KILLER = "killed by the kernel's out-of-memory killer"
 LOG = b"""6,1,100,-;usb 1-1: new device
@@ -51,7 +59,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    monkeypatch.setattr(system_diagnosis, "killed_for_memory", lambda: None)
+    monkeypatch.setattr(failure_module, "killed_for_memory", lambda: None)
     return Machine(tmp_path)
 
 
@@ -99,7 +107,7 @@ def test_without_counters_nothing_is_claimed(machine: Machine, text: str) -> Non
 def test_the_kernel_s_log_decides(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.first("/x", "x", kills=0)
     kills = machine.kills()
-    monkeypatch.setattr(system_diagnosis, "killed_for_memory", lambda: {77: 3 << 20})
+    monkeypatch.setattr(failure_module, "killed_for_memory", lambda: {77: 3 << 20})
     failure = ProcessFailure(0, 77, -9, "")
     explain_signal(failure, kills)
     assert not failure.settle(), "the pid of an earlier process"
@@ -121,7 +129,7 @@ def test_the_log_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     log.write_bytes(b"6,0,1,-;noise\n" * 1000 + LOG)
     here.touch()
     assert killed_for_memory(str(log), str(here)) is None, "the pids in it are others'"
-    monkeypatch.setattr(system_diagnosis, "_FIRST_NAMESPACE", here.stat().st_ino)
+    monkeypatch.setattr(failure_module, "_FIRST_NAMESPACE", here.stat().st_ino)
     assert killed_for_memory(str(log), str(here)) == {77: 3 << 20, 78: 1 << 20}
     assert killed_for_memory(str(tmp_path / "none"), str(here)) is None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.workers.logs.collapse import Collapse, Group, LineGroups
+from rallypoint.workers.logs.collapse import Group, LineGroups
 from rallypoint.workers.logs.outputs import Outputs
 from rallypoint.workers.logs.specs import LogsDest
 
@@ -89,10 +89,8 @@ def collapsed(folder: Path, written: dict[int, bytes], seconds: float = 60.0) ->
     console = os.open(folder / "console", os.O_CREAT | os.O_RDWR)
     prefixes = {rank: f"[default{rank}]:" for rank in written}
     ranks = {rank: rank + 8 for rank in written}
-    dest = LogsDest(
-        stdouts=paths, stderrs=dict.fromkeys(paths, os.devnull), tee_stdouts=paths, collapse=Collapse(seconds, ranks)
-    )
-    outputs = Outputs(dest, range(len(written)), prefixes, stdout=console, stderr=console)
+    dest = LogsDest(stdouts=paths, stderrs=dict.fromkeys(paths, os.devnull), tee_stdouts=paths)
+    outputs = Outputs(dest, range(len(written)), prefixes, console, console, collapse=seconds, global_ranks=ranks)
     try:
         for rank, data in written.items():
             out, _ = outputs.stdio(rank)

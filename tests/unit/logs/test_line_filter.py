@@ -9,9 +9,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from rallypoint.workers.logs import line_filter as line_filter_module
-from rallypoint.workers.logs.line_filter import LineFilter
-from rallypoint.workers.logs.tail import Tail
+from rallypoint.workers.logs import tail as tail_module
+from rallypoint.workers.logs.tail import LineFilter, Tail
 from tests.effort import examples
 
 LETTERS = st.text(alphabet="ab\n\udcff", max_size=30)
@@ -24,7 +23,7 @@ def test_lines_pass_whole_and_prefixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: list[str], texts: list[str]
 ) -> None:
     space = bytearray(7)  # so that lines are longer than what is read at once
-    monkeypatch.setattr(line_filter_module, "_CHUNK", 5)
+    monkeypatch.setattr(tail_module, "_FILTER_CHUNK", 5)
     path, kept = tmp_path / "log", tmp_path / "kept"
     path.write_bytes(b"")
     line_filter = LineFilter(str(kept), texts)

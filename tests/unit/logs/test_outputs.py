@@ -270,8 +270,8 @@ def test_where_all_output_is_read_no_line_is_missed_and_none_is_changed(
     tmp_path: Path, out: Console, err: Console
 ) -> None:
     """On the console, in a file, and on its way to nowhere."""
-    dest = LogsDest(stdouts={1: str(tmp_path / "out"), 2: os.devnull}, reads_all=True)
-    outputs = Outputs(dest, range(3), {}, stdout=out.fd, stderr=err.fd)
+    dest = LogsDest(stdouts={1: str(tmp_path / "out"), 2: os.devnull})
+    outputs = Outputs(dest, range(3), {}, stdout=out.fd, stderr=err.fd, reads_all=True)
     code = "import os, sys; sys.stdin.read(); os.write(1, b'x')"
     marks = [outputs.marks()]
     for rank in range(3):
@@ -529,7 +529,7 @@ def test_without_inotify_files_are_polled(tmp_path: Path, out: Console) -> None:
     path.touch()
     console = console_module.Console(out.fd, out.fd)
     pump = Pump(console.sinks[0])
-    pump.add_tail(Tail(str(path), b"[0]:"), str(tmp_path / "missing"), console.out())
+    pump.add_tail(Tail(str(path), b"[0]:"), str(tmp_path / "missing"), console.open_stream(0))
     pump.start()
     with path.open("ab", buffering=0) as file:
         file.write(b"one\n")
@@ -549,8 +549,8 @@ def test_a_file_that_cannot_be_read_costs_its_own_output_only(tmp_path: Path, ou
     # A folder can be opened like a file, and says EISDIR when it is read.
     lost, good = Tail(str(tmp_path), b"lost"), Tail(str(path), b"[0]:")
     pump = Pump(console.sinks[0])
-    pump.add_tail(lost, str(tmp_path), console.out())
-    pump.add_tail(good, str(path), console.out())
+    pump.add_tail(lost, str(tmp_path), console.open_stream(0))
+    pump.add_tail(good, str(path), console.open_stream(0))
     pump.start()
     path.write_bytes(b"one\n")
     out.wait_for(lambda got: got == b"[0]:one\n")

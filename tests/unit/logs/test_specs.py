@@ -18,6 +18,7 @@ from rallypoint.workers.logs.specs import (
     Std,
     host_label,
     line_prefixes,
+    log_only_in_files,
     temporary_folder,
     to_map,
     with_host,
@@ -59,13 +60,16 @@ def test_the_folders_of_one_start(tmp_path: Path) -> None:
     assert specs.root_log_dir == str(tmp_path / "logs")
 
 
-def test_what_no_console_shows_is_known(tmp_path: Path) -> None:
-    assert DefaultLogsSpecs(str(tmp_path), tee=Std.ALL).reify(_envs(2)).only_in_files == []
-    assert DefaultLogsSpecs(str(tmp_path)).reify(_envs(2)).only_in_files == []
-    assert DefaultLogsSpecs(str(tmp_path), local_ranks_filter={0}).reify(_envs(2)).only_in_files == []
+def test_what_no_console_shows_is_known(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for shown in ({"tee": Std.ALL}, {}, {"local_ranks_filter": {0}}):
+        assert not log_only_in_files(DefaultLogsSpecs(str(tmp_path), **shown).reify(_envs(2)), "role")
     hidden = DefaultLogsSpecs(str(tmp_path), redirects=Std.ERR, tee={1: Std.ALL}, local_ranks_filter={0})
     dest = hidden.reify(_envs(2))
-    assert dest.only_in_files == [dest.stdouts[1], dest.stderrs[0], dest.stderrs[1]]
+    assert log_only_in_files(dest, "role")
+    attempt = os.path.dirname(os.path.dirname(dest.stderrs[0]))
+    assert caplog.messages == [
+        f"[role] output of workers goes to files only: stderr.log and stdout.log in {attempt}",
+    ]
 
 
 def test_run_id_and_attempt_have_defaults(tmp_path: Path) -> None:

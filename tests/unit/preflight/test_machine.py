@@ -14,7 +14,7 @@ from rallypoint.base.devices import GpuHealth, NvmlHealth, nvml_health
 from rallypoint.clusters.preflight import machine
 from rallypoint.clusters.preflight.machine import GIBIBYTE, MEBIBYTE, NO_LIMIT, Room, Xid
 from rallypoint.clusters.preflight.results import CheckInputs, CheckResult
-from rallypoint.failures.system_diagnosis import log_entries
+from rallypoint.failures.failure import log_entries
 
 
 def status(result: CheckResult, *values: str) -> str:

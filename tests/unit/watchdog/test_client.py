@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from rallypoint.workers.watchdog import client
-from rallypoint.workers.watchdog.client import TimerClient, configure, expires
+from rallypoint.workers import timers as client
+from rallypoint.workers.timers import TimerClient, configure, expires
 
 
 class Notes(TimerClient):

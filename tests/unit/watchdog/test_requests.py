@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.workers.watchdog.requests import MAX_LINE, FileTimerRequest, RequestReader, TimerRequest, parse
+from rallypoint.workers.timers import MAX_LINE, FileTimerRequest, RequestReader, TimerRequest, parse
 
 REQUESTS = st.builds(
     FileTimerRequest,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.workers.watchdog.watchdog import (
+from rallypoint.workers.watchdog import (
     SleepMonitor,
     SleepTracker,
     StuckProcess,

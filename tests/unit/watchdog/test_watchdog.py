@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.errors import UserError
-from rallypoint.workers.watchdog import watchdog
-from rallypoint.workers.watchdog.client import FileTimerClient
-from rallypoint.workers.watchdog.requests import FileTimerRequest
-from rallypoint.workers.watchdog.watchdog import (
+from rallypoint.workers import watchdog
+from rallypoint.workers.timers import FileTimerClient, FileTimerRequest
+from rallypoint.workers.watchdog import (
     EXPIRED,
     KILLED,
     STARTED,
@@ -281,7 +280,7 @@ def test_many_clients(tmp_path: Path) -> None:
     """Each of ten threads sets and lets go of a hundred timers; one forgets its last."""
     text = """
 import os, signal, sys, threading, time
-from rallypoint.workers.watchdog.client import FileTimerClient
+from rallypoint.workers.timers import FileTimerClient
 client = FileTimerClient(sys.argv[1])
 def work(name):
     for number in range(100):

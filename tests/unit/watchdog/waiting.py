@@ -19,7 +19,7 @@ TIMEOUT = 120.0
 
 _BEGINS = """
 import faulthandler, os, signal, sys, time
-from rallypoint.workers.watchdog.client import FileTimerClient
+from rallypoint.workers.timers import FileTimerClient
 faulthandler.enable()
 client = FileTimerClient(sys.argv[1], int(sys.argv[3]))
 """

@@ -13,7 +13,7 @@ from rallypoint.workers.context import ProcessOptions, SubprocessContext
 from rallypoint.workers.logs.specs import DefaultLogsSpecs, Std
 from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.resumable import LeavingWorkers, WorkerChannel
-from rallypoint.workers.stop import StopInProgress
+from rallypoint.workers.stop import Stop
 from tests.unit.workers.test_process import TIMEOUT
 from tests.unit.workers.tracing import until
 
@@ -73,7 +73,7 @@ class Rounds:
         assert until(lambda: all((self.folder / f"other.{local}").exists() for local in new))
         assert until(lambda: all(b"up" in context.last_lines(local)() for local in new))
 
-    def end(self, ranks: tuple[int, ...], timeout: float = TIMEOUT) -> StopInProgress:
+    def end(self, ranks: tuple[int, ...], timeout: float = TIMEOUT) -> Stop:
         """Begin to end the last round, which these are to leave."""
         context = self.contexts[-1]
         leaving = LeavingWorkers(self.channel, ranks, len(self.contexts) - 1)

@@ -12,7 +12,7 @@ from typing import IO
 import pytest
 
 from rallypoint.base.clock import SYSTEM_CLOCK
-from rallypoint.workers.open_writes import (
+from rallypoint.workers.stop import (
     DETECTION_TIME,
     LOCK_DETECTION_TIME,
     QUIET_TIME,

@@ -121,7 +121,7 @@ def test_a_sweep_is_not_cut_short_by_a_zygote_that_is_started(reaper: ReaperClie
 
 def waiting_for(reaper: ReaperClient) -> int:
     """How much was sent to a reaper that it has not read."""
-    return int.from_bytes(fcntl.ioctl(reaper._link.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    return int.from_bytes(fcntl.ioctl(reaper._link.socket.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
 def test_imports_that_take_the_ends_of_children(reaper: ReaperClient, tmp_path: Path) -> None:

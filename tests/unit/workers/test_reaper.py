@@ -19,11 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.kernel import readable
-from rallypoint.base.process_table import descendants
+from rallypoint.base.process_table import descendants, process_table
 from rallypoint.workers.process import WorkerProcess
 from rallypoint.workers.reaper import client
 from rallypoint.workers.reaper.client import ReaperClient, ReaperLost
-from rallypoint.workers.reaper.process_setup import remove
+from rallypoint.workers.reaper.program import remove
 from rallypoint.workers.reaper.protocol import frame, parse
 from tests.interrupts import interrupt_everywhere
 from tests.unit.workers.test_process import TIMEOUT, ends, parent_of
@@ -253,7 +253,7 @@ for fd in map(int, sys.argv[3:]):
 from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.process import WorkerProcess
 reaper = ReaperClient()
-assert min(reaper.fileno(), reaper._link.fileno()) > 2
+assert min(reaper.fileno(), reaper._link.socket.fileno()) > 2
 others = [os.open("/dev/null", os.O_RDWR) for _ in range(3)]
 process = WorkerProcess(reaper, [sys.executable, "-c", sys.argv[1], sys.argv[2]], os.environ)
 select.select([process.fileno()], [], [])
@@ -310,8 +310,7 @@ def test_a_kernel_without_close_range_costs_no_time() -> None:
 
 WITHOUT_A_DESCRIPTOR = """
 import os, resource, sys
-from rallypoint.workers.reaper.program import ProcessTree
-from rallypoint.workers.reaper.process_setup import sigchld_fd
+from rallypoint.workers.reaper.program import ProcessTree, sigchld_fd
 family = ProcessTree(sigchld_fd())
 child = os.posix_spawnp("sleep", ["sleep", "600"], os.environ)
 family.started.add(child)
@@ -364,7 +363,7 @@ def test_one_that_is_stopped_hears_that_it_is_to_end(reaper: ReaperClient) -> No
     held.release()
 
 
-OUR_FILES = ("supervisor", "program", "protocol", "process_setup")
+OUR_FILES = ("program", "protocol")
 
 
 def test_it_runs_our_own_files_and_loads_nothing_that_is_costly(tmp_path: Path) -> None:
@@ -444,3 +443,28 @@ def test_one_that_nobody_takes_ends_with_the_process() -> None:
         assert select.select([fd], [], [], 30)[0]
     finally:
         os.close(fd)
+
+
+def process_of(reaper: ReaperClient) -> int:
+    """The reaper's own process, which its supervisor has forked; it is there when it answers."""
+    assert reaper.signals_received() == []
+    (found,) = descendants(reaper.pid, {pid: each.parent for pid, each in process_table().items()})
+    return found
+
+
+def test_the_reaper_keeps_what_it_is_sent(reaper: ReaperClient) -> None:
+    pid = process_of(reaper)
+    sent = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCONT]
+    for number in (*sent, signal.SIGTERM):
+        os.kill(pid, number)
+    assert reaper.signals_received() == sorted(sent)
+    assert reaper.signals_received() == []
+
+
+def test_a_worker_that_starts_has_not_been_sent_what_came_before(reaper: ReaperClient) -> None:
+    pid = process_of(reaper)
+    os.kill(pid, signal.SIGTERM)
+    process = WorkerProcess(reaper, [sys.executable, "-c", ""], os.environ)
+    assert reaper.signals_received() == []
+    assert ends(process) == 0
+    process.release()

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rallypoint.base.clock import SYSTEM_CLOCK
-from rallypoint.workers import open_writes
 from rallypoint.workers import stop as module
+from rallypoint.workers import stop as stop_module
 from rallypoint.workers.process import WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.stop import SWEEP_GRACE_PERIOD, NoSweep, Stop, Sweep, run_to_end
@@ -64,8 +64,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who shows its stacks, writes a file, or is left by a worker, has a long time for it."""
     monkeypatch.setattr(module, "STACKS_TIMEOUT", LONG)
     monkeypatch.setattr(module, "SWEEP_GRACE_PERIOD", LONG)
-    monkeypatch.setattr(open_writes, "DETECTION_TIME", LONG)
-    monkeypatch.setattr(open_writes, "QUIET_TIME", 4.0)
+    monkeypatch.setattr(stop_module, "DETECTION_TIME", LONG)
+    monkeypatch.setattr(stop_module, "QUIET_TIME", 4.0)
 
 
 def stop_of(

@@ -373,7 +373,7 @@ def kernel_words(lines: Sequence[str], pids: set[int]) -> list[str]:
 
 def _kernel_log() -> list[str]:
     """The kernel's log, without priorities; empty if that may not be read."""
-    from rallypoint.failures.system_diagnosis import log_entries, raw_entries
+    from rallypoint.failures.failure import log_entries, raw_entries
 
     try:
         return [f"[{each.moment:.3f}] {each.text}" for each in log_entries(raw_entries())]

@@ -28,7 +28,7 @@ from rallypoint.clusters.preflight.results import (
     passed,
     warned,
 )
-from rallypoint.failures.system_diagnosis import KERNEL_LOG, LogEntry, log_entries, own_cgroup_path, raw_entries
+from rallypoint.failures.failure import KERNEL_LOG, LogEntry, log_entries, own_cgroup_path, raw_entries
 
 MEBIBYTE, GIBIBYTE = 1 << 20, 1 << 30
 
@@ -206,7 +206,7 @@ def _infiniband() -> list[str]:
 
 def _left_in_cgroups() -> Iterator[int]:
     """What is left of `pids.max` in this control group and those above it."""
-    folder, second = own_cgroup_path(b"pids")
+    folder, second = own_cgroup_path("pids")
     top = "/sys/fs/cgroup" if second else "/sys/fs/cgroup/pids"
     path = top + folder.rstrip("/")
     if not os.path.isdir(path):  # a container sees its own group at the top, by the name that it has outside

@@ -33,7 +33,7 @@ from rallypoint.base.kernel import always_readable
 from rallypoint.failures.record import record
 from rallypoint.workers.functions.worker import call
 from rallypoint.workers.process import ChildProcess, process_start_error
-from rallypoint.workers.reaper.process_setup import open_null
+from rallypoint.workers.reaper.protocol import open_null
 from rallypoint.workers.stop import NoSweep, kill_trees
 
 _PR_SET_PDEATHSIG = 1
@@ -142,7 +142,10 @@ def _become_worker(guard: Callable[[], None], mask: Sequence[int], stdout: int |
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     sys.stdout = _redirect(1, stdout, sys.stdout)
     sys.stderr = _redirect(2, stderr, sys.stderr)
-    _close_stdin()
+    null = open_null()
+    if null != 0:  # multiprocessing may have closed it
+        os.dup2(null, 0)
+        os.close(null)
 
 
 def _apply_environment(environ: Mapping[str, str], cpus: Collection[int]) -> None:
@@ -177,13 +180,6 @@ def _number(stream: TextIO) -> int:
         return -1
 
 
-def _close_stdin() -> None:
-    null = open_null()
-    if null != 0:  # multiprocessing may have closed it
-        os.dup2(null, 0)
-        os.close(null)
-
-
 def _die_with_main_thread(agent: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != agent:
@@ -191,11 +187,10 @@ def _die_with_main_thread(agent: int) -> None:
 
 
 def _die_with_agent(pidfd: int) -> None:
-    threading.Thread(target=_wait_for_the_end, args=(pidfd,), daemon=True).start()
+    def wait() -> None:
+        poller = select.poll()
+        poller.register(pidfd, select.POLLIN)
+        poller.poll()
+        os.kill(os.getpid(), signal.SIGKILL)
 
-
-def _wait_for_the_end(pidfd: int) -> None:
-    poller = select.poll()
-    poller.register(pidfd, select.POLLIN)
-    poller.poll()
-    os.kill(os.getpid(), signal.SIGKILL)
+    threading.Thread(target=wait, daemon=True).start()

@@ -28,7 +28,7 @@ from typing import Any
 
 from rallypoint.base.errors import RallypointError
 from rallypoint.failures.record import record
-from rallypoint.workers.reaper.process_setup import open_null
+from rallypoint.workers.reaper.protocol import open_null
 
 FOOTER = b"\0rallypoint: returned"
 MAX_DESCRIPTORS = 200
@@ -107,7 +107,9 @@ class Payload:
         if not self._opened:
             if self.fd < 0:
                 raise NothingReturned("it was not known to have returned when it was released")
-            data = _read_all(self.fd)
+            with open(self.fd, "rb", closefd=False) as file:
+                file.seek(0)
+                data = file.read()
             if not data.endswith(FOOTER):
                 raise NothingReturned("it ended with exit code 0 before its function returned (os._exit?)")
             try:
@@ -147,12 +149,6 @@ def write_all(fd: int, *pieces: bytes) -> None:
         file.seek(0)
         file.truncate()
         file.writelines(pieces)
-
-
-def _read_all(fd: int) -> bytes:
-    with open(fd, "rb", closefd=False) as file:
-        file.seek(0)
-        return file.read()
 
 
 class ReceivedDescriptor(popen_spawn_posix._DupFd):

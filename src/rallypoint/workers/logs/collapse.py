@@ -151,32 +151,31 @@ class LineGroups:
         return taken
 
 
-class Collapse(NamedTuple):
-    """The settings: within how many seconds lines are collapsed, and the global rank of each local rank."""
-
-    seconds: float
-    ranks: Mapping[int, int]
-
-
 class CollapsingSink:
     """One console stream on which several workers' lines are collapsed. For the sink's thread only.
 
     Args:
         stream: where lines are written.
-        wanted: see `Collapse`.
+        seconds: within which lines are collapsed.
+        ranks: local rank to global rank.
         prefixes: by local rank, what stands before a line that one worker alone has written.
         sources: local ranks of the workers whose lines come here.
     """
 
     def __init__(
-        self, stream: ConsoleStream, wanted: Collapse, prefixes: Mapping[int, str], sources: Sequence[int]
+        self,
+        stream: ConsoleStream,
+        seconds: float,
+        ranks: Mapping[int, int],
+        prefixes: Mapping[int, str],
+        sources: Sequence[int],
     ) -> None:
         self.stream = stream
-        self._ranks = dict(wanted.ranks)
+        self._ranks = dict(ranks)
         self._prefixes = {local: os.fsencode(prefix) for local, prefix in prefixes.items()}
         host = f"{os.uname().nodename}: "  # as `prefix.with_host` has it
         self._label = os.fsencode(host if all(each.startswith(host) for each in prefixes.values()) else "")
-        self.groups = LineGroups(wanted.seconds, len(sources))
+        self.groups = LineGroups(seconds, len(sources))
 
     def source(self, local_rank: int) -> CollapsedStream:
         return CollapsedStream(self, local_rank, self._prefixes.get(local_rank, b""))

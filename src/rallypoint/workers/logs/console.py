@@ -134,13 +134,10 @@ class Chunk(NamedTuple):
 class ConsoleStream:
     """One worker's stream on a sink, written to `fd`, which is None if that is closed. For the sink's thread only."""
 
-    def __init__(self, scheduler: LineScheduler[ConsoleStream], fd: int | None, lock: OutputLock) -> None:
+    def __init__(self, sink: ConsoleSink, fd: int | None) -> None:
         self.fd = fd
-        self._line_scheduler = scheduler
-        self._output_lock = lock
-
-    def isatty(self) -> bool:
-        return self.fd is not None and os.isatty(self.fd)
+        self._line_scheduler = sink.scheduler
+        self._output_lock = sink.output_lock
 
     def write_or_queue(self, data: bytes, now: float) -> None:
         """Write `data` at once, or when the line scheduler allows it."""
@@ -187,29 +184,15 @@ class ConsoleSink:
     """
 
     def __init__(self, *fds: int | None, lock: OutputLock | None = None) -> None:
-        self._fds = fds
+        self.fds = fds
         self.output_lock = lock or OutputLock()
-        self._line_scheduler = LineScheduler[ConsoleStream]()
-
-    def open_stream(self, which: int) -> ConsoleStream:
-        """A new stream, written to the descriptor of this number (-1 is the last)."""
-        return ConsoleStream(self._line_scheduler, self._fds[which], self.output_lock)
-
-    def flush_due(self, now: float) -> None:
-        write_all(self._line_scheduler.due_output(now))
-
-    def deadline(self) -> float | None:
-        """When `flush_due` is due; None while nothing waits."""
-        return self._line_scheduler.deadline()
-
-    def flush(self) -> None:
-        write_all(self._line_scheduler.flush())
+        self.scheduler: LineScheduler[ConsoleStream] = LineScheduler()
 
     def close(self) -> None:
-        for fd in self._fds:
+        for fd in self.fds:
             if fd is not None:
                 os.close(fd)
-        self._fds = ()
+        self.fds = ()
 
 
 class Console:
@@ -221,11 +204,10 @@ class Console:
         same = out is not None and err is not None and os.path.sameopenfile(out, err)
         self.sinks = [ConsoleSink(out, err, lock=lock)] if same else [ConsoleSink(out), ConsoleSink(err, lock=lock)]
 
-    def out(self) -> ConsoleStream:
-        return self.sinks[0].open_stream(0)
-
-    def err(self) -> ConsoleStream:
-        return self.sinks[-1].open_stream(-1)
+    def open_stream(self, end: int) -> ConsoleStream:
+        """A new stream to standard output (0) or standard error (1)."""
+        sink = self.sinks[-end]
+        return ConsoleStream(sink, sink.fds[-end])
 
 
 def write_all(chunks: list[tuple[ConsoleStream, bytes]]) -> None:

@@ -27,14 +27,12 @@ from rallypoint.base.errors import UserError, user_error
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.workers.logs.console import Console, ConsoleStream
-from rallypoint.workers.logs.pump import Pump
-from rallypoint.workers.logs.relay import CAPACITY, TAIL_SIZE, Relay, without_long_middles
+from rallypoint.workers.logs.pump import CAPACITY, TAIL_SIZE, Pump, Relay, without_long_middles
 from rallypoint.workers.logs.specs import LogsDest
-from rallypoint.workers.logs.tail import Tail
+from rallypoint.workers.logs.tail import LineFilter, Tail
 
 if TYPE_CHECKING:
     from rallypoint.workers.logs.collapse import CollapsedStream, CollapsingSink
-    from rallypoint.workers.logs.line_filter import LineFilter
 
 CLOSE_TIMEOUT = 5.0
 """Seconds that `Outputs.close` waits for a console that blocks."""
@@ -49,9 +47,12 @@ class Outputs:
         dest: the files, from the log specs.
         ranks: the local ranks of those that are started.
         prefixes: local rank to the prefix of its teed lines.
-        stdout, stderr: the console's descriptors; None means 1 and 2.
-        stdout_filters, stderr_filters: teed lines that contain one of these texts also go to the file that `dest`
-            names.
+        stdout, stderr: the console's descriptors.
+        filters: of standard output and standard error: teed lines that contain one of these texts also go to the file
+            that `dest` names.
+        collapse: seconds within which equal teed lines of several ranks are shown once; 0 for never.
+        global_ranks: local rank to global rank, for such lines.
+        reads_all: whether standard output that goes to no file passes through this process, as standard error does.
 
     Raises:
         UserError: a file cannot be opened, or there are no descriptors left; says which and what to do.
@@ -62,32 +63,37 @@ class Outputs:
         dest: LogsDest,
         ranks: Collection[int],
         prefixes: Mapping[int, str],
-        stdout: int | None = None,
-        stderr: int | None = None,
-        stdout_filters: Sequence[str] | None = None,
-        stderr_filters: Sequence[str] | None = None,
+        stdout: int = 1,
+        stderr: int = 2,
+        *,
+        filters: tuple[Sequence[str] | None, Sequence[str] | None] = (None, None),
+        collapse: float = 0.0,
+        global_ranks: Mapping[int, int] = {},
+        reads_all: bool = False,
     ) -> None:
-        self._dest = dest
+        self._files = dest.stdouts, dest.stderrs
+        """Of standard output (0) and of standard error (1), as all that follows in pairs."""
+        self._teed = dest.tee_stdouts, dest.tee_stderrs
         self._prefixes = prefixes
+        self._collapse = collapse
+        self._global_ranks = global_ranks
         self._collapsing: dict[int, CollapsingSink] = {}
-        """By the number of the pump's end: 0 for standard output, 1 for standard error."""
+        """By stream."""
         self._collapsed: dict[int, list[CollapsedStream]] = {}
         self._worker_ends: dict[int, list[int | None]] = {rank: [None, None] for rank in ranks}
-        self._relays: dict[int, Relay] = {}
-        self._output_relays: dict[int, Relay] = {}
-        """Of standard outputs, where all output is read."""
+        self._relays: tuple[dict[int, Relay], dict[int, Relay]] = {}, {}
         self._tails: dict[int, list[Tail | None]] = {rank: [None, None] for rank in ranks}
-        """The followed files of standard output and standard error."""
-        self._console = Console(1 if stdout is None else stdout, 2 if stderr is None else stderr)
+        self._console = Console(stdout, stderr)
         self._pumps: list[Pump] = []
         try:
             for sink in self._console.sinks:
                 self._pumps.append(Pump(sink))
-            out_filter = self._open_line_filter(self._pumps[0], dest.filtered_stdout, stdout_filters)
-            err_filter = self._open_line_filter(self._pumps[-1], dest.filtered_stderr, stderr_filters)
-            for rank in ranks:
-                self._open_stdout(rank, prefixes.get(rank, ""), out_filter)
-                self._open_stderr(rank, prefixes.get(rank, ""), err_filter)
+            for end, path in enumerate((dest.filtered_stdout, dest.filtered_stderr)):
+                line_filter = LineFilter(path, texts) if path and (texts := filters[end]) else None
+                if line_filter is not None:
+                    self._pumps[-end].line_filters.append(line_filter)
+                for rank in ranks:
+                    self._open(end, rank, line_filter, relayed=end == 1 or reads_all)
             for pump in self._pumps:
                 pump.start()
         except BaseException as error:
@@ -115,9 +121,9 @@ class Outputs:
 
         Empty if the file is gone.
         """
-        relay = self._relays.get(local_rank)
+        relay = self._relays[1].get(local_rank)
         if relay is None:
-            return _tail_of_file(self._dest.stderrs.get(local_rank, ""))
+            return _tail_of_file(self._files[1].get(local_rank, ""))
         last = relay.last_lines()
         for pump in self._pumps:
             pump.wake()
@@ -127,7 +133,7 @@ class Outputs:
         """Seconds since a worker has written something that passes through here or goes to a file; -1 if it has not, or
         that is not known. It asks the file system.
         """
-        relays = (each.get(local_rank) for each in (self._relays, self._output_relays))
+        relays = (each.get(local_rank) for each in self._relays)
         read_at = (each.read_at for each in relays if each is not None)
         ages = [time.monotonic() - at for at in read_at if at is not None]
         for path in self.paths(local_rank):
@@ -141,17 +147,17 @@ class Outputs:
 
         It asks the file system. Any thread may call it.
         """
-        files = (path for paths in (self._dest.stdouts, self._dest.stderrs) for path in paths.values())
-        relays = (each for all_of in (self._relays, self._output_relays) for each in all_of.values())
+        files = (path for paths in self._files for path in paths.values())
+        relays = (each for all_of in self._relays for each in all_of.values())
         return [each.read_at for each in relays], [_mark(path) for path in files if path and path != os.devnull]
 
     def paths(self, local_rank: int) -> tuple[str, str]:
         """Where a worker's standard output and standard error go, as `LogsDest` has it."""
-        return self._dest.stdouts.get(local_rank, ""), self._dest.stderrs.get(local_rank, "")
+        return self._files[0].get(local_rank, ""), self._files[1].get(local_rank, "")
 
     def log_of(self, local_rank: int) -> str:
         """The file that a worker's standard error is in, or empty."""
-        path = self._dest.stderrs.get(local_rank, "")
+        path = self._files[1].get(local_rank, "")
         return "" if path == os.devnull else path
 
     def relabel(self, local_rank: int, prefix: str, rank: int) -> None:
@@ -172,7 +178,7 @@ class Outputs:
 
     def label(self, local_rank: int, label: str) -> None:
         """From now on, start each line of a worker's standard error with this where it is shown."""
-        relay = self._relays.get(local_rank)
+        relay = self._relays[1].get(local_rank)
         if relay is not None:
             relay.label(os.fsencode(label))
             for pump in self._pumps:
@@ -193,61 +199,34 @@ class Outputs:
         if not all(pump.join(deadline.remaining()) for pump in self._pumps):
             _logger.warning("the console blocks; going on without waiting for it")
 
-    def _open_stdout(self, rank: int, prefix: str, line_filter: LineFilter | None) -> None:
-        ends, path = self._worker_ends[rank], self._dest.stdouts.get(rank, "")
-        if self._dest.reads_all and path in ("", os.devnull):
-            hidden = path == os.devnull
-            self._output_relays[rank] = relay = Relay(None if hidden else self._console.out())
-            self._pumps[0].add_relay(relay)
-            ends[0] = relay.worker_end
+    def _open(self, end: int, rank: int, line_filter: LineFilter | None, *, relayed: bool) -> None:
+        """Open a stream of a worker: `end` is 0 for standard output, 1 for standard error."""
+        path, prefix = self._files[end].get(rank, ""), self._prefixes.get(rank, "")
+        if relayed and path in ("", os.devnull):
+            self._relays[end][rank] = relay = Relay(None if path else self._console.open_stream(end))
+            self._pumps[-end].relays.add(relay)
+            self._worker_ends[rank][end] = relay.worker_end
         elif path:
-            ends[0] = _open_log(path)
-            self._follow(0, rank, self._dest.tee_stdouts, prefix, line_filter)
+            self._worker_ends[rank][end] = _open_log(path)
+            shown = self._teed[end].get(rank, "")
+            if shown and shown != os.devnull:
+                tail = self._tails[rank][end] = Tail(shown, os.fsencode(prefix), line_filter)
+                self._pumps[-end].add_tail(tail, shown, self._stream_of(end, rank, tail))
 
-    def _open_stderr(self, rank: int, prefix: str, line_filter: LineFilter | None) -> None:
-        ends, path = self._worker_ends[rank], self._dest.stderrs.get(rank, "")
-        if path and path != os.devnull:
-            ends[1] = _open_log(path)
-            self._follow(1, rank, self._dest.tee_stderrs, prefix, line_filter)
-        else:
-            hidden = path == os.devnull
-            self._relays[rank] = relay = Relay(None if hidden else self._console.err())
-            self._pumps[-1].add_relay(relay)
-            ends[1] = relay.worker_end
-
-    def _follow(
-        self, end: int, rank: int, teed: Mapping[int, str], prefix: str, line_filter: LineFilter | None
-    ) -> None:
-        """Show the file of a stream: `end` is 0 for standard output, 1 for standard error."""
-        path = teed.get(rank, "")
-        if not path or path == os.devnull:
-            return
-        tail = self._tails[rank][end] = Tail(path, os.fsencode(prefix), line_filter)
-        self._pumps[-end].add_tail(tail, path, self._stream_of(end, rank, teed, tail))
-
-    def _stream_of(self, end: int, rank: int, teed: Mapping[int, str], tail: Tail) -> ConsoleStream | CollapsedStream:
-        if self._dest.collapse is None:
-            return self._console.err() if end else self._console.out()
+    def _stream_of(self, end: int, rank: int, tail: Tail) -> ConsoleStream | CollapsedStream:
+        if not self._collapse:
+            return self._console.open_stream(end)
         from rallypoint.workers.logs.collapse import CollapsingSink
 
         tail.relabel(b"")  # the line filter keeps the prefix
         if end not in self._collapsing:
-            shown = [each for each, path in teed.items() if path != os.devnull]
-            stream = self._console.err() if end else self._console.out()
-            self._collapsing[end] = CollapsingSink(stream, self._dest.collapse, self._prefixes, shown)
-            self._pumps[-end].add_collapsing(self._collapsing[end])
+            shown = [each for each, path in self._teed[end].items() if path != os.devnull]
+            stream, ranks = self._console.open_stream(end), self._global_ranks
+            self._collapsing[end] = CollapsingSink(stream, self._collapse, ranks, self._prefixes, shown)
+            self._pumps[-end].collapsing.append(self._collapsing[end])
         source = self._collapsing[end].source(rank)
         self._collapsed.setdefault(rank, []).append(source)
         return source
-
-    def _open_line_filter(self, pump: Pump, path: str, texts: Sequence[str] | None) -> LineFilter | None:
-        if not path or not texts:
-            return None
-        from rallypoint.workers.logs.line_filter import LineFilter
-
-        line_filter = LineFilter(path, texts)
-        pump.add_line_filter(line_filter)
-        return line_filter
 
 
 def _mark(path: str) -> tuple[int, int] | None:

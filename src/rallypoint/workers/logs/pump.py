@@ -6,7 +6,8 @@ Laws:
   pace;
 - nothing that a console or a file does ends it before `stop`; then the rest of dead workers' output is forwarded;
 - if a console is a pipe without a reader, its workers get EPIPE (and SIGPIPE, unless they ignore it, as
-  Python does) at their next write, as without us.
+  Python does) at their next write, as without us;
+- any thread may read a relay: one that learns of a worker's death can read the rest before any other has.
 """
 
 from __future__ import annotations
@@ -16,21 +17,32 @@ import os
 import select
 import stat
 import threading
+import time
 from collections.abc import Callable
 from select import POLLIN
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
-from rallypoint.base.kernel import Wakeup
+from rallypoint.base.kernel import Wakeup, set_pipe_size
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
-from rallypoint.workers.logs.console import Chunk, ConsoleSink, ConsoleStream
-from rallypoint.workers.logs.relay import CAPACITY, Relay
-from rallypoint.workers.logs.tail import READ_SIZE, Tail
+from rallypoint.workers.logs.console import Chunk, ConsoleSink, ConsoleStream, write_all
+from rallypoint.workers.logs.tail import READ_SIZE, LineFilter, Tail
 
 if TYPE_CHECKING:
     from rallypoint.base.inotify import Inotify
     from rallypoint.workers.logs.collapse import CollapsedStream, CollapsingSink
-    from rallypoint.workers.logs.line_filter import LineFilter
+
+TAIL_SIZE = 64 * 1024
+"""Bytes of a worker's standard error that are kept for the report."""
+
+CAPACITY = 1024 * 1024
+"""Size of the pipe, if the system allows it; also the most that a dead worker leaves unread."""
+
+_MAX_LINE = 4 * 1024
+"""Bytes of a line that are kept for the report."""
+
+_CHUNK = 64 * 1024
+_READ_SLICE = 4 * _CHUNK  # read at once, so that a fast worker wakes us less often
 
 BACKLOG = 256 * 1024
 """A source with so many waiting bytes is not read further."""
@@ -44,10 +56,91 @@ POLL = 0.1
 _logger = get_logger(__name__)
 
 
+class Relay:
+    """The reading end of one worker's standard error on its way to the console, whose end is kept for the report; shown
+    on `stream` unless that is None.
+
+    A pipe, or a raw pseudo-terminal if the console is a terminal, so that `isatty()` stays true for progress bars.
+    `worker_end` is the worker's descriptor; who hands it over closes it here.
+    """
+
+    def __init__(self, stream: ConsoleStream | None) -> None:
+        self.stream = stream
+        self.fd, self.worker_end, self.terminal = _open_channel(stream)
+        """Its own end is readable when the worker has written, or has closed its end; -1 once it is closed."""
+        self._lock = threading.Lock()
+        self._pending: list[bytes] = []
+        self._label = b""
+        self._in_line = False  # whether what was read last has not ended its line
+        self._last = bytearray()
+        self._ended = False
+        self.read_at: float | None = None
+        """When the worker was last heard, on the monotonic clock."""
+
+    def read(self, limit: int = _READ_SLICE) -> bool:
+        """Read what is there, about `limit` bytes at most. Returns whether there may be more, now or later."""
+        with self._lock:
+            while limit > 0 and not self._ended:
+                try:
+                    chunk = os.read(self.fd, _CHUNK)
+                except BlockingIOError:
+                    break
+                except OSError:  # a pseudo-terminal's end of file is EIO
+                    chunk = b""
+                self._ended = not chunk
+                if chunk:
+                    self._append_to_tail(chunk)
+                    limit -= len(chunk)
+            return not self._ended
+
+    def take_pending(self) -> list[bytes]:
+        """What was read and not yet taken, for the console: parts, none of them empty."""
+        with self._lock:
+            taken, self._pending = self._pending, []
+            return taken
+
+    def label(self, label: bytes) -> None:
+        """From now on, start each line with this where it is shown; the first label counts."""
+        with self._lock:
+            if self._label or self.stream is None:
+                return
+            self._label = label
+            if self._in_line:
+                self._pending.append(b"\n")
+                self._in_line = False  # whether what was read last has not ended its line
+
+    def last_lines(self) -> bytes:
+        """The end of what the worker has written, at most `TAIL_SIZE`, long lines without their middle."""
+        self.read(CAPACITY)
+        with self._lock:
+            return without_long_middles(bytes(self._last))[-TAIL_SIZE:]
+
+    def close(self) -> None:
+        """Close the reading end; `last_lines` stays available. Idempotent."""
+        with self._lock:
+            if self.fd >= 0:
+                os.close(self.fd)
+            self.fd = -1
+            self._ended = True
+
+    def _append_to_tail(self, chunk: bytes) -> None:
+        if self.stream is not None:
+            self._pending.append(self._labelled(chunk) if self._label else chunk)
+            self._in_line = not chunk.endswith(b"\n")
+        self.read_at = time.monotonic()
+        self._last += chunk
+        if len(self._last) > 4 * TAIL_SIZE:  # rarely, since it copies
+            self._last[:] = without_long_middles(bytes(self._last))[-TAIL_SIZE:]
+
+    def _labelled(self, chunk: bytes) -> bytes:
+        inside, end = (chunk[:-1], b"\n") if chunk.endswith(b"\n") else (chunk, b"")
+        return (b"" if self._in_line else self._label) + inside.replace(b"\n", b"\n" + self._label) + end
+
+
 class Pump:
     """The thread, and all that it reads; it owns and closes all that it is given.
 
-    Add relays (standard errors of workers), followed files and line filters, then call `start`.
+    Add all of it, then call `start`.
     """
 
     def __init__(self, sink: ConsoleSink, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -59,22 +152,21 @@ class Pump:
         self._stopping = False
         self._closed = False
         self._lock = threading.Lock()  # for the two above and for calls after the end
-        self._relays: set[Relay] = set()
+        self.relays: set[Relay] = set()
+        """Standard errors of workers, each forwarded to its stream if it has one."""
         self._listening: dict[int, Relay] = {}
         self._pipes: set[int] = set()
-        self._line_filters: list[LineFilter] = []
+        self.line_filters: list[LineFilter] = []
+        """Filters of some tails, closed at the end."""
         self._streams: dict[Tail, ConsoleStream | CollapsedStream] = {}
-        self._collapsing: list[CollapsingSink] = []
+        self.collapsing: list[CollapsingSink] = []
+        """In which lines wait that are shown when it is due."""
         self._paths: list[tuple[str, Tail]] = []
         self._watches: dict[int, Tail] = {}
         self._unread_tails: dict[Tail, None] = {}  # in the order of their changes
         self._ended_tails: set[Tail] = set()
         self._buffer = bytearray()
         self._inotify: Inotify | None = None
-
-    def add_relay(self, relay: Relay) -> None:
-        """Forward a worker's standard error, to its stream if it has one."""
-        self._relays.add(relay)
 
     def add_tail(self, tail: Tail, path: str, stream: ConsoleStream | CollapsedStream) -> None:
         self._streams[tail] = stream
@@ -86,19 +178,15 @@ class Pump:
         self._ended_tails.add(tail)
         self.wake()
 
-    def add_collapsing(self, sink: CollapsingSink) -> None:
-        """Show what lines wait in there when it is due."""
-        self._collapsing.append(sink)
-
-    def add_line_filter(self, line_filter: LineFilter) -> None:
-        """Close this filter of some tails at the end."""
-        self._line_filters.append(line_filter)
-
     def start(self) -> None:
         """Start the thread, if there is anything to read."""
-        if not self._relays and not self._streams:
+        if not self.relays and not self._streams:
             return
-        self._watch_readers()
+        # Watch for pipes to the console that lose their reader (EPOLLERR, which is always on).
+        fds = {relay.stream.fd for relay in self.relays if relay.stream is not None and relay.stream.fd is not None}
+        self._pipes = {fd for fd in fds if stat.S_IFMT(os.fstat(fd).st_mode) in (stat.S_IFIFO, stat.S_IFSOCK)}
+        for fd in self._pipes:
+            self._poller.register(fd, 0)
         if self._streams:
             self._watch_files()
         self._poller.register(self._wakeup, POLLIN)
@@ -126,13 +214,6 @@ class Pump:
             self._thread.join(seconds)
         return self._thread is None or not self._thread.is_alive()
 
-    def _watch_readers(self) -> None:
-        """Watch for pipes of relays that have lost their reader (EPOLLERR, which is always on)."""
-        fds = {relay.stream.fd for relay in self._relays if relay.stream is not None and relay.stream.fd is not None}
-        self._pipes = {fd for fd in fds if _is_pipe(fd)}
-        for fd in self._pipes:
-            self._poller.register(fd, 0)
-
     def _watch_files(self) -> None:
         from rallypoint.base.inotify import Inotify
 
@@ -142,15 +223,11 @@ class Pump:
             self._watches = {self._inotify.watch(path): tail for path, tail in self._paths}
         except OSError as error:
             _logger.warning("log files are polled every %s s: %s", POLL, error)
-            self._clear_inotify()
+            if self._inotify is not None:
+                self._inotify.close()
+            self._inotify, self._watches = None, {}
         else:
             self._poller.register(self._inotify, POLLIN)
-
-    def _clear_inotify(self) -> None:
-        if self._inotify is not None:
-            self._inotify.close()
-        self._inotify = None
-        self._watches = {}
 
     # The loop
 
@@ -169,8 +246,8 @@ class Pump:
         events = self._poller.poll(self._timeout())
         now = self._clock.monotonic()
         with self._sink.output_lock.hold():
-            self._sink.flush_due(now)
-            for collapsing in self._collapsing:
+            write_all(self._sink.scheduler.due_output(now))
+            for collapsing in self.collapsing:
                 collapsing.write_due(now)
         for fd, _ in events:
             if (relay := self._listening.get(fd)) is not None:
@@ -179,7 +256,7 @@ class Pump:
                 self._nobody_reads(fd)
             elif fd == self._wakeup.fileno():
                 self._wakeup.clear()
-                for each in self._relays:
+                for each in self.relays:
                     self._show(each, now)
                 self._unread_tails.update((tail, None) for tail in self._ended_tails.copy() if tail in self._streams)
             else:
@@ -193,8 +270,8 @@ class Pump:
 
     def _listen(self) -> None:
         """Wait for those relays whose bytes can be written."""
-        for relay in self._relays:
-            fd = relay.fileno()
+        for relay in self.relays:
+            fd = relay.fd
             ready = relay.stream is None or relay.stream.backlog() < BACKLOG
             if ready and fd not in self._listening:
                 self._poller.register(fd, POLLIN)
@@ -207,7 +284,7 @@ class Pump:
         if any(self._streams[tail].backlog() < BACKLOG for tail in self._unread_tails):
             return 0.0
         due = [bar for tail in self._streams if (bar := tail.progress_bar_deadline()) is not None]
-        deadlines = [self._sink.deadline(), *(each.deadline() for each in self._collapsing)]
+        deadlines = [self._sink.scheduler.deadline(), *(each.deadline() for each in self.collapsing)]
         due += [each for each in deadlines if each is not None]
         wait = max(0.0, min(due) - self._clock.monotonic()) if due else None
         if self._streams and self._inotify is None:
@@ -216,7 +293,8 @@ class Pump:
 
     def _forward(self, relay: Relay, now: float) -> None:
         more = relay.read()
-        relay.follow_window()
+        if relay.terminal and relay.stream is not None and relay.stream.fd is not None:
+            _copy_window_size(relay.stream.fd, relay.fd)
         self._show(relay, now)
         if not more:
             self._close_relay(relay)
@@ -225,14 +303,14 @@ class Pump:
         """Close the pipe's relays; what their workers have written so far is kept for the report."""
         self._poller.unregister(fd)
         self._pipes.discard(fd)
-        for relay in [each for each in self._relays if each.stream is not None and each.stream.fd == fd]:
+        for relay in [each for each in self.relays if each.stream is not None and each.stream.fd == fd]:
             relay.read(CAPACITY)
             self._close_relay(relay)
 
     def _close_relay(self, relay: Relay) -> None:
-        if self._listening.pop(relay.fileno(), None) is not None:
-            self._poller.unregister(relay.fileno())
-        self._relays.discard(relay)
+        if self._listening.pop(relay.fd, None) is not None:
+            self._poller.unregister(relay.fd)
+        self.relays.discard(relay)
         relay.close()
 
     def _show(self, relay: Relay, now: float) -> None:
@@ -294,17 +372,17 @@ class Pump:
 
     def _finish(self) -> None:
         now = self._clock.monotonic()
-        for relay in self._relays:
+        for relay in self.relays:
             relay.read(CAPACITY)
             self._show(relay, now)
         with self._sink.output_lock.hold():
-            self._sink.flush()
+            write_all(self._sink.scheduler.flush())
         for tail in list(self._streams):
             self._with_io_errors(tail, self._write_rest, now)
         with self._sink.output_lock.hold():
-            for collapsing in self._collapsing:
+            for collapsing in self.collapsing:
                 collapsing.flush()
-            self._sink.flush()
+            write_all(self._sink.scheduler.flush())
 
     def _write_rest(self, tail: Tail, now: float) -> None:
         for chunk in tail.finish(now, self._buffer):
@@ -317,13 +395,49 @@ class Pump:
             self._closed = True
             self._wakeup.close()
         closers: list[Callable[[], None]] = [tail.close for tail in self._streams]
-        closers += [relay.close for relay in self._relays]
-        closers += [each.close for each in self._line_filters]
-        closers += [self._clear_inotify, self._poller.close, self._sink.close]
+        closers += [relay.close for relay in self.relays]
+        closers += [each.close for each in self.line_filters]
+        closers += [] if self._inotify is None else [self._inotify.close]
+        closers += [self._poller.close, self._sink.close]
         for close in closers:
             close()
 
 
-def _is_pipe(fd: int) -> bool:
-    mode = os.fstat(fd).st_mode
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+def without_long_middles(data: bytes) -> bytes:
+    """The data, if more than `TAIL_SIZE`, with the middle of very long lines cut, so that one does not displace all."""
+    if len(data) <= TAIL_SIZE:
+        return data
+    lines = data.split(b"\n")
+    half = _MAX_LINE // 2
+    return b"\n".join(line if len(line) <= _MAX_LINE else line[:half] + b"[...]" + line[-half:] for line in lines)
+
+
+def _open_channel(stream: ConsoleStream | None) -> tuple[int, int, bool]:
+    """A non-blocking reading end, the worker's end, and whether they are a pseudo-terminal."""
+    if stream is not None and stream.fd is not None and os.isatty(stream.fd):
+        with contextlib.suppress(OSError):  # none left, or none in this container
+            return _open_terminal(stream)
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    set_pipe_size(writing, CAPACITY)
+    return reading, writing, False
+
+
+def _open_terminal(stream: ConsoleStream) -> tuple[int, int, bool]:
+    import tty
+
+    ours, workers = os.openpty()
+    os.set_blocking(ours, False)
+    tty.setraw(workers)  # the real terminal does the processing
+    if stream.fd is not None:
+        _copy_window_size(stream.fd, ours)
+    return ours, workers, True
+
+
+def _copy_window_size(source: int, target: int) -> None:
+    import termios
+
+    with contextlib.suppress(termios.error, OSError):
+        size = termios.tcgetwinsize(source)
+        if termios.tcgetwinsize(target) != size:
+            termios.tcsetwinsize(target, size)

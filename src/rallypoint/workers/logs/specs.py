@@ -25,15 +25,11 @@ from enum import IntFlag
 
 from rallypoint.base.errors import UserError, user_error
 from rallypoint.base.light_dataclasses import dataclass, field
-from rallypoint.base.light_typing import TYPE_CHECKING, Any
+from rallypoint.base.light_typing import Any
 from rallypoint.base.log import get_logger
-
-if TYPE_CHECKING:
-    from rallypoint.workers.logs.collapse import Collapse
+from rallypoint.failures.record import VARIABLE
 
 log = get_logger(__name__)
-
-ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
 _MAX_NAME = 200
 """Bytes of the run id and the host in the name of a run's folder; file systems allow 255 for a name."""
@@ -98,18 +94,6 @@ class LogsDest:
     error_files: dict[int, str] = field(default_factory=dict)
     filtered_stdout: str = ""
     filtered_stderr: str = ""
-    collapse: Collapse | None = field(default=None, repr=False)
-    """How equal teed lines of several workers are shown once, if that is wanted."""
-    reads_all: bool = field(default=False, repr=False)
-    """Whether standard output that goes to no file passes through the launcher, as standard error does."""
-
-    @property
-    def only_in_files(self) -> list[str]:
-        """The files whose streams are not on the console."""
-        streams = ((self.stdouts, self.tee_stdouts), (self.stderrs, self.tee_stderrs))
-        return [
-            path for files, shown in streams for path in files.values() if path not in ("", os.devnull, *shown.values())
-        ]
 
 
 class LogsSpecs(ABC):
@@ -236,7 +220,7 @@ class DefaultLogsSpecs(LogsSpecs):
         for local_rank, env in envs.items():
             folder = os.path.join(attempt, str(local_rank))
             make_all(folder)
-            error_files[local_rank] = env[ERROR_FILE_VARIABLE] = os.path.join(folder, "error.json")
+            error_files[local_rank] = env[VARIABLE] = os.path.join(folder, "error.json")
         stdouts, tee_stdouts = self._stream(Std.OUT, "stdout.log", attempt, len(envs))
         stderrs, tee_stderrs = self._stream(Std.ERR, "stderr.log", attempt, len(envs))
         _link_by_rank(attempt, envs, {os.path.dirname(path) for path in (*stdouts.values(), *stderrs.values())})
@@ -266,21 +250,16 @@ class DefaultLogsSpecs(LogsSpecs):
             self._root_log_dir = None
 
     def _attempt_folder(self, run_id: str, attempt: str) -> str:
-        self._drop_missing_folders()
+        # A cleaner of temporary files may have removed folders.
+        if self._root_is_temporary and self._root_log_dir is not None and not os.path.isdir(self._root_log_dir):
+            self._root_log_dir = None
         if self._root_log_dir is None:
             self._root_log_dir = make_unique(temporary_folder(), "torchelastic_")
-        if self._run_log_dir is None:
+        if self._run_log_dir is None or not os.path.isdir(self._run_log_dir):
             node = _safe_name(os.uname().nodename, _MAX_HOST)
             run = _safe_name(run_id, _MAX_NAME - len(os.fsencode(node)))
             self._run_log_dir = make_unique(self._root_log_dir, f"{run}_{node}_")
         return make_next(self._run_log_dir, f"attempt_{attempt}")
-
-    def _drop_missing_folders(self) -> None:
-        """Forget folders that a cleaner of temporary files has removed; the next start makes new ones."""
-        if self._run_log_dir is not None and not os.path.isdir(self._run_log_dir):
-            self._run_log_dir = None
-        if (root := self.temporary) is not None and not os.path.isdir(root):
-            self._root_log_dir = None
 
     def _stream(self, std: Std, name: str, attempt: str, nprocs: int) -> tuple[dict[int, str], dict[int, str]]:
         """Files of one stream, and those of them that are also shown: the table of contract section 6.4."""
@@ -302,14 +281,18 @@ class DefaultLogsSpecs(LogsSpecs):
     @staticmethod
     def _console_only(envs: dict[int, dict[str, str]]) -> LogsDest:
         for env in envs.values():
-            env[ERROR_FILE_VARIABLE] = ""
+            env[VARIABLE] = ""
         nowhere = dict.fromkeys(envs, "")
         return LogsDest(stdouts=dict(nowhere), stderrs=dict(nowhere), error_files=dict(nowhere))
 
 
 def log_only_in_files(dest: LogsDest, role: str) -> bool:
     """Log where the output is that no console shows. Returns whether there is any."""
-    if not (paths := dest.only_in_files):
+    streams = ((dest.stdouts, dest.tee_stdouts), (dest.stderrs, dest.tee_stderrs))
+    paths = [
+        path for files, shown in streams for path in files.values() if path not in ("", os.devnull, *shown.values())
+    ]
+    if not paths:
         return False
     folder = os.path.commonpath([os.path.abspath(os.path.dirname(path)) for path in paths])
     names = " and ".join(sorted({os.path.basename(path) for path in paths}))

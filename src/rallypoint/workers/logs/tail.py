@@ -6,19 +6,19 @@ Laws:
 - long lines are not copied from the buffer, which all files of a thread share;
 - `finish` returns all that the worker wrote before it died;
 - a progress bar (a line with carriage returns) does not wait forever: after `PROGRESS_BAR_DELAY` seconds, what it has
-  drawn so far is shown as a line of its own.
+  drawn so far is shown as a line of its own;
+- lines that contain one of some texts go to a file of their own too (contract section 6.6), whole and with their
+  prefix, however long they are and in whatever pieces they came. If that file cannot be written it is given up with a
+  warning, and nothing else is affected.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from rallypoint.base.light_typing import TYPE_CHECKING
+from rallypoint.base.log import get_logger
 from rallypoint.workers.logs.console import Buffer, Chunk
-
-if TYPE_CHECKING:
-    from rallypoint.workers.logs.line_filter import FilteredStream, LineFilter
 
 PROGRESS_BAR_DELAY = 1.0
 READ_SIZE = 256 * 1024
@@ -27,6 +27,9 @@ READ_SIZE = 256 * 1024
 _PROGRESS_BAR = 256 * 1024  # bytes of a progress bar that are shown at once
 _LONG_LINE = 2048  # lines of so many bytes on average are not copied; for shorter ones a copy is cheaper
 _FEW_LINES = 16  # lines, however short
+_FILTER_CHUNK = 256 * 1024
+
+_logger = get_logger(__name__)
 
 
 class Tail:
@@ -45,7 +48,7 @@ class Tail:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._prefix = prefix
         self._between = b"\n" + prefix
-        self._filtered = None if line_filter is None else self._apply_filter(line_filter)
+        self._filtered = None if line_filter is None else FilteredStream(line_filter, prefix, self._fd)
         self._shown = 0  # everything before this offset was returned
         self._read = 0  # everything before this one has been searched for a newline
         self._progress_bar_since: float | None = None  # when the unfinished line was first seen to be a progress bar
@@ -114,11 +117,6 @@ class Tail:
     def close(self) -> None:
         os.close(self._fd)
 
-    def _apply_filter(self, line_filter: LineFilter) -> FilteredStream:
-        from rallypoint.workers.logs.line_filter import FilteredStream
-
-        return FilteredStream(line_filter, self._prefix, lambda length, offset: os.pread(self._fd, length, offset))
-
     def _unfinished_line(self, until: int, most: int) -> Iterator[Chunk]:
         at = self._shown
         if at < until:
@@ -145,3 +143,106 @@ class Tail:
         """The lines up to `end`, copied, with the prefix between them; `got` bytes are in the buffer."""
         text = (buffer if got == len(buffer) else buffer[:got]).replace(b"\n", self._between)
         return [memoryview(text)[: len(text) - len(self._prefix) - (got - end)]]
+
+
+class LineFilter:
+    """The file, and the texts. Shared by the streams of all workers, in one thread.
+
+    Args:
+        path: the file; it is created, or truncated.
+        texts: a line that contains one of them matches.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+
+    def __init__(self, path: str, texts: Sequence[str]) -> None:
+        self._path = path
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self._texts = tuple(map(os.fsencode, texts))
+        self.overlap = max((len(text) for text in self._texts), default=1) - 1
+        """Bytes of one chunk that must be searched again with the next."""
+
+    def matches(self, data: bytes) -> bool:
+        return any(text in data for text in self._texts)
+
+    def write(self, data: bytes) -> None:
+        """Append to the file. Never raises."""
+        left = memoryview(data)
+        while left and self._fd >= 0:
+            try:
+                left = left[os.write(self._fd, left) :]
+            except OSError as error:
+                _logger.warning("filtered output is no longer written: %s: %s", self._path, error.strerror)
+                self.close()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+
+class FilteredStream:
+    """Filters one followed file, whose bytes are given to `feed` in order.
+
+    Args:
+        line_filter: where matching lines go.
+        prefix: written before each of them.
+        fd: of the file, for lines that turn out to match when most of them has passed.
+    """
+
+    def __init__(self, line_filter: LineFilter, prefix: bytes, fd: int) -> None:
+        self._filter = line_filter
+        self._prefix = prefix
+        self._fd = fd
+        self.reset()
+
+    def reset(self) -> None:
+        """The file was truncated."""
+        self._begin = 0  # where the line that has not ended begins
+        self._seen = 0
+        self._matched = False  # whether a text was found in that line
+        self._last = b""  # its last bytes, in which a text may begin
+
+    def feed(self, data: bytes) -> None:
+        end = data.find(b"\n") + 1 if self._begin < self._seen else 0
+        if end:
+            self._append_part(data[:end])
+            self._end_line()
+        whole = data.rfind(b"\n") + 1
+        if whole > end:
+            self._whole_lines(data[end:whole])
+        if whole:
+            self._begin, self._matched, self._last = self._seen, False, b""
+        if whole < len(data):
+            self._append_part(data[whole:])
+
+    def finish(self) -> None:
+        """The file ends here; a last line gets a newline."""
+        if self._begin < self._seen:
+            self._end_line(b"\n")
+            self._begin = self._seen
+
+    def _whole_lines(self, data: bytes) -> None:
+        self._seen += len(data)
+        if self._filter.matches(data):  # rarely, so that most lines are not split
+            lines = data[:-1].split(b"\n")
+            self._filter.write(b"".join(self._prefix + line + b"\n" for line in lines if self._filter.matches(line)))
+
+    def _append_part(self, part: bytes) -> None:
+        self._seen += len(part)
+        if not self._matched:
+            joint = self._last + part
+            self._matched = self._filter.matches(joint)
+            self._last = joint[len(joint) - self._filter.overlap :] if self._filter.overlap < len(joint) else joint
+
+    def _end_line(self, end: bytes = b"") -> None:
+        """Copy the line that came in pieces, if it matches."""
+        if not self._matched:
+            return
+        self._filter.write(self._prefix)
+        at = self._begin
+        while at < self._seen and (part := os.pread(self._fd, min(_FILTER_CHUNK, self._seen - at), at)):
+            at += len(part)
+            self._filter.write(part)
+        self._filter.write(end)

@@ -52,8 +52,7 @@ from rallypoint.workers.reaper.client import (
     ReaperClient,
     ReaperLost,
     StartedWorker,
-    encoded_arguments,
-    encoded_environment,
+    encoded_command,
     exit_words,
     standard_descriptors,
     worker_settings,
@@ -417,11 +416,11 @@ class Zygote:
         return started.pid
 
     def fds(self) -> list[int]:
-        return [] if self._link.fileno() < 0 else [self._link.fileno()]
+        return [] if self._link.socket.fileno() < 0 else [self._link.socket.fileno()]
 
     def poll(self) -> ZygotePhase:
         """Read its messages, or its end, without waiting. Returns its phase now."""
-        while self._link.fileno() >= 0 and (self._link.buffer or readable(self._link.fileno())):
+        while self._link.socket.fileno() >= 0 and (self._link.buffer or readable(self._link.socket.fileno())):
             try:
                 self._handle(self._next_message())
             except (OSError, EOFError):
@@ -490,7 +489,7 @@ class Zygote:
             ReaperLost: the reaper has ended.
         """
         self._check(argv, environ, cpus)
-        arguments, variables = encoded_arguments(argv), encoded_environment(environ)
+        arguments, variables = encoded_command(argv, environ)
         standard, places = standard_descriptors(*stdio)
         command = [os.fsdecode(each) for each in arguments], self._length
         message = (*command, list(variables.items()), worker_settings(places, cpus, ignored=self.reaper.ignored))
@@ -525,7 +524,7 @@ class Zygote:
         self._copies_error = 0
         self.request_copies(1)
         while not self.copies and self.phase is ZygotePhase.READY and not self._copies_error:
-            if readable(self._link.fileno(), FORK_TIMEOUT):
+            if readable(self._link.socket.fileno(), FORK_TIMEOUT):
                 self.poll()
             else:
                 self._disconnect(silent=True)

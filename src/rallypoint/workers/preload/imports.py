@@ -510,14 +510,12 @@ class Reader:
                 found += [(module, [each.name for each in node.names if each.name != "*"])] if module else []
             inner = node.name if isinstance(node, ast.ClassDef) else ""
             called = [(each, package, inner) for each in self._executed(node, package, owner)]
-            bodies = self._use(node.id if isinstance(node, ast.Name) else getattr(node, "attr", ""))
+            name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
+            self._used.add(name)
+            bodies = self._waiting.pop(name, [])
             called += [(each, package, "") for body, package in bodies for each in body]
             frontier += reversed(called)
         return found
-
-    def _use(self, name: str) -> list[tuple[list[ast.stmt], str]]:
-        self._used.add(name)
-        return self._waiting.pop(name, [])
 
     def _executed(self, node: ast.AST, package: str, owner: str) -> list[ast.AST]:
         """The parts of a node that are executed, as far as that is known; `owner` is the class whose body it is in."""
@@ -531,7 +529,7 @@ class Reader:
                 self._waiting.setdefault(caller, []).append((node.body, package))
             return [*node.decorator_list, *node.args.defaults, *(node.body if called else ())]
         if isinstance(node, ast.If):
-            if _is_type_checking(node.test):
+            if "TYPE_CHECKING" in (getattr(node.test, "attr", ""), getattr(node.test, "id", "")):
                 return list(node.orelse)
             if isinstance(node.test, ast.Constant):
                 return list(node.body if node.test.value else node.orelse)
@@ -546,10 +544,6 @@ def _absolute(module: str, level: int, package: str) -> str:
     if len(parts) < level:
         return ""
     return ".".join([*parts[: len(parts) - level + 1], *([module] if module else [])])
-
-
-def _is_type_checking(test: ast.expr) -> bool:
-    return "TYPE_CHECKING" in (getattr(test, "attr", ""), getattr(test, "id", ""))
 
 
 def installed_imports(target: str, is_module: bool, known: Iterable[str] = ()) -> Found:

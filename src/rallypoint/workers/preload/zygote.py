@@ -59,7 +59,7 @@ def serve() -> None:
     (modules, left_out, own, path0, main_file, python_path, ignored, script), _ = _read(link)
     _remove_hook(python_path)
     _set_process_name(_NAME)
-    imports = Imports(modules, left_out, path0, main_file, {link.fileno()}, script)
+    imports = Imports(modules, left_out, path0, main_file, {link.socket.fileno()}, script)
 
     def refuse(unforkable: Unforkable) -> None:
         _send(link, "unforkable", unforkable.module, unforkable.reason, imports.packages())

@@ -38,9 +38,9 @@ import sys
 for name in ("rallypoint", "rallypoint.base", "rallypoint.workers", "rallypoint.workers.reaper"):
     package = sys.modules[name] = type(sys)(name)
     package.__path__ = [sys.argv[1] + name[10:].replace(".", "/")]
-from rallypoint.workers.reaper.supervisor import main; main(sys.argv[2:])"""
+from rallypoint.workers.reaper.program import main; main(sys.argv[2:])"""
 """Imports the program instead of running it as a script, so that its byte code is used; and from our own folders,
-whatever else is called `rallypoint` there. The packages are empty (see `supervisor`).
+whatever else is called `rallypoint` there. The packages are empty (see `program`).
 """
 _FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 
@@ -110,7 +110,7 @@ class ReaperClient:
     def lost(self) -> bool:
         """Whether it, or its supervisor, has ended without having been closed."""
         known = self._closed or self.lost_reason
-        if not known and (readable(self._pidfd) or readable(self._link.fileno(), events=0)):
+        if not known and (readable(self._pidfd) or readable(self._link.socket.fileno(), events=0)):
             self._disconnect("")
         return bool(self.lost_reason)
 
@@ -138,7 +138,9 @@ class ReaperClient:
             UserError: an argument has a NUL byte, or the name of a variable is invalid.
             ReaperLost: see the class.
         """
-        program = executable_candidates(argv[0], env), encoded_arguments(argv), encoded_environment(env)
+        folders = [""] if os.path.dirname(argv[0]) else os.get_exec_path(env)
+        files = [os.fsencode(os.path.join(folder, argv[0])) for folder in folders]
+        program = files, *encoded_command(argv, env)
         folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             standard, places = standard_descriptors(*stdio)
@@ -399,43 +401,24 @@ def standard_descriptors(*given: int | None) -> tuple[list[int], list[int]]:
     sent: list[int] = []
     places = []
     for default, fd in enumerate(given):
-        there = fd is not None or _is_inherited(default)
+        try:  # one that we have opened in place of a closed one is not inherited
+            there = fd is not None or os.get_inheritable(default)
+        except OSError:
+            there = False
         places.append(len(sent) if there else protocol.CLOSED)
         sent += [default if fd is None else fd] * there
     return sent, places
 
 
-def _is_inherited(fd: int) -> bool:
-    """Whether all our children inherit this descriptor. One that we have opened in place of a closed one is not."""
-    try:
-        return os.get_inheritable(fd)
-    except OSError:
-        return False
-
-
-def encoded_arguments(argv: Sequence[str]) -> list[bytes]:
-    """Arguments as the kernel takes them. Raises UserError for a NUL byte."""
-    return [_checked(os.fsencode(each)) for each in argv]
-
-
-def encoded_environment(env: Mapping[str, str]) -> dict[bytes, bytes]:
-    """Variables as the kernel takes them. Raises UserError for a NUL byte, or an invalid name."""
+def encoded_command(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[bytes], dict[bytes, bytes]]:
+    """Arguments and variables as the kernel takes them. Raises UserError for a NUL byte, or an invalid name."""
     for name in env:
         if "=" in name:
             raise UserError(f"{name!r} holds a '=', which no variable name can; take it out")
-    return {_checked(os.fsencode(name)): _checked(os.fsencode(value)) for name, value in env.items()}
-
-
-def _checked(data: bytes) -> bytes:
-    if b"\0" in data:
-        raise UserError(f"{os.fsdecode(data)!r} holds a null byte, which no program can be given; take it out")
-    return data
-
-
-def executable_candidates(name: str, env: Mapping[str, str]) -> list[bytes]:
-    """The files that a program's name can mean, in the order of the PATH of `env`."""
-    found = [name] if os.path.dirname(name) else [os.path.join(folder, name) for folder in os.get_exec_path(env)]
-    return [os.fsencode(each) for each in found]
+    for text in (*argv, *env, *env.values()):
+        if "\0" in text:
+            raise UserError(f"{text!r} holds a null byte, which no program can be given; take it out")
+    return list(map(os.fsencode, argv)), {os.fsencode(name): os.fsencode(value) for name, value in env.items()}
 
 
 def above_standard(fd: int) -> int:

@@ -1,18 +1,29 @@
-"""The work of the reaper for its agent: starting workers, reporting how they ended, killing what they leave. See
-`supervisor`.
+"""The reaper and its supervisor: the program that the agent starts, and how the two watch each other.
+
+agent -> supervisor -> reaper -> workers (each in a session of its own). The agent starts the supervisor, which forks
+the reaper and only waits for it to end. Both are subreapers in one session of their own: whatever a worker
+spawns stays below the reaper, however it leaves (a session of its own, two forks, an empty environment), and what a
+reaper that is killed leaves falls to the supervisor.
 
 Laws:
 
-1. When the agent is gone, for whatever reason, all that is below the reaper is killed, then what the agent has asked it
+1. When the reaper is gone, all that it left is killed, then the supervisor ends as the reaper did. When the supervisor
+   is gone, the agent closes the connection. So there is no single process whose SIGKILL leaves anything behind.
+2. When the agent is gone, for whatever reason, all that is below the reaper is killed, then what the agent has asked it
    to remove is removed, then the reaper ends. When the agent closes it, it ends in the same way, but removes nothing.
-2. The agent never uses a pid: it gets a pidfd with each worker.
-3. A worker inherits what the agent has at that moment: folder, umask, signal mask, ignored signals, descriptors.
-4. The reaper records which signals it is sent: like each worker it is below the agent in a session of its own, so a
-   sender that signals all processes of a job has sent them to the workers too (`workers/forwarding`).
+3. They adopt whatever is orphaned below them, where the kernel lets them; no signal but SIGKILL ends them; and they
+   hold open nothing that is the agent's.
+4. They wake only for a reason: a request, the end of a child, the agent's end; while they kill, or a fence is set, also
+   by a timer.
+5. Nothing is imported but built-in modules (`os`, `signal` and `socket` would double the time until the reaper is
+   ready), `protocol` and `base.process_table`. The packages above are empty here (see `client`). What only the reaper
+   needs is imported before the fork too: after it, each page that the import touches would first have to be copied.
+6. The agent never uses a pid: it gets a pidfd with each worker.
+7. A worker inherits what the agent has at that moment: folder, umask, signal mask, ignored signals, descriptors.
+8. The reaper records which signals it is sent: like each worker it is below the agent in a session of its own, so a
+   sender that signals all processes of a job has sent them to the workers too (`agent/signals`).
 
-The processes below one process: finding, killing and reaping them.
-
-Laws:
+Of the processes below one process:
 
 1. A child that has ended is reaped at once.
 2. A process is killed by its pidfd, once it is known that this still refers to the one that was found.
@@ -30,14 +41,17 @@ import time
 from _socket import socket
 
 from rallypoint.base.process_table import ProcessStat, descendants, process_table, read_stat, signal_process
-from rallypoint.workers.reaper import process_setup, protocol
-from rallypoint.workers.reaper.process_setup import SIGCHLD, SIGCONT, SIGKILL, SIGPIPE, SIGTERM, SIGXFSZ
+from rallypoint.workers.reaper import protocol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
     from typing import Any
 
+_signal = __import__("_signal")
+"""What `signal` is made of; that makes enums of all its constants, for 4 ms and 1 MB."""
+SIGKILL, SIGPIPE, SIGTERM, SIGCHLD, SIGCONT, SIGXFSZ = 9, 13, 15, 17, 18, 25
+_SET_CHILD_SUBREAPER = 36
 
 SWEEP_INTERVAL = 0.05
 """Seconds between two passes of a sweep, in addition to those at each end of a child."""
@@ -217,7 +231,7 @@ class Reaper:
         self._link = link
         self._agent = agent
         self._tree = tree
-        self._signal = process_setup.signals()
+        self._signal = _signal
         self._inherited = {number for number in self._signal.valid_signals() if self._ignored(number)}
         self._received: list[int] = []
         """Received descriptors that no request has taken yet."""
@@ -233,14 +247,14 @@ class Reaper:
     def run(self) -> None:
         """Serve until the agent is gone or closes the connection; then leave nothing."""
         poller = select.poll()
-        for fd in (self._link.fileno(), self._agent, self._tree.wake):
+        for fd in (self._link.socket.fileno(), self._agent, self._tree.wake):
             poller.register(fd, select.POLLIN)
         gone = False
         while not gone and not self._closed:
             events = poller.poll(self._timeout())
             self._tree.reap()
             for fd, _ in events:
-                gone |= fd == self._agent or (fd == self._link.fileno() and not self._receive())
+                gone |= fd == self._agent or (fd == self._link.socket.fileno() and not self._receive())
             if self._fence_at < _NEVER and time.clock_gettime(time.CLOCK_BOOTTIME) >= self._fence_at:
                 self._fence_at, self._fencing = _NEVER, True
                 self._tree.begin_sweep(0.0)
@@ -267,7 +281,7 @@ class Reaper:
         if poller.poll(_AGENT_EXIT_WINDOW * 1000):
             for whole, paths in enumerate(self._cleanup):
                 for path in paths:
-                    process_setup.remove(path, whole=bool(whole))
+                    remove(path, whole=bool(whole))
 
     # Requests
 
@@ -469,12 +483,141 @@ def _start_on(cpus: list[int], *request: Any) -> int:
         posix.sched_setaffinity(0, ours)
 
 
-def run_reaper(link: int, agent: int) -> None:
-    """Run the reaper of the process whose connection and pidfd have these numbers."""
+# What both do to themselves before they serve
+
+
+def become_subreaper() -> None:
+    """Adopt the orphans below us. Python has no call for it; `ctypes` does it too, for 2 ms more.
+
+    Raises:
+        OSError: the kernel is older than 3.4, or a sandbox denies it.
+    """
+    ctypes = __import__("_ctypes")
+    try:
+        prctl = ctypes.dlsym(ctypes.dlopen(None, 2), "prctl")
+        refused = ctypes.call_function(prctl, (_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+    except AttributeError:  # these names are not public
+        refused = __import__("ctypes").CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if refused:
+        raise OSError("this kernel has no PR_SET_CHILD_SUBREAPER")
+
+
+def sigchld_fd() -> int:
+    """Block all signals but SIGCHLD; returns a descriptor that is readable after each."""
+    signal = _signal
+    reading, writing = posix.pipe()
+    for fd in (reading, writing):
+        posix.set_blocking(fd, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    signal.signal(SIGCHLD, lambda _number, _frame: None)
+    signal.pthread_sigmask(signal.SIG_SETMASK, set(signal.valid_signals()) - {SIGCHLD})
+    return reading
+
+
+def close_inherited(kept: set[int]) -> None:
+    """Close what the agent had inherited and is none of ours; 0 and 1 lead nowhere, 2 stays, for error messages."""
+    # By name: where the kernel has no close_range(2), `closerange` tries every number there could be.
+    try:
+        numbers = [int(name) for name in posix.listdir("/proc/self/fd")]
+    except FileNotFoundError:
+        numbers = list(range(3, posix.sysconf("SC_OPEN_MAX")))
+    for fd in numbers:
+        if fd > 2 and fd not in kept:
+            try:  # noqa: SIM105 - contextlib is not built in
+                posix.close(fd)
+            except OSError:  # the one by which they were listed
+                pass
+    for target in (0, 1, 2):
+        if target == 2 and _is_open(2):
+            continue
+        null = protocol.open_null()
+        if null != target:
+            posix.dup2(null, target, inheritable=False)
+            posix.close(null)
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        posix.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def _unlink(path: bytes) -> None:
+    try:  # noqa: SIM105 - contextlib is not built in
+        posix.unlink(path)
+    except OSError:
+        pass
+
+
+def remove(path: bytes, *, whole: bool) -> None:
+    """Remove a folder and what is below it: folders as far as they are empty, or everything."""
+    try:
+        names = posix.listdir(path)
+    except NotADirectoryError:  # the watchdog's pipe
+        if whole:
+            _unlink(path)
+        return
+    except OSError:
+        return
+    for name in names:
+        inner = path + b"/" + name
+        try:
+            folder = posix.lstat(inner).st_mode & 0o170000 == 0o040000
+            if folder:
+                remove(inner, whole=whole)
+            elif whole:
+                posix.unlink(inner)
+        except OSError:
+            pass
+    try:  # noqa: SIM105 - contextlib is not built in
+        posix.rmdir(path)
+    except OSError:
+        pass
+
+
+def main(arguments: list[str]) -> None:
+    """Run the supervisor, and by a fork the reaper, of the process whose connection and pidfd have these numbers."""
+    link, agent = map(int, arguments[:-1])
+    _exit_if_denied(101, posix.setsid)
+    close_inherited({link, agent})
+    _exit_if_denied(102, become_subreaper)
+    reaper = posix.fork()
+    if reaper:
+        posix.close(link)
+        posix.close(agent)
+        _supervise(reaper)
+    become_subreaper()  # that is not inherited
     for fd in (link, agent):
         posix.set_inheritable(fd, False)
-    tree = ProcessTree(process_setup.sigchld_fd())
+    tree = ProcessTree(sigchld_fd())
     connection = protocol.Connection(socket(fileno=link))
     connection.socket.setblocking(False)
     Reaper(connection, agent, tree).run()
     posix._exit(0)
+
+
+def _exit_if_denied(code: int, call: Callable[[], None]) -> None:
+    """Call what may be denied, and exit with a code if it is; the agent turns that into a text (`protocol.DENIED`)."""
+    try:
+        call()
+    except OSError:
+        posix._exit(code)
+
+
+def _supervise(reaper: int) -> None:
+    """Supervise the reaper: wait until it ends, kill everything it has left, and end with the same status."""
+    tree = ProcessTree(sigchld_fd())
+    tree.started.add(reaper)
+    poller = select.poll()
+    poller.register(tree.wake, select.POLLIN)
+    tree.reap()
+    while reaper not in tree.exits:
+        poller.poll()
+        tree.reap()
+    code = tree.exits[reaper]
+    tree.end(LAST_TIMEOUT if code else 0.0)  # a reaper that ended normally has waited itself
+    if code == -SIGKILL:
+        posix.kill(posix.getpid(), SIGKILL)
+    posix._exit(code if code >= 0 else 128 - code)

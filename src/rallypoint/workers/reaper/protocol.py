@@ -82,10 +82,6 @@ class Connection:
         self.socket = link
         self.buffer = bytearray()
 
-    def fileno(self) -> int:
-        """-1 once it is closed."""
-        return self.socket.fileno()
-
     def send(self, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:
         """Send a message, with descriptors. Raises OSError."""
         data = frame(message)
@@ -118,3 +114,13 @@ class Connection:
 
     def close(self) -> None:
         self.socket.close()
+
+
+def open_null() -> int:
+    """/dev/null; where there is none, the end of a pipe that nobody holds the other end of: nothing comes of either."""
+    try:
+        return posix.open("/dev/null", posix.O_RDWR)
+    except OSError:
+        reading, writing = posix.pipe()
+        posix.close(writing)
+        return reading

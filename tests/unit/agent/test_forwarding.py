@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
-import sys
 
 import pytest
 
-from rallypoint.base.process_table import descendants, process_table
-from rallypoint.workers.forwarding import BURST, SETTLE_TIME, SignalForwarding
-from rallypoint.workers.process import WorkerProcess
-from rallypoint.workers.reaper.client import ReaperClient
-from tests.unit.workers.test_process import ends
+from rallypoint.agent.signals import BURST, SETTLE_TIME, SignalForwarding
 
 TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
 
@@ -112,31 +106,3 @@ def test_what_came_a_moment_before_is_known() -> None:
     assert site.forwarding.forward(TERM), "it was asked for before this agent's own came"
     site.now += BURST
     assert site.forwarding.shared_signals() == frozenset()
-
-
-def process_of(reaper: ReaperClient) -> int:
-    """The reaper's own process, which its supervisor has forked; it is there when it answers."""
-    assert reaper.signals_received() == []
-    (found,) = descendants(reaper.pid, {pid: each.parent for pid, each in process_table().items()})
-    return found
-
-
-@pytest.mark.process
-def test_the_reaper_keeps_what_it_is_sent(reaper: ReaperClient) -> None:
-    pid = process_of(reaper)
-    for number in (TERM, USR1, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCONT, TERM):
-        os.kill(pid, number)
-    assert reaper.signals_received() == sorted(
-        [TERM, USR1, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCONT]
-    )
-    assert reaper.signals_received() == []
-
-
-@pytest.mark.process
-def test_a_worker_that_starts_has_not_been_sent_what_came_before(reaper: ReaperClient) -> None:
-    pid = process_of(reaper)
-    os.kill(pid, TERM)
-    process = WorkerProcess(reaper, [sys.executable, "-c", ""], os.environ)
-    assert reaper.signals_received() == []
-    assert ends(process) == 0
-    process.release()

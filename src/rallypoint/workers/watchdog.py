@@ -36,7 +36,7 @@ from rallypoint.base.procfs import catches, read_text
 from rallypoint.base.signals import signal_name
 from rallypoint.workers.process import ChildProcess
 from rallypoint.workers.stop import STACKS_TIMEOUT, NoSweep, Stop
-from rallypoint.workers.watchdog.requests import FileTimerRequest, RequestReader
+from rallypoint.workers.timers import FileTimerRequest, RequestReader
 
 log = get_logger(__name__)
 
