@@ -21,7 +21,7 @@ from rallypoint.control.election.steps import Changed, Fence, Procedure, Watched
 from rallypoint.control.election.takeover import Takeover
 from rallypoint.control.etcd import api
 from rallypoint.control.membership import rules
-from rallypoint.control.membership.operations import Close, Exit, Fail, Join, Stop
+from rallypoint.control.membership.operations import Close, Fail, Join, Stop
 from rallypoint.control.membership.rules import ClockView, Step
 from rallypoint.control.membership.state import NodeId, Reason, RoundEnd, Settings, State, Verdict
 from rallypoint.control.protocol import resume_state
@@ -188,23 +188,6 @@ def _forgets() -> AbstractContextManager[object]:
     return patch.object(procedures, "takeover_from", bad)
 
 
-def _one_name() -> AbstractContextManager[object]:
-    """Who waits knows only what the last coordinator called it, and who is lost is taken out one by one."""
-    opened = resume_state.session_opened
-
-    def bad(held: ResumeState, incarnation: str, node: NodeId) -> ResumeState:
-        return opened(held, incarnation, node)._replace(identities=())
-
-    def lose(self: Coordinator, nodes: Iterable[NodeId], now: float, reason: Reason, detail: str = "") -> None:
-        for node in nodes:
-            self.operate(node, Exit(reason, detail), now)
-
-    stack = ExitStack()
-    stack.enter_context(patch.object(link, "session_opened", bad))
-    stack.enter_context(patch.object(Coordinator, "_lose", lose))
-    return stack
-
-
 def _leaves_all() -> AbstractContextManager[object]:
     """Who goes last takes nothing with it."""
 
@@ -322,7 +305,6 @@ BUGS = (
     Mutation("the state is written without a fence", _without_fence),
     Mutation("a candidate leads out of its turn", _leads_out_of_turn),
     Mutation("a new coordinator forgets what the one before knew", _forgets),
-    Mutation("a node that waits is another one to a coordinator that comes back", _one_name, found_by=118273804),
     Mutation("who goes last leaves the job's state in etcd", _leaves_all),
     Mutation("nobody takes the place of a coordinator that is gone", _deaf_to_rivals),
     Mutation("nobody is waited for whose lease ended while etcd was away", _no_recovery_timeout, found_by=350),

@@ -83,7 +83,7 @@ class Player:
         self.now = 100.0
         self.coordinator = Coordinator(Settings("transcript", 1, 1), "0")
         self.names: dict[int, str] = {}
-        self.places: dict[str, tuple[str, NodeId, Placement | None]] = {}
+        self.places: dict[str, tuple[str, Placement | None]] = {}
         self.incarnations = 0
         self.sessions = 0
 
@@ -130,7 +130,7 @@ class Player:
             session = self.sessions
             self.names[session] = name
             address = options.get("addr", f"host-{name}")
-            node = self.coordinator.open(
+            self.coordinator.open(
                 session,
                 SessionRecord(
                     NodeId(address, 1, 0),
@@ -142,7 +142,7 @@ class Player:
                 self.now,
             )
             if name not in self.places:
-                self.places[name] = (self.coordinator.incarnation, node, None)
+                self.places[name] = (self.coordinator.incarnation, None)
         return []
 
     def _holding(self, names: list[str], options: Options) -> list[str]:
@@ -151,18 +151,16 @@ class Player:
             known = self.places[name]
             self._open([name], options)
             lines += self._say([name], partial(self._held, known, options))
-            incarnation, node = self.coordinator.incarnation, NodeId(f"host-{name}", 1, 0)
-            self.places[name] = (incarnation, node, known[2])
+            self.places[name] = (self.coordinator.incarnation, known[1])
         return lines
 
-    def _held(self, known: tuple[str, NodeId, Placement | None], options: Options) -> ResumeRequest:
-        incarnation, node, place = known
+    def _held(self, known: tuple[str, Placement | None], options: Options) -> ResumeRequest:
+        incarnation, place = known
         member = NodeInfo("default", 1, "", 7000)
         if place is None:
-            return ResumeRequest(incarnation, node, member, joining="joining" in options)
+            return ResumeRequest(incarnation, member, joining="joining" in options)
         return ResumeRequest(
             incarnation,
-            node,
             member,
             int(options.get("round", place.round)),
             place.group_rank,
@@ -301,7 +299,7 @@ class Player:
         for session, notice in sends:
             if isinstance(notice, Placed) and session in self.names:
                 name = self.names[session]
-                self.places[name] = (*self.places[name][:2], notice.placement)
+                self.places[name] = (self.places[name][0], notice.placement)
         return [f"{self.names[session]} <- {shown(notice)}" for session, notice in sends if session in self.names]
 
 

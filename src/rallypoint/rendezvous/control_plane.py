@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 
 from rallypoint.base.clock import Deadline
@@ -18,8 +17,6 @@ is twice the previous one: a spare that waits for days must not fill the log.
 
 if TYPE_CHECKING:
     from rallypoint.control.protocol.observation import Snapshot
-
-_local_ids = itertools.count()
 
 
 class LocalJob(NamedTuple):
@@ -75,11 +72,6 @@ class ControlPlane:
         """End what else belongs to it, after the link: a server, a candidacy. Idempotent."""
 
 
-def local_id() -> int:
-    """A number for each handler of this process, from 0."""
-    return next(_local_ids)
-
-
-def own_node(address: str) -> NodeId:
-    """The name of a handler of this process that others reach at `address`."""
-    return NodeId(address, os.getpid(), local_id(), host_name())
+def own_node(address: str = "") -> NodeId:
+    """The identity of a handler of this process that others reach at `address`; without that its link fills it in."""
+    return NodeId(address, os.getpid(), int.from_bytes(os.urandom(8), "big") >> 2, host_name())

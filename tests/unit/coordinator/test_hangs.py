@@ -124,7 +124,7 @@ def resumes(job: Job, session: int) -> list[object]:
     coordinator, node = job.coordinator, NodeId(f"10.0.0.{B}", 7, 0, "b")
     coordinator.open(session, SessionRecord(node, node.addr), job.now)
     held = ResumeRequest(
-        *("inc", node, coordinator.state.participants[node].node_info),
+        *("inc", coordinator.state.participants[node].node_info),
         round=0,
         origin="inc",
         group_rank=1,

@@ -103,7 +103,7 @@ def between(change: Change, key: bytes | None) -> Iterator[Between]:
 @contextmanager
 def linked(endpoint: Endpoint, key: bytes | None, job: Settings = JOB) -> Iterator[Heard]:
     told = Heard()
-    link = TcpLink(FixedEndpoint(DialTarget(endpoint, key)), job, 0, told.take, Deadline.after(TIMEOUT))
+    link = TcpLink(FixedEndpoint(DialTarget(endpoint, key)), job, NodeId("", 1, 0), told.take, Deadline.after(TIMEOUT))
     link.send(JoinRequest(NodeInfo("default", 1, "", 7000), TIMEOUT))
     try:
         yield told
@@ -200,7 +200,7 @@ def test_a_server_without_the_secret_is_not_believed_and_learns_nothing(skips_ch
     """It greets and welcomes whoever comes, as a host in the middle that took over the address would."""
     listener = socket.create_server(("127.0.0.1", 0))
     seen: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
-    welcome = codec.encode(Welcome(NodeId("127.0.0.1", 1, 0), 3.0, "server-0"))
+    welcome = codec.encode(Welcome(3.0, "server-0"))
 
     def serve() -> None:
         node, _ = listener.accept()

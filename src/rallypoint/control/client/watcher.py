@@ -61,7 +61,7 @@ class WatcherSession:
             UnreachableError: there is no answer. HandshakeError: the service that answers is not the right one; the
                 text says why.
         """
-        dialer = Dialer(self._where, self._settings, 0, is_watcher=True)
+        dialer = Dialer(self._where, self._settings, is_watcher=True)
         try:
             self._session = await dialer.dial(_CONNECT)
         except RETRYABLE as error:

@@ -168,7 +168,7 @@ class Watchers:
         job = self._job
         plan = plan_command(command, job.state, job.settings, job.sessions)
         job.history.add("command", job.state.round, plan.text, now)
-        job.send_to([each.node for _, each in job.sessions], OperatorAction(command.by, plan.text, plan.size))
+        job.send_to([each.node for each in job.sessions], OperatorAction(command.by, plan.text, plan.size))
         if plan.drained is not None:
             job.send_to([plan.drained], DrainRequested(command.by))
         if plan.operation is not None:

@@ -1,30 +1,22 @@
-"""The sessions of one coordinator, and the names of their nodes. Pure: `now` is passed in.
+"""The sessions of one coordinator. Pure: `now` is passed in.
 
 Laws:
 
-1. A name is given once. So a node that has lost its session can claim its name in the next one, and is certainly the
-   same. A name that was claimed is not given to another node, even if we have not given it (an earlier coordinator may
-   have).
-2. A session belongs to one node, and a node has one session at most: claiming a name ends the session that had it.
-3. A node may report the name that another coordinator gave it, until it has heard from us: that name stands for it here
-   too.
-4. A session that ends after its node has opened another one has not ended its node: connections break in any order.
-5. Silent sessions are found by `liveness`, which is notified of every session here.
+1. A node names itself, with a number that nobody can guess: who greets by that name is certainly the same node.
+2. A session belongs to one node. With its first request it replaces the earlier ones of its node.
+3. A session that ends while its node has another one has not ended its node: connections break in any order.
+4. Silent sessions are found by `liveness`, which is notified of every session here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from rallypoint.base.endpoint import is_loopback
 from rallypoint.base.light_dataclasses import dataclass
 from rallypoint.control.membership.liveness import Liveness
 from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol.messages import ConfigDifference
-
-_MAX_NAMES = 64
-"""The number of earlier names of one node that are remembered, beyond which those of other coordinators are not."""
-
 
 STRANGER_REFUSED = (
     "without a secret, a job is ended or changed only from machines that host its nodes; give all nodes of the job the "
@@ -38,7 +30,6 @@ class SessionRecord:
     """What is known about a session: how it was opened, and what its node has reported since."""
 
     node: NodeId
-    """The name that the node requests, and from `SessionRegistry.open` on the one that it has."""
     address: str
     """The node's own address towards us, as it sees it."""
     server_address: str = ""
@@ -61,14 +52,12 @@ class SessionRecord:
     """Whether it has wanted to, and was not allowed."""
     number: int = 0
     """The number of the session, from `SessionRegistry.open` on."""
-    requested: NodeId | None = None
-    """The name that the node requests in each of its sessions, from `SessionRegistry.open` on."""
+    resumes: bool = False
+    """Whether the node was in a session before and has yet to say what it holds: until then it is told nothing."""
     repeats_join: bool = False
     """Whether the node has reported at the beginning that it waits for a place, and has not sent its join yet."""
     skips_join: bool = False
     """Whether the join that it sends next was overtaken by a notification that it was just sent."""
-    claimed: bool = False
-    """Whether it has claimed a name, which it does at its beginning and once."""
     differences_reported: tuple[ConfigDifference, ...] = ()
     """The differences from the job's settings that the node has been told."""
     addresses: tuple[str, ...] | None = None
@@ -81,113 +70,68 @@ class SessionRegistry:
     def __init__(self, liveness: Liveness) -> None:
         self.liveness = liveness
         self._sessions: dict[int, SessionRecord] = {}
-        self._by_node: dict[NodeId, int] = {}
-        self._newest: dict[NodeId, int] = {}
-        """A requested name to the newest session with it."""
-        self._next_local_id: dict[tuple[str, int], int] = {}
-        """Address and process id to the lowest local id that was not given to them yet."""
-        self._names: dict[tuple[str, NodeId], NodeId] = {}
-        """Each name that a node had before, with the coordinator that gave it (empty for us), to its name here."""
-        self._names_by_node: dict[NodeId, list[tuple[str, NodeId]]] = {}
-        """The reverse mapping."""
+        self._by_node: dict[NodeId, tuple[int, ...]] = {}
+        """The sessions of each node; the first is the one in which it has spoken."""
         self._in_this_process: list[int] = []
         self._external_addresses: dict[int, str] = {}
         """The addresses that nodes on other machines use for us."""
 
     def open(self, number: int, session: SessionRecord, now: float) -> None:
-        """A session begins; its node gets the requested name, unless that was given before."""
-        session.requested, session.number, session.node = session.node, number, self._unique(session.node)
+        """A session begins."""
+        session.number = number
         self._sessions[number] = session
-        self._newest[session.requested] = number
-        self._by_node[session.node] = number
+        self._by_node[session.node] = (*self._by_node.get(session.node, ()), number)
         if session.in_this_process:
             self._in_this_process.append(number)
         if session.server_address and not is_loopback(session.address):
             self._external_addresses[number] = session.server_address
         self.liveness.opened(number, now, leased=session.leased, local=session.local)
 
-    def reserve(self, name: NodeId) -> None:
-        """A name was given, perhaps by an earlier coordinator: no other node gets it."""
-        taken = max(name.local_id + 1, self._next_local_id.get((name.addr, name.pid), 0))
-        self._next_local_id[name.addr, name.pid] = taken
+    def replace_earlier(self, session: SessionRecord) -> tuple[int, ...]:
+        """A session speaks: end the earlier ones of its node (law 2). Returns their numbers."""
+        sessions = self._by_node[session.node]
+        earlier = sessions[: sessions.index(session.number)]
+        for each in earlier:
+            self.close(each)
+        return earlier
 
-    def resume(self, session: SessionRecord, name: NodeId) -> int | None:
-        """The node of a session was here before, with that name. Returns the session that this ends."""
-        name = self._names.get(("", name), name)
-        if session.node == name or session.claimed:
-            return None
-        session.claimed = True
-        previous = self._by_node.get(name)
-        if previous is not None:
-            self.close(previous)
-        self.reserve(name)
-        self._remember("", session.node, name)
-        del self._by_node[session.node]
-        session.node = name
-        self._by_node[name] = session.number
-        return previous
-
-    def name_of(self, incarnation: str, name: NodeId) -> NodeId | None:
-        """The name here of a node that another coordinator gave that name, if the node has reported it before."""
-        return self._names.get((incarnation, name))
-
-    def reported(self, session: SessionRecord, incarnation: str, name: NodeId) -> None:
-        """The node of a session has that name from another coordinator: it reports it again until it has heard us."""
-        if len(self._names_by_node.get(session.node, ())) < _MAX_NAMES:
-            self._remember(incarnation, name, session.node)
-
-    def _remember(self, incarnation: str, name: NodeId, node: NodeId) -> None:
-        self._names[incarnation, name] = node
-        self._names_by_node.setdefault(node, []).append((incarnation, name))
-
-    def hand_over(self, number: int, known: Callable[[NodeId], bool]) -> bool:
-        """A session is about to end: if its node has opened another, which has not claimed anything yet, and is `known`
-        by name, the other session takes the name at once. Returns whether it does.
-        """
-        session = self._sessions.get(number)
-        if session is None or session.requested is None or not known(session.node):
-            return False
-        newest = self._newest.get(session.requested, number)
-        return newest != number and self.resume(self._sessions[newest], session.node) is not None
-
-    def close(self, number: int) -> SessionRecord | None:
-        """A session ends; its node may come back. Returns its record, None if there is none of that number."""
+    def close(self, number: int) -> NodeId | None:
+        """A session ends. Returns its node, if that has no other one (law 3)."""
         session = self._sessions.pop(number, None)
-        if session is not None:
-            del self._by_node[session.node]
-            if session.requested is not None and self._newest.get(session.requested) == number:
-                del self._newest[session.requested]
-            self._external_addresses.pop(number, None)
-            if session.in_this_process:
-                self._in_this_process.remove(number)
-            self.liveness.closed(number)
-        return session
-
-    def forget(self, node: NodeId) -> None:
-        """Nothing is held for a node any more: forget its earlier names."""
-        for called in self._names_by_node.pop(node, ()):
-            if self._names.get(called) == node:
-                del self._names[called]
+        if session is None:
+            return None
+        self._external_addresses.pop(number, None)
+        if session.in_this_process:
+            self._in_this_process.remove(number)
+        self.liveness.closed(number)
+        others = tuple(each for each in self._by_node[session.node] if each != number)
+        if others:
+            self._by_node[session.node] = others
+            return None
+        del self._by_node[session.node]
+        return session.node
 
     def get(self, number: int) -> SessionRecord | None:
         """The session of that number, if it is open."""
         return self._sessions.get(number)
 
-    def session_of(self, node: NodeId) -> int | None:
-        """The number of the node's session, if it has one."""
-        return self._by_node.get(node)
+    def of(self, node: NodeId) -> SessionRecord | None:
+        """The session in which a node can be told something, if it has one."""
+        numbers = self._by_node.get(node)
+        session = None if numbers is None else self._sessions[numbers[0]]
+        return None if session is None or session.resumes else session
 
     def __contains__(self, node: NodeId) -> bool:
-        return node in self._by_node
+        return self.of(node) is not None
 
-    def __iter__(self) -> Iterator[tuple[int, SessionRecord]]:
-        """Numbers and sessions, in the order in which they were opened."""
-        return iter(self._sessions.items())
+    def __iter__(self) -> Iterator[SessionRecord]:
+        """In the order in which they were opened."""
+        return iter(self._sessions.values())
 
     def silence(self, node: NodeId, now: float) -> float | None:
         """Seconds since a node was last heard; None if it has no session, or one without a lease."""
-        number = self._by_node.get(node)
-        return None if number is None else self.liveness.silence(number, now)
+        session = self.of(node)
+        return None if session is None else self.liveness.silence(session.number, now)
 
     @property
     def nodes(self) -> frozenset[NodeId]:
@@ -208,9 +152,3 @@ class SessionRegistry:
     def nodes_in_this_process(self) -> list[NodeId]:
         """The nodes whose agent is in our own process: also that of an elected leader, which may outlive its term."""
         return [self._sessions[number].node for number in self._in_this_process]
-
-    def _unique(self, node: NodeId) -> NodeId:
-        addr = node.addr or "?"
-        local_id = max(node.local_id, self._next_local_id.get((addr, node.pid), 0))
-        self._next_local_id[addr, node.pid] = local_id + 1
-        return NodeId(addr, node.pid, local_id, node.host)

@@ -16,16 +16,18 @@ from rallypoint.failures.cause import Cause, Ending, Restarts
 
 
 class NodeId(NamedTuple):
-    """One agent of the job. Ordered as written; people read the name of its machine (`name_of` says more)."""
+    """One agent of the job, as it names itself, once. Ordered as written; people read the name of its machine."""
 
     addr: str
+    """Its address towards the first coordinator that it met."""
     pid: int
-    local_id: int
+    number: int
+    """Drawn at random, so that nobody else has it or can guess it."""
     host: str = ""
     """The name of its machine, for people; empty if it is not known."""
 
     def __str__(self) -> str:
-        return self.host or self.addr or f"the node of group rank {self.local_id}"
+        return self.host or self.addr or f"the node of group rank {self.number}"
 
     @classmethod
     def placeholder(cls, rank: int) -> NodeId:

@@ -39,7 +39,7 @@ from rallypoint.rendezvous.backends.options import (
     settings_of,
     worker_stores,
 )
-from rallypoint.rendezvous.control_plane import ControlPlane, local_id, own_node
+from rallypoint.rendezvous.control_plane import ControlPlane, own_node
 from rallypoint.rendezvous.elastic import ElasticHandler, record_hosting
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import C10D_PORT, RendezvousParameters
@@ -110,7 +110,7 @@ class _EmbeddedControl(ControlPlane):
 
         place = DialTarget(self._endpoint, job_key(self.settings.run_id), self._tls, self.endpoint_flag)
         where = FixedEndpoint(place) if self._is_host is False else InferredHost(place, self._host_if_unhosted)
-        return TcpLink(where, self.settings, local_id(), deliver, deadline)
+        return TcpLink(where, self.settings, own_node(), deliver, deadline)
 
     def _host_if_unhosted(self, lost: bool) -> None:
         """The endpoint is this machine: one agent here hosts the server if there is none yet, or if it was lost."""
