@@ -21,7 +21,7 @@ from benchmarks.processor_time import ProcessClock
 from benchmarks.protected import key_of, tls_of
 from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import MAGIC, FrameReader, frame
+from rallypoint.control.protocol.codec import MAGIC, FrameReader, frame
 from rallypoint.control.protocol.handshake import Challenge, ClientHandshake, Welcome
 from rallypoint.control.protocol.messages import (
     Heartbeat,

@@ -18,10 +18,20 @@ import pytest
 
 from rallypoint.base.secrets import Secret, new_secret, token
 from rallypoint.control.coordinator.connection import HANDSHAKE_TIMEOUT
-from rallypoint.control.membership.operations import Close, Drain, Fail, Preempt, PreemptJob, RecordProgress, Succeed
-from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
+from rallypoint.control.membership.state import (
+    Close,
+    Drain,
+    Fail,
+    NodeId,
+    NodeInfo,
+    Preempt,
+    PreemptJob,
+    RecordProgress,
+    Settings,
+    Succeed,
+)
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import MAGIC, FrameReader, frame
+from rallypoint.control.protocol.codec import MAGIC, FrameReader, frame
 from rallypoint.control.protocol.handshake import PROTOCOL_VERSION, Challenge, Hello, Welcome
 from rallypoint.control.protocol.messages import (
     Heartbeat,

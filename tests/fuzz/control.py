@@ -11,22 +11,29 @@ from pathlib import Path
 from rallypoint.control.coordinator.dispatcher import Dispatcher, RestoredState
 from rallypoint.control.coordinator.job_log import RendezvousName, timeout_sentence, waiting_line
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.operations import (
+from rallypoint.control.membership.state import (
     Close,
     Drain,
     Fail,
+    NodeId,
+    NodeInfo,
+    NodeRanks,
+    Outcome,
     Preempt,
     PreemptJob,
+    Reason,
     RecordProgress,
     Refusal,
     ReportQuiet,
+    RoundEnd,
+    Settings,
+    State,
     Succeed,
+    Verdict,
 )
-from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Reason, RoundEnd, Settings, State, Verdict
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.codec import decode_state, encode_state
-from rallypoint.control.protocol.errors import RendezvousStateError
-from rallypoint.control.protocol.frames import MAGIC, FrameError, FrameReader, SignatureError, frame
+from rallypoint.control.protocol.codec import MAGIC, FrameReader, decode_state, encode_state, frame
+from rallypoint.control.protocol.errors import FrameError, RendezvousStateError, SignatureError
 from rallypoint.control.protocol.handshake import (
     PROTOCOL_VERSION,
     Challenge,
@@ -84,7 +91,6 @@ from rallypoint.control.protocol.observation import (
 )
 from rallypoint.control.protocol.resume_state import ResumeState, after_notification, after_request, requests_to_repeat
 from rallypoint.control.protocol.signing import Signers
-from rallypoint.control.ranks import NodeRanks
 from rallypoint.failures.cause import Cause, Ending, Restarts
 from rallypoint.failures.report import ChildFailedError
 from rallypoint.observe.bundle import Piece, decode_bundle, encode_bundle
@@ -375,7 +381,7 @@ _STATES = _many_states()
 
 
 TARGETS = {
-    "frames": Target(frames, _frame_seeds, ("control/protocol/frames.py",)),
+    "frames": Target(frames, _frame_seeds, ("control/protocol/codec.py",)),
     "messages": Target(messages, _message_seeds, ("control/protocol/codec.py", "control/protocol/validation.py")),
     "snapshots": Target(snapshots, _snapshot_seeds, ("control/protocol/observation.py",)),
     "stacks": Target(

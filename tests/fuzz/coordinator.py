@@ -10,8 +10,7 @@ from rallypoint.control.coordinator.jobs import ManyJobs
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import NodeId
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.codec import decode_state, encode_state
-from rallypoint.control.protocol.frames import MAX_FRAME, SIGNATURE_SIZE
+from rallypoint.control.protocol.codec import MAX_FRAME, decode_state, encode_state
 from rallypoint.control.protocol.handshake import (
     HandshakeError,
     HandshakeRefused,
@@ -20,7 +19,7 @@ from rallypoint.control.protocol.handshake import (
     ServerHandshake,
     Welcome,
 )
-from rallypoint.control.protocol.messages import Heartbeat, JoinRequest, Notification, Placed
+from rallypoint.control.protocol.messages import SIGNATURE_SIZE, Heartbeat, JoinRequest, Notification, Placed
 from tests.fuzz.control import HELLO, MEMBER, REQUESTS, SETTINGS, encoded, heard
 from tests.fuzz.target import Target, no_errors
 

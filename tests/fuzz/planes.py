@@ -23,7 +23,7 @@ from rallypoint.control.coordinator.jobs import ManyJobs
 from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import MAGIC, frame
+from rallypoint.control.protocol.codec import MAGIC, frame
 from rallypoint.control.protocol.handshake import Proof
 from rallypoint.control.protocol.messages import (
     JobEnded,

@@ -39,8 +39,17 @@ from rallypoint.agent.steps import Timer as AgentTimer
 from rallypoint.agent.waiting import Confirmation
 from rallypoint.base.clock import Deadline
 from rallypoint.control.election.leader_resolver import LeaderResolver
-from rallypoint.control.membership.operations import Drain, Fail, Preempt, PreemptJob, Succeed
-from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Settings
+from rallypoint.control.membership.state import (
+    Drain,
+    Fail,
+    NodeId,
+    NodeInfo,
+    Outcome,
+    Preempt,
+    PreemptJob,
+    Settings,
+    Succeed,
+)
 from rallypoint.control.protocol.handshake import PROTOCOL_VERSION, Hello
 from rallypoint.control.protocol.messages import (
     CollectedPart,
@@ -61,8 +70,7 @@ from rallypoint.control.protocol.messages import (
     RoundEnded,
 )
 from rallypoint.failures.cause import Cause, Ending
-from rallypoint.rendezvous.control_plane import ControlPlane
-from rallypoint.rendezvous.elastic import ElasticHandler
+from rallypoint.rendezvous.elastic import ControlPlane, ElasticHandler
 from tests.sim.election import SimCandidate
 from tests.sim.hangs import SimSigns
 from tests.sim.link import SimLink

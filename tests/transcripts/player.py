@@ -26,8 +26,19 @@ from functools import partial
 from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
 from rallypoint.control.coordinator.job_log import RendezvousName, timeout_sentence, waiting_line
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.operations import Close, Drain, Fail, Preempt, PreemptJob, RecordProgress, Succeed
-from rallypoint.control.membership.state import NodeId, NodeInfo, Settings, join_names
+from rallypoint.control.membership.state import (
+    Close,
+    Drain,
+    Fail,
+    NodeId,
+    NodeInfo,
+    Preempt,
+    PreemptJob,
+    RecordProgress,
+    Settings,
+    Succeed,
+    join_names,
+)
 from rallypoint.control.protocol.messages import (
     JobEnded,
     JoinRefused,

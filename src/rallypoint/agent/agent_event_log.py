@@ -12,7 +12,7 @@ from rallypoint.agent.progress import Reached
 from rallypoint.agent.spec import WorkerGroup, node_failure
 from rallypoint.agent.steps import Event, FailHung, RequestJoin, StartWorkers, Step, StopWorkers, WorkersStopped
 from rallypoint.base.light_typing import Any
-from rallypoint.control.membership.operations import Fail
+from rallypoint.control.membership.state import Fail
 from rallypoint.control.protocol.messages import HangReport, JobEnded, OperatorAction, Placed, RoundEnded
 from rallypoint.failures.cause import Cause, Ending
 from rallypoint.failures.texts import first_line

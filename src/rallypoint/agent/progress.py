@@ -27,7 +27,7 @@ from rallypoint.agent.sources import Source
 from rallypoint.base.clock import Clock
 from rallypoint.base.light_typing import NamedTuple
 from rallypoint.base.private_files import is_private, open_regular
-from rallypoint.control.membership.operations import RecordProgress
+from rallypoint.control.membership.state import RecordProgress
 from rallypoint.control.protocol.messages import Request
 from rallypoint.notices import PROGRESS_PREFIX, PROGRESS_SIZE
 

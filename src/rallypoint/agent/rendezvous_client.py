@@ -8,9 +8,8 @@ from __future__ import annotations
 from rallypoint.base.light_typing import TYPE_CHECKING, Protocol
 from rallypoint.control.membership.state import NodeInfo
 from rallypoint.control.protocol.messages import Deliver, Placement, Request
-from rallypoint.rendezvous.control_plane import LocalJob
 from rallypoint.rendezvous.elastic import ElasticHandler
-from rallypoint.rendezvous.handler import RendezvousInfo
+from rallypoint.rendezvous.handler import LocalJob, RendezvousInfo
 
 if TYPE_CHECKING:
     from rallypoint.agent.spec import WorkerSpec

@@ -25,7 +25,7 @@ from rallypoint.base.clock import BOOT_CLOCK, Clock
 from rallypoint.base.light_typing import TYPE_CHECKING, Protocol
 from rallypoint.base.log import get_logger
 from rallypoint.control.protocol.messages import Confirmed, ConfirmRequest, LinkDown, LinkUp, ProgressRequest, Request
-from rallypoint.rendezvous.control_plane import FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL
+from rallypoint.rendezvous.handler import FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL
 
 if TYPE_CHECKING:
     from rallypoint.agent.features.live_line import LiveLine

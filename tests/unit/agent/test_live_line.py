@@ -17,8 +17,8 @@ from rallypoint.agent.policy import PolicyState, decide
 from rallypoint.agent.steps import LogLine
 from rallypoint.base.log import STDERR_LOCK, print_error_line
 from rallypoint.control.coordinator.job_log import live_words
+from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placed, Placement, Progress
-from rallypoint.control.ranks import NodeRanks
 from rallypoint.workers.logs.console import Console
 from tests.unit.agent.thread_workers import ThreadWorkers
 

@@ -16,8 +16,8 @@ from rallypoint.agent.features.peers import PeerExchange
 from rallypoint.agent.spec import WorkerGroup
 from rallypoint.base.poll import until_readable
 from rallypoint.clusters.preflight.results import REQUIRE, WARN
+from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placement
-from rallypoint.control.ranks import NodeRanks
 from rallypoint.store.server import StoreServer
 from tests.ports import free_port
 from tests.unit.agent.test_peer_exchange import User

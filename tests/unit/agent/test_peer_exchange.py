@@ -18,8 +18,8 @@ from rallypoint.agent.spec import WorkerGroup, WorkerState
 from rallypoint.agent.third_party import exchange
 from rallypoint.base.errors import SignalException
 from rallypoint.base.poll import until_readable
+from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placement
-from rallypoint.control.ranks import NodeRanks
 from rallypoint.failures.cause import Ending
 from rallypoint.rendezvous.handler import RendezvousHandler, get_rendezvous_handler
 from rallypoint.rendezvous.params import RendezvousParameters

@@ -18,7 +18,7 @@ from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import MAGIC, frame
+from rallypoint.control.protocol.codec import MAGIC, frame
 from rallypoint.control.protocol.handshake import PROTOCOL_VERSION, ClientHandshake, HandshakeRefused
 from rallypoint.control.protocol.messages import Confirmed, ConfirmRequest, Heartbeat, Notification
 from tests.unit.coordinator.sockets import SocketNode

@@ -19,9 +19,8 @@ from rallypoint.control.client.tcp_link import TcpLink
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.operations import Fail, Refusal
-from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
-from rallypoint.control.protocol.frames import MAGIC
+from rallypoint.control.membership.state import Fail, NodeId, NodeInfo, Refusal, Settings
+from rallypoint.control.protocol.codec import MAGIC
 from rallypoint.control.protocol.messages import (
     ConfigDiffers,
     JoinRefused,
@@ -33,7 +32,7 @@ from rallypoint.control.protocol.messages import (
     ResumeRequest,
 )
 from rallypoint.failures.cause import Cause
-from rallypoint.rendezvous.control_plane import own_node
+from rallypoint.rendezvous.elastic import own_node
 from tests.ports import free_port
 from tests.unit.rendezvous.listening import Heard
 

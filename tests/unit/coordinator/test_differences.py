@@ -7,8 +7,7 @@ import pytest
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.operations import Fail
-from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
+from rallypoint.control.membership.state import Fail, NodeId, NodeInfo, Settings
 from rallypoint.control.protocol.messages import (
     ConfigDifference,
     ConfigDiffers,

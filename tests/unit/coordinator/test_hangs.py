@@ -6,8 +6,7 @@ from itertools import count
 
 from rallypoint.control.coordinator.hangs import HangCollection
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.operations import ReportQuiet
-from rallypoint.control.membership.state import NodeId, Settings
+from rallypoint.control.membership.state import NodeId, ReportQuiet, Settings
 from rallypoint.control.protocol.messages import (
     CollectedPart,
     CollectionEnded,

@@ -20,7 +20,7 @@ from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import frame
+from rallypoint.control.protocol.codec import frame
 from rallypoint.control.protocol.handshake import ClientHandshake
 from rallypoint.control.protocol.messages import Heartbeat, JoinRequest, LeaveRequest, Progress, ProgressRequest
 from tests.unit.coordinator.sockets import SocketNode

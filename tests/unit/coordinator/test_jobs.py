@@ -10,8 +10,17 @@ import pytest
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.jobs import MAX_JOBS, MAX_JOBS_OF_ONE, ManyJobs
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.operations import Fail, Refusal, Succeed
-from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Reason, Settings, Verdict
+from rallypoint.control.membership.state import (
+    Fail,
+    NodeId,
+    NodeInfo,
+    Outcome,
+    Reason,
+    Refusal,
+    Settings,
+    Succeed,
+    Verdict,
+)
 from rallypoint.control.protocol.handshake import ClientHandshake, HandshakeError
 from rallypoint.control.protocol.messages import (
     Heartbeat,

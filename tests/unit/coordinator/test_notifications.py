@@ -12,16 +12,18 @@ from rallypoint.control.coordinator.notifications import (
     placements,
 )
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.operations import Exit, Refusal, Succeed
 from rallypoint.control.membership.rules import ClockView, step
 from rallypoint.control.membership.state import (
+    Exit,
     NodeId,
     NodeInfo,
     Outcome,
     Participant,
     Preemption,
+    Refusal,
     Settings,
     State,
+    Succeed,
     Verdict,
 )
 from rallypoint.control.protocol.codec import decode_state, encode_state

@@ -8,8 +8,19 @@ from hypothesis import strategies as st
 from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
 from rallypoint.control.coordinator.recovery import recovery_timeout
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.operations import Drain, Fail, PreemptJob, ReportQuiet, Succeed
-from rallypoint.control.membership.state import NodeId, NodeInfo, NodeRange, Outcome, Settings, State
+from rallypoint.control.membership.state import (
+    Drain,
+    Fail,
+    NodeId,
+    NodeInfo,
+    NodeRange,
+    Outcome,
+    PreemptJob,
+    ReportQuiet,
+    Settings,
+    State,
+    Succeed,
+)
 from rallypoint.control.protocol.messages import (
     JobEnded,
     JoinRequest,

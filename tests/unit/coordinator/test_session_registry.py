@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rallypoint.control.coordinator.sessions import SessionRecord, SessionRegistry
-from rallypoint.control.membership.liveness import Liveness
+from rallypoint.control.coordinator.sessions import Liveness, SessionRecord, SessionRegistry
 from rallypoint.control.membership.state import NodeId
 
 

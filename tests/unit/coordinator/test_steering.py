@@ -10,9 +10,18 @@ from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.dispatcher import MAX_WATCHERS, Dispatcher
 from rallypoint.control.coordinator.operators import Watchers
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.operations import Drain, Fail, PreemptJob
 from rallypoint.control.membership.rules import resize
-from rallypoint.control.membership.state import NodeId, NodeInfo, NodeRange, Participant, Settings, State
+from rallypoint.control.membership.state import (
+    Drain,
+    Fail,
+    NodeId,
+    NodeInfo,
+    NodeRange,
+    Participant,
+    PreemptJob,
+    Settings,
+    State,
+)
 from rallypoint.control.protocol.messages import (
     CollectedPart,
     CollectKind,

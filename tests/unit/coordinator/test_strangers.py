@@ -6,8 +6,7 @@ import pytest
 
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.operations import Close, PreemptJob, RecordProgress
-from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Settings
+from rallypoint.control.membership.state import Close, NodeId, NodeInfo, Outcome, PreemptJob, RecordProgress, Settings
 from rallypoint.control.protocol.messages import JoinRequest, Placed, Request, ResumeRequest
 
 JOB_WIDE = [Close(), PreemptJob(1.0), RecordProgress(0, 5)]

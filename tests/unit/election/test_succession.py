@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from rallypoint.control.coordinator.dispatcher import Dispatcher, RestoredState
 from rallypoint.control.coordinator.recovery import recovery_timeout
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.operations import Drain, Fail, Succeed
-from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Settings, State
+from rallypoint.control.membership.state import Drain, Fail, NodeId, NodeInfo, Outcome, Settings, State, Succeed
 from rallypoint.control.protocol.messages import (
     Confirmed,
     ConfirmRequest,

@@ -16,8 +16,7 @@ from rallypoint.base.peer_user import Peer
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.jobs import ManyJobs, ServedJobs
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.operations import Close
-from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
+from rallypoint.control.membership.state import Close, NodeId, NodeInfo, Settings
 from rallypoint.control.protocol.handshake import Hello
 from rallypoint.control.protocol.messages import JoinRequest
 from rallypoint.observe.metrics import Family, build_family

@@ -6,13 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.control.membership.operations import (
+from rallypoint.control.membership.state import (
     Fail,
+    NodeId,
+    NodeInfo,
+    Outcome,
+    Reason,
     RecordProgress,
+    RoundEnd,
+    Settings,
+    Verdict,
 )
-from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Reason, RoundEnd, Settings, Verdict
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import MAGIC, MAX_FRAME, FrameError, FrameReader, frame
+from rallypoint.control.protocol.codec import MAGIC, MAX_FRAME, FrameReader, frame
+from rallypoint.control.protocol.errors import FrameError
 from rallypoint.control.protocol.handshake import (
     ClientHandshake,
     HandshakeRefused,

@@ -11,8 +11,7 @@ from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.control.client.dialing import DialTarget, FixedEndpoint
 from rallypoint.control.client.tcp_link import TcpLink
-from rallypoint.control.membership.operations import Fail, Succeed
-from rallypoint.control.membership.state import NodeId, NodeInfo, Reason, RoundEnd, Settings
+from rallypoint.control.membership.state import Fail, NodeId, NodeInfo, NodeRanks, Reason, RoundEnd, Settings, Succeed
 from rallypoint.control.protocol.messages import (
     Confirmed,
     ConfirmRequest,
@@ -33,7 +32,6 @@ from rallypoint.control.protocol.resume_state import (
     requests_to_repeat,
     without_foreign_join,
 )
-from rallypoint.control.ranks import NodeRanks
 from tests.unit.coordinator.test_control import CAUSE, TIMEOUT
 
 MEMBER = NodeInfo("default", 1, "h", 7000)

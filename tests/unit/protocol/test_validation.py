@@ -6,14 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.control.membership.operations import Close, Fail, Preempt
-from rallypoint.control.membership.state import NodeId, NodeInfo, Reason, RoundEnd, Settings
+from rallypoint.control.membership.state import (
+    Close,
+    Fail,
+    NodeId,
+    NodeInfo,
+    NodeRanks,
+    Preempt,
+    Reason,
+    RoundEnd,
+    Settings,
+)
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import check_size
+from rallypoint.control.protocol.codec import check_size
 from rallypoint.control.protocol.handshake import Hello
 from rallypoint.control.protocol.messages import JoinRequest, Placed, Placement, ResumeRequest, RoundEnded
 from rallypoint.control.protocol.validation import ValidationError, validated
-from rallypoint.control.ranks import NodeRanks
 from rallypoint.failures.cause import Cause
 
 MEMBER = NodeInfo("role", 2, "10.0.0.1", 7000, None)

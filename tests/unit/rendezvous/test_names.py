@@ -6,11 +6,12 @@ import pytest
 
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.operations import Drain, Preempt
 from rallypoint.control.membership.state import (
+    Drain,
     NodeId,
     NodeInfo,
     Participant,
+    Preempt,
     Settings,
     State,
     join_names,

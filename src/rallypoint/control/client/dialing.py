@@ -21,7 +21,8 @@ from rallypoint.base.endpoint import Endpoint, host_name, is_local_address, shor
 from rallypoint.base.log import get_logger, printable
 from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import MAGIC, FrameError, FrameReader, SignatureError, frame
+from rallypoint.control.protocol.codec import MAGIC, FrameReader, frame
+from rallypoint.control.protocol.errors import FrameError, SignatureError
 from rallypoint.control.protocol.handshake import Challenge, ClientHandshake, HandshakeError, HandshakeRefused, Welcome
 from rallypoint.store.wire import Op, encode, greeting
 

@@ -26,7 +26,8 @@ from rallypoint.base.loop import shared_loop
 from rallypoint.control.client.dialing import ClientSession, EndpointResolver, Redialer, error_words
 from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import FrameError, check_size
+from rallypoint.control.protocol.codec import check_size
+from rallypoint.control.protocol.errors import FrameError
 from rallypoint.control.protocol.handshake import HandshakeError
 from rallypoint.control.protocol.messages import (
     Deliver,

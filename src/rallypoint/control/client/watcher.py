@@ -11,7 +11,7 @@ from rallypoint.base.errors import RallypointError
 from rallypoint.control.client.dialing import RETRYABLE, ClientSession, Dialer, DialTarget, error_words
 from rallypoint.control.membership.state import Settings
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import FrameError
+from rallypoint.control.protocol.errors import FrameError
 from rallypoint.control.protocol.handshake import HandshakeError
 from rallypoint.control.protocol.messages import CollectedPart, SessionEnded
 from rallypoint.control.protocol.observation import (

@@ -27,7 +27,8 @@ from rallypoint.base.peer_user import Peer, PeerUsers, SocketName
 from rallypoint.control.coordinator.session import HEARTBEAT, ServerSession
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import MAGIC, TLS_HANDSHAKE, FrameError, FrameReader, frame
+from rallypoint.control.protocol.codec import MAGIC, TLS_HANDSHAKE, FrameReader, frame
+from rallypoint.control.protocol.errors import FrameError
 from rallypoint.control.protocol.messages import CollectedPart
 
 if TYPE_CHECKING:

@@ -48,21 +48,10 @@ from rallypoint.control.coordinator.recovery import (
     with_size,
     without_given_up_join,
 )
-from rallypoint.control.coordinator.sessions import STRANGER_REFUSED, SessionRecord, SessionRegistry
-from rallypoint.control.membership.liveness import Liveness, Observer
-from rallypoint.control.membership.operations import (
-    Close,
-    Exit,
-    Join,
-    NodeOperation,
-    Operation,
-    PreemptJob,
-    RecordProgress,
-    Refusal,
-    Stop,
-)
+from rallypoint.control.coordinator.sessions import STRANGER_REFUSED, Liveness, SessionRecord, SessionRegistry
 from rallypoint.control.membership.rules import (
     ClockView,
+    Observer,
     backoff_ends,
     last_call_decides,
     needs_all,
@@ -71,11 +60,20 @@ from rallypoint.control.membership.rules import (
     without_nodes,
 )
 from rallypoint.control.membership.state import (
+    Close,
+    Exit,
+    Join,
     NodeId,
     NodeInfo,
+    NodeOperation,
+    Operation,
+    PreemptJob,
     Reason,
+    RecordProgress,
+    Refusal,
     Settings,
     State,
+    Stop,
     known_to,
     name_of,
     nodes_waiting_alike,

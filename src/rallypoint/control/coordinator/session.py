@@ -44,7 +44,7 @@ COMMAND_REFUSED = (
 
 _MANY_HEARTBEATS_PER_LEASE = 2.1
 """If there are many sessions; otherwise three. More than two, so that less than half a lease lies between them: silence
-of all nodes for that long would look like an outage of ours (`control.membership.liveness`).
+of all nodes for that long would look like an outage of ours (`control.coordinator.sessions`).
 """
 
 

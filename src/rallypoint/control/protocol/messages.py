@@ -11,12 +11,22 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from rallypoint.base.light_typing import NamedTuple, Protocol
-from rallypoint.control.membership.operations import NodeOperation, Refusal
-from rallypoint.control.membership.state import NodeInfo, NodeRange, Outcome, Reason, RoundEnd, Verdict
-from rallypoint.control.ranks import NodeRanks
+from rallypoint.control.membership.state import (
+    NodeInfo,
+    NodeOperation,
+    NodeRange,
+    NodeRanks,
+    Outcome,
+    Reason,
+    Refusal,
+    RoundEnd,
+    Verdict,
+)
 
 MAX_PART = 48 * 1024
 """Bytes in one part of a message that is sent in parts."""
+SIGNATURE_SIZE = 16
+"""Bytes of a frame that its signature takes, if frames are signed (`signing`)."""
 
 
 class ReportRequested(NamedTuple):

@@ -18,8 +18,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from rallypoint.control.membership.operations import Close, Fail, NodeOperation, PreemptJob, Succeed
-from rallypoint.control.membership.state import NodeInfo, NodeRange
+from rallypoint.control.membership.state import Close, Fail, NodeInfo, NodeOperation, NodeRange, PreemptJob, Succeed
 from rallypoint.control.protocol.messages import (
     CollectedPart,
     Confirmed,

@@ -21,8 +21,7 @@ from rallypoint.control.election.keys import ElectionKeys
 from rallypoint.control.etcd.api import Credentials, EtcdTls
 from rallypoint.control.protocol.messages import Deliver, Link
 from rallypoint.rendezvous.backends.options import control_listeners, control_tls, rank_hint, settings_of, worker_stores
-from rallypoint.rendezvous.control_plane import ControlPlane, own_node
-from rallypoint.rendezvous.elastic import ElasticHandler
+from rallypoint.rendezvous.elastic import ControlPlane, ElasticHandler, own_node
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import RendezvousParameters
 

@@ -20,7 +20,7 @@ from rallypoint.base.log import get_logger
 from rallypoint.control.client.dialing import RETRYABLE, Dialer, DialTarget, FixedEndpoint, error_words
 from rallypoint.control.protocol.handshake import HandshakeError
 from rallypoint.control.protocol.messages import LinkLost
-from rallypoint.rendezvous.control_plane import own_node
+from rallypoint.rendezvous.elastic import own_node
 
 if TYPE_CHECKING:
     from rallypoint.control.coordinator.dispatcher import Dispatcher

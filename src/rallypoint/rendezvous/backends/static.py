@@ -30,8 +30,7 @@ from rallypoint.rendezvous.backends.options import (
     settings_of,
     store_peers,
 )
-from rallypoint.rendezvous.control_plane import ControlPlane, own_node
-from rallypoint.rendezvous.elastic import ElasticHandler
+from rallypoint.rendezvous.elastic import ControlPlane, ElasticHandler, own_node
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.worker_stores import StoreAccess, WorkerStoreSupply, allow_connections, own_addresses
