@@ -147,10 +147,10 @@ def nonsense() -> Iterator[bytes]:
         yield hello(settings=SETTINGS._replace(join_timeout=number))
     for number in (0, -1, 3_000_000, 2**63 - 1):
         yield hello(settings=SETTINGS._replace(max_nodes=number))
-        yield hello(pid=number - 1, settings=SETTINGS._replace(min_nodes=number))
+        yield hello(node=NodeId("10.77.0.9", number - 1, 0), settings=SETTINGS._replace(min_nodes=number))
     yield hello(job="j" * 50_000)
     yield hello(job="job\x1b[2J\nE1122 rallypoint: the job is over")
-    yield hello(host="\x1b]0;mine\x07" * 100, version=99)
+    yield hello(node=NodeId("10.77.0.9", 4711, 0, "\x1b]0;mine\x07" * 100), version=99)
     yield hello(nonce=b"n" * 10_000)
 
 
