@@ -19,9 +19,9 @@ from benchmarks.limits import raise_file_limit
 from benchmarks.messages import Gather, Gathered, Go, Sustain, Sustained, decode, encode
 from benchmarks.processor_time import ProcessClock
 from benchmarks.protected import key_of, tls_of
-from rallypoint.control.membership.state import NodeInfo, Settings
+from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import MAGIC, FrameReader, frame
+from rallypoint.control.protocol.codec import MAGIC, FrameReader, frame
 from rallypoint.control.protocol.handshake import Challenge, ClientHandshake, Welcome
 from rallypoint.control.protocol.messages import (
     Heartbeat,
@@ -151,7 +151,7 @@ class _Crowd:
             context = self._tls.for_node()
             made = context.wrap_socket(made, server_hostname="127.0.0.1", do_handshake_on_connect=False)
         handshake = ClientHandshake(self._order.run_id, self._key, os.urandom(16), self._settings)
-        hello = codec.encode(handshake.hello("127.0.0.1", os.getpid(), self._order.first + number))
+        hello = codec.encode(handshake.hello("127.0.0.1", NodeId("127.0.0.1", os.getpid(), self._order.first + number)))
         node = self._nodes[made.fileno()] = _Node(self._order.first + number, made, handshake, hello)
         self._epoll.register(made, select.EPOLLIN)
         self._greet(node)

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from rallypoint.control.membership.state import Settings
+from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import MAGIC, FrameReader, frame
+from rallypoint.control.protocol.codec import MAGIC, FrameReader, frame
 from rallypoint.control.protocol.handshake import (
     Challenge,
     ClientHandshake,
@@ -123,7 +123,7 @@ class Intruder:
             The welcome, or why there is none.
         """
         handshake = ClientHandshake(settings.run_id, key, os.urandom(16), settings, is_watcher=watcher)
-        hello = codec.encode(handshake.hello("10.77.0.9", 4711, 0, host="intruder"))
+        hello = codec.encode(handshake.hello("10.77.0.9", NodeId("10.77.0.9", 4711, 0, "intruder")))
         self.says(MAGIC + frame(hello))
         challenge = self.hears()
         if challenge is None:

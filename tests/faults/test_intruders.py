@@ -16,13 +16,22 @@ from typing import NamedTuple
 
 import pytest
 
-from rallypoint.base.endpoint import host_name
 from rallypoint.base.secrets import Secret, new_secret, token
 from rallypoint.control.coordinator.connection import HANDSHAKE_TIMEOUT
-from rallypoint.control.membership.operations import Close, Drain, Fail, Preempt, PreemptJob, RecordProgress, Succeed
-from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
+from rallypoint.control.membership.state import (
+    Close,
+    Drain,
+    Fail,
+    NodeId,
+    NodeInfo,
+    Preempt,
+    PreemptJob,
+    RecordProgress,
+    Settings,
+    Succeed,
+)
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import MAGIC, FrameReader, frame
+from rallypoint.control.protocol.codec import MAGIC, FrameReader, frame
 from rallypoint.control.protocol.handshake import PROTOCOL_VERSION, Challenge, Hello, Welcome
 from rallypoint.control.protocol.messages import (
     Heartbeat,
@@ -114,7 +123,9 @@ def resident(pid: int) -> int:
 
 
 def hello(**changes: object) -> bytes:
-    made = Hello(PROTOCOL_VERSION, "job", b"n" * 16, "10.77.0.9", 4711, 0, False, SETTINGS, "", "intruder")
+    made = Hello(
+        PROTOCOL_VERSION, "job", b"n" * 16, "10.77.0.9", NodeId("10.77.0.9", 4711, 0, "intruder"), False, SETTINGS
+    )
     return MAGIC + frame(codec.encode(made._replace(**changes)))  # type: ignore[arg-type]
 
 
@@ -136,10 +147,10 @@ def nonsense() -> Iterator[bytes]:
         yield hello(settings=SETTINGS._replace(join_timeout=number))
     for number in (0, -1, 3_000_000, 2**63 - 1):
         yield hello(settings=SETTINGS._replace(max_nodes=number))
-        yield hello(pid=number - 1, settings=SETTINGS._replace(min_nodes=number))
+        yield hello(node=NodeId("10.77.0.9", number - 1, 0), settings=SETTINGS._replace(min_nodes=number))
     yield hello(job="j" * 50_000)
     yield hello(job="job\x1b[2J\nE1122 rallypoint: the job is over")
-    yield hello(host="\x1b]0;mine\x07" * 100, version=99)
+    yield hello(node=NodeId("10.77.0.9", 4711, 0, "\x1b]0;mine\x07" * 100), version=99)
     yield hello(nonce=b"n" * 10_000)
 
 
@@ -161,9 +172,9 @@ HOSTILE = (
     JoinRequest(MEMBER._replace(local_world_size=0), 600.0),
     JoinRequest(MEMBER, float("nan")),
     JoinRequest(MEMBER._replace(store_port=-1), 600.0),
-    ResumeRequest("", NodeId("10.77.0.9", 1, 0), MEMBER, round=0, group_rank=0, group_world_size=3_000_000),
-    ResumeRequest("", NodeId("10.77.0.9", 1, 0), MEMBER, round=2**62, group_rank=0, group_world_size=1),
-    ResumeRequest("", NodeId("10.77.0.9", 1, 0), MEMBER, last_ended_round=2**62),
+    ResumeRequest("", MEMBER, round=0, group_rank=0, group_world_size=3_000_000),
+    ResumeRequest("", MEMBER, round=2**62, group_rank=0, group_world_size=1),
+    ResumeRequest("", MEMBER, last_ended_round=2**62),
     Fail(0, CAUSE, 2**62),
     Fail(0, CAUSE._replace(rank=-(2**40)), 1),
     Preempt(0, float("nan")),
@@ -184,13 +195,11 @@ def test_numbers_that_cannot_be_end_the_connection_of_who_sends_them(open_job: J
 
 def test_without_a_secret_a_host_without_a_node_neither_ends_nor_changes_a_job(open_job: Job) -> None:
     """It may ask for a place, which such a job grants to all."""
-    second = open_job.agents[1]
     with open_job.intruder() as intruder:
         welcome = intruder.greets(SETTINGS)
         assert isinstance(welcome, Welcome)
-    name = NodeId(second.host.address, int(second.job.pid), 0, host_name())
-    claim = ResumeRequest(welcome.incarnation, name, MEMBER, 0, 1, 2, origin=welcome.incarnation)
-    counts = ResumeRequest(welcome.incarnation, welcome.node, MEMBER, 1000, failures=1000)
+    claim = ResumeRequest(welcome.incarnation, MEMBER, 0, 1, 2, origin=welcome.incarnation)
+    counts = ResumeRequest(welcome.incarnation, MEMBER, 1000, failures=1000)
     deeds = (*DEEDS[:-3], PreemptJob(1.0, "it says so"), RecordProgress(0, 10**9), claim, counts)
     for message in deeds:
         with open_job.intruder() as intruder:
@@ -221,8 +230,7 @@ def test_without_a_secret_commands_from_another_host_are_refused(open_job: Job) 
 
 
 def test_who_has_no_secret_can_do_nothing(secret_job: Job) -> None:
-    name = NodeId(secret_job.agents[1].host.address, int(secret_job.agents[1].job.pid), 0)
-    for message in (*DEEDS, ResumeRequest("", name, MEMBER)):
+    for message in (*DEEDS, ResumeRequest("", MEMBER)):
         with secret_job.intruder() as intruder:  # in the place of the greeting
             intruder.says(MAGIC)
             intruder.sends(message)
@@ -313,7 +321,7 @@ def test_who_takes_over_the_address_of_the_control_plane_is_not_believed(cluster
 
 def _welcoming_all(job: Job, visitors: int) -> bytes:
     """Greet and welcome so many nodes in the control plane's place; returns what they have said."""
-    welcome = codec.encode(Welcome(NodeId("10.77.0.99", 1, 0), 1.0, "server-0"))
+    welcome = codec.encode(Welcome(1.0, "server-0"))
     heard = b""
     with on(job.host, lambda: socket.create_server(job.control)) as listener:
         listener.settimeout(TIMEOUT)

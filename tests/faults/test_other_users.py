@@ -28,8 +28,7 @@ from rallypoint.agent.features.incidents import Incident, flight_recorder_paths,
 from rallypoint.agent.features.local_socket import local_jobs
 from rallypoint.agent.folder import steps_of_workers
 from rallypoint.base.secrets import new_secret
-from rallypoint.control.membership.operations import Close
-from rallypoint.control.membership.state import Settings
+from rallypoint.control.membership.state import Close, Settings
 from rallypoint.control.protocol.observation import StopCommand
 from rallypoint.store.server import STORE_VARIABLE
 from rallypoint.workers.resumable import WorkerChannel

@@ -11,22 +11,29 @@ from pathlib import Path
 from rallypoint.control.coordinator.dispatcher import Dispatcher, RestoredState
 from rallypoint.control.coordinator.job_log import RendezvousName, timeout_sentence, waiting_line
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.operations import (
+from rallypoint.control.membership.state import (
     Close,
     Drain,
     Fail,
+    NodeId,
+    NodeInfo,
+    NodeRanks,
+    Outcome,
     Preempt,
     PreemptJob,
+    Reason,
     RecordProgress,
     Refusal,
     ReportQuiet,
+    RoundEnd,
+    Settings,
+    State,
     Succeed,
+    Verdict,
 )
-from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Reason, RoundEnd, Settings, State, Verdict
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.codec import decode_state, encode_state
-from rallypoint.control.protocol.errors import RendezvousStateError
-from rallypoint.control.protocol.frames import MAGIC, FrameError, FrameReader, SignatureError, frame
+from rallypoint.control.protocol.codec import MAGIC, FrameReader, decode_state, encode_state, frame
+from rallypoint.control.protocol.errors import FrameError, RendezvousStateError, SignatureError
 from rallypoint.control.protocol.handshake import (
     PROTOCOL_VERSION,
     Challenge,
@@ -84,7 +91,6 @@ from rallypoint.control.protocol.observation import (
 )
 from rallypoint.control.protocol.resume_state import ResumeState, after_notification, after_request, requests_to_repeat
 from rallypoint.control.protocol.signing import Signers
-from rallypoint.control.ranks import NodeRanks
 from rallypoint.failures.cause import Cause, Ending, Restarts
 from rallypoint.failures.report import ChildFailedError
 from rallypoint.observe.bundle import Piece, decode_bundle, encode_bundle
@@ -101,7 +107,7 @@ MEMBER = NodeInfo("default", 2, "10.0.0.1", 7000, None, 3, "train.py")
 _PROGRESS = Progress(
     1, False, 1, 2, 3, ("a",), False, 1.0, ("b",), (MissingNode("c", Reason.LOST, 3.0),), 1.0, 2.0, "d", 4.0, True
 )
-HELLO = Hello(PROTOCOL_VERSION, "job", b"n" * 16, "10.0.0.1", 7, 0, False, SETTINGS, "", "host")
+HELLO = Hello(PROTOCOL_VERSION, "job", b"n" * 16, "10.0.0.1", NodeId("10.0.0.1", 7, 0, "host"), False, SETTINGS)
 
 REQUESTS: tuple[object, ...] = (
     *(
@@ -121,11 +127,9 @@ REQUESTS: tuple[object, ...] = (
     *(PreemptJob(5.0, "received SIGUSR2"), PreemptJob(5.0, "received SIGUSR2", "n (rank 1)")),
     *(Drain(0, True), Preempt(0, 5.0), Close(), Fail(1, _CAUSE._replace(traceback="x" * 30_000), 9)),
     *(JoinRequest(MEMBER._replace(rank_hint=1, program="y" * 4000), 1.0), Succeed(1)),
-    ResumeRequest("before", NodeId("10.0.0.1", 7, 0), MEMBER, 0, 0, 2, 0, 1, False, -1, False, "before"),
-    ResumeRequest("before", NodeId("10.0.0.2", 8, 0), MEMBER, 3, 1, 3, -1, 1, True, 2, True, "before"),
-    ResumeRequest(
-        "before", NodeId("10.0.0.2", 8, 0), MEMBER, 1 << 31, 0, 1, -1, 1 << 40, True, 1 << 31, False, "before"
-    ),
+    ResumeRequest("before", MEMBER, 0, 0, 2, 0, 1, False, -1, False, "before"),
+    ResumeRequest("before", MEMBER, 3, 1, 3, -1, 1, True, 2, True, "before"),
+    ResumeRequest("before", MEMBER, 1 << 31, 0, 1, -1, 1 << 40, True, 1 << 31, False, "before"),
     Fail(0, _CAUSE._replace(traceback="x" * 65_000), 3),
     *(NodeReport(0, (7, 8), 3, 100, 2.0, (1.0, -1.0)), CollectedPart(1, b"[]", True), HangReport(1, 0, "two\nlines")),
 )
@@ -158,7 +162,7 @@ WATCHER_NOTICES: tuple[object, ...] = (
 ANSWERS: tuple[object, ...] = (
     *(
         Challenge(b"n" * 16),
-        Welcome(NodeId("10.0.0.1", 7, 0, "host"), 3.0, "inc", True),
+        Welcome(3.0, "inc", True),
         HandshakeRefused("no; go away"),
     ),
 )
@@ -223,8 +227,8 @@ def heard(notice: Notification) -> None:
     """What a node does with a notice: hold it, and tell people."""
     placed = NOTICES[0]
     assert isinstance(placed, Placed)
-    for held in (ResumeState(), ResumeState(("i", NodeId("a", 1, 0)), None, (), MEMBER, placed.placement, False)):
-        requests_to_repeat(after_notification(held, notice), 5.0, "i")
+    for held in (ResumeState(), ResumeState("i", "i", MEMBER, placed.placement, False)):
+        requests_to_repeat(after_notification(held, notice), 5.0)
     match notice:
         case Progress():
             shown = waiting_line(_SUBJECT, notice, 1e9) + timeout_sentence(_SUBJECT, notice, 1e9)
@@ -241,7 +245,7 @@ def heard(notice: Notification) -> None:
 
 def _said(request: object) -> None:
     held = after_request(ResumeState(), request, 5.0)  # type: ignore[arg-type]
-    for again in requests_to_repeat(held, 6.0, "i"):
+    for again in requests_to_repeat(held, 6.0):
         codec.decode_request(codec.encode(again))
 
 
@@ -307,7 +311,7 @@ _EVIDENCE = encode_evidence(
 def _snapshot_seeds() -> Sequence[bytes]:
     made: list[bytes] = []
     dispatcher = Dispatcher(SETTINGS)
-    session, _ = dispatcher.attach(lambda _notice: None, SessionRecord(NodeId("h", 1, 0), "h", leased=False))
+    session = dispatcher.attach(lambda _notice: None, SessionRecord(NodeId("h", 1, 0), "h", leased=False))
     watcher = dispatcher.attach_watcher(lambda notice: made.append(getattr(notice, "data", b"")), lambda _why: None)
     dispatcher.receive(session, JoinRequest(MEMBER, 20.0))
     dispatcher.receive_from_watcher(watcher, WatchRequest(follow=True))
@@ -364,7 +368,7 @@ def _many_states() -> tuple[bytes, ...]:
     dispatcher = Dispatcher(SETTINGS, restored=RestoredState("0123456789abcdef", State()))
     made = [State(), dispatcher.state]
     for number in range(4):
-        session, _ = dispatcher.attach(lambda _notice: None, SessionRecord(NodeId("h", number, 0), "h"))
+        session = dispatcher.attach(lambda _notice: None, SessionRecord(NodeId("h", number, 0), "h"))
         dispatcher.receive(session, JoinRequest(MEMBER, 20.0))
         made.append(dispatcher.state)
     dispatcher.receive(1, Fail(0, _CAUSE, 3))
@@ -377,7 +381,7 @@ _STATES = _many_states()
 
 
 TARGETS = {
-    "frames": Target(frames, _frame_seeds, ("control/protocol/frames.py",)),
+    "frames": Target(frames, _frame_seeds, ("control/protocol/codec.py",)),
     "messages": Target(messages, _message_seeds, ("control/protocol/codec.py", "control/protocol/validation.py")),
     "snapshots": Target(snapshots, _snapshot_seeds, ("control/protocol/observation.py",)),
     "stacks": Target(

@@ -10,8 +10,7 @@ from rallypoint.control.coordinator.jobs import ManyJobs
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import NodeId
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.codec import decode_state, encode_state
-from rallypoint.control.protocol.frames import MAX_FRAME, SIGNATURE_SIZE
+from rallypoint.control.protocol.codec import MAX_FRAME, decode_state, encode_state
 from rallypoint.control.protocol.handshake import (
     HandshakeError,
     HandshakeRefused,
@@ -20,7 +19,7 @@ from rallypoint.control.protocol.handshake import (
     ServerHandshake,
     Welcome,
 )
-from rallypoint.control.protocol.messages import Heartbeat, JoinRequest, Notification, Placed
+from rallypoint.control.protocol.messages import SIGNATURE_SIZE, Heartbeat, JoinRequest, Notification, Placed
 from tests.fuzz.control import HELLO, MEMBER, REQUESTS, SETTINGS, encoded, heard
 from tests.fuzz.target import Target, no_errors
 
@@ -61,9 +60,9 @@ class _Intruder:
             self.dispatcher = self._jobs.dispatcher_for(hello, self._peer)
         except (codec.CodecError, HandshakeError):
             return False
-        node = NodeId(hello.address, hello.pid, hello.local_id, hello.host)
-        self.session, name = self.dispatcher.attach(told, SessionRecord(node, hello.address, settings=hello.settings))
-        codec.decode_answer(codec.encode(Welcome(name, self.dispatcher.settings.lease, self.dispatcher.incarnation)))
+        record = SessionRecord(hello.node, hello.address, settings=hello.settings)
+        self.session = self.dispatcher.attach(told, record)
+        codec.decode_answer(codec.encode(Welcome(self.dispatcher.settings.lease, self.dispatcher.incarnation)))
         return True
 
     def goes(self) -> None:
@@ -115,7 +114,7 @@ def _still_serves(jobs: ManyJobs, clock: Moment, intruders: dict[int, _Intruder]
     heard_of: list[Notification] = []
     honest = HELLO._replace(job="of others", settings=SETTINGS._replace(run_id="of others", max_nodes=1))
     dispatcher = jobs.dispatcher_for(honest, "198.51.100.1")
-    session, _ = dispatcher.attach(heard_of.append, SessionRecord(NodeId("h", 1, 0), "h", settings=honest.settings))
+    session = dispatcher.attach(heard_of.append, SessionRecord(NodeId("h", 1, 0), "h", settings=honest.settings))
     dispatcher.receive(session, JoinRequest(MEMBER, 20.0))
     assert any(isinstance(each, Placed) for each in heard_of)
     for each in intruders.values():

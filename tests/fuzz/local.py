@@ -36,7 +36,7 @@ from rallypoint.clusters.preflight.mesh import (
     mesh_lines,
     why_another,
 )
-from rallypoint.control.membership.operations import Fail
+from rallypoint.control.membership.state import Fail
 from rallypoint.control.protocol import codec
 from rallypoint.failures.cause import Cause
 from rallypoint.failures.failure import ProcessFailure, error_data

@@ -21,9 +21,9 @@ from rallypoint.control.client.tcp_link import TcpLink
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.jobs import ManyJobs
 from rallypoint.control.coordinator.server import ControlServer
-from rallypoint.control.membership.state import NodeInfo, Settings
+from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import MAGIC, frame
+from rallypoint.control.protocol.codec import MAGIC, frame
 from rallypoint.control.protocol.handshake import Proof
 from rallypoint.control.protocol.messages import (
     JobEnded,
@@ -87,7 +87,13 @@ def _members(port: int, key: bytes | None) -> Iterator[list[queue.SimpleQueue[No
     with contextlib.ExitStack() as links:
         for number, each in enumerate(heard):
             endpoint = Endpoint("127.0.0.1", port)
-            link = TcpLink(FixedEndpoint(DialTarget(endpoint, key)), _JOB, number, each.put, Deadline.after(_TIMEOUT))
+            link = TcpLink(
+                FixedEndpoint(DialTarget(endpoint, key)),
+                _JOB,
+                NodeId("", 1, number),
+                each.put,
+                Deadline.after(_TIMEOUT),
+            )
             links.enter_context(closing(link))
             link.send(JoinRequest(NodeInfo("default", 1, "", 7000), _TIMEOUT))
         yield heard
@@ -160,7 +166,11 @@ def link(data: bytes) -> None:
         thread.start()
         key = _KEY if data[:1] == b"s" else None
         made = TcpLink(
-            FixedEndpoint(DialTarget(Endpoint(*listener.getsockname()), key)), _JOB, 0, heard.put, Deadline.after(0.05)
+            FixedEndpoint(DialTarget(Endpoint(*listener.getsockname()), key)),
+            _JOB,
+            NodeId("", 1, 0),
+            heard.put,
+            Deadline.after(0.05),
         )
         with closing(made):
             made.send(JoinRequest(NodeInfo("default", 1, "", 7000), 0.05))

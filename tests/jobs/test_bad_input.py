@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rallypoint.control.protocol.frames import MAGIC, frame
+from rallypoint.control.protocol.codec import MAGIC, frame
 from rallypoint.store.server import StoreServer
 from tests.jobs.launching import RALLYRUN, AtOnce, Job, Launcher
 from tests.jobs.nodes import Nodes, all_end, common

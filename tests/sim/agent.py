@@ -39,8 +39,17 @@ from rallypoint.agent.steps import (
 from rallypoint.agent.steps import Timer as AgentTimer
 from rallypoint.base.clock import Deadline
 from rallypoint.control.election.leader_resolver import LeaderResolver
-from rallypoint.control.membership.operations import Drain, Fail, Preempt, PreemptJob, Succeed
-from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Settings
+from rallypoint.control.membership.state import (
+    Drain,
+    Fail,
+    NodeId,
+    NodeInfo,
+    Outcome,
+    Preempt,
+    PreemptJob,
+    Settings,
+    Succeed,
+)
 from rallypoint.control.protocol.handshake import PROTOCOL_VERSION, Hello
 from rallypoint.control.protocol.messages import (
     CollectedPart,
@@ -61,8 +70,7 @@ from rallypoint.control.protocol.messages import (
     RoundEnded,
 )
 from rallypoint.failures.cause import Cause, Ending
-from rallypoint.rendezvous.control_plane import ControlPlane
-from rallypoint.rendezvous.elastic import ElasticHandler
+from rallypoint.rendezvous.elastic import ControlPlane, ElasticHandler
 from tests.sim.election import SimCandidate
 from tests.sim.hangs import SimSigns
 from tests.sim.link import SimLink
@@ -493,23 +501,19 @@ class Agent:
         if self.plan.hosts and self.job.network.listener is None:
             self.server = self.job.new_server(self.process, self.pid)
             settings = self.job.settings
-            hello = Hello(
-                PROTOCOL_VERSION, settings.run_id, b"", self.address, self.pid, 0, False, settings, "", self.host
-            )
+            hello = Hello(PROTOCOL_VERSION, settings.run_id, b"", self.address, self.own, False, settings)
             local = SimLocalSession(self.server, self.number, hello, deliver)
             self.link = local
             return local
         posted = None
         if self.job.etcd is not None:
             posted = LeaderResolver("the simulated etcd")
-            name = NodeId(self.address, self.pid, 0, self.host)
-            self.candidate = SimCandidate(self.job, self.process, self.number, name, posted)
+            self.candidate = SimCandidate(self.job, self.process, self.number, self.own, posted)
         self.link = SimLink(
             self.process,
             self.job.network,
             self.number,
-            self.address,
-            self.pid,
+            self.own,
             self.job.settings,
             self.job.scenario.stream(f"link {self.number}"),
             deliver,
@@ -532,6 +536,11 @@ class Agent:
     def host(self) -> str:
         """What people call this host."""
         return f"host-{self.number}"
+
+    @property
+    def own(self) -> NodeId:
+        """Who it is."""
+        return NodeId(self.address, self.pid, self.pid, self.host)
 
     @property
     def pid(self) -> int:

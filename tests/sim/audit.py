@@ -21,8 +21,20 @@ from rallypoint.agent.steps import (
     WorkersSucceeded,
 )
 from rallypoint.control.election.steps import Fence
-from rallypoint.control.membership.operations import Close, Drain, Fail, PreemptJob, Refusal
-from rallypoint.control.membership.state import NodeRange, Outcome, Reason, State, Verdict, known_to, name_of
+from rallypoint.control.membership.state import (
+    Close,
+    Drain,
+    Fail,
+    NodeRange,
+    Outcome,
+    PreemptJob,
+    Reason,
+    Refusal,
+    State,
+    Verdict,
+    known_to,
+    name_of,
+)
 from rallypoint.control.protocol.messages import (
     DrainRequested,
     JobEnded,

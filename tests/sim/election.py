@@ -50,7 +50,7 @@ class SimCandidate:
         rng = job.scenario.stream(f"etcd {number}")
         self._client = SimClient(job.etcd, process, number, rng)
         self._effects = EffectRunner(self._client, address, self._put, self._log)
-        self._election = Election(KEYS, job.settings, name._replace(addr=""), rng)
+        self._election = Election(KEYS, job.settings, name, rng)
         self._strand = SimThread(process, self._run())
 
     @property
@@ -68,7 +68,7 @@ class SimCandidate:
         self._news.set()
 
     def _on_news(self) -> None:
-        self._put(steps.LinkState(self._address.name, self._address.met, self._address.refusing_lease))
+        self._put(steps.LinkState(self._address.met, self._address.refusing_lease))
 
     def _run(self) -> Steps[None]:
         yield from self._take(steps.Tick())
@@ -161,9 +161,9 @@ class SimTerm:
         self.server = self._job.new_term(self._process, node, former, self, secret.encode())
         return self.server.port
 
-    def nodes_lost(self, nodes: Collection[NodeId], detail: str) -> None:
-        """These nodes are no more."""
-        self.server.dispatcher.nodes_lost(nodes, detail)
+    def nodes_lost(self, numbers: Collection[int], detail: str) -> None:
+        """The nodes of these numbers are no more."""
+        self.server.dispatcher.nodes_lost(numbers, detail)
 
     def append(self, number: int, state: State) -> None:
         """See `dispatcher.JournalSink.append`."""

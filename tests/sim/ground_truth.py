@@ -69,7 +69,7 @@ class AuditStep(NamedTuple):
 
 def number_of(node: NodeId) -> int:
     """Which node of the scenario this is; an absent is none."""
-    return int(node.addr.rpartition(".")[2]) if node.addr else -1 - node.local_id
+    return int(node.addr.rpartition(".")[2]) if node.addr else -1 - node.number
 
 
 def common(placement: Placement) -> tuple[object, ...]:

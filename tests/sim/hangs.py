@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from rallypoint.agent.policy import Phase
 from rallypoint.control.membership.endings import is_hung
-from rallypoint.control.membership.operations import ReportQuiet
-from rallypoint.control.membership.state import State
+from rallypoint.control.membership.state import ReportQuiet, State
 from rallypoint.control.protocol.messages import (
     CollectedPart,
     CollectionEnded,

@@ -10,7 +10,7 @@ from random import Random
 
 from rallypoint.control.client.dialing import DialTarget
 from rallypoint.control.election.leader_resolver import LeaderResolver
-from rallypoint.control.membership.state import Settings
+from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.handshake import Challenge, ClientHandshake, Welcome
 from rallypoint.control.protocol.messages import (
@@ -29,9 +29,7 @@ from rallypoint.control.protocol.resume_state import (
     after_notification,
     after_request,
     give_up_at,
-    last_incarnation,
     requests_to_repeat,
-    session_opened,
     without_foreign_join,
 )
 from rallypoint.control.protocol.signing import transcript_of
@@ -52,8 +50,7 @@ class SimLink:
         process: Process,
         network: Network,
         node: int,
-        address: str,
-        pid: int,
+        own: NodeId,
         settings: Settings,
         rng: Random,
         deliver: Callable[[Notification], None],
@@ -66,8 +63,8 @@ class SimLink:
         """The number of the server that was last talked to."""
         self.connection: Connection | None = None
         self._network = network
-        self._address = address
-        self._pid = pid
+        self._address = own.addr
+        self._own = own
         self._settings = settings
         self._rng = rng
         self._deliver = deliver
@@ -195,8 +192,7 @@ class SimLink:
                 self.connection = connection
                 self._handshaking = True
                 self._wait(min(_SILENCE, max(0.1, self._remaining())), self._failed, attempt)
-                host = f"host-{self.node}"
-                hello = self._handshake.hello(self._address, self._pid, 0, last_incarnation(self._held), host)
+                hello = self._handshake.hello(self._address, self._own, self._held.opened)
                 self._hello = codec.encode(hello)
                 connection.send(0, self._hello)
 
@@ -249,7 +245,7 @@ class SimLink:
             notice = codec.decode_notification(payload)
             self._hold(after_notification(self._held, notice))
             self._deliver(notice)
-        elif self._held.offered_identity is not None:
+        else:
             self._hold(after_notification(self._held, Heartbeat()))
 
     def _greet(self, connection: Connection, payload: bytes) -> None:
@@ -272,11 +268,11 @@ class SimLink:
             self._hold(without_foreign_join(before, answer.incarnation))
             self._deliver(LinkUp(join_lost=before.join is not self._held.join))
         self._ever = True
-        again = requests_to_repeat(self._held, self.process.clock(), answer.incarnation)
-        self._hold(session_opened(self._held, answer.incarnation, answer.node))
-        if self._where is not None and self._held.offered_identity is not None:
-            self._where.session_opened(self._held.offered_identity[1], answer.incarnation)
-        self.process.world.note(self.process, "is %s to %s", answer.node, answer.incarnation)
+        again = requests_to_repeat(self._held, self.process.clock())
+        self._hold(self._held._replace(opened=answer.incarnation))
+        if self._where is not None:
+            self._where.session_opened(answer.incarnation)
+        self.process.world.note(self.process, "is in a session with %s", answer.incarnation)
         for request in again:
             self.process.world.note(self.process, "says again %s", request)
             self._write(connection, codec.encode(request))

@@ -21,9 +21,19 @@ from rallypoint.control.election.steps import Changed, Fence, Procedure, Watched
 from rallypoint.control.election.takeover import Takeover
 from rallypoint.control.etcd import api
 from rallypoint.control.membership import rules
-from rallypoint.control.membership.operations import Close, Fail, Join, Stop
 from rallypoint.control.membership.rules import ClockView, Step
-from rallypoint.control.membership.state import NodeId, Reason, RoundEnd, Settings, State, Verdict
+from rallypoint.control.membership.state import (
+    Close,
+    Fail,
+    Join,
+    NodeId,
+    Reason,
+    RoundEnd,
+    Settings,
+    State,
+    Stop,
+    Verdict,
+)
 from rallypoint.control.protocol import resume_state
 from rallypoint.control.protocol.messages import (
     DrainRequested,

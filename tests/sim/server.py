@@ -52,7 +52,7 @@ class AuditedCoordinator(Coordinator):
 
     def present(self) -> Collection[NodeId]:
         """Nodes that have a session."""
-        return self.sessions.nodes
+        return {each.node for each in self.sessions}
 
     @property
     def awaits_some(self) -> bool:
@@ -183,14 +183,15 @@ class Server:
 
     def record(self, hello: Hello, *, leased: bool) -> SessionRecord:
         """What there is to know of the session of a node that greets so."""
-        node, here = NodeId(hello.address, hello.pid, hello.local_id, hello.host), hello.pid == self.home
+        here = hello.node.pid == self.home
         return SessionRecord(
-            node,
+            hello.node,
             hello.address,
             "10.0.0.254" if leased else "",
             leased=leased,
             in_this_process=here,
             local=here,
+            resumes=bool(hello.incarnation),
         )
 
     def attached(self, holder: SimSession | SimLocalSession) -> None:
@@ -373,7 +374,7 @@ class SimLocalSession:
         self.address: str | None = f"10.0.0.{node}"
         self._server = server
         self._deliver = deliver
-        self.number, _ = server.dispatcher.attach(self._post, server.record(hello, leased=False))
+        self.number = server.dispatcher.attach(self._post, server.record(hello, leased=False))
         server.attached(self)
 
     def _post(self, notice: Notification) -> None:

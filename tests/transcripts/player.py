@@ -26,8 +26,19 @@ from functools import partial
 from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
 from rallypoint.control.coordinator.job_log import RendezvousName, timeout_sentence, waiting_line
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.operations import Close, Drain, Fail, Preempt, PreemptJob, RecordProgress, Succeed
-from rallypoint.control.membership.state import NodeId, NodeInfo, Settings, join_names
+from rallypoint.control.membership.state import (
+    Close,
+    Drain,
+    Fail,
+    NodeId,
+    NodeInfo,
+    Preempt,
+    PreemptJob,
+    RecordProgress,
+    Settings,
+    Succeed,
+    join_names,
+)
 from rallypoint.control.protocol.messages import (
     JobEnded,
     JoinRefused,
@@ -83,7 +94,7 @@ class Player:
         self.now = 100.0
         self.coordinator = Coordinator(Settings("transcript", 1, 1), "0")
         self.names: dict[int, str] = {}
-        self.places: dict[str, tuple[str, NodeId, Placement | None]] = {}
+        self.places: dict[str, tuple[str, Placement | None]] = {}
         self.incarnations = 0
         self.sessions = 0
 
@@ -130,7 +141,7 @@ class Player:
             session = self.sessions
             self.names[session] = name
             address = options.get("addr", f"host-{name}")
-            node = self.coordinator.open(
+            self.coordinator.open(
                 session,
                 SessionRecord(
                     NodeId(address, 1, 0),
@@ -142,7 +153,7 @@ class Player:
                 self.now,
             )
             if name not in self.places:
-                self.places[name] = (self.coordinator.incarnation, node, None)
+                self.places[name] = (self.coordinator.incarnation, None)
         return []
 
     def _holding(self, names: list[str], options: Options) -> list[str]:
@@ -151,18 +162,16 @@ class Player:
             known = self.places[name]
             self._open([name], options)
             lines += self._say([name], partial(self._held, known, options))
-            incarnation, node = self.coordinator.incarnation, NodeId(f"host-{name}", 1, 0)
-            self.places[name] = (incarnation, node, known[2])
+            self.places[name] = (self.coordinator.incarnation, known[1])
         return lines
 
-    def _held(self, known: tuple[str, NodeId, Placement | None], options: Options) -> ResumeRequest:
-        incarnation, node, place = known
+    def _held(self, known: tuple[str, Placement | None], options: Options) -> ResumeRequest:
+        incarnation, place = known
         member = NodeInfo("default", 1, "", 7000)
         if place is None:
-            return ResumeRequest(incarnation, node, member, joining="joining" in options)
+            return ResumeRequest(incarnation, member, joining="joining" in options)
         return ResumeRequest(
             incarnation,
-            node,
             member,
             int(options.get("round", place.round)),
             place.group_rank,
@@ -301,7 +310,7 @@ class Player:
         for session, notice in sends:
             if isinstance(notice, Placed) and session in self.names:
                 name = self.names[session]
-                self.places[name] = (*self.places[name][:2], notice.placement)
+                self.places[name] = (self.places[name][0], notice.placement)
         return [f"{self.names[session]} <- {shown(notice)}" for session, notice in sends if session in self.names]
 
 

@@ -25,14 +25,13 @@ from rallypoint.base.errors import JobPreempted, NodeLeftInOrder, PreflightError
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_name
-from rallypoint.control.membership.operations import Drain, Fail, Preempt, PreemptJob, Succeed
-from rallypoint.control.membership.state import NodeInfo, Outcome, Verdict
+from rallypoint.control.membership.state import Drain, Fail, NodeInfo, Outcome, Preempt, PreemptJob, Succeed, Verdict
 from rallypoint.control.protocol import messages
 from rallypoint.control.protocol.errors import RendezvousClosedError, error_of
 from rallypoint.control.protocol.messages import ConfigDiffers, JobEnded, LeaveRequest, ProgressRequest
 from rallypoint.failures.cause import Cause, Ending
 from rallypoint.notices import PREEMPTION
-from rallypoint.rendezvous.control_plane import FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL
+from rallypoint.rendezvous.handler import FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL
 
 if TYPE_CHECKING:
     from rallypoint.agent.features.live_line import LiveLine

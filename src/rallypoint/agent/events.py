@@ -34,7 +34,7 @@ from rallypoint.agent.steps import (
 )
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, Protocol
-from rallypoint.control.membership.operations import Fail
+from rallypoint.control.membership.state import Fail
 from rallypoint.control.protocol.messages import HangReport, JobEnded, OperatorAction, Placed, RoundEnded
 from rallypoint.failures.cause import Cause, Ending
 from rallypoint.failures.texts import first_line

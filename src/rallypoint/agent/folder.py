@@ -45,7 +45,7 @@ from rallypoint.base.errors import UserError
 from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.base.private_files import is_private, make_private, open_regular, replace_file
-from rallypoint.control.membership.operations import RecordProgress
+from rallypoint.control.membership.state import RecordProgress
 from rallypoint.control.protocol.messages import Request
 from rallypoint.notices import ACK_PREFIX, NOTICE_FILE, PROGRESS_PREFIX, PROGRESS_SIZE
 from rallypoint.workers.logs.specs import temporary_folder

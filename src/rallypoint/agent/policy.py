@@ -63,8 +63,18 @@ from rallypoint.agent.signals import FORWARDED_SIGNALS
 from rallypoint.agent.steps import SetTimer, SignalArrived, Timer, TimerFired
 from rallypoint.base.light_typing import NamedTuple
 from rallypoint.base.signals import exit_codes_of, signal_name
-from rallypoint.control.membership.operations import Drain, Fail, Preempt, PreemptJob, Succeed
-from rallypoint.control.membership.state import Outcome, Reason, RoundEnd, Verdict, join_names
+from rallypoint.control.membership.state import (
+    Drain,
+    Fail,
+    Outcome,
+    Preempt,
+    PreemptJob,
+    Reason,
+    RoundEnd,
+    Succeed,
+    Verdict,
+    join_names,
+)
 from rallypoint.control.protocol import messages
 from rallypoint.control.protocol.messages import JobEnded, LeaveReply, LeaveRequest, LinkDown, LinkLost, Placement
 from rallypoint.failures.cause import Cause, Ending

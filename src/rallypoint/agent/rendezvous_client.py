@@ -10,8 +10,7 @@ import math
 from rallypoint.base.light_typing import TYPE_CHECKING, Protocol
 from rallypoint.control.membership.state import NodeInfo
 from rallypoint.control.protocol.messages import Deliver, Placement, Request
-from rallypoint.rendezvous.control_plane import LocalJob
-from rallypoint.rendezvous.handler import RendezvousInfo
+from rallypoint.rendezvous.handler import LocalJob, RendezvousInfo
 
 if TYPE_CHECKING:
     from rallypoint.control.protocol.observation import Snapshot

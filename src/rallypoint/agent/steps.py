@@ -11,7 +11,7 @@ from enum import Enum
 from signal import SIGTERM
 
 from rallypoint.base.light_typing import NamedTuple
-from rallypoint.control.membership.operations import Drain, Fail, Preempt, PreemptJob, Succeed
+from rallypoint.control.membership.state import Drain, Fail, Preempt, PreemptJob, Succeed
 from rallypoint.control.protocol.messages import JobEnded, JoinRefused, LeaveRequest, LinkLost, Notification, Placement
 from rallypoint.failures.cause import Cause
 

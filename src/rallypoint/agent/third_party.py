@@ -25,10 +25,21 @@ from functools import partial
 from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
-from rallypoint.control.membership.operations import Drain, Fail, PreemptJob, ReportQuiet, Succeed
-from rallypoint.control.membership.state import NodeInfo, Outcome, Reason, RoundEnd, Verdict
+from rallypoint.control.membership.rules import assign_worker_ranks
+from rallypoint.control.membership.state import (
+    Drain,
+    Fail,
+    NodeInfo,
+    NodeRanks,
+    Outcome,
+    PreemptJob,
+    Reason,
+    ReportQuiet,
+    RoundEnd,
+    Succeed,
+    Verdict,
+)
 from rallypoint.control.protocol import messages
-from rallypoint.control.ranks import NodeRanks, assign_worker_ranks
 from rallypoint.failures.cause import Cause, Ending, Restarts
 from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousStoreInfo
 from rallypoint.store.api import Store

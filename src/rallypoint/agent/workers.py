@@ -34,7 +34,7 @@ from rallypoint.agent.steps import StopWorkers
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
-from rallypoint.control.membership.operations import Succeed
+from rallypoint.control.membership.state import Succeed
 from rallypoint.control.protocol.messages import Placement
 from rallypoint.failures.cause import Cause, Ending
 from rallypoint.observe.telemetry.lazy import profiled
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from rallypoint.agent.events import AgentEvents
     from rallypoint.agent.features.node_check import NodeCheck
     from rallypoint.agent.held_workers import HeldWorkers
-    from rallypoint.control.ranks import NodeRanks
+    from rallypoint.control.membership.state import NodeRanks
     from rallypoint.failures.failure import ProcessFailure
     from rallypoint.workers.preload.client import PreloadManager
     from rallypoint.workers.stop import Stop

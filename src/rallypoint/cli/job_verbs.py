@@ -32,7 +32,7 @@ from rallypoint.control.protocol.observation import (
 
 if TYPE_CHECKING:
     from rallypoint.control.client.dialing import DialTarget
-    from rallypoint.rendezvous.control_plane import LocalJob
+    from rallypoint.rendezvous.handler import LocalJob
     from rallypoint.rendezvous.params import RendezvousParameters
 
 PHASE_CODES = {"running": 0, "waiting": 3, "forming": 3, "held back": 3, "failed": 4, "stopped": 4, "succeeded": 5}

@@ -1,7 +1,7 @@
 """Rendezvous that programs put together by themselves: over anybody's backend or a store, or with ranks given by hand.
 
 Where torch's dynamic rendezvous counts on the clocks of all hosts, this one counts heartbeats
-(`rallypoint.control.membership.liveness`); what a backend is given to keep is bytes of Rallypoint's own form, not
+(`rallypoint.control.membership.rules`); what a backend is given to keep is bytes of Rallypoint's own form, not
 pickled objects. Rallypoint's own `c10d` has a control plane instead.
 """
 
@@ -18,15 +18,13 @@ from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, is_this_machine, outward_address, parse_endpoint
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
-from rallypoint.control.membership.operations import Close
-from rallypoint.control.membership.state import Settings, State
+from rallypoint.control.membership.state import Close, Settings, State
 from rallypoint.control.protocol.codec import decode_state
 from rallypoint.control.protocol.errors import RendezvousConnectionError, RendezvousError, RendezvousTimeoutError
 from rallypoint.control.protocol.messages import Deliver, JobEnded, JoinRefused, LinkLost, Notification, Placement
 from rallypoint.rendezvous.backends.options import rank_hint, settings_of, worker_stores
 from rallypoint.rendezvous.backends.static import create_handler as create_static_handler
-from rallypoint.rendezvous.control_plane import ControlPlane, own_node
-from rallypoint.rendezvous.elastic import ElasticHandler
+from rallypoint.rendezvous.elastic import ControlPlane, ElasticHandler, own_node
 from rallypoint.rendezvous.handler import RendezvousInfo
 from rallypoint.rendezvous.params import C10D_PORT, RendezvousParameters
 from rallypoint.rendezvous.shared_state import RendezvousBackend, SharedStateLink, StoreRendezvousBackend

@@ -24,11 +24,11 @@ from collections.abc import Callable, Iterator
 from itertools import count
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
+from rallypoint.base.endpoint import host_name
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.light_typing import TYPE_CHECKING, Any
 from rallypoint.base.log import get_logger
-from rallypoint.control.membership.operations import Close, Drain
-from rallypoint.control.membership.state import NodeInfo, Outcome, Verdict
+from rallypoint.control.membership.state import Close, Drain, NodeId, NodeInfo, Outcome, Settings, Verdict
 from rallypoint.control.protocol.errors import RendezvousConnectionError, RendezvousStateError, error_of
 from rallypoint.control.protocol.messages import (
     ConfigDiffers,
@@ -53,9 +53,68 @@ from rallypoint.control.protocol.messages import (
     StorePeers,
 )
 from rallypoint.observe.telemetry.lazy import logging_errors, rendezvous_events_wanted
-from rallypoint.rendezvous.control_plane import FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL, ControlPlane, LocalJob
-from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from rallypoint.rendezvous.handler import (
+    FIRST_PROGRESS_REQUEST,
+    MAX_PROGRESS_INTERVAL,
+    LocalJob,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
 from rallypoint.rendezvous.worker_stores import WorkerStoreSupply
+
+if TYPE_CHECKING:
+    from rallypoint.control.protocol.observation import Snapshot
+
+
+class ControlPlane:
+    """One node's end of the control plane. Nothing is opened before `open`."""
+
+    def __init__(
+        self, settings: Settings, where: str = "", endpoint_flag: str = "endpoint", rank_hint: int | None = None
+    ) -> None:
+        """Hold what the user has said.
+
+        Args:
+            settings: bounds and times of the job.
+            where: where the nodes meet, as in `at host:port`, for people to read.
+            endpoint_flag: what the user gave that by, for the same.
+            rank_hint: the group rank to ask for.
+        """
+        self.settings = settings
+        self.where = where
+        self.endpoint_flag = endpoint_flag
+        self.rank_hint = rank_hint
+
+    def open(self, deliver: Deliver, deadline: Deadline) -> Link:
+        """Make the link, once.
+
+        Args:
+            deliver: called with every notification.
+            deadline: the time until which it may try to connect.
+        """
+        raise NotImplementedError
+
+    def hosts_coordinator(self) -> bool:
+        """Whether the coordinator is in this process at the moment."""
+        return False
+
+    def snapshot(self) -> Snapshot | None:
+        """The snapshot of the job, if the coordinator is in this process; else None."""
+        return None
+
+    def watch_endpoint(self) -> str:
+        """The `--rdzv-endpoint` at which commands on this machine find the coordinator; empty if they cannot."""
+        return ""
+
+    def close(self) -> None:
+        """End what else belongs to it, after the link: a server, a candidacy. Idempotent."""
+
+
+def own_node(address: str = "") -> NodeId:
+    """The identity of a handler of this process that others reach at `address`; without that its link fills it in."""
+    return NodeId(address, os.getpid(), int.from_bytes(os.urandom(8), "big") >> 2, host_name())
+
 
 if TYPE_CHECKING:
     from rallypoint.control.coordinator.job_log import ReportedProgress

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from rallypoint.base.errors import UserError
 from rallypoint.base.light_dataclasses import dataclass
-from rallypoint.base.light_typing import TYPE_CHECKING
+from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.base.plugins import entry_point, entry_point_names, load
 from rallypoint.rendezvous.params import RendezvousParameters
@@ -213,3 +213,18 @@ rendezvous_handler_registry.register("etcd-v2", "rallypoint.rendezvous.backends.
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
     """A handler from the registry that all share. See `RendezvousHandlerRegistry.create_handler`."""
     return rendezvous_handler_registry.create_handler(params)
+
+
+FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL = 2.0, 60.0
+"""Seconds until a waiting node asks for the progress for the first time, and at most between later times. Each interval
+is twice the previous one: a spare that waits for days must not fill the log.
+"""
+
+
+class LocalJob(NamedTuple):
+    """What an agent tells commands on its machine about its job, in terms of `--rdzv-backend` and the like."""
+
+    pid: int
+    job: str
+    backend: str
+    endpoint: str

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.agent.third_party import exchange, exchange_ranks, exit_barrier
-from rallypoint.control.ranks import NodeRanks, assign_worker_ranks
+from rallypoint.control.membership.rules import assign_worker_ranks
+from rallypoint.control.membership.state import NodeRanks
 from rallypoint.store.api import Store
 from rallypoint.store.client import TCPStore
 from rallypoint.store.errors import StoreTimeoutError

@@ -13,8 +13,8 @@ from rallypoint.agent.held_workers import HeldWorkers
 from rallypoint.agent.options import Features
 from rallypoint.agent.signals import GracePeriods
 from rallypoint.agent.spec import WorkerGroup, WorkerSpec
+from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placement
-from rallypoint.control.ranks import NodeRanks
 from rallypoint.workers.stop import run_to_end
 from tests.unit.compat.test_subclass import ours
 from tests.unit.workers.rounds import Rounds, rounds_in, runs, waiting

@@ -15,8 +15,8 @@ from rallypoint.agent.features.live_line import LiveLine, composed, shows_live_l
 from rallypoint.agent.loop import AgentLoop
 from rallypoint.base.log import STDERR_LOCK, print_error_line
 from rallypoint.control.coordinator.job_log import live_words
+from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placed, Placement, Progress, ProgressText
-from rallypoint.control.ranks import NodeRanks
 from rallypoint.workers.logs.console import Console
 from tests.unit.agent.thread_workers import ThreadWorkers
 

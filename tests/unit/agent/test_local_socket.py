@@ -13,7 +13,7 @@ import pytest
 from rallypoint.agent.features.local_socket import LocalSocket, local_jobs, local_token
 from rallypoint.base.kernel import until_readable
 from rallypoint.base.secrets import SECRET, Secret, new_secret, token
-from rallypoint.rendezvous.control_plane import LocalJob
+from rallypoint.rendezvous.handler import LocalJob
 
 JOB = LocalJob(os.getpid(), "job", "c10d", "127.0.0.1:29400")
 

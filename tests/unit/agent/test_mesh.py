@@ -17,8 +17,8 @@ from rallypoint.agent.spec import WorkerGroup
 from rallypoint.base.kernel import until_readable
 from rallypoint.clusters.preflight.dialing import MeshListener
 from rallypoint.clusters.preflight.results import REQUIRE, WARN
+from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placement
-from rallypoint.control.ranks import NodeRanks
 from rallypoint.store.client import TCPStore
 from rallypoint.store.server import StoreServer
 from tests.ports import free_port

@@ -19,8 +19,8 @@ from rallypoint.agent.third_party import exchange
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.errors import SignalException
 from rallypoint.base.kernel import until_readable
+from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placement
-from rallypoint.control.ranks import NodeRanks
 from rallypoint.failures.cause import Ending
 from rallypoint.rendezvous.handler import RendezvousHandler, get_rendezvous_handler
 from rallypoint.rendezvous.params import RendezvousParameters

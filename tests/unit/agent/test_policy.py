@@ -37,8 +37,18 @@ from rallypoint.agent.steps import (
     WorkersStopped,
     WorkersSucceeded,
 )
-from rallypoint.control.membership.operations import Drain, Fail, Preempt, Refusal, Succeed
-from rallypoint.control.membership.state import Outcome, Reason, RoundEnd, Verdict
+from rallypoint.control.membership.state import (
+    Drain,
+    Fail,
+    NodeRanks,
+    Outcome,
+    Preempt,
+    Reason,
+    Refusal,
+    RoundEnd,
+    Succeed,
+    Verdict,
+)
 from rallypoint.control.protocol.messages import (
     Heartbeat,
     JobEnded,
@@ -55,7 +65,6 @@ from rallypoint.control.protocol.messages import (
     ProgressText,
     RoundEnded,
 )
-from rallypoint.control.ranks import NodeRanks
 from rallypoint.failures.cause import Cause, Ending
 from rallypoint.notices import PREEMPTION, SCALE
 from tests.effort import examples

@@ -23,8 +23,7 @@ from rallypoint.agent.steps import (
     Timer,
     WorkersFailed,
 )
-from rallypoint.control.membership.operations import Fail
-from rallypoint.control.membership.state import Reason, RoundEnd
+from rallypoint.control.membership.state import Fail, Reason, RoundEnd
 from rallypoint.control.protocol.messages import (
     DrainRequested,
     JobEnded,

@@ -28,8 +28,7 @@ from rallypoint.agent.steps import (
     WorkersReady,
     WorkersSucceeded,
 )
-from rallypoint.control.membership.operations import Drain, Fail, PreemptJob, Refusal, Succeed
-from rallypoint.control.membership.state import Outcome
+from rallypoint.control.membership.state import Drain, Fail, Outcome, PreemptJob, Refusal, Succeed
 from rallypoint.control.protocol.messages import (
     DrainRequested,
     JobEnded,

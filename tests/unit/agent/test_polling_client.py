@@ -13,8 +13,7 @@ import pytest
 from rallypoint.agent.spec import RunResult, Worker, WorkerSpec, WorkerState
 from rallypoint.agent.third_party import PollingRendezvousClient
 from rallypoint.compat.agent import LocalElasticAgent
-from rallypoint.control.membership.operations import Drain, Fail, PreemptJob
-from rallypoint.control.membership.state import NodeInfo
+from rallypoint.control.membership.state import Drain, Fail, NodeInfo, PreemptJob
 from rallypoint.control.protocol.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,

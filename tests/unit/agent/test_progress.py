@@ -11,7 +11,7 @@ import pytest
 
 from rallypoint import notices
 from rallypoint.agent.folder import Reached, WorkerFolder
-from rallypoint.control.membership.operations import RecordProgress
+from rallypoint.control.membership.state import RecordProgress
 from rallypoint.control.protocol.messages import Request
 from tests.unit.clocks import ShiftedClock
 

@@ -17,8 +17,8 @@ from rallypoint.base.errors import UserError
 from rallypoint.base.kernel import until_readable
 from rallypoint.base.mailbox import Background
 from rallypoint.base.netlink import Interface, interface_addresses, interfaces
+from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placement
-from rallypoint.control.ranks import NodeRanks
 from tests.unit.agent.test_stopping import TIMEOUT
 from tests.unit.agent.thread_workers import ThreadWorkers
 

@@ -21,8 +21,8 @@ from rallypoint.agent.features.worker_env import (
 from rallypoint.agent.options import checked_frameworks
 from rallypoint.agent.spec import Worker, WorkerGroup
 from rallypoint.base.errors import UserError
+from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placement
-from rallypoint.control.ranks import NodeRanks
 from tests.unit.agent.thread_workers import ThreadWorkers
 from tests.unit.compat.test_subclass import ours
 

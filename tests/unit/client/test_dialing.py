@@ -20,7 +20,7 @@ from rallypoint.control.client.dialing import Dialer, DialTarget, FixedEndpoint
 from rallypoint.control.client.tcp_link import TcpLink
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.server import ControlServer
-from rallypoint.control.membership.state import Settings
+from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol.messages import Notification
 from tests.ports import free_port
 
@@ -59,7 +59,7 @@ def play(addresses: list[str], script: Callable[[Resolving], Coroutine[Any, Any,
 
 
 def dialer_to(port: int) -> Dialer:
-    return Dialer(DialTarget(Endpoint("control", port)), SETTINGS, 0)
+    return Dialer(DialTarget(Endpoint("control", port)), SETTINGS)
 
 
 @contextmanager
@@ -172,7 +172,11 @@ def test_a_server_that_does_not_answer_is_told_of_before_the_attempt_is_over(mon
     logging.getLogger("rallypoint").addHandler(handler)
     with silent("127.0.0.2", port):
         link = TcpLink(
-            FixedEndpoint(DialTarget(Endpoint("127.0.0.2", port))), SETTINGS, 0, told.put, Deadline.after(1000.0)
+            FixedEndpoint(DialTarget(Endpoint("127.0.0.2", port))),
+            SETTINGS,
+            NodeId("", 1, 0),
+            told.put,
+            Deadline.after(1000.0),
         )
         try:
             line = lines.get(timeout=50.0).getMessage()  # an attempt ends after 60 s in any case

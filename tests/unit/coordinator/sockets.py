@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import MAGIC, FrameReader, frame
+from rallypoint.control.protocol.codec import MAGIC, FrameReader, frame
 from rallypoint.control.protocol.handshake import Challenge, Hello, Proof, Welcome
 
 

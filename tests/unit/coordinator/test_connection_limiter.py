@@ -18,7 +18,7 @@ from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import MAGIC, frame
+from rallypoint.control.protocol.codec import MAGIC, frame
 from rallypoint.control.protocol.handshake import PROTOCOL_VERSION, ClientHandshake, HandshakeRefused
 from rallypoint.control.protocol.messages import Confirmed, ConfirmRequest, Heartbeat, Notification
 from tests.unit.coordinator.sockets import SocketNode
@@ -49,7 +49,7 @@ def is_disconnected(made: socket.socket) -> bool:
     return True
 
 
-HELLO = ClientHandshake(SETTINGS.run_id, None, b"n", SETTINGS).hello("h", 1, 0)
+HELLO = ClientHandshake(SETTINGS.run_id, None, b"n", SETTINGS).hello("h", NodeId("h", 1, 0))
 GREETING = MAGIC + frame(codec.encode(HELLO))
 
 
@@ -129,8 +129,8 @@ def test_a_session_that_cannot_be_told_something_ends_alone(caplog: pytest.LogCa
     def broken(notice: Notification) -> None:
         raise ValueError(f"cannot say {notice}")
 
-    first, _ = dispatcher.attach(broken, SessionRecord(NodeId("a", 1, 0), "a"), disconnect=ended.append)
-    second, _ = dispatcher.attach(
+    first = dispatcher.attach(broken, SessionRecord(NodeId("a", 1, 0), "a"), disconnect=ended.append)
+    second = dispatcher.attach(
         told.append, SessionRecord(NodeId("b", 1, 0), "b"), disconnect=lambda _why: ended.append("second")
     )
     dispatcher.receive(first, ConfirmRequest(1))

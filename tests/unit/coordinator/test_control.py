@@ -19,9 +19,8 @@ from rallypoint.control.client.tcp_link import TcpLink
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.operations import Fail, Refusal
-from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
-from rallypoint.control.protocol.frames import MAGIC
+from rallypoint.control.membership.state import Fail, NodeId, NodeInfo, Refusal, Settings
+from rallypoint.control.protocol.codec import MAGIC
 from rallypoint.control.protocol.messages import (
     ConfigDiffers,
     JoinRefused,
@@ -33,6 +32,7 @@ from rallypoint.control.protocol.messages import (
     ResumeRequest,
 )
 from rallypoint.failures.cause import Cause
+from rallypoint.rendezvous.elastic import own_node
 from tests.ports import free_port
 from tests.unit.rendezvous.listening import Heard
 
@@ -53,7 +53,9 @@ class Node:
     def __init__(self, endpoint: Endpoint, wait: float = 20.0) -> None:
         self.told = Heard()
         settings = Settings("job", 1, 2, join_timeout=wait)
-        self.link = TcpLink(FixedEndpoint(DialTarget(endpoint)), settings, 0, self.told.take, Deadline.after(wait))
+        self.link = TcpLink(
+            FixedEndpoint(DialTarget(endpoint)), settings, own_node(), self.told.take, Deadline.after(wait)
+        )
 
     def join(self, port: int = 7000) -> None:
         self.link.send(JoinRequest(NodeInfo("default", 1, "", port), 600.0))
@@ -97,10 +99,10 @@ def test_why_a_session_was_ended_is_the_one_reason_that_there_was() -> None:
     clock, why, told = Clock(), list[str](), list[Notification]()
     dispatcher = Dispatcher(Settings("job", 1, 2), clock)
     node = NodeId("h", 1, 0)
-    first, name = dispatcher.attach(told.append, SessionRecord(node, "h"), disconnect=why.append)
+    first = dispatcher.attach(told.append, SessionRecord(node, "h"), disconnect=why.append)
     dispatcher.receive(first, JoinRequest(NodeInfo("default", 1, "", 7000), 600.0))
-    second, _ = dispatcher.attach(told.append, SessionRecord(node, "h"), disconnect=why.append)
-    dispatcher.receive(second, ResumeRequest(dispatcher.incarnation, name, NodeInfo("default", 1, "", 7000)))
+    second = dispatcher.attach(told.append, SessionRecord(node, "h"), disconnect=why.append)
+    dispatcher.receive(second, ResumeRequest(dispatcher.incarnation, NodeInfo("default", 1, "", 7000)))
     assert why == ["its node has opened another"]
     clock.now += 100.0
     dispatcher.tick()  # after a sleep it looks again first

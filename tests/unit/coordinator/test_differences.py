@@ -7,8 +7,7 @@ import pytest
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.operations import Fail
-from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
+from rallypoint.control.membership.state import Fail, NodeId, NodeInfo, Settings
 from rallypoint.control.protocol.messages import (
     ConfigDifference,
     ConfigDiffers,
@@ -21,7 +20,6 @@ from rallypoint.control.protocol.resume_state import (
     after_notification,
     after_request,
     requests_to_repeat,
-    session_opened,
 )
 from rallypoint.failures.cause import Cause
 
@@ -98,10 +96,10 @@ def test_a_job_that_begins_anew_is_not_held_to_what_others_said() -> None:
 def test_a_new_control_plane_learns_the_jobs_number_and_not_the_nodes_own() -> None:
     _, told = meet(JOB, member(max_restarts=5))
     held = after_request(ResumeState(), JoinRequest(member(max_restarts=5), 600.0), 0.0)
-    held = session_opened(held, "a", B)
+    held = held._replace(opened="a")
     for notice in told:
         held = after_notification(held, notice)
-    (holding,) = [each for each in requests_to_repeat(held, 1.0, "a") if isinstance(each, ResumeRequest)]
+    (holding,) = [each for each in requests_to_repeat(held, 1.0) if isinstance(each, ResumeRequest)]
     new = Coordinator(JOB, "new")
     new.open(1, SessionRecord(B, B.addr), 2.0)
     new.receive(1, holding, 2.0)
@@ -116,7 +114,7 @@ def test_people_on_the_side_of_the_control_plane_hear_of_a_few(
     told: list[Notification] = []
     for number in range(10):
         node = NodeId("10.0.0.2", number, 0, f"n{number}")
-        session, _ = dispatcher.attach(told.append, SessionRecord(node, "10.0.0.2", settings=other))
+        session = dispatcher.attach(told.append, SessionRecord(node, "10.0.0.2", settings=other))
         dispatcher.receive(session, JoinRequest(member(), 600.0))
     assert len(told) == 10
     lines = [line for line in caplog.messages if "was started with" in line]

@@ -6,8 +6,7 @@ from itertools import count
 
 from rallypoint.control.coordinator.hangs import HangCollection
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.operations import ReportQuiet
-from rallypoint.control.membership.state import NodeId, Settings
+from rallypoint.control.membership.state import NodeId, ReportQuiet, Settings
 from rallypoint.control.protocol.messages import (
     CollectedPart,
     CollectionEnded,
@@ -124,7 +123,7 @@ def resumes(job: Job, session: int) -> list[object]:
     coordinator, node = job.coordinator, NodeId(f"10.0.0.{B}", 7, 0, "b")
     coordinator.open(session, SessionRecord(node, node.addr), job.now)
     held = ResumeRequest(
-        *("inc", node, coordinator.state.participants[node].node_info),
+        *("inc", coordinator.state.participants[node].node_info),
         round=0,
         origin="inc",
         group_rank=1,

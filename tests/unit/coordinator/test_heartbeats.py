@@ -18,9 +18,9 @@ from rallypoint.control.coordinator import connection
 from rallypoint.control.coordinator import session as server_session
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.server import ControlServer
-from rallypoint.control.membership.state import NodeInfo, Settings
+from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import frame
+from rallypoint.control.protocol.codec import frame
 from rallypoint.control.protocol.handshake import ClientHandshake
 from rallypoint.control.protocol.messages import Heartbeat, JoinRequest, LeaveRequest, Progress, ProgressRequest
 from tests.unit.coordinator.sockets import SocketNode
@@ -31,7 +31,7 @@ JOIN = JoinRequest(NodeInfo("default", 1, "", 7000), 600.0)
 HEARTBEAT, INQUIRE = frame(codec.encode(Heartbeat())), frame(codec.encode(ProgressRequest()))
 
 
-HELLO = ClientHandshake(SETTINGS.run_id, None, b"n", SETTINGS).hello("10.0.0.1", 1, 0)
+HELLO = ClientHandshake(SETTINGS.run_id, None, b"n", SETTINGS).hello("10.0.0.1", NodeId("10.0.0.1", 1, 0))
 
 
 class Node(SocketNode):
@@ -125,7 +125,7 @@ def test_a_node_sends_heartbeats_as_often_as_the_server_wants(monkeypatch: pytes
     monkeypatch.setattr(dispatcher, "heartbeat", counted)
     server = ControlServer(dispatcher, listening_socket("127.0.0.1", 0))
     place = FixedEndpoint(DialTarget(Endpoint("127.0.0.1", server.port)))
-    link = TcpLink(place, SETTINGS, 0, lambda _notification: None, Deadline.after(TIMEOUT))
+    link = TcpLink(place, SETTINGS, NodeId("", 1, 0), lambda _notification: None, Deadline.after(TIMEOUT))
     try:
         assert all(came.acquire(timeout=TIMEOUT) for _ in range(3))  # by its lease there would be none for 20 minutes
     finally:

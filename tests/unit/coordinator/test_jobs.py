@@ -10,8 +10,17 @@ import pytest
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.jobs import MAX_JOBS, MAX_JOBS_OF_ONE, ManyJobs
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.operations import Fail, Refusal, Succeed
-from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Reason, Settings, Verdict
+from rallypoint.control.membership.state import (
+    Fail,
+    NodeId,
+    NodeInfo,
+    Outcome,
+    Reason,
+    Refusal,
+    Settings,
+    Succeed,
+    Verdict,
+)
 from rallypoint.control.protocol.handshake import ClientHandshake, HandshakeError
 from rallypoint.control.protocol.messages import (
     Heartbeat,
@@ -86,9 +95,9 @@ class Node:
     def comes(self) -> None:
         """Open a session, naming the coordinator of the last one."""
         settings = self.settings
-        hello = ClientHandshake(settings.run_id, None, b"n", settings).hello("h", self.pid, 0, self.met)
+        hello = ClientHandshake(settings.run_id, None, b"n", settings).hello("h", NodeId("h", self.pid, 0), self.met)
         self.dispatcher: Dispatcher = self.world.jobs.dispatcher_for(hello, self.peer)
-        self.session, self.name = self.dispatcher.attach(self._hears, SessionRecord(NodeId("h", self.pid, 0), "h"))
+        self.session = self.dispatcher.attach(self._hears, SessionRecord(NodeId("h", self.pid, 0), "h"))
         self.met = self.dispatcher.incarnation
 
     def _hears(self, notice: Notification) -> None:
@@ -114,9 +123,8 @@ class Node:
     def comes_back(self, round_: int = 0, nodes: int = 1, met: str | None = None) -> None:
         """Open another session, and say what is held of a round that runs."""
         met = met or self.met
-        name = self.name
         self.comes()
-        self.says(ResumeRequest(met, name, MEMBER, round_, 0, nodes, round_over=False))
+        self.says(ResumeRequest(met, MEMBER, round_, 0, nodes, round_over=False))
 
 
 def test_the_id_of_an_ended_job_is_free_when_its_nodes_have_gone(caplog: pytest.LogCaptureFixture) -> None:
@@ -241,7 +249,7 @@ def test_silent_nodes_of_ended_jobs_are_taken_out_too() -> None:
     old.joins()
     old.says(Succeed(0))
     disconnected: list[str] = []
-    hello = ClientHandshake("job", None, b"n", old.settings).hello("h", 9, 0, old.met)
+    hello = ClientHandshake("job", None, b"n", old.settings).hello("h", NodeId("h", 9, 0), old.met)
     late = world.jobs.dispatcher_for(hello, "192.0.2.1")
     late.attach(
         old.told.append, SessionRecord(NodeId("h", 9, 0), "h"), disconnect=lambda _why: disconnected.append("late")

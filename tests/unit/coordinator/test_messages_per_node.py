@@ -19,8 +19,7 @@ from rallypoint.control.client.dialing import DialTarget, FixedEndpoint
 from rallypoint.control.client.tcp_link import TcpLink
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.server import ControlServer
-from rallypoint.control.membership.operations import Fail, Succeed
-from rallypoint.control.membership.state import NodeInfo, Settings
+from rallypoint.control.membership.state import Fail, NodeId, NodeInfo, Settings, Succeed
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.messages import (
     Deliver,
@@ -64,7 +63,7 @@ class Nodes:
         self._changed = threading.Condition()
         deadline = Deadline.after(TIMEOUT)
         self.links = [
-            TcpLink(FixedEndpoint(DialTarget(endpoint)), settings, node, self._listener(node), deadline)
+            TcpLink(FixedEndpoint(DialTarget(endpoint)), settings, NodeId("", 1, node), self._listener(node), deadline)
             for node in range(count)
         ]
 

@@ -8,12 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from rallypoint.base.clock import Deadline
-from rallypoint.control.membership.operations import Fail
-from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
+from rallypoint.control.membership.state import Fail, NodeId, NodeInfo, Settings
 from rallypoint.control.protocol.codec import decode_state
 from rallypoint.control.protocol.messages import Deliver, Link, Notification, Placed, RoundEnded
-from rallypoint.rendezvous.control_plane import ControlPlane
-from rallypoint.rendezvous.elastic import ElasticHandler
+from rallypoint.rendezvous.elastic import ControlPlane, ElasticHandler
 from rallypoint.rendezvous.shared_state import SharedStateLink
 from rallypoint.rendezvous.worker_stores import AgentStoreSupply
 from tests.unit.rendezvous.test_shared_state_link import CAUSE, TIMEOUT, Memory, MemoryBackend, job

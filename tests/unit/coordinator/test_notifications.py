@@ -12,16 +12,18 @@ from rallypoint.control.coordinator.notifications import (
     placements,
 )
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.operations import Exit, Refusal, Succeed
 from rallypoint.control.membership.rules import ClockView, step
 from rallypoint.control.membership.state import (
+    Exit,
     NodeId,
     NodeInfo,
     Outcome,
     Participant,
     Preemption,
+    Refusal,
     Settings,
     State,
+    Succeed,
     Verdict,
 )
 from rallypoint.control.protocol.codec import decode_state, encode_state
@@ -89,7 +91,7 @@ def test_who_hears_late_of_its_place_has_the_ranks_that_count_who_has_succeeded_
     coordinator = Coordinator(Settings("job", 1, 2), "0")
     coordinator.restore(read, 0.0)
     coordinator.open(1, SessionRecord(late, late.addr), 0.0)
-    joins = ResumeRequest("0", late, sizes[late].node_info, joining=True)
+    joins = ResumeRequest("0", sizes[late].node_info, joining=True)
     ((_, told),) = coordinator.receive(1, joins, 0.0)
     assert told == Placed(placed._replace(origin="0"))
     assert not stepped(Exit(), read, late).finished, "the next round counts only its own"

@@ -8,8 +8,19 @@ from hypothesis import strategies as st
 from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
 from rallypoint.control.coordinator.recovery import recovery_timeout
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.operations import Drain, Fail, PreemptJob, ReportQuiet, Succeed
-from rallypoint.control.membership.state import NodeId, NodeInfo, NodeRange, Outcome, Settings, State
+from rallypoint.control.membership.state import (
+    Drain,
+    Fail,
+    NodeId,
+    NodeInfo,
+    NodeRange,
+    Outcome,
+    PreemptJob,
+    ReportQuiet,
+    Settings,
+    State,
+    Succeed,
+)
 from rallypoint.control.protocol.messages import (
     JobEnded,
     JoinRequest,
@@ -26,7 +37,6 @@ from rallypoint.control.protocol.resume_state import (
     after_notification,
     after_request,
     requests_to_repeat,
-    session_opened,
     without_foreign_join,
 )
 from rallypoint.failures.cause import Cause, Ending
@@ -68,11 +78,11 @@ class Job:
         """A session, at the beginning of which the node says what it holds."""
         self.sessions += 1
         node.session = self.sessions
-        name = self.coordinator.open(node.session, SessionRecord(node.id, node.id.addr), self.now)
+        self.coordinator.open(node.session, SessionRecord(node.id, node.id.addr), self.now)
         waited = node.held.join is not None
         node.held = without_foreign_join(node.held, self.coordinator.incarnation)
-        again = requests_to_repeat(node.held, self.now, self.coordinator.incarnation)
-        node.held = session_opened(node.held, self.coordinator.incarnation, name)
+        again = requests_to_repeat(node.held, self.now)
+        node.held = node.held._replace(opened=self.coordinator.incarnation)
         for request in again:
             self.deliver(self.coordinator.receive(node.session, request, self.now))
         if waited and node.held.join is None and not any(isinstance(each, JoinRequest) for each in again):
@@ -239,7 +249,7 @@ def test_a_holding_that_cannot_be_changes_nothing(round_: int, rank: int, size: 
     coordinator = Coordinator(Settings("job", 1, 3), "1")
     node = NodeId("h", 1, 0)
     coordinator.open(1, SessionRecord(node, "h"), 0.0)
-    holding = ResumeRequest("0", node, NodeInfo("default", 1, "h", 7000), round_, rank, size, round_over=False)
+    holding = ResumeRequest("0", NodeInfo("default", 1, "h", 7000), round_, rank, size, round_over=False)
     coordinator.receive(1, holding, 0.0)
     taken = node in coordinator.state.participants
     assert taken == (round_ >= 0 and 0 <= rank < size <= 3)
@@ -266,7 +276,7 @@ def test_a_node_with_a_place_knows_better_than_a_new_node_what_the_job_was_start
         node = NodeId(f"h{rank}", 1, 0)
         coordinator.open(rank + 2, SessionRecord(node, node.addr, settings=Settings("job", 1, 3)), 0.1)
         held = ResumeRequest(
-            "old", node, NodeInfo("default", 1, "", 1), 4, rank, 3, failures=2, round_over=False, origin="old"
+            "old", NodeInfo("default", 1, "", 1), 4, rank, 3, failures=2, round_over=False, origin="old"
         )
         assert not [notice for _, notice in coordinator.receive(rank + 2, held, 0.1) if isinstance(notice, RoundEnded)]
     assert (coordinator.state.round, coordinator.state.complete, coordinator.state.ledger.failures) == (4, True, 2)
@@ -279,7 +289,7 @@ def test_an_unknown_node_tells_the_coordinator_of_a_job_neither_settings_nor_rou
     coordinator = Coordinator(ours, "new")
     unknown = NodeId("unknown", 1, 0)
     coordinator.open(1, SessionRecord(unknown, "unknown", settings=Settings("job", 1, 60000, lease=86400.0)), 0.0)
-    held = ResumeRequest("old", unknown, NodeInfo("default", 1, "", 1), 4, 1, 60000, round_over=False, origin="old")
+    held = ResumeRequest("old", NodeInfo("default", 1, "", 1), 4, 1, 60000, round_over=False, origin="old")
     coordinator.receive(1, held, 0.1)
     assert coordinator.settings == ours
     assert len(coordinator.state.participants) == 0
@@ -293,7 +303,7 @@ def test_two_rounds_that_happen_to_have_one_number_are_not_mixed() -> None:
         coordinator.open(session, SessionRecord(node, host), 0.0)
         told += coordinator.receive(
             session,
-            ResumeRequest(origin, node, NodeInfo("default", 1, host, 1), 0, rank, 2, round_over=False, origin=origin),
+            ResumeRequest(origin, NodeInfo("default", 1, host, 1), 0, rank, 2, round_over=False, origin=origin),
             0.0,
         )
     assert [(session, type(notice)) for session, notice in told] == [(1, RoundEnded)]
@@ -305,9 +315,7 @@ def test_all_workers_of_a_round_are_told_one_restart_count_whatever_is_heard_mea
     first = job.nodes[0]
     unknown = NodeId("old", 1, 0)
     job.coordinator.open(99, SessionRecord(unknown, "old"), 0.0)
-    job.coordinator.receive(
-        99, ResumeRequest("before", unknown, NodeInfo("default", 1, "old", 1), 3, 0, 1, failures=2), 0.0
-    )
+    job.coordinator.receive(99, ResumeRequest("before", NodeInfo("default", 1, "old", 1), 3, 0, 1, failures=2), 0.0)
     unanswered = JoinRequest(NodeInfo("default", 1, "", first.port), 9.0)
     first.held = first.held._replace(placement=None, round_over=True, join=(unanswered, 9.0))
     first.told.clear()
@@ -327,7 +335,7 @@ def test_a_join_that_is_said_again_means_no_round_after_the_one_that_it_was_answ
         coordinator.open(session, SessionRecord(name, name.addr), 0.0)
     coordinator.receive(0, JoinRequest(member, 600.0), 0.0)
     coordinator.open(2, SessionRecord(NodeId("a", 1, 0), "a"), 0.0)
-    coordinator.receive(2, ResumeRequest("0", names[0], member, joining=True), 0.0)
+    coordinator.receive(2, ResumeRequest("0", member, joining=True), 0.0)
     told = coordinator.receive(1, JoinRequest(NodeInfo("default", 1, "", 7002), 600.0), 0.0)
     assert {session for session, notice in told if isinstance(notice, Placed)} == {1, 2}
     coordinator.receive(1, Fail(0, CAUSE, 9), 0.0)
@@ -343,7 +351,7 @@ def test_a_node_that_has_met_another_coordinator_since_is_known_by_the_round_tha
     before = job.coordinator.state
     for node in job.nodes:
         node.told.clear()
-        node.held = node.held._replace(last_identity=("another", NodeId("elsewhere", 9, 0)))
+        node.held = node.held._replace(met="another", opened="another")
         job.open(node)
     assert job.coordinator.state == before
     assert not any(node.told for node in job.nodes)
@@ -357,13 +365,12 @@ def test_a_node_that_loses_its_link_before_it_has_heard_anything_is_one_node() -
     """It claims a name of the coordinator before, though this one has given its join a place meanwhile."""
     coordinator = Coordinator(Settings("job", 2, 2), "new")
     member = NodeInfo("default", 1, "", 7000)
-    known = NodeId("h0", 1, 3)
-    held = ResumeRequest("old", known, member, 0, 0, 2, -1, 1, round_over=True, last_ended_round=0, origin="old")
+    held = ResumeRequest("old", member, 0, 0, 2, -1, 1, round_over=True, last_ended_round=0, origin="old")
     coordinator.open(1, SessionRecord(NodeId("h0", 1, 0), "h0"), 0.0)
     coordinator.receive(1, held._replace(joining=True), 0.0)
     coordinator.receive(1, JoinRequest(member, 600.0), 0.0)
     coordinator.open(2, SessionRecord(NodeId("h1", 1, 0), "h1"), 0.0)
-    other = held._replace(node=NodeId("h1", 1, 3), group_rank=1, joining=True)
+    other = held._replace(group_rank=1, joining=True)
     coordinator.receive(2, other, 0.0)
     told = coordinator.receive(2, JoinRequest(member, 600.0), 0.0)
     assert {session for session, notice in told if isinstance(notice, Placed)} == {1, 2}
@@ -378,10 +385,11 @@ def test_a_place_that_waits_with_an_earlier_join_is_given_up_for_the_new_one() -
     """The node has asked another coordinator meanwhile, for which it has closed the worker store of its first join."""
     coordinator = Coordinator(Settings("job", 2, 2), "0")
     first, second = (NodeInfo("default", 1, "", port) for port in (7001, 7002))
-    names = [coordinator.open(n, SessionRecord(NodeId(f"h{n}", 1, 0), f"h{n}"), 0.0) for n in (0, 1)]
+    for n in (0, 1):
+        coordinator.open(n, SessionRecord(NodeId(f"h{n}", 1, 0), f"h{n}"), 0.0)
     coordinator.receive(0, JoinRequest(first, 600.0), 0.0)
     coordinator.open(2, SessionRecord(NodeId("h0", 1, 0), "h0"), 0.0)
-    coordinator.receive(2, ResumeRequest("0", names[0], second, joining=True), 0.0)
+    coordinator.receive(2, ResumeRequest("0", second, joining=True), 0.0)
     told = coordinator.receive(1, JoinRequest(NodeInfo("default", 1, "", 7003), 600.0), 0.0)
     told += coordinator.receive(2, JoinRequest(second, 600.0), 0.0)
     assert ports(told) == {7002}
@@ -390,11 +398,11 @@ def test_a_place_that_waits_with_an_earlier_join_is_given_up_for_the_new_one() -
 def test_the_numbers_of_rounds_that_a_known_node_was_in_elsewhere_are_not_used_again() -> None:
     coordinator = Coordinator(Settings("job", 1, 1), "0")
     member = NodeInfo("default", 1, "", 7001)
-    name = coordinator.open(0, SessionRecord(NodeId("h0", 1, 0), "h0"), 0.0)
+    coordinator.open(0, SessionRecord(NodeId("h0", 1, 0), "h0"), 0.0)
     coordinator.receive(0, JoinRequest(member, 600.0), 0.0)
     coordinator.receive(0, Fail(0, CAUSE, 9), 0.0)
     coordinator.open(1, SessionRecord(NodeId("h0", 1, 0), "h0"), 0.0)
-    coordinator.receive(1, ResumeRequest("0", name, member, last_ended_round=4), 0.0)
+    coordinator.receive(1, ResumeRequest("0", member, last_ended_round=4), 0.0)
     coordinator.receive(1, JoinRequest(member, 600.0), 0.0)
     coordinator.receive(1, Fail(1, CAUSE, 9), 0.0)
     assert coordinator.state.round == 5
@@ -405,10 +413,10 @@ def fill(coordinator: Coordinator, number: int, held: ResumeRequest) -> list[Out
     node = NodeId(f"h{number}", 1, 0)
     coordinator.open(number, SessionRecord(node, node.addr), 0.0)
     member = NodeInfo("default", 1, "", 7000)
-    return coordinator.receive(number, held._replace(incarnation="old", node=node, node_info=member, origin="old"), 0.0)
+    return coordinator.receive(number, held._replace(incarnation="old", node_info=member, origin="old"), 0.0)
 
 
-HELD = ResumeRequest("", NodeId("", 1, 0), NodeInfo("", 1, "", 0), 0, 0, 3, round_over=False)
+HELD = ResumeRequest("", NodeInfo("", 1, "", 0), 0, 0, 3, round_over=False)
 
 
 def ending(coordinator: Coordinator) -> Ending | None:
@@ -447,12 +455,13 @@ def test_a_preempted_job_does_not_end_when_one_that_had_heard_of_the_round_s_end
 def test_a_preempted_job_does_not_end_when_one_is_back_that_has_asked_another_coordinator() -> None:
     coordinator = Coordinator(Settings("job", 2, 2), "0")
     member = NodeInfo("default", 1, "", 7001)
-    names = [coordinator.open(n, SessionRecord(NodeId(f"h{n}", 1, 0), f"h{n}"), 0.0) for n in (0, 1)]
+    for n in (0, 1):
+        coordinator.open(n, SessionRecord(NodeId(f"h{n}", 1, 0), f"h{n}"), 0.0)
     for number in (0, 1):
         coordinator.receive(number, JoinRequest(member, 600.0), 0.0)
     coordinator.receive(0, PreemptJob(60.0, "received SIGUSR2"), 0.0)
     coordinator.open(2, SessionRecord(NodeId("h1", 1, 0), "h1"), 0.0)
-    coordinator.receive(2, ResumeRequest("0", names[1], member._replace(store_port=7002), joining=True), 0.0)
+    coordinator.receive(2, ResumeRequest("0", member._replace(store_port=7002), joining=True), 0.0)
     assert ending(coordinator) is None, "the workers of the other node are saving"
     coordinator.receive(0, Drain(0, needs_consent=True), 0.0)
     assert ending(coordinator) is Ending.PREEMPTED
@@ -464,11 +473,10 @@ def test_a_node_that_has_opened_another_session_is_not_lost_with_the_old_one() -
     node = job.nodes[0]
     old, held = node.session, node.held
     node.session = 77
-    name = job.coordinator.open(77, SessionRecord(node.id, node.id.addr), job.now)
+    job.coordinator.open(77, SessionRecord(node.id, node.id.addr, resumes=True), job.now)
     assert job.coordinator.close(old, job.now) == []
-    for request in requests_to_repeat(held, job.now, job.coordinator.incarnation):
+    for request in requests_to_repeat(held, job.now):
         job.deliver(job.coordinator.receive(77, request, job.now))
-    assert name != node.id
     assert set(job.coordinator.state.participants) == {each.id for each in job.nodes}
     assert job.coordinator.state.complete
     job.coordinator.close(77, job.now)
@@ -491,11 +499,12 @@ def test_a_node_is_not_told_of_the_end_of_a_round_that_it_knows_nothing_of() -> 
     """It asks for a place with a new worker store by itself; told of an end, it would ask again with yet another."""
     coordinator = Coordinator(Settings("job", 2, 2), "0")
     members = [NodeInfo("default", 1, "", port) for port in (7001, 7002)]
-    names = [coordinator.open(n, SessionRecord(NodeId(f"h{n}", 1, 0), f"h{n}"), 0.0) for n in (0, 1)]
+    for n in (0, 1):
+        coordinator.open(n, SessionRecord(NodeId(f"h{n}", 1, 0), f"h{n}"), 0.0)
     for number in (0, 1):
         coordinator.receive(number, JoinRequest(members[number], 600.0), 0.0)
     coordinator.open(2, SessionRecord(NodeId("h0", 1, 0), "h0"), 0.0)
-    told = coordinator.receive(2, ResumeRequest("0", names[0], members[0], joining=False), 0.0)
+    told = coordinator.receive(2, ResumeRequest("0", members[0], joining=False), 0.0)
     assert [(session, type(notice)) for session, notice in told] == [(1, RoundEnded)]
     told = coordinator.receive(2, JoinRequest(members[0]._replace(store_port=7003), 600.0), 0.0)
     told += coordinator.receive(1, JoinRequest(members[1]._replace(store_port=7004), 600.0), 0.0)

@@ -17,7 +17,7 @@ from rallypoint.control.coordinator import server as server_module
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.jobs import ManyJobs
 from rallypoint.control.coordinator.server import ControlServer
-from rallypoint.control.membership.state import Settings
+from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol.handshake import ClientHandshake, Hello
 from rallypoint.control.protocol.messages import CollectedPart, NodesWaiting
 from tests.unit.coordinator.sockets import SocketNode
@@ -31,7 +31,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-HELLO = ClientHandshake("", None, b"n", Settings("", 1, 1)).hello("127.0.0.1", 1, 0)
+HELLO = ClientHandshake("", None, b"n", Settings("", 1, 1)).hello("127.0.0.1", NodeId("127.0.0.1", 1, 0))
 
 
 def greeted(server: ControlServer, hello: Hello) -> socket.socket:

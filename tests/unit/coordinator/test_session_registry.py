@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from rallypoint.control.coordinator.sessions import SessionRecord, SessionRegistry
-from rallypoint.control.membership.liveness import Liveness
+from rallypoint.control.coordinator.sessions import Liveness, SessionRecord, SessionRegistry
 from rallypoint.control.membership.state import NodeId
 
 
-def opened(sessions: SessionRegistry, number: int, address: str, server_address: str) -> NodeId:
+def opened(sessions: SessionRegistry, number: int, address: str, server_address: str) -> SessionRecord:
     session = SessionRecord(NodeId(address, 1, 0), address, server_address)
     sessions.open(number, session, 0.0)
-    return session.node
-
-
-def resume(known: SessionRegistry, number: int, name: NodeId) -> int | None:
-    session = known.get(number)
-    assert session is not None
-    return known.resume(session, name)
+    return session
 
 
 def sessions() -> SessionRegistry:
@@ -37,66 +30,32 @@ def test_only_nodes_of_other_machines_tell_what_we_are_called_outside() -> None:
     assert known.own_external_address == ""
 
 
-def test_a_name_that_was_claimed_is_found_by_what_its_node_was_called_since() -> None:
+def test_a_session_replaces_the_earlier_ones_of_its_node_when_it_speaks() -> None:
     known = sessions()
-    first = opened(known, 1, "10.0.0.1", "a")
-    second = opened(known, 2, "10.0.0.1", "a")
-    assert resume(known, 2, first) == 1
-    third = opened(known, 3, "10.0.0.1", "a")
-    assert resume(known, 3, second) == 2
-    assert known.session_of(first) == 3
-    assert len({first, second, third}) == 3
+    first, second, third = (opened(known, number, "10.0.0.1", "a") for number in (1, 2, 3))
+    other = opened(known, 4, "10.0.0.2", "a")
+    assert known.of(first.node) is first
+    assert known.replace_earlier(second) == (1,)
+    assert known.of(first.node) is second
+    assert known.replace_earlier(third) == (2,)
+    assert known.replace_earlier(third) == known.replace_earlier(other) == ()
+    assert list(known) == [third, other]
 
 
-def test_what_is_forgotten_is_no_name_any_more_and_others_stay() -> None:
+def test_a_node_is_gone_with_its_last_session_in_whatever_order_they_end() -> None:
     known = sessions()
-    first, other = opened(known, 1, "10.0.0.1", "a"), opened(known, 2, "10.0.0.2", "a")
-    again, beside = opened(known, 3, "10.0.0.1", "a"), opened(known, 4, "10.0.0.2", "a")
-    resume(known, 3, first)
-    resume(known, 4, other)
-    known.close(3)
-    known.forget(first)
-    opened(known, 5, "10.0.0.1", "a")
-    opened(known, 6, "10.0.0.2", "a")
-    assert resume(known, 5, again) is None
-    assert (known.session_of(first), known.session_of(again)) == (None, 5)
-    assert resume(known, 6, beside) == 4
-    assert known.session_of(other) == 6
+    first, second = opened(known, 1, "10.0.0.1", "a"), opened(known, 2, "10.0.0.1", "a")
+    assert known.close(1) is None
+    assert known.of(first.node) is second
+    assert known.close(2) == first.node
+    assert known.close(2) is None
+    assert first.node not in known
 
 
-def test_a_name_that_was_claimed_before_it_was_given_is_given_to_nobody_else() -> None:
+def test_who_has_yet_to_say_what_it_holds_cannot_be_told_anything() -> None:
     known = sessions()
-    opened(known, 1, "10.0.0.9", "a")
-    wanted = NodeId("10.0.0.2", 1, 0)
-    resume(known, 1, wanted)
-    assert opened(known, 2, "10.0.0.2", "a") != wanted
-    assert known.session_of(wanted) == 1
-    known.close(1)
-    assert known.session_of(wanted) is None
-    assert known.get(2) is not None
-
-
-def test_a_session_claims_one_name_and_no_more() -> None:
-    """Else somebody could fill the memory with names."""
-    known = sessions()
-    opened(known, 1, "a", "")
-    resume(known, 1, NodeId("b", 2, 0))
-    resume(known, 1, NodeId("c", 3, 0))
-    assert known.session_of(NodeId("b", 2, 0)) == 1
-    assert known.session_of(NodeId("c", 3, 0)) is None
-
-
-def test_a_name_that_another_coordinator_gave_is_known_until_its_node_is_forgotten() -> None:
-    known = sessions()
-    name, elsewhere = opened(known, 1, "10.0.0.1", "a"), NodeId("10.0.0.1", 1, 9)
-    session = known.get(1)
-    assert session is not None
-    assert known.name_of("other", elsewhere) is None
-    known.reported(session, "other", elsewhere)
-    assert known.name_of("other", elsewhere) == name
-    assert known.name_of("another", elsewhere) is None
-    for number in range(1_000):
-        known.reported(session, str(number), elsewhere)
-    assert sum(known.name_of(str(number), elsewhere) is not None for number in range(1_000)) < 100
-    known.forget(name)
-    assert known.name_of("other", elsewhere) is None
+    session = opened(known, 1, "10.0.0.1", "a")
+    session.resumes = True
+    assert session.node not in known
+    session.resumes = False
+    assert session.node in known

@@ -10,9 +10,18 @@ from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.dispatcher import MAX_WATCHERS, Dispatcher
 from rallypoint.control.coordinator.operators import Watchers
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.operations import Drain, Fail, PreemptJob
 from rallypoint.control.membership.rules import resize
-from rallypoint.control.membership.state import NodeId, NodeInfo, NodeRange, Participant, Settings, State
+from rallypoint.control.membership.state import (
+    Drain,
+    Fail,
+    NodeId,
+    NodeInfo,
+    NodeRange,
+    Participant,
+    PreemptJob,
+    Settings,
+    State,
+)
 from rallypoint.control.protocol.messages import (
     CollectedPart,
     CollectKind,
@@ -78,8 +87,8 @@ def test_a_control_plane_that_has_forgotten_all_learns_the_size_from_the_nodes(s
     (action,) = {each for _, each in job.sent if isinstance(each, OperatorAction)}
     placed = next(each for session, each in running("a", "b", "c").sent if isinstance(each, Placed))
     held = after_notification(after_notification(ResumeState(node_info=JOINED.node_info), placed), action)
-    held = held._replace(last_identity=("inc", NodeId("10.0.0.97", 7, 0, "a")))
-    (resumed,) = requests_to_repeat(held, 0.0, "inc")
+    held = held._replace(met="inc", opened="inc")
+    (resumed,) = requests_to_repeat(held, 0.0)
     assert isinstance(resumed, ResumeRequest)
     settings = Settings("job", 3, 3, last_call_timeout=0.0)
     fresh = Coordinator(settings, "another", learns_settings=True)
@@ -192,8 +201,8 @@ def test_who_follows_a_large_job_sees_the_workers_of_a_new_round_soon() -> None:
     job = running(*(chr(number) for number in range(0x100, 0x100 + 400)))
     job.ask(WatchRequest(follow=True))
     job.command(RestartCommand(BY))
-    for session, _ in list(job.coordinator.sessions):
-        job.hears(chr(session), JOINED)
+    for session in list(job.coordinator.sessions):
+        job.hears(chr(session.number), JOINED)
     asked = [session for session, each in job.wait(0.6) if isinstance(each, ReportRequested)]
     assert len(asked) == 400
     assert not any(isinstance(each, ReportRequested) for _, each in job.wait(2.2)), "and then now and again"

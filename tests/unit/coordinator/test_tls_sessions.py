@@ -17,7 +17,7 @@ from rallypoint.control.client.dialing import DialTarget, FixedEndpoint
 from rallypoint.control.client.tcp_link import TcpLink
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.server import ControlServer
-from rallypoint.control.membership.state import NodeInfo, Settings
+from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
 from rallypoint.control.protocol.messages import JoinRequest, LinkLost, Notification, Placed
 from rallypoint.store.client import TCPStore
 from rallypoint.store.server import RoundStores
@@ -65,7 +65,9 @@ def served(tls: ControlTls | None) -> Iterator[Endpoint]:
 def joined(endpoint: Endpoint, tls: ControlTls | None) -> Notification:
     """What a node that wants to take part is told first."""
     told = Heard()
-    link = TcpLink(FixedEndpoint(DialTarget(endpoint, None, tls)), JOB, 0, told.take, Deadline.after(TIMEOUT))
+    link = TcpLink(
+        FixedEndpoint(DialTarget(endpoint, None, tls)), JOB, NodeId("", 1, 0), told.take, Deadline.after(TIMEOUT)
+    )
     link.send(JoinRequest(NodeInfo("default", 1, "", 7000), TIMEOUT))
     try:
         return told.get(timeout=TIMEOUT)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
 from rallypoint.control.coordinator.operators import Watchers
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.operations import Fail, Succeed
-from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Settings
+from rallypoint.control.membership.state import Fail, NodeId, NodeInfo, Outcome, Settings, Succeed
 from rallypoint.control.protocol.messages import (
     CollectedPart,
     CollectKind,

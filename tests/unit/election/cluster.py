@@ -26,7 +26,7 @@ class Agent:
     def __init__(self, cluster: Cluster, number: int) -> None:
         self.cluster = cluster
         self.number = number
-        self.name = NodeId(f"10.0.0.{number}", number, 0, f"host-{number}")
+        self.name = NodeId(f"10.0.0.{number}", number, number, f"host-{number}")
         self.election = Election(KEYS, SETTINGS, self.name._replace(addr=""), Random(number))
         self.effects: list[Effect] = []
         """All that it has said so far."""
@@ -90,10 +90,10 @@ class Agent:
         """A watch ends by itself."""
         return self.step(steps.Unwatched(self.watches.pop(kind).number, lost))
 
-    def greeted(self, incarnation: str, refused: int = 0, name: NodeId | None = None) -> list[Effect]:
+    def greeted(self, incarnation: str, refused: int = 0) -> list[Effect]:
         """Its link was greeted by the coordinator of that name."""
         self.met = incarnation
-        return self.step(steps.LinkState(name or self.name, incarnation, refused))
+        return self.step(steps.LinkState(incarnation, refused))
 
     def close(self) -> None:
         """It is to leave."""

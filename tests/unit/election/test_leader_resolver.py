@@ -15,7 +15,7 @@ from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.election.keys import LeaderRecord
 from rallypoint.control.election.leader_resolver import LeaderResolver
-from rallypoint.control.membership.state import Settings
+from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol.handshake import HandshakeError
 
 LEASE = 7
@@ -80,7 +80,7 @@ def test_a_link_passes_over_another_server_at_the_coordinator_s_port_on_our_own_
     with other:
         answering = threading.Thread(target=_answer_all, args=(other,))
         answering.start()
-        link = TcpLink(posted, settings, 0, lambda _notice: None, Deadline.after(30.0))
+        link = TcpLink(posted, settings, NodeId("", 1, 0), lambda _notice: None, Deadline.after(30.0))
         met = greeted.wait(10.0)
         other.shutdown(socket.SHUT_RDWR)
         answering.join()

@@ -17,7 +17,6 @@ from rallypoint.control.etcd.api import (
     WatchCancelled,
     WatchCompacted,
 )
-from rallypoint.control.membership.state import NodeId
 from tests.unit.election.cluster import KEYS, SETTINGS, Agent, Cluster
 
 AWAY = EtcdUnreachable("etcd gave no answer")
@@ -172,7 +171,7 @@ def test_the_next_in_line_deposes_a_leader_whose_port_refuses() -> None:
     assert Revoke(first.election.lease) in second.requests()
     assert not [each for each in third.requests() if isinstance(each, Revoke)], "it is not next in line"
     (lost,) = [each for each in second.effects if isinstance(each, steps.NodesLost)]
-    assert lost == steps.NodesLost(frozenset([first.name]), "its machine refuses connections")
+    assert lost == steps.NodesLost(frozenset([first.name.number]), "its machine refuses connections")
 
 
 def test_a_lease_that_could_not_be_ended_is_tried_again_with_the_next_heartbeat() -> None:
@@ -260,20 +259,6 @@ def test_an_etcd_that_has_gone_back_is_begun_anew_with() -> None:
     cluster.pass_time(LONG_PAUSE)
     assert steps.ResetRevision() in agent.effects
     assert leads(cluster, agent)
-
-
-# Names
-
-
-def test_the_name_that_the_coordinator_gave_stands_under_the_key() -> None:
-    (agent,) = (cluster := Cluster(1)).agents
-    name = NodeId("192.0.2.7", 1, 0, "host-1")
-    agent.greeted("coordinator-1", name=name)
-    agent.settle()
-    assert b"192.0.2.7" in cluster.etcd.stored[KEYS.node(agent.election.lease)].value
-    cluster.etcd.revoke(agent.election.lease)
-    cluster.pass_time(LONG_PAUSE)
-    assert b"192.0.2.7" in cluster.etcd.stored[KEYS.node(agent.election.lease)].value
 
 
 @pytest.mark.parametrize("seconds", [0.8, 1.0, 1.2])

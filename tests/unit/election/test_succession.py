@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from rallypoint.control.coordinator.dispatcher import Dispatcher, RestoredState
 from rallypoint.control.coordinator.recovery import recovery_timeout
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.operations import Drain, Fail, Succeed
-from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Settings, State
+from rallypoint.control.membership.state import Drain, Fail, NodeId, NodeInfo, Outcome, Settings, State, Succeed
 from rallypoint.control.protocol.messages import (
     Confirmed,
     ConfirmRequest,
@@ -28,7 +27,6 @@ from rallypoint.control.protocol.resume_state import (
     after_notification,
     after_request,
     requests_to_repeat,
-    session_opened,
     without_foreign_join,
 )
 from rallypoint.failures.cause import Cause
@@ -65,7 +63,7 @@ class Node:
     """One node's link, without a wire."""
 
     def __init__(self, number: int) -> None:
-        self.id = NodeId(f"h{number}", 1, 0)
+        self.id = NodeId(f"h{number}", 1, number)
         self.port = 7000 + number
         self.held = ResumeState()
         self.session = 0
@@ -91,11 +89,11 @@ class Job:
         self.keep()
 
     def open(self, node: Node) -> None:
-        node.session, name = self.dispatcher.attach(node.hear, SessionRecord(node.id, node.id.addr))
+        node.session = self.dispatcher.attach(node.hear, SessionRecord(node.id, node.id.addr))
         waited = node.held.join is not None
         node.held = without_foreign_join(node.held, self.dispatcher.incarnation)
-        again = requests_to_repeat(node.held, self.time.now, self.dispatcher.incarnation)
-        node.held = session_opened(node.held, self.dispatcher.incarnation, name)
+        again = requests_to_repeat(node.held, self.time.now)
+        node.held = node.held._replace(opened=self.dispatcher.incarnation)
         for request in again:
             self.dispatcher.receive(node.session, request)
         if waited and node.held.join is None and not any(isinstance(each, JoinRequest) for each in again):
@@ -206,7 +204,7 @@ def test_a_node_that_is_known_to_be_dead_is_waited_for_by_nobody() -> None:
     job = Job(3, 2)
     job.succeeded()
     job.open(job.nodes[1])
-    job.dispatcher.nodes_lost([job.nodes[0].id])
+    job.dispatcher.nodes_lost([job.nodes[0].id.number])
     job.keep()
     job.open(job.nodes[2])
     for node in job.nodes[1:]:
@@ -217,7 +215,7 @@ def test_a_node_that_is_known_to_be_dead_is_waited_for_by_nobody() -> None:
 
 def test_of_a_node_with_a_session_the_session_is_the_better_evidence() -> None:
     job = Job(2, 2)
-    job.dispatcher.nodes_lost([job.nodes[0].id])
+    job.dispatcher.nodes_lost([job.nodes[0].id.number])
     job.keep()
     assert runs(job)
     assert [rounds(node) for node in job.nodes] == [[0], [0]]
@@ -267,16 +265,6 @@ def test_what_a_node_had_told_a_coordinator_that_did_not_keep_it_is_heard_again(
     assert runs(job)
     assert job.dispatcher.state.round == 0
     assert [node.held.round_over for node in job.nodes] == [False, False]
-
-
-def test_a_name_that_the_last_coordinator_gave_is_not_given_again() -> None:
-    job = Job(2, 2)
-    job.succeeded()
-    unknown = Node(0)
-    _, name = job.dispatcher.attach(unknown.hear, SessionRecord(unknown.id, "h0"))
-    assert name not in {node.id for node in job.nodes}
-    job.open(job.nodes[0])
-    assert runs(job)
 
 
 def stores(node: Node) -> list[int]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rallypoint.control.membership.operations import Join, Operation
 from rallypoint.control.membership.rules import ClockView, step
-from rallypoint.control.membership.state import NodeId, NodeInfo, Settings, State
+from rallypoint.control.membership.state import Join, NodeId, NodeInfo, Operation, Settings, State
 from rallypoint.failures.cause import Cause
 
 SEVEN = tuple(NodeId(name, 1, 0, name) for name in "abcdefg")

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.control.membership.operations import Close, Exit, Join, KeepLeaseAlive, Operation, Refusal, Stop
 from rallypoint.control.membership.rules import ClockView, step
-from rallypoint.control.membership.state import AbandonedRendezvous, NodeId, NodeInfo, Participant, Settings, State
+from rallypoint.control.membership.state import (
+    AbandonedRendezvous,
+    Close,
+    Exit,
+    Join,
+    KeepLeaseAlive,
+    NodeId,
+    NodeInfo,
+    Operation,
+    Participant,
+    Refusal,
+    Settings,
+    State,
+    Stop,
+)
 
 JOB = Settings("job", 2, 3, counts_heartbeats=True)
 ME, A, B, C = (NodeId(name, 1, 0) for name in ("me", "a", "b", "c"))

@@ -5,16 +5,18 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.control.membership.endings import failure_streak_after
-from rallypoint.control.membership.operations import Fail, RecordProgress, Stop
 from rallypoint.control.membership.rules import ClockView, step
 from rallypoint.control.membership.state import (
+    Fail,
     FailureStreak,
     JobProgress,
     NodeId,
     NodeInfo,
     Participant,
+    RecordProgress,
     Settings,
     State,
+    Stop,
 )
 from rallypoint.failures.cause import Cause, Ending
 

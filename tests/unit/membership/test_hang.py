@@ -8,17 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.control.membership.endings import hang_began, is_hung
-from rallypoint.control.membership.operations import (
+from rallypoint.control.membership.state import (
     Close,
     Exit,
     Fail,
     Join,
+    NodeId,
     Operation,
+    Preemption,
+    Reason,
     ReportQuiet,
     Restart,
+    Settings,
+    State,
     Succeed,
 )
-from rallypoint.control.membership.state import NodeId, Preemption, Reason, Settings, State
 from tests.effort import examples
 from tests.unit.membership.running import CAUSE, INFO, SEVEN, done, joined
 

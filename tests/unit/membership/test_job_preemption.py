@@ -8,20 +8,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.control.membership.operations import (
+from rallypoint.control.membership.state import (
     Close,
     Drain,
     Exit,
     Fail,
     Join,
+    NodeId,
+    NodeRange,
     Operation,
+    Outcome,
     Preempt,
     PreemptJob,
+    Reason,
     Resize,
     Restart,
+    Settings,
+    State,
     Succeed,
 )
-from rallypoint.control.membership.state import NodeId, NodeRange, Outcome, Reason, Settings, State
 from rallypoint.failures.cause import Ending
 from tests.effort import examples
 from tests.unit.membership.running import CAUSE, INFO, SEVEN, done, joined

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.control.membership.liveness import Liveness, SilentSessions
+from rallypoint.control.coordinator.sessions import Liveness, SilentSessions
 
 LEASE, TIMEOUT = 3.0, 14.0
 

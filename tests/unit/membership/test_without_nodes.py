@@ -7,18 +7,20 @@ from functools import partial
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.control.membership.operations import (
+from rallypoint.control.membership.rules import without_nodes
+from rallypoint.control.membership.state import (
     Close,
     Drain,
     Exit,
     Fail,
     Join,
+    NodeId,
     Operation,
     PreemptJob,
+    Reason,
+    Settings,
     Succeed,
 )
-from rallypoint.control.membership.rules import without_nodes
-from rallypoint.control.membership.state import NodeId, Reason, Settings
 from tests.effort import examples
 from tests.unit.membership.running import CAUSE, INFO, SEVEN, done, joined
 

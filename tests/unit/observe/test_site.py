@@ -16,8 +16,7 @@ from rallypoint.base.netlink import Peer
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.jobs import ManyJobs, ServedJobs
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.operations import Close
-from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
+from rallypoint.control.membership.state import Close, NodeId, NodeInfo, Settings
 from rallypoint.control.protocol.handshake import Hello
 from rallypoint.control.protocol.messages import JoinRequest
 from rallypoint.observe.metrics import Family, build_family
@@ -42,7 +41,7 @@ def site_of(jobs: ServedJobs, access: Access | None = None) -> Site:
 
 def joined(dispatcher: Dispatcher, host: str) -> int:
     node = NodeId(ADDRESS, 1, 0, host)
-    session, _ = dispatcher.attach(lambda _: None, SessionRecord(node, ADDRESS, ADDRESS, ADDRESS, dispatcher.settings))
+    session = dispatcher.attach(lambda _: None, SessionRecord(node, ADDRESS, ADDRESS, ADDRESS, dispatcher.settings))
     dispatcher.receive(session, JoinRequest(NodeInfo("default", 2, ADDRESS, 0), 600))
     return session
 
@@ -200,7 +199,7 @@ def test_of_several_jobs_there_is_a_list() -> None:
     site = site_of(jobs)
     assert json.loads(ask(site, "/status.json")[2])["jobs"] == []
     for name in ("one", "two"):
-        hello = Hello(1, name, b"", ADDRESS, 1, 0, False, Settings(name, 1, 2))
+        hello = Hello(1, name, b"", ADDRESS, NodeId(ADDRESS, 1, 0), False, Settings(name, 1, 2))
         joined(jobs.dispatcher_for(hello, ADDRESS), "a")
     listed = json.loads(ask(site, "/status.json")[2])
     assert sorted(each["job"] for each in listed["jobs"]) == ["one", "two"]

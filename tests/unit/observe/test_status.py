@@ -25,7 +25,7 @@ from rallypoint.observe.status import (
     status_lines,
     steps_of,
 )
-from rallypoint.rendezvous.control_plane import LocalJob
+from rallypoint.rendezvous.handler import LocalJob
 from tests.unit.observe.snapshots import event, node, snapshot
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/status.md").read_text()

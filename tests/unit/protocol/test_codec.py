@@ -6,13 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.control.membership.operations import (
+from rallypoint.control.membership.state import (
     Fail,
+    NodeId,
+    NodeInfo,
+    Outcome,
+    Reason,
     RecordProgress,
+    RoundEnd,
+    Settings,
+    Verdict,
 )
-from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Reason, RoundEnd, Settings, Verdict
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import MAGIC, MAX_FRAME, FrameError, FrameReader, frame
+from rallypoint.control.protocol.codec import MAGIC, MAX_FRAME, FrameReader, frame
+from rallypoint.control.protocol.errors import FrameError
 from rallypoint.control.protocol.handshake import (
     ClientHandshake,
     HandshakeRefused,
@@ -53,7 +60,7 @@ REQUESTS: list[Request] = [
     JoinRequest(NodeInfo("", 1, "", 0, 5, 3, "train.py"), 0.5, 2.5),
     *(RecordProgress(7, 2**63 - 1), RecordProgress(0, made=False)),
     NodeReport(1, (7, 8), 3, steps=(2**63 - 1, -1)),
-    ResumeRequest("5e", NodeId("10.0.0.1", 42, 0), NodeInfo("", 1, "", 0, 5)),
+    ResumeRequest("5e", NodeInfo("", 1, "", 0, 5)),
 ]
 NOTICES: list[Notification] = [
     *(each for each in fuzzed.NOTICES if isinstance(each, Notification)),
@@ -132,7 +139,7 @@ SETTINGS = Settings("job", 1, 2)
 def shake(server_key: bytes | None, client_key: bytes | None, job: str = "job") -> HandshakeRefused | None:
     server = ServerHandshake("job", None if server_key is None else lambda _job: (server_key,), b"server-nonce")
     client = ClientHandshake(job, client_key, b"client-nonce", SETTINGS)
-    challenge = server.hello(client.hello("10.0.0.1", 42, 0))
+    challenge = server.hello(client.hello("10.0.0.1", NodeId("10.0.0.1", 42, 0)))
     if isinstance(challenge, HandshakeRefused):
         return challenge
     return server.proof(client.prove(b"greeting"), b"greeting")
@@ -152,9 +159,9 @@ def test_who_does_not_belong_is_told_why() -> None:
 
 def test_a_proof_serves_for_one_greeting() -> None:
     client = ClientHandshake("job", b"s", b"client-nonce", SETTINGS)
-    client.hello("h", 1, 0)
+    client.hello("h", NodeId("h", 1, 0))
     server = ServerHandshake("job", lambda _job: (b"s",), b"nonce-2")
-    server.hello(client.hello("h", 1, 0))
+    server.hello(client.hello("h", NodeId("h", 1, 0)))
     proof = client.prove(b"the first greeting")
     assert isinstance(server.proof(proof, b"the second greeting"), HandshakeRefused)
     assert isinstance(server.proof(Proof(b""), b"the second greeting"), HandshakeRefused)
@@ -166,6 +173,6 @@ def test_a_proof_serves_for_one_greeting() -> None:
 
 def test_another_version_is_refused() -> None:
     server = ServerHandshake("job", None, b"n")
-    refused = server.hello(Hello(99, "job", b"c", "h", 1, 0, False, SETTINGS))
+    refused = server.hello(Hello(99, "job", b"c", "h", NodeId("h", 1, 0), False, SETTINGS))
     assert isinstance(refused, HandshakeRefused)
     assert "the node speaks 99" in refused.sentence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.control.membership.state import Settings
+from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.handshake import (
     Challenge,
@@ -20,7 +20,7 @@ KEY = b"k" * 32
 
 def hello(job: str, key: bytes | None = None, *, only_greets: bool = True) -> Hello:
     made = ClientHandshake(job, key, b"n" * 16, Settings(job, 1, 1), only_greets=only_greets)
-    return codec.decode(codec.encode(made.hello("10.0.0.1", 7, 0)), Hello)
+    return codec.decode(codec.encode(made.hello("10.0.0.1", NodeId("10.0.0.1", 7, 0))), Hello)
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,9 @@ from rallypoint.control.client.tcp_link import TcpLink
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.jobs import ManyJobs
 from rallypoint.control.coordinator.server import ControlServer
-from rallypoint.control.membership.operations import Close
-from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
+from rallypoint.control.membership.state import Close, NodeId, NodeInfo, Settings
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import MAGIC, FrameReader, frame
+from rallypoint.control.protocol.codec import MAGIC, FrameReader, frame
 from rallypoint.control.protocol.handshake import Challenge, Welcome
 from rallypoint.control.protocol.messages import JobEnded, JoinRequest, LinkDown, LinkLost, Placed
 from tests.unit.rendezvous.listening import Heard
@@ -103,7 +102,7 @@ def between(change: Change, key: bytes | None) -> Iterator[Between]:
 @contextmanager
 def linked(endpoint: Endpoint, key: bytes | None, job: Settings = JOB) -> Iterator[Heard]:
     told = Heard()
-    link = TcpLink(FixedEndpoint(DialTarget(endpoint, key)), job, 0, told.take, Deadline.after(TIMEOUT))
+    link = TcpLink(FixedEndpoint(DialTarget(endpoint, key)), job, NodeId("", 1, 0), told.take, Deadline.after(TIMEOUT))
     link.send(JoinRequest(NodeInfo("default", 1, "", 7000), TIMEOUT))
     try:
         yield told
@@ -200,7 +199,7 @@ def test_a_server_without_the_secret_is_not_believed_and_learns_nothing(skips_ch
     """It greets and welcomes whoever comes, as a host in the middle that took over the address would."""
     listener = socket.create_server(("127.0.0.1", 0))
     seen: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
-    welcome = codec.encode(Welcome(NodeId("127.0.0.1", 1, 0), 3.0, "server-0"))
+    welcome = codec.encode(Welcome(3.0, "server-0"))
 
     def serve() -> None:
         node, _ = listener.accept()

@@ -11,8 +11,7 @@ from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.control.client.dialing import DialTarget, FixedEndpoint
 from rallypoint.control.client.tcp_link import TcpLink
-from rallypoint.control.membership.operations import Fail, Succeed
-from rallypoint.control.membership.state import NodeId, NodeInfo, Reason, RoundEnd, Settings
+from rallypoint.control.membership.state import Fail, NodeId, NodeInfo, NodeRanks, Reason, RoundEnd, Settings, Succeed
 from rallypoint.control.protocol.messages import (
     Confirmed,
     ConfirmRequest,
@@ -31,24 +30,21 @@ from rallypoint.control.protocol.resume_state import (
     after_request,
     give_up_at,
     requests_to_repeat,
-    session_opened,
     without_foreign_join,
 )
-from rallypoint.control.ranks import NodeRanks
 from tests.unit.coordinator.test_control import CAUSE, TIMEOUT
 
 MEMBER = NodeInfo("default", 1, "h", 7000)
 PLACEMENT = Placement(0, 0, 2, NodeRanks(0, 2, 0, 2), "h", 7000, 0)
-FIRST, SECOND = NodeId("h", 1, 0), NodeId("h", 1, 1)
 
 
 def waiting(now: float = 0.0, timeout: float = 600.0) -> ResumeState:
     held = after_request(ResumeState(), JoinRequest(MEMBER, timeout), now)
-    return session_opened(held, "a", FIRST)
+    return held._replace(opened="a")
 
 
 def timeouts(held: ResumeState, now: float) -> list[float]:
-    return [each.timeout for each in requests_to_repeat(held, now, "a") if isinstance(each, JoinRequest)]
+    return [each.timeout for each in requests_to_repeat(held, now) if isinstance(each, JoinRequest)]
 
 
 def progress(*, spare: bool) -> Progress:
@@ -63,10 +59,10 @@ def test_a_join_waits_no_longer_for_being_said_again(now: float, left: float) ->
 
 
 def test_a_join_that_is_said_again_tells_how_long_it_has_waited() -> None:
-    (again,) = [each for each in requests_to_repeat(waiting(), 100.0, "a") if isinstance(each, JoinRequest)]
+    (again,) = [each for each in requests_to_repeat(waiting(), 100.0) if isinstance(each, JoinRequest)]
     assert (again.timeout, again.waited) == (500.0, 100.0)
     held = after_request(ResumeState(), again, 200.0)  # by another agent's link, say
-    assert [each.waited for each in requests_to_repeat(held, 250.0, "a") if isinstance(each, JoinRequest)] == [150.0]
+    assert [each.waited for each in requests_to_repeat(held, 250.0) if isinstance(each, JoinRequest)] == [150.0]
 
 
 def test_a_spare_waits_for_as_long_as_it_takes() -> None:
@@ -81,14 +77,14 @@ def test_a_join_is_not_asked_of_a_second_coordinator() -> None:
 def test_a_place_that_is_to_be_confirmed_needs_the_coordinator_until_it_is() -> None:
     """No worker runs meanwhile: without a limit, the agent would wait for ever where the control plane is gone."""
     held = after_request(ResumeState(), ConfirmRequest(1), 0.0)
-    assert requests_to_repeat(held, 0.0, "a") == [ConfirmRequest(1)]
+    assert requests_to_repeat(held, 0.0) == [ConfirmRequest(1)]
     assert give_up_at(held, 10.0, 600.0) == 610.0
     newer = after_request(held, ConfirmRequest(2), 0.0)
-    assert requests_to_repeat(after_notification(newer, Confirmed(1)), 0.0, "a") == [ConfirmRequest(2)]
+    assert requests_to_repeat(after_notification(newer, Confirmed(1)), 0.0) == [ConfirmRequest(2)]
     for answer in (Confirmed(2), RoundEnded(RoundEnd(0, Reason.LOST, "h"))):
         told = after_notification(newer._replace(placement=PLACEMENT), answer)
         assert give_up_at(told, 10.0, 600.0) == math.inf
-        assert ConfirmRequest(2) not in requests_to_repeat(told, 0.0, "a")
+        assert ConfirmRequest(2) not in requests_to_repeat(told, 0.0)
 
 
 def test_a_confirmation_of_the_number_of_a_round_drops_nothing_else() -> None:
@@ -98,31 +94,21 @@ def test_a_confirmation_of_the_number_of_a_round_drops_nothing_else() -> None:
     assert [type(each) for each in held.repeated_requests] == [Succeed]
 
 
-def test_a_name_stays_where_it_was_given() -> None:
-    """The session is called by another name while the former looks open; the former's is claimed, so it stays."""
-    held = after_notification(waiting(), progress(spare=False))
-    again = session_opened(held, "a", SECOND)
-    assert requests_to_repeat(again, 0.0, "a")[0] == ResumeRequest("a", FIRST, MEMBER, joining=True)
-    elsewhere = after_notification(session_opened(without_foreign_join(held, "b"), "b", SECOND), progress(spare=False))
-    assert requests_to_repeat(elsewhere, 0.0, "b")[0] == ResumeRequest("b", SECOND, MEMBER)
-
-
-def test_who_waits_claims_from_each_coordinator_the_name_that_this_one_gave() -> None:
-    """The second may have written nothing down, so that the first comes back."""
-    held = session_opened(after_notification(waiting(), Heartbeat()), "b", SECOND)
-    held = after_notification(held, Heartbeat())
-    assert requests_to_repeat(held, 0.0, "a")[0] == ResumeRequest("a", FIRST, MEMBER, joining=True)
-    assert requests_to_repeat(held, 0.0, "b")[0] == ResumeRequest("b", SECOND, MEMBER, joining=True)
-    assert requests_to_repeat(held, 0.0, "c")[0] == ResumeRequest("b", SECOND, MEMBER, joining=True)
-    for number in range(20):
-        held = session_opened(held, f"c{number}", SECOND)
-    assert len(held.identities) <= 8
+def test_a_coordinator_that_has_not_answered_yet_is_not_the_one_that_knows() -> None:
+    """What was sent at the beginning of its session may have been lost."""
+    held = after_notification(waiting(), Heartbeat())
+    held = without_foreign_join(held, "b")._replace(opened="b")
+    assert requests_to_repeat(held, 0.0)[0] == ResumeRequest("a", MEMBER)
+    assert requests_to_repeat(after_notification(held, Heartbeat()), 0.0)[0] == ResumeRequest("b", MEMBER)
+    assert requests_to_repeat(waiting(), 0.0)[0] == ResumeRequest("a", MEMBER, joining=True)
 
 
 def test_what_cannot_be_sent_ends_the_link_with_a_sentence_instead_of_silence() -> None:
     told: SimpleQueue[Notification] = SimpleQueue()
     settings = Settings("job", 1, 1, join_timeout=20.0)
-    link = TcpLink(FixedEndpoint(DialTarget(Endpoint("127.0.0.1", 1))), settings, 0, told.put, Deadline.after(20.0))
+    link = TcpLink(
+        FixedEndpoint(DialTarget(Endpoint("127.0.0.1", 1))), settings, NodeId("h", 1, 0), told.put, Deadline.after(20.0)
+    )
     link.send(Fail(0, CAUSE._replace(host="half a pair: \udcff"), 1))
     notice = told.get(timeout=TIMEOUT)
     assert isinstance(notice, LinkLost)

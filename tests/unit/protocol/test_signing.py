@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.control.protocol.frames import SIGNATURE_SIZE, SignatureError
+from rallypoint.control.protocol.errors import SignatureError
+from rallypoint.control.protocol.messages import SIGNATURE_SIZE
 from rallypoint.control.protocol.signing import Signers, proof, proven_key, transcript_of
 
 KEY = os.urandom(32)

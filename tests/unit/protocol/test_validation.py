@@ -6,25 +6,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.control.membership.operations import Close, Fail, Preempt
-from rallypoint.control.membership.state import NodeId, NodeInfo, Reason, RoundEnd, Settings
+from rallypoint.control.membership.state import (
+    Close,
+    Fail,
+    NodeId,
+    NodeInfo,
+    NodeRanks,
+    Preempt,
+    Reason,
+    RoundEnd,
+    Settings,
+)
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import check_size
+from rallypoint.control.protocol.codec import check_size
 from rallypoint.control.protocol.handshake import Hello
 from rallypoint.control.protocol.messages import JoinRequest, Placed, Placement, ResumeRequest, RoundEnded
 from rallypoint.control.protocol.validation import ValidationError, validated
-from rallypoint.control.ranks import NodeRanks
 from rallypoint.failures.cause import Cause
 
 MEMBER = NodeInfo("role", 2, "10.0.0.1", 7000, None)
 NODE = NodeId("10.0.0.1", 42, 0)
 CAUSE = Cause(3, 1, "host", 42, -11, "Signal 11", "Traceback ä\n\tat\n", 1.5, "/x/error.json")
-HELLO = Hello(1, "job", b"n" * 16, "10.0.0.1", 42, 0, False, Settings("job", 1, 2))
+HELLO = Hello(1, "job", b"n" * 16, "10.0.0.1", NodeId("10.0.0.1", 42, 0), False, Settings("job", 1, 2))
 IN_ORDER = [
     JoinRequest(MEMBER, 600.0),
     Fail(1, CAUSE, 3),
     HELLO,
-    ResumeRequest("5e", NODE, MEMBER),
+    ResumeRequest("5e", MEMBER),
     Placed(Placement(1, 0, 2, NodeRanks(0, 3, 0, 3), "host", 7000, 1)),
     Close(math.inf),
 ]
@@ -44,16 +52,16 @@ def test_what_is_in_order_passes_as_it_is(message: object) -> None:
         JoinRequest(MEMBER, math.nan),
         JoinRequest(MEMBER, math.inf),
         Preempt(0, -math.inf),
-        ResumeRequest("5e", NODE, MEMBER, 3, 1, 3_000_000),
-        ResumeRequest("5e", NODE, MEMBER, 2**40, 1, 2),
-        ResumeRequest("5e", NODE, MEMBER, 2**31, 1, 2),
-        ResumeRequest("5e", NODE, MEMBER, last_ended_round=2**31),
-        ResumeRequest("5e", NODE, MEMBER, failures=2**40),
+        ResumeRequest("5e", MEMBER, 3, 1, 3_000_000),
+        ResumeRequest("5e", MEMBER, 2**40, 1, 2),
+        ResumeRequest("5e", MEMBER, 2**31, 1, 2),
+        ResumeRequest("5e", MEMBER, last_ended_round=2**31),
+        ResumeRequest("5e", MEMBER, failures=2**40),
         HELLO._replace(settings=Settings("job", 1, 3_000_000)),
         HELLO._replace(settings=Settings("job", 1, 2, lease=0.0)),
         HELLO._replace(settings=Settings("job", 1, 2, lease=math.nan)),
         HELLO._replace(nonce=b"n" * 300),
-        HELLO._replace(pid=-1),
+        HELLO._replace(node=HELLO.node._replace(pid=-1)),
         Close(math.nan),
     ],
     ids=repr,
@@ -114,4 +122,4 @@ def test_settings_that_were_in_order_once_are_not_looked_at_again_and_others_are
 
 
 def _hello(settings: Settings) -> Hello:
-    return Hello(1, "job", b"n", "127.0.0.1", 1, 0, False, settings)
+    return Hello(1, "job", b"n", "127.0.0.1", NodeId("127.0.0.1", 1, 0), False, settings)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.control.ranks import NodeRanks, assign_group_ranks, assign_worker_ranks
+from rallypoint.control.membership.rules import assign_group_ranks, assign_worker_ranks
+from rallypoint.control.membership.state import NodeRanks
 
 MEMBERS = st.lists(st.tuples(st.sampled_from("ABC"), st.integers(1, 5)), min_size=1, max_size=12)
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.operations import Drain, Fail, Succeed
-from rallypoint.control.membership.state import NodeId, NodeInfo, Settings, State
+from rallypoint.control.membership.state import Drain, Fail, NodeId, NodeInfo, Settings, State, Succeed
 from rallypoint.control.protocol.messages import (
     JobEnded,
     JoinRefused,

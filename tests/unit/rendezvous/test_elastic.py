@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.errors import UserError
-from rallypoint.control.membership.operations import Drain, Succeed
-from rallypoint.control.membership.state import NodeInfo
+from rallypoint.control.membership.state import Drain, NodeInfo, Succeed
 from rallypoint.control.protocol.errors import RendezvousClosedError, RendezvousTimeoutError
 from rallypoint.control.protocol.messages import Notification, Placed, ProgressRequest, RoundEnded
 from rallypoint.rendezvous.elastic import ElasticHandler

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rallypoint.control.membership.operations import Drain
+from rallypoint.control.membership.state import Drain
 from rallypoint.control.protocol.errors import RendezvousTimeoutError
 from rallypoint.observe.telemetry import handlers as event_handlers
 from rallypoint.observe.telemetry.agent_events import NodeState, RdzvEvent

@@ -6,11 +6,12 @@ import pytest
 
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.operations import Drain, Preempt
 from rallypoint.control.membership.state import (
+    Drain,
     NodeId,
     NodeInfo,
     Participant,
+    Preempt,
     Settings,
     State,
     join_names,
@@ -100,10 +101,10 @@ def test_who_will_be_taken_away_is_named_to_the_others_alone() -> None:
 def test_the_name_of_a_machine_is_cut_and_cleaned_on_arrival() -> None:
     host = "\x1b[31mn3\n" + 999 * "x"
     client = ClientHandshake("job", None, b"c", SETTINGS)
-    hello = codec.decode(codec.encode(client.hello("10.0.0.1\r", 1, 0, "", host)), Hello)
+    hello = codec.decode(codec.encode(client.hello("10.0.0.1\r", NodeId("10.0.0.1", 1, 0, host))), Hello)
     assert hello.address == "10.0.0.1?"
-    assert hello.host.startswith("?[31mn3?x")
-    assert len(hello.host) == 255
+    assert hello.node.host.startswith("?[31mn3?x")
+    assert len(hello.node.host) == 255
 
 
 def test_a_shared_state_with_names_that_are_no_text_is_refused() -> None:

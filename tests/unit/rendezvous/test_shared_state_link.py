@@ -10,8 +10,18 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import given
 
-from rallypoint.control.membership.operations import Fail, Refusal, Succeed
-from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Reason, Settings, State, Verdict
+from rallypoint.control.membership.state import (
+    Fail,
+    NodeId,
+    NodeInfo,
+    Outcome,
+    Reason,
+    Refusal,
+    Settings,
+    State,
+    Succeed,
+    Verdict,
+)
 from rallypoint.control.protocol.codec import decode_state, encode_state
 from rallypoint.control.protocol.errors import RendezvousConnectionError, RendezvousStateError
 from rallypoint.control.protocol.messages import (

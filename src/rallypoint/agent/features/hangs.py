@@ -29,7 +29,7 @@ from rallypoint.agent.sources import Source
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
 from rallypoint.base.log import get_logger
-from rallypoint.control.membership.operations import ReportQuiet
+from rallypoint.control.membership.state import ReportQuiet
 from rallypoint.control.protocol.messages import CollectedPart, CollectionEnded, HangReport
 
 if TYPE_CHECKING:

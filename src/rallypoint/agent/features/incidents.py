@@ -27,8 +27,7 @@ from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.base.private_files import open_regular
 from rallypoint.base.process_table import read_stat, signal_process
-from rallypoint.control.membership.operations import Refusal
-from rallypoint.control.membership.state import Outcome, Reason, Verdict
+from rallypoint.control.membership.state import Outcome, Reason, Refusal, Verdict
 from rallypoint.control.protocol.messages import JobEnded, JoinRefused, LinkLost, RoundEnded
 from rallypoint.failures.cause import Ending
 from rallypoint.failures.report import failure_detail

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 from rallypoint.agent.sources import Source
-from rallypoint.rendezvous.control_plane import LocalJob
+from rallypoint.rendezvous.handler import LocalJob
 
 _PREFIX = "rallypoint/agent/"
 _MAX_ANSWER = 16 * 1024

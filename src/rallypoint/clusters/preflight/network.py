@@ -208,7 +208,7 @@ async def _greet(target: DialTarget, job: str) -> Answer:
     from rallypoint.control.protocol.handshake import HandshakeError
 
     begun, before = time.monotonic(), time.time()
-    dialer = Dialer(target, Settings(job, 1, 1), 0, only_greets=True)
+    dialer = Dialer(target, Settings(job, 1, 1), only_greets=True)
     try:
         async with asyncio.timeout(ASK):
             session = await dialer.dial(CONNECT)

@@ -21,7 +21,8 @@ from rallypoint.base.endpoint import Endpoint, host_name, is_local_address, shor
 from rallypoint.base.log import get_logger, printable
 from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import MAGIC, FrameError, FrameReader, SignatureError, frame
+from rallypoint.control.protocol.codec import MAGIC, FrameReader, frame
+from rallypoint.control.protocol.errors import FrameError, SignatureError
 from rallypoint.control.protocol.handshake import Challenge, ClientHandshake, HandshakeError, HandshakeRefused, Welcome
 from rallypoint.store.wire import Op, encode, greeting
 
@@ -98,7 +99,7 @@ class Dialer:
         self,
         place: DialTarget,
         settings: Settings,
-        local_id: int,
+        node: NodeId | None = None,
         *,
         is_watcher: bool = False,
         only_greets: bool = False,
@@ -106,7 +107,8 @@ class Dialer:
         self._endpoint = place.endpoint
         self._flag = place.flag
         self._settings = settings
-        self._local_id = local_id
+        self.node = node or NodeId("", os.getpid(), 0, host_name())
+        """Who this is, by default for sessions that are no node's. The first session shows its address, if need be."""
         self._is_watcher = is_watcher
         self._only_greets = only_greets
         self._key = place.key
@@ -233,7 +235,8 @@ class Dialer:
             only_greets=self._only_greets,
         )
         address = usable_address(str(session.writer.get_extra_info("sockname")[0]))
-        hello = codec.encode(handshake.hello(address, os.getpid(), self._local_id, incarnation, host_name()))
+        node = self.node if self.node.addr else self.node._replace(addr=address)
+        hello = codec.encode(handshake.hello(address, node, incarnation))
         session.writer.write(MAGIC)
         session.send(hello)
         challenge = await self._answer(session)
@@ -242,6 +245,7 @@ class Dialer:
         answer = await self._answer(session)
         session.welcome = self._expect(codec.decode_answer(self._verified(answer, handshake)), Welcome)
         session.signers = handshake.signers
+        self.node = node
 
     def _expect(self, answer: Challenge | Welcome | HandshakeRefused, wanted: type[A]) -> A:
         if isinstance(answer, HandshakeRefused):
@@ -381,8 +385,8 @@ class EndpointResolver:
         never replaces a control plane outside the job.
         """
 
-    def session_opened(self, node: NodeId, incarnation: str) -> None:
-        """A session is open, in which this node has this name, with the coordinator of that name."""
+    def session_opened(self, incarnation: str) -> None:
+        """A session is open, with the coordinator of that name."""
 
     def failed(self, place: DialTarget, error: Exception) -> None:
         """No session could be opened there."""
@@ -432,7 +436,7 @@ class InferredHost(FixedEndpoint):
         if any(map(is_local_address, addresses)):
             self._host_here(self._session_seen)
 
-    def session_opened(self, node: NodeId, incarnation: str) -> None:
+    def session_opened(self, incarnation: str) -> None:
         """There is a server."""
         self._session_seen = True
 
@@ -458,14 +462,14 @@ _REMIND_LEAST, _REMIND_MOST = 60.0, 300.0
 class Redialer:
     """Opens sessions again and again. Everything here happens on the loop's thread, except the constructor."""
 
-    def __init__(self, resolver: EndpointResolver, settings: Settings, local_id: int) -> None:
+    def __init__(self, resolver: EndpointResolver, settings: Settings, node: NodeId) -> None:
         self.target: DialTarget | None = None
         """The target of the last attempt, which the dialer is for."""
         self.endpoint_moved = asyncio.Event()
         """Set to make the next attempt at once."""
         self._resolver = resolver
         self._settings = settings
-        self._local_id = local_id
+        self._node = node
         self._dialer: Dialer | None = None
         self._last_error = ""
         """Why the last attempt failed."""
@@ -535,9 +539,9 @@ class Redialer:
             raise OSError(self._resolver.unresolved_reason())
         if self._dialer is None or place != self.target:
             self.target = place
-            self._dialer = Dialer(place, self._settings, self._local_id)
+            self._dialer = Dialer(place, self._settings, self._node)
         try:
-            return await self._dialer.dial(timeout, incarnation, self._resolver.resolved if embedded else None)
+            session = await self._dialer.dial(timeout, incarnation, self._resolver.resolved if embedded else None)
         except RETRYABLE as error:
             self._resolver.failed(place, error)
             raise
@@ -546,3 +550,5 @@ class Redialer:
             if self._resolver.is_permanent:
                 raise
             raise OSError(str(error)) from None
+        self._node = self._dialer.node
+        return session

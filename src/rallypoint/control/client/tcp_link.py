@@ -24,9 +24,10 @@ from rallypoint.base.endpoint import unmapped_address, usable_address
 from rallypoint.base.log import get_logger
 from rallypoint.base.loop import shared_loop
 from rallypoint.control.client.dialing import ClientSession, EndpointResolver, Redialer, error_words
-from rallypoint.control.membership.state import Settings
+from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import FrameError, check_size
+from rallypoint.control.protocol.codec import check_size
+from rallypoint.control.protocol.errors import FrameError
 from rallypoint.control.protocol.handshake import HandshakeError
 from rallypoint.control.protocol.messages import (
     Deliver,
@@ -45,9 +46,7 @@ from rallypoint.control.protocol.resume_state import (
     after_notification,
     after_request,
     give_up_at,
-    last_incarnation,
     requests_to_repeat,
-    session_opened,
     without_foreign_join,
 )
 
@@ -66,7 +65,7 @@ class TcpLink:
         self,
         resolver: EndpointResolver,
         settings: Settings,
-        local_id: int,
+        node: NodeId,
         deliver: Deliver,
         deadline: Deadline,
     ) -> None:
@@ -75,12 +74,12 @@ class TcpLink:
         Args:
             resolver: knows where the control server listens at any moment.
             settings: the job's settings, which the server must share; `join_timeout` is the timeout of law 2.
-            local_id: the number of this handler in this process.
+            node: who this node is; with an empty address, which the first session shows.
             deliver: called with every notification, last with `LinkLost` if the link ends on its own.
             deadline: the time until which to try to open the first session.
         """
         self._resolver = resolver
-        self._redialer = Redialer(resolver, settings, local_id)
+        self._redialer = Redialer(resolver, settings, node)
         self._join_timeout = settings.join_timeout
         self._deliver = deliver
         self._deadline = deadline
@@ -185,11 +184,10 @@ class TcpLink:
         welcome = session.welcome
         self._embedded, self.lease = welcome.embedded, welcome.lease
         self._end_detail = ""
-        for request in requests_to_repeat(self._resume_state, SYSTEM_CLOCK.monotonic(), welcome.incarnation):
+        for request in requests_to_repeat(self._resume_state, SYSTEM_CLOCK.monotonic()):
             session.send(_payload(request))
-        self._update_resume_state(session_opened(self._resume_state, welcome.incarnation, welcome.node))
-        if self._resume_state.offered_identity is not None:
-            self._resolver.session_opened(self._resume_state.offered_identity[1], welcome.incarnation)
+        self._update_resume_state(self._resume_state._replace(opened=welcome.incarnation))
+        self._resolver.session_opened(welcome.incarnation)
         self._session = session
         heartbeats = asyncio.ensure_future(self._send_heartbeats(session))
         kept = False
@@ -254,7 +252,7 @@ class TcpLink:
             return max(0.0, until - SYSTEM_CLOCK.monotonic())
 
         return await self._redialer.open(
-            last_incarnation(self._resume_state),
+            self._resume_state.opened,
             self._embedded,
             remaining,
             lambda why, seconds: (

@@ -11,7 +11,7 @@ from rallypoint.base.errors import RallypointError
 from rallypoint.control.client.dialing import RETRYABLE, ClientSession, Dialer, DialTarget, error_words
 from rallypoint.control.membership.state import Settings
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import FrameError
+from rallypoint.control.protocol.errors import FrameError
 from rallypoint.control.protocol.handshake import HandshakeError
 from rallypoint.control.protocol.messages import CollectedPart, SessionEnded
 from rallypoint.control.protocol.observation import (
@@ -61,7 +61,7 @@ class WatcherSession:
             UnreachableError: there is no answer. HandshakeError: the service that answers is not the right one; the
                 text says why.
         """
-        dialer = Dialer(self._where, self._settings, 0, is_watcher=True)
+        dialer = Dialer(self._where, self._settings, is_watcher=True)
         try:
             self._session = await dialer.dial(_CONNECT)
         except RETRYABLE as error:

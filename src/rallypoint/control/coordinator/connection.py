@@ -26,9 +26,9 @@ from rallypoint.base.log import RateLimitedLog, get_logger
 from rallypoint.base.netlink import Peer, PeerUsers, SocketName
 from rallypoint.control.coordinator.session import HEARTBEAT, ServerSession
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.state import NodeId
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.frames import MAGIC, TLS_HANDSHAKE, FrameError, FrameReader, frame
+from rallypoint.control.protocol.codec import MAGIC, TLS_HANDSHAKE, FrameReader, frame
+from rallypoint.control.protocol.errors import FrameError
 from rallypoint.control.protocol.messages import CollectedPart
 
 if TYPE_CHECKING:
@@ -257,9 +257,9 @@ class ControlConnection(asyncio.Protocol):
         self._takes_plain = self._session.signers is None and not (hello.is_watcher or hello.only_greets)
         own = usable_address(unmapped_address(str(self._transport.get_extra_info("sockname")[0])))
         trusted = self._is_own_user or not self._all.served.is_open
-        here = hello.pid == os.getpid() and hello.address == own and trusted
+        here = hello.node.pid == os.getpid() and hello.address == own and trusted
         return SessionRecord(
-            NodeId(hello.address, hello.pid, hello.local_id, hello.host),
+            hello.node,
             hello.address,
             own,
             self._peer_host and usable_address(self._peer_host),
@@ -268,6 +268,7 @@ class ControlConnection(asyncio.Protocol):
             local=here and self._all.served.has_local_nodes,
             is_own_user=self._is_own_user,
             trusted=trusted,
+            resumes=bool(hello.incarnation),
         )
 
     @property

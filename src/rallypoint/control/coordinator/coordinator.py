@@ -11,8 +11,7 @@ Laws:
 1. A session belongs to one node. Its end is the node's end, at once, unless the node has opened another one.
 2. A session that is silent for the lease has ended (`liveness`).
 3. Every notification follows from comparing the state before and after; nothing is sent twice for one change.
-4. A session that claims the name of an earlier one of ours replaces it, with all that its node holds. So no name is
-   given twice.
+4. A node that comes back in another session is the same node, whatever coordinators it has met meanwhile.
 5. If it is we who are cut off, the sessions are released after a while. A running round then continues: a node that
    comes back still has its place, and the others are awaited like nodes that have not yet reported to a new
    coordinator.
@@ -24,7 +23,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import count
 
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, Protocol, get_args
@@ -40,7 +39,6 @@ from rallypoint.control.coordinator.notifications import (
     standing_without,
 )
 from rallypoint.control.coordinator.recovery import (
-    earlier_identity,
     end_of,
     may_have_been,
     missed_notifications,
@@ -50,21 +48,10 @@ from rallypoint.control.coordinator.recovery import (
     with_size,
     without_given_up_join,
 )
-from rallypoint.control.coordinator.sessions import STRANGER_REFUSED, SessionRecord, SessionRegistry
-from rallypoint.control.membership.liveness import Liveness, Observer
-from rallypoint.control.membership.operations import (
-    Close,
-    Exit,
-    Join,
-    NodeOperation,
-    Operation,
-    PreemptJob,
-    RecordProgress,
-    Refusal,
-    Stop,
-)
+from rallypoint.control.coordinator.sessions import STRANGER_REFUSED, Liveness, SessionRecord, SessionRegistry
 from rallypoint.control.membership.rules import (
     ClockView,
+    Observer,
     backoff_ends,
     last_call_decides,
     needs_all,
@@ -73,11 +60,20 @@ from rallypoint.control.membership.rules import (
     without_nodes,
 )
 from rallypoint.control.membership.state import (
+    Close,
+    Exit,
+    Join,
     NodeId,
     NodeInfo,
+    NodeOperation,
+    Operation,
+    PreemptJob,
     Reason,
+    RecordProgress,
+    Refusal,
     Settings,
     State,
+    Stop,
     known_to,
     name_of,
     nodes_waiting_alike,
@@ -186,17 +182,14 @@ class Coordinator:
         self._restored = bool(state.origin)
         self._completed_a_round = not self._restored and (state.complete or state.round > 0)
         self.history.taken_over(State(), state, now)
-        for node in known_to(state):
-            self.sessions.reserve(node)
         if self._any_unreported():
             self._placeholders_until = now + recovery_timeout(self.settings)
 
     # Events; each returns the messages to send.
 
-    def open(self, number: int, session: SessionRecord, now: float) -> NodeId:
-        """A node has connected. Returns its name: the requested one, unless that was given before."""
+    def open(self, number: int, session: SessionRecord, now: float) -> None:
+        """A node has connected."""
         self.sessions.open(number, session, now)
-        return session.node
 
     def receive(self, session: int, request: Request, now: float) -> list[OutgoingNotification]:
         """A node has sent a request."""
@@ -204,6 +197,8 @@ class Coordinator:
         if speaker is None:
             return []
         self._node_heard(session, now)
+        self.ended += [(each, _REPLACED_DETAIL) for each in self.sessions.replace_earlier(speaker)]
+        speaker.resumes = False
         self._RECEIVE[type(request)](self, speaker, request, now)
         return self.pop_sends()
 
@@ -218,13 +213,15 @@ class Coordinator:
         self, session: int, now: float, reason: Reason = Reason.LOST, detail: str = ""
     ) -> list[OutgoingNotification]:
         """A session has ended, in the way that `detail` says; its node is gone, unless it had left before."""
-        if not self.sessions.hand_over(session, self.state.knows):
-            self._end([session], now, reason, detail)
+        self._end([session], now, reason, detail)
         return self.pop_sends()
 
-    def nodes_lost(self, nodes: Iterable[NodeId], now: float, detail: str = "") -> list[OutgoingNotification]:
-        """These nodes are lost according to others; for nodes with a session, the session is the better evidence."""
-        self._lose([each for each in nodes if each not in self.sessions], now, Reason.LOST, detail)
+    def nodes_lost(self, numbers: Collection[int], now: float, detail: str = "") -> list[OutgoingNotification]:
+        """The nodes of these numbers are lost according to others, unless they have a session, which is the better
+        evidence.
+        """
+        lost = [each for each in known_to(self.state) if each.number in numbers and each not in self.sessions]
+        self._lose(lost, now, Reason.LOST, detail)
         self._check_all_reported()
         return self.pop_sends()
 
@@ -305,39 +302,21 @@ class Coordinator:
             what = f"{name_of(self.state, speaker.node)} may not end or change the job: {STRANGER_REFUSED}"
             self.history.add("command", self.state.round, what, now)
 
-    def _claimed_name(self, speaker: SessionRecord, request: ResumeRequest, stranger: bool) -> NodeId | None:
-        """The name of ours that a node claims to have; to a stranger only one that has its session at its address."""
-        earlier = self.sessions.name_of(request.incarnation, request.node)
-        earlier = earlier or earlier_identity(self.state, self.incarnation, speaker.node, request)
-        if earlier is None or not stranger:
-            return earlier
-        number = self.sessions.session_of(earlier)
-        holder = None if number is None else self.sessions.get(number)
-        is_there = holder is not None and holder.observed_address == speaker.observed_address
-        return earlier if is_there else None
-
     def _on_resume_state(self, speaker: SessionRecord, request: ResumeRequest, now: float) -> None:
         if not request.node_info.address:
             request = request._replace(node_info=request.node_info._replace(address=speaker.address))
         # What a stranger says that it holds is not believed, unless nodes are awaited that may come from anywhere.
         stranger = bool(self._hosts) and self._placeholders_until is None and self.is_stranger(speaker)
-        earlier = self._claimed_name(speaker, request, stranger)
-        if earlier is not None:
-            ended = self.sessions.resume(speaker, earlier)
-            self.ended += [] if ended is None else [(ended, _REPLACED_DETAIL)]
+        if known := self.state.knows(speaker.node):
             before = self.state
             self._set(without_given_up_join(before, speaker.node, request, self.settings), now)
             self._settle(before, now)
             self._sends = [each for each in self._sends if each[0] != speaker.number]  # it knows nothing of that round
             self._check_all_reported()
-        if request.incarnation != self.incarnation and not stranger:
-            self.sessions.reported(speaker, request.incarnation, request.node)
         if self._completed_a_round and not stranger:
             self.state = with_later_rounds(self.state, request)
-        # What it told a coordinator of our name may not have been kept: the name is known to it by a heartbeat alone.
-        if not (self._completed_a_round or stranger) and (
-            earlier is None or (request.round >= 0 and not self.state.knows(earlier))
-        ):
+        # What it told a coordinator of our name may not have been kept: a heartbeat alone has made us known to it.
+        elif not stranger and (request.round >= 0 or not (known or request.incarnation == self.incarnation)):
             self._restore_from_node(speaker, request, now)
         if self.state.complete and speaker.node in self.state.participants:
             self._note_host(speaker.node)
@@ -419,10 +398,9 @@ class Coordinator:
     # The end of sessions
 
     def _end(self, sessions: Iterable[int], now: float, reason: Reason, detail: str = "") -> None:
-        gone = [closed.node for each in sessions if (closed := self.sessions.close(each)) is not None]
+        gone = [node for each in sessions if (node := self.sessions.close(each)) is not None]
         for node in gone:
             self._pending.pop(node, None)
-            self.sessions.forget(node)
             for each in self.parts:
                 each.forget(node, now)
         self._lose(gone, now, reason, detail)
@@ -550,7 +528,7 @@ class Coordinator:
         if after.verdict is not None and before.verdict is None:
             self._pending.clear()
             for_all, for_some = end_notifications(after, after.verdict)
-            self._sends += [(session, for_some.get(each.node, for_all)) for session, each in self.sessions]
+            self._sends += [(each.number, for_some.get(each.node, for_all)) for each in self.sessions]
             return
         for nodes, notification in notification_diff(before, after):
             # A node that leaves by this very change need not be notified of it.
@@ -572,8 +550,8 @@ class Coordinator:
 
     def send_to(self, nodes: Iterable[NodeId], notification: Notification) -> None:
         """Send to a node if it has a session; otherwise it asks when it is back."""
-        sessions = (self.sessions.session_of(node) for node in nodes)
-        self._sends += [(session, notification) for session in sessions if session is not None]
+        sessions = (self.sessions.of(node) for node in nodes)
+        self._sends += [(each.number, notification) for each in sessions if each is not None]
 
     def _reply(self, speaker: SessionRecord, notification: Notification) -> None:
         self._sends.append((speaker.number, notification))
@@ -582,8 +560,7 @@ class Coordinator:
         """The round is complete, with this node in it."""
         self._completed_a_round = True
         self._pending.pop(node, None)
-        number = self.sessions.session_of(node)
-        speaker = None if number is None else self.sessions.get(number)
+        speaker = self.sessions.of(node)
         if speaker is None:
             return
         self._note_host(node)
@@ -613,7 +590,7 @@ class Coordinator:
 
     def _notify_peers(self, host: NodeId) -> None:
         """Tell the host of the round's store the addresses of workers, if the nodes have reported them."""
-        if any(each.addresses is not None for _, each in self.sessions):
+        if any(each.addresses is not None for each in self.sessions):
             from rallypoint.control.coordinator.store_peers import peers_notification
 
             for notification in peers_notification(self.state, self.sessions):
@@ -642,8 +619,7 @@ class Coordinator:
 
     def _note_host(self, node: NodeId) -> None:
         """A node of the running round is at the other end of its session."""
-        number = self.sessions.session_of(node)
-        session = None if number is None else self.sessions.get(number)
+        session = self.sessions.of(node)
         if self._hosts_round != self.state.round:
             self._hosts_round, self._hosts = self.state.round, set()
         if session is not None:

@@ -17,7 +17,7 @@ import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
@@ -173,10 +173,8 @@ class Dispatcher:
         """The dispatcher's time, in seconds on its clock."""
         return self._clock.monotonic()
 
-    def attach(
-        self, deliver: Deliver, session: SessionRecord, disconnect: Callable[[str], None] | None = None
-    ) -> tuple[int, NodeId]:
-        """Open a session. Returns its number, and the name of the node.
+    def attach(self, deliver: Deliver, session: SessionRecord, disconnect: Callable[[str], None] | None = None) -> int:
+        """Open a session. Returns its number.
 
         Args:
             deliver: called with the session's notifications.
@@ -190,9 +188,9 @@ class Dispatcher:
                 self._disconnect[number] = disconnect
             if self._coordinator.state.verdict is not None:
                 self._sessions_after_end.add(number)
-            name = self._coordinator.open(number, session, self._clock.monotonic())
+            self._coordinator.open(number, session, self._clock.monotonic())
         self.on_change()
-        return number, name
+        return number
 
     def attach_watcher(self, deliver: Callable[[WatcherNotification], None], disconnect: Callable[[str], None]) -> int:
         """Open the session of a watcher, which is not a node; returns its number."""
@@ -258,10 +256,10 @@ class Dispatcher:
                 self._enqueue(self._coordinator.close(session, self._clock.monotonic(), reason, detail))
         self._flush()
 
-    def nodes_lost(self, nodes: Iterable[NodeId], detail: str = "") -> None:
-        """These nodes are lost according to others, as `detail` says. See `Coordinator.nodes_lost`."""
+    def nodes_lost(self, numbers: Collection[int], detail: str = "") -> None:
+        """The nodes of these numbers are lost according to others, as `detail` says. See `Coordinator.nodes_lost`."""
         with self._lock:
-            self._enqueue(self._coordinator.nodes_lost(nodes, self._clock.monotonic(), detail))
+            self._enqueue(self._coordinator.nodes_lost(numbers, self._clock.monotonic(), detail))
         self._flush()
 
     def journal_written(self, number: int) -> None:
@@ -398,7 +396,7 @@ class LocalLink:
     def __init__(self, dispatcher: Dispatcher, node: NodeId, deliver: Deliver, address: str) -> None:
         self._dispatcher = dispatcher
         self.address = address
-        self._session, self.node = dispatcher.attach(
+        self._session = dispatcher.attach(
             deliver, SessionRecord(node, address, leased=False, in_this_process=True, local=True)
         )
 

@@ -6,12 +6,13 @@ from collections import deque
 from collections.abc import Collection
 
 from rallypoint.base.endpoint import is_loopback
-from rallypoint.control.membership.operations import Join, Refusal
-from rallypoint.control.membership.rules import ClockView, settled, starts_at
+from rallypoint.control.membership.rules import ClockView, assign_worker_ranks, settled, starts_at
 from rallypoint.control.membership.state import (
+    Join,
     NodeId,
     Outcome,
     Reason,
+    Refusal,
     RoundEnd,
     Settings,
     State,
@@ -32,7 +33,6 @@ from rallypoint.control.protocol.messages import (
     Progress,
     RoundEnded,
 )
-from rallypoint.control.ranks import assign_worker_ranks
 from rallypoint.failures.cause import Cause, Ending
 
 

@@ -20,13 +20,17 @@ from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.notifications import Event, Failure, verdict_sentence
 from rallypoint.control.coordinator.sessions import SessionRegistry
 from rallypoint.control.membership.endings import missing
-from rallypoint.control.membership.operations import Close, Operation, Resize, Restart
-from rallypoint.control.membership.rules import backoff_ends
+from rallypoint.control.membership.rules import assign_worker_ranks, backoff_ends
 from rallypoint.control.membership.state import (
+    Close,
     NodeId,
     NodeInfo,
     NodeRange,
+    NodeRanks,
+    Operation,
     Outcome,
+    Resize,
+    Restart,
     Settings,
     State,
     join_names,
@@ -65,7 +69,6 @@ from rallypoint.control.protocol.observation import (
     snapshot_parts,
 )
 from rallypoint.control.protocol.validation import MAX_NODES
-from rallypoint.control.ranks import NodeRanks, assign_worker_ranks
 
 _PAUSE = 0.2
 """Seconds between messages to a follower."""
@@ -168,7 +171,7 @@ class Watchers:
         job = self._job
         plan = plan_command(command, job.state, job.settings, job.sessions)
         job.history.add("command", job.state.round, plan.text, now)
-        job.send_to([each.node for _, each in job.sessions], OperatorAction(command.by, plan.text, plan.size))
+        job.send_to([each.node for each in job.sessions], OperatorAction(command.by, plan.text, plan.size))
         if plan.drained is not None:
             job.send_to([plan.drained], DrainRequested(command.by))
         if plan.operation is not None:

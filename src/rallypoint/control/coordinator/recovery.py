@@ -55,21 +55,31 @@ def recovered(state: State, node: NodeId, request: ResumeRequest, settings: Sett
     if request.round < 0 and state.round == 0 and not state.complete:
         return state._replace(restart_delay=recovery_timeout(settings))
     possible = request.round >= 0 and 0 <= request.group_rank < request.group_world_size
-    if state.closed or not possible:
+    if state.closed or not possible or node in state.participants or node in state.survivors:
         return state
     state = state._replace(
         ledger=state.ledger._replace(failures=max(state.ledger.failures, request.failures)),
         max_restarts=request.node_info.max_restarts if state.max_restarts < 0 else state.max_restarts,
     )
     if request.round > state.round or (request.round == state.round and not state.complete):
-        return _adopt_round(state, node, request, settings)
+        return _adopt_round(_unlisted(state, node), node, request, settings)
     if request.origin != state.origin:
         return state  # another round, which happens to have the same number
     if request.round == state.round:
-        return _add_participant(state, node, request, settings)
+        return _add_participant(_unlisted(state, node), node, request, settings)
     if request.round == _last_complete(state) and not state.complete:
-        return _add_survivor(state, node, request)
+        return _add_survivor(_unlisted(state, node), node, request)
     return state
+
+
+def _unlisted(state: State, node: NodeId) -> State:
+    """The state in which a node that has waited here for a place has the one that another coordinator gave it."""
+    if node not in state.wait_list and node not in state.redundancy_list:
+        return state
+    wait_list, spares = dict(state.wait_list), dict(state.redundancy_list)
+    wait_list.pop(node, None)
+    spares.pop(node, None)
+    return state._replace(wait_list=wait_list, redundancy_list=spares)
 
 
 def may_have_been(request: ResumeRequest, settings: Settings) -> bool:
@@ -83,25 +93,6 @@ def with_size(state: State, request: ResumeRequest) -> State:
     if size is None or state.size is not None or size.min_nodes > size.max_nodes:
         return state
     return resize(state, size)
-
-
-def earlier_identity(state: State, incarnation: str, node: NodeId, request: ResumeRequest) -> NodeId | None:
-    """The name that `node` has at the coordinator of this incarnation: it gave that name, or an earlier session of the
-    same process has reported the same. The node may have met another coordinator since, whose round was lost.
-    """
-    if request.incarnation == incarnation:
-        return request.node
-    placeholder = NodeId.placeholder(request.group_rank)
-    if placeholder in state.participants or placeholder in state.survivors:
-        return None  # no node has reported for this place yet: so thousands of nodes come back in linear time
-    places = state.participants.items()
-    ranks = {each: place.rank if state.complete else place.previous_rank for each, place in places} | dict(
-        state.survivors
-    )
-    if (request.origin, request.round) != (state.origin or incarnation, _last_complete(state)):
-        return None
-    same = (each for each, rank in ranks.items() if rank == request.group_rank)
-    return next((each for each in same if each[:2] == node[:2]), None)
 
 
 def with_later_rounds(state: State, request: ResumeRequest) -> State:
@@ -136,7 +127,7 @@ def missed_notifications(state: State, node: NodeId, request: ResumeRequest) -> 
 
 
 def without_given_up_join(state: State, node: NodeId, request: ResumeRequest, settings: Settings) -> State:
-    """The state after `node`, which has claimed its name, has reported which join it waits with (law 6)."""
+    """The state after `node`, which has come back, has reported which join it waits with (law 6)."""
     place = state.participants.get(node)
     if place is None or (request.joining and request.node_info.store_port == place.node_info.store_port):
         return state

@@ -44,7 +44,7 @@ COMMAND_REFUSED = (
 
 _MANY_HEARTBEATS_PER_LEASE = 2.1
 """If there are many sessions; otherwise three. More than two, so that less than half a lease lies between them: silence
-of all nodes for that long would look like an outage of ours (`control.membership.liveness`).
+of all nodes for that long would look like an outage of ours (`control.coordinator.sessions`).
 """
 
 
@@ -182,7 +182,7 @@ class ServerSession:
             hello = codec.decode(payload, Hello)
         except codec.CodecError as error:
             return HandshakeRefused(str(error))
-        self.node_name = printable(hello.host or hello.address, 64)
+        self.node_name = printable(str(hello.node), 64)
         answer = self._handshake.hello(hello)
         if self._handshake.keys is not None:
             from rallypoint.control.protocol.signing import transcript_of
@@ -199,21 +199,20 @@ class ServerSession:
             return
         dispatcher = self._jobs.dispatcher_for(hello, self._peer)
         self.signers = self._handshake.signers
-        # The welcome must be the session's first frame: the name is known only after attaching, so notifications of
-        # this session cannot precede it (they are only sent in answer to what the node says).
-        self.number, name = dispatcher.attach(self._output.post, self._output.describe(hello), self._on_disconnect)
-        self._dispatcher = dispatcher
+        record = self._output.describe(hello)
         lease = dispatcher.settings.lease
         interval = 0.0 if self._output.answers_all else lease / _MANY_HEARTBEATS_PER_LEASE
-        welcome = Welcome(name, lease, dispatcher.incarnation, self._jobs.job is not None, interval)
-        self._output.send(codec.encode(welcome))
+        welcome = Welcome(lease, dispatcher.incarnation, self._jobs.job is not None, interval)
+        self._output.send(codec.encode(welcome))  # as the session's first frame
+        self.number = dispatcher.attach(self._output.post, record, self._on_disconnect)
+        self._dispatcher = dispatcher
 
     def _answer_greeting(self, hello: Hello) -> None:
         """Answer a greeting without opening a session: the peer learns that it would be accepted, and the time here."""
         self.signers = self._handshake.signers
-        name = self._output.describe(hello).node
+        self._output.describe(hello)
         lease = hello.settings.lease
-        self._output.send(codec.encode(Welcome(name, lease, "", self._jobs.job is not None, timestamp=time.time())))
+        self._output.send(codec.encode(Welcome(lease, "", self._jobs.job is not None, timestamp=time.time())))
         self.has_answered = True
 
     def _open_watcher(self, hello: Hello) -> None:
@@ -224,7 +223,7 @@ class ServerSession:
         self.signers = self._handshake.signers
         record = self._output.describe(hello)
         lease = Settings("", 1, 1).lease if dispatcher is None else dispatcher.settings.lease
-        welcome = Welcome(record.node, lease, "" if dispatcher is None else dispatcher.incarnation)
+        welcome = Welcome(lease, "" if dispatcher is None else dispatcher.incarnation)
         self._output.send(codec.encode(welcome))
         if dispatcher is None:
             self._output.send(codec.encode(JobList(self._jobs.summaries())))

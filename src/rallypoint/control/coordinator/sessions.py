@@ -1,30 +1,30 @@
-"""The sessions of one coordinator, and the names of their nodes. Pure: `now` is passed in.
+"""The sessions of one coordinator. Pure: `now` is passed in.
 
 Laws:
 
-1. A name is given once. So a node that has lost its session can claim its name in the next one, and is certainly the
-   same. A name that was claimed is not given to another node, even if we have not given it (an earlier coordinator may
-   have).
-2. A session belongs to one node, and a node has one session at most: claiming a name ends the session that had it.
-3. A node may report the name that another coordinator gave it, until it has heard from us: that name stands for it here
-   too.
-4. A session that ends after its node has opened another one has not ended its node: connections break in any order.
-5. Silent sessions are found by `liveness`, which is notified of every session here.
+1. A node names itself, with a number that nobody can guess: who greets by that name is certainly the same node.
+2. A session belongs to one node. With its first request it replaces the earlier ones of its node.
+3. A session that ends while its node has another one has not ended its node: connections break in any order.
+
+Laws of `Liveness`:
+
+1. A session with a lease that was silent for the lease is over.
+2. Time in which we slept does not count: messages that arrived meanwhile may wait unread.
+3. Time in which no session at all was heard does not count either, if there are several and none is in our own process:
+   then it is we who are cut off. A single node that is silent counts as lost: that is more likely than that we are cut
+   off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 
 from rallypoint.base.endpoint import is_loopback
 from rallypoint.base.light_dataclasses import dataclass
-from rallypoint.control.membership.liveness import Liveness
+from rallypoint.base.light_typing import NamedTuple
 from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol.messages import ConfigDifference
-
-_MAX_NAMES = 64
-"""The number of earlier names of one node that are remembered, beyond which those of other coordinators are not."""
-
 
 STRANGER_REFUSED = (
     "without a secret, a job is ended or changed only from machines that host its nodes; give all nodes of the job the "
@@ -38,7 +38,6 @@ class SessionRecord:
     """What is known about a session: how it was opened, and what its node has reported since."""
 
     node: NodeId
-    """The name that the node requests, and from `SessionRegistry.open` on the one that it has."""
     address: str
     """The node's own address towards us, as it sees it."""
     server_address: str = ""
@@ -61,14 +60,12 @@ class SessionRecord:
     """Whether it has wanted to, and was not allowed."""
     number: int = 0
     """The number of the session, from `SessionRegistry.open` on."""
-    requested: NodeId | None = None
-    """The name that the node requests in each of its sessions, from `SessionRegistry.open` on."""
+    resumes: bool = False
+    """Whether the node was in a session before and has yet to say what it holds: until then it is told nothing."""
     repeats_join: bool = False
     """Whether the node has reported at the beginning that it waits for a place, and has not sent its join yet."""
     skips_join: bool = False
     """Whether the join that it sends next was overtaken by a notification that it was just sent."""
-    claimed: bool = False
-    """Whether it has claimed a name, which it does at its beginning and once."""
     differences_reported: tuple[ConfigDifference, ...] = ()
     """The differences from the job's settings that the node has been told."""
     addresses: tuple[str, ...] | None = None
@@ -81,113 +78,68 @@ class SessionRegistry:
     def __init__(self, liveness: Liveness) -> None:
         self.liveness = liveness
         self._sessions: dict[int, SessionRecord] = {}
-        self._by_node: dict[NodeId, int] = {}
-        self._newest: dict[NodeId, int] = {}
-        """A requested name to the newest session with it."""
-        self._next_local_id: dict[tuple[str, int], int] = {}
-        """Address and process id to the lowest local id that was not given to them yet."""
-        self._names: dict[tuple[str, NodeId], NodeId] = {}
-        """Each name that a node had before, with the coordinator that gave it (empty for us), to its name here."""
-        self._names_by_node: dict[NodeId, list[tuple[str, NodeId]]] = {}
-        """The reverse mapping."""
+        self._by_node: dict[NodeId, tuple[int, ...]] = {}
+        """The sessions of each node; the first is the one in which it has spoken."""
         self._in_this_process: list[int] = []
         self._external_addresses: dict[int, str] = {}
         """The addresses that nodes on other machines use for us."""
 
     def open(self, number: int, session: SessionRecord, now: float) -> None:
-        """A session begins; its node gets the requested name, unless that was given before."""
-        session.requested, session.number, session.node = session.node, number, self._unique(session.node)
+        """A session begins."""
+        session.number = number
         self._sessions[number] = session
-        self._newest[session.requested] = number
-        self._by_node[session.node] = number
+        self._by_node[session.node] = (*self._by_node.get(session.node, ()), number)
         if session.in_this_process:
             self._in_this_process.append(number)
         if session.server_address and not is_loopback(session.address):
             self._external_addresses[number] = session.server_address
         self.liveness.opened(number, now, leased=session.leased, local=session.local)
 
-    def reserve(self, name: NodeId) -> None:
-        """A name was given, perhaps by an earlier coordinator: no other node gets it."""
-        taken = max(name.local_id + 1, self._next_local_id.get((name.addr, name.pid), 0))
-        self._next_local_id[name.addr, name.pid] = taken
+    def replace_earlier(self, session: SessionRecord) -> tuple[int, ...]:
+        """A session speaks: end the earlier ones of its node (law 2). Returns their numbers."""
+        sessions = self._by_node[session.node]
+        earlier = sessions[: sessions.index(session.number)]
+        for each in earlier:
+            self.close(each)
+        return earlier
 
-    def resume(self, session: SessionRecord, name: NodeId) -> int | None:
-        """The node of a session was here before, with that name. Returns the session that this ends."""
-        name = self._names.get(("", name), name)
-        if session.node == name or session.claimed:
-            return None
-        session.claimed = True
-        previous = self._by_node.get(name)
-        if previous is not None:
-            self.close(previous)
-        self.reserve(name)
-        self._remember("", session.node, name)
-        del self._by_node[session.node]
-        session.node = name
-        self._by_node[name] = session.number
-        return previous
-
-    def name_of(self, incarnation: str, name: NodeId) -> NodeId | None:
-        """The name here of a node that another coordinator gave that name, if the node has reported it before."""
-        return self._names.get((incarnation, name))
-
-    def reported(self, session: SessionRecord, incarnation: str, name: NodeId) -> None:
-        """The node of a session has that name from another coordinator: it reports it again until it has heard us."""
-        if len(self._names_by_node.get(session.node, ())) < _MAX_NAMES:
-            self._remember(incarnation, name, session.node)
-
-    def _remember(self, incarnation: str, name: NodeId, node: NodeId) -> None:
-        self._names[incarnation, name] = node
-        self._names_by_node.setdefault(node, []).append((incarnation, name))
-
-    def hand_over(self, number: int, known: Callable[[NodeId], bool]) -> bool:
-        """A session is about to end: if its node has opened another, which has not claimed anything yet, and is `known`
-        by name, the other session takes the name at once. Returns whether it does.
-        """
-        session = self._sessions.get(number)
-        if session is None or session.requested is None or not known(session.node):
-            return False
-        newest = self._newest.get(session.requested, number)
-        return newest != number and self.resume(self._sessions[newest], session.node) is not None
-
-    def close(self, number: int) -> SessionRecord | None:
-        """A session ends; its node may come back. Returns its record, None if there is none of that number."""
+    def close(self, number: int) -> NodeId | None:
+        """A session ends. Returns its node, if that has no other one (law 3)."""
         session = self._sessions.pop(number, None)
-        if session is not None:
-            del self._by_node[session.node]
-            if session.requested is not None and self._newest.get(session.requested) == number:
-                del self._newest[session.requested]
-            self._external_addresses.pop(number, None)
-            if session.in_this_process:
-                self._in_this_process.remove(number)
-            self.liveness.closed(number)
-        return session
-
-    def forget(self, node: NodeId) -> None:
-        """Nothing is held for a node any more: forget its earlier names."""
-        for called in self._names_by_node.pop(node, ()):
-            if self._names.get(called) == node:
-                del self._names[called]
+        if session is None:
+            return None
+        self._external_addresses.pop(number, None)
+        if session.in_this_process:
+            self._in_this_process.remove(number)
+        self.liveness.closed(number)
+        others = tuple(each for each in self._by_node[session.node] if each != number)
+        if others:
+            self._by_node[session.node] = others
+            return None
+        del self._by_node[session.node]
+        return session.node
 
     def get(self, number: int) -> SessionRecord | None:
         """The session of that number, if it is open."""
         return self._sessions.get(number)
 
-    def session_of(self, node: NodeId) -> int | None:
-        """The number of the node's session, if it has one."""
-        return self._by_node.get(node)
+    def of(self, node: NodeId) -> SessionRecord | None:
+        """The session in which a node can be told something, if it has one."""
+        numbers = self._by_node.get(node)
+        session = None if numbers is None else self._sessions[numbers[0]]
+        return None if session is None or session.resumes else session
 
     def __contains__(self, node: NodeId) -> bool:
-        return node in self._by_node
+        return self.of(node) is not None
 
-    def __iter__(self) -> Iterator[tuple[int, SessionRecord]]:
-        """Numbers and sessions, in the order in which they were opened."""
-        return iter(self._sessions.items())
+    def __iter__(self) -> Iterator[SessionRecord]:
+        """In the order in which they were opened."""
+        return iter(self._sessions.values())
 
     def silence(self, node: NodeId, now: float) -> float | None:
         """Seconds since a node was last heard; None if it has no session, or one without a lease."""
-        number = self._by_node.get(node)
-        return None if number is None else self.liveness.silence(number, now)
+        session = self.of(node)
+        return None if session is None else self.liveness.silence(session.number, now)
 
     @property
     def nodes(self) -> frozenset[NodeId]:
@@ -209,8 +161,101 @@ class SessionRegistry:
         """The nodes whose agent is in our own process: also that of an elected leader, which may outlive its term."""
         return [self._sessions[number].node for number in self._in_this_process]
 
-    def _unique(self, node: NodeId) -> NodeId:
-        addr = node.addr or "?"
-        local_id = max(node.local_id, self._next_local_id.get((addr, node.pid), 0))
-        self._next_local_id[addr, node.pid] = local_id + 1
-        return NodeId(addr, node.pid, local_id, node.host)
+
+_MAX_EXCUSED_PAUSES = 3
+"""The number of consecutive sleeps that are excused: an observer that always sleeps must decide at some point."""
+
+
+class SilentSessions(NamedTuple):
+    """The result of a check: sessions that are `lost` because their nodes are, or `out_of_reach` because we are."""
+
+    lost: tuple[int, ...] = ()
+    out_of_reach: tuple[int, ...] = ()
+
+
+class Liveness:
+    """Tracks when each session was last heard."""
+
+    def __init__(self, lease: float, outage_timeout: float) -> None:
+        """Begin with no session.
+
+        Args:
+            lease: seconds of silence that are allowed for a session.
+            outage_timeout: seconds for which sessions are kept while none at all is heard.
+        """
+        self.lease = lease
+        self.outage_timeout = outage_timeout
+        self._heard: dict[int, float] = {}
+        """When each session with a lease was last heard."""
+        self._local: set[int] = set()
+        self._heard_at = -math.inf
+        self._looked_at = -math.inf
+        self._excused_pauses = 0
+        """The number of consecutive checks that came after a sleep, and were excused for that."""
+
+    def opened(self, session: int, now: float, *, leased: bool, local: bool) -> None:
+        """A session begins; `local` if its node is in our own process."""
+        self.heard(session, now)
+        if leased:
+            self._looked_at = self._looked_at if self._heard else now
+            self._heard[session] = now
+        if local:
+            self._local.add(session)
+
+    def heard(self, session: int, now: float) -> None:
+        """A session has sent something."""
+        if self._seem_cut_off(now):
+            self._grant_extra_time(now, now - self._heard_at)
+        self._heard_at = now
+        if session in self._heard:
+            self._heard[session] = now
+
+    def silence(self, session: int, now: float) -> float | None:
+        """Seconds since a session was last heard; None for one without a lease."""
+        heard_at = self._heard.get(session)
+        return None if heard_at is None else max(0.0, now - heard_at)
+
+    def closed(self, session: int) -> None:
+        """A session is over."""
+        self._heard.pop(session, None)
+        self._local.discard(session)
+
+    @property
+    def local_sessions(self) -> frozenset[int]:
+        """The sessions of nodes in our own process."""
+        return frozenset(self._local)
+
+    def check_at(self) -> float:
+        """The time of the next check, in seconds on the clock of `now`; infinity for never."""
+        return self._looked_at + self.lease / 4 if self._heard else math.inf
+
+    def check(self, now: float) -> SilentSessions:
+        """The sessions that are silent at `now`; none is found before `check_at`."""
+        due = self._looked_at + self.lease / 4
+        if now < due:
+            return SilentSessions()
+        late = now - due
+        self._grant_extra_time(now, late)
+        self._heard_at = min(now, self._heard_at + late)
+        # After a sleep, check a little later: until then unread messages are read.
+        self._excused_pauses = (
+            self._excused_pauses + 1 if late > self.lease / 8 and self._excused_pauses < _MAX_EXCUSED_PAUSES else 0
+        )
+        self._looked_at = now - (self.lease * 3 / 16 if self._excused_pauses else 0.0)
+        if self._excused_pauses:
+            return SilentSessions()
+        if self._seem_cut_off(now):
+            return SilentSessions(
+                out_of_reach=tuple(self._heard) if now - self._heard_at >= self.outage_timeout else ()
+            )
+        return SilentSessions(
+            lost=tuple(each for each, heard_at in self._heard.items() if now - heard_at >= self.lease)
+        )
+
+    def _seem_cut_off(self, now: float) -> bool:
+        # Nodes send three heartbeats in a lease; if they are many, more than two, each at its own time.
+        return now - self._heard_at >= self.lease / 2 and len(self._heard) >= 2 and not self._local
+
+    def _grant_extra_time(self, now: float, seconds: float) -> None:
+        for session, heard_at in self._heard.items():
+            self._heard[session] = min(now, heard_at + seconds)

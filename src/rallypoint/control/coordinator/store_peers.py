@@ -67,8 +67,7 @@ def peers_notification(state: State, sessions: SessionRegistry) -> list[StorePee
     found: dict[str, None] = {}
     doubt, some = "", False
     for node, participant in state.participants.items():
-        number = sessions.session_of(node)
-        session = None if number is None else sessions.get(number)
+        session = sessions.of(node)
         if session is not None:
             some = some or session.addresses is not None
             shown = (each.partition("%")[0] for each in (session.address, session.observed_address))

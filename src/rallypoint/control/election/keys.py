@@ -27,12 +27,14 @@ _NUMBERS = range(1 << 63)
 """The valid numbers of a stored state."""
 
 _Small = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+_Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 _Lease = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class _CandidateValue(TypedDict):
-    name: tuple[str, _Small, _Small]
+    node: _Number
+    pid: _Small
     host: str
 
 
@@ -99,19 +101,18 @@ class Snapshot(NamedTuple):
     state: bytes
 
 
-def encode_node(name: NodeId) -> bytes:
-    """The value of an agent's key."""
-    return json.dumps({"name": name[:3], "host": name.host}).encode()
+def encode_node(node: NodeId) -> bytes:
+    """The value of an agent's key: who it is, but for its address."""
+    return json.dumps({"node": node.number, "pid": node.pid, "host": node.host}).encode()
 
 
 def decode_node(value: bytes) -> NodeId | None:
-    """The name of the agent that wrote this; None if it is not one of ours."""
+    """The agent that wrote this, without its address; None if it is not one of ours."""
     try:
         found = _node.decode(value)
     except (ValueError, RecursionError):
         return None
-    addr, pid, local_id = found["name"]
-    return NodeId(printable(addr), pid, local_id, printable(found["host"]))
+    return NodeId("", found["pid"], found["node"], printable(found["host"]))
 
 
 def encode_leader(record: LeaderRecord) -> bytes:

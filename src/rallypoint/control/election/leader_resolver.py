@@ -10,7 +10,6 @@ from rallypoint.base.endpoint import Endpoint
 from rallypoint.control.client.dialing import DialTarget, EndpointResolver
 from rallypoint.control.coordinator.dispatcher import do_nothing
 from rallypoint.control.election.keys import LeaderRecord, decode_leader
-from rallypoint.control.membership.state import NodeId
 from rallypoint.control.protocol.handshake import HandshakeError
 
 if TYPE_CHECKING:
@@ -37,8 +36,6 @@ class LeaderResolver(EndpointResolver):
         self._refusing: set[str] = set()
         """Addresses of the coordinator's at which the last attempt was refused."""
         self._refused: LeaderRecord | None = None
-        self.name: NodeId | None = None
-        """This node's name, once a session has given it one."""
         self.met = ""
         """The coordinator of the last session, by its incarnation."""
         self.trouble = ""
@@ -113,11 +110,11 @@ class LeaderResolver(EndpointResolver):
             return self.permanent_error or self.trouble
         return "no agent was elected coordinator yet" if self._revision else "etcd has not answered yet"
 
-    def session_opened(self, node: NodeId, incarnation: str) -> None:
+    def session_opened(self, incarnation: str) -> None:
         with self._lock:
             self._refusing.clear()
-        if (node, incarnation) != (self.name, self.met):
-            self.name, self.met = node, incarnation
+        if incarnation != self.met:
+            self.met = incarnation
             self.on_news()
 
     def failed(self, target: DialTarget, error: Exception) -> None:

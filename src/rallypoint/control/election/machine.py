@@ -8,7 +8,7 @@
     GONE       has left etcd
 
 A lasting state is a phase; a sequence of requests is a `Procedure`, of which one runs at a time: the goal, a chore
-(keeping the lease alive, another name), or the end. One table has the time of each chore. A goal may take longer than
+(such as keeping the lease alive), or the end. One table has the time of each chore. A goal may take longer than
 the lease lives, where etcd is slow: the lease is kept alive between two of its requests.
 
 Laws:
@@ -71,7 +71,7 @@ class Election:
 
         Args:
             keys, settings: of the job.
-            own: the name that this node gives itself; its address is looked up.
+            own: who this node is.
             rng: for pauses that differ from those of other agents.
         """
         self.phase = CandidatePhase.RESTING
@@ -89,7 +89,7 @@ class Election:
         self._rest_until = -math.inf
         self._pause = PAUSE
         self._due: dict[Chore, float] = {}  # when chores are due
-        self._link = steps.LinkState(None, "", 0)
+        self._link = steps.LinkState("", 0)
         self._addresses: tuple[str, ...] = ()
         self._seen = 0  # the latest revision at which anything was seen of a coordinator
         self._place: Registration | None = None
@@ -242,8 +242,7 @@ class Election:
     def _register(self) -> Procedure[None]:
         self._addresses = yield from procedures.find_addresses(self._addresses)
         asked_at, seen = self._context.now, self._seen
-        name = self._link.name or self._own._replace(addr=self._addresses[0])
-        there = yield from procedures.register(self._keys, name, self._ttl)
+        there = yield from procedures.register(self._keys, self._own, self._ttl)
         if there.revision < seen:
             text = "etcd has gone back from revision %d to %d and its data is lost; this agent registers again"
             self._context.log(steps.WARNING, text, seen, there.revision)
@@ -282,7 +281,7 @@ class Election:
         yield from self._leadership.take_over(
             self._place, self._addresses, self._link.met, self._wait.dead, waited=self._waited
         )
-        self._wait.dead = frozenset()  # the term knows them; a node that comes back by that name is alive
+        self._wait.dead = frozenset()  # the term knows them; a node that comes back is alive
         self._due[Chore.KEEP_STATE] = self._context.now  # it is not known when the last one did it
         self._set_goal(Election._take_over, CandidatePhase.LEADING)
 
@@ -302,12 +301,6 @@ class Election:
         self._due[Chore.KEEP_STATE] = self._context.now + STATE_TTL / 4
         yield from self._leadership.keep_state_alive()
 
-    def _rename(self) -> Procedure[None]:
-        name, place = self._link.name, self._place
-        if name is not None and place is not None and name != place.name:
-            self._place = yield from procedures.rename(place, name)
-        self._look_at_link()
-
     def _find_leader(self) -> Procedure[None]:
         result = yield from transact((), (Range(self._keys.leader),))
         self._see_leader(result.ranges[0].kvs, result.revision)
@@ -315,7 +308,6 @@ class Election:
     _CHORES: dict[Chore, _Method] = {  # noqa: RUF012 - a table, never changed
         Chore.KEEP_LEASE: _keep_lease_alive,
         Chore.KEEP_STATE: _keep_state_alive,
-        Chore.RENAME: _rename,
         Chore.FIND_LEADER: _find_leader,
         Chore.FIND_NODES: lambda self: self._leadership.find_nodes(),
         Chore.DEPOSE: lambda self: self._wait.depose(),  # due again when our lease is next kept alive
@@ -353,8 +345,6 @@ class Election:
 
     def _look_at_link(self) -> None:
         """Check whether the link's state makes a chore due now."""
-        if self._place is not None and self._link.name not in (None, self._place.name):
-            self._due.setdefault(Chore.RENAME, self._context.now)
         if self._wait.is_for(self._link.refused):
             self._due.setdefault(Chore.DEPOSE, self._wait.depose_at())
 

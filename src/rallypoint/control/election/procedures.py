@@ -251,11 +251,10 @@ class Predecessor(NamedTuple):
 
 
 class Registration(NamedTuple):
-    """A live key of ours: its lease, the fence that it makes, and the name that it holds."""
+    """A live key of ours: its lease, and the fence that it makes."""
 
     lease: int
     fence: Fence
-    name: NodeId
 
 
 class NewRegistration(NamedTuple):
@@ -276,20 +275,20 @@ def find_addresses(known: tuple[str, ...]) -> Procedure[tuple[str, ...]]:
     return addresses.found
 
 
-def register(keys: ElectionKeys, name: NodeId, ttl_s: int) -> Procedure[NewRegistration]:
+def register(keys: ElectionKeys, own: NodeId, ttl_s: int) -> Procedure[NewRegistration]:
     """Take a lease and hang a key on it."""
     lease = yield from number_of(Grant(ttl_s))
     key = keys.node(lease)
     put, youngest = (
-        Put(key, encode_node(name), lease),
+        Put(key, encode_node(own), lease),
         Range(keys.nodes, prefix=True, limit=2, last_before=_NO_REVISION),
     )
     result = yield from transact((), (put, Range(key), youngest, Range(keys.leader)))
-    own, last, leader = result.ranges
+    mine, last, leader = result.ranges
     predecessor = None
     if last.kvs[0].key == key:  # else it was sent before, unanswered, and others have come since
         predecessor = Predecessor(last.kvs[1] if len(last.kvs) > 1 else None, result.revision)
-    place = Registration(lease, Fence((key, own.kvs[0].create_revision)), name)
+    place = Registration(lease, Fence((key, mine.kvs[0].create_revision)))
     return NewRegistration(place, predecessor, leader.kvs, result.revision)
 
 
@@ -300,21 +299,14 @@ def next_older(keys: ElectionKeys, fence: Fence) -> Procedure[Predecessor]:
     return Predecessor(next(iter(older.kvs), None), result.revision)
 
 
-def rename(place: Registration, name: NodeId) -> Procedure[Registration]:
-    """Write another name under our key, if it is still ours."""
-    put = Put(place.fence[0], encode_node(name), place.lease)
-    yield from transact((place.fence.comparison(),), (put,))
-    return place._replace(name=name)
-
-
 class PredecessorWait:
     """Waits until the next older candidate leaves, while there is one."""
 
     def __init__(self, context: StepContext) -> None:
         self.gone_at = math.inf
         """When that candidate was seen to be gone, or is to be looked for."""
-        self.dead: frozenset[NodeId] = frozenset()
-        """Coordinators that this node has found dead."""
+        self.dead: frozenset[int] = frozenset()
+        """The numbers of coordinators that this node has found dead."""
         self._context = context
         self._predecessor: KeyValue | None = None
         self._kept_at, self._depose_from = math.inf, -math.inf
@@ -353,11 +345,10 @@ class PredecessorWait:
         predecessor = self._predecessor
         if predecessor is None:
             return
-        name = decode_node(predecessor.value)
-        level = DEBUG if name in self.dead else WARNING
-        text = "no process listens any more at the address of the coordinator %s; its lease is ended"
-        self._context.log(level, text, name)
-        self.dead |= frozenset() if name is None else frozenset([name])
+        if (node := decode_node(predecessor.value)) is not None:
+            text = "no process listens any more at the address of the coordinator %s; its lease is ended"
+            self._context.log(DEBUG if node.number in self.dead else WARNING, text, node)
+            self.dead |= {node.number}
         try:
             yield Revoke(predecessor.lease)
         except EtcdError as error:
@@ -392,7 +383,7 @@ class Leadership:
         return self._presence.wake_at if self.term else math.inf
 
     def take_over(
-        self, place: Registration, addresses: tuple[str, ...], met: str, dead: frozenset[NodeId], *, waited: bool
+        self, place: Registration, addresses: tuple[str, ...], met: str, dead: frozenset[int], *, waited: bool
     ) -> Procedure[None]:
         """Read what the previous coordinator has left, serve, and publish the address.
 
@@ -400,7 +391,7 @@ class Leadership:
             place: the place of this agent.
             addresses: the addresses of this machine.
             met: the coordinator that this node was last in a session with.
-            dead: nodes whose death is certain.
+            dead: the numbers of nodes whose death is certain.
             waited: whether it was a candidate already when there was a coordinator.
 
         Raises:
@@ -425,7 +416,7 @@ class Leadership:
             assert isinstance(listening, Listening)
             self._lose(dead - presence.nodes, "its machine refuses connections")
             seconds = wait_for_missing(self._settings, waited=waited)
-            presence.wait_for(known_to(takeover.state), self._context.now + seconds)
+            presence.wait_for((each.number for each in known_to(takeover.state)), self._context.now + seconds)
             yield from self._announce(place, listening)
         except Exception:
             self.term = 0
@@ -473,7 +464,7 @@ class Leadership:
         """Treat nodes whose time is over as lost (law 2)."""
         self._lose(self._presence.overdue(self._context.now), "its lease in etcd has ended")
 
-    def _lose(self, nodes: frozenset[NodeId], detail: str) -> None:
+    def _lose(self, nodes: frozenset[int], detail: str) -> None:
         if nodes:
             self._context.add(NodesLost(nodes, detail))
 

@@ -135,9 +135,9 @@ class LeaderTerm:
         """The snapshot of the job."""
         return self._dispatcher.snapshot()
 
-    def nodes_lost(self, nodes: Collection[NodeId], detail: str) -> None:
-        """These nodes are lost."""
-        self._dispatcher.nodes_lost(nodes, detail)
+    def nodes_lost(self, numbers: Collection[int], detail: str) -> None:
+        """The nodes of these numbers are lost."""
+        self._dispatcher.nodes_lost(numbers, detail)
 
     def close(self, linger: float) -> None:
         """Coordinate no more; nodes have `linger` seconds to read the last notifications and disconnect."""
@@ -278,7 +278,7 @@ class Candidate:
             resolver: what this node knows of the coordinator, shared with its link.
             find_addresses: those of this machine as others may reach it, the likeliest first; may look up names.
             listen: opens sockets at these addresses, all on one port.
-            own: what this node calls itself, its address left out.
+            own: who this node is.
         """
         self._connect = connect
         self._keys = keys
@@ -362,7 +362,7 @@ class Candidate:
         return self._election.phase is not CandidatePhase.GONE
 
     def _on_link_news(self) -> None:
-        self._inbox.put(steps.LinkState(self._resolver.name, self._resolver.met, self._resolver.refusing_lease))
+        self._inbox.put(steps.LinkState(self._resolver.met, self._resolver.refusing_lease))
 
     # Requests
 

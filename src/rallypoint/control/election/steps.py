@@ -12,7 +12,6 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from rallypoint.control.election.takeover import Takeover
 from rallypoint.control.etcd.api import Compare, KeyValue, Operation, TxnResult, WatchEnd, WatchEvent
-from rallypoint.control.membership.state import NodeId
 
 T = TypeVar("T")
 
@@ -47,8 +46,6 @@ class Chore(Enum):
     """Keep our lease alive."""
     KEEP_STATE = auto()
     """Keep the lease alive that the state hangs on."""
-    RENAME = auto()
-    """Write the name by which the coordinator greeted this node."""
     FIND_LEADER = auto()
     """Read where the coordinator is, and watch on."""
     FIND_NODES = auto()
@@ -190,9 +187,9 @@ class EtcdTrouble(NamedTuple):
 
 
 class NodesLost(NamedTuple):
-    """The term gets that these nodes are lost, and how that is known."""
+    """The term gets that the nodes of these numbers are lost, and how that is known."""
 
-    nodes: frozenset[NodeId]
+    nodes: frozenset[int]
     detail: str
 
 
@@ -241,9 +238,8 @@ class Broken(NamedTuple):
 
 
 class LinkState(NamedTuple):
-    """What the link knows: this node's name, the coordinator it met last, and the lease of one whose port refuses."""
+    """What the link knows: the coordinator that it met last, and the lease of one whose port refuses."""
 
-    name: NodeId | None
     met: str
     refused: int
 

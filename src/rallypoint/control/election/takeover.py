@@ -18,7 +18,7 @@ from typing import NamedTuple
 from rallypoint.control.coordinator.recovery import recovery_timeout
 from rallypoint.control.election.keys import ElectionKeys, decode_node, decode_snapshot
 from rallypoint.control.etcd.api import KeyValue, WatchEvent
-from rallypoint.control.membership.state import NodeId, Settings, State, known_to
+from rallypoint.control.membership.state import Settings, State, known_to
 from rallypoint.control.protocol.codec import decode_state
 from rallypoint.control.protocol.errors import RendezvousStateError
 
@@ -42,13 +42,13 @@ class Takeover(NamedTuple):
 
 
 def takeover_from(
-    stored: Sequence[KeyValue], nodes: Collection[NodeId], met: str, keys: ElectionKeys, settings: Settings
+    stored: Sequence[KeyValue], nodes: Collection[int], met: str, keys: ElectionKeys, settings: Settings
 ) -> Takeover:
     """The state to start from (law 1).
 
     Args:
         stored: the value of the state's key.
-        nodes: the nodes that have a key.
+        nodes: the numbers of the nodes that have a key.
         met: the coordinator that this node was last in a session with.
         keys, settings: of the job.
 
@@ -67,7 +67,7 @@ def takeover_from(
             "or delete it, if no job of that --rdzv-id runs"
         ) from None
     known = known_to(state)
-    if snapshot.incarnation == met or not set(known).isdisjoint(nodes):
+    if snapshot.incarnation == met or any(each.number in nodes for each in known):
         return Takeover(snapshot.incarnation, state, snapshot.number, found.mod_revision, found.lease)
     # If they are alive after all, and only their leases have ended, they have the time to report.
     ran = state.verdict is None and bool(known)
@@ -89,34 +89,34 @@ def wait_for_missing(settings: Settings, *, waited: bool) -> float:
 
 
 class Presence:
-    """The nodes that have a key, and until when those without one are waited for."""
+    """The nodes that have a key, by their numbers, and until when those without one are waited for."""
 
     def __init__(self, kvs: Iterable[KeyValue] = ()) -> None:
-        self._names: dict[bytes, NodeId] = {}
-        self._missing: dict[NodeId, float] = {}
+        self._nodes: dict[bytes, int] = {}
+        self._missing: dict[int, float] = {}
         self._learn(kvs)
 
     @property
-    def nodes(self) -> frozenset[NodeId]:
+    def nodes(self) -> frozenset[int]:
         """The nodes that have a key."""
-        return frozenset(self._names.values())
+        return frozenset(self._nodes.values())
 
     @property
     def wake_at(self) -> float:
         """The time at which `overdue` may have a result; infinity for never."""
         return min(self._missing.values(), default=float("inf"))
 
-    def wait_for(self, nodes: Iterable[NodeId], until: float) -> None:
+    def wait_for(self, nodes: Iterable[int], until: float) -> None:
         """Wait for these until then, those without a key, unless they are waited for already."""
-        for node in frozenset(nodes).difference(self._names.values()):
+        for node in frozenset(nodes).difference(self._nodes.values()):
             self._missing.setdefault(node, until)
 
     def change(self, events: Iterable[WatchEvent], until: float) -> None:
-        """Keys have changed; whose is gone, or names another node now, is waited for until then."""
-        before = set[NodeId]()
+        """Keys have changed; whose is gone, or is of another node now, is waited for until then."""
+        before = set[int]()
         for event in events:
-            if (name := self._names.pop(event.kv.key, None)) is not None:
-                before.add(name)
+            if (node := self._nodes.pop(event.kv.key, None)) is not None:
+                before.add(node)
             if event.kind == "put":
                 self._learn([event.kv])
         if before:
@@ -124,19 +124,18 @@ class Presence:
 
     def replace(self, kvs: Iterable[KeyValue], until: float) -> None:
         """Replace the set of keys by these; nodes whose keys are gone are waited for until then."""
-        before, self._names = self.nodes, {}
+        before, self._nodes = self.nodes, {}
         self._learn(kvs)
         self.wait_for(before, until)
 
-    def overdue(self, now: float) -> frozenset[NodeId]:
+    def overdue(self, now: float) -> frozenset[int]:
         """Nodes without a key whose time is over; each is returned once."""
-        over = {name for name, until in self._missing.items() if until <= now}
-        for name in over:
-            del self._missing[name]
-        return frozenset(over.difference(self._names.values()) if over else ())
+        over = {node for node, until in self._missing.items() if until <= now}
+        for node in over:
+            del self._missing[node]
+        return frozenset(over.difference(self._nodes.values()) if over else ())
 
     def _learn(self, kvs: Iterable[KeyValue]) -> None:
         for each in kvs:
-            name = decode_node(each.value)
-            if name is not None:
-                self._names[each.key] = name
+            if (node := decode_node(each.value)) is not None:
+                self._nodes[each.key] = node.number

@@ -28,43 +28,41 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from rallypoint.base.light_typing import Any, NamedTuple, TypeVar
-from rallypoint.control.membership.operations import (
+from rallypoint.control.membership.state import (
     Close,
     Drain,
     Exit,
     Fail,
-    Join,
-    KeepLeaseAlive,
-    Operation,
-    Preempt,
-    PreemptJob,
-    RecordProgress,
-    Refusal,
-    ReportQuiet,
-    Resize,
-    Restart,
-    Stop,
-    Succeed,
-)
-from rallypoint.control.membership.state import (
     FailureStreak,
     JobProgress,
+    Join,
+    KeepLeaseAlive,
     NodeId,
     NodeInfo,
     NodeRange,
+    NodeRanks,
+    Operation,
     Outcome,
     Participant,
+    Preempt,
     Preemption,
+    PreemptJob,
     Reason,
+    RecordProgress,
+    Refusal,
     RemovedNode,
+    ReportQuiet,
+    Resize,
+    Restart,
     RoundEnd,
     Settings,
     State,
+    Stop,
+    Succeed,
     Verdict,
     known_to,
     name_of,
 )
-from rallypoint.control.ranks import assign_group_ranks
 from rallypoint.failures.cause import Cause, Ending, Restarts
 
 V = TypeVar("V")
@@ -627,3 +625,109 @@ _RULES: dict[type, Callable[[Any, State, NodeId, ClockView, Settings], Step]] = 
     Resize: _resize,
     KeepLeaseAlive: _keep_alive,
 }
+
+
+# Group ranks of nodes, and ranks of their workers. Laws:
+#
+# 1. Group ranks are 0..n-1, each once.
+# 2. A survivor keeps its group rank if that exists in the new round; new nodes get the free ones.
+# 3. A hint is honoured if the rank is free; of two equal hints the first in order wins.
+# 4. Workers are numbered node by node in group-rank order; roles never reorder them (contract section 3.2).
+
+
+N = TypeVar("N")
+
+
+def assign_group_ranks(
+    nodes: Sequence[N], previous: Mapping[N, int] | None = None, hints: Mapping[N, int] | None = None
+) -> dict[N, int]:
+    """Assign each of `nodes` a group rank.
+
+    Args:
+        nodes: all participants; those without a claim get the free ranks in this order.
+        previous: the ranks that survivors had in the round before.
+        hints: ranks that nodes asked for.
+    """
+    taken: dict[int, N] = {}
+    for claims in (previous or {}, hints or {}):
+        placed = set(taken.values())
+        for node in nodes:
+            rank = claims.get(node)
+            if rank is not None and 0 <= rank < len(nodes) and node not in placed:
+                taken.setdefault(rank, node)
+    placed = set(taken.values())
+    holes = (rank for rank in range(len(nodes)) if rank not in taken)
+    unplaced = [node for node in nodes if node not in placed]
+    return {node: rank for rank, node in taken.items()} | dict(zip(unplaced, holes, strict=False))
+
+
+def assign_worker_ranks(members: Sequence[tuple[str, int]]) -> list[NodeRanks]:
+    """The ranks of each node's workers; `members` are (role, local world size) in group-rank order."""
+    world_size = sum(size for _, size in members)
+    role_sizes: dict[str, int] = {}
+    bases: list[tuple[int, int]] = []
+    base = 0
+    for role, size in members:
+        bases.append((base, role_sizes.get(role, 0)))
+        base += size
+        role_sizes[role] = role_sizes.get(role, 0) + size
+    return [
+        NodeRanks(base_rank, world_size, base_role_rank, role_sizes[role])
+        for (base_rank, base_role_rank), (role, _) in zip(bases, members, strict=True)
+    ]
+
+
+class Observer:
+    """What one observer of a state has seen since when, on its own clock. Call `observe` with each new state first.
+
+    The state holds counters instead of times (law 9 of `rules`): a node whose heartbeat counter has not changed for the
+    whole allowance is gone, whatever any wall clock says.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._interval = settings.keep_alive_interval
+        self.allowance = settings.keep_alive_interval * settings.keep_alive_max_attempt
+        """Seconds for which a node's heartbeats may be missing."""
+        self._heartbeats: dict[NodeId, tuple[int, float]] = {}
+        self._last_call: tuple[int, float] | None = None
+        self._observed_at: float | None = None
+        self._round: tuple[int, float] | None = None
+        self._running_at: float | None = None
+        self._removed: dict[RemovedNode, float] = {}
+
+    def observe(self, state: State, now: float) -> None:
+        """Record a state seen at `now`, in seconds on the observer's clock."""
+        unseen = 0.0
+        if self._observed_at is not None:
+            # While the observer slept, or the service was unreachable, no heartbeats could be seen: that time does not
+            # count for any node.
+            unseen = max(0.0, now - self._observed_at - self._interval / 2)
+        self._observed_at = now
+        self._heartbeats = {
+            node: (count, seen[1] + unseen)
+            if (seen := self._heartbeats.get(node)) and seen[0] == count
+            else (count, now)
+            for node, count in state.heartbeats.items()
+        }
+        if self._round is None or self._round[0] != state.round:
+            self._round, self._running_at = (state.round, now), None
+        if not state.complete:
+            self._running_at = None
+        elif self._running_at is None:
+            self._running_at = now
+        if state.removed or self._removed:
+            self._removed = {each: self._removed.get(each, now) for each in state.removed}
+        if not state.last_call:
+            self._last_call = None
+        elif self._last_call is None or self._last_call[0] != state.last_call:
+            self._last_call = (state.last_call, now)
+
+    def silent(self, now: float) -> list[NodeId]:
+        """Nodes without heartbeats for the whole allowance, in order."""
+        return sorted(node for node, (_, since) in self._heartbeats.items() if now - since >= self.allowance)
+
+    def clock_view(self, now: float, heartbeat_at: float | None = None) -> ClockView:
+        """The clock view for the core at `now`."""
+        last_call_at = self._last_call[1] if self._last_call else None
+        forming_at = self._round[1] if self._round else None
+        return ClockView(now, last_call_at, heartbeat_at, forming_at, self._running_at, tuple(self._removed.values()))

@@ -1,31 +1,34 @@
-"""The rendezvous state: plain frozen data, the same for every backend.
+"""The rendezvous state, and the operations that change it: plain frozen data, the same for every backend.
 
 Fields and lists are those of the contract's section 4.5, and ours: the nodes of the previous round, those that have
 succeeded, the ledger and the verdict. No field holds a time: moments are known only to the observer that saw them, on
-its own clock (`observer`). The state has counters instead.
+its own clock (`rules.Observer`). The state has counters instead.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Mapping, Sequence
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 
 from rallypoint.base.light_typing import NamedTuple
 from rallypoint.failures.cause import Cause, Ending, Restarts
 
 
 class NodeId(NamedTuple):
-    """One agent of the job. Ordered as written; people read the name of its machine (`name_of` says more)."""
+    """One agent of the job, as it names itself, once. Ordered as written; people read the name of its machine."""
 
     addr: str
+    """Its address towards the first coordinator that it met."""
     pid: int
-    local_id: int
+    number: int
+    """Drawn at random, so that nobody else has it or can guess it."""
     host: str = ""
     """The name of its machine, for people; empty if it is not known."""
 
     def __str__(self) -> str:
-        return self.host or self.addr or f"the node of group rank {self.local_id}"
+        return self.host or self.addr or f"the node of group rank {self.number}"
 
     @classmethod
     def placeholder(cls, rank: int) -> NodeId:
@@ -55,6 +58,18 @@ class NodeInfo(NamedTuple):
     max_restarts: int = -1
     program: str = ""
     restarts_workers: bool = False
+
+
+class NodeRanks(NamedTuple):
+    """The ranks of a node's first worker, and the sizes that all its workers see.
+
+    The worker of local rank `l` has the global rank `base_rank + l` and the role rank `base_role_rank + l`.
+    """
+
+    base_rank: int
+    world_size: int
+    base_role_rank: int
+    role_world_size: int
 
 
 class Participant(NamedTuple):
@@ -347,3 +362,139 @@ class Settings(NamedTuple):
     """How many times in a row the same first failure may end a round without progress; 0 for any number."""
     remote_control: bool = False
     """Whether a coordinator among the nodes accepts commands from other machines if there is no secret."""
+
+
+# The operations that a node can request, and how they end.
+#
+# Join, exit, close and keep-alive are torch's (contract section 4.6); fail, succeed and drain are ours. A `deadline` is
+# a moment on the clock of the part that runs the operation: the coordinator, or a shared-state link.
+
+
+class Join(NamedTuple):
+    """Take part in a round. Done when a round with this node in it is complete.
+
+    `asked_at` is when it was requested, `since` how many rendezvous had been abandoned until then.
+    """
+
+    node_info: NodeInfo
+    deadline: float = math.inf
+    asked_at: float = 0.0
+    since: int = 0
+
+
+class Exit(NamedTuple):
+    """Take no part any more. `reason` distinguishes a departure from a loss noticed elsewhere, `detail` says how."""
+
+    reason: Reason = Reason.DEPARTED
+    detail: str = ""
+    deadline: float = math.inf
+
+
+class Fail(NamedTuple):
+    """A worker of this node failed in `round`; the job may be restarted `max_restarts` times."""
+
+    round: int
+    cause: Cause
+    max_restarts: int
+
+
+class Succeed(NamedTuple):
+    """All workers of this node have succeeded in `round`."""
+
+    round: int
+
+
+class Drain(NamedTuple):
+    """End `round` in order, because the membership will change; with `needs_consent`, as soon as all its nodes
+    agree."""
+
+    round: int
+    needs_consent: bool = False
+
+
+class Preempt(NamedTuple):
+    """This node will be taken away `seconds` from now, and takes no part in a round after `round`."""
+
+    round: int
+    seconds: float
+
+
+class PreemptJob(NamedTuple):
+    """The whole job will be taken away `seconds` from now: it ends when all workers have saved, or when that is over.
+
+    `why` says how this node was told, for people, as in "received SIGUSR2"; or how `who` was told, if this node only
+    repeats it to a coordinator that may not have received it.
+    """
+
+    seconds: float
+    why: str = ""
+    who: str = ""
+
+
+class RecordProgress(NamedTuple):
+    """Workers of this node have reached `step` in `round`, which is new to the job as far as this node knows.
+
+    `step` is -1 if they report progress without a number. With `made` false nothing is new: it only says that this node
+    reports progress, or, once the round is over, how far its workers had come.
+    """
+
+    round: int
+    step: int = -1
+    made: bool = True
+
+
+class ReportQuiet(NamedTuple):
+    """No worker of this node has given a sign of life in `round` for a long time; or, if it is not `quiet`, one has
+    again. The node decides what a long time is.
+    """
+
+    round: int
+    quiet: bool = True
+
+
+class Close(NamedTuple):
+    """End the job on request; `detail` says whose."""
+
+    deadline: float = math.inf
+    detail: str = ""
+
+
+class Restart(NamedTuple):
+    """End `round` because an operator asks, at no cost to the budget of restarts."""
+
+    round: int
+
+
+class Resize(NamedTuple):
+    """Change the number of nodes of future rounds."""
+
+    size: NodeRange
+
+
+class KeepLeaseAlive(NamedTuple):
+    """Report that this node is alive."""
+
+    deadline: float = math.inf
+
+
+NodeOperation = Fail | Succeed | Drain | Preempt | PreemptJob | RecordProgress | ReportQuiet | Close
+"""The operations that a node sends unchanged."""
+
+Operation = NodeOperation | Join | Exit | Restart | Resize | KeepLeaseAlive
+
+
+class Stop(Enum):
+    """Why `rules.step` changes nothing."""
+
+    DONE = auto()
+    WAIT = auto()
+    """Nothing can be done now: try again when the state or the time has changed."""
+
+
+class Refusal(StrEnum):
+    """Why an operation, most often a join, has failed."""
+
+    CLOSED = "closed"
+    TIMEOUT = "timeout"
+    RANK_TAKEN = "rank taken"
+    SPARE_NOT_NEEDED = "spare not needed"

@@ -13,11 +13,84 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from rallypoint.control.membership import operations
+from rallypoint.control.membership import state as membership
 from rallypoint.control.membership.state import NodeId, State, known_to
 from rallypoint.control.protocol import handshake, messages, observation
-from rallypoint.control.protocol.errors import RendezvousStateError
+from rallypoint.control.protocol.errors import FrameError, RendezvousStateError
+from rallypoint.control.protocol.messages import SIGNATURE_SIZE
 from rallypoint.control.protocol.validation import ValidationError, validated
+
+# Frames: a four-byte length, big-endian, and that many bytes.
+
+MAX_FRAME = 64 * 1024
+"""Bytes that one message may have. The largest, a failure with its traceback, stays far below it."""
+
+MAGIC = b"RALLYPT\n"
+"""The first bytes from both sides, so that each knows at once whether its peer is one of ours."""
+
+TLS_HANDSHAKE = b"\x16"
+"""The first byte of a TLS connection, in place of the magic (RFC 8446, section 5.1)."""
+
+
+def frame(payload: bytes) -> bytes:
+    """One message ready to send.
+
+    Raises:
+        FrameError: it is larger than a frame may be.
+    """
+    if len(payload) > MAX_FRAME:
+        check_size(len(payload))
+    return len(payload).to_bytes(4, "big") + payload
+
+
+def check_size(size: int) -> None:
+    """Raise FrameError if a message of `size` bytes, with its signature, is larger than a frame may be."""
+    most = MAX_FRAME - SIGNATURE_SIZE
+    if size > most:
+        raise FrameError(f"a message of {size} bytes is larger than a frame may be ({most} bytes)")
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames, after the magic that must come first.
+
+    It raises at the first invalid byte and never holds more than one frame and what arrived with it.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._greeted = False
+
+    @property
+    def has_partial_frame(self) -> bool:
+        """Whether there are bytes of an incomplete frame."""
+        return bool(self._buffer)
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Add bytes and return the frames that are now complete.
+
+        Raises:
+            FrameError: the bytes are not ours. The reader cannot be used afterwards.
+        """
+        self._buffer += data
+        if not self._greeted:
+            seen = bytes(self._buffer[: len(MAGIC)])
+            if not MAGIC.startswith(seen):
+                raise FrameError(f"it starts with {bytes(self._buffer[:16])!r}, which is not Rallypoint's greeting")
+            if len(seen) < len(MAGIC):
+                return []
+            del self._buffer[: len(MAGIC)]
+            self._greeted = True
+        frames = []
+        while len(self._buffer) >= 4:
+            length = int.from_bytes(self._buffer[:4], "big")
+            if length > MAX_FRAME:
+                raise FrameError(f"a frame claims {length} bytes, more than the {MAX_FRAME} that a frame may have")
+            if len(self._buffer) < 4 + length:
+                break
+            frames.append(bytes(self._buffer[4 : 4 + length]))
+            del self._buffer[: 4 + length]
+        return frames
+
 
 M = TypeVar("M")
 
@@ -29,10 +102,10 @@ _TYPES: tuple[type, ...] = (
     handshake.HandshakeRefused,
     messages.JoinRequest,
     messages.LeaveRequest,
-    operations.Fail,
-    operations.Succeed,
-    operations.Drain,
-    operations.Close,
+    membership.Fail,
+    membership.Succeed,
+    membership.Drain,
+    membership.Close,
     messages.Heartbeat,
     messages.ProgressRequest,
     messages.Placed,
@@ -41,7 +114,7 @@ _TYPES: tuple[type, ...] = (
     messages.JobEnded,
     messages.JoinRefused,
     messages.Progress,
-    operations.Preempt,
+    membership.Preempt,
     messages.ResumeRequest,
     messages.Preempted,
     messages.LeaveReply,
@@ -63,9 +136,9 @@ _TYPES: tuple[type, ...] = (
     messages.CollectRequested,
     messages.DrainRequested,
     messages.OperatorAction,
-    operations.RecordProgress,
-    operations.PreemptJob,
-    operations.ReportQuiet,
+    membership.RecordProgress,
+    membership.PreemptJob,
+    membership.ReportQuiet,
     messages.HangFound,
     messages.CollectionEnded,
     messages.HangReport,
@@ -145,7 +218,7 @@ def version_of(data: bytes) -> int:
 # The state of a job, for shared backends and the journal: versioned and bounded besides.
 
 
-_VERSION = b"rallypoint-state-11:"
+_VERSION = b"rallypoint-state-12:"
 _MAX_STATE = 8 * 1024 * 1024
 _MAX_NAME = 255
 

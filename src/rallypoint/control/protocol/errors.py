@@ -1,12 +1,11 @@
-"""The errors of a rendezvous: the branch of `base.errors` that the contract's section 7.7 names, and the error that
-each notification stands for.
+"""The errors of frames, and those of a rendezvous: the branch of `base.errors` that the contract's section 7.7 names,
+and the error that each notification stands for.
 """
 
 from __future__ import annotations
 
 from rallypoint.base.errors import RallypointError
-from rallypoint.control.membership.operations import Refusal
-from rallypoint.control.membership.state import Outcome, Verdict
+from rallypoint.control.membership.state import Outcome, Refusal, Verdict
 from rallypoint.control.protocol.messages import JobEnded, JoinRefused, LinkLost, Notification, Progress
 from rallypoint.failures.cause import Ending
 
@@ -37,6 +36,14 @@ class RendezvousStateError(RendezvousError):
 
 class RendezvousGracefulExitError(RendezvousError):
     """This node was a spare and the job has ended without it."""
+
+
+class FrameError(Exception):
+    """These bytes are not our frames; the text says what was seen."""
+
+
+class SignatureError(FrameError):
+    """A frame was not signed with this session's key, or is not the next one of its direction."""
 
 
 _ERRORS: dict[Refusal, tuple[type[RallypointError], str]] = {

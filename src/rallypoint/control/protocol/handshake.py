@@ -4,7 +4,7 @@
     magic, Hello(version, job, nonce, ...)  ->
                                             <-  magic, Challenge(nonce)      or Refused(sentence)
     Proof(proof)                            ->
-                                            <-  Welcome(node's name, ...)    or Refused(sentence)
+                                            <-  Welcome(lease, ...)        or Refused(sentence)
 
 If the job has a key (`base.secrets`), the node proves first that it holds it, over all bytes of the greeting, and each
 frame from the Welcome on is signed (`control.protocol.signing`): the signature of the Welcome is the server's proof.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Keys: TypeAlias = Callable[[str], tuple[bytes, ...]]
 """The keys that are accepted from nodes of a job, by its id."""
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 """Raised with every change of a message. Two things never change, so that versions can tell each other apart: a `Hello`
 begins with the version, and a `HandshakeRefused` is one sentence."""
 
@@ -40,15 +40,13 @@ class Hello(NamedTuple):
     nonce: bytes
     address: str
     """Its own address towards the server, as its socket shows it."""
-    pid: int
-    local_id: int
+    node: NodeId
+    """Who it is: the same in all its sessions, with whatever coordinator."""
     has_secret: bool
     settings: Settings
     """The node's settings of the rendezvous. A control plane outside the job takes them from the first node."""
     incarnation: str = ""
     """The coordinator that the node was last in a session with, by its incarnation; empty for a new node."""
-    host: str = ""
-    """The name of the node's machine, for people to read."""
     is_watcher: bool = False
     """Whether this session is one of a watcher (`observation`), and never a node's. Its `job` may be empty: for the
     only job, or the list of all.
@@ -72,9 +70,8 @@ class Proof(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """The session is open: the name of the node, the lease in seconds, and the identity of the coordinator."""
+    """The session is open: the lease in seconds, and the identity of the coordinator."""
 
-    node: NodeId
     lease: float
     incarnation: str
     embedded: bool = False
@@ -125,6 +122,8 @@ class ServerHandshake:
     def _refusal_reason(self, hello: Hello) -> str | None:
         if hello.version != PROTOCOL_VERSION:
             return version_error(hello.version)
+        if hello.node.is_placeholder:
+            return "this node does not say who it is; install the same version of rallypoint on all nodes"
         names_job = bool(hello.job) or not (hello.is_watcher or hello.only_greets)
         if self.job is not None and names_job and hello.job != self.job:
             return (
@@ -171,19 +170,17 @@ class ClientHandshake:
     signers: Signers | None = None
     """After `prove`: signs all further frames; None if the job has no key."""
 
-    def hello(self, address: str, pid: int, local_id: int, incarnation: str = "", host: str = "") -> Hello:
-        """The first message. For `incarnation` and `host` see `Hello`."""
+    def hello(self, address: str, node: NodeId, incarnation: str = "") -> Hello:
+        """The first message; see `Hello`."""
         return Hello(
             PROTOCOL_VERSION,
             self.job,
             self.nonce,
             address,
-            pid,
-            local_id,
+            node,
             self.key is not None,
             self.settings,
             incarnation,
-            host,
             self.is_watcher,
             self.only_greets,
         )

@@ -11,12 +11,22 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from rallypoint.base.light_typing import NamedTuple, Protocol
-from rallypoint.control.membership.operations import NodeOperation, Refusal
-from rallypoint.control.membership.state import NodeId, NodeInfo, NodeRange, Outcome, Reason, RoundEnd, Verdict
-from rallypoint.control.ranks import NodeRanks
+from rallypoint.control.membership.state import (
+    NodeInfo,
+    NodeOperation,
+    NodeRange,
+    NodeRanks,
+    Outcome,
+    Reason,
+    Refusal,
+    RoundEnd,
+    Verdict,
+)
 
 MAX_PART = 48 * 1024
 """Bytes in one part of a message that is sent in parts."""
+SIGNATURE_SIZE = 16
+"""Bytes of a frame that its signature takes, if frames are signed (`signing`)."""
 
 
 class ReportRequested(NamedTuple):
@@ -152,14 +162,13 @@ class ConfirmRequest(NamedTuple):
 class ResumeRequest(NamedTuple):
     """What a node holds, sent again when its link was lost and is open again; it fills a new coordinator.
 
-    `incarnation` names the coordinator of its last session, `node` is its name there. `round` is the last round in
-    which it had a place (-1 for none), `origin` the coordinator that has completed it, `round_over` says whether the
+    `incarnation` names the last coordinator that it has heard from. `round` is the last round in which it had a place
+    (-1 for none), `origin` the coordinator that has completed it, `round_over` says whether the
     node knows that this round has ended, `last_ended_round` is the newest round of which it knows that (-1 for none),
     `failures` the number of restarts that it knows the job to have used. `control_rank` and `size`: see `Placement`.
     """
 
     incarnation: str
-    node: NodeId
     node_info: NodeInfo
     round: int = -1
     group_rank: int = -1

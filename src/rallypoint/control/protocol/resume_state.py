@@ -8,10 +8,8 @@ Laws:
 1. Requests without an answer are sent again; the coordinator recognises those that it has received before. But a join
    is not sent to another coordinator: its data may have been used in a place that the first gave. A spare waits for as
    long as it takes.
-2. The name and the incarnation of a session are valid once the coordinator has sent anything in it: only then has it
-   certainly received what was sent at its beginning. A name that was claimed from the coordinator that gave it stays. A
-   node that waits for its first place claims from each coordinator the name that this one gave: a coordinator that was
-   thought to be gone may come back, if its successors have stored nothing.
+2. A coordinator counts as met once it has sent anything in a session: only then has it certainly received what was
+   sent at the beginning of that.
 3. Nothing is sent again after the job's end.
 """
 
@@ -20,8 +18,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from rallypoint.control.membership.operations import Close, Fail, NodeOperation, PreemptJob, Succeed
-from rallypoint.control.membership.state import NodeId, NodeInfo, NodeRange
+from rallypoint.control.membership.state import Close, Fail, NodeInfo, NodeOperation, NodeRange, PreemptJob, Succeed
 from rallypoint.control.protocol.messages import (
     CollectedPart,
     Confirmed,
@@ -48,28 +45,22 @@ from rallypoint.control.protocol.messages import (
     RoundEnded,
 )
 
-_MAX_IDENTITIES = 8
-"""The number of coordinators whose names for it a waiting node remembers."""
-
-
 _Repeated = NodeOperation | ConfirmRequest
 _NEEDS_ANSWER = (Fail, Succeed, ConfirmRequest)
 """After these the node waits for the coordinator, with no worker that runs."""
 
 
 class ResumeState(NamedTuple):
-    """A node's place, its open requests, and its identity.
+    """A node's place, its open requests, and the coordinator that knows them.
 
     `join` is the join that has no answer yet and the moment until which it may wait, `is_spare` whether the node has
     been told that it waits as a spare, `refused` whether its last join failed; `repeated_requests` the requests about
-    the running round. `last_ended_round` is the newest round that it knows to be over. `last_identity` is incarnation
-    and name of the last session with an answer, `offered_identity` of one without an answer yet. `identities` are those
-    of all sessions since the node last had a place, the last for each coordinator.
+    the running round. `last_ended_round` is the newest round that it knows to be over. `met` is the incarnation of
+    the last session with an answer, `opened` that of the last one; both are empty before there was any.
     """
 
-    last_identity: tuple[str, NodeId] | None = None
-    offered_identity: tuple[str, NodeId] | None = None
-    identities: tuple[tuple[str, NodeId], ...] = ()
+    met: str = ""
+    opened: str = ""
     node_info: NodeInfo | None = None
     placement: Placement | None = None
     round_over: bool = True
@@ -112,14 +103,13 @@ def _with(requests: tuple[_Repeated, ...], request: _Repeated) -> tuple[_Repeate
 
 def after_notification(held: ResumeState, notification: Notification) -> ResumeState:
     """The state after the node has received `notification`."""
-    if not isinstance(notification, LinkDown | LinkUp | LinkLost) and held.offered_identity is not None:
-        held = held._replace(last_identity=held.offered_identity, offered_identity=None)
+    if held.met != held.opened and not isinstance(notification, LinkDown | LinkUp | LinkLost):
+        held = held._replace(met=held.opened)
     match notification:
         case Placed(placement=placement):
             failures = max(held.failures, placement.restarts)
             return held._replace(
                 placement=placement,
-                identities=(),
                 round_over=False,
                 failures=failures,
                 join=None,
@@ -163,28 +153,18 @@ def after_notification(held: ResumeState, notification: Notification) -> ResumeS
 
 def without_foreign_join(held: ResumeState, incarnation: str) -> ResumeState:
     """The state for a session with the coordinator `incarnation`: without a join that was sent to another one."""
-    return held if last_incarnation(held) in ("", incarnation) else held._replace(join=None)
+    return held if held.opened in ("", incarnation) else held._replace(join=None)
 
 
-def session_opened(held: ResumeState, incarnation: str, node: NodeId) -> ResumeState:
-    """The state after a session has opened in which the node has the name `node`, unless it claims an earlier one."""
-    claimed = _claimed_identity(held, incarnation)
-    identity = claimed if claimed is not None and claimed[0] == incarnation else (incarnation, node)
-    others = tuple(each for each in held.identities if each[0] != incarnation)
-    known = () if held.placement is not None else (*others[1 - _MAX_IDENTITIES :], identity)
-    return held._replace(offered_identity=identity, identities=known)
-
-
-def requests_to_repeat(held: ResumeState, now: float, incarnation: str) -> list[Request]:
-    """The requests at the beginning of a session with this coordinator, before anything else and `session_opened`. In
-    the first session these are only the waiting ones.
+def requests_to_repeat(held: ResumeState, now: float) -> list[Request]:
+    """The requests at the beginning of a session, before anything else; `opened` is still that of the session before.
+    In the first session these are only the waiting ones.
     """
     if held.ended:
         return []
     again: list[Request] = []
-    claimed = _claimed_identity(held, incarnation)
-    if claimed is not None and held.node_info is not None:
-        again.append(_resume_request(held, held.node_info, *claimed))
+    if held.opened and held.node_info is not None:
+        again.append(_resume_request(held, held.node_info))
     again += held.repeated_requests
     if held.join is not None:
         request, until = held.join
@@ -206,33 +186,14 @@ def give_up_at(held: ResumeState, since: float, timeout: float) -> float:
     return min(since + timeout, held.join[1])
 
 
-def last_incarnation(held: ResumeState) -> str:
-    """The incarnation of the last session's coordinator; empty if there was none."""
-    last = held.offered_identity or held.last_identity
-    return "" if last is None else last[0]
-
-
-def _claimed_identity(held: ResumeState, incarnation: str) -> tuple[str, NodeId] | None:
-    """The name that a session with this coordinator begins with, and the coordinator that gave it."""
-    if held.node_info is None or held.ended:
-        return None
-    if held.placement is not None:
-        return held.last_identity
-    # Without a place nothing depends on what the coordinator has heard, so the last name is the one that it may still
-    # know.
-    given = next((each for each in held.identities if each[0] == incarnation), None)
-    return given or held.offered_identity or held.last_identity
-
-
-def _resume_request(held: ResumeState, node_info: NodeInfo, incarnation: str, node: NodeId) -> ResumeRequest:
-    place = held.placement
+def _resume_request(held: ResumeState, node_info: NodeInfo) -> ResumeRequest:
+    place, incarnation = held.placement, held.met or held.opened
     joining = held.join is not None
     if place is None:
         last = held.last_ended_round
-        return ResumeRequest(incarnation, node, node_info, last_ended_round=last, joining=joining, size=held.size)
+        return ResumeRequest(incarnation, node_info, last_ended_round=last, joining=joining, size=held.size)
     return ResumeRequest(
         incarnation,
-        node,
         node_info._replace(max_restarts=place.max_restarts),
         round=place.round,
         origin=place.origin,

@@ -16,7 +16,8 @@ from hashlib import blake2b, sha256
 from hmac import compare_digest
 from hmac import digest as hmac_digest
 
-from rallypoint.control.protocol.frames import SIGNATURE_SIZE, SignatureError
+from rallypoint.control.protocol.errors import SignatureError
+from rallypoint.control.protocol.messages import SIGNATURE_SIZE
 
 _PROOF, _FROM_NODE, _FROM_COORDINATOR = b"node proof", b"frames of the node", b"frames of the coordinator"
 

@@ -38,7 +38,7 @@ class NumberRange(NamedTuple):
 _RANK = NumberRange(-1, MAX_NODES * MAX_WORKERS)
 _NUMBERS: Mapping[str, NumberRange] = {
     "pid": NumberRange(0, 2**31 - 1),
-    "local_id": NumberRange(0, 2**31 - 1),
+    "number": NumberRange(0, 2**62),
     "local_world_size": NumberRange(1, MAX_WORKERS),
     "store_port": NumberRange(0, 65535),
     "rank_hint": NumberRange(0, MAX_NODES - 1),

@@ -4,7 +4,7 @@ The host is inferred as in the contract's section 4.4: the node whose machine th
 there, the first to bind. The addresses of a name may change, and may not exist yet when nodes start (as usual on
 Kubernetes), so this is checked again before each attempt to connect.
 
-`store_type=file` puts the state into a shared file instead (`shared_file`).
+`store_type=file` puts the state into a shared file instead (`shared_state`).
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ from rallypoint.rendezvous.backends.options import (
     settings_of,
     worker_stores,
 )
-from rallypoint.rendezvous.control_plane import ControlPlane, local_id, own_node
-from rallypoint.rendezvous.elastic import ElasticHandler, record_hosting
+from rallypoint.rendezvous.elastic import ControlPlane, ElasticHandler, own_node, record_hosting
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import C10D_PORT, RendezvousParameters
 
@@ -62,9 +61,9 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     """
     store_type = str(params.get("store_type", "tcp")).strip().lower()
     if store_type == "file":
-        from rallypoint.rendezvous.backends import shared_file
+        from rallypoint.rendezvous import shared_state
 
-        return shared_file.create_handler(params)
+        return shared_state.create_handler(params)
     if store_type != "tcp":
         raise UserError(f"rendezvous option store_type={store_type!r} is unknown; choose tcp or file")
     endpoint = parse_endpoint(params.endpoint, C10D_PORT)
@@ -110,7 +109,7 @@ class _EmbeddedControl(ControlPlane):
 
         place = DialTarget(self._endpoint, job_key(self.settings.run_id), self._tls, self.endpoint_flag)
         where = FixedEndpoint(place) if self._is_host is False else InferredHost(place, self._host_if_unhosted)
-        return TcpLink(where, self.settings, local_id(), deliver, deadline)
+        return TcpLink(where, self.settings, own_node(), deliver, deadline)
 
     def _host_if_unhosted(self, lost: bool) -> None:
         """The endpoint is this machine: one agent here hosts the server if there is none yet, or if it was lost."""

@@ -8,23 +8,20 @@ server, and etcd a few writes, whatever the number of nodes (decision 18).
 
 from __future__ import annotations
 
-import os
 import socket
 from functools import partial
 from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import Deadline
-from rallypoint.base.endpoint import Endpoint, host_name, is_loopback, own_address, parse_endpoint
+from rallypoint.base.endpoint import Endpoint, is_loopback, own_address, parse_endpoint
 from rallypoint.base.errors import UsageError, UserError
 from rallypoint.base.log import get_logger
 from rallypoint.base.secrets import ETCD_PASSWORD, etcd_password
 from rallypoint.control.election.keys import ElectionKeys
 from rallypoint.control.etcd.api import Credentials, EtcdTls
-from rallypoint.control.membership.state import NodeId
 from rallypoint.control.protocol.messages import Deliver, Link
 from rallypoint.rendezvous.backends.options import control_listeners, control_tls, rank_hint, settings_of, worker_stores
-from rallypoint.rendezvous.control_plane import ControlPlane, local_id
-from rallypoint.rendezvous.elastic import ElasticHandler
+from rallypoint.rendezvous.elastic import ControlPlane, ElasticHandler, own_node
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import RendezvousParameters
 
@@ -71,13 +68,12 @@ class _EtcdControl(ControlPlane):
         from rallypoint.control.election.leader_resolver import LeaderResolver
         from rallypoint.control.election.shell import Candidate
 
-        number = local_id()
-        own = NodeId("", os.getpid(), number, host_name())
+        own = own_node()
         leader = LeaderResolver(", ".join(str(each) for each in self._endpoints), self._control_tls)
         self._candidate = Candidate(
             self._connect, self._keys, self.settings, leader, self._addresses, self._listen, own
         )
-        link = TcpLink(leader, self.settings, number, deliver, deadline)
+        link = TcpLink(leader, self.settings, own, deliver, deadline)
         leader.on_move = link.recheck_endpoint
         self._candidate.start()
         return link

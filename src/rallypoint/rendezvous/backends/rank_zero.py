@@ -20,6 +20,7 @@ from rallypoint.base.log import get_logger
 from rallypoint.control.client.dialing import RETRYABLE, Dialer, DialTarget, FixedEndpoint, error_words
 from rallypoint.control.protocol.handshake import HandshakeError
 from rallypoint.control.protocol.messages import LinkLost
+from rallypoint.rendezvous.elastic import own_node
 
 if TYPE_CHECKING:
     from rallypoint.control.coordinator.dispatcher import Dispatcher
@@ -77,19 +78,18 @@ class _EndpointIsLocal(Exception):
 class EndpointCheck:
     """Looks, on rank 0, whether the endpoint leads here, until that is known or the first round is complete."""
 
-    def __init__(self, place: DialTarget, dispatcher: Dispatcher, deliver: Deliver, local_id: int) -> None:
+    def __init__(self, place: DialTarget, dispatcher: Dispatcher, deliver: Deliver) -> None:
         """Nothing happens before `start`.
 
         Args:
             place: of the job's endpoint.
             dispatcher: the job's, which is served here.
             deliver: called with a `LinkLost` if the endpoint belongs to another job.
-            local_id: the number of this handler in this process.
         """
         self._target = place
         self._dispatcher = dispatcher
         self._deliver = deliver
-        self._dialer = Dialer(place, dispatcher.settings, local_id)
+        self._dialer = Dialer(place, dispatcher.settings, own_node())
         self._addresses: list[str] = []
         self._answered_at: float | None = None
         """The time since which another server of the job has answered each attempt."""

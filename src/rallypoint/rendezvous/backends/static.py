@@ -30,8 +30,7 @@ from rallypoint.rendezvous.backends.options import (
     settings_of,
     store_peers,
 )
-from rallypoint.rendezvous.control_plane import ControlPlane, local_id, own_node
-from rallypoint.rendezvous.elastic import ElasticHandler
+from rallypoint.rendezvous.elastic import ControlPlane, ElasticHandler, own_node
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.worker_stores import StoreAccess, WorkerStoreSupply, allow_connections, own_addresses
@@ -105,7 +104,7 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
             from rallypoint.rendezvous.backends.rank_zero import RankZeroResolver
 
             return TcpLink(
-                RankZeroResolver(self._dial_target(), self._rank), self.settings, local_id(), deliver, deadline
+                RankZeroResolver(self._dial_target(), self._rank), self.settings, own_node(), deliver, deadline
             )
         try:
             listeners = self._listeners()
@@ -137,7 +136,7 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
     def _begin_check(self, dispatcher: Dispatcher, deliver: Deliver) -> None:
         from rallypoint.rendezvous.backends.rank_zero import EndpointCheck
 
-        self._endpoint_check = EndpointCheck(self._dial_target(), dispatcher, deliver, local_id())
+        self._endpoint_check = EndpointCheck(self._dial_target(), dispatcher, deliver)
         shared_loop().call(self._endpoint_check.start)
 
     def hosts_coordinator(self) -> bool:
