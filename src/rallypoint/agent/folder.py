@@ -89,7 +89,8 @@ class WorkerFolder(Source):
     """The folder of one node's workers, round by round. Nothing here waits.
 
     Args:
-        running: returns the local ranks of the workers that have not ended: only they need to acknowledge.
+        awaited: returns the local ranks of the workers that are not known to the loop to have ended: only they need to
+            acknowledge. One that ends unseen may have finished its work, which the loop finds first.
         send: sends the coordinator what the workers have reached.
         path: the file that shows progress; empty for none.
         clock: the workers' own CLOCK_MONOTONIC, except in tests.
@@ -97,12 +98,12 @@ class WorkerFolder(Source):
 
     def __init__(
         self,
-        running: Callable[[], Collection[int]],
+        awaited: Callable[[], Collection[int]],
         send: Callable[[Request], None],
         path: str = "",
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._running = running
+        self._awaited = awaited
         self._send = send
         self._path = path
         self._clock = clock
@@ -365,7 +366,7 @@ class WorkerFolder(Source):
             if self._inotify is not None:
                 self._inotify.changed()
             self._poll_at = math.inf if self._inotify is not None else now + _POLL
-            acknowledged = self._seen and not set(self._running()) - self._acknowledged()
+            acknowledged = self._seen and not set(self._awaited()) - self._acknowledged()
             if over or not self._seen or acknowledged:
                 self._awaits_acknowledgements = False
                 self._poll_at = math.inf

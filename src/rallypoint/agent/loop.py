@@ -132,7 +132,7 @@ class AgentLoop:
         self._sources = workers.sources
         """All that is waited for, in the order in which it is asked for events; grows and shrinks with the run."""
         self._sources.insert(0, self._mail)
-        # Exits before the folder: a worker that has ended without acknowledging a notice has finished, and not saved.
+        # Exits before the folder, which goes by them: who ends without acknowledging a notice has finished, not saved.
         self._sources += [self._actions, _Exits(self), workers.folder]
         if self._preemption is not None and self._preemption.deadline is not None:
             self._sources.append(self._preemption.deadline)

@@ -96,7 +96,7 @@ class WorkerController:
         self.log_line_prefix_template = log_line_prefix_template
         self.pcontext: PContext | None = None
         """The processes of the present workers; None before the first, and if they are not our processes."""
-        self.folder = WorkerFolder(self.running, rendezvous.send, spec.features.recovery.progress_file)
+        self.folder = WorkerFolder(self.awaited, rendezvous.send, spec.features.recovery.progress_file)
         """The folder that is shared with the workers."""
         self.folder.on_folder = self._look_ahead
         self.sources: list[Source] = []
@@ -394,6 +394,10 @@ class WorkerController:
     def running(self) -> Collection[int]:
         """Local ranks of the workers that have not ended, as far as is known."""
         return () if self.pcontext is None else self.pcontext.running
+
+    def awaited(self) -> Collection[int]:
+        """Local ranks of the workers whose end `poll` has not reported: whether they have succeeded is not known."""
+        return self.running() if self.pcontext is None else self.pcontext.awaited
 
     def ended_in_order(self) -> bool:
         """Whether the workers, if there were any, have ended with success or by SIGTERM."""

@@ -253,11 +253,7 @@ class PContext(ABC):
 
     def exit_fds(self) -> list[int]:
         """Descriptors of processes that had not ended at the last `poll`; readable once they have."""
-        waited = (
-            []
-            if self._closed or (self.stopping is not None and self.stopping.over)
-            else [each for rank, each in self._processes.items() if rank not in self._polled_ended]
-        )
+        waited = [self._processes[rank] for rank in self.awaited]
         running = [each.fileno() for each in waited if not each.held_by_debugger]
         if waited and self._reaper is not None:  # also one that is lost: `poll` must follow at once
             running.append(self._reaper.fileno())
@@ -291,9 +287,16 @@ class PContext(ABC):
     @property
     def running(self) -> tuple[int, ...]:
         """Local ranks that have not ended, and are in the round."""
-        if self._closed or (self.stopping is not None and self.stopping.over):
-            return ()
-        return tuple(rank for rank, each in self._processes.items() if each.poll() is None)
+        return () if self._over else tuple(rank for rank, each in self._processes.items() if each.poll() is None)
+
+    @property
+    def awaited(self) -> tuple[int, ...]:
+        """Local ranks that are in the round, and whose end `poll` has not reported, even if others have seen it."""
+        return () if self._over else tuple(rank for rank in self._processes if rank not in self._polled_ended)
+
+    @property
+    def _over(self) -> bool:
+        return self._closed or (self.stopping is not None and self.stopping.over)
 
     @property
     def stopped(self) -> tuple[int, ...]:

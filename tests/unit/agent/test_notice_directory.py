@@ -34,8 +34,8 @@ def directory(tmp_path: Path, clock: HandClock, monkeypatch: pytest.MonkeyPatch)
     assert list(tmp_path.iterdir()) == []
 
 
-def told(directory: WorkerFolder, running: tuple[int, ...] = (0, 1)) -> list[type]:
-    directory._running = lambda: running
+def told(directory: WorkerFolder, awaited: tuple[int, ...] = (0, 1)) -> list[type]:
+    directory._awaited = lambda: awaited
     return [type(event) for event in directory.step()]
 
 
@@ -48,7 +48,7 @@ def readable(directory: WorkerFolder) -> bool:
     return bool(select.select(directory.fds(), [], [], 0)[0])
 
 
-def test_all_who_run_must_acknowledge_and_each_wakes_us(
+def test_all_who_are_awaited_must_acknowledge_and_each_wakes_us(
     directory: WorkerFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory.post(SCALE, "", 3, 30, waits=True)
@@ -68,8 +68,8 @@ def test_all_who_run_must_acknowledge_and_each_wakes_us(
 def test_who_has_ended_need_not(directory: WorkerFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     directory.post(SCALE, "", 0, 30, waits=True)
     acknowledge(1, monkeypatch)
-    assert told(directory, running=(0, 1)) == []
-    assert told(directory, running=(1,)) == [WorkersReady]
+    assert told(directory, awaited=(0, 1)) == []
+    assert told(directory, awaited=(1,)) == [WorkersReady]
 
 
 def test_a_folder_that_a_worker_has_made_to_tell_of_its_progress_is_used_and_removed(
@@ -104,10 +104,10 @@ def test_after_the_acknowledgements_the_time_still_ends(
 ) -> None:
     directory.post(PREEMPTION, "", 0, 30, waits=True)
     acknowledge(0, monkeypatch)
-    assert told(directory, running=(0,)) == [WorkersReady]
+    assert told(directory, awaited=(0,)) == [WorkersReady]
     assert directory.wake_at() == clock.now + 30
     clock.now += 31
-    assert told(directory, running=(0,)) == [TimerFired]
+    assert told(directory, awaited=(0,)) == [TimerFired]
 
 
 def test_of_two_preemptions_the_nearer_holds(directory: WorkerFolder, clock: HandClock) -> None:
@@ -127,11 +127,11 @@ def test_acknowledgements_count_for_the_next_notice_but_not_after_it_was_taken_b
     directory.post(SCALE, "", 0, 30, waits=True)
     acknowledge(0, monkeypatch)
     directory.post(PREEMPTION, "", 0, 30, waits=True)
-    assert told(directory, running=(0,)) == [WorkersReady]
+    assert told(directory, awaited=(0,)) == [WorkersReady]
     directory.withdraw()
     assert notices.pending() is None
     directory.post(SCALE, "", 0, 30, waits=True)
-    assert told(directory, running=(0,)) == []
+    assert told(directory, awaited=(0,)) == []
 
 
 def test_an_acknowledgement_that_comes_late_does_not_answer_the_next_notice(
@@ -142,12 +142,12 @@ def test_an_acknowledgement_that_comes_late_does_not_answer_the_next_notice(
     directory.withdraw()
     acknowledge(0, monkeypatch)
     directory.post(SCALE, "", 0, 30, waits=True)
-    assert told(directory, running=(0,)) == []
+    assert told(directory, awaited=(0,)) == []
     acknowledge(0, monkeypatch)
-    assert told(directory, running=(0,)) == [], "it was still for the first"
+    assert told(directory, awaited=(0,)) == [], "it was still for the first"
     assert notices.pending() is not None
     acknowledge(0, monkeypatch)
-    assert told(directory, running=(0,)) == [WorkersReady]
+    assert told(directory, awaited=(0,)) == [WorkersReady]
 
 
 @pytest.mark.parametrize("name", ["ack.", "ack.0", "ack.0.", "ack.x.1", "ack.0.x", "ack.0.1.1", "ack.0.2", "ack.0.0"])
@@ -155,7 +155,7 @@ def test_other_files_are_no_acknowledgements(directory: WorkerFolder, name: str)
     folder = Path(directory.reset())
     directory.post(SCALE, "", 0, 30, waits=True)
     (folder / name).touch()
-    assert told(directory, running=(0,)) == []
+    assert told(directory, awaited=(0,)) == []
 
 
 def test_a_warning_waits_for_nobody(directory: WorkerFolder) -> None:
@@ -163,7 +163,7 @@ def test_a_warning_waits_for_nobody(directory: WorkerFolder) -> None:
     directory.post(PREEMPTION, "", 0, 30, waits=False)
     assert notices.pending() is not None
     assert (directory.fds(), directory.wake_at()) == ([], float("inf"))
-    assert told(directory, running=()) == []
+    assert told(directory, awaited=()) == []
 
 
 def test_each_start_of_workers_has_a_folder_of_its_own(directory: WorkerFolder, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_each_start_of_workers_has_a_folder_of_its_own(directory: WorkerFolder, 
     assert (Path(first).stat().st_mode & 0o777) == 0o700
     assert directory.reset() != first
     assert list(tmp_path.iterdir()) == []
-    assert told(directory, running=()) == []
+    assert told(directory, awaited=()) == []
 
 
 def test_workers_that_cannot_be_told_are_not_waited_for(
