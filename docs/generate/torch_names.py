@@ -1,32 +1,29 @@
-"""The page of the names that `rallypoint.compat` has of torch's, module by module."""
+"""The page of the modules and names that `rallypoint.compat` has of torch's."""
 
 from __future__ import annotations
 
-import pkgutil
-from importlib import import_module
-
 from docs.generate.markdown import literal, table
+
+from rallypoint import compat
+from rallypoint.compat.names import ELSEWHERE, HOMES, MODULES
 
 HEAD = """\
 # Python: names of torch
 
-`rallypoint.compat` has the public names of `torch.distributed.launcher`, `torch.distributed.elastic` and of the
-modules beside them, under the same paths: change `torch.distributed` to `rallypoint.compat` in the import line
-([how](../../how-to/torch-api.md)). None of it imports torch. PyTorch's documentation describes what they do,
-[the list of differences](../../contract/10-differences.md) what differs. Names that torch's modules have only
-because they import them exist too, but are not listed.
+`rallypoint.compat` has the modules of `torch.distributed.launcher`, `torch.distributed.elastic` and of those beside
+them, under the same paths: change `torch.distributed` to `rallypoint.compat` in the import line
+([how](../../how-to/torch-api.md)). The names below are Rallypoint's, in whichever of the modules torch has them, and
+do not import torch. PyTorch's documentation describes what they do,
+[the list of differences](../../contract/10-differences.md) what differs. All other names, and all other modules, are
+torch's own.
 """
-
-
-def modules() -> dict[str, tuple[str, ...]]:
-    """Modules of `rallypoint.compat` that have public names, to these."""
-    compat = import_module("rallypoint.compat")
-    names = sorted(each.name for each in pkgutil.walk_packages(compat.__path__, "rallypoint.compat."))
-    found = {name: tuple(sorted(getattr(import_module(name), "__all__", ()))) for name in names}
-    return {name: public for name, public in found.items() if public and name != "rallypoint.compat.reexports"}
 
 
 def page() -> str:
     """The page, in Markdown."""
-    rows = [(literal(name), ", ".join(map(literal, public))) for name, public in modules().items()]
-    return f"{HEAD}\n" + table(("module", "names"), rows)
+    modules = ", ".join(literal(f"{compat.__name__}.{path}") for path in sorted(MODULES))
+    held = {**{home: set(names.split()) for home, names in HOMES.items()}, compat.__name__: set(compat.__all__)}
+    for (_, name), (home, _) in ELSEWHERE.items():
+        held.setdefault(home, set()).add(name)
+    rows = [(literal(home), ", ".join(map(literal, sorted(names)))) for home, names in sorted(held.items())]
+    return f"{HEAD}\nModules: {modules}.\n\n" + table(("defined in", "names"), rows)

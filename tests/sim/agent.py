@@ -478,7 +478,7 @@ class Agent:
         self.job.audit.agent_ended(self)
 
     def _shut(self, fate: SimOutcome) -> None:
-        """The last step is taken: let go of everything, as `agent.agent` and the handler's `shutdown` do."""
+        """The last step is taken: let go of everything, as `agent.loop` and the handler's `shutdown` do."""
         self._end(fate)
         self._end_notice()
         self.workers.gone()

@@ -132,7 +132,7 @@ class SimCandidate:
 
 
 class SimTerm:
-    """One agent's time as the coordinator, and a `dispatcher.JournalSink`: what `election.term` does on threads."""
+    """One agent's time as the coordinator, and a `dispatcher.JournalSink`: what `election.shell` does on threads."""
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ Laws:
 
 1. In a module of the table, a name of the table is Rallypoint's. Every other name, and every other module, is torch's.
 2. torch is imported when such a name is asked for, and not before.
-3. Names are unique over torch's modules, but for those in `_ELSEWHERE`.
+3. Names are unique over torch's modules, but for those in `ELSEWHERE`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PACKAGES = {
 
 MODULES = frozenset(f"{package}.{name}".lstrip(".") for package, names in _PACKAGES.items() for name in names.split())
 
-_HOMES = {
+HOMES = {
     "rallypoint.agent.workers": (
         "TORCHELASTIC_ENABLE_FILE_TIMER TORCHELASTIC_TIMER_FILE TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
     ),
@@ -92,9 +92,9 @@ _HOMES = {
 }
 """Module of ours to the names that it has."""
 
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+_HOME_OF = {name: home for home, names in HOMES.items() for name in names.split()}
 
-_ELSEWHERE = {
+ELSEWHERE = {
     ("elastic.agent.server.api", "record"): ("rallypoint.observe.telemetry.handlers", "record"),
     ("elastic.events", "record"): ("rallypoint.observe.telemetry.handlers", "record"),
     ("elastic.events.handlers", "_log_handlers"): ("rallypoint.observe.telemetry.handlers", "log_handlers"),
@@ -133,7 +133,7 @@ def _home(path: str, name: str) -> tuple[str, str]:
     """Where a name of a module is, and how it is called there; empty texts if it is torch's."""
     if path not in MODULES:
         return "", ""
-    return _ELSEWHERE.get((path, name)) or (_HOME_OF.get(name, ""), name)
+    return ELSEWHERE.get((path, name)) or (_HOME_OF.get(name, ""), name)
 
 
 def _of_torch(path: str, name: str) -> Any:

@@ -16,11 +16,11 @@ from importlib import import_module
 from rallypoint.compat import names
 for path in names.MODULES:
     import_module(f"rallypoint.compat.{path}")
-for home, held in names._HOMES.items():
+for home, held in names.HOMES.items():
     module = import_module(home)
     for name in held.split():
         getattr(module, name)
-for path, name in names._ELSEWHERE:
+for path, name in names.ELSEWHERE:
     getattr(import_module(f"rallypoint.compat.{path}"), name)
 from rallypoint.compat.elastic import timer
 from rallypoint.compat.elastic.agent.server.api import record
@@ -63,5 +63,5 @@ def test_a_name_of_torchs_says_what_is_missing(line: str) -> None:
 
 
 def test_a_name_has_one_home() -> None:
-    listed = [name for held in names._HOMES.values() for name in held.split()]
+    listed = [name for held in names.HOMES.values() for name in held.split()]
     assert len(listed) == len(set(listed))

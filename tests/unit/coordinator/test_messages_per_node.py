@@ -145,7 +145,7 @@ def test_rank_exchange_restart_and_exit_barrier_cost_a_node_the_same_in_any_job(
 
 
 def test_ranks_and_barrier_over_a_store_cost_a_node_the_same_in_any_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a handler of somebody else's gives the ranks; see `agent.exchange`."""
+    """Where a handler of somebody else's gives the ranks; see `agent.third_party`."""
     counted: Counter[int] = Counter()
     execute = plain._Shared.execute
 

@@ -6,10 +6,11 @@ import ast
 import re
 
 import pytest
-from docs.generate import environment, flags, rallyctl, rdzv_conf
+from docs.generate import environment, flags, rallyctl, rdzv_conf, torch_names
 
 from rallypoint.cli.convert import OURS
 from rallypoint.cli.flags import FLAGS
+from rallypoint.compat.names import HOMES, MODULES
 from rallypoint.rendezvous.backends.option_table import OPTIONS, OptionText
 from rallypoint.rendezvous.backends.options import settings_of
 from rallypoint.rendezvous.params import RendezvousParameters
@@ -56,6 +57,13 @@ def test_the_defaults_that_are_told_are_those_that_hold(option: OptionText) -> N
         assert getattr(settings, option.name) == float(option.default.removesuffix(" s"))
     else:
         assert option.name in ("timeout", "read_timeout", "failure_grace")  # LaunchConfig's, etcd's, the agent's
+
+
+def test_each_module_of_torchs_and_each_name_that_is_ours_is_listed() -> None:
+    page = torch_names.page()
+    names = [name for names in HOMES.values() for name in names.split()]
+    assert [name for name in names if f"`{name}`" not in page] == []
+    assert [path for path in MODULES if f"`rallypoint.compat.{path}`" not in page] == []
 
 
 def test_each_variable_of_the_source_has_an_entry() -> None:

@@ -471,12 +471,11 @@ class PeerExchange(SetupStep):
             raise Unprepared(why)
 
     def sentence(self, round_: Round, why: str) -> str:
-        where = Endpoint(round_.place.store_address, round_.place.store_port)
+        host, where = socket.gethostname(), Endpoint(round_.place.store_address, round_.place.store_port)
         if round_.records:
-            what = "exchange what it has found"
-        else:
-            what = f"learn of the other nodes of round {round_.place.round}"
-        return f"{socket.gethostname()} cannot {what} over the worker store at {where}: {why}"
+            return f"{host} cannot exchange what it has found over the worker store at {where}: {why}"
+        number = round_.place.round
+        return f"{host} cannot learn of the other nodes of round {number} over the worker store at {where}: {why}"
 
     def take(self, round_: Round) -> None:
         try:

@@ -64,7 +64,7 @@ typedef struct {
     size_t at, size;
 } Segment;
 
-/* Why a connection is refused; `refusals.py` has the sentences. */
+/* Why a connection is refused; `wire.py` has the sentences. */
 typedef enum {
     REFUSE_NOTHING, LONG_KEY, LONG_VALUE, MANY_KEYS, WRONG_MAGIC, NO_GREETING, GREETED_AGAIN, UNKNOWN_OPCODE, NO_NUMBER,
     NO_MEMORY, LONG_REQUEST, GROWN_VALUE, KEYS_OF_ONE, BYTES_OF_ONE, SILENT, NOT_A_PEER, OTHER_USER
@@ -76,7 +76,7 @@ typedef struct {
     Text first, second;
 } Refusal;
 
-/* What a store grants; `guard.py` explains it. */
+/* What a store grants; `StoreGuard` (transport.py) explains it. */
 typedef struct {
     uint64_t retry;    /* nanoseconds for which nobody is accepted where means were lacking */
     uint64_t greeting; /* nanoseconds that a connection has to greet; 0 for ever */

@@ -173,7 +173,7 @@ class CollapsingSink:
         self.stream = stream
         self._ranks = dict(ranks)
         self._prefixes = {local: os.fsencode(prefix) for local, prefix in prefixes.items()}
-        host = f"{os.uname().nodename}: "  # as `prefix.with_host` has it
+        host = f"{os.uname().nodename}: "  # as `specs.with_host` has it
         self._label = os.fsencode(host if all(each.startswith(host) for each in prefixes.values()) else "")
         self.groups = LineGroups(seconds, len(sources))
 
