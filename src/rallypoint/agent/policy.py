@@ -35,20 +35,20 @@ Laws:
 
 Of a job that is preempted as a whole (its workers save, then it ends):
 
-14. A node that is notified tells the coordinator, and notifies its own workers at once; the coordinator tells the
+15. A node that is notified tells the coordinator, and notifies its own workers at once; the coordinator tells the
     others.
-15. From then on only the verdict ends the job: changes of membership do not, and no failure restarts it.
-16. A node that knows of it ends so, whatever happens to the control plane. If no verdict has arrived some time after
+16. From then on only the verdict ends the job: changes of membership do not, and no failure restarts it.
+17. A node that knows of it ends so, whatever happens to the control plane. If no verdict has arrived some time after
     the workers' time is over, none will.
-17. Workers that have acknowledged have saved and not finished, whatever their exit code; those that end with success
+18. Workers that have acknowledged have saved and not finished, whatever their exit code; those that end with success
     without acknowledging are done.
-18. No workers are started any more: a node with a place that has not begun consents at once.
-19. SIGTERM means that the time is over. The node then ends, and requeues nothing: the user may have cancelled the job.
+19. No workers are started any more: a node with a place that has not begun consents at once.
+20. SIGTERM means that the time is over. The node then ends, and requeues nothing: the user may have cancelled the job.
 
 Of a job that hangs:
 
-20. First all evidence about the workers is collected and shown, then the agent acts: no worker is ended before.
-21. The action is the one that this node was started with, and a hang costs a restart as a failure does. The first node
+21. First all evidence about the workers is collected and shown, then the agent acts: no worker is ended before.
+22. The action is the one that this node was started with, and a hang costs a restart as a failure does. The first node
     to request it decides for all. Events of any other round than the one that runs here change nothing.
 """
 

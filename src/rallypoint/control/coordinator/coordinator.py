@@ -9,7 +9,7 @@ The shell around it (`dispatcher`) delivers.
 Laws:
 
 1. A session belongs to one node. Its end is the node's end, at once, unless the node has opened another one.
-2. A session that is silent for the lease has ended (`liveness`).
+2. A session that is silent for the lease has ended (`sessions.Liveness`).
 3. Every notification follows from comparing the state before and after; nothing is sent twice for one change.
 4. A node that comes back in another session is the same node, whatever coordinators it has met meanwhile.
 5. If it is we who are cut off, the sessions are released after a while. A running round then continues: a node that
