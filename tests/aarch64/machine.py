@@ -27,14 +27,18 @@ FOLDER = ROOT / "build" / "aarch64"
 ENTER = Path(__file__).with_name("enter.sh")
 REQUIREMENTS = ROOT / "requirements" / "aarch64.txt"
 PYTHON = "python3.11"
-QEMU = "qemu-user-static"
+QEMU = "qemu-user"
+"""From Debian 13: that of Debian 12 refuses to make a process the reaper of those below it (prctl)."""
 PACKAGES = (
     *(PYTHON, "python3-pip-whl", "bash", "dash", "coreutils", "findutils", "grep", "sed", "util-linux"),
     *("base-files", "base-passwd", "netbase", "hostname", "procps", "libc-bin", "linux-libc-dev"),
 )
 """Debian's: Python, what tests call, and what a machine has."""
-_SOURCE = "deb [signed-by={}] http://deb.debian.org/debian bookworm main\n"
 _KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+_SOURCES = f"""
+deb [arch=arm64 signed-by={_KEYS}] http://deb.debian.org/debian bookworm main
+deb [arch={{here}} signed-by={_KEYS}] http://deb.debian.org/debian trixie main
+"""
 _APT = """
 APT::Architecture "arm64";
 APT::Architectures {{ "arm64"; "{here}"; }};
@@ -60,7 +64,7 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "root"
-        self._qemu = folder / "qemu" / "usr" / "bin" / "qemu-aarch64-static"
+        self._qemu = folder / "qemu" / "usr" / "bin" / "qemu-aarch64"
 
     def run(self, *words: str, timeout: float = _SET_UP) -> subprocess.CompletedProcess[str]:
         """Run a command on it, in `/work`; with its end, and after `timeout` seconds, all that it has started ends."""
@@ -118,8 +122,8 @@ def _unpack(root: Path) -> None:
     for folder in (apt / "state/lists/partial", apt / "cache/archives/partial", root):
         folder.mkdir(parents=True)
     (apt / "status").touch()
-    (apt / "sources.list").write_text(_SOURCE.format(_KEYS))
     here = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True, check=True).stdout.strip()
+    (apt / "sources.list").write_text(_SOURCES.format(here=here))
     (apt / "apt.conf").write_text(_APT.format(folder=apt, here=here))
     _fetch(apt, "apt-get", "update", "-qq")
     _fetch(apt, "apt-get", "install", "-qq", "-y", "--no-install-recommends", "--download-only", *PACKAGES)
@@ -128,6 +132,7 @@ def _unpack(root: Path) -> None:
         subprocess.run(["dpkg", "-x", str(package), str(root)], check=True)
     (package,) = apt.glob("*.deb")
     subprocess.run(["dpkg", "-x", str(package), str(root.parent / "qemu")], check=True)
+    shutil.rmtree(apt)
     for name in ("proc", "dev", "sys", "tmp", "work", "root"):
         (root / name).mkdir(exist_ok=True)
 
