@@ -17,4 +17,5 @@ mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
 mount --rbind /sys "$root/sys"
 mount -t tmpfs tmpfs "$root/tmp"
-exec chroot "$root" /usr/bin/env -i HOME=/root PATH=/env/bin:/usr/bin:/bin:/usr/sbin:/sbin LANG=C.UTF-8 "$@"
+path=/env/bin:/usr/bin:/bin:/usr/sbin:/sbin
+exec chroot "$root" /usr/bin/env -i HOME=/root PATH=$path LANG=C.UTF-8 RALLYPOINT_TEST_TIMEOUT=900 "$@"

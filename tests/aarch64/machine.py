@@ -42,6 +42,7 @@ deb [arch={{here}} signed-by={_KEYS}] http://deb.debian.org/debian trixie main
 _APT = """
 APT::Architecture "arm64";
 APT::Architectures {{ "arm64"; "{here}"; }};
+APT::Default-Release "bookworm";
 APT::Sandbox::User "root";
 Dir::State "{folder}/state";
 Dir::State::status "{folder}/status";
