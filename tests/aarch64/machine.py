@@ -134,6 +134,7 @@ def _unpack(root: Path) -> None:
     (package,) = apt.glob("*.deb")
     subprocess.run(["dpkg", "-x", str(package), str(root.parent / "qemu")], check=True)
     shutil.rmtree(apt)
+    shutil.copy("/etc/hosts", root / "etc" / "hosts")
     # What the script of `ca-certificates` does; pip reads the file even where it fetches nothing.
     trusted = sorted((root / "usr/share/ca-certificates/mozilla").glob("*.crt"))
     (root / "etc/ssl/certs/ca-certificates.crt").write_text("".join(each.read_text() for each in trusted))
