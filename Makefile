@@ -9,6 +9,10 @@ READY  := $(VENV)/.ready
 FRAMES := .venv-frameworks/.ready
 # Wheels are built of the source archive, as whoever has only that builds them.
 OF_SDIST = .venv-release/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --no-cache-dir
+# For aarch64, by the compiler of ziglang, against an older glibc than msgspec and uvloop have there. It strips as it
+# links: the `strip` of this machine may know no other. (The headers of Debian's own Python are for one machine only.)
+FOR_AARCH64 = _PYTHON_HOST_PLATFORM=linux-aarch64 \
+	CC="$(CURDIR)/.venv-release/bin/python -m ziglang cc -target aarch64-linux-gnu.2.28 -Wl,-s"
 
 # Where this says not to keep bytecode, each of the thousands of processes that tests start compiles the package anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -78,15 +82,17 @@ bench: $(READY)  ## the budgets, as ratios to torchrun measured in turn in one r
 
 # The time in the archives: that of the commit, so that whoever builds it again gets the same bytes.
 dist: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1580601600)
-dist: man  ## source archive, a wheel without the store in C for every system, and a manylinux wheel with it
+dist: man  ## source archive, a wheel without the store in C for every system, and manylinux wheels with it (this machine's, aarch64)
 	@$(PYTHON) -m venv .venv-release
 	@.venv-release/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/release.txt
 	@rm -rf dist
 	@.venv-release/bin/python -m build --no-isolation --sdist
 	@RALLYPOINT_BUILD=pure $(OF_SDIST) --wheel-dir dist dist/*.tar.gz
-	@RALLYPOINT_BUILD=native $(OF_SDIST) --wheel-dir dist/unrepaired dist/*.tar.gz
-	@umask 022; PATH="$(CURDIR)/.venv-release/bin:$$PATH" auditwheel repair --strip --wheel-dir dist dist/unrepaired/*.whl
-	@rm -rf dist/unrepaired
+	@RALLYPOINT_BUILD=native $(OF_SDIST) --wheel-dir dist/here dist/*.tar.gz
+	@RALLYPOINT_BUILD=native $(FOR_AARCH64) $(OF_SDIST) --wheel-dir dist/there dist/*.tar.gz
+	@umask 022; export PATH="$(CURDIR)/.venv-release/bin:$$PATH"; \
+		auditwheel repair --strip --wheel-dir dist dist/here/*.whl && auditwheel repair --wheel-dir dist dist/there/*.whl
+	@rm -rf dist/here dist/there
 	@.venv-release/bin/python -m twine check --strict dist/*
 
 release-check: dist  ## what `make dist` has made, installed into each Python that is here and tried; ARGS="--help" says more

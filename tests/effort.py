@@ -7,7 +7,7 @@ asks here for its number: `@settings(max_examples=examples(400))`.
 
 from __future__ import annotations
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 _PART = 5
 """A quick run tries one of so many examples."""
@@ -21,8 +21,11 @@ def choose(quick: bool, fresh: bool) -> None:
     """Say what kind of run it is, before any test is imported."""
     global _quick, _fresh
     _quick, _fresh = quick, fresh
-    # Speed is never tested: these machines are small, shared and noisy.
-    settings.register_profile("rallypoint", deadline=None, max_examples=examples(100), derandomize=not fresh)
+    # Speed is never tested: these machines are small, shared and noisy, and some are emulated.
+    slow = (HealthCheck.too_slow,)
+    settings.register_profile(
+        "rallypoint", deadline=None, max_examples=examples(100), derandomize=not fresh, suppress_health_check=slow
+    )
     settings.load_profile("rallypoint")
 
 

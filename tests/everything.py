@@ -26,7 +26,8 @@ class Part(NamedTuple):
 
 
 PARTS = (
-    Part("all tests, with new seeds", "-m pytest -n 3 --dist worksteal --fresh"),
+    Part("all tests, with new seeds", "-m pytest -n 3 --dist worksteal --fresh --ignore=tests/aarch64"),
+    Part("on an emulated aarch64 machine", "-m pytest tests/aarch64"),
     Part("10,000 simulated jobs", "-m tests.sim --seeds 10000"),
     Part(
         "the coordinator on etcd dies at each step",

@@ -20,6 +20,7 @@ MARKERS = {
 }
 
 BY_FOLDER = {
+    "aarch64": ("process",),
     "conformance": ("process", "torch"),
     "deploy": ("process",),
     "documents": ("process",),

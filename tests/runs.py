@@ -17,6 +17,7 @@ import pytest
 MARKER = "long"
 
 LEFT_TO_ALL = (
+    "tests/aarch64",
     "tests/chaos/test_chaos.py::test_a_job_survives_random_faults",
     "tests/deploy",
     "tests/documents",

@@ -16,7 +16,7 @@ import socket
 import struct
 import sys
 
-_BPF = {"x86_64": 321, "aarch64": 280}
+BPF = {"x86_64": 321, "aarch64": 280}
 _PROG_LOAD, _LINK_CREATE = 5, 28
 _TYPE_XDP, _ATTACH_XDP, _GENERIC = 6, 37, 2
 _DROP, _PASS = 1, 2
@@ -45,7 +45,7 @@ def _program(percent: float) -> bytes:
 def _bpf(command: int, attributes: bytes) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
-    found = int(libc.syscall(_BPF[platform.machine()], command, buffer, len(attributes)))
+    found = int(libc.syscall(BPF[platform.machine()], command, buffer, len(attributes)))
     if found < 0:
         error = ctypes.get_errno()
         raise OSError(error, f"bpf({command}): {os.strerror(error)}")

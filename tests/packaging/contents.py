@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 import re
+import struct
 import tarfile
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -14,6 +16,9 @@ from tests.packaging.interpreters import supported
 
 _RELATIVE = re.compile(r"\]\((?![a-z]+:|#)[^)]*\)|<!--")
 WANTED = ("rallypoint/__init__.py", "rallypoint/py.typed", "rallypoint/observe/page.html", "rallypoint/base/version.py")
+MACHINES = {62: "x86_64", 183: "aarch64"}
+"""The machines of ELF files (`e_machine`), as tags of wheels name them."""
+_LOADED, _LARGEST_PAGE = 1, 64 * 1024
 MANUAL = tuple(f"build/share/man/man1/{command}.1" for command in ("rallyrun", "rallyctl"))
 """The manual pages of a source archive. A wheel that is built of one has them; of a checkout, after `make man`."""
 
@@ -45,6 +50,11 @@ def has_manual(artefact: Path) -> bool:
     """Whether all manual pages are in an artefact."""
     found = names(artefact)
     return all(any(name.endswith(Path(page).name) for name in found) for page in MANUAL)
+
+
+def is_for_this_machine(artefact: Path) -> bool:
+    """Whether an artefact is for the machine that this runs on; a source archive is for each."""
+    return "manylinux" not in artefact.name or artefact.stem.endswith(f"_{platform.machine()}")
 
 
 def faults(artefact: Path, version: str, tracked: frozenset[str] | None) -> Iterator[str]:
@@ -93,6 +103,22 @@ def _faults_of_wheel(wheel: Path, found: list[str]) -> Iterator[str]:
         yield f"its compiled modules are {built}"
     elif "manylinux" not in wheel.name:
         yield "it has no manylinux tag"
+    else:
+        yield from _faults_of_module(wheel, built[0])
+
+
+def _faults_of_module(wheel: Path, name: str) -> Iterator[str]:
+    """It is for the machine of the tag, and can be loaded where pages have 64 KiB, as those of aarch64 may."""
+    with zipfile.ZipFile(wheel) as opened:
+        module = opened.read(name)
+    machine = MACHINES.get(struct.unpack_from("<H", module, 18)[0], "another machine")
+    if machine not in wheel.name:
+        yield f"its compiled module is for {machine}"
+    (begin,), (size, count) = struct.unpack_from("<Q", module, 32), struct.unpack_from("<HH", module, 54)
+    segments = (struct.unpack_from("<I44xQ", module, begin + size * number) for number in range(count))
+    pages = min(alignment for kind, alignment in segments if kind == _LOADED)
+    if machine == "aarch64" and pages < _LARGEST_PAGE:
+        yield f"its compiled module is made for pages of {pages} bytes"
 
 
 def _completions(data: str, shells: Mapping[str, tuple[str, ...]]) -> Iterator[str]:

@@ -298,13 +298,14 @@ _MOST_THREADS = 4096
 _MOST_STACK = 32
 """Lines of a kernel stack that are kept."""
 
-_CALLS = {
+CALLS = {
     "x86_64": "0 read 1 write 7 poll 16 ioctl 23 select 35 nanosleep 42 connect 43 accept 44 sendto 45 recvfrom "
-    "46 sendmsg 47 recvmsg 58 vfork 61 wait4 72 fcntl 73 flock 74 fsync 75 fdatasync 202 futex 230 clock_nanosleep "
-    "232 epoll_wait 247 waitid 257 openat 262 newfstatat 270 pselect6 271 ppoll 281 epoll_pwait",
+    "46 sendmsg 47 recvmsg 56 clone 58 vfork 61 wait4 72 fcntl 73 flock 74 fsync 75 fdatasync 202 futex "
+    "230 clock_nanosleep 232 epoll_wait 247 waitid 257 openat 262 newfstatat 270 pselect6 271 ppoll 281 epoll_pwait "
+    "288 accept4",
     "aarch64": "22 epoll_pwait 25 fcntl 29 ioctl 32 flock 56 openat 63 read 64 write 72 pselect6 73 ppoll "
     "79 newfstatat 82 fsync 83 fdatasync 95 waitid 98 futex 101 nanosleep 115 clock_nanosleep 202 accept 203 connect "
-    "206 sendto 207 recvfrom 211 sendmsg 212 recvmsg 260 wait4",
+    "206 sendto 207 recvfrom 211 sendmsg 212 recvmsg 220 clone 242 accept4 260 wait4",
 }
 """System calls that programs are often found in, by machine and number."""
 
@@ -350,7 +351,7 @@ def _uninterruptible(pid: int) -> Iterator[int]:
 def _where(pid: int, thread: int) -> str:
     place = _read(pid, thread, "wchan").strip("0\n")
     number = _read(pid, thread, "syscall").partition(" ")[0]
-    calls = _CALLS.get(platform.machine(), "").split()
+    calls = CALLS.get(platform.machine(), "").split()
     called = dict(zip(calls[::2], calls[1::2], strict=True)).get(number, number)
     names = (place, called if number.isdigit() else "")
     return ", ".join(printable(each) for each in names if each)
