@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 from rallypoint.agent.environment import constant_environment
 from rallypoint.agent.spec import WorkerGroup, WorkerSpec
-from rallypoint.base.devices import VISIBLE
+from rallypoint.base.devices import VISIBLE, VISIBLE_ROCM
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.notices import VARIABLE as NOTICES_VARIABLE
@@ -66,7 +66,7 @@ def per_worker_variables(spec: WorkerSpec, constant: Collection[str]) -> frozens
         spec: what the workers are.
         constant: names of those that are the same for all of this node in all rounds.
     """
-    others = {VISIBLE} if spec.virtual_local_rank and spec.local_world_size > 1 else set()
+    others = {VISIBLE, VISIBLE_ROCM} if spec.virtual_local_rank and spec.local_world_size > 1 else set()
     if spec.features.hangs.flight_recorder:
         from rallypoint.observe.hangs.dumps import PER_WORKER
 

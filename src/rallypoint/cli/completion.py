@@ -1,4 +1,6 @@
-"""Completion of both commands in a shell: `rallyctl completion SHELL`. The scripts are made by shtab from the parsers.
+"""Completion of both commands in a shell: `rallyctl completion SHELL`, `rallyrun --print-completion SHELL`.
+
+The scripts are made by shtab from the parsers.
 
 Laws:
 
@@ -13,6 +15,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
+from rallypoint.base.errors import UserError
 from rallypoint.cli.parse import build_parser
 
 SHELLS = {
@@ -31,8 +34,27 @@ _FOLDERS = ("DIR",)
 _ENDS_OF_ZSH = "\nif [[ $zsh_eval_context[-1] == eval ]]"
 
 
-def completion_script(shell: str, rallyctl: argparse.ArgumentParser) -> str:
-    """The script of one of `SHELLS` for both commands, of which `rallyctl`'s parser is given.
+def printed_script(shell: str, launcher: str = "rallyrun") -> str:
+    """The script of one of `SHELLS` for `rallyctl` and the launcher, which may be called by another name.
+
+    Raises:
+        UserError: neither this installation nor shtab has one.
+    """
+    from rallypoint.cli.rallyctl import build_parser as build_rallyctl
+
+    packaged = PACKAGED / shell
+    try:
+        if launcher == "rallyrun" and packaged.exists():
+            return packaged.read_text("utf-8").rstrip("\n")
+        return completion_script(shell, build_rallyctl(), launcher).rstrip("\n")
+    except ImportError:
+        raise UserError(
+            "this installation has no completion scripts; install shtab (pip install shtab) and try again"
+        ) from None
+
+
+def completion_script(shell: str, rallyctl: argparse.ArgumentParser, launcher: str = "rallyrun") -> str:
+    """The same, made here; `rallyctl`'s parser is given.
 
     Raises:
         ImportError: shtab is not installed.
@@ -40,12 +62,12 @@ def completion_script(shell: str, rallyctl: argparse.ArgumentParser) -> str:
     import shtab
 
     scripts = []
-    for name, parser in (("rallyrun", build_parser()), ("rallyctl", rallyctl)):
+    for name, parser in ((launcher, build_parser()), ("rallyctl", rallyctl)):
         parser.prog = name
         for action in _arguments(parser):
             _say_what_completes(action)
         scripts.append(shtab.complete(parser, shell))
-    return _one_of_zsh(scripts) if shell == "zsh" else "\n\n".join(scripts) + "\n"
+    return _one_of_zsh(scripts, launcher) if shell == "zsh" else "\n\n".join(scripts) + "\n"
 
 
 def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
@@ -83,15 +105,15 @@ def _words() -> dict[str, tuple[str, ...]]:
     return {"--require": tuple(NAMES), **{name: values.words for name, values in rows if values and values.words}}
 
 
-def _one_of_zsh(scripts: list[str]) -> str:
+def _one_of_zsh(scripts: list[str], launcher: str) -> str:
     """One autoloaded file for both commands: zsh calls it with the command in `$service`."""
     bodies = [script.partition("\n")[2].partition(_ENDS_OF_ZSH)[0] for script in scripts]
-    end = """
+    end = f"""
 if [[ $zsh_eval_context[-1] == eval ]]; then
-  compdef _shtab_rallyrun -N rallyrun
+  compdef _shtab_{launcher} -N {launcher}
   compdef _shtab_rallyctl -N rallyctl
 else
   _shtab_$service "$@"
 fi
 """
-    return "".join(["#compdef rallyrun rallyctl\n", *bodies, end])
+    return "".join([f"#compdef {launcher} rallyctl\n", *bodies, end])

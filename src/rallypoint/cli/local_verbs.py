@@ -179,14 +179,6 @@ def _asked_to_end() -> bool:
 
 def completion(options: argparse.Namespace) -> None:
     """Print a completion script."""
-    from rallypoint.cli.completion import PACKAGED, completion_script
-    from rallypoint.cli.rallyctl import build_parser
+    from rallypoint.cli.completion import printed_script
 
-    packaged = PACKAGED / options.shell
-    try:
-        text = packaged.read_text("utf-8") if packaged.exists() else completion_script(options.shell, build_parser())
-    except ImportError:
-        raise UserError(
-            "this installation has no completion scripts; install shtab (pip install shtab) and try again"
-        ) from None
-    print_answer(text.rstrip("\n"))
+    print_answer(printed_script(options.shell))

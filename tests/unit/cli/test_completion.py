@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import pytest
 
 from rallypoint.cli import completion
 from rallypoint.cli.completion import SHELLS, completion_script
+from rallypoint.cli.parse import PrintCompletion, parse
+from rallypoint.cli.parse import build_parser as build_launcher
 from rallypoint.cli.rallyctl import build_parser, main
 
 pytestmark = pytest.mark.process
@@ -84,6 +87,30 @@ def test_a_flag_a_verb_and_a_value_are_completed(shell: str, tmp_path: Path) -> 
 def test_the_command_prints_the_script(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "fish"]) == 0
     assert capsys.readouterr().out == completion_script("fish", build_parser()).rstrip("\n") + "\n"
+
+
+@pytest.mark.parametrize("flag", [["--print-completion", "bash"], ["--print_completion=bash"]])
+def test_the_launcher_prints_it_under_the_name_that_it_is_called_by(
+    flag: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for called, name in (("/usr/bin/torchrun", "torchrun"), ("/usr/bin/rallyrun", "rallyrun"), ("-m", "rallyrun")):
+        monkeypatch.setattr("sys.argv", [called])
+        with pytest.raises(SystemExit) as ended:
+            parse(flag, {})
+        assert ended.value.code == 0
+        said = capsys.readouterr().out
+        assert said == completion_script("bash", build_parser(), name).rstrip("\n") + "\n"
+        assert f" -F _shtab_{name} {name}\n" in said
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    with pytest.raises(SystemExit) as ended:
+        parse(flag, {})
+    assert ended.value.code == 1
+    assert re.fullmatch(r".*--print.completion=bash: .*install shtab.*\n", capsys.readouterr().err)
+
+
+def test_the_shells_of_the_flag_are_those_that_there_are_scripts_for() -> None:
+    (action,) = [each for each in build_launcher()._actions if isinstance(each, PrintCompletion)]
+    assert set(action.choices or ()) == SHELLS.keys()
 
 
 def test_the_script_of_a_wheel_is_printed_without_shtab(
