@@ -356,6 +356,8 @@ class StaticTCPRendezvous(ElasticHandler):
             RendezvousParameters("static", endpoint, run_id, world_size, world_size, rank=rank, timeout=timeout)
         )
         vars(self).update(vars(made))
+        self.master_addr, self.master_port = master_addr, master_port
+        self.rank, self.world_size, self.timeout = rank, world_size, timedelta(seconds=timeout)
 
 
 # Stores that third parties hand to a rendezvous
