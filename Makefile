@@ -33,8 +33,8 @@ test-all: $(READY)  ## everything: all tests, faults, simulated jobs and fuzzing
 	@$(MAKE) --no-print-directory $(FRAMES) || echo "without .venv-frameworks, whose packages cannot be had: their examples are not run"
 	@$(BIN)/python -m tests.everything $(ARGS)
 
-record: $(READY)  ## what torch answers, asked anew and written to tests/conformance/records (ARGS="-k signals" for some)
-	@$(BIN)/python -m tests.conformance.renew $(ARGS)
+record: $(READY)  ## what torch answers, asked anew and written to tests/conformance/records (ARGS="-k signals" for some; WITH=PYTHON asks another torch)
+	@$(BIN)/python -m tests.conformance.renew $(if $(WITH),--with $(WITH)) $(ARGS)
 
 drift: $(READY)  ## what a version of torch has new, gone or changed beside ours (TORCH=2.15.0, a wheel or a folder; else the installed one)
 	@$(BIN)/python -m tests.drift $(TORCH) $(ARGS)

@@ -300,8 +300,8 @@ def _sections() -> list[tuple[str, str]]:
 
 def _section(fact: str) -> str:
     """The contract's section that names what a fact is about."""
-    token = fact.split()[-1].rpartition(".")[2]
+    token = fact.rsplit(maxsplit=1)[-1].rpartition(".")[2]
     for heading, text in _sections():
         if f"`{token}" in text:
-            return f" (contract section {heading.split()[0]})"
+            return f" (contract section {heading.split()[0].rstrip('.')})"
     return ""
