@@ -13,7 +13,6 @@ import argparse
 import json
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from tests.drift.compare import ANSWERED, changes, compare
-from tests.drift.theirs import Torch, facts, read
+from tests.drift.theirs import Torch, facts, installed, read
 
 
 def main() -> int:
@@ -59,7 +58,7 @@ def _found(name: str) -> Iterator[Path]:
     if path.exists():
         yield path
     elif name == version("torch").partition("+")[0]:
-        yield next(Path(each) for each in [*sys.path, sysconfig.get_path("purelib")] if Path(each, "torch").is_dir())
+        yield installed()
     else:
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]

@@ -7,7 +7,7 @@ import inspect
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from importlib import import_module
@@ -167,13 +167,15 @@ def call_differences(ours: Any, theirs: Call) -> list[str]:
         return []
     if theirs.kind != _kind(ours):
         return [f"is a {_kind(ours)}, not a {theirs.kind}"]
-    told = _parameter_differences(_parameters(ours), theirs.parameters)
+    told = parameter_differences(parameters(ours), theirs.parameters)
+    if isinstance(theirs.value, (str, int)) and theirs.value != ours:
+        told.append(f"is {ours!r}, not {theirs.value!r}")
     for name, member in theirs.members.items():
         if not _has_member(ours, name):
             told.append(f"has no {name}")
         elif member.kind == "function":
-            found = _parameters(inspect.getattr_static(ours, name))
-            told += [f"{name}: {text}" for text in _parameter_differences(found, member.parameters)]
+            found = parameters(inspect.getattr_static(ours, name))
+            told += [f"{name}: {text}" for text in parameter_differences(found, member.parameters)]
     return told
 
 
@@ -183,7 +185,7 @@ def _kind(thing: object) -> str:
     return "function" if inspect.isroutine(thing) else "constant"
 
 
-def _parameters(thing: Any) -> list[Parameter] | None:
+def parameters(thing: Any) -> list[Parameter] | None:
     """Those of a call, without `self`; None where Python cannot say."""
     thing = getattr(thing, "__func__", thing)  # a class or static method
     if isinstance(thing, type):
@@ -205,7 +207,8 @@ def _signature(thing: Any) -> list[Parameter]:
         return []
 
 
-def _parameter_differences(found: list[Parameter] | None, expected: tuple[Parameter, ...] | None) -> list[str]:
+def parameter_differences(found: Sequence[Parameter] | None, expected: Sequence[Parameter] | None) -> list[str]:
+    """In what a call that torch takes would not be taken the same way."""
     if found is None or expected is None:
         return []
     told = []

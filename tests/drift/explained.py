@@ -17,7 +17,6 @@ SINCE: dict[str, str] = {
 
 EXPLAINED: dict[str, str] = {
     r"flag --version: ": "`--version`",
-    r"flag --print-completion: choices.*": "`--print-completion`",
     r"name .*\.PContext: parameter [67] is .*": "the filters of `PContext`, and `subprocess_handlers`",
     r"name .*Context: has no (filtered_std(out|err)|subprocess_handlers)": (
         "the filters of `PContext`, and `subprocess_handlers`"

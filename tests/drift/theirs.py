@@ -12,6 +12,7 @@ import hashlib
 import re
 import zipfile
 from collections.abc import Iterator, Sequence
+from importlib.metadata import distribution
 from inspect import Parameter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,6 +57,8 @@ class Call(NamedTuple):
     kind: str
     parameters: tuple[Parameter, ...] | None
     members: dict[str, Call]
+    value: Any = UNKNOWN
+    """Of a constant, where it is a literal."""
 
 
 class Torch(NamedTuple):
@@ -70,6 +73,11 @@ class Torch(NamedTuple):
     file_names: frozenset[str]
     error_members: frozenset[str]
     entry_points: frozenset[str]
+
+
+def installed() -> Path:
+    """The folder of the torch that is installed here."""
+    return Path(str(distribution("torch").locate_file("")))
 
 
 def read(where: Path) -> Torch:
@@ -290,6 +298,8 @@ class _Reader:
                 return self._class(module, node)
             case ast.Assign(value=ast.Call(func=maker)) if ast.unparse(maker).endswith(("namedtuple", "NamedTuple")):
                 return Call("class", None, {})
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                return Call("constant", None, {}, self._modules[module].constants[name])
             case _:
                 return Call("constant", None, {})
 
@@ -390,7 +400,7 @@ def facts(torch: Torch) -> dict[str, str]:
 
 
 def _call_facts(path: str, call: Call) -> dict[str, str]:
-    found = {path: call.kind}
+    found = {path: repr(call.value) if isinstance(call.value, (str, int)) else call.kind}
     for place, each in enumerate(call.parameters or ()):
         default = "" if each.default is Parameter.empty else f"={each.default!r}"
         found[f"{path}({each.name})"] = f"{place}{default}"
