@@ -140,7 +140,7 @@ def _our_flags() -> dict[str, TheirFlag]:
         made = TheirFlag(
             tuple(sorted(action.option_strings, key=lambda each: (each.startswith("--"), "_" in each)))
             or (action.dest,),
-            "switch" if action.nargs == 0 else _READERS[action.type or str],  # type: ignore[index]
+            "switch" if action.nargs == 0 else _READERS[action.type or str],
             action.default if has_default else Parameter.empty,
             tuple(action.choices or ()),
             row is not None and row.from_environment,

@@ -134,6 +134,13 @@ def _entry_points(where: Path) -> Iterator[str]:
                 yield f"{group}: {name} = {value}"
 
 
+def _constants(nodes: Sequence[ast.expr | None]) -> Iterator[str]:
+    """The constant texts among these."""
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
 def _module(name: str) -> str:
     return name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
@@ -190,7 +197,7 @@ class Module:
         for node in ast.walk(self.tree):
             if not (isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".add_argument")):
                 continue
-            spellings = tuple(each.value for each in node.args if isinstance(each, ast.Constant))
+            spellings = tuple(_constants(node.args))
             given = {each.arg: each.value for each in node.keywords}
             action = ast.unparse(given["action"]).strip("'\"") if "action" in given else "store"
             reads = ast.unparse(given["type"]) if "type" in given else "str"
@@ -211,7 +218,7 @@ class Module:
         for node in ast.walk(self.tree):
             match node:
                 case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict(keys=keys)) if name == variable:
-                    yield from (each.value for each in keys if isinstance(each, ast.Constant))
+                    yield from _constants(keys)
                 case ast.Subscript(ctx=ast.Store(), slice=ast.Constant(value=str(key))):
                     if ast.unparse(node.value).startswith(variable):
                         yield key
@@ -221,7 +228,7 @@ class Module:
         for node in ast.walk(self.tree):
             match node:
                 case ast.Dict(keys=keys):
-                    yield from (each.value for each in keys if isinstance(each, ast.Constant))
+                    yield from _constants(keys)
                 case ast.Subscript(slice=ast.Constant(value=str(key))):
                     yield key
 
@@ -279,7 +286,7 @@ class _Reader:
 
     def _public(self, module: Module) -> list[str]:
         if module.public is not None:
-            return [name for name in module.public if isinstance(name, str)]
+            return module.public
         names = [*module.defined, *(module.imported if module.is_package else ())]
         return [name for name in names if not name.startswith("_") and name not in ("logger", "log")]
 
