@@ -12,11 +12,10 @@ Laws:
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rallypoint.base.errors import UserError
-from rallypoint.cli.parse import build_parser
 
 SHELLS = {
     "bash": ("share/bash-completion/completions/rallyrun", "share/bash-completion/completions/rallyctl"),
@@ -34,27 +33,25 @@ _FOLDERS = ("DIR",)
 _ENDS_OF_ZSH = "\nif [[ $zsh_eval_context[-1] == eval ]]"
 
 
-def printed_script(shell: str, launcher: str = "rallyrun") -> str:
-    """The script of one of `SHELLS` for `rallyctl` and the launcher, which may be called by another name.
+def printed_script(shell: str, parsers: Mapping[str, argparse.ArgumentParser]) -> str:
+    """The script of one of `SHELLS` for commands, by name; that of the installation has both of ours.
 
     Raises:
         UserError: neither this installation nor shtab has one.
     """
-    from rallypoint.cli.rallyctl import build_parser as build_rallyctl
-
     packaged = PACKAGED / shell
     try:
-        if launcher == "rallyrun" and packaged.exists():
+        if "rallyrun" in parsers and packaged.exists():
             return packaged.read_text("utf-8").rstrip("\n")
-        return completion_script(shell, build_rallyctl(), launcher).rstrip("\n")
+        return completion_script(shell, parsers).rstrip("\n")
     except ImportError:
         raise UserError(
             "this installation has no completion scripts; install shtab (pip install shtab) and try again"
         ) from None
 
 
-def completion_script(shell: str, rallyctl: argparse.ArgumentParser, launcher: str = "rallyrun") -> str:
-    """The same, made here; `rallyctl`'s parser is given.
+def completion_script(shell: str, parsers: Mapping[str, argparse.ArgumentParser]) -> str:
+    """The same, made here.
 
     Raises:
         ImportError: shtab is not installed.
@@ -62,12 +59,12 @@ def completion_script(shell: str, rallyctl: argparse.ArgumentParser, launcher: s
     import shtab
 
     scripts = []
-    for name, parser in ((launcher, build_parser()), ("rallyctl", rallyctl)):
+    for name, parser in parsers.items():
         parser.prog = name
         for action in _arguments(parser):
             _say_what_completes(action)
         scripts.append(shtab.complete(parser, shell))
-    return _one_of_zsh(scripts, launcher) if shell == "zsh" else "\n\n".join(scripts) + "\n"
+    return _one_of_zsh(scripts, list(parsers)) if shell == "zsh" else "\n\n".join(scripts) + "\n"
 
 
 def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
@@ -105,15 +102,15 @@ def _words() -> dict[str, tuple[str, ...]]:
     return {"--require": tuple(NAMES), **{name: values.words for name, values in rows if values and values.words}}
 
 
-def _one_of_zsh(scripts: list[str], launcher: str) -> str:
-    """One autoloaded file for both commands: zsh calls it with the command in `$service`."""
+def _one_of_zsh(scripts: list[str], names: list[str]) -> str:
+    """One autoloaded file for all commands: zsh calls it with the command in `$service`."""
     bodies = [script.partition("\n")[2].partition(_ENDS_OF_ZSH)[0] for script in scripts]
+    sourced = "\n".join(f"  compdef _shtab_{name} -N {name}" for name in names)
     end = f"""
 if [[ $zsh_eval_context[-1] == eval ]]; then
-  compdef _shtab_{launcher} -N {launcher}
-  compdef _shtab_rallyctl -N rallyctl
+{sourced}
 else
   _shtab_$service "$@"
 fi
 """
-    return "".join([f"#compdef {launcher} rallyctl\n", *bodies, end])
+    return "".join([f"#compdef {' '.join(names)}\n", *bodies, end])

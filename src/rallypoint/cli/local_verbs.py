@@ -180,5 +180,7 @@ def _asked_to_end() -> bool:
 def completion(options: argparse.Namespace) -> None:
     """Print a completion script."""
     from rallypoint.cli.completion import printed_script
+    from rallypoint.cli.parse import build_parser as build_launcher
+    from rallypoint.cli.rallyctl import build_parser
 
-    print_answer(printed_script(options.shell))
+    print_answer(printed_script(options.shell, {"rallyrun": build_launcher(), "rallyctl": build_parser()}))

@@ -167,7 +167,7 @@ class PrintCompletion(argparse.Action):
         from rallypoint.cli.exit import print_answer
 
         try:
-            print_answer(printed_script(values, "torchrun" if parser.prog == "torchrun" else "rallyrun"))
+            print_answer(printed_script(values, {"torchrun" if parser.prog == "torchrun" else "rallyrun": parser}))
         except UserError as error:
             parser.exit(1, f"{parser.prog}: {option}={values}: {error}\n")
         parser.exit()

@@ -8,6 +8,7 @@ for a job: on other nodes than that of the first failure, one line with the caus
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Collection, Iterable, Mapping
 
 from rallypoint.base.errors import RallypointError
@@ -170,12 +171,11 @@ def _block(index: int, cause: Cause, elsewhere: bool = False) -> str:
 def _enriched(cause: Cause) -> str:
     """All that is known of why a worker failed, with what the error handler adds to the death by a signal."""
     detail = failure_detail(cause)
-    if cause.exitcode >= 0:
+    record = sys.modules.get("rallypoint.failures.record")  # whoever has another handler has imported it
+    if cause.exitcode >= 0 or record is None:
         return detail
-    from rallypoint.failures import record
-
     try:
-        return record.get_error_handler().maybe_enrich_signal_failure_message(detail, cause.error_file or NO_FILE)
+        return str(record.get_error_handler().maybe_enrich_signal_failure_message(detail, cause.error_file or NO_FILE))
     except Exception:  # the handler is somebody else's
         _log.warning("the error handler could not add to the report of a signal", exc_info=True)
         return detail
