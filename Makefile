@@ -17,7 +17,7 @@ FOR_AARCH64 = _PYTHON_HOST_PLATFORM=linux-aarch64 \
 # Where this says not to keep bytecode, each of the thousands of processes that tests start compiles the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: check record demo fuzz hops test test-all conformance-preload sweep chaos inprocess-kills sim lint docs man frameworks bench dist release-check lock clean
+.PHONY: check record drift demo fuzz hops test test-all conformance-preload sweep chaos inprocess-kills sim lint docs man frameworks bench dist release-check lock clean
 
 check: $(DEV)  ## in a minute, without torch: lint, all tests that start no process, with fewer examples, and 200 simulated jobs
 	@$(MAKE) --no-print-directory lint
@@ -37,8 +37,11 @@ test-all: $(READY)  ## everything: all tests, faults, simulated jobs and fuzzing
 	@$(MAKE) --no-print-directory $(FRAMES) || echo "without .venv-frameworks, whose packages cannot be had: their examples are not run"
 	@$(BIN)/python -m tests.everything $(ARGS)
 
-record: $(READY)  ## what torch answers, asked anew and written to tests/conformance/records (ARGS="-k signals" for some)
-	@$(BIN)/python -m tests.conformance.renew $(ARGS)
+record: $(READY)  ## what torch answers, asked anew and written to tests/conformance/records (ARGS="-k signals" for some; WITH=PYTHON asks another torch)
+	@$(BIN)/python -m tests.conformance.renew $(if $(WITH),--with $(WITH)) $(ARGS)
+
+drift: $(READY)  ## what a version of torch has new, gone or changed beside ours (TORCH=2.15.0, a wheel or a folder; else the installed one)
+	@$(BIN)/python -m tests.drift $(TORCH) $(ARGS)
 
 conformance-preload: $(READY)  ## the same commands under torchrun and under rallyrun, whose workers are forked
 	RALLYPOINT_TEST_PRELOAD=json $(BIN)/python -m pytest -n 2 --dist worksteal tests/conformance $(ARGS)

@@ -93,12 +93,16 @@ class BuildNative(BuildHookInterface[Any]):
                 "rallypoint: without manual pages; a source archive has them, and 'make man' writes them",
                 file=sys.stderr,
             )
-        from rallypoint.cli import completion
-        from rallypoint.cli.rallyctl import build_parser
+        from rallypoint.cli import completion, parse, rallyctl
 
         self._scripts = Path(tempfile.mkdtemp(prefix="rallypoint-completion-"))
         try:
-            texts = {shell: completion.completion_script(shell, build_parser()) for shell in completion.SHELLS}
+            texts = {
+                shell: completion.completion_script(
+                    shell, {"rallyrun": parse.build_parser(), "rallyctl": rallyctl.build_parser()}
+                )
+                for shell in completion.SHELLS
+            }
         except ImportError:
             print("rallypoint: without completion scripts, which shtab makes: it is not installed", file=sys.stderr)
             return

@@ -23,7 +23,8 @@ Each flag can be written with dashes or underscores (`--nproc-per-node`, `--npro
 a space. If a variable is named, it sets the flag's value unless the command line does; for a flag without a value,
 1 switches it on and 0 off. Flags that torchrun does not have are marked.
 
-`--help` and `--version` print and exit. Everything after the script is passed to the script.
+`--help`, `--version` and `--print-completion=SHELL` (bash, fish, tcsh or zsh) print and exit. Everything after the
+script is passed to the script.
 """
 
 DETAILS: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())

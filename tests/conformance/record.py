@@ -5,7 +5,9 @@
 2. With `--fresh` a tenth of the questions is asked live, another tenth each day: ten days ask all. Without it, none.
    What depends on the machine is asked live in each run, and what depends on Python wherever that is not the recorded
    one.
-3. A live answer that is not the recorded one fails its test, and so does a record of another question or of another
+3. Answers of a newer torch than the installed one, whose build need not run here, are in a folder of their own below
+   those of the installed one: only those that are different there, and ours is compared with them.
+4. A live answer that is not the recorded one fails its test, and so does a record of another question or of another
    torch. A test run never writes the record: `make record` does.
 """
 
@@ -64,6 +66,31 @@ def versions() -> dict[str, str]:
     }
 
 
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part)
+
+
+def keep_what_differs(asked: Path, base: Path) -> None:
+    """Put what a newer torch has answered below the record of the installed one, as far as that is another answer."""
+    folder = base / json.loads((asked / VERSIONS).read_text())["torch"]
+    folder.mkdir(exist_ok=True)
+    (folder / VERSIONS).write_text((asked / VERSIONS).read_text())
+    for file in sorted(asked.glob("*.json")):
+        if file.name == VERSIONS:
+            continue
+        had, kept = (
+            {} if not each.exists() else json.loads(each.read_text()) for each in (base / file.name, folder / file.name)
+        )
+        for name, entry in json.loads(file.read_text()).items():
+            kept.pop(name, None)
+            if had.get(name) != entry:
+                kept[name] = entry
+        if kept:
+            (folder / file.name).write_text(_text(kept))
+        else:
+            (folder / file.name).unlink(missing_ok=True)
+
+
 class Record:
     """Asks real torch, or reads what it has answered. The folder is written where the mode says so only."""
 
@@ -88,17 +115,48 @@ class Record:
             return ""
         return f"{self._folder} holds the answers of torch {recorded}, but torch {here} is installed: run `make record`"
 
+    def _newer(self) -> list[Path]:
+        """The folders of newer versions, the newest first."""
+        found = [each for each in self._folder.iterdir() if (each / VERSIONS).exists()]
+        return sorted(found, key=lambda each: _number(each.name), reverse=True)
+
+    def _of_a_newer_torch(self, group: str, name: str, question: object) -> list[Any]:
+        """The answer that a newer torch than the installed one has given, if it is recorded as another one."""
+        for folder in self._newer():
+            entry = Record(folder, Mode.RECORDED, self._day)._entries(group).get(name)
+            if entry is not None:
+                assert entry["question"] == _digest(question), (
+                    f"{name!r} has changed since torch {folder.name} answered it"
+                )
+                return [_with_names(entry["answer"], _restored())]
+        return []
+
     def at_rest(self) -> Record:
         """The same for another test of the same questions, which today's tenth is not asked again for."""
         return self if self._mode is not Mode.DAILY else Record(self._folder, Mode.RECORDED, self._day)
 
     def answer(
-        self, group: str, name: str, question: object, ask: Callable[[], object], depends: From = From.TORCH
+        self,
+        group: str,
+        name: str,
+        question: object,
+        ask: Callable[[], object],
+        depends: From = From.TORCH,
+        since: str = "",
     ) -> Any:
-        """The answer of torch, live or recorded.
+        """The answer of torch, live or recorded; that of a newer torch than the installed one where that differs.
 
         `question` is plain JSON: when it changes, the recorded answer is that of another question. `ask` starts torch.
+        A torch older than `since` has no answer.
         """
+        newer = [] if self._mode is Mode.WRITE else self._of_a_newer_torch(group, name, question)
+        if _number(versions()["torch"]) < _number(since):
+            assert newer, f"{name!r} is a question for torch {since} or newer: run `make record WITH=PYTHON` with one"
+            return newer[0]
+        own = self._own_answer(group, name, question, ask, depends)
+        return newer[0] if newer else own
+
+    def _own_answer(self, group: str, name: str, question: object, ask: Callable[[], object], depends: From) -> Any:
         if depends is From.MACHINE:
             return _plain(ask())
         if self._mode is Mode.WRITE:

@@ -1,10 +1,13 @@
 """Writes the record of what torch answers: every question is asked live, and every test compares with the answer.
 
-    python -m tests.conformance.renew [arguments of pytest, such as -k]
+    python -m tests.conformance.renew [--with PYTHON] [arguments of pytest, such as -k]
 
 Runs the conformance tests in namespaces of its own, where the machine has a name that is nothing else. The new record
 takes the place of the old one, to be looked at with `git diff`; with arguments, it keeps what was not asked again. What
 torch has not answered is missing in it, and is told by the next test run.
+
+With another Python, whose environment has a newer torch (and this repository, and what its tests need), only the
+answers that are not those of the installed torch are kept, in a folder of that version.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.conformance.record import FOLDER, FULL_NAME, HOST, Mode
+from tests.conformance.record import FOLDER, FULL_NAME, HOST, Mode, keep_what_differs
 
 _NAMED = f'hostname {HOST} && mount --bind "$1" /etc/hosts && shift && exec "$@"'
 _HOSTS = f"127.0.0.1 localhost\n::1 localhost\n127.0.0.3 {FULL_NAME} {HOST}\n"
@@ -25,9 +28,11 @@ _HOSTS = f"127.0.0.1 localhost\n::1 localhost\n127.0.0.3 {FULL_NAME} {HOST}\n"
 
 def main(arguments: list[str]) -> int:
     """Renew the record; returns what pytest has returned."""
+    python = arguments[1] if arguments[:1] == ["--with"] else ""
+    arguments = arguments[2:] if python else arguments
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch, "records")
-        if arguments:
+        if arguments and not python:
             shutil.copytree(FOLDER, folder)
         else:
             folder.mkdir()
@@ -35,7 +40,7 @@ def main(arguments: list[str]) -> int:
         hosts.write_text(_HOSTS)
         namespaces = ["unshare", "--uts", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
         tests = [
-            sys.executable,
+            python or sys.executable,
             "-m",
             "pytest",
             f"--torch={Mode.WRITE}",
@@ -51,8 +56,16 @@ def main(arguments: list[str]) -> int:
             env=os.environ | timeouts,
             check=False,
         )
+        if python:
+            keep_what_differs(folder, FOLDER)
+            return done.returncode
+        newer = {each: Path(scratch, each.name) for each in FOLDER.iterdir() if each.is_dir()}
+        for old, kept in newer.items():
+            old.rename(kept)
         shutil.rmtree(FOLDER, ignore_errors=True)
-        shutil.copytree(folder, FOLDER)
+        shutil.copytree(folder, FOLDER, ignore=shutil.ignore_patterns(*(each.name for each in newer)))
+        for old, kept in newer.items():
+            shutil.copytree(kept, old)
         return done.returncode
 
 

@@ -68,7 +68,7 @@ def says(launcher: Launcher, name: str, change: Change, *arguments: str) -> obje
     return json.loads(job.out[-1])
 
 
-def torch_says(launcher: Launcher, record: Record, name: str, *arguments: str) -> object:
+def torch_says(launcher: Launcher, record: Record, name: str, *arguments: str, since: str = "") -> object:
     """What the program says with torch, live or recorded."""
     question = [(PROGRAMS / f"{name}.py").read_text(), *arguments]
     return record.answer(
@@ -77,6 +77,7 @@ def torch_says(launcher: Launcher, record: Record, name: str, *arguments: str) -
         question,
         lambda: says(launcher, name, AS_IT_IS, *arguments),
         From.PYTHON,
+        since,
     )
 
 
@@ -98,6 +99,10 @@ def test_a_program(launcher: Launcher, record: Record, change: Change, program: 
 @pytest.mark.parametrize("program", ["functions", "forks", "stores"])
 def test_a_program_that_holds_no_store(launcher: Launcher, record: Record, program: str) -> None:
     assert says(launcher, program, NO_TORCH) == torch_says(launcher, record, program)
+
+
+def test_what_is_newer_than_the_installed_torch(launcher: Launcher, record: Record) -> None:
+    assert says(launcher, "newer", NO_TORCH) == torch_says(launcher, record, "newer", since="2.15")
 
 
 @pytest.mark.parametrize("kind", ["program", "function"])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.conformance.record import FOLDER, VERSIONS, From, Mode, Record, is_turn, versions
+from tests.conformance.record import FOLDER, VERSIONS, From, Mode, Record, is_turn, keep_what_differs, versions
 
 DAY = next(day for day in range(10) if is_turn("group", "name", day))
 ANOTHER = DAY + 1
@@ -112,3 +113,47 @@ def test_names_of_this_machine_are_not_recorded(tmp_path: Path, monkeypatch: pyt
     assert "torchs-recorder" not in (tmp_path / "group.json").read_text()
     read = Record(tmp_path, Mode.DAILY, ANOTHER).answer("group", "name", "/opt/bin/x", never)
     assert read == {"/usr/bin/a": ["elsewhere"]}
+
+
+@pytest.fixture
+def newer(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same record beside that of a newer torch, which answers this question in another way, and one more."""
+    asked = tmp_path_factory.mktemp("asked")
+    entries = json.loads((folder / "group.json").read_text())
+    alike = {**entries["name"], "question": "0" * 16}
+    (folder / "group.json").write_text(json.dumps({**entries, "alike": alike}))
+    entries["name"]["answer"] = [3]
+    (asked / "group.json").write_text(json.dumps({**entries, "alike": alike, "since": entries["name"]}))
+    (asked / VERSIONS).write_text(json.dumps({**versions(), "torch": "9.1.0"}))
+    before = (folder / "group.json").read_text()
+    keep_what_differs(asked, folder)
+    assert (folder / "group.json").read_text() == before
+    return folder
+
+
+def test_what_a_newer_torch_answers_in_another_way_is_what_ours_is_compared_with(newer: Path) -> None:
+    assert json.loads((newer / "9.1.0/group.json").read_text()).keys() == {"name", "since"}
+    torch = Torch([1, "text"])
+    assert Record(newer, Mode.RECORDED, DAY).answer("group", "name", ["question", 1], never) == [3]
+    assert Record(newer, Mode.LIVE, DAY).answer("group", "name", ["question", 1], torch) == [3]
+    assert torch.asked == 1, "the installed one is still compared with its own record"
+    with pytest.raises(AssertionError, match=r"'name' has changed since torch 9\.1\.0 answered it"):
+        Record(newer, Mode.RECORDED, DAY).answer("group", "name", ["question", 2], never)
+    shutil.rmtree(newer / "9.1.0")
+
+
+def test_a_question_for_a_newer_torch_is_not_asked_of_an_older_one(newer: Path) -> None:
+    record = Record(newer, Mode.LIVE, DAY)
+    assert record.answer("group", "since", ["question", 1], never, since="9.1") == [3]
+    with pytest.raises(AssertionError, match=r"'other' is a question for torch 9\.2 or newer: run `make record WITH="):
+        record.answer("group", "other", ["question", 1], never, since="9.2")
+    shutil.rmtree(newer / "9.1.0")
+
+
+def test_an_answer_that_is_no_longer_another_one_goes(newer: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    asked = tmp_path_factory.mktemp("again")
+    (asked / "group.json").write_text((newer / "group.json").read_text())
+    (asked / VERSIONS).write_text((newer / "9.1.0" / VERSIONS).read_text())
+    keep_what_differs(asked, newer)
+    assert json.loads((newer / "9.1.0/group.json").read_text()).keys() == {"since"}
+    shutil.rmtree(newer / "9.1.0")

@@ -38,7 +38,7 @@ def test_side_by_side(launcher: Launcher, record: Record, case: Case) -> None:
         return running[Side.TORCH].facts()
 
     group = f"side_by_side-{case.name.split()[0]}"
-    theirs_all: Facts = record.answer(group, case.name, case.question(), torchs, case.depends())
+    theirs_all: Facts = record.answer(group, case.name, case.question(), torchs, case.depends(), case.since)
     ours_all: Facts = json.loads(json.dumps(running[Side.OURS].facts()))
     errors = [f"standard error of {side.value}:\n{each.errors()[-2000:]}" for side, each in running.items()]
     assert theirs_all["exit/0"] == case.code, errors

@@ -46,10 +46,10 @@ def worker_environment(
     }
     environment = {name: str(value) for name, value in numbers.items()}
     if spec.virtual_local_rank:
-        from rallypoint.base.devices import VISIBLE, one_gpu_per_worker
+        from rallypoint.base.devices import one_gpu_per_worker
 
         environment["LOCAL_RANK"] = "0"
-        environment[VISIBLE] = one_gpu_per_worker(agent_environment, spec.local_world_size)[worker.local_rank]
+        environment |= one_gpu_per_worker(agent_environment, spec.local_world_size)[worker.local_rank]
     if group.notices:
         environment[NOTICES_VARIABLE] = group.notices
     for source in group.variable_sources:
@@ -133,9 +133,9 @@ def per_worker_variables(spec: WorkerSpec, constant: Collection[str]) -> frozens
         spec: what the workers are.
         constant: names of those that are the same for all of this node in all rounds.
     """
-    from rallypoint.base.devices import VISIBLE
+    from rallypoint.base.devices import VISIBLE, VISIBLE_ROCM
 
-    others = {VISIBLE} if spec.virtual_local_rank and spec.local_world_size > 1 else set()
+    others = {VISIBLE, VISIBLE_ROCM} if spec.virtual_local_rank and spec.local_world_size > 1 else set()
     if spec.features.hangs.flight_recorder:
         from rallypoint.observe.hangs.dumps import PER_WORKER
 

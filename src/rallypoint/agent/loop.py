@@ -83,6 +83,8 @@ def run_agent(
                 workers.events.workers_ended()
             try:
                 workers.rendezvous.shutdown()
+            except Exception:  # such as that of an overridden method
+                log.exception("the rendezvous could not be shut down; the job ends as it has ended")
             finally:
                 workers.close()
 

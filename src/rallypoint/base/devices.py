@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from rallypoint.base.errors import UserError
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE, VISIBLE_ROCM = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+"""ROCm reads both, and prefers the second."""
 
 _INFORMATION = re.compile(r"^([^:\n]+?)[ \t]*:[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 _INTEL = ("i915", "xe")
@@ -64,20 +65,18 @@ def xpu_count(environ: Mapping[str, str], root: Path = Path("/"), *, integrated:
     return _count_masked(mask, len(found)) if mask else len(found)
 
 
-def one_gpu_per_worker(environ: Mapping[str, str], workers: int) -> list[str]:
-    """CUDA_VISIBLE_DEVICES of each of `workers` workers if each should see one GPU (contract section 1.8). Raises
-    UserError: CUDA_VISIBLE_DEVICES of `environ` is set and names fewer devices than there are workers.
+def one_gpu_per_worker(environ: Mapping[str, str], workers: int) -> list[dict[str, str]]:
+    """The variables of each of `workers` workers if each should see one GPU (contract section 1.8). Raises UserError:
+    the variable that names the devices in `environ` names fewer than there are workers.
     """
-    visible = environ.get(VISIBLE)
-    if visible is None:
-        return [str(number) for number in range(workers)]
-    named = [entry.strip() for entry in visible.split(",")]
+    source = VISIBLE_ROCM if environ.get(VISIBLE_ROCM) else VISIBLE
+    named = [entry.strip() for entry in environ.get(source, ",".join(map(str, range(workers)))).split(",")]
     if len(named) < workers:
         raise UserError(
-            f"with virtual local ranks each worker gets one device of {VISIBLE}={visible!r}, which names "
+            f"with virtual local ranks each worker gets one device of {source}={environ[source]!r}, which names "
             f"{len(named)} for {workers} worker{'' if workers == 1 else 's'}; name more, or start fewer workers"
         )
-    return named[:workers]
+    return [dict.fromkeys({VISIBLE, source}, device) for device in named[:workers]]
 
 
 def _gpus(root: Path) -> list[Gpu]:

@@ -1,4 +1,6 @@
-"""Completion of both commands in a shell: `rallyctl completion SHELL`. The scripts are made by shtab from the parsers.
+"""Completion of both commands in a shell: `rallyctl completion SHELL`, `rallyrun --print-completion SHELL`.
+
+The scripts are made by shtab from the parsers.
 
 Laws:
 
@@ -10,10 +12,10 @@ Laws:
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rallypoint.cli.parse import build_parser
+from rallypoint.base.errors import UserError
 
 SHELLS = {
     "bash": ("share/bash-completion/completions/rallyrun", "share/bash-completion/completions/rallyctl"),
@@ -31,19 +33,38 @@ _FOLDERS = ("DIR",)
 _ENDS_OF_ZSH = "\nif [[ $zsh_eval_context[-1] == eval ]]"
 
 
-def completion_script(shell: str, rallyctl: argparse.ArgumentParser) -> str:
-    """The script of one of `SHELLS` for both commands, of which `rallyctl`'s parser is given. Raises ImportError: shtab
-    is not installed.
+def printed_script(shell: str, parsers: Mapping[str, argparse.ArgumentParser]) -> str:
+    """The script of one of `SHELLS` for commands, by name; that of the installation has both of ours.
+
+    Raises:
+        UserError: neither this installation nor shtab has one.
+    """
+    packaged = PACKAGED / shell
+    try:
+        if "rallyrun" in parsers and packaged.exists():
+            return packaged.read_text("utf-8").rstrip("\n")
+        return completion_script(shell, parsers).rstrip("\n")
+    except ImportError:
+        raise UserError(
+            "this installation has no completion scripts; install shtab (pip install shtab) and try again"
+        ) from None
+
+
+def completion_script(shell: str, parsers: Mapping[str, argparse.ArgumentParser]) -> str:
+    """The same, made here.
+
+    Raises:
+        ImportError: shtab is not installed.
     """
     import shtab
 
     scripts = []
-    for name, parser in (("rallyrun", build_parser()), ("rallyctl", rallyctl)):
+    for name, parser in parsers.items():
         parser.prog = name
         for action in _arguments(parser):
             _say_what_completes(action)
         scripts.append(shtab.complete(parser, shell))
-    return _one_of_zsh(scripts) if shell == "zsh" else "\n\n".join(scripts) + "\n"
+    return _one_of_zsh(scripts, list(parsers)) if shell == "zsh" else "\n\n".join(scripts) + "\n"
 
 
 def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
@@ -80,14 +101,15 @@ def _words() -> dict[str, tuple[str, ...]]:
     return {"--require": tuple(NAMES), **{name: values.words for name, values in rows if values and values.words}}
 
 
-def _one_of_zsh(scripts: list[str]) -> str:
+def _one_of_zsh(scripts: list[str], names: list[str]) -> str:
+    """One autoloaded file for all commands: zsh calls it with the command in `$service`."""
     bodies = [script.partition("\n")[2].partition(_ENDS_OF_ZSH)[0] for script in scripts]
-    end = """
+    sourced = "\n".join(f"  compdef _shtab_{name} -N {name}" for name in names)
+    end = f"""
 if [[ $zsh_eval_context[-1] == eval ]]; then
-  compdef _shtab_rallyrun -N rallyrun
-  compdef _shtab_rallyctl -N rallyctl
+{sourced}
 else
   _shtab_$service "$@"
 fi
 """
-    return "".join(["#compdef rallyrun rallyctl\n", *bodies, end])
+    return "".join([f"#compdef {' '.join(names)}\n", *bodies, end])

@@ -73,7 +73,7 @@ def config_from_options(
         max_restarts=options.max_restarts,
         monitor_interval=options.monitor_interval,
         start_method=options.start_method,
-        log_line_prefix_template=with_host(environ.get(TEMPLATE_VARIABLE), host),
+        log_line_prefix_template=with_host(options.log_line_prefix_template or environ.get(TEMPLATE_VARIABLE), host),
         local_addr=options.local_addr,
         event_log_handler=options.event_log_handler,
         numa_options=_numa_options(options, environ, size),

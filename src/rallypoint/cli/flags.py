@@ -168,6 +168,14 @@ GROUPS = (
                 complete=Values(("0", "1", "2", "3")),
             ),
             Flag(
+                "--log-line-prefix-template",
+                str,
+                "Prefix of teed lines, of ${role_name}, ${rank}, ${local_rank}, ${hostname} and text",
+                "TEMPLATE",
+                default="",
+                complete=ANYTHING,
+            ),
+            Flag(
                 "--local-ranks-filter", str, "Local ranks shown on the console: 0,2 (default: all)", "RANKS", default=""
             ),
             Flag(

@@ -174,14 +174,8 @@ def _asked_to_end() -> bool:
 
 
 def completion(options: argparse.Namespace) -> None:
-    from rallypoint.cli.completion import PACKAGED, completion_script
+    from rallypoint.cli.completion import printed_script
+    from rallypoint.cli.parse import build_parser as build_launcher
     from rallypoint.cli.rallyctl import build_parser
 
-    packaged = PACKAGED / options.shell
-    try:
-        text = packaged.read_text("utf-8") if packaged.exists() else completion_script(options.shell, build_parser())
-    except ImportError:
-        raise UserError(
-            "this installation has no completion scripts; install shtab (pip install shtab) and try again"
-        ) from None
-    print_answer(text.rstrip("\n"))
+    print_answer(printed_script(options.shell, {"rallyrun": build_launcher(), "rallyctl": build_parser()}))

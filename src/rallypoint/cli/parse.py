@@ -56,6 +56,7 @@ class Options(NamedTuple):
     log_dir: str | None
     redirects: str
     tee: str
+    log_line_prefix_template: str
     local_ranks_filter: str
     duplicate_stdout_filters: tuple[str, ...]
     duplicate_stderr_filters: tuple[str, ...]
@@ -150,6 +151,25 @@ class ShowVersion(argparse.Action):
         from rallypoint.base.version import __version__  # one module less at every start
 
         print(self._command, __version__)
+        parser.exit()
+
+
+class PrintCompletion(argparse.Action):
+    """The flag `--print-completion SHELL`: prints a completion script for the command to stdout and exits.
+
+    The command is `rallyrun`, or `torchrun` where it is called by that name. Exit code 1 where there is no script.
+    """
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        from rallypoint.cli.completion import printed_script
+        from rallypoint.cli.exit import print_answer
+
+        try:
+            print_answer(printed_script(values, {"torchrun" if parser.prog == "torchrun" else "rallyrun": parser}))
+        except UserError as error:
+            parser.exit(1, f"{parser.prog}: {option}={values}: {error}\n")
         parser.exit()
 
 
@@ -286,6 +306,14 @@ def build_parser() -> Parser:
                     help=flag.help if flag.default in (None, "", ()) else f"{flag.help} (default: {flag.default})",
                 )
     section.add_argument("--version", action=ShowVersion, command="rallyrun")
+    section.add_argument(
+        "--print-completion",
+        "--print_completion",
+        action=PrintCompletion,
+        choices=("bash", "fish", "tcsh", "zsh"),
+        metavar="SHELL",
+        help="Print a completion script for bash, fish, tcsh or zsh and exit",
+    )
     return parser
 
 

@@ -8,7 +8,7 @@ import socket
 import sys
 
 from rallypoint.base import log as own_log
-from rallypoint.base.endpoint import free_port, listening_socket, parse_endpoint
+from rallypoint.base.endpoint import parse_endpoint
 from rallypoint.base.errors import UserError
 from rallypoint.store.client import TCPStore
 from rallypoint.store.collectives import barrier
@@ -103,14 +103,32 @@ def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[
 
 
 def get_free_port() -> int:
-    """A port that was free a moment ago. Prefer `get_socket_with_port`, whose port is held."""
-    return free_port()
+    """A port that was free on all addresses a moment ago. Prefer `get_socket_with_port`, whose port is held."""
+    with get_socket_with_port() as held:
+        return int(held.getsockname()[1])
 
 
 def get_socket_with_port() -> socket.socket:
-    """A socket that listens on a free port of the loopback; the caller closes it."""
-    made = listening_socket("localhost", 0)
-    made.setblocking(True)
+    """A socket that holds a port which is free on all addresses, and does not listen; the caller closes it.
+
+    Raises:
+        OSError: the kernel gives out no port.
+    """
+    try:
+        return _bound(socket.AF_INET6, "::")
+    except OSError:  # a kernel without IPv6, or where it is switched off
+        return _bound(socket.AF_INET, "")
+
+
+def _bound(family: int, address: str) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        made.bind((address, 0))  # without SO_REUSEADDR, by which somebody else could bind it too
+    except BaseException:
+        made.close()
+        raise
     return made
 
 

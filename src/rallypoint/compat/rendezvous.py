@@ -96,6 +96,7 @@ class RendezvousSettings:
     timeout: RendezvousTimeout
     keep_alive_interval: timedelta
     keep_alive_max_attempt: int
+    cas_backoff_max_seconds: float = 0.0
 
 
 class _GivenBackend(ControlPlane):
@@ -139,6 +140,7 @@ class DynamicRendezvousHandler(ElasticHandler):
         timeout: RendezvousTimeout | None = None,
         keep_alive_interval: int = 5,
         keep_alive_max_attempt: int = 3,
+        cas_backoff_max_seconds: float = 0.0,
     ) -> DynamicRendezvousHandler:
         """A handler that agrees with the others through `backend`.
 
@@ -152,6 +154,7 @@ class DynamicRendezvousHandler(ElasticHandler):
             timeout: of the steps, None for the defaults; times are rounded up to whole seconds.
             keep_alive_interval: seconds between two signs of life.
             keep_alive_max_attempt: how many of them may fail to come.
+            cas_backoff_max_seconds: the longest random pause after a write to `backend` that came too late.
 
         Raises:
             UserError: a number out of its bounds.
@@ -160,6 +163,7 @@ class DynamicRendezvousHandler(ElasticHandler):
         options = {f"{name}_timeout": _whole(getattr(times, name)) for name in _DEFAULTS} | {
             "keep_alive_interval": keep_alive_interval,
             "keep_alive_max_attempt": keep_alive_max_attempt,
+            "cas_backoff_max_seconds": cas_backoff_max_seconds,
         }
         params = RendezvousParameters(backend.name, "", run_id, min_nodes, max_nodes, local_addr, **options)
         return cls(params, given(store), backend)
@@ -180,6 +184,7 @@ class DynamicRendezvousHandler(ElasticHandler):
             ),
             timedelta(seconds=own.keep_alive_interval),
             own.keep_alive_max_attempt,
+            own.cas_backoff_max_seconds,
         )
 
     def is_closed(self) -> bool:
@@ -349,6 +354,8 @@ class StaticTCPRendezvous(ElasticHandler):
             RendezvousParameters("static", endpoint, run_id, world_size, world_size, rank=rank, timeout=timeout)
         )
         vars(self).update(vars(made))
+        self.master_addr, self.master_port = master_addr, master_port
+        self.rank, self.world_size, self.timeout = rank, world_size, timedelta(seconds=timeout)
 
 
 # Stores that third parties hand to a rendezvous

@@ -27,7 +27,14 @@ R = TypeVar("R")
 
 
 class ErrorHandler:
-    """Writes this process's own error file, whose path is in `TORCHELASTIC_ERROR_FILE`."""
+    """Writes this process's own error file, whose path is in `TORCHELASTIC_ERROR_FILE`. A subclass may do more."""
+
+    _fn_name: str | None = None
+    """The qualified name of the function that `record` runs, for subclasses; None if it has none."""
+
+    def set_entrypoint_fn_name(self, fn_name: str | None) -> None:
+        """Called by `record` before `initialize`."""
+        self._fn_name = fn_name
 
     def initialize(self) -> None:
         """Have a crash of the interpreter (such as SIGSEGV) print the Python stacks of all threads."""
@@ -50,6 +57,19 @@ class ErrorHandler:
             from rallypoint.failures.failure import error_data, write_error_file
 
             write_error_file(path, error_data(f"{type(e).__name__}: {e}", "".join(format_exception(e)), now))
+
+    def record_success(self) -> None:
+        """Called by `record` when the function has returned. What it raises is not recorded as a failure."""
+        return
+
+    def maybe_enrich_signal_failure_message(self, message: str, error_file: str) -> str:
+        """What a launcher's report says of a worker that a signal has ended: `message`, unless a subclass adds to it.
+
+        Args:
+            message: the traceback, or the explanation.
+            error_file: the worker's error file, or `<N/A>`.
+        """
+        return message
 
     def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
         """Copy a child's error file to our own, with its exit code unless that is 0."""
@@ -142,9 +162,10 @@ def record(
 def _recorded(fn: Callable[P, R], handler: ErrorHandler) -> Callable[P, R | None]:
     @wraps(fn)
     def recorded(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        handler.set_entrypoint_fn_name(getattr(fn, "__qualname__", None))  # a functools.partial has none
         handler.initialize()
         try:
-            return fn(*args, **kwargs)
+            result = fn(*args, **kwargs)
         except SystemExit as leave:
             if leave.code == 0:
                 return None
@@ -152,6 +173,8 @@ def _recorded(fn: Callable[P, R], handler: ErrorHandler) -> Callable[P, R | None
         except Exception as error:
             _write_error_file(handler, error)
             raise
+        handler.record_success()
+        return result
 
     return recorded
 

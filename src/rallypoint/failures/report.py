@@ -8,13 +8,16 @@ for a job: on other nodes than that of the first failure, one line with the caus
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Collection, Iterable, Mapping
 
 from rallypoint.base.errors import RallypointError
-from rallypoint.base.log import ranges
+from rallypoint.base.log import get_logger, ranges
 from rallypoint.failures.cause import NO_RESTARTS, Cause, Ending, Restarts, exit_text
 from rallypoint.failures.failure import NO_FILE, ProcessFailure, iso_time
 from rallypoint.failures.texts import is_traceback
+
+_log = get_logger(__name__)
 
 _MAX_BAR_WIDTH = 60
 _OF_NO_WORKER = (Ending.INFRASTRUCTURE, Ending.HANG)
@@ -154,9 +157,22 @@ def _block(index: int, cause: Cause, elsewhere: bool = False) -> str:
             f"  rank      : {cause.rank} (local_rank: {cause.local_rank})",
             f"  exitcode  : {cause.exitcode} (pid: {cause.pid}) {signal}",
             f"  error_file: {cause.error_file or NO_FILE}",
-            "  traceback : " + failure_detail(cause).rstrip("\n").replace("\n", "\n  "),
+            "  traceback : " + _enriched(cause).rstrip("\n").replace("\n", "\n  "),
         )
     )
+
+
+def _enriched(cause: Cause) -> str:
+    """All that is known of why a worker failed, with what the error handler adds to the death by a signal."""
+    detail = failure_detail(cause)
+    record = sys.modules.get("rallypoint.failures.record")  # whoever has another handler has imported it
+    if cause.exitcode >= 0 or record is None:
+        return detail
+    try:
+        return str(record.get_error_handler().maybe_enrich_signal_failure_message(detail, cause.error_file or NO_FILE))
+    except Exception:  # the handler is somebody else's
+        _log.warning("the error handler could not add to the report of a signal", exc_info=True)
+        return detail
 
 
 def failure_detail(cause: Cause) -> str:

@@ -411,11 +411,15 @@ class SharedStateLink:
     def _write(self, state: State) -> bool:
         """Offer a state; whatever is there afterwards is taken in. Returns whether it is ours."""
         answer = self._backend.set_state(encode_state(state), self._token)
+        ours = answer is not None and answer[2]
+        if not ours and (longest := self._settings.cas_backoff_max_seconds):
+            from random import uniform
+
+            self._ending.wait(uniform(0, longest))
         if answer is None:
             self._read()
-            return False
-        data, token, ours = answer
-        self._on_state(data, token)
+        else:
+            self._on_state(*answer[:2])
         return ours
 
     def _on_state(self, data: bytes, token: Token) -> None:

@@ -116,7 +116,7 @@ class PContext(ABC):
         args: local rank to its arguments; those of a program are made strings.
         envs: local rank to what is added to the agent's environment.
         logs_specs: where output goes. The folders are made at once; nothing is started yet.
-        log_line_prefixes: local rank to what stands before each teed line.
+        log_line_prefixes: local rank to what stands before each teed line; by default `[<name><local rank>]:`.
         reaper: starts the workers; None for one of this context's own, which ends with it.
         options: further options of the workers.
 
@@ -149,7 +149,7 @@ class PContext(ABC):
         self.args = {rank: tuple(each) for rank, each in args.items()}
         self.envs = {rank: dict(each) for rank, each in envs.items()}
         self.dest: LogsDest = logs_specs.reify(self.envs)
-        self.prefixes = dict(log_line_prefixes or {})
+        self.prefixes = {rank: f"[{name}{rank}]:" for rank in range(self.nprocs)} | dict(log_line_prefixes or {})
         self.stdouts = self.dest.stdouts
         self.stderrs = self.dest.stderrs
         self.error_files = self.dest.error_files

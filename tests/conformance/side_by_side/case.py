@@ -32,6 +32,10 @@ class Entry(Enum):
         return self.value[side is Side.OURS]
 
 
+_OF_THE_TEST = ("name", "code", "differs", "machine", "since")
+"""The fields on which torchrun's side does not depend."""
+
+
 class Case(NamedTuple):
     """One command line, run under both launchers, where everything is compared that a run leaves.
 
@@ -43,7 +47,7 @@ class Case(NamedTuple):
     those of all. None in `env` takes a variable away. `send` goes to the launchers once each node has printed `ups`
     lines. `code` is torchrun's exit code on the first node: two sides that fail alike for a mistake in the case would
     show nothing. `differs` names what of DIFFERENCES the case meets, and it must meet them all. `machine` says that
-    torchrun's side depends on the machine.
+    torchrun's side depends on the machine, `since` which torchrun is the first that knows the flags.
     """
 
     name: str
@@ -59,6 +63,7 @@ class Case(NamedTuple):
     code: int = 0
     differs: tuple[str, ...] = ()
     machine: bool = False
+    since: str = ""
 
     def flag_words(self) -> tuple[str, ...]:
         """The flags of all nodes, word by word."""
@@ -67,7 +72,7 @@ class Case(NamedTuple):
     def question(self) -> dict[str, Any]:
         """All that torchrun's side depends on, as plain JSON."""
         told = {**self._asdict(), "entry": self.entry.name, "send": self.send and self.send.name}
-        return {name: value for name, value in told.items() if name not in ("name", "code", "differs", "machine")}
+        return {name: value for name, value in told.items() if name not in _OF_THE_TEST}
 
     def depends(self) -> From:
         """On what torchrun's side depends beside that; versions of Python differ in `--` and prefixes of flags."""

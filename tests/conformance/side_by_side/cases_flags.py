@@ -137,6 +137,13 @@ PARSING = [
         SHOW,
         env=(("CUDA_VISIBLE_DEVICES", "3, 1"),),
     ),
+    Case(
+        "1.8 --virtual-local-rank on ROCm",
+        "--virtual-local-rank --nproc-per-node=2",
+        SHOW,
+        env=(("CUDA_VISIBLE_DEVICES", "3,1"), ("HIP_VISIBLE_DEVICES", "4, 5")),
+        since="2.15",
+    ),
 ]
 
 

@@ -76,6 +76,13 @@ FOLDERS = [
         "print('hello')",
         env=(("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "${role_name}/$rank ${x} "),),
     ),
+    Case(
+        "6.5 a prefix by a flag",
+        (*f"{_LOGS} -t 3".split(), "--log-line-prefix-template=${hostname}|${role_name}|${rank}|$local_rank|${x} "),
+        "print('hello')",
+        env=(("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "not this "),),
+        since="2.14",
+    ),
     Case("6.6 filters", f"{_LOGS} -t 3 --duplicate-stdout-filters=out,ñ --duplicate-stderr-filters=no,,", TALK),
     Case("6.6 filters without a tee", f"{_LOGS} --duplicate-stdout-filters=out --nproc-per-node=2", TALK),
 ]

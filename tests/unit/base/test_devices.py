@@ -139,10 +139,15 @@ def test_xpus_of_a_machine(
 
 
 def test_each_worker_gets_one_device() -> None:
-    assert one_gpu_per_worker({}, 3) == ["0", "1", "2"]
-    assert one_gpu_per_worker({"CUDA_VISIBLE_DEVICES": "4, GPU-aa ,2"}, 2) == ["4", "GPU-aa"]
+    cuda, rocm = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+    assert one_gpu_per_worker({}, 2) == [{cuda: "0"}, {cuda: "1"}]
+    assert one_gpu_per_worker({cuda: "4, GPU-aa ,2"}, 2) == [{cuda: "4"}, {cuda: "GPU-aa"}]
+    assert one_gpu_per_worker({cuda: "4,5", rocm: "6, 7"}, 2) == [{cuda: "6", rocm: "6"}, {cuda: "7", rocm: "7"}]
+    assert one_gpu_per_worker({cuda: "4", rocm: ""}, 1) == [{cuda: "4"}]
     with pytest.raises(UserError, match=r"CUDA_VISIBLE_DEVICES='4', which names 1 for 2 workers"):
-        one_gpu_per_worker({"CUDA_VISIBLE_DEVICES": "4"}, 2)
+        one_gpu_per_worker({cuda: "4"}, 2)
+    with pytest.raises(UserError, match=r"HIP_VISIBLE_DEVICES='6', which names 1 for 2 workers"):
+        one_gpu_per_worker({cuda: "4,5", rocm: "6"}, 2)
 
 
 _LIBRARY = """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +13,8 @@ import pytest
 
 from rallypoint.cli import completion
 from rallypoint.cli.completion import SHELLS, completion_script
+from rallypoint.cli.parse import PrintCompletion, parse
+from rallypoint.cli.parse import build_parser as build_launcher
 from rallypoint.cli.rallyctl import build_parser, main
 
 pytestmark = pytest.mark.process
@@ -57,13 +61,17 @@ ASKED = {
 """Shells to their command, what they are asked, and parts of what they answer, in this order."""
 
 
+def both() -> dict[str, argparse.ArgumentParser]:
+    return {"rallyrun": build_launcher(), "rallyctl": build_parser()}
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_flag_a_verb_and_a_value_are_completed(shell: str, tmp_path: Path) -> None:
     command, asked, wanted = ASKED[shell]
     if shutil.which(command[0]) is None:
         pytest.skip(f"{shell} is not installed")
     for name in ("script", "_rallyrun"):
-        (tmp_path / name).write_text(completion_script(shell, build_parser()))
+        (tmp_path / name).write_text(completion_script(shell, both()))
     done = subprocess.run(
         command,
         input=asked,
@@ -83,7 +91,37 @@ def test_a_flag_a_verb_and_a_value_are_completed(shell: str, tmp_path: Path) -> 
 
 def test_the_command_prints_the_script(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "fish"]) == 0
-    assert capsys.readouterr().out == completion_script("fish", build_parser()).rstrip("\n") + "\n"
+    assert capsys.readouterr().out == completion_script("fish", both()).rstrip("\n") + "\n"
+
+
+@pytest.mark.parametrize("flag", [["--print-completion", "bash"], ["--print_completion=bash"]])
+def test_the_launcher_prints_it_under_the_name_that_it_is_called_by(
+    flag: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for called, name in (("/usr/bin/torchrun", "torchrun"), ("/usr/bin/rallyrun", "rallyrun"), ("-m", "rallyrun")):
+        monkeypatch.setattr("sys.argv", [called])
+        with pytest.raises(SystemExit) as ended:
+            parse(flag, {})
+        assert ended.value.code == 0
+        said = capsys.readouterr().out
+        assert said == completion_script("bash", {name: build_launcher()}).rstrip("\n") + "\n"
+        assert f" -F _shtab_{name} {name}\n" in said
+    monkeypatch.setattr(completion, "PACKAGED", tmp_path)
+    (tmp_path / "bash").write_text("the script of the installation\n")
+    with pytest.raises(SystemExit):
+        parse(flag, {})
+    assert capsys.readouterr().out == "the script of the installation\n"
+    monkeypatch.setattr("sys.argv", ["torchrun"])
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    with pytest.raises(SystemExit) as ended:
+        parse(flag, {})
+    assert ended.value.code == 1
+    assert re.fullmatch(r".*--print.completion=bash: .*install shtab.*\n", capsys.readouterr().err)
+
+
+def test_the_shells_of_the_flag_are_those_that_there_are_scripts_for() -> None:
+    (action,) = [each for each in build_launcher()._actions if isinstance(each, PrintCompletion)]
+    assert set(action.choices or ()) == SHELLS.keys()
 
 
 def test_the_script_of_a_wheel_is_printed_without_shtab(

@@ -106,7 +106,17 @@ def test_a_job_of_two_agents_over_a_backend_of_a_third_party(tmp_path: Path) -> 
 
 
 def test_options_of_the_parameters_hold() -> None:
-    params = RendezvousParameters("mine", "", "job", 2, 3, "localhost", join_timeout="1", keep_alive_max_attempt="7")
+    params = RendezvousParameters(
+        "mine",
+        "",
+        "job",
+        2,
+        3,
+        "localhost",
+        join_timeout="1",
+        keep_alive_max_attempt="7",
+        cas_backoff_max_seconds="0.5",
+    )
     handler = create_handler(HashStore(), Memory(Place()), params)
     try:
         settings = handler.settings
@@ -114,6 +124,7 @@ def test_options_of_the_parameters_hold() -> None:
         assert settings.timeout.join == timedelta(seconds=1)
         assert settings.timeout.close == timedelta(seconds=30)
         assert settings.keep_alive_max_attempt == 7
+        assert settings.cas_backoff_max_seconds == 0.5
         assert handler.get_backend() == "mine"
         with pytest.raises(RendezvousTimeoutError):
             handler.next_rendezvous()

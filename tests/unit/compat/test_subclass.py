@@ -113,6 +113,24 @@ def test_a_budget_that_is_gone(handler: Callable[[], RendezvousHandler]) -> None
     assert agent.get_worker_group().state is WorkerState.FAILED
 
 
+@HANDLERS
+def test_a_handler_whose_shutdown_raises_does_not_hide_how_the_job_ended(
+    handler: Callable[[], RendezvousHandler], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = handler()
+    ended = made.shutdown
+
+    def shutdown() -> bool:
+        ended()
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(made, "shutdown", shutdown)
+    agent = ThreadAgent(spec(made), lambda rank, start, stopping: rank)
+    assert outcome(agent).return_values == {0: 0, 1: 1}
+    assert "could not be shut down" in caplog.text
+    assert "the disk is full" in caplog.text
+
+
 class ByItself(ThreadAgent):
     """Meets the others by itself, as agents that were written for torch may."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,53 @@ def test_a_handler_of_ones_own_is_used(own: Path) -> None:
         main()
     assert not own.exists()
     assert Path(f"{own}.elsewhere").exists()
+
+
+class _Noting(ErrorHandler):
+    """Notes what `record` calls, in order."""
+
+    def __init__(self, refuses_success: bool = False) -> None:
+        self.calls: list[str] = []
+        self._refuses_success = refuses_success
+
+    def set_entrypoint_fn_name(self, fn_name: str | None) -> None:
+        self.calls.append(f"named {fn_name}")
+
+    def initialize(self) -> None:
+        self.calls.append("initialize")
+
+    def record_exception(self, e: BaseException) -> None:
+        self.calls.append(f"exception {e!r}")
+
+    def record_success(self) -> None:
+        self.calls.append("success")
+        if self._refuses_success:
+            raise ValueError("not recorded")
+
+
+def _leave(how: object) -> object:
+    if isinstance(how, BaseException):
+        raise how
+    return how
+
+
+@pytest.mark.parametrize(
+    ("how", "more"),
+    [(7, ["success"]), (ValueError("x"), ["exception ValueError('x')"]), (SystemExit(0), []), (SystemExit(3), [])],
+)
+def test_a_handler_is_called_in_this_order(how: object, more: list[str]) -> None:
+    for function, name in ((_leave, "_leave"), (partial(_leave), "None")):
+        handler = _Noting()
+        with contextlib.suppress(ValueError, SystemExit):
+            record(function, handler)(how)
+        assert handler.calls == [f"named {name}", "initialize", *more]
+
+
+def test_what_recording_a_success_raises_is_no_failure_of_the_function() -> None:
+    handler = _Noting(refuses_success=True)
+    with pytest.raises(ValueError, match="not recorded"):
+        record(_leave, handler)(7)
+    assert handler.calls[2:] == ["success"]
 
 
 def test_without_a_child_s_file_the_cause_is_written(own: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from rallypoint.failures.cause import Cause, Restarts
 from rallypoint.failures.failure import ProcessFailure, error_data, write_error_file
+from rallypoint.failures.record import ErrorHandler
 from rallypoint.failures.report import ChildFailedError
 
 TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\nValueError: boom'
@@ -62,6 +63,28 @@ Root Cause (first observed failure):
   ValueError: boom
 {bar[0]}"""
     )
+
+
+def test_an_error_handler_may_add_to_what_is_said_of_a_signal(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Adding(ErrorHandler):
+        def maybe_enrich_signal_failure_message(self, message: str, error_file: str) -> str:
+            return f"{message}\n{error_file} fault of the device"
+
+    class Raising(ErrorHandler):
+        def maybe_enrich_signal_failure_message(self, message: str, error_file: str) -> str:
+            raise RuntimeError("no such log")
+
+    error = ChildFailedError("x.py", {0: _failure(0, 3, 1000.0), 1: _failure(1, -11, 1001.0)})
+    before = str(error)
+    with monkeypatch.context() as patch:
+        patch.setattr("rallypoint.failures.record.get_error_handler", Adding)
+        assert str(error).count("<N/A> fault of the device") == 1
+        assert error.failures[1].message == "Signal 11 (SIGSEGV) received by PID 101"
+        patch.setattr("rallypoint.failures.record.get_error_handler", Raising)
+        assert str(error) == before
+    assert "could not add to the report" in caplog.text
 
 
 def test_a_cause_of_another_node_is_the_root_with_its_host() -> None:

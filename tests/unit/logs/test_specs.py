@@ -178,6 +178,7 @@ STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_NODES": "2"}
 
 def test_a_template_may_name_host_and_attempt() -> None:
     assert line_prefixes("${host}.${attempt} ", "default", {1: 5}, 3) == {1: f"{os.uname().nodename}.3 "}
+    assert line_prefixes("${hostname}:${rank}: ", "default", {1: 5}) == {1: f"{os.uname().nodename}:5: "}
 
 
 @pytest.mark.parametrize(
@@ -201,7 +202,8 @@ def test_the_host_stands_once_before_the_prefix() -> None:
     assert with_host(None, "") is None
     assert line_prefixes(with_host(None, "n$3: "), "default", {0: 0}) == {0: "n$3: [default0]:"}
     assert line_prefixes(with_host("${rank} ", "n3: "), "default", {0: 7}) == {0: "n3: 7 "}
-    assert with_host("${host} ", "n3: ") == "${host} "
+    for own in ("${host} ", "${hostname} ", "$hostname "):
+        assert with_host(own, "n3: ") == own
 
 
 def test_a_working_directory_that_has_been_deleted_does_no_harm(

@@ -157,6 +157,10 @@ HERE = "127.0.0.1:1"
     [
         ("c10d", HERE, {"join_timeout": "abc"}, r"join_timeout='abc' is not a whole number"),
         ("c10d", HERE, {"join_timeout": 0}, r"join_timeout=0 must be positive"),
+        *[
+            ("c10d", HERE, {"cas_backoff_max_seconds": value}, r"cas_backoff_max_seconds=.* is not a number of seconds")
+            for value in (-1, "x", "nan", "inf")
+        ],
         ("c10d", HERE, {"lease": "soon"}, r"lease='soon' is not a number of seconds"),
         ("c10d", HERE, {"lease": "nan"}, r"lease='nan' is not a number of seconds from 0.1 to 86400"),
         ("c10d", HERE, {"notice_timeout": "-1"}, r"notice_timeout='-1' is not a number of seconds from 0 to 86400"),

@@ -63,6 +63,10 @@ class MemoryBackend(RendezvousBackend):
         self._seen = 0
         self.read_token = 0
 
+    def be_late(self) -> None:
+        """Have the next write find that somebody was faster."""
+        self._writes = 2
+
     @property
     def name(self) -> str:
         return "memory"
@@ -122,6 +126,25 @@ class Node:
 def job(low: int, high: int | None = None, **times: float) -> Settings:
     times = {"last_call_timeout": 0.2, "keep_alive_interval": 0.2, **times}
     return Settings("job", low, high or low, keep_alive_max_attempt=3, counts_heartbeats=True, **times)  # type: ignore[arg-type]
+
+
+def test_who_loses_a_race_pauses_for_a_random_time_if_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[tuple[float, float]] = []
+
+    def uniform(least: float, longest: float) -> float:
+        pauses.append((least, longest))
+        return 0.0
+
+    monkeypatch.setattr("random.uniform", uniform)
+    for longest in (0.0, 0.5):
+        memory = Memory()
+        with nodes(memory, job(1, cas_backoff_max_seconds=longest), "a", clumsy=True) as (node,):
+            node.backend.be_late()
+            node.join()
+            node.placed()
+        assert memory.lost_races
+        assert pauses == [(0, longest)] * len(pauses)
+        assert len(pauses) == (memory.lost_races if longest else 0)
 
 
 @contextmanager

@@ -348,6 +348,8 @@ class Settings(NamedTuple):
     heartbeat_timeout: float = 5.0
     keep_alive_interval: float = 5.0
     keep_alive_max_attempt: int = 3
+    cas_backoff_max_seconds: float = 0.0
+    """The longest random pause after a write that came too late, for backends that nodes write to by themselves."""
     lease: float = 3.0
     fixed_ranks: bool = False
     counts_heartbeats: bool = False

@@ -70,6 +70,12 @@ OPTIONS = (
         _STORING,
         "Number of consecutive heartbeats that may be missed there before the node counts as lost.",
     ),
+    OptionText(
+        "cas_backoff_max_seconds",
+        "0 s",
+        _STORING,
+        "Longest random pause of a node whose write to a shared file came too late, where many nodes join at once.",
+    ),
     OptionText("heartbeat_timeout", "5 s", _STORING, "Validated but has no effect."),
     OptionText("read_timeout", "60 s", _STORING, "Validated but has no effect."),
     OptionText("close_timeout", "30 s", _STORING, "Validated but has no effect: closing a rendezvous does not wait."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import math
 import os
 from collections.abc import Mapping, Sequence
 
@@ -81,6 +82,7 @@ def settings_of(
         heartbeat_timeout=times["heartbeat_timeout"],
         keep_alive_interval=times["keep_alive_interval"],
         keep_alive_max_attempt=times["keep_alive_max_attempt"],
+        cas_backoff_max_seconds=_backoff(params, "cas_backoff_max_seconds"),
         lease=params.get_as_seconds("lease", 3.0, least=0.1),
         notice_timeout=params.get_as_seconds("notice_timeout", 0.0),
         min_healthy_time=params.get_as_seconds("min_healthy_time", 60.0),
@@ -99,6 +101,19 @@ def _positive(params: RendezvousParameters, name: str, default: int) -> int:
     if value <= 0:
         raise UserError(f"rendezvous option {name}={value} must be positive; write {name}=30 in --rdzv-conf, say")
     return value
+
+
+def _backoff(params: RendezvousParameters, name: str) -> float:
+    value = params.get(name, 0.0)
+    try:
+        longest = float(value)
+    except (TypeError, ValueError):
+        longest = math.nan
+    if not 0 <= longest < math.inf:
+        raise UserError(
+            f"rendezvous option {name}={value!r} is not a number of seconds from 0 on; write {name}=0.5, say"
+        )
+    return longest
 
 
 def _count(params: RendezvousParameters, name: str) -> int:

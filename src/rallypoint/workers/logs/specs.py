@@ -38,7 +38,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789_"
 
 DEFAULT_TEMPLATE = "[${role_name}${local_rank}]:"
 TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
-"""The environment variable that replaces the default template."""
+"""The environment variable that replaces the default template, where `--log-line-prefix-template` does not."""
 
 _ONE = re.compile(r"[0-3]")
 _PER_RANK = re.compile(r"(?:[0-9]:[0-3],)*[0-9]:[0-3]")
@@ -329,8 +329,9 @@ def line_prefixes(template: str | None, role_name: str, ranks: Mapping[int, int]
     """The prefix of each local rank.
 
     Args:
-        template: `${role_name}`, `${rank}` and `${local_rank}` are replaced, and beyond torch `${host}` (this node's
-            name) and `${attempt}`; other names stay. None and empty mean the default, `[<role><local rank>]:`.
+        template: `${role_name}`, `${rank}`, `${local_rank}` and `${hostname}` (this node's name) are replaced, and
+            beyond torch `${host}`, the same, and `${attempt}`; other names stay. None and empty mean the default,
+            `[<role><local rank>]:`.
         role_name: the role of these workers.
         ranks: local rank to global rank.
         attempt: restarts used, as in the name of the log folder `attempt_<n>`.
@@ -338,7 +339,8 @@ def line_prefixes(template: str | None, role_name: str, ranks: Mapping[int, int]
     from string import Template
 
     pattern = Template(template or DEFAULT_TEMPLATE)
-    common = {"role_name": role_name, "host": os.uname().nodename, "attempt": attempt}
+    node = os.uname().nodename
+    common = {"role_name": role_name, "hostname": node, "host": node, "attempt": attempt}
     return {
         local_rank: pattern.safe_substitute(common, rank=rank, local_rank=local_rank)
         for local_rank, rank in ranks.items()
@@ -352,7 +354,7 @@ def host_label(when: str, environ: Mapping[str, str]) -> str:
 
 def with_host(template: str | None, label: str) -> str | None:
     """The template of the prefix behind the host's label, unless it has the host itself."""
-    if not label or "host}" in (template or ""):
+    if not label or "$host" in (template or "").replace("{", ""):
         return template
     return label.replace("$", "$$") + (template or DEFAULT_TEMPLATE)
 
