@@ -107,12 +107,15 @@ class Reporter:
     def _present(self, round_: int) -> NodeReport:
         pids = tuple(each.id if isinstance(each.id, int) else 0 for each in self._workers.group.workers)
         progress, step, age = self._workers.progress, -1, -1.0
+        in_place_of = self._workers.group.spec.in_place_of
         if progress is None:
-            return NodeReport(round_, pids)
+            return NodeReport(round_, pids, in_place_of=in_place_of)
         progress.look()
         if (latest := progress.latest()) is not None:
             step, age = latest.step, max(0.0, SYSTEM_CLOCK.monotonic() - latest.at)
-        return NodeReport(round_, pids, progress=step, progress_age=age, steps=progress.steps())
+        return NodeReport(
+            round_, pids, progress=step, progress_age=age, steps=progress.steps(), in_place_of=in_place_of
+        )
 
     def _report(self, report: NodeReport) -> None:
         """Send a report; without the ages of outputs while the last query of those has not returned."""

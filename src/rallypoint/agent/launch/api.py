@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-from rallypoint.agent.launch.config import LaunchConfig, describe
+from rallypoint.agent.launch.config import IN_PLACE_OF, LaunchConfig, describe
 from rallypoint.agent.loop import run_agent
 from rallypoint.agent.rendezvous_client import rendezvous_of
 from rallypoint.agent.signals import SIGNALS_VARIABLE, GracePeriods
@@ -184,6 +184,7 @@ def _workers(
         duplicate_stderr_filters=config.duplicate_stderr_filters,
         virtual_local_rank=config.virtual_local_rank,
         features=config.features,
+        in_place_of=IN_PLACE_OF.get(),
     )
     assert config.logs_specs is not None
     assert config.shutdown_timeout is not None

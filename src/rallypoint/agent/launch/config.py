@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from contextvars import ContextVar
 
 from rallypoint.agent.options import Features
 from rallypoint.base.errors import UserError
 from rallypoint.base.light_dataclasses import dataclass, field
 from rallypoint.base.light_typing import TYPE_CHECKING, Any
+from rallypoint.base.log import get_logger
 
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
     from rallypoint.workers.logs.specs import LogsSpecs
+
+log = get_logger(__name__)
 
 DEFAULT_SHUTDOWN_TIMEOUT = 30
 """Seconds that workers have between the forwarded signal and SIGKILL, by default."""
@@ -128,6 +132,19 @@ def _shutdown_timeout(given: int | None) -> int:
             f"{_SHUTDOWN_VARIABLE}={text!r} is not a whole number of seconds from 0 on; set one, or unset it"
         )
     return seconds
+
+
+IN_PLACE_OF = ContextVar("IN_PLACE_OF", default="")
+"""What the program has started, if that was torch's own launcher (`rallyctl shim`)."""
+
+
+def announce(in_place_of: str) -> None:
+    """Log, and note for this context, that a launch is ours though the program has started something else."""
+    from rallypoint.base.version import __version__
+
+    IN_PLACE_OF.set(in_place_of)
+    text = "Rallypoint %s launches this in place of %s (rallyctl shim; RALLYPOINT_SHIM=0 leaves it to torch's own)"
+    log.info(text, __version__, in_place_of)
 
 
 def describe(config: LaunchConfig, entrypoint: str) -> str:
