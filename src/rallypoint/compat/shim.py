@@ -252,7 +252,7 @@ def _is_foreign(value: Any) -> bool:
     else:
         home = type(value).__module__
         return home == "unittest.mock"
-    return home.partition(".")[0] not in _KNOWN
+    return home.partition(".")[0] not in _KNOWN and not home.startswith("namedtuple_")
 
 
 def _torchs_own_changed(module: str) -> ModuleType:
