@@ -6,7 +6,7 @@ import socket
 import sys
 from pathlib import Path
 
-from training import train  # type: ignore[import-not-found] # it is beside this file, where workers find it too
+from training import train  # beside this file, where workers find it too
 
 
 def notebook_launcher(folder: str) -> None:

@@ -28,8 +28,10 @@ from tests.frameworks.programs import ENVIRONMENT
 HERE = Path(__file__).parent
 TRAINING, BY_FUNCTION = str(HERE / "training.py"), str(HERE / "by_function.py")
 PYTHON = ENVIRONMENT / "bin" / "python"
-SIZE, KILLED_AT, DEADLINE = 4096, 25, 240.0
-"""Of a message of `training.py`; a step; seconds after which a launch is given up."""
+SIZE, EVERY = 4096, 20
+"""Bytes of a message of `training.py`, and the steps from one checkpoint to the next."""
+KILLED_AT, DEADLINE = 25, 240.0
+"""A step; seconds after which a launch is given up."""
 _MARK = "RALLYPOINT_LAUNCHERS_RUN"
 
 
@@ -94,6 +96,12 @@ class Outcome(NamedTuple):
     begun: list[int]
     """The step at which rank 0 has begun, each time."""
     said: str
+    """What the command has printed, and all log files."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether Rallypoint says that it has launched this."""
+        return "launches this in place of" in self.said
 
 
 def run(launcher: Launcher, *, shim: bool, kill: bool) -> Outcome:
@@ -109,7 +117,8 @@ def run(launcher: Launcher, *, shim: bool, kill: bool) -> Outcome:
             recovery = time.monotonic() - killed if again else None
         launch.read_until(lambda said: False)
         code = launch.process.wait(DEADLINE)
-        said = Path(folder, "output").read_text(errors="replace")
+        logs = [each for each in Path(folder).rglob("*") if each.suffix in ("", ".log") and each.is_file()]
+        said = "\n".join(each.read_text(errors="replace") for each in logs)
         begun = [int(each.split()[1]) for each in launch.messages if each.startswith("begin")]
         final = next((each.removeprefix("final ") for each in launch.messages if each.startswith("final")), "")
         return Outcome(final, code, recovery if kill else None, begun, said)
@@ -150,7 +159,7 @@ def _launched(launcher: Launcher, folder: Path, shim: bool) -> Iterator[_Launch]
     fcntl(pipe, F_SETPIPE_SZ, SIZE)
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "RALLYPOINT_"))}
     mark = uuid.uuid4().hex
-    environ |= {_MARK: mark, "OMP_NUM_THREADS": "1", "PET_MAX_RESTARTS": "3", "TMPDIR": str(folder)}
+    environ |= {_MARK: mark, "OMP_NUM_THREADS": "1", "PET_MAX_RESTARTS": "3", "LOGLEVEL": "INFO", "TMPDIR": str(folder)}
     environ |= {"PATH": f"{ENVIRONMENT}/bin:{os.environ['PATH']}", "NEMORUN_HOME": str(folder / "nemo")}
     under = [str(PYTHON), "-m", "rallypoint.cli.rallyctl", "shim", "run", "--"] if shim else []
     with (folder / "output").open("wb") as output:
