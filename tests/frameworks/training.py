@@ -10,9 +10,20 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
-import torch
+
+def stamp(folder: str) -> None:
+    """Write down that a worker has begun."""
+    with Path(folder, "started").open("a") as file:
+        file.write(f"{time.monotonic()}\n")
+
+
+if __name__ == "__main__":
+    stamp(sys.argv[2])  # before torch is imported, which takes seconds
+
+import torch  # noqa: E402
 
 STEPS, EVERY = 60, 20
 SIZE = 4096
@@ -39,6 +50,7 @@ def prepared(kind: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer
 
 def train(kind: str, folder: str) -> None:
     """Train from the last checkpoint, if there is one."""
+    stamp(folder)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
     inputs = torch.randn(2 * STEPS, 16, 8)

@@ -1,12 +1,12 @@
 """`rallyctl shim`: programs that start torch's launcher start ours, in one environment or for one command.
 
-In an environment, our program has the place of its `torchrun`, and a `.pth` file has torch's launcher found in
-`rallypoint.compat.shim` by whatever imports it. For one command, a folder with the same is put in front of `PATH` and
-`PYTHONPATH`. Either lasts if Rallypoint is replaced by another version; without it, all is torch's own.
+In an environment, our program has the place of its `torchrun`, and a `.pth` file and a module beside it have torch's
+launcher found in `rallypoint.compat.shim` by whatever imports it. For one command, a folder with the same is put in
+front of `PATH` and `PYTHONPATH`. Both serve any version of Rallypoint; without it, all is torch's own.
 
 Laws:
 
-1. Nothing is written but those two files and torch's own `torchrun`, which is kept beside ours.
+1. Nothing is written but those three files and torch's own `torchrun`, which is kept beside ours.
 2. Each file is replaced whole, and after each step a launch works, by torch's launcher or ours.
 3. `off` restores what `on` has found. What was installed since (a newer torch) is left alone.
 4. An environment that others share is refused.
@@ -20,6 +20,7 @@ import shlex
 import shutil
 import sys
 import sysconfig
+from importlib.util import cache_from_source
 from pathlib import Path
 
 from rallypoint.base.errors import RallypointError, UsageError, UserError
@@ -83,6 +84,7 @@ class _Environment:
         self._torchrun = Path(sysconfig.get_path("scripts"), "torchrun")
         self._kept = self._torchrun.with_name("torchrun-torch")
         self._hook = Path(sysconfig.get_path("purelib"), "rallypoint-shim.pth")
+        self._module = self._hook.with_name("rallypoint_shim.py")
 
     @property
     def _kind(self) -> str:
@@ -106,7 +108,8 @@ class _Environment:
 
     @property
     def is_on(self) -> bool:
-        return _text(self._torchrun) == self._script() and _text(self._hook) == _text(_FOLDER / self._hook.name)
+        copied = all(_text(each) == _text(_FOLDER / each.name) for each in (self._module, self._hook))
+        return copied and _text(self._torchrun) == self._script()
 
     def lines(self) -> list[str]:
         """What is what."""
@@ -146,11 +149,13 @@ class _Environment:
             else:
                 self._kept.unlink(missing_ok=True)
         _write(self._torchrun, self._script(), 0o755)
-        _write(self._hook, _text(_FOLDER / self._hook.name), 0o644)
+        for each in (self._module, self._hook):
+            _write(each, _text(_FOLDER / each.name), 0o644)
 
     def switch_off(self) -> None:
         """Restore what was there."""
-        self._hook.unlink(missing_ok=True)
+        for each in (self._hook, self._module, Path(cache_from_source(str(self._module)))):
+            each.unlink(missing_ok=True)
         if not _is_ours(self._torchrun):
             self._kept.unlink(missing_ok=True)
         elif self._kept.exists():

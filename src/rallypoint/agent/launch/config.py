@@ -134,7 +134,7 @@ def _shutdown_timeout(given: int | None) -> int:
     return seconds
 
 
-IN_PLACE_OF = ContextVar("IN_PLACE_OF", default="")
+IN_PLACE_OF = ContextVar("in_place_of", default="")
 """What the program has started, if that was torch's own launcher (`rallyctl shim`)."""
 
 

@@ -1,6 +1,8 @@
-# Loaded where this folder is the first of PYTHONPATH: under `rallyctl shim run`, by every Python of any version.
+# Loaded where this folder is the first of PYTHONPATH: under `rallyctl shim run`, by any version of Python.
 import os
 import sys
+
+import rallypoint_shim  # type: ignore[import-not-found] # noqa: F401 - which is then found without this folder
 
 _here = os.path.dirname(os.path.abspath(__file__))
 with open(os.path.join(_here, "rallypoint-shim.pth")) as _hook:
