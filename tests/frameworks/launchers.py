@@ -30,7 +30,7 @@ TRAINING, BY_FUNCTION = str(HERE / "training.py"), str(HERE / "by_function.py")
 PYTHON = ENVIRONMENT / "bin" / "python"
 SIZE, EVERY = 4096, 20
 """Bytes of a message of `training.py`, and the steps from one checkpoint to the next."""
-KILLED_AT, DEADLINE = 25, 240.0
+KILLED_AT, DEADLINE = 25, 600.0
 """A step; seconds after which a launch is given up."""
 _MARK = "RALLYPOINT_LAUNCHERS_RUN"
 
@@ -56,7 +56,16 @@ def _shell(folder: str) -> list[str]:
     return ["sh", "-c", script, "train.sh", folder, TRAINING]
 
 
-_ACCELERATE = ("accelerate", "launch", "--cpu", "--num_processes=2", "--num_machines=1", "--main_process_port=0")
+# On processors alone, accelerate starts no launcher; the program tells it that there is no GPU.
+_ACCELERATE: tuple[str, ...] = (
+    "accelerate",
+    "launch",
+    "--multi_gpu",
+    "--num_processes=2",
+    "--num_machines=1",
+    "--mixed_precision=no",
+)
+_ACCELERATE += ("--dynamo_backend=no", "--main_process_port=0", "--max_restarts=3")
 _FABRIC = ("fabric", "run", "--accelerator=cpu", "--devices=2", "--strategy=ddp", "--main-port=0")
 _TORCHX = ("torchx", "run", "-s", "local_cwd", "dist.ddp", "-j", "1x2", "--env", "PET_MAX_RESTARTS=3", "--script")
 

@@ -66,6 +66,8 @@ def _run(command: list[str]) -> int:
     """Become a command under the shim."""
     if not command:
         raise UsageError("there is no command; write it behind --: rallyctl shim run -- accelerate launch train.py")
+    if not os.access(_FOLDER / "torchrun", os.X_OK):  # then the shell would take torch's own
+        raise UserError(f"{_FOLDER / 'torchrun'} cannot be executed; install Rallypoint again, or chmod +x this file")
     for name, default in (("PATH", os.defpath), ("PYTHONPATH", "")):
         others = os.environ.get(name, default)
         os.environ[name] = os.pathsep.join([str(_FOLDER), *([others] if others else [])])
