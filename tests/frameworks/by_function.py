@@ -18,8 +18,11 @@ def notebook_launcher(folder: str) -> None:
 
 
 def torchrunx(folder: str) -> None:
+    import cloudpickle
+    import training
     from torchrunx import Launcher
 
+    cloudpickle.register_pickle_by_value(training)  # its agents have another path
     Launcher(hostnames=["localhost"], workers_per_host=2, backend=None).run(train, "plain", folder)
 
 

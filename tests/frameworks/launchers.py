@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.frameworks.programs import ENVIRONMENT
+from tests.ports import free_port
 
 HERE = Path(__file__).parent
 TRAINING, BY_FUNCTION = str(HERE / "training.py"), str(HERE / "by_function.py")
@@ -66,7 +67,7 @@ _ACCELERATE: tuple[str, ...] = (
     "--mixed_precision=no",
 )
 _ACCELERATE += ("--dynamo_backend=no", "--main_process_port=0", "--max_restarts=3")
-_FABRIC = ("fabric", "run", "--accelerator=cpu", "--devices=2", "--strategy=ddp", "--main-port=0")
+_FABRIC = ("fabric", "run", "--accelerator=cpu", "--devices=2", "--strategy=ddp")
 _TORCHX = ("torchx", "run", "-s", "local_cwd", "dist.ddp", "-j", "1x2", "--env", "PET_MAX_RESTARTS=3", "--script")
 
 LAUNCHERS = (
@@ -87,7 +88,11 @@ LAUNCHERS = (
     ),
     Launcher("accelerate launch", "accelerate", lambda at: [*_ACCELERATE, TRAINING, "accelerate", at]),
     Launcher("notebook_launcher", "accelerate", lambda at: [str(PYTHON), BY_FUNCTION, "notebook_launcher", at]),
-    Launcher("fabric run", "lightning-fabric", lambda at: [*_FABRIC, TRAINING, "--", "fabric", at]),
+    Launcher(
+        "fabric run",
+        "lightning-fabric",
+        lambda at: [*_FABRIC, f"--main-port={free_port()}", TRAINING, "--", "fabric", at],
+    ),
     Launcher("torchx dist.ddp", "torchx", lambda at: [*_TORCHX, TRAINING, "--", "plain", at]),
     Launcher("nemo-run torchrun", "nemo-run", lambda at: [str(PYTHON), BY_FUNCTION, "nemo_run", at]),
     Launcher("torchrunx", "torchrunx", lambda at: [str(PYTHON), BY_FUNCTION, "torchrunx", at], restarts=False),
@@ -119,7 +124,8 @@ def run(launcher: Launcher, *, shim: bool, kill: bool) -> Outcome:
     """Launch the program; with `kill`, the worker of rank 1 is killed at a step that is known."""
     with tempfile.TemporaryDirectory(prefix="shim-") as folder, _launched(launcher, Path(folder), shim) as launch:
         if kill:
-            launch.read_until(lambda said: said == f"step {KILLED_AT}")
+            reached = launch.read_until(lambda said: said == f"step {KILLED_AT}")
+            assert reached, Path(folder, "output").read_text(errors="replace")
             os.kill(int(Path(folder, "rank-1").read_text()), signal.SIGKILL)
             killed = time.monotonic()
             again = launch.read_until(lambda said: said.startswith("begin")) and launch.read_until(
