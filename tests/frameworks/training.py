@@ -40,8 +40,7 @@ def prepared(kind: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     if kind == "fabric":
         from lightning_fabric import Fabric
 
-        fabric = Fabric()
-        fabric.launch()
+        fabric = Fabric()  # `fabric run` has launched it
         fabric_model, _ = fabric.setup(model, optimizer)
         return fabric.global_rank, fabric_model
     torch.distributed.init_process_group("gloo")
