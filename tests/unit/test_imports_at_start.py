@@ -26,7 +26,7 @@ STANDARD_HELP |= {"re", "reprlib", "types", "warnings", "collections", "copyreg"
 STANDARD_HELP |= {"atexit", "errno", "gc", "itertools", "importlib", "threading"}
 """Modules of the standard library that `--help` may need."""
 
-STANDARD = STANDARD_HELP | {"array", "contextlib", "token"}
+STANDARD = STANDARD_HELP | {"array", "contextvars", "token"}
 STANDARD |= {"faulthandler", "fcntl", "heapq", "json", "linecache", "logging", "math", "queue"}
 STANDARD |= {"select", "selectors", "signal", "socket", "string", "textwrap", "tokenize", "traceback"}
 STANDARD |= {"weakref", "pwd", "grp", "struct"}

@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 
 from rallypoint.agent.loop import run_agent
 from rallypoint.agent.options import Features
@@ -148,6 +149,19 @@ def _shutdown_timeout(given: int | None) -> int:
             f"{_SHUTDOWN_VARIABLE}={text!r} is not a whole number of seconds from 0 on; set one, or unset it"
         )
     return seconds
+
+
+IN_PLACE_OF = ContextVar("in_place_of", default="")
+"""What the program has started, if that was torch's own launcher (`rallyctl shim`)."""
+
+
+def announce(in_place_of: str) -> None:
+    """Log, and note for this context, that a launch is ours though the program has started something else."""
+    from rallypoint.base.version import __version__
+
+    IN_PLACE_OF.set(in_place_of)
+    text = "Rallypoint %s launches this in place of %s (rallyctl shim; RALLYPOINT_SHIM=0 leaves it to torch's own)"
+    log.info(text, __version__, in_place_of)
 
 
 def describe(config: LaunchConfig, entrypoint: str) -> str:
@@ -336,6 +350,7 @@ def _workers(
         duplicate_stderr_filters=config.duplicate_stderr_filters,
         virtual_local_rank=config.virtual_local_rank,
         features=config.features,
+        in_place_of=IN_PLACE_OF.get(),
     )
     assert config.logs_specs is not None
     assert config.shutdown_timeout is not None

@@ -69,6 +69,7 @@ class WorkerSpec:
         duplicate_stderr_filters: the same for standard error.
         virtual_local_rank: every worker sees local rank 0 and one GPU.
         features: the options beyond torchrun.
+        in_place_of: what the program has started, if that was torch's own launcher.
 
     Raises:
         UserError: a number is out of range, or there is no entry point.
@@ -91,6 +92,7 @@ class WorkerSpec:
     duplicate_stderr_filters: list[str] | None = None
     virtual_local_rank: bool = False
     features: Features = Features()
+    in_place_of: str = ""
 
     def __post_init__(self) -> None:
         if self.local_world_size <= 0:

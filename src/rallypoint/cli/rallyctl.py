@@ -166,6 +166,26 @@ VERBS = (
         ),
     ),
     Verb(
+        "shim",
+        "have programs that start torchrun start rallyrun",
+        "Have what starts torch's launcher start Rallypoint: the program torchrun, python -m torch.distributed.run and "
+        ".launch, and programs that import torch.distributed.run, .launch or .launcher, such as accelerate. on: in the "
+        "virtual environment (or conda's) that this command belongs to, until off, which restores what was there. "
+        "status: what is in place; exits with 0 if it is on, and with 3 otherwise. run -- COMMAND: for this command "
+        "and what it starts; no file is changed. RALLYPOINT_SHIM=0 switches it off for a command. Programs that patch "
+        "torch's elastic classes, or derive from them, keep torch's own launcher (docs/how-to/shim.md).",
+        "run -- accelerate launch train.py",
+        "shim:shim",
+        _value("action", "WHAT", "on, off, status or run", choices=("on", "off", "status", "run")),
+        _value(
+            "command",
+            "-- COMMAND",
+            "what to run: shim run -- COMMAND",
+            nargs=argparse.REMAINDER,
+            complete=Values(names="command"),
+        ),
+    ),
+    Verb(
         "status",
         "show the status of a job",
         "Show the status of a job: phase, round, nodes, restarts, last failures and events. The command never counts "

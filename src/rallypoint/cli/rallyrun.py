@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from rallypoint.cli.parse import Options
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, in_place_of: str = "") -> int:
     """Run `rallyrun`.
 
     Args:
         argv: the arguments after the program's name; None takes those of this process, which is then the command's.
+        in_place_of: what was started, if that was not `rallyrun`: `torchrun`, by `rallyctl shim`.
 
     Returns:
         The exit code: 0 when all workers succeeded; 1 when something failed, a value cannot work, or a signal that this
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: 2 after a usage error, 0 after help.
     """
-    return _run_command(argv, _read)
+    return _run_command(argv, _read, in_place_of)
 
 
 def _read(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
@@ -44,7 +45,9 @@ def _read(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
     return parse(arguments, environ)
 
 
-def _run_command(argv: Sequence[str] | None, read: Callable[[Sequence[str], Mapping[str, str]], Options]) -> int:
+def _run_command(
+    argv: Sequence[str] | None, read: Callable[[Sequence[str], Mapping[str, str]], Options], in_place_of: str
+) -> int:
     """Run a command, whose arguments `read` reads when the process is set up. It may raise UserError."""
     if argv is None:
         from rallypoint.cli.process_setup import set_up_process
@@ -55,7 +58,7 @@ def _run_command(argv: Sequence[str] | None, read: Callable[[Sequence[str], Mapp
         gc.disable()  # a start makes no garbage, and the collector would look through all that it makes, many times
     from rallypoint.base.errors import UserError
 
-    run = _Run(is_command=argv is None)
+    run = _Run(in_place_of, is_command=argv is None)
     try:
         run.options = read(sys.argv[1:] if argv is None else argv, os.environ)
     except UserError as error:
@@ -81,7 +84,8 @@ class _Run:
     refused: UserError | None = None
     """What is wrong with the arguments; then there are no options."""
 
-    def __init__(self, *, is_command: bool) -> None:
+    def __init__(self, in_place_of: str, *, is_command: bool) -> None:
+        self._in_place_of = in_place_of
         self._is_command = is_command
 
     def launch(self) -> None:
@@ -97,6 +101,10 @@ class _Run:
         from rallypoint.workers.logs.specs import host_label
 
         configure(host_label(self.options.features.command.host_prefix, os.environ))
+        if self._in_place_of:
+            from rallypoint.agent.launch import announce
+
+            announce(self._in_place_of)  # before any other line
         self.options = by_cluster(self.options)
         from rallypoint.cli.convert import config_from_options, limit_threads
 
@@ -164,8 +172,8 @@ _DEPRECATED = (
 )
 
 
-def main_deprecated(argv: Sequence[str] | None = None) -> int:
-    return _run_command(argv, read_deprecated)
+def main_deprecated(argv: Sequence[str] | None = None, in_place_of: str = "") -> int:
+    return _run_command(argv, read_deprecated, in_place_of)
 
 
 def read_deprecated(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:

@@ -150,7 +150,9 @@ def _torchs(path: str) -> ModuleType:
     here = f"{_HERE}.{path}".rstrip(".")
     name = f"torch.{path}" if path.split(".", maxsplit=1)[0] == "numa" else f"torch.distributed.{path}".rstrip(".")
     try:
-        return import_module(name)
+        module = import_module(name)
+        own: ModuleType = getattr(module, "torchs_own", module)  # where `rallyctl shim` has put ours in its place
+        return own
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name not in {"torch", "torch.distributed"}:
             raise ModuleNotFoundError(f"there is no {here}: torch has no {name}", name=here) from error

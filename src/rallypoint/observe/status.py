@@ -198,6 +198,9 @@ def _head(snapshot: Snapshot, screen: OnScreen | None) -> Iterator[Line]:
     yield Line(f"round     {snapshot.round}")
     yield Line(f"nodes     {participants} (min {snapshot.min_nodes}, max {snapshot.max_nodes}){extra}")
     yield Line(f"restarts  {restarts_sentence(snapshot)}")
+    instead = sorted({each.report.in_place_of for each in snapshot.nodes if each.report and each.report.in_place_of})
+    if instead:
+        yield Line(f"launcher  rallyrun, in place of {' and '.join(instead)} (rallyctl shim)")
     steps = [each.report.progress for each in snapshot.nodes if each.report is not None and each.report.progress >= 0]
     if steps:
         yield Line(f"progress  step {min(steps)}" + (f" to {max(steps)}" if max(steps) != min(steps) else ""))
@@ -422,6 +425,7 @@ def _report(report: NodeReport) -> dict[str, Any]:
         "progress_seconds_ago": _known(report.progress_age),
         "steps": [None if each < 0 else each for each in report.steps],
         "output_seconds_ago": [_known(each) for each in report.output_ages],
+        "in_place_of": report.in_place_of or None,
     }
 
 

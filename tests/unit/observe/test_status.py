@@ -97,6 +97,12 @@ def snapshot_with(*steps: tuple[int, ...]) -> Snapshot:
     return snapshot(nodes=0)._replace(nodes=tuple(node(number, report=each) for number, each in enumerate(reports)))
 
 
+def test_a_launch_in_place_of_torchs_says_so() -> None:
+    nodes = (node(0, report=NodeReport(4, in_place_of="torchrun")), node(1))
+    assert "launcher  rallyrun, in place of torchrun (rallyctl shim)" in status_lines(snapshot()._replace(nodes=nodes))
+    assert not any(each.startswith("launcher") for each in status_lines(snapshot()))
+
+
 def test_ranks_are_told_by_how_far_they_are_behind() -> None:
     seen = snapshot_with((120, 118), (120, 97), (120, -1))
     assert steps_of(seen) == (120, 5, (Straggler(3, "n1 (rank 1)", 97, 23), Straggler(1, "n0 (rank 0)", 118, 2)))

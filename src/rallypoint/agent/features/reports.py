@@ -110,7 +110,8 @@ class Reporter:
         folder.look()
         if (latest := folder.latest()) is not None:
             step, age = latest.step, max(0.0, SYSTEM_CLOCK.monotonic() - latest.at)
-        return NodeReport(round_, pids, progress=step, progress_age=age, steps=folder.steps())
+        place = self._workers.group.spec.in_place_of
+        return NodeReport(round_, pids, progress=step, progress_age=age, steps=folder.steps(), in_place_of=place)
 
     def _report(self, report: NodeReport) -> None:
         """Send a report; without the ages of outputs while the last query of those has not returned."""

@@ -48,6 +48,8 @@ class NodeReport(NamedTuple):
     output_ages: tuple[float, ...] = ()
     steps: tuple[int, ...] = ()
     """The last step of each worker, -1 if it has reported none; empty if none has, or there are very many."""
+    in_place_of: str = ""
+    """What was started on that node, if that was torch's own launcher (`rallyctl shim`)."""
 
 
 class CollectKind(StrEnum):

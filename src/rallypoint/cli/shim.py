@@ -1,0 +1,207 @@
+"""`rallyctl shim`: programs that start torch's launcher start ours, in one environment or for one command.
+
+In an environment, our program has the place of its `torchrun`, and a `.pth` file and a module beside it have torch's
+launcher found in `rallypoint.compat.shim` by whatever imports it. For one command, a folder with the same is put in
+front of `PATH` and `PYTHONPATH`. Both serve any version of Rallypoint; without it, all is torch's own.
+
+Laws:
+
+1. Nothing is written but those three files and torch's own `torchrun`, which is kept beside ours.
+2. Each file is replaced whole, and after each step a launch works, by torch's launcher or ours.
+3. `off` restores what `on` has found. What was installed since (a newer torch) is left alone.
+4. An environment that others share is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+import sysconfig
+from importlib.util import cache_from_source
+from pathlib import Path
+
+from rallypoint.base.errors import RallypointError, UsageError, UserError
+from rallypoint.cli.exit import print_answer
+
+_SWITCH = "RALLYPOINT_SHIM"
+_PYTHON = "RALLYPOINT_SHIM_PYTHON"
+"""Names the Python that has Rallypoint, to the `torchrun` of `shim run`."""
+_FOLDER = Path(__file__).with_name("shim_path")
+"""What is put in front of `PATH` and `PYTHONPATH`, and the sources of what is put into an environment."""
+_OFF = 3
+"""The exit code of `status` where the shim is off."""
+_LONGEST_SHEBANG = 127
+"""Bytes of a script's first line that every Linux reads."""
+
+
+def shim(options: argparse.Namespace) -> int:
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if options.action == "run":
+        return _run(command)
+    if command:
+        raise UsageError(f"rallyctl shim {options.action} takes no command, and {shlex.join(command)} was given")
+    environment = _Environment()
+    if options.action == "status":
+        print_answer("\n".join(environment.lines()))
+        return 0 if environment.is_on else _OFF
+    if reason := environment.refusal():
+        raise UserError(f"{reason}; for one command there is rallyctl shim run -- COMMAND")
+    try:
+        if options.action == "on":
+            environment.switch_on()
+        else:
+            environment.switch_off()
+    except OSError as error:
+        raise UserError(
+            f"{error.filename} cannot be written: {error.strerror}; see what is in place with rallyctl shim status"
+        ) from None
+    print_answer("\n".join(environment.lines()))
+    return 0
+
+
+def _run(command: list[str]) -> int:
+    """Become a command under the shim."""
+    if not command:
+        raise UsageError("there is no command; write it behind --: rallyctl shim run -- accelerate launch train.py")
+    if not os.access(_FOLDER / "torchrun", os.X_OK):  # then the shell would take torch's own
+        raise UserError(f"{_FOLDER / 'torchrun'} cannot be executed; install Rallypoint again, or chmod +x this file")
+    for name, default in (("PATH", os.defpath), ("PYTHONPATH", "")):
+        others = os.environ.get(name, default)
+        os.environ[name] = os.pathsep.join([str(_FOLDER), *([others] if others else [])])
+    os.environ[_PYTHON] = sys.executable
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        raise RallypointError(f"{command[0]} cannot be started: {error.strerror}; check the command") from None
+
+
+class _Environment:
+    """The environment of the Python that runs this."""
+
+    def __init__(self) -> None:
+        self._prefix = Path(sys.prefix)
+        self._torchrun = Path(sysconfig.get_path("scripts"), "torchrun")
+        self._kept = self._torchrun.with_name("torchrun-torch")
+        self._hook = Path(sysconfig.get_path("purelib"), "rallypoint-shim.pth")
+        self._module = self._hook.with_name("rallypoint_shim.py")
+
+    @property
+    def _kind(self) -> str:
+        """What it is; empty for the Python of the system, or another that is installed for all."""
+        if sys.prefix != sys.base_prefix:
+            return "virtual environment"
+        shared = Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED").exists()
+        return "conda environment" if not shared and (self._prefix / "conda-meta").is_dir() else ""
+
+    def refusal(self) -> str:
+        """Why this environment is left alone; empty if it is the user's own."""
+        if not self._kind:
+            return f"{self._prefix} is no virtual environment but a Python that is installed for all programs"
+        owner = self._prefix.stat().st_uid
+        if owner != os.geteuid():
+            return f"the environment {self._prefix} belongs to {_user(owner)}, and not to {_user(os.geteuid())}"
+        for each in (self._torchrun.parent, self._hook.parent):
+            if not os.access(each, os.W_OK | os.X_OK):
+                return f"the environment {self._prefix} is read-only: {each} cannot be written to"
+        return ""
+
+    @property
+    def is_on(self) -> bool:
+        copied = all(_text(each) == _text(_FOLDER / each.name) for each in (self._module, self._hook))
+        return copied and _text(self._torchrun) == self._script()
+
+    def lines(self) -> list[str]:
+        """What is what."""
+        ours, hook = _is_ours(self._torchrun), self._hook.exists()
+        state = "on" if self.is_on else "on in part: rallyctl shim on completes it" if ours or hook else "off"
+        rows = [
+            ("shim", state),
+            ("python", f"{sys.executable} ({self._kind or 'installed for all'})"),
+            ("torchrun", f"{self._torchrun} {self._whose(ours)}"),
+            (
+                "imports",
+                "torch.distributed.run, .launch and .launcher are " + ("Rallypoint's" if hook else "torch's own"),
+            ),
+        ]
+        if hook:
+            rows.append(("", f"by {self._hook}"))
+        if os.environ.get(_SWITCH) == "0":
+            rows.append(("now", f"{_SWITCH}=0 is set: what is started here is torch's own all the same"))
+        if not ours and not hook and (reason := self.refusal()):
+            rows.append(("refused", reason))
+        return [f"{name:<8}  {text}" for name, text in rows]
+
+    def _whose(self, ours: bool) -> str:
+        if not self._torchrun.exists():
+            return "does not exist"
+        if not ours:
+            return "is torch's own"
+        return "is Rallypoint's; " + (f"torch's own is {self._kept.name}" if self._kept.exists() else "there was none")
+
+    def switch_on(self) -> None:
+        """Put ours in place."""
+        if not _is_ours(self._torchrun):
+            if self._torchrun.exists():  # a newer torch may have come since
+                new = self._kept.with_name(f".{self._kept.name}-new")
+                shutil.copy2(self._torchrun, new)
+                new.replace(self._kept)
+            else:
+                self._kept.unlink(missing_ok=True)
+        _write(self._torchrun, self._script(), 0o755)
+        for each in (self._module, self._hook):
+            _write(each, _text(_FOLDER / each.name), 0o644)
+
+    def switch_off(self) -> None:
+        """Restore what was there."""
+        for each in (self._hook, self._module, Path(cache_from_source(str(self._module)))):
+            each.unlink(missing_ok=True)
+        if not _is_ours(self._torchrun):
+            self._kept.unlink(missing_ok=True)
+        elif self._kept.exists():
+            self._kept.replace(self._torchrun)
+        else:
+            self._torchrun.unlink()
+
+    def _script(self) -> str:
+        """Our `torchrun`, for this Python."""
+        lines = (_FOLDER / "torchrun").read_text().splitlines(keepends=True)
+        simple = f"#!{sys.executable}\n"
+        if len(os.fsencode(simple)) <= _LONGEST_SHEBANG and not any(map(str.isspace, sys.executable)):
+            return "".join([simple, *lines[3:]])
+        shell, _, end = lines[:3]
+        return "".join([shell, f"'''exec' {shlex.quote(sys.executable)} \"$0\" \"$@\"\n", end, *lines[3:]])
+
+
+def _is_ours(torchrun: Path) -> bool:
+    return "from rallypoint." in _text(torchrun)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _user(number: int) -> str:
+    from pwd import getpwuid
+
+    try:
+        return getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"
+
+
+def _write(path: Path, text: str, mode: int) -> None:
+    """Replace a file: whoever starts it meanwhile gets the old one or the new one, whole."""
+    new = path.with_name(f".{path.name}-new")
+    try:
+        new.write_text(text)
+        new.chmod(mode)
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,14 @@
+# Loaded where this folder is the first of PYTHONPATH: under `rallyctl shim run`, by any version of Python.
+import os
+import sys
+
+import rallypoint_shim  # type: ignore[import-not-found] # noqa: F401 - which is then found without this folder
+
+_here = os.path.dirname(os.path.abspath(__file__))
+with open(os.path.join(_here, "rallypoint-shim.pth")) as _hook:
+    exec(_hook.read())
+
+# Be the user's own sitecustomize, or Python's, which this one has hidden.
+sys.path[:] = [each for each in sys.path if os.path.abspath(each) != _here]
+del sys.modules["sitecustomize"]
+__import__("sitecustomize")  # where there is none, Python expects just this ImportError
