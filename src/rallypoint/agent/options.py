@@ -18,7 +18,6 @@ from rallypoint.base.flags import (
     Flag,
     FlagGroup,
     OneOf,
-    Values,
     duration,
     module_names,
     number,
@@ -288,7 +287,7 @@ CLUSTERS = _group(
         "KIND,...",
         samples=("jax,tf", "ompi"),
         bad=("horovod", "", "jax,,tf"),
-        complete=Values(FRAMEWORKS, separator=","),
+        complete=FRAMEWORKS,
     ),
     Flag(
         "--socket-ifname",
@@ -297,7 +296,7 @@ CLUSTERS = _group(
         "NAME,...",
         samples=("auto", "lo"),
         bad=("eth99", "lo,,lo", "Auto"),
-        complete=Values(("auto",), "interface", ","),
+        complete=("auto",),
     ),
 )
 
@@ -317,7 +316,7 @@ CHECKS = _group(
         "Shell command that must succeed before this node joins, and after a failure of its own",
         "COMMAND",
         bad=(" ",),
-        complete=Values(names="program"),
+        complete=(),
     ),
     Flag(
         "--node-check-timeout",
@@ -338,7 +337,7 @@ OTHERS = _group(
         "MODULES",
         samples=("torch,torch.distributed", "json"),
         bad=("a-b", "torch,", "a,,b", "1a", "a b"),
-        complete=Values(("auto",)),
+        complete=("auto",),
     ),
     Flag(
         "--inprocess-timeout",
@@ -367,7 +366,7 @@ OTHERS = _group(
         "PEERS",
         samples=("members,10.0.0.0/8", "any"),
         bad=("maybe", "10.0.0.0/33"),
-        complete=Values(("members", "any"), separator=","),
+        complete=("members", "any"),
     ),
     Flag(
         "--exit-codes",

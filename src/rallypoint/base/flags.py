@@ -17,23 +17,14 @@ SWITCH = None
 """The `read` of a flag that takes no value."""
 
 
-class Values(NamedTuple):
-    """What completes a value: words, a kind of names that the shell finds, and what
-    separates several of them, empty if there can be only one.
-    """
-
-    words: tuple[str, ...] = ()
-    names: str = "none"
-    separator: str = ""
-
-
 class Flag(NamedTuple):
     """One row.
 
     `name` is the dashed long spelling; `read` converts the text of a value (UsageError if it cannot) and is `SWITCH`
     for a flag without a value; `metavar` stands for the value on the help page; `choices` apply to the command line
     only, never to the environment. `samples` are two texts that it takes, the first of which is not the default, `bad`
-    some that are refused. `complete` is needed if neither `read`, `choices` nor `metavar` says what completes it.
+    some that are refused. `complete` has the words that complete a value, if neither `read`, `choices` nor `metavar`
+    says what does.
     """
 
     name: str
@@ -46,7 +37,7 @@ class Flag(NamedTuple):
     from_environment: bool = True
     samples: tuple[str, ...] = ("7", "3")
     bad: tuple[str, ...] = ()
-    complete: Values | Callable[[], Values] | None = None
+    complete: tuple[str, ...] | Callable[[], tuple[str, ...]] | None = None
 
     @property
     def dest(self) -> str:
@@ -157,8 +148,8 @@ def module_names(text: str) -> tuple[str, ...]:
     return names
 
 
-def signal_names() -> Values:
+def signal_names() -> tuple[str, ...]:
     import signal
 
     names = (each.name for each in signal.Signals if each not in (signal.SIGKILL, signal.SIGSTOP))
-    return Values(tuple(names), separator=",")
+    return tuple(names)

@@ -98,7 +98,7 @@ def _words() -> dict[str, tuple[str, ...]]:
     from rallypoint.clusters.preflight.run import NAMES
 
     rows = ((flag.name, flag.complete() if callable(flag.complete) else flag.complete) for flag in FLAGS)
-    return {"--require": tuple(NAMES), **{name: values.words for name, values in rows if values and values.words}}
+    return {"--require": tuple(NAMES), **{name: words for name, words in rows if words}}
 
 
 def _one_of_zsh(scripts: list[str], names: list[str]) -> str:

@@ -10,34 +10,33 @@ from rallypoint.base.flags import (
     SWITCH,
     Flag,
     FlagGroup,
-    Values,
     number,
     signal_names,
     split_filters,
     whole_number,
 )
 
-ANYTHING = Values()
+ANYTHING = ()
 """Numbers, ids and other texts that cannot be completed."""
 
 
-def _backends() -> Values:
+def _backends() -> tuple[str, ...]:
     from rallypoint.rendezvous.handler import rendezvous_handler_registry
 
-    return Values(rendezvous_handler_registry.names())
+    return rendezvous_handler_registry.names()
 
 
-def _backend_options() -> Values:
+def _backend_options() -> tuple[str, ...]:
     from rallypoint.rendezvous.backends.option_table import OPTIONS
 
-    return Values(tuple(sorted(f"{each.name}=" for each in OPTIONS)), separator=",")
+    return tuple(sorted(f"{each.name}=" for each in OPTIONS))
 
 
-def _log_layouts() -> Values:
+def _log_layouts() -> tuple[str, ...]:
     from rallypoint.base.plugins import entry_point_names
     from rallypoint.workers.logs.specs import PLUGIN_GROUP
 
-    return Values(tuple(sorted({"default", *entry_point_names(PLUGIN_GROUP)})))
+    return tuple(sorted({"default", *entry_point_names(PLUGIN_GROUP)}))
 
 
 GROUPS = (
@@ -84,7 +83,7 @@ GROUPS = (
                 "Workers on this node: a number, cpu, gpu, xpu or auto",
                 "N",
                 default="1",
-                complete=Values(("auto", "cpu", "gpu", "xpu")),
+                complete=("auto", "cpu", "gpu", "xpu"),
             ),
             Flag("--role", str, "Role of this node's workers", "NAME", default="default", complete=ANYTHING),
             Flag("--module", SWITCH, "Run the script as a module, as python -m does", default=False, short="-m"),
@@ -156,7 +155,7 @@ GROUPS = (
                 "STREAMS",
                 default="0",
                 short="-r",
-                complete=Values(("0", "1", "2", "3")),
+                complete=("0", "1", "2", "3"),
             ),
             Flag(
                 "--tee",
@@ -165,7 +164,7 @@ GROUPS = (
                 "STREAMS",
                 default="0",
                 short="-t",
-                complete=Values(("0", "1", "2", "3")),
+                complete=("0", "1", "2", "3"),
             ),
             Flag(
                 "--log-line-prefix-template",
@@ -200,7 +199,7 @@ GROUPS = (
                 "Where events go: null, console, jsonl:PATH, or a plug-in",
                 "NAME",
                 default="null",
-                complete=Values(("null", "console", "jsonl:")),
+                complete=("null", "console", "jsonl:"),
             ),
         ),
     ),

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from rallypoint.base.flags import Values
 from rallypoint.cli.parse import HelpFormatter, Parser, ShowVersion
 from rallypoint.rendezvous.params import C10D_PORT
 
@@ -22,7 +21,6 @@ class Argument(NamedTuple):
 
     names: tuple[str, ...]
     more: dict[str, Any]
-    complete: Values | Callable[[], Values] | None = None
 
 
 class Verb:
@@ -41,21 +39,19 @@ class Verb:
         self.arguments = arguments
 
 
-def _value(
-    name: str, metavar: str, text: str, complete: Values | Callable[[], Values] | None = None, **more: Any
-) -> Argument:
+def _value(name: str, metavar: str, text: str, **more: Any) -> Argument:
     """An operand, or a flag with a value: an empty text if it is not given."""
     if name.startswith("-") and "required" not in more:
         more.setdefault("default", "")
-    return Argument(tuple(name.split()), {"metavar": metavar, "help": text, **more}, complete)
+    return Argument(tuple(name.split()), {"metavar": metavar, "help": text, **more})
 
 
 def _switch(name: str, text: str) -> Argument:
     return Argument((name,), {"help": text, "action": "store_true"})
 
 
-def _several(name: str, metavar: str, text: str, complete: Values | None = None) -> Argument:
-    return _value(name, metavar, text, complete, action="append", default=[])
+def _several(name: str, metavar: str, text: str) -> Argument:
+    return _value(name, metavar, text, action="append", default=[])
 
 
 def _rendezvous(id_help: str) -> tuple[Argument, ...]:
@@ -69,13 +65,6 @@ def _rendezvous(id_help: str) -> tuple[Argument, ...]:
     )
 
 
-def _checks() -> Values:
-    from rallypoint.clusters.preflight.run import NAMES
-
-    return Values(NAMES, separator=",")
-
-
-_HOST = Values(names="host")
 _JOB: tuple[str | Argument, ...] = (
     "the job",
     _value("endpoint", "ENDPOINT", "the job's --rdzv-endpoint", nargs="?", default=""),
@@ -125,14 +114,12 @@ VERBS = (
             "-- COMMAND",
             "what to run on each host",
             nargs=argparse.REMAINDER,
-            complete=Values(names="command"),
         ),
         "hosts",
         _value(
             "--hosts",
             "LIST",
             "hosts, and slots (workers) of each: node1:8,node2:8",
-            complete=Values(names="host", separator=","),
         ),
         _value("--hostfile", "FILE", "file with a host on each line: node1 slots=8"),
         "command",
@@ -140,7 +127,6 @@ VERBS = (
             "--env",
             "NAME[=VALUE]",
             "variable to hand on: NAME, NAME=VALUE or a pattern such as 'NCCL_*'; may be repeated",
-            Values(names="variable"),
         ),
         _several("--env-file", "FILE", "file of NAME=VALUE lines to hand on; may be repeated"),
         _value("--chdir", "DIR", "folder there (default: the one of this command)"),
@@ -182,7 +168,6 @@ VERBS = (
             "-- COMMAND",
             "what to run: shim run -- COMMAND",
             nargs=argparse.REMAINDER,
-            complete=Values(names="command"),
         ),
     ),
     Verb(
@@ -225,7 +210,7 @@ VERBS = (
         "and a spare takes its place.",
         "node7 node1:29400",
         "job_verbs:drain",
-        _value("node", "NODE", "host, address, pid@host or group rank", complete=_HOST),
+        _value("node", "NODE", "host, address, pid@host or group rank"),
         *_JOB,
     ),
     Verb(
@@ -268,7 +253,6 @@ VERBS = (
             "--require",
             "NAME,...",
             "checks that must be made and pass: each is a FAIL otherwise, a WARN included",
-            complete=_checks,
         ),
     ),
     Verb(
@@ -330,7 +314,9 @@ VERBS = (
         _value("--tls-key", "FILE", "PEM file of its key"),
         _value("--tls-ca", "FILE", "PEM file of the authorities that sign the nodes' certificates"),
         _value(
-            "--tls-peer", "NAME", "name in nodes' certificates: spiffe://cluster/job (default: any)", complete=Values()
+            "--tls-peer",
+            "NAME",
+            "name in nodes' certificates: spiffe://cluster/job (default: any)",
         ),
     ),
     Verb(
