@@ -161,7 +161,7 @@ OF_LAUNCH = [
 ]
 """Those of the deprecated command; what torch's makes of them is in `side_by_side`."""
 
-ANYTHING_GOES = {"rdzv_id", "role", "local_addr"}
+ANYTHING_GOES = {"rdzv_id", "role", "local_addr", "log_line_prefix_template"}
 """Flags for which torchrun and we take any text."""
 
 

@@ -4,6 +4,13 @@
 
 from __future__ import annotations
 
+import sys
+
+if sys.platform != "linux":
+    from rallypoint.base.errors import NEEDS_LINUX
+
+    raise ImportError(NEEDS_LINUX)
+
 import errno
 import os
 import socket

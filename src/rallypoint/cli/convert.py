@@ -508,6 +508,7 @@ OURS = frozenset(
         *("SECRET", "SECRET_FILE", "ETCD_PASSWORD", "ETCD_PASSWORD_FILE"),
         *("STORE", "NOTICES", "TERMINATION_GRACE"),
         *("VERDICT_FILE", "TERMINATION_LOG", "HTTP_TOKEN_FILE", "INCIDENT_ENV", "SERVICE"),
+        *("SHIM", "SHIM_PYTHON"),
     )
 )
 """The variables that this program reads."""

@@ -12,6 +12,7 @@ import pytest
 
 from rallypoint.agent.features import hangs, reports
 from rallypoint.agent.features.hangs import HangReporter
+from rallypoint.agent.folder import WorkerFolder
 from rallypoint.control.protocol.messages import (
     MAX_PART,
     CollectedPart,
@@ -45,7 +46,8 @@ def test_a_status_is_reported_while_the_ages_of_outputs_are_awaited() -> None:
         def output_ages(self) -> Callable[[], tuple[float, ...]]:
             return lambda: (float(known.wait(TIMEOUT)),)
 
-    workers = SimpleNamespace(group=SimpleNamespace(workers=[]), progress=None, pcontext=Context())
+    group = SimpleNamespace(workers=[], spec=SimpleNamespace(in_place_of=""))
+    workers = SimpleNamespace(group=group, folder=WorkerFolder(set, sent.put), pcontext=Context())
     reporter = reports.Reporter(workers, sent.put)  # type: ignore[arg-type]
     for _ in range(2):
         reporter.take(ReportRequested(), 3)
