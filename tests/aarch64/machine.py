@@ -75,11 +75,14 @@ class Machine:
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
     def install(self, wheel: Path) -> None:
-        """Install a wheel of ours in its environment, by its own pip, in place of another."""
+        """Install a wheel of ours in its environment, by its own pip, in place of another.
+
+        With bytecode: where an agent has to compile what it imports, a command gives up before it answers.
+        """
         (self.root / "wheels").mkdir(exist_ok=True)
         shutil.copy(wheel, self.root / "wheels")
         (pip,) = (self.root / "usr/share/python-wheels").glob("pip-*.whl")
-        words = ("install", "--no-index", "--no-deps", "--no-compile", "--force-reinstall", f"/wheels/{wheel.name}")
+        words = ("install", "--no-index", "--no-deps", "--force-reinstall", f"/wheels/{wheel.name}")
         done = self.run("python", f"/usr/share/python-wheels/{pip.name}/pip", *words)
         assert done.returncode == 0, done.stdout + done.stderr
 

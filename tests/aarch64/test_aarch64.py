@@ -1,4 +1,4 @@
-"""What `make dist` has cross-compiled runs on an emulated aarch64 machine, and this tree's tests pass there."""
+"""What `make dist` has cross-compiled runs on an emulated aarch64 machine, and so do tests of what that may change."""
 
 from __future__ import annotations
 
@@ -33,17 +33,30 @@ if attempt == "0":
     time.sleep(600)  # until it is stopped
 """
 TESTS = {
-    "the store, in C and in Python": ("tests/unit/store",),
-    "jobs, with restarts": (
+    "the store in C and in Python, and what reads the kernel's answers": (
+        "tests/unit/store",
+        "tests/unit/base",
+        "tests/unit/failures",
+        "tests/unit/hangs/test_system_calls.py",
+        "tests/unit/agent/test_local_socket.py",
+    ),
+    "jobs, with restarts and a killed agent": (
         "tests/jobs/test_one_node.py",
         "tests/jobs/test_many_nodes.py::test_c10d_with_two_and_one_workers_and_failures_on_either_node",
         "tests/jobs/test_many_nodes.py::test_survivors_of_a_killed_agent_regroup",
     ),
-    "all other unit tests": ("tests/unit", "--ignore=tests/unit/store"),
 }
-NOT_SHOWN: dict[str, str] = {}
-"""Tests that an emulated machine cannot pass, with the reason."""
-HOURS = 3600.0 * 3
+"""What the processor may change, in some minutes. docs/decisions/0002-dependencies.md says what this does not show."""
+NOT_SHOWN = {
+    "tests/unit/base/test_peer_user.py::test_a_connection_of_another_user_is_its_own": (
+        "the namespace has one user: nobody can be another"
+    ),
+    "tests/unit/workers": (
+        "qemu's vfork is a fork, so posix_spawn does not report that a program is not in a folder of PATH"
+    ),
+}
+"""Tests of these that an emulated machine cannot pass, with the reason."""
+HOUR = 3600.0
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +110,9 @@ def test_a_killed_worker_is_started_again_with_the_others(installed: Machine) ->
 @pytest.mark.parametrize("area", TESTS)
 def test_the_tests_pass_there(area: str, installed: Machine) -> None:
     without = [f"--deselect={name}" for name in NOT_SHOWN]
-    how = ("-n", "2", "--dist", "worksteal", "--quick", "-m", "not (torch or etcd or root)", "--timeout=1800")
-    done = installed.run("python", "-m", "pytest", "-q", *how, *without, *TESTS[area], timeout=HOURS)
-    print(done.stdout)
+    how = ("-n", "2", "--dist", "worksteal", "--quick", "-m", "not (torch or etcd or root)", "--timeout=600")
+    done = installed.run("python", "-m", "pytest", "-q", *how, *without, *TESTS[area], timeout=HOUR)
+    print(done.stdout, *(f"not shown: {name}: {why}" for name, why in NOT_SHOWN.items()), sep="\n")
     ended = outcomes.read(installed.root / "work" / outcomes.FILE)
     assert [each.name for each in ended if each.outcome == "failed"] == []
     assert done.returncode == 0, done.stdout + done.stderr

@@ -94,6 +94,17 @@ def test_what_is_no_agents_answer_is_passed_over(answer: bytes) -> None:
         thread.join()
 
 
+def test_an_agent_that_does_not_answer_in_time_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("rallypoint.agent.features.local_socket._TIMEOUT", 0.0)
+    silent = LocalSocket(lambda: JOB)
+    silent.open()
+    assert mine() == []
+    silent.close()
+    assert f"the agent with process id {os.getpid()} on this machine has not answered within 0 s" in caplog.text
+
+
 def test_a_closed_socket_has_nothing_to_wait_for() -> None:
     served = LocalSocket(lambda: JOB)
     served.open()

@@ -7,6 +7,7 @@ Laws:
 2. It tells where the job's coordinator can be reached, and the job's token if there is a secret: the command then
    connects to the coordinator. (The secret itself is readable in /proc for the user and for root.)
 3. The token never appears in log lines or in lists of jobs.
+4. An agent of this user that is there but does not answer in time is named: its job is not denied in silence.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 from rallypoint.agent.sources import Source
+from rallypoint.base.log import get_logger, printable
 from rallypoint.rendezvous.handler import LocalJob
+
+_log = get_logger(__name__)
 
 _PREFIX = "rallypoint/agent/"
 _MAX_ANSWER = 16 * 1024
 _FIELDS = 5
-_TIMEOUT = 1.0
-"""Seconds that all agents have to answer."""
+_TIMEOUT = 5.0
+"""Seconds that all agents have to answer. On a machine with no processor to spare an agent takes more than one."""
 _BUSY_TIMEOUT, _RETRY = 0.1, 0.01
 """Seconds for which an agent is asked again that too many are asking already, and from one time to the next."""
 
@@ -83,7 +87,7 @@ def local_jobs() -> Iterator[LocalJob]:
 
 def local_token(wanted: LocalJob) -> str:
     """The token of one of `local_jobs`, from its agent; empty if it has none. Another job may have the same id."""
-    return next((token for job, token in _answers() if job == wanted), "")
+    return next((token for job, token in _answers(f"{wanted.pid}.") if job == wanted), "")
 
 
 def _token_of(job: str) -> str:
@@ -95,10 +99,10 @@ def _token_of(job: str) -> str:
     return secret.texts[0] if secret.texts[0].startswith(TOKEN_PREFIX) else token(secret, job)
 
 
-def _answers() -> Iterator[tuple[LocalJob, str]]:
-    """What the agents here answer, in the order of their names; all are asked side by side."""
+def _answers(begin: str = "") -> Iterator[tuple[LocalJob, str]]:
+    """What the agents here whose names begin so answer, in the order of their names; all are asked side by side."""
     with suppress(OSError):
-        names = [each for each in _names() if each.startswith(_PREFIX)]
+        names = [each for each in _names() if each.startswith(f"{_PREFIX}{begin}")]
         with _Questions([_address(each) for each in names]) as questions:
             for pid, job, backend, endpoint, token in questions.answers():
                 yield LocalJob(int(pid), job, backend, endpoint), token
@@ -132,6 +136,14 @@ class _Questions:
             for descriptor, _ in self._poll.poll(pause * 1000):
                 self._read(descriptor)
             busy = [each for each in busy if elapsed < _BUSY_TIMEOUT and not self._connect(each)]
+        for address, asking, _ in self._asking.values():
+            if _uid_of_peer(asking) == os.getuid():
+                _log.warning(
+                    "the agent with process id %s on this machine has not answered within %.0f s, so its job is not "
+                    "known here; try again, or give the job's --rdzv-endpoint",
+                    printable(address.removeprefix(_address(_PREFIX)).partition(".")[0]),
+                    _TIMEOUT,
+                )
         return (self._answers[each] for each in self._addresses if each in self._answers)
 
     def _connect(self, address: str) -> bool:
