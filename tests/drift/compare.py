@@ -263,7 +263,7 @@ def _texts(source: str) -> set[str]:
 
 
 def _error_members() -> set[str]:
-    found = {*_module("failures/error_file.py").keys(), *_module("failures/record.py").keys()}
+    found = {*_module("failures/failure.py").keys(), *_module("failures/record.py").keys()}
     return found & {"message", "extraInfo", "py_callstack", "timestamp", "errorCode"}
 
 
