@@ -25,7 +25,7 @@ myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 nitpicky = True
 nitpick_ignore_regex = [
-    ("py:class", r"collections\.abc\..*|timedelta|~?P|(rallypoint\.[a-z.]*\.)?[RS]")
+    ("py:class", r"collections\.abc\..*|(datetime\.)?timedelta|JsonObject|~?P|(rallypoint\.[a-z.]*\.)?[RS]")
 ]  # foreign, variables
 default_role = "code"
 smartquotes = False  # it makes a dash of the beginning of a flag
