@@ -55,9 +55,6 @@ def test_training_ends_with_the_same_loss_before_and_after_a_kill(launcher: Laun
     assert min(resumed) >= 20
     assert "without preloading" not in job.err
     assert "torch is imported; workers are forked from process" in job.err
-    late = [line for line in job.err.splitlines() if "imported after the fork" in line]
-    assert len(late) == 2, "before the restart, and at the end"
-    assert not [line for line in late if "torch._dynamo " in line], "which DistributedDataParallel() would import"
 
 
 TRAINED = """
