@@ -131,7 +131,7 @@ REQUESTS: tuple[object, ...] = (
     ResumeRequest("before", MEMBER, 3, 1, 3, -1, 1, True, 2, True, "before"),
     ResumeRequest("before", MEMBER, 1 << 31, 0, 1, -1, 1 << 40, True, 1 << 31, False, "before"),
     Fail(0, _CAUSE._replace(traceback="x" * 65_000), 3),
-    *(NodeReport(0, (7, 8), 3, 100, 2.0, (1.0, -1.0)), CollectedPart(1, b"[]", True), HangReport(1, 0, "two\nlines")),
+    *(NodeReport(0, (7, 8), 100, 2.0, (1.0, -1.0)), CollectedPart(1, b"[]", True), HangReport(1, 0, "two\nlines")),
 )
 NOTICES: tuple[object, ...] = (
     Placed(Placement(0, 0, 2, NodeRanks(0, 4, 0, 4), "10.0.0.1", 7000, 1, 0, "before", 3)),

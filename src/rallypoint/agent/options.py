@@ -316,7 +316,6 @@ CHECKS = _group(
         "Shell command that must succeed before this node joins, and after a failure of its own",
         "COMMAND",
         bad=(" ",),
-        complete=(),
     ),
     Flag(
         "--node-check-timeout",

@@ -23,8 +23,7 @@ class Flag(NamedTuple):
     `name` is the dashed long spelling; `read` converts the text of a value (UsageError if it cannot) and is `SWITCH`
     for a flag without a value; `metavar` stands for the value on the help page; `choices` apply to the command line
     only, never to the environment. `samples` are two texts that it takes, the first of which is not the default, `bad`
-    some that are refused. `complete` has the words that complete a value, if neither `read`, `choices` nor `metavar`
-    says what does.
+    some that are refused. `complete` has words that complete a value.
     """
 
     name: str

@@ -16,9 +16,6 @@ from rallypoint.base.flags import (
     whole_number,
 )
 
-ANYTHING = ()
-"""Numbers, ids and other texts that cannot be completed."""
-
 
 def _backends() -> tuple[str, ...]:
     from rallypoint.rendezvous.handler import rendezvous_handler_registry
@@ -85,7 +82,7 @@ GROUPS = (
                 default="1",
                 complete=("auto", "cpu", "gpu", "xpu"),
             ),
-            Flag("--role", str, "Role of this node's workers", "NAME", default="default", complete=ANYTHING),
+            Flag("--role", str, "Role of this node's workers", "NAME", default="default"),
             Flag("--module", SWITCH, "Run the script as a module, as python -m does", default=False, short="-m"),
             Flag("--no-python", SWITCH, "Run the script as a program, without Python before it", default=False),
             Flag(
@@ -172,7 +169,6 @@ GROUPS = (
                 "Prefix of teed lines, of ${role_name}, ${rank}, ${local_rank}, ${hostname} and text",
                 "TEMPLATE",
                 default="",
-                complete=ANYTHING,
             ),
             Flag(
                 "--local-ranks-filter", str, "Local ranks shown on the console: 0,2 (default: all)", "RANKS", default=""

@@ -109,18 +109,9 @@ VERBS = (
         "command; a second ^C kills it.",
         "--hosts node1:8,node2:8 -- rallyrun train.py",
         "ssh_launch:launch",
-        _value(
-            "command",
-            "-- COMMAND",
-            "what to run on each host",
-            nargs=argparse.REMAINDER,
-        ),
+        _value("command", "-- COMMAND", "what to run on each host", nargs=argparse.REMAINDER),
         "hosts",
-        _value(
-            "--hosts",
-            "LIST",
-            "hosts, and slots (workers) of each: node1:8,node2:8",
-        ),
+        _value("--hosts", "LIST", "hosts, and slots (workers) of each: node1:8,node2:8"),
         _value("--hostfile", "FILE", "file with a host on each line: node1 slots=8"),
         "command",
         _several(
@@ -163,12 +154,7 @@ VERBS = (
         "run -- accelerate launch train.py",
         "shim:shim",
         _value("action", "WHAT", "on, off, status or run", choices=("on", "off", "status", "run")),
-        _value(
-            "command",
-            "-- COMMAND",
-            "what to run: shim run -- COMMAND",
-            nargs=argparse.REMAINDER,
-        ),
+        _value("command", "-- COMMAND", "what to run: shim run -- COMMAND", nargs=argparse.REMAINDER),
     ),
     Verb(
         "status",
@@ -249,11 +235,7 @@ VERBS = (
         _value("--log-dir", "DIR", "folder of the logs (default: a temporary one)"),
         "answer",
         _switch("--json", "print JSON (docs/how-to/preflight.md)"),
-        _value(
-            "--require",
-            "NAME,...",
-            "checks that must be made and pass: each is a FAIL otherwise, a WARN included",
-        ),
+        _value("--require", "NAME,...", "checks that must be made and pass: each is a FAIL otherwise, a WARN included"),
     ),
     Verb(
         "report",
@@ -313,11 +295,7 @@ VERBS = (
         _value("--tls-cert", "FILE", "PEM certificate; nodes give theirs as --rdzv-conf=tls_cert=..."),
         _value("--tls-key", "FILE", "PEM file of its key"),
         _value("--tls-ca", "FILE", "PEM file of the authorities that sign the nodes' certificates"),
-        _value(
-            "--tls-peer",
-            "NAME",
-            "name in nodes' certificates: spiffe://cluster/job (default: any)",
-        ),
+        _value("--tls-peer", "NAME", "name in nodes' certificates: spiffe://cluster/job (default: any)"),
     ),
     Verb(
         "secret",

@@ -24,6 +24,8 @@ from importlib.util import cache_from_source
 from pathlib import Path
 
 from rallypoint.base.errors import RallypointError, UsageError, UserError
+from rallypoint.base.private_files import replace_file
+from rallypoint.base.procfs import read_text
 from rallypoint.cli.exit import print_answer
 
 _SWITCH = "RALLYPOINT_SHIM"
@@ -110,8 +112,8 @@ class _Environment:
 
     @property
     def is_on(self) -> bool:
-        copied = all(_text(each) == _text(_FOLDER / each.name) for each in (self._module, self._hook))
-        return copied and _text(self._torchrun) == self._script()
+        copied = all(read_text(str(each)) == read_text(str(_FOLDER / each.name)) for each in (self._module, self._hook))
+        return copied and read_text(str(self._torchrun)) == self._script()
 
     def lines(self) -> list[str]:
         """What is what."""
@@ -152,7 +154,7 @@ class _Environment:
                 self._kept.unlink(missing_ok=True)
         _write(self._torchrun, self._script(), 0o755)
         for each in (self._module, self._hook):
-            _write(each, _text(_FOLDER / each.name), 0o644)
+            _write(each, read_text(str(_FOLDER / each.name)), 0o644)
 
     def switch_off(self) -> None:
         """Restore what was there."""
@@ -176,14 +178,7 @@ class _Environment:
 
 
 def _is_ours(torchrun: Path) -> bool:
-    return "from rallypoint." in _text(torchrun)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
+    return "from rallypoint." in read_text(str(torchrun))
 
 
 def _user(number: int) -> str:
@@ -196,12 +191,6 @@ def _user(number: int) -> str:
 
 
 def _write(path: Path, text: str, mode: int) -> None:
-    """Replace a file: whoever starts it meanwhile gets the old one or the new one, whole."""
-    new = path.with_name(f".{path.name}-new")
-    try:
-        new.write_text(text)
-        new.chmod(mode)
-        new.replace(path)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
+    """Replace a file, whose mode does not depend on the umask."""
+    replace_file(str(path), text.encode(), mode=mode)
+    path.chmod(mode)

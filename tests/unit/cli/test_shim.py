@@ -148,11 +148,11 @@ def test_a_read_only_one_is_refused(
 def test_a_disk_that_refuses_is_a_sentence(
     environment: Environment, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, *_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device", str(path))
+    def full(path: str, *_: object) -> None:
+        raise OSError(28, "No space left on device", path)
 
     environment.install_torch()
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(os, "open", full)
     code, said = answer(capsys, "on")
     assert code == 1
     assert "cannot be written: No space left on device" in said

@@ -420,7 +420,7 @@ class PeerExchange(SetupStep):
         place, group = round_.place, round_.group
         if not self.users and not self._dials(round_):
             return False
-        address = group.spec.local_addr or (place.store_address if place.group_rank == 0 else "")
+        address = stated_address(round_)
         try:
             ports = {each.use: tuple(each.reserve(group)) for each in self.users}
             if self._dials(round_):
@@ -440,8 +440,7 @@ class PeerExchange(SetupStep):
 
     def listen(self, round_: Round) -> MeshListener:
         """Listen for those who dial this node, where they can know its address without a name server."""
-        store, spec = round_.place.store_address, round_.group.spec
-        given = spec.local_addr or (store if round_.place.group_rank == 0 else "")
+        store, given = round_.place.store_address, stated_address(round_)
         if not given and (":" in store or store.replace(".", "").isdigit()):
             given = own_address(Endpoint(store, round_.place.store_port))
         return MeshListener(given, only_here=is_loopback(store))
@@ -531,6 +530,12 @@ class PeerExchange(SetupStep):
                 return
         more = f"; {total - 1} more such findings are in the log of group rank 0" if total > 1 else ""
         raise Unprepared(f"{lines[0].text}{more}", lines[0].node, ends_job=True)
+
+
+def stated_address(round_: Round) -> str:
+    """Where others reach this node, by its own flag or as the place of the store; empty if neither says."""
+    place = round_.place
+    return round_.group.spec.local_addr or (place.store_address if place.group_rank == 0 else "")
 
 
 # The mesh

@@ -42,7 +42,6 @@ class NodeReport(NamedTuple):
 
     round: int
     pids: tuple[int, ...] = ()
-    restarts_left: int = -1
     progress: int = -1
     progress_age: float = -1.0
     output_ages: tuple[float, ...] = ()

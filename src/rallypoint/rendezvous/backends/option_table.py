@@ -13,7 +13,6 @@ STATIC, C10D, ETCD_V2, ETCD = "static", "c10d", "etcd-v2", "etcd"
 
 _ALL = (STATIC, C10D, ETCD, ETCD_V2)
 _ELASTIC = (C10D, ETCD, ETCD_V2)
-_HOSTING = (STATIC, C10D, ETCD, ETCD_V2)
 _STORING = (C10D, ETCD_V2)
 """torch's backends whose nodes write heartbeats into a store; here only those of a shared file do."""
 _ON_ETCD = (ETCD, ETCD_V2)
@@ -102,7 +101,7 @@ OPTIONS = (
     OptionText(
         "listen",
         "inferred",
-        _HOSTING,
+        _ALL,
         "Where this node listens if it hosts the control plane: one of its own addresses or names, or `any` for all "
         "interfaces. If not given, it listens on the address that the endpoint names.",
         beyond_torchrun=True,
@@ -110,25 +109,25 @@ OPTIONS = (
     OptionText(
         "remote_control",
         "`false`",
-        _HOSTING,
+        _ALL,
         "Whether commands (`rallyctl restart`, ...) are accepted from other machines if there is no secret.",
         beyond_torchrun=True,
     ),
     OptionText(
         "tls_cert",
         "none",
-        _HOSTING,
+        _ALL,
         "PEM file of this node's certificate, for TLS between nodes and control plane. Needs `tls_key` and `tls_ca`.",
         beyond_torchrun=True,
     ),
-    OptionText("tls_key", "none", _HOSTING, "PEM file of its key, without a passphrase.", beyond_torchrun=True),
+    OptionText("tls_key", "none", _ALL, "PEM file of its key, without a passphrase.", beyond_torchrun=True),
     OptionText(
-        "tls_ca", "none", _HOSTING, "PEM file of the certificate authorities of the other side.", beyond_torchrun=True
+        "tls_ca", "none", _ALL, "PEM file of the certificate authorities of the other side.", beyond_torchrun=True
     ),
     OptionText(
         "tls_peer",
         "the endpoint's host",
-        _HOSTING,
+        _ALL,
         "The name that the other side's certificate must have: a DNS name, or a URI such as `spiffe://cluster/job7`.",
         beyond_torchrun=True,
     ),
