@@ -305,28 +305,28 @@ class RequestStore(Store):
         """Make a request that is answered when something has happened; False if `timeout` seconds pass before."""
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._exchange(_nothing, Op.SET, _with_slash(key), value_bytes(value))
+        self._exchange(_nothing, Op.SET, with_slash(key), value_bytes(value))
 
     def get(self, key: str) -> bytes:
         self.wait([key])
-        return self._exchange(read_value, Op.GET, _with_slash(key))
+        return self._exchange(read_value, Op.GET, with_slash(key))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         values = value_bytes(expected), value_bytes(desired)
-        return self._exchange(read_value, Op.COMPARE_SET, _with_slash(key), *values)
+        return self._exchange(read_value, Op.COMPARE_SET, with_slash(key), *values)
 
     def add(self, key: str, amount: int) -> int:
-        return self._exchange(read_number, Op.ADD, _with_slash(key), amount)
+        return self._exchange(read_number, Op.ADD, with_slash(key), amount)
 
     def check(self, keys: Sequence[str]) -> bool:
-        return self._exchange(_flag, Op.CHECK, list(map(_with_slash, keys)))
+        return self._exchange(_flag, Op.CHECK, list(map(with_slash, keys)))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
         limit = self._seconds(timeout)
         self._wait(keys, limit, limit)
 
     def append(self, key: str, value: str | bytes) -> None:
-        self._exchange(_nothing, Op.APPEND, _with_slash(key), value_bytes(value))
+        self._exchange(_nothing, Op.APPEND, with_slash(key), value_bytes(value))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         self.wait(keys)
@@ -334,13 +334,13 @@ class RequestStore(Store):
         def read(receive: Receive) -> list[bytes]:
             return [read_value(receive) for _ in keys]
 
-        return self._exchange(read, Op.MULTI_GET, list(map(_with_slash, keys)))
+        return self._exchange(read, Op.MULTI_GET, list(map(with_slash, keys)))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        self._exchange(_nothing, Op.MULTI_SET, [(_with_slash(key), value) for key, value in pairs(keys, values)])
+        self._exchange(_nothing, Op.MULTI_SET, [(with_slash(key), value) for key, value in pairs(keys, values)])
 
     def delete_key(self, key: str) -> bool:
-        return self._exchange(read_number, Op.DELETE_KEY, _with_slash(key)) == 1
+        return self._exchange(read_number, Op.DELETE_KEY, with_slash(key)) == 1
 
     def num_keys(self) -> int:
         return self._exchange(read_number, Op.NUM_KEYS)
@@ -350,14 +350,14 @@ class RequestStore(Store):
         return [key_text(key[1:]) for key in found if key.startswith(b"/")]
 
     def queue_push(self, key: str, value: str | bytes) -> None:
-        self._exchange(_nothing, Op.QUEUE_PUSH, _with_slash(key), value_bytes(value))
+        self._exchange(_nothing, Op.QUEUE_PUSH, with_slash(key), value_bytes(value))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         deadline = Deadline.after(self._timeout)
         while True:
             if block:
                 self._wait([key], deadline.remaining(), self._timeout)
-            value = self._exchange(_read_queue_pop, Op.QUEUE_POP, _with_slash(key))
+            value = self._exchange(_read_queue_pop, Op.QUEUE_POP, with_slash(key))
             if value is not None:
                 return value
             if not block:
@@ -365,19 +365,19 @@ class RequestStore(Store):
             # Another popped it after both had seen the value: wait for the next one.
 
     def queue_len(self, key: str) -> int:
-        return self._exchange(read_number, Op.QUEUE_LEN, _with_slash(key))
+        return self._exchange(read_number, Op.QUEUE_LEN, with_slash(key))
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
         limit = self._seconds(timeout)
-        if not self._await(limit, Op.BARRIER, _with_slash(key), world_size):
+        if not self._await(limit, Op.BARRIER, with_slash(key), world_size):
             raise self._barrier_timeout(key, world_size, limit)
 
     def _wait(self, keys: Sequence[str], remaining: float, timeout: float) -> None:
-        if not self._await(remaining, Op.WAIT, list(map(_with_slash, keys))):
+        if not self._await(remaining, Op.WAIT, list(map(with_slash, keys))):
             raise self._keys_timeout(keys, timeout)
 
 
-def _with_slash(key: str) -> bytes:
+def with_slash(key: str) -> bytes:
     return b"/" + key_bytes(key)
 
 

@@ -23,11 +23,11 @@ from rallypoint.store.api import (
     DEFAULT_TIMEOUT,
     Store,
     increased,
-    key_bytes,
     key_text,
     pairs,
     torch_module,
     value_bytes,
+    with_slash,
 )
 from rallypoint.store.errors import StoreConnectionError, StoreProtocolError
 
@@ -69,7 +69,7 @@ class FileStore(Store):
 
     def set(self, key: str, value: str | bytes) -> None:
         with self._mutex, self._locked() as append:
-            append(setting(_slashed(key), value_bytes(value)))
+            append(setting(with_slash(key), value_bytes(value)))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         wanted, new = value_bytes(expected), value_bytes(desired)
@@ -84,7 +84,7 @@ class FileStore(Store):
 
     def check(self, keys: Sequence[str]) -> bool:
         with self._mutex, self._locked(shared=True):
-            return all(_slashed(key) in self._content for key in keys)
+            return all(with_slash(key) in self._content for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
         self._wait_for(keys, self._seconds(timeout))
@@ -93,12 +93,12 @@ class FileStore(Store):
         return self._wait_for(keys, self._timeout)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        records = [setting(_slashed(key), value) for key, value in pairs(keys, values)]
+        records = [setting(with_slash(key), value) for key, value in pairs(keys, values)]
         with self._mutex, self._locked() as append:
             append(b"".join(records))
 
     def delete_key(self, key: str) -> bool:
-        name = _slashed(key)
+        name = with_slash(key)
         with self._mutex, self._locked() as append:
             if name not in self._content:
                 return False
@@ -136,7 +136,7 @@ class FileStore(Store):
         return f"the store in {self.path}"
 
     def _wait_for(self, keys: Sequence[str], timeout: float) -> list[bytes]:
-        names = [_slashed(key) for key in keys]
+        names = [with_slash(key) for key in keys]
         deadline = Deadline.after(timeout)
         while True:
             with self._mutex, self._locked(shared=True):
@@ -156,7 +156,7 @@ class FileStore(Store):
 
     def _change(self, key: str, choose: Callable[[bytes | None], bytes | None]) -> bytes | None:
         """Replace a value (None: missing) by what `choose` says, whose None leaves it; returns what is there then."""
-        name = _slashed(key)
+        name = with_slash(key)
         with self._mutex, self._locked() as append:
             present = self._content.get(name)
             new = choose(present)
@@ -255,10 +255,6 @@ class FileStore(Store):
             raise StoreProtocolError(f"{self.path} cannot be read as a store ({error}); give another path") from None
         self._size += taken
         return taken
-
-
-def _slashed(key: str) -> bytes:
-    return b"/" + key_bytes(key)
 
 
 def _opened_file(path: str, lock: int) -> io.FileIO:
