@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import yaml
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
 KUSTOMIZATIONS = sorted(path.parent.name for path in FOLDER.glob("*/kustomization.yaml"))
+COMPONENTS = sorted(path.parent.name for path in FOLDER.glob("components/*/kustomization.yaml"))
 SAMPLES = sorted(path.name for path in (FOLDER / "samples").glob("*.yaml"))
 
 Manifest = dict[str, Any]
@@ -25,6 +27,19 @@ def rendered(name: str) -> tuple[Manifest, ...]:
     made = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert made.returncode == 0, made.stderr
     return tuple(yaml.safe_load_all(made.stdout))
+
+
+def with_component(name: str, folder: Path) -> tuple[Manifest, ...]:
+    """What the job, or the control plane, becomes with a component, in an overlay that is written to this folder."""
+    base = "control-plane" if name in ("priority", "control-plane-network-policy") else "job"
+    shutil.copytree(FOLDER, folder / "kubernetes")
+    overlay = folder / "kubernetes" / "mine"
+    overlay.mkdir()
+    (overlay / "kustomization.yaml").write_text(
+        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
+        f"resources: [../{base}]\ncomponents: [../components/{name}]\n"
+    )
+    return rendered(str(overlay))
 
 
 def sample(name: str) -> tuple[Manifest, ...]:

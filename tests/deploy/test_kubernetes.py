@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from kubeflow_trainer_api.models import JobsetV1alpha2JobSet, TrainerV1alpha1Tra
 from rallypoint.cli.verdict import CODES
 from rallypoint.failures.cause import Ending
 from tests.deploy.manifests import (
+    COMPONENTS,
     FOLDER,
     KUSTOMIZATIONS,
     SAMPLES,
@@ -25,6 +28,7 @@ from tests.deploy.manifests import (
     sample,
     the_job,
     variables,
+    with_component,
 )
 
 VERSIONS = ("1.29", "1.37")
@@ -63,8 +67,80 @@ def test_the_overlay_of_the_page_makes_the_job_of_a_users_own_program(tmp_path: 
     (container,) = pod_of(of_kind(manifests, "Job"))["containers"]
     (example,) = pod_of(of_kind(rendered("job"), "Job"))["containers"]
     assert container["image"] == "ghcr.io/me/train:7"
-    assert container["args"] == [*example["args"][:-2], "my_train.py", "--lr=0.1"]
+    assert container["args"] == ["my_train.py", "--lr=0.1"]
+    assert container["command"] == example["command"]
+    assert variables(container) == variables(example) | {"PET_NPROC_PER_NODE": "4"}
     assert of_kind(manifests, "PersistentVolumeClaim")["spec"]["storageClassName"] == "nfs"
+
+
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_components_change_what_they_are_for_and_leave_the_rest(name: str, tmp_path: Path) -> None:
+    manifests = with_component(name, tmp_path)
+    for each in manifests:
+        if each["kind"] != "PodMonitor":  # of the Prometheus operator, not of Kubernetes
+            validate(each)
+    _CHECK[name](manifests)
+
+
+def _check_network_policy(manifests: tuple[Manifest, ...], workload: str, monitored: str) -> None:
+    policy, pods = of_kind(manifests, "NetworkPolicy")["spec"], of_kind(manifests, workload)
+    (container,) = pod_of(pods)["containers"]
+    names = {each["name"] for each in container["ports"]}
+    among_themselves, monitoring = policy["ingress"]
+    assert {each["port"] for each in among_themselves.get("ports", [])} <= names
+    assert {each["port"] for each in monitoring["ports"]} == {monitored}
+    labels = pods["spec"]["template"]["metadata"].get("labels") if workload == "Deployment" else _JOB_LABELS
+    assert policy["podSelector"]["matchLabels"] == labels
+
+
+def _check_monitoring(manifests: tuple[Manifest, ...]) -> None:
+    monitor, job = of_kind(manifests, "PodMonitor")["spec"], of_kind(manifests, "Job")
+    (container,) = pod_of(job)["containers"]
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    assert endpoint["port"] in {each["name"] for each in container["ports"]}
+    assert monitor["selector"]["matchLabels"] == _JOB_LABELS
+    (secret,) = [each["secret"] for each in pod_of(job)["volumes"] if each["name"] == "secret"]
+    paths = {f"/etc/rallypoint/{each['path']}": each["key"] for each in secret["items"]}
+    env, token = variables(container), endpoint["authorization"]["credentials"]
+    assert (paths[env["RALLYPOINT_HTTP_TOKEN_FILE"]], secret["secretName"]) == (token["key"], token["name"])
+    assert env["RALLYPOINT_SECRET_FILE"] in paths
+
+
+def _check_capability(manifests: tuple[Manifest, ...], capability: str) -> None:
+    pod = pod_of(of_kind(manifests, "Job"))
+    (container,) = pod["containers"]
+    assert container["securityContext"]["capabilities"] == {"add": [capability], "drop": ["ALL"]}
+    assert pod["securityContext"]["runAsUser"] == 0, "Kubernetes gives an added capability to no other user"
+
+
+def _check_queue(manifests: tuple[Manifest, ...]) -> None:
+    job = of_kind(manifests, "Job")
+    assert job["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "training"}
+    assert job["spec"]["suspend"]
+
+
+def _check_priority(manifests: tuple[Manifest, ...]) -> None:
+    name = of_kind(manifests, "PriorityClass")["metadata"]["name"]
+    assert pod_of(of_kind(manifests, "Deployment"))["priorityClassName"] == name
+
+
+_JOB_LABELS = {"batch.kubernetes.io/job-name": "train"}
+_CHECK: dict[str, Callable[[tuple[Manifest, ...]], None]] = {
+    "control-plane-network-policy": partial(_check_network_policy, workload="Deployment", monitored="http"),
+    "monitoring": _check_monitoring,
+    "network-policy": partial(_check_network_policy, workload="Job", monitored="health"),
+    "priority": _check_priority,
+    "queue": _check_queue,
+    "rdma": partial(_check_capability, capability="IPC_LOCK"),
+    "stacks": partial(_check_capability, capability="SYS_PTRACE"),
+}
+
+
+def test_a_pod_with_a_health_port_is_probed() -> None:
+    for name in WITH_A_JOB:
+        (container,) = pod_of(the_job(name))["containers"]
+        probes = {kind: container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "liveness", "readiness")}
+        assert probes == {"startup": "/livez", "liveness": "/livez", "readiness": "/readyz"}, name
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -143,5 +219,6 @@ def test_the_control_plane_is_found_by_its_service() -> None:
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}
     assert ports == {each["name"]: each["port"] for each in service["spec"]["ports"]}
     job = of_kind(rendered("job-at-control-plane"), "Job")
-    endpoint = f"--rdzv-endpoint={service['metadata']['name']}:{ports['rendezvous']}"
-    assert endpoint in pod_of(job)["containers"][0]["args"]
+    env = variables(pod_of(job)["containers"][0])
+    assert env["PET_RDZV_ENDPOINT"] == f"{service['metadata']['name']}:{ports['rendezvous']}"
+    assert env["PET_RDZV_BACKEND"] == "c10d"
