@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 from tests.slurm.jobs import SlurmJobs
 
@@ -81,3 +82,20 @@ def test_a_node_that_is_lost_is_named(jobs: SlurmJobs) -> None:
     finally:
         jobs.cluster.boot("n3")
         jobs.cluster.until_idle()
+
+
+def test_commands_reach_a_job_from_the_login_node(jobs: SlurmJobs) -> None:
+    job = jobs.start("--nnodes=3", signals="SIGTERM")
+    job.until_up(3)
+
+    def rallyctl(*words: str) -> str:
+        command = (sys.executable, "-m", "rallypoint.cli.rallyctl", f"--slurm={job.number}", *words)
+        return jobs.cluster(*command, env=jobs.env)
+
+    status = rallyctl("status")
+    assert "running" in status
+    assert all(name in status for name in ("n1", "n2", "n3"))
+    rallyctl("restart")
+    job.until(lambda: job.count("in run 0: up") == 6, "all workers are started again")
+    jobs.finish()
+    assert job.ends() == "COMPLETED"

@@ -360,13 +360,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         from rallypoint.cli.process_setup import set_up_process
 
         set_up_process()
-    options = build_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    options = build_parser().parse_args(words)
     from rallypoint.cli.exit import exit_code_of
 
     answer: int | None = 0
 
     def answered() -> None:
         nonlocal answer
+        if options.slurm:
+            from rallypoint.cli.slurm_step import run_on_first_node
+
+            run_on_first_node(options.slurm, words)
         answer = load(options.work)(options)
 
     return exit_code_of(answered, "rallyctl") or answer or 0
@@ -382,6 +387,9 @@ def build_parser() -> argparse.ArgumentParser:
     about = "Run services for rallyrun's jobs, outside of them."
     parser = Parser("rallyctl", description=about, formatter_class=HelpFormatter)
     parser.add_argument("--version", action=ShowVersion, command="rallyctl")
+    parser.add_argument(
+        "--slurm", metavar="JOBID", default="", help="run the verb on the first node of this Slurm job, through srun"
+    )
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
     for verb in VERBS:
         epilog = f"example: rallyctl {verb.name} {verb.example}"

@@ -1,0 +1,44 @@
+"""`rallyctl --slurm=JOBID VERB`: the verb runs in a step of its own on the first node of a Slurm job.
+
+There it finds the job as on any machine with an agent, and its ports need not be open to the login node.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from rallypoint.base.errors import UsageError, UserError
+
+_JOB = re.compile(r"[0-9]+([_+][0-9]+)?")
+"""A job, a task of an array, or a part of a heterogeneous job, as Slurm writes them."""
+_STEP = ("--overlap", "--nodes=1", "--ntasks=1", "--quiet")
+
+
+def run_on_first_node(job: str, words: Sequence[str]) -> NoReturn:
+    """Replace this process by `srun` with the same command.
+
+    Args:
+        job: the job's id.
+        words: the arguments of `rallyctl`, of which the option itself is left out.
+
+    Raises:
+        UsageError: the id is not one of Slurm's.
+        UserError: `srun` cannot be started.
+    """
+    if _JOB.fullmatch(job) is None:
+        raise UsageError(f"--slurm={job}: give the id of a job of Slurm, as squeue shows it")
+    command = ["srun", f"--jobid={job}", *_STEP, *(["--pty"] if sys.stdin.isatty() and sys.stdout.isatty() else [])]
+    try:
+        os.execvp("srun", [*command, sys.executable, "-m", "rallypoint.cli.rallyctl", *_without_option(words)])
+    except OSError as error:
+        raise UserError(f"--slurm={job}: srun cannot be started ({error.strerror}); run this on a login node") from None
+
+
+def _without_option(words: Sequence[str]) -> list[str]:
+    """The option stands before the verb, so it is the first word of that name, which may be abbreviated."""
+    at = next(index for index, word in enumerate(words) if word.startswith("--s"))
+    return [*words[:at], *words[at + (1 if "=" in words[at] else 2) :]]

@@ -1,0 +1,45 @@
+"""`rallyctl --slurm=JOBID`: the command of the step, and what is refused. Slurm itself runs it in `tests/slurm`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from rallypoint.cli.rallyctl import main
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands by which this process would have been replaced."""
+    commands: list[list[str]] = []
+
+    def replace(program: str, command: list[str]) -> None:
+        commands.append(command)
+        raise FileNotFoundError(2, "No such file or directory", program)
+
+    monkeypatch.setattr(os, "execvp", replace)
+    return commands
+
+
+@pytest.mark.parametrize("option", [["--slurm=12_3"], ["--slurm", "12_3"], ["--slu=12_3"]])
+def test_the_step_runs_the_same_verb(option: list[str], started: list[list[str]]) -> None:
+    assert main([*option, "drain", "n2", "--rdzv-id=j"]) == 1
+    (command,) = started
+    assert command[:2] == ["srun", "--jobid=12_3"]
+    assert "--overlap" in command
+    at = command.index(sys.executable)
+    assert command[at:] == [sys.executable, "-m", "rallypoint.cli.rallyctl", "drain", "n2", "--rdzv-id=j"]
+
+
+def test_without_srun_the_user_is_told(started: list[list[str]], capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--slurm=12", "status"]) == 1
+    assert "--slurm=12: srun cannot be started (No such file or directory)" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("job", ["my-job", "12;x", "-5", "1_2_3"])
+def test_what_is_no_job_id_is_refused(job: str, started: list[list[str]], capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([f"--slurm={job}", "status"]) == 2
+    assert f"--slurm={job}" in capfd.readouterr().err
+    assert not started
