@@ -384,7 +384,7 @@ def test_output_that_nobody_will_read(hosts: Fixture) -> None:
         assert process.stdout.readline() == b"n1: first\n"
         process.stdout.close()
         expected = (
-            "rallyctl: standard output cannot be written (Broken pipe); the job goes on, and its output is lost\n"
+            "rallyctl: standard output cannot be written (Broken pipe); the job continues, and its output is lost\n"
         )
         assert process.stderr.readline().decode() == expected
         (launcher.folder / "finish").touch()

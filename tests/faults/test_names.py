@@ -81,7 +81,7 @@ def test_behind_a_virtual_address_it_is_said_that_nobody_hosts(net: Network, ral
     knows(rallyrun, second, f"{first.address} {NAME}")  # where nobody listens, as behind a service without a back end
     job = start(rallyrun, second, *c10d("join_timeout=12"))
     assert job.ends() == 1
-    told = [line for line in job.err.splitlines() if "no node takes itself for job-1.svc" in line]
+    told = [line for line in job.err.splitlines() if "no node recognizes job-1.svc" in line]
     assert len(told) == 2, job.err
     waiting, last = told
     for line in (waiting, last):
@@ -173,7 +173,7 @@ def test_an_address_that_only_leads_to_rank_0_is_as_good_as_its_own(net: Network
     balancer = rallyrun.command([*between.entry, sys.executable, script, first.address, str(PORT)])
     balancer.until(lambda lines: lines == ["serves"], "it listens")
     zero = start(rallyrun, first, *static("--node-rank=0"), LOGLEVEL="INFO")
-    zero.until_err("leads here")
+    zero.until_err("is an address of this machine")
     one = start(rallyrun, second, *static("--node-rank=1"))
     assert [job.ends() for job in (zero, one)] == [0, 0], (zero.err, one.err)
     assert sorted(line.split()[0] for job in (zero, one) for line in job.out) == ["n1", "n1"]

@@ -103,7 +103,7 @@ def who_lives_goes_on_and_so_does_what_it_has_started(rallyrun: Launcher) -> Non
         assert goes_on(before[0], after[0])
         assert is_new(before[1], after[1])
         before = after
-    assert job.err.count("1 of 2 workers go on in their processes") == 2
+    assert job.err.count("1 of 2 workers continue in their processes") == 2
     for each in children[1]:
         rallyrun.until_gone(each)  # what the dead one has left
     assert Path(f"/proc/{children[0][0]}/comm").read_text() == "sleep\n"
@@ -189,7 +189,7 @@ def who_dies_while_it_waits_is_started_anew(rallyrun: Launcher) -> None:
     b.dies()
     a.job.until_err("1 of 1 workers wait in their processes")
     os.kill(before.pid, signal.SIGKILL)
-    a.job.until_err(f"worker {before.pid} (local rank 0) has ended while it waited; it is started anew")
+    a.job.until_err(f"worker {before.pid} (local rank 0) has ended while it waited; it is started again")
     b = nodes.start("B")
     ups(b.job, (1,), 2)
     a.job.until(lambda lines: sum("up " in line for line in lines) == 2, "a new worker")

@@ -141,7 +141,7 @@ def a_departure_lets_the_others_regroup(rallyrun: Launcher) -> None:
         node.comes_up(1, world_size=2)
     b.job.signal(signal.SIGTERM)
     assert b.job.ends() == 0
-    assert "this node has left the job after SIGTERM; the job goes on on 1 other node" in b.job.err
+    assert "this node has left the job after SIGTERM; the job continues on 1 other node" in b.job.err
     a.comes_up(1, starts=2, world_size=1)
     assert common((a,), (1,), "TORCHELASTIC_RESTART_COUNT") == "0"
     a.job.until_err(f"round 0 is over: {socket.gethostname()} pid {b.job.pid} (rank 1) has left")
@@ -277,7 +277,7 @@ def test_when_the_budget_is_gone_there_is_one_report_and_the_same_first_failure_
     assert f"  rank      : {rank} (local_rank: 0)" in root_cause(a)
     assert any("  exitcode  : 1 (pid: " in line for line in root_cause(a))
     assert (f"host      : {host} (another node)" in a.job.err, f"host      : {host}\n" in b.job.err) == (True, True)
-    short = f"rank {rank} failed on {host} (exit code 1): it exited with code 1; the report is given on {host}"
+    short = f"rank {rank} failed on {host} (exit code 1): it exited with code 1; the full report is on {host}"
     assert told_in_short(c) == short
     for node in nodes:
         assert "Traceback" not in node.job.err
@@ -318,7 +318,7 @@ def test_a_secret_lets_in_only_who_knows_it(rallyrun: Launcher) -> None:
         assert "Traceback" not in intruder.job.err
     a.job.until_err("refused: it was told", 2)
     host = socket.gethostname()
-    told = re.findall(rf"from 127.0.0.1:\d+ \({host}\) refused: it was told: .*RALLYPOINT_SECRET", a.job.err)
+    told = re.findall(rf"from 127.0.0.1:\d+ \({host}\) refused: refused: .*RALLYPOINT_SECRET", a.job.err)
     assert len(told) == 2, a.job.err
     b = job.start("B", env={"RALLYPOINT_SECRET": "open-sesame-1c9Zq7kW4"})
     for node in (a, b):

@@ -59,7 +59,7 @@ def test_a_node_that_is_drained_has_not_failed(jobs: SlurmJobs) -> None:
     job = jobs.start("--nnodes=2:3", signals="SIGTERM")
     job.until_up(3)
     os.kill(jobs.cluster.pids("n3", "rallypoint.run")[0], signal.SIGTERM)
-    job.until_said("this node has left the job after SIGTERM; the job goes on on 2 other nodes")
+    job.until_said("this node has left the job after SIGTERM; the job continues on 2 other nodes")
     job.until_up(2)
     jobs.finish()
     assert job.ends() == "COMPLETED"

@@ -46,7 +46,7 @@ def find_held_workers(group: WorkerGroup, grace: GracePeriods, *, keeps_workers:
     elif not keeps_workers:
         why = f"the rendezvous backend {spec.rdzv_handler.get_backend()!r} cannot tell other nodes that they do"
     if why:
-        log.warning("[%s] workers do not go on in their processes when a round ends: %s", spec.role, why)
+        log.warning("[%s] workers do not continue in their processes when a round ends: %s", spec.role, why)
     return HeldWorkers(group, grace, possible=not why)
 
 
@@ -114,7 +114,7 @@ class HeldWorkers(Preparation):
         if context is None or not context.held or group.placement is None or not group.placement.restart_workers:
             return
         log.warning(
-            "[%s] all workers are started anew: not all workers of the job can go on in their processes",
+            "[%s] all workers are started again: not all workers of the job can continue in their processes",
             group.spec.role,
         )
         context.begin_close(SIGTERM, self._grace.of(failed=True))
@@ -161,11 +161,13 @@ class HeldWorkers(Preparation):
                 context.adopt(rank, held)
                 entered.append(rank)
             else:
-                log.warning("worker %d (local rank %d) does not go on; another takes its place", held.process.pid, rank)
+                log.warning(
+                    "worker %d (local rank %d) does not continue; another takes its place", held.process.pid, rank
+                )
                 held.process.signal(SIGKILL)
                 held.process.release()
         size = self._group.spec.local_world_size
         channel.remove(set(range(size)).difference(entered))
         if entered:
-            log.warning("[%s] %d of %d workers go on in their processes", self._group.spec.role, len(entered), size)
+            log.warning("[%s] %d of %d workers continue in their processes", self._group.spec.role, len(entered), size)
         return tuple(entered)

@@ -354,7 +354,7 @@ OTHERS = _group(
     Flag(
         "--progress-file",
         str,
-        "File that workers write when they have saved: an integer (Megatron's), or anything",
+        "File that workers write when they have saved: an integer (as Megatron does) or any content",
         "PATH",
         bad=("/none/there",),
     ),

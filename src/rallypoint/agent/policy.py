@@ -682,7 +682,7 @@ def _on_final_stop(status: PolicyState, event: steps.WorkersStopped) -> Decision
 def _on_left(status: PolicyState, event: LeaveReply) -> Decision:
     assert status.final_step is not None, "an agent that leaves knows how"
     if event.goes_on:
-        more = f"goes on on {event.others} other node{'s' if event.others > 1 else ''}"
+        more = f"continues on {event.others} other node{'s' if event.others > 1 else ''}"
         return status._replace(final_step=status.final_step._replace(standing=more)), ()
     succeeded = "has succeeded" if event.outcome is Outcome.SUCCEEDED else ""
     return status._replace(phase=Phase.ENDED), (status.final_step._replace(standing=succeeded),)

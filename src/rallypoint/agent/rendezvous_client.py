@@ -65,4 +65,4 @@ class RendezvousClient(Protocol):
         return None
 
     def shutdown(self) -> bool:
-        """Release everything; the job goes on without this node. Returns whether that went well."""
+        """Release everything; the job continues without this node. Returns whether that went well."""

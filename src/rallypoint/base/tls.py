@@ -67,7 +67,7 @@ class ControlTls:
             try:
                 self._contexts = _load(self.files)
             except UserError as error:
-                log.warning("%s; connections go on with the certificates that were loaded before", error)
+                log.warning("%s; connections continue with the certificates that were loaded before", error)
             else:
                 log.info("the TLS files have changed and are loaded again: %s", ", ".join(self.files[:3]))
         return self._contexts

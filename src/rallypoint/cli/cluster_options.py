@@ -51,7 +51,7 @@ def with_cluster(options: Options, environ: Mapping[str, str], machine: Machine)
     if isinstance(finding, Nothing) and which != "auto":
         raise UsageError(f"{source}: {finding.sentence}")
     say = _log.info if says_enough or "nnodes" in options.sources else _log.warning
-    say("%s goes by the flags alone, which ask for --nnodes=%s: %s", source, options.nnodes, finding.sentence)
+    say("%s uses only the flags, with --nnodes=%s: %s", source, options.nnodes, finding.sentence)
     return options
 
 

@@ -460,7 +460,7 @@ def _check_requeue(options: Options, asked: Preemption, environ: Mapping[str, st
 
     job = job_name(environ)
     if not job:
-        raise UsageError(f"{given} requeues a job of Slurm, and this is none: SLURM_JOB_ID is not set; leave it out")
+        raise UsageError(f"{given} requeues a job of Slurm, and this is not one: SLURM_JOB_ID is not set; leave it out")
     if environ.get("ENVIRONMENT") != "BATCH":
         _log.warning("%s: Slurm requeues batch jobs only, and this seems to be none; start it by sbatch", given)
     if which("scontrol", path=environ.get("PATH")) is None:

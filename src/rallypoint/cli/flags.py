@@ -121,7 +121,13 @@ GROUPS = (
                 "N",
                 default=0,
             ),
-            Flag("--monitor-interval", number, "Seconds between safety checks, 60 at least", "SECONDS", default=0.1),
+            Flag(
+                "--monitor-interval",
+                number,
+                "Seconds between safety checks; values below 60 count as 60",
+                "SECONDS",
+                default=0.1,
+            ),
             Flag(
                 "--signals-to-handle",
                 str,

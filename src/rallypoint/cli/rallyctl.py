@@ -76,7 +76,7 @@ _JOB: tuple[str | Argument, ...] = (
 VERBS = (
     Verb(
         "demo",
-        "show a job that loses a worker, then a node, and goes on",
+        "show a job that loses a worker, then a node, and continues",
         "Show what Rallypoint is for, on this machine and in half a minute: a job of two workers is trained "
         "undisturbed; then again, with a worker killed half-way; then on three nodes (launchers on loopback), one of "
         "which is lost. It must resume each time and end with the same loss. Needs no torch. Exits with 1 if rallyrun "
@@ -176,7 +176,7 @@ VERBS = (
     Verb(
         "restart",
         "restart the workers of a job",
-        "End the round that runs and begin another, at no cost to --max-restarts.",
+        "End the round that runs and begin another, without using up a restart.",
         "node1:29400",
         "job_verbs:restart",
         *_JOB,
@@ -254,7 +254,7 @@ VERBS = (
         "bundle",
         "collect diagnostics from the nodes of a job",
         "Collect what the nodes of a job that runs know of it: stacks, the last lines of each worker, environment with "
-        "secrets masked, versions, the kernel's words, and how the job stands. Nothing is stopped. rallyrun "
+        "secrets masked, versions, kernel messages, and the state of the job. Nothing is stopped. rallyrun "
         "--incident-dir keeps the same after each failure.",
         "node1:29400 -o bundles",
         "job_verbs:bundle",
@@ -266,7 +266,7 @@ VERBS = (
         "serve",
         "run a control plane outside the training nodes",
         "Run a control plane outside the training nodes, for many jobs with --rdzv-backend=c10d, whose nodes give its "
-        "address as --rdzv-endpoint. If it is lost, workers go on; started again at the same endpoint, it gets its "
+        "address as --rdzv-endpoint. If it is lost, workers continue to run; started again there, it gets its "
         "state from the nodes. Give it the jobs' RALLYPOINT_SECRET. Nodes on its own machine need "
         "--rdzv-conf=is_host=false: one that starts while the control plane is down would host its job itself. When a "
         "job has ended and its nodes have disconnected, its id can be used again; a node that reconnects within a day "
@@ -337,7 +337,7 @@ VERBS = (
         "Print a script that completes rallyrun and rallyctl: flags, values of flags, verbs and files. To install it, "
         "bash and tcsh: write it to a file that ~/.bashrc or ~/.tcshrc reads by 'source'; zsh: to DIR/_rallyrun, "
         "with a DIR of $fpath; fish: to rallyrun.fish and to rallyctl.fish in ~/.config/fish/completions. It is whole "
-        "in itself: write it anew after an upgrade. Wheels have the scripts too, and shells find them where the "
+        "in itself: write it again after an upgrade. Wheels have the scripts too, and shells find them where the "
         "package is installed below /usr or /usr/local (docs/how-to/completion.md).",
         "bash > ~/.rallypoint.bash && echo 'source ~/.rallypoint.bash' >> ~/.bashrc",
         "local_verbs:completion",
@@ -384,7 +384,7 @@ def load(work: str) -> Callable[[argparse.Namespace], int | None]:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    about = "Run services for rallyrun's jobs, outside of them."
+    about = "Inspect and control jobs of rallyrun, and run services for them."
     parser = Parser("rallyctl", description=about, formatter_class=HelpFormatter)
     parser.add_argument("--version", action=ShowVersion, command="rallyctl")
     parser.add_argument(

@@ -211,7 +211,7 @@ class DynamicRendezvousHandler(ElasticHandler):
             raise self._final_notification.error
 
     def shutdown(self) -> bool:
-        """Leave; the job goes on without us. Returns False if the backend cannot be reached."""
+        """Leave; the job continues without us. Returns False if the backend cannot be reached."""
         try:
             if self._link is None:
                 self._state()

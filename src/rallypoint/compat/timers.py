@@ -96,7 +96,7 @@ class TimerServer(ABC):
             try:
                 self._run_watchdog()
             except Exception:
-                log.exception("the timer server goes on after an error")
+                log.exception("the timer server continues after an error")
                 self._ending.wait(min(1.0, self._max_interval))
 
     def _run_watchdog(self) -> None:
@@ -274,5 +274,5 @@ class FileTimerServer:
             try:
                 watchdog.step()
             except Exception:
-                log.exception("the watchdog goes on after an error")
+                log.exception("the watchdog continues after an error")
             self._stepped_at = time.time()

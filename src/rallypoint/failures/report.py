@@ -96,7 +96,7 @@ class ChildFailedError(RallypointError):
             return f"{self.name} FAILED: {root.headline}"
         own = sorted(rank for rank in self.failures if rank not in self.stopped)
         after = f"; here {_rank_list(own)} failed after it" if own else ""
-        return f"{self.name} FAILED: {root.headline}{after}; the report is given on {root.host}"
+        return f"{self.name} FAILED: {root.headline}{after}; the full report is on {root.host}"
 
     def _report(self) -> str:
         root = self.root_cause()

@@ -630,4 +630,4 @@ def _notes(runs: Sequence[AgentRun], rounds: Sequence[_Round]) -> Iterator[str]:
     if open_ends:
         names = ", ".join(open_ends[:4]) + (f" and {len(open_ends) - 4} more" if len(open_ends) > 4 else "")
         over = any(isinstance(each, events.JobOver) for run in runs for each in run.told)
-        yield f"the events of {names} end without a last word: {'killed' if over else 'killed, or still running'}"
+        yield f"the events of {names} have no final event: {'killed' if over else 'killed, or still running'}"

@@ -73,7 +73,7 @@ class WorkerChannel:
             make_private(self.folder)
             replace_file(path, json.dumps({"round": round_, "environment": dict(environment)}).encode())
         except OSError as error:
-            log.warning("the worker of local rank %d cannot be told of its round: %s", rank, error)
+            log.warning("the worker of local rank %d cannot be informed of its round: %s", rank, error)
             return False
         return self._send(rank, f"enter {round_}\n")
 

@@ -320,7 +320,7 @@ class Stop:
         if self._done:
             self._done = False
             pid, rank = worker.process.pid, worker.rank
-            log.warning("worker %d (local rank %d) has ended while it waited; it is started anew", pid, rank)
+            log.warning("worker %d (local rank %d) has ended while it waited; it is started again", pid, rank)
 
     def _leave_no_more(self) -> None:
         leaving, self._leaving = self._leaving, None

@@ -118,7 +118,7 @@ def test_the_moment_that_the_environment_names_is_confirmed_by_slurm(tmp_path: P
     assert (seen.told, seen.asked) == ([], 0), "Slurm is not asked before"
     assert seen.deadline.wake_at() == seen.hands.now + 1
     seen.passes(1)
-    assert seen.told == [PreemptionRequested(50.0, "found that the time of Slurm job 7 is over in 60 s")]
+    assert seen.told == [PreemptionRequested(50.0, "reports that Slurm job 7 ends in 60 s")]
     assert seen.asked == 1
     assert (tmp_path / "asked").read_text() == "--noheader --jobs=7 --format=%e %s\n"
     seen.passes(100)
@@ -132,7 +132,7 @@ def test_of_an_array_slurm_is_asked_for_the_task_alone(tmp_path: Path) -> None:
     seen.slurm_says(str(int(NOW) + 300))
     seen.passes(240)
     assert (tmp_path / "asked").read_text() == "--noheader --jobs=7_3 --format=%e %s\n"
-    assert [each.why for each in seen.told] == ["found that the time of Slurm job 7_3 is over in 60 s"]
+    assert [each.why for each in seen.told] == ["reports that Slurm job 7_3 ends in 60 s"]
 
 
 def test_more_time_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -340,10 +340,10 @@ def test_a_node_that_leaves_a_job_that_goes_on_has_done_what_it_was_asked() -> N
     assert (status.phase, steps[-3:]) == (Phase.LEAVING, QUERY)
     replies = [LeaveReply(True, 3), LeaveReply(True, 2), LeaveReply(True, 1)]
     assert after(*leaving, *replies)[0].phase is Phase.LEAVING, "it must hold for a moment"
-    assert after(*leaving, *replies[:2], LEAVE_OVER)[1][-1] == left(SIGTERM, "goes on on 2 other nodes")
-    assert after(*leaving, *replies, LEAVE_OVER)[1][-1] == left(SIGTERM, "goes on on 1 other node")
+    assert after(*leaving, *replies[:2], LEAVE_OVER)[1][-1] == left(SIGTERM, "continues on 2 other nodes")
+    assert after(*leaving, *replies, LEAVE_OVER)[1][-1] == left(SIGTERM, "continues on 1 other node")
     assert after(*leaving, LeaveReply(False, 0, Outcome.SUCCEEDED))[1][-1] == left(SIGTERM, "has succeeded")
-    assert after(TERM, LeaveReply(True, 2), LEAVE_OVER)[1][-1] == left(SIGTERM, "goes on on 2 other nodes"), "a spare"
+    assert after(TERM, LeaveReply(True, 2), LEAVE_OVER)[1][-1] == left(SIGTERM, "continues on 2 other nodes"), "a spare"
 
 
 @pytest.mark.parametrize(

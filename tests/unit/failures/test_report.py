@@ -111,13 +111,12 @@ def test_a_node_whose_workers_did_not_fail_reports_another_s_failure() -> None:
 def test_where_others_give_the_report_one_line_stands_for_it() -> None:
     error = ChildFailedError("x.py", {}, ELSEWHERE, stopped=[4], reported_elsewhere=True)
     assert (
-        str(error)
-        == "x.py FAILED: rank 9 failed on node7 (exit code 1): ValueError: boom; the report is given on node7"
+        str(error) == "x.py FAILED: rank 9 failed on node7 (exit code 1): ValueError: boom; the full report is on node7"
     )
     assert error.root_cause() == ELSEWHERE
     assert error.format_msg() == str(ChildFailedError("x.py", {}, ELSEWHERE, stopped=[4]))
     after = ChildFailedError("x.py", {2: _failure(0, -6, 1.0)}, ELSEWHERE, reported_elsewhere=True)
-    assert "boom; here rank 2 failed after it; the report" in str(after)
+    assert "boom; here rank 2 failed after it; the full report" in str(after)
 
 
 def test_the_report_says_how_many_restarts_were_used() -> None:

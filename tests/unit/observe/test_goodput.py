@@ -167,7 +167,7 @@ def test_a_killed_agent_ran_until_others_saw_that() -> None:
     found = made(a, b)
     assert found.nodes[1].spans[-1].end == 9.0
     assert (found.restarts[0].cause, found.restarts[0].host) == ("lost", "b")
-    assert "the events of b end without a last word: killed" in found.notes
+    assert "the events of b have no final event: killed" in found.notes
 
 
 def test_a_restart_that_was_asked_for_is_no_doing_of_a_host() -> None:

@@ -202,7 +202,9 @@ def test_what_cannot_be_pickled_can_be_forked(tmp_path: Path) -> None:
 
 
 def test_an_unknown_start_method(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="start_method='thread' is none; use one of spawn, fork, forkserver"):
+    with pytest.raises(
+        UserError, match="start_method='thread' is not a start method; use one of spawn, fork, forkserver"
+    ):
         start_processes(boom, {0: ()}, {0: {}}, DefaultLogsSpecs(str(tmp_path)), start_method="thread")
 
 

@@ -256,7 +256,7 @@ class JobDeadline(Source):
     def _report(self, left: float) -> None:
         self._over = True
         job = f"Slurm job {self._job}" if self._job else "this job"
-        why = f"found that the time of {job} is over in {max(0.0, left):.0f} s"
+        why = f"reports that {job} ends in {max(0.0, left):.0f} s"
         self._post(PreemptionRequested(self._notice(left), why))
 
 

@@ -152,7 +152,7 @@ class Console:
         if not self.out.failed or self._failure_told:
             return ""
         self._failure_told = True
-        return f"standard output cannot be written ({self.out.failed}); the job goes on, and its output is lost"
+        return f"standard output cannot be written ({self.out.failed}); the job continues, and its output is lost"
 
     async def say(self, text: str) -> None:
         await self.err.write(f"rallyctl: {text}\n".encode(errors="replace"))

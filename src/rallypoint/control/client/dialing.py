@@ -427,8 +427,8 @@ class InferredHost(FixedEndpoint):
         if not self._seems_unhosted:
             return super().advice
         return (
-            f"no node takes itself for {self.target.endpoint.host}; set is_host=true on one (--rdzv-conf) if that is a "
-            f"virtual address, else {super().advice}"
+            f"no node recognizes {self.target.endpoint.host} as its own address; set is_host=true on one (--rdzv-conf) "
+            f"if that is a virtual address, else {super().advice}"
         )
 
     def resolved(self, addresses: list[str]) -> None:

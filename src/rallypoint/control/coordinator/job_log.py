@@ -112,7 +112,7 @@ def timeout_sentence(subject: RendezvousName, progress: Progress, wall: float) -
         age = max(each.seconds_ago for each in missed)
         fewer = f"{progress.joined}:{progress.max_nodes}" if progress.joined else f"1:{progress.max_nodes}"
         return (
-            f"{subject} came to nothing: {_removed_words(missed, wall)} within {age:.0f} s, "
+            f"{subject} failed: {_removed_words(missed, wall)} within {age:.0f} s, "
             f"{_joined_words(progress, past=True)}; "
             f"start a node in its place, or let the job go on with fewer (--nnodes={fewer})"
         )

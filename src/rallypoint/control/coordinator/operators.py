@@ -371,8 +371,8 @@ def _drain(command: DrainCommand, state: State, sessions: SessionRegistry) -> Pl
         raise CommandRefused(f"{name} is not connected at the moment; try again when it is back")
     if node in sessions.local_nodes:
         raise CommandRefused(
-            f"{name} hosts the control plane of this job, which would go with it; "
-            "to end the job use 'rallyctl stop', to be free of this use 'rallyctl serve' or --rdzv-backend=etcd"
+            f"{name} hosts the control plane of this job, which would end with it; "
+            "to end the job use 'rallyctl stop', to host it elsewhere use 'rallyctl serve' or --rdzv-backend=etcd"
         )
     return Plan(f"{command.by} drains {name}", drained=node)
 

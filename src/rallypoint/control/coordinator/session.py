@@ -143,7 +143,7 @@ class ServerSession:
     def refuse(self, sentence: str) -> str:
         """Tell the other side why it is refused. Returns why the connection must be closed."""
         self._output.send(codec.encode(HandshakeRefused(sentence)))
-        return f"it was told: {sentence}"
+        return f"refused: {sentence}"
 
     def heartbeat(self) -> str | None:
         """A heartbeat has arrived. Returns as `receive` does."""

@@ -286,7 +286,9 @@ def decode_state(data: bytes) -> State:
     except ValidationError as error:
         raise RendezvousStateError(f"the shared rendezvous state cannot be: {error}; use another --rdzv-id") from None
     if not all(_with_printable_names(each) for each in (*known_to(state), *state.finished)):
-        raise RendezvousStateError("the shared rendezvous state names nodes by what is no text; use another --rdzv-id")
+        raise RendezvousStateError(
+            "the shared rendezvous state has node names that are not text; use another --rdzv-id"
+        )
     return state
 
 

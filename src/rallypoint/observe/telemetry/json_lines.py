@@ -171,7 +171,7 @@ def _limits(destination: str, options: str) -> dict[str, int]:
                 raise ValueError
     except (ValueError, KeyError):
         raise UserError(
-            f"{PREFIX}{destination}: {options!r} says not how to rotate; write {PREFIX}PATH?max_mb=64&keep=3, say"
+            f"{PREFIX}{destination}: {options!r} does not describe a rotation; write {PREFIX}PATH?max_mb=64&keep=3, say"
         ) from None
     return found
 

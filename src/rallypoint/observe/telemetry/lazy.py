@@ -62,4 +62,4 @@ def logging_errors(what: str, call: Callable[[], None]) -> None:
     try:
         call()
     except Exception as error:
-        log.warning("a handler of %s failed (%s: %s); the job goes on", what, type(error).__name__, error)
+        log.warning("a handler of %s failed (%s: %s); the job continues", what, type(error).__name__, error)

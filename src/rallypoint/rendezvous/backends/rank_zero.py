@@ -108,9 +108,9 @@ class EndpointCheck:
         try:
             await self._look()
         except _EndpointIsLocal:
-            log.info("%s leads here", self._target.endpoint)
+            log.info("%s is an address of this machine", self._target.endpoint)
         except Exception:  # the job needs no check
-            log.exception("whether %s leads here cannot be found out", self._target.endpoint)
+            log.exception("cannot determine whether %s is an address of this machine", self._target.endpoint)
 
     async def _look(self) -> None:
         began, delay, told = SYSTEM_CLOCK.monotonic(), _FIRST_DELAY, False

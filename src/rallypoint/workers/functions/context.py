@@ -49,7 +49,9 @@ class FunctionContext(PContext):
         options = options or ProcessOptions()
         self.start_method = options.start_method
         if self.start_method not in START_METHODS:
-            raise UserError(f"start_method={self.start_method!r} is none; use one of {', '.join(START_METHODS)}")
+            raise UserError(
+                f"start_method={self.start_method!r} is not a start method; use one of {', '.join(START_METHODS)}"
+            )
         self._forking = self.start_method == "fork"
         super().__init__(
             name, entrypoint, args, envs, logs_specs, log_line_prefixes, None if self._forking else reaper, options
