@@ -333,7 +333,7 @@ class Stop:
             if now >= each.until and not self._waits_for_writes(each, now):
                 log.warning(
                     "worker %d (local rank %d) has not come out of its function within %g s: it is ended and started "
-                    "anew",
+                    "again",
                     *(each.process.pid, each.rank, self._leaving_time),
                 )
                 self._request_stacks(each, now)

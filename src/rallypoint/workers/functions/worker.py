@@ -79,8 +79,8 @@ class Payload:
             from rallypoint.base.errors import user_error
 
             raise user_error(
-                f"the function {name} and its arguments cannot be handed to a new process: {error}; use what stands at "
-                "the top of a module, or the start method fork",
+                f"the function {name} and its arguments cannot be handed to a new process: {error}; use what is "
+                "defined at the top of a module, or the start method fork",
                 error,
             ) from error
         finally:
