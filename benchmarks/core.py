@@ -1,30 +1,33 @@
-"""What each node costs the coordinator's pure core, from 1,024 to 16,384 nodes: no socket, no message on a wire.
+"""What each of 16,384 nodes costs the coordinator's pure core, beside one of 1,024: no socket, no message on a wire.
 
-A `Coordinator` is driven by its methods, with one session a node. All figures are processor time of this process for
-one node, the least of some rounds: a cost that grows with the number of nodes is work that looks at all of them.
+Coordinators are driven by their methods, with a session for each node. What is compared is one job with 16 jobs of a
+sixteenth of its nodes, a node of each after another: so many nodes do not fit a processor's caches, and that is so for
+both. What is left is work that looks at all nodes of a job. Figures are processor time of this process for one node,
+the least of some rounds.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
+from typing import NamedTuple
 
-from benchmarks.case import OURS, Case, Settings
+from benchmarks.case import Case, Settings
 from benchmarks.errors import BenchError
 from benchmarks.stats import Sample
 from benchmarks.table import Budget, Row
 from benchmarks.turns import in_turn
-from rallypoint.control.coordinator.coordinator import Coordinator
+from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership import state as membership
 from rallypoint.control.membership.state import Fail, NodeId, NodeInfo, Reason, Succeed
 from rallypoint.control.protocol.messages import (
+    JobEnded,
     JoinRequest,
     LeaveRequest,
-    Notification,
     Placed,
     ProgressRequest,
     Request,
@@ -32,27 +35,32 @@ from rallypoint.control.protocol.messages import (
 )
 from rallypoint.failures.cause import Cause
 
-_SIZES = (1024, 4096, 16384)
-_QUICK_SIZES = (64, 1024)
-_GROWTH = 1.3
-"""How much more a node may cost among the most nodes than among the fewest."""
+_NODES, _QUICK_NODES = 16384, 1024
+_JOBS = 16
+"""The number of jobs that one is compared with."""
+_BUDGET = Budget(1.3)
+_ONE, _MANY = "one job", f"{_JOBS} jobs"
 _CAUSE = Cause(0, 0, "host", 42, 1, "RuntimeError: no", "Traceback\n" * 400, 0.0, "")
 _TIMEOUT = 600.0
+_ARRIVAL = 2.0  # seconds for all that come to a running round
 
 
 class _Job:
-    """A coordinator, its nodes, and the last placement of each. `now` stands still unless a part moves it."""
+    """A coordinator, its nodes, and what each was told last of its place. `now` stands still unless a part moves it."""
 
     def __init__(self, nodes: int, more: int = 0) -> None:
         """A job of so many nodes, and of up to `more` besides."""
         self.settings = membership.Settings("bench", nodes - 8, nodes + more, last_call_timeout=1.0)
         self.coordinator = Coordinator(self.settings, "first")
-        self.nodes = [NodeId(f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}", 100, i, f"node-{i}") for i in range(nodes)]
-        self.infos = {node: NodeInfo("default", 8, node.addr, 29500, program="train.py") for node in self.nodes}
+        self.nodes = [_node(number) for number in range(nodes)]
         self.sessions: dict[NodeId, int] = {}
         self._nodes: dict[int, NodeId] = {}
         self._numbers = count(1)
         self.placed: dict[NodeId, Placed] = {}
+        self.held: Mapping[NodeId, Placed] = {}
+        """The places before the last ones."""
+        self.ended = 0
+        """Nodes that were told that the job has ended."""
         self.now = 0.0
 
     def open(self, node: NodeId, *, resumes: bool = False) -> None:
@@ -62,210 +70,230 @@ class _Job:
         self.coordinator.open(number, record, self.now)
 
     def join(self, node: NodeId) -> None:
-        self.say(node, JoinRequest(self.infos[node], _TIMEOUT, addresses=(node.addr,)))
+        self.say(node, JoinRequest(_info(node), _TIMEOUT, addresses=(node.addr,)))
 
     def say(self, node: NodeId, request: Request) -> None:
         self.deliver(self.coordinator.receive(self.sessions[node], request, self.now))
 
-    def deliver(self, sends: list[tuple[int, Notification]]) -> None:
+    def deliver(self, sends: Sequence[OutgoingNotification]) -> None:
         for session, notification in sends:
             if isinstance(notification, Placed):
                 self.placed[self._nodes[session]] = notification
+            elif isinstance(notification, JobEnded):
+                self.ended += 1
 
     def resume(self, node: NodeId, held: Placed, *, joining: bool) -> None:
-        """The node comes back in another session, and says what it held."""
+        """The node comes back in another session, and says what it holds."""
         place = held.placement
         self.open(node, resumes=True)
-        self.say(
-            node,
-            ResumeRequest(
-                self.coordinator.incarnation,
-                self.infos[node],
-                place.round,
-                place.group_rank,
-                place.group_world_size,
-                failures=place.restarts,
-                round_over=joining,
-                last_ended_round=place.round if joining else place.round - 1,
-                joining=joining,
-                origin=place.origin,
-            ),
+        request = ResumeRequest(
+            self.coordinator.incarnation,
+            _info(node),
+            place.round,
+            place.group_rank,
+            place.group_world_size,
+            failures=place.restarts,
+            round_over=joining,
+            last_ended_round=place.round if joining else place.round - 1,
+            joining=joining,
+            origin=place.origin,
         )
+        self.say(node, request)
+
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        self.deliver(self.coordinator.tick(self.now))
+
+    def fail(self, round_: int) -> None:
+        self.held = dict(self.placed)
+        self.say(self.nodes[len(self.nodes) // 2], Fail(round_, _CAUSE, 3))
 
     def check(self, round_: int) -> None:
-        """All nodes that are left have their place in that round."""
+        """All nodes have their places in that round."""
         ranks = sorted(self.placed[node].placement.group_rank for node in self.nodes)
         rounds = {self.placed[node].placement.round for node in self.nodes}
-        if ranks != list(range(len(self.nodes))) or rounds != {round_}:
+        runs = set(self.coordinator.state.participants) == set(self.nodes) and self.coordinator.state.complete
+        if ranks != list(range(len(self.nodes))) or rounds != {round_} or not runs:
             raise BenchError(f"{len(self.nodes)} nodes were placed in rounds {rounds}, not in {round_}")
 
 
-@contextmanager
-def _collected() -> Iterator[None]:
-    """Without what was left by the part before."""
-    gc.collect()
+def _node(number: int, kind: str = "node") -> NodeId:
+    return NodeId(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 100, number, f"{kind}-{number}")
+
+
+def _info(node: NodeId) -> NodeInfo:
+    return NodeInfo("default", 8, node.addr, 29500, program="train.py")
+
+
+def _nothing(_job: _Job) -> None:
+    return None
+
+
+class _Part(NamedTuple):
+    """One figure: what is done for each node, and for each job before that. `ready` and `check` are not measured."""
+
+    name: str
+    each: Callable[[_Job, NodeId], None]
+    check: Callable[[_Job], None]
+    ready: Callable[[_Job], None] = _nothing
+    begin: Callable[[_Job], None] = _nothing
+
+
+def _enter(job: _Job, node: NodeId) -> None:
+    job.open(node)
+    job.join(node)
+
+
+def _heartbeat(job: _Job, node: NodeId) -> None:
+    job.coordinator.heartbeat(job.sessions[node], job.now)
+
+
+def _all_join_again(job: _Job) -> None:
+    job.fail(1)
+    for node in job.nodes:
+        job.join(node)
+    job.check(2)
+    job.placed.clear()
+
+
+def _resume_joining(job: _Job, node: NodeId) -> None:
+    job.resume(node, job.held[node], joining=True)
+    job.join(node)
+
+
+def _lose_one(job: _Job) -> None:
+    lost = job.nodes.pop()
+    del job.placed[lost]
+    job.deliver(job.coordinator.close(job.sessions.pop(lost), job.now))
+
+
+def _all_but_one_join(job: _Job) -> None:
+    job.fail(3)
+    for node in job.nodes[:-1]:
+        job.join(node)
+
+
+def _ask_progress(job: _Job, node: NodeId) -> None:
+    job.say(node, ProgressRequest())
+    job.coordinator.wake_at()
+
+
+def _last_joins(job: _Job) -> None:
+    job.join(job.nodes[-1])
+    job.check(4)
+
+
+def _take_over(job: _Job) -> None:
+    state, job.coordinator = job.coordinator.state, Coordinator(job.settings, "first")
+    job.coordinator.restore(state, job.now)
+
+
+def _begin_anew(job: _Job) -> None:
+    job.coordinator = Coordinator(job.settings, "second")
+
+
+def _leave(job: _Job, node: NodeId) -> None:
+    job.say(node, LeaveRequest())
+    job.coordinator.close(job.sessions[node], job.now, Reason.DEPARTED)
+
+
+def _check_end(job: _Job) -> None:
+    if job.ended != len(job.nodes):
+        raise BenchError(f"{job.ended} of {len(job.nodes)} nodes were told that the job has succeeded")
+
+
+def _run_with_room(job: _Job) -> None:
+    for node in job.nodes:
+        _enter(job, node)
+    job.tick(job.settings.last_call_timeout)
+    job.check(0)
+
+
+def _one_more(job: _Job, node: NodeId) -> None:
+    more = _node(node.number, "new")._replace(addr=f"fd00::{node.number:x}")
+    _enter(job, more)
+    job.now += _ARRIVAL / len(job.nodes)
+    if job.coordinator.wake_at() <= job.now:
+        job.tick(0.0)
+
+
+def _check_waiting(job: _Job) -> None:
+    if len(job.coordinator.state.wait_list) != len(job.nodes):
+        raise BenchError(f"{len(job.coordinator.state.wait_list)} nodes wait instead of {len(job.nodes)}")
+
+
+def _resume(job: _Job, node: NodeId) -> None:
+    job.resume(node, job.placed[node], joining=False)
+
+
+_PARTS = (
+    _Part("first round: session, join and place", _enter, lambda job: job.check(0)),
+    _Part("a heartbeat, and a check of all", _heartbeat, _nothing, begin=lambda job: job.tick(job.settings.lease / 4)),
+    _Part("a failure, until all have joined again", _Job.join, lambda job: job.check(1), begin=lambda job: job.fail(0)),
+    _Part("all missed their places and come back", _resume_joining, lambda job: job.check(2), _all_join_again),
+    _Part("a node is lost, until all have joined again", _Job.join, lambda job: job.check(3), begin=_lose_one),
+    _Part("all ask for the progress", _ask_progress, _last_joins, _all_but_one_join),
+    _Part("a successor with the state, to which all come back", _resume, lambda job: job.check(4), begin=_take_over),
+    _Part("a new coordinator, which all fill", _resume, lambda job: job.check(4), begin=_begin_anew),
+    _Part("all succeed, and are told the end", lambda job, node: job.say(node, Succeed(4)), _check_end),
+    _Part("all leave", _leave, _nothing),
+)
+_WITH_ROOM = (_Part("as many nodes come to a running round", _one_more, _check_waiting, _run_with_room),)
+
+
+def _measured(jobs: int, nodes: int) -> Mapping[str, float]:
+    """Microseconds a node, by part, of so many jobs of so many nodes."""
+    found: dict[str, float] = {}
+    for parts, room in ((_PARTS, 0), (_WITH_ROOM, nodes)):
+        made = [_Job(nodes, room) for _ in range(jobs)]
+        for part in parts:
+            for job in made:
+                part.ready(job)
+            found[part.name] = _seconds(part, made) / (jobs * nodes) * 1e6
+            for job in made:
+                part.check(job)
+    return found
+
+
+def _seconds(part: _Part, jobs: Sequence[_Job]) -> float:
+    gc.collect()  # what was left by the part before is not looked through in this one
     gc.freeze()
     try:
-        yield
+        begun = time.process_time()
+        for job in jobs:
+            part.begin(job)
+        for nodes in zip(*[job.nodes for job in jobs], strict=True):
+            for job, node in zip(jobs, nodes, strict=True):
+                part.each(job, node)
+        return time.process_time() - begun
     finally:
         gc.unfreeze()
 
 
-def _measured(nodes: int) -> Mapping[str, float]:
-    """Microseconds a node, by part."""
-    found: dict[str, float] = {}
-
-    def timed(part: str, run: Callable[[], None]) -> None:
-        with _collected():
-            begun = time.process_time()
-            run()
-            found[part] = (time.process_time() - begun) / nodes * 1e6
-
-    job = _Job(nodes)
-    timed("first round: session, join, place", lambda: _first_round(job))
-    timed("heartbeats: three each, and the checks in between", lambda: _heartbeats(job))
-    timed("a failure, until all are placed again", lambda: _failure(job))
-    held = _fail_and_join(job, 1)
-    timed("all missed their place and come back", lambda: _missed_places(job, held))
-    timed("a node is lost, until the others are placed again", lambda: _lost_node(job))
-    _fail_and_join(job, 3, but=1)
-    timed("all ask for the progress while one is missing", lambda: _progress(job))
-    job.join(job.nodes[-1])
-    job.check(4)
-    timed("a successor has the state, all come back", lambda: _taken_over(job))
-    timed("a new coordinator is filled by the nodes", lambda: _filled(job))
-    timed("all succeed, are told, and leave", lambda: _success(job))
-    more = _Job(nodes, nodes // 4)
-    _first_round(more)
-    more.now += 2.0
-    more.deliver(more.coordinator.tick(more.now))
-    more.check(0)
-    timed("a quarter more nodes come to a running round", lambda: _arrivals(more))
-    return found
-
-
-def _first_round(job: _Job) -> None:
-    for node in job.nodes:
-        job.open(node)
-        job.join(node)
-
-
-def _heartbeats(job: _Job) -> None:
-    job.check(0)
-    for _ in range(3):
-        for quarter in range(0, len(job.nodes), len(job.nodes) // 4):
-            for node in job.nodes[quarter : quarter + len(job.nodes) // 4]:
-                job.coordinator.heartbeat(job.sessions[node], job.now)
-            job.now += job.settings.lease / 12
-            job.deliver(job.coordinator.tick(job.now))
-            job.coordinator.wake_at()
-
-
-def _failure(job: _Job) -> None:
-    _fail_and_join(job, 0)
-    job.check(1)
-
-
-def _fail_and_join(job: _Job, round_: int, but: int = 0) -> Mapping[NodeId, Placed]:
-    """A worker fails in a round, and all nodes `but` so many join again; returns the places before."""
-    held = dict(job.placed)
-    job.say(job.nodes[len(job.nodes) // 2], Fail(round_, _CAUSE, 3))
-    for node in job.nodes[: len(job.nodes) - but]:
-        job.join(node)
-    return held
-
-
-def _missed_places(job: _Job, held: Mapping[NodeId, Placed]) -> None:
-    job.check(2)
-    job.placed.clear()
-    for node in job.nodes:
-        job.resume(node, held[node], joining=True)
-        job.join(node)
-    job.check(2)
-
-
-def _lost_node(job: _Job) -> None:
-    lost = job.nodes.pop()
-    job.placed.clear()
-    job.deliver(job.coordinator.close(job.sessions.pop(lost), job.now))
-    for node in job.nodes:
-        job.join(node)
-    job.check(3)
-
-
-def _progress(job: _Job) -> None:
-    for node in job.nodes[:-1]:
-        job.say(node, ProgressRequest())
-        job.coordinator.wake_at()
-
-
-def _taken_over(job: _Job) -> None:
-    state, job.coordinator = job.coordinator.state, Coordinator(job.settings, "first")
-    job.coordinator.restore(state, job.now)
-    for node in job.nodes:
-        job.resume(node, job.placed[node], joining=False)
-    _check_runs(job)
-
-
-def _filled(job: _Job) -> None:
-    job.coordinator = Coordinator(job.settings, "second")
-    for node in job.nodes:
-        job.resume(node, job.placed[node], joining=False)
-    _check_runs(job)
-
-
-def _check_runs(job: _Job) -> None:
-    state = job.coordinator.state
-    if not state.complete or set(state.participants) != set(job.nodes):
-        raise BenchError(f"round {state.round} does not run on with the {len(job.nodes)} nodes that have come back")
-
-
-def _success(job: _Job) -> None:
-    for node in job.nodes:
-        job.say(node, Succeed(4))
-    if job.coordinator.state.verdict is None:
-        raise BenchError("all have succeeded, and the job has not ended")
-    for node in job.nodes:
-        job.say(node, LeaveRequest())
-        job.coordinator.close(job.sessions[node], job.now, Reason.DEPARTED)
-
-
-def _arrivals(job: _Job) -> None:
-    """They come one after another, within two seconds."""
-    for i in range(len(job.nodes) // 4):
-        node = NodeId(f"10.200.{i >> 8}.{i & 255}", 100, i, f"new-{i}")
-        job.infos[node] = NodeInfo("default", 8, node.addr, 29500, program="train.py")
-        job.open(node)
-        job.join(node)
-        job.now += 8.0 / len(job.nodes)
-        if job.coordinator.wake_at() <= job.now:
-            job.deliver(job.coordinator.tick(job.now))
-
-
 def _run(settings: Settings) -> list[Row]:
-    sizes = _QUICK_SIZES if settings.quick else _SIZES
-    turns = in_turn("core", settings.rounds, {f"{nodes:,}": lambda nodes=nodes: _measured(nodes) for nodes in sizes})  # type: ignore[misc]
-    few, *others = ((side, _least(results)) for side, results in turns.results.items())
-    rows = []
-    for part, base in few[1].items():
-        for side, figures in others:
-            last = side == others[-1][0]
-            rows.append(
-                Row(
-                    f"core, {side} nodes: {part}",
-                    "µs",
-                    Sample((figures[part],)),
-                    Sample((base,)),
-                    Budget(_GROWTH) if last else None,
-                    f"{OURS} of {few[0]}",
-                    remarks=turns.remarks(),
-                )
-            )
-    return rows
+    nodes = _QUICK_NODES if settings.quick else _NODES
+    sides = {_MANY: partial(_measured, _JOBS, nodes // _JOBS), _ONE: partial(_measured, 1, nodes)}
+    turns = in_turn("core", settings.rounds, sides)
+    one, many = (turns.results.get(side) or None for side in (_ONE, _MANY))
+    base = f"ours of {nodes // _JOBS:,}"
+    return [
+        Row(
+            f"{nodes:,} nodes, core: {part.name}",
+            "µs",
+            _least(one, part),
+            _least(many, part),
+            _BUDGET,
+            base,
+            "",
+            remarks,
+        )
+        for remarks in (turns.remarks(),)
+        for part in (*_PARTS, *_WITH_ROOM)
+    ]
 
 
-def _least(results: list[Mapping[str, float]]) -> Mapping[str, float]:
-    return {part: min(each[part] for each in results) for part in results[0]}
+def _least(results: Sequence[Mapping[str, float]] | None, part: _Part) -> Sample | None:
+    return None if results is None else Sample((min(each[part.name] for each in results),))
 
 
-CASE = Case("core", "what a node costs the coordinator's pure core among 1,024 to 16,384", _run)
+CASE = Case("core", "what a node costs the coordinator's pure core among 1,024 and among 16,384", _run)
