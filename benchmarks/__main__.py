@@ -11,6 +11,7 @@ from pathlib import Path
 
 from benchmarks import (
     chart,
+    core,
     etcd,
     figures,
     first_line,
@@ -44,6 +45,7 @@ CASES: tuple[Case, ...] = (
     *next_step.CASES,
     rendezvous.CASE,
     scale.CASE,
+    core.CASE,
     watching.CASE,
     protection.CASE,
     etcd.CASE,

@@ -50,7 +50,7 @@ LEFT_TO_ALL = (
     "tests/jobs/test_idle.py",
     "tests/jobs/test_pages.py",
     "tests/jobs/test_shim.py",
-    "tests/sim/test_many_nodes.py::test_ten_thousand_nodes_meet_regroup_and_finish",
+    "tests/sim/test_many_nodes.py",
     "tests/unit/cli/test_completion.py",
 )
 KEPT = (

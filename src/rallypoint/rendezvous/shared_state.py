@@ -32,6 +32,7 @@ from rallypoint.control.coordinator.notifications import (
     end_notifications,
     join_refusal,
     newly_complete,
+    nodes_waiting,
     notification_diff,
     placements,
     progress,
@@ -441,6 +442,8 @@ class SharedStateLink:
         for nodes, notification in notification_diff(before, after):
             if self._node in nodes:
                 self._deliver_if_open(notification)
+        if after.runs(self._node, before.round) and len(after.wait_list) != len(before.wait_list) and before.complete:
+            self._deliver_if_open(nodes_waiting(after))
         if newly_complete(before, after) and self._node in after.participants:
             self._deliver_if_open(Placed(placements(after)[self._node]))
         if after.quiet:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 
-from rallypoint.control.membership.state import Outcome, Settings, State
+from rallypoint.control.membership import mappings
+from rallypoint.control.membership.rules import step
+from rallypoint.control.membership.state import Outcome, Settings, State, Stop
 from tests.effort import examples
 from tests.unit.rendezvous.jobs import EVENTS, SETTINGS, Life
 
@@ -99,3 +102,28 @@ def test_a_round_forms_when_enough_nodes_live_and_ask(job: Settings, events: Eve
 def _timed_out(state: State, job: Settings) -> bool:
     """The last call may outlast the join timeout; then joins are taken back, as they must."""
     return job.last_call_timeout > job.join_timeout and not state.participants
+
+
+@settings(max_examples=examples(400))
+@given(SETTINGS, EVENTS)
+def test_no_join_waits_that_could_continue(job: Settings, events: Events) -> None:
+    life = Life(job)
+    for event in events:
+        life.happen(*event)
+        coordinator = life.coordinator
+        for node, join in coordinator._pending.items():
+            view = coordinator.clock_view(life.now)
+            assert step(join, coordinator.state, node, view, coordinator.settings) is Stop.WAIT
+
+
+@settings(max_examples=examples(200))
+@given(SETTINGS, EVENTS)
+def test_a_large_job_lives_as_a_small_one(job: Settings, events: Events) -> None:
+    """Whether few nodes are kept in plain mappings, or as many are, makes no difference."""
+    few = lived(job, events)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mappings, "FEW", 1)
+        many = lived(job, events)
+    assert many.states == few.states
+    assert [list(each.participants) for each in many.states] == [list(each.participants) for each in few.states]
+    assert many.rolls == few.rolls

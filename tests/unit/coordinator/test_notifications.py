@@ -97,8 +97,7 @@ def test_who_hears_late_of_its_place_has_the_ranks_that_count_who_has_succeeded_
     assert not stepped(Exit(), read, late).finished, "the next round counts only its own"
 
 
-def test_who_runs_hears_of_those_who_wait_and_of_who_will_be_taken_away() -> None:
-    assert names(RUNS, RUNS._replace(wait_list={C: IN.node_info})) == {"a": ["NodesWaiting"], "b": ["NodesWaiting"]}
+def test_who_runs_hears_of_who_will_be_taken_away() -> None:
     said = RUNS._replace(preempted=Preemption(A, 5.0))
     assert names(RUNS, said) == {"b": ["Preempted"]}
     assert names(said, said) == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.base.errors import UsageError
+from rallypoint.control.coordinator import store_peers
 from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.coordinator.store_peers import PeerPolicy, parse_policy, peers_of
@@ -175,3 +176,13 @@ def test_what_only_looks_like_an_address_lets_nobody_in() -> None:
     assert found is not None
     assert networks(found)
     assert not {"999.1.1.1", "::::", "10.0.0.0/99"} & set(found)
+
+
+def test_more_addresses_than_a_store_can_be_told_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_peers, "_MAX_ADDRESSES", 3)
+    assert len(peers(round_of(("10.0.0.1",), ("10.0.0.2", "192.168.0.2")))[0].addresses) == 3
+    (told,) = peers(round_of(("10.0.0.1",), ("10.0.0.2", "192.168.0.2", "192.168.0.3")))
+    assert told.addresses == ()
+    found, warning = peers_of(MEMBERS, [told], OWN, "10.0.0.1")
+    assert found is None
+    assert "since its members have 4 addresses, more than the 3 that a store can be told" in warning

@@ -23,8 +23,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
-from itertools import count
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import count, islice
 
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, Protocol, get_args
 from rallypoint.control.coordinator.notifications import (
@@ -36,6 +36,7 @@ from rallypoint.control.coordinator.notifications import (
     notification_diff,
     placements,
     progress,
+    progress_for,
     standing_without,
 )
 from rallypoint.control.coordinator.recovery import (
@@ -56,6 +57,7 @@ from rallypoint.control.membership.rules import (
     last_call_decides,
     needs_all,
     renewed,
+    settled,
     step,
     without_nodes,
 )
@@ -85,10 +87,10 @@ from rallypoint.control.protocol.messages import (
     JoinRequest,
     LeaveRequest,
     NodeAnswer,
-    NodesWaiting,
     Notification,
     Placed,
     Placement,
+    Progress,
     ProgressRequest,
     Request,
     ResumeRequest,
@@ -107,6 +109,8 @@ _REPLACED_DETAIL = "its node has opened another"
 """Texts for how a node was lost, and for why a session was ended."""
 _CONCERNS_ALL = (Close, PreemptJob, RecordProgress)
 """The operations with which a node can change the job without a place in its round."""
+_WAITING_EVERY = 1.0
+"""Seconds between two notifications to a running round of how many nodes wait."""
 _MAX_DIFFERENCES = 32
 """The number of differences that one session is told."""
 
@@ -169,6 +173,13 @@ class Coordinator:
         """What the placements of the running round follow from, and these."""
         self._completed_a_round = False
         """Whether a round was completed here, and not only taken over from an earlier coordinator."""
+        self._told_waiting: tuple[int, Mapping[NodeId, NodeInfo]] = (-1, {})
+        """The round that was last told which nodes wait for it, and these."""
+        self._told_waiting_at = -math.inf
+        self._progress: tuple[State, Progress] | None = None
+        """The progress of the rendezvous in a state, as a node was told it."""
+        self._maybe_unreported: list[NodeId] = []
+        """Known nodes that had not reported when they were last looked for."""
         self._restored = False
         """Whether a node has reported that it had a place."""
         self._placeholders_until: float | None = None
@@ -222,7 +233,7 @@ class Coordinator:
         """
         lost = [each for each in known_to(self.state) if each.number in numbers and each not in self.sessions]
         self._lose(lost, now, Reason.LOST, detail)
-        self._check_all_reported()
+        self._check_all_reported(now)
         return self.pop_sends()
 
     def tick(self, now: float) -> list[OutgoingNotification]:
@@ -239,16 +250,17 @@ class Coordinator:
             self._continue_join(heapq.heappop(self._deadlines)[1], now)
         if self._placeholders_until is not None and now >= self._placeholders_until:
             self._lose(sorted(self._unreported()), now, Reason.LOST, _NOT_BACK_DETAIL)
-            self._all_reported()
+            self._all_reported(now)
         if self._waits_for_time():
             self._continue_join(next(iter(self.state.participants)), now)
+        self._tell_waiting(now)
         for each in self.parts:
             each.tick(now)
         return self.pop_sends()
 
     def wake_at(self) -> float:
         """The time at which `tick` has something to do, in seconds on the clock of `now`; infinity for never."""
-        moments = [self.sessions.liveness.check_at(), self._next_deadline()]
+        moments = [self.sessions.liveness.check_at(), self._next_deadline(), self._tells_waiting_at()]
         moments += [each.wake_at() for each in self.parts]
         if self._placeholders_until is not None:
             moments.append(self._placeholders_until)
@@ -312,7 +324,7 @@ class Coordinator:
             self._set(without_given_up_join(before, speaker.node, request, self.settings), now)
             self._settle(before, now)
             self._sends = [each for each in self._sends if each[0] != speaker.number]  # it knows nothing of that round
-            self._check_all_reported()
+            self._check_all_reported(now)
         if self._completed_a_round and not stranger:
             self.state = with_later_rounds(self.state, request)
         # What it told a coordinator of our name may not have been kept: a heartbeat alone has made us known to it.
@@ -331,7 +343,7 @@ class Coordinator:
         place = self.state.participants.get(speaker.node) if self.state.complete else None
         misses_place = place is not None and self.state.round > request.round and not self.state.is_preempted
         if misses_place:
-            self._send_placed(speaker.node)
+            self._send_placed(speaker.node, self._all_placements()[speaker.node])
         for each in told:
             self._reply(speaker, each)
         news = misses_place or bool(told)
@@ -367,16 +379,20 @@ class Coordinator:
         if before.complete and self.state.round > before.round:
             self.send_to(before.participants, RoundEnded(end_of(self.state, before.round)))
         restored = self.state
-        self._retry_all_joins(now)
+        for each in list(self._pending):
+            self._retry_join(each, now)
         self._settle(restored, now)
         if not self._any_unreported():
-            self._all_reported()
+            self._all_reported(now)
 
     def _on_progress_request(self, speaker: SessionRecord, _request: ProgressRequest, now: float) -> None:
         node, view = speaker.node, self._observer.clock_view(now)
         ends_at, reports = self._ends_at(node), self._reports_progress(node)
         ends_in = ends_at - now if ends_at < math.inf else -1.0
-        self._reply(speaker, progress(self.state, node, self.settings, view, ends_in=ends_in, reports=reports))
+        if self._progress is None or self._progress[0] is not self.state:
+            self._progress = self.state, progress(self.state, node, self.settings, view)
+        common, state = self._progress[1], self.state
+        self._reply(speaker, progress_for(common, state, node, self.settings, view, ends_in=ends_in, reports=reports))
 
     def _on_confirm_request(self, speaker: SessionRecord, request: ConfirmRequest, _now: float) -> None:
         self._reply(speaker, Confirmed(request.number))
@@ -515,14 +531,20 @@ class Coordinator:
                 self._look_for_hang(before, after, now)
             if self.on_change is not None:
                 self.on_change(now)
-            if not _may_unblock_joins(before, after, self.settings):
-                return
+            self._tell_waiting(now)
+            unblocked = self._unblocked(before, after)
             before = after
-            self._retry_all_joins(now)
+            for node in unblocked:
+                self._retry_join(node, now)
 
-    def _retry_all_joins(self, now: float) -> None:
-        for node in list(self._pending):
-            self._retry_join(node, now)
+    def _unblocked(self, before: State, after: State) -> list[NodeId]:
+        """The nodes whose waiting joins can perhaps continue now."""
+        if _may_unblock_joins(before, after, self.settings):
+            return list(self._pending)
+        free = self.settings.max_nodes - _places(after)
+        if free <= 0 or _places(after) >= _places(before):
+            return []
+        return list(islice((each for each in after.redundancy_list if each in self._pending), free))
 
     def _notify(self, before: State, after: State) -> None:
         if after.verdict is not None and before.verdict is None:
@@ -532,12 +554,30 @@ class Coordinator:
             return
         for nodes, notification in notification_diff(before, after):
             # A node that leaves by this very change need not be notified of it.
-            if not (isinstance(notification, NodesWaiting) and self._placeholders_until is not None):
-                concerned = [each for each in nodes if after.knows(each) or each not in before.participants]
-                self.send_to(concerned, notification)
+            concerned = [each for each in nodes if after.knows(each) or each not in before.participants]
+            self.send_to(concerned, notification)
         if newly_complete(before, after):
-            for node in sorted(after.participants, key=lambda each: after.participants[each].rank):
-                self._place(node)
+            for node, placement in self._all_placements().items():
+                self._place(node, placement)
+
+    def _tells_waiting_at(self) -> float:
+        """When the running round is to be told how many nodes wait for it; infinity if that has not changed."""
+        state, (round_, told) = self.state, self._told_waiting
+        is_told = round_ == state.round
+        if not state.complete or state.verdict is not None or self._placeholders_until is not None:
+            return math.inf
+        if len(state.wait_list) == (len(told) if is_told else 0):
+            return math.inf
+        return self._told_waiting_at + _WAITING_EVERY if is_told and state.wait_list else -math.inf
+
+    def _tell_waiting(self, now: float) -> None:
+        """Tell the running round how many nodes wait for it, unless that is too early: many may come one by one."""
+        if now < self._tells_waiting_at():
+            return
+        state, (round_, told) = self.state, self._told_waiting
+        self.history.nodes_waiting(told if round_ == state.round else (), state, now)
+        self._told_waiting, self._told_waiting_at = (state.round, state.wait_list), now
+        self.send_to(state.participants, nodes_waiting(state))
 
     def _look_for_hang(self, before: State, after: State, now: float) -> None:
         if self._hangs is None:
@@ -556,7 +596,7 @@ class Coordinator:
     def _reply(self, speaker: SessionRecord, notification: Notification) -> None:
         self._sends.append((speaker.number, notification))
 
-    def _place(self, node: NodeId) -> None:
+    def _place(self, node: NodeId, placement: Placement) -> None:
         """The round is complete, with this node in it."""
         self._completed_a_round = True
         self._pending.pop(node, None)
@@ -566,17 +606,16 @@ class Coordinator:
         self._note_host(node)
         if speaker.repeats_join:  # it has its place by the earlier one, and requests no other
             speaker.skips_join, speaker.repeats_join = True, False
-        self._send_placed(node)
+        self._send_placed(node, placement)
 
-    def _send_placed(self, node: NodeId) -> None:
+    def _send_placed(self, node: NodeId, placement: Placement) -> None:
         """Send a placement; to the host of the round's store, after its allowed peers."""
-        placement = self._placement_of(node)
         if placement.group_rank == 0:
             self._notify_peers(node)
         self.send_to([node], Placed(placement))
 
-    def _placement_of(self, node: NodeId) -> Placement:
-        """The placement of a participant of the running round: those of all are worked out once."""
+    def _all_placements(self) -> dict[NodeId, Placement]:
+        """The placements of the running round, in order of rank: worked out once, while they stay the same."""
         state, places = self.state, self.state.participants
         control_rank = next((places[each].rank for each in self.sessions.local_nodes if each in places), -1)
         host, origin = self.sessions.own_external_address, state.origin or self.incarnation
@@ -586,7 +625,7 @@ class Coordinator:
         if known[2:] != follows_from[2:] or known[0] is not places or known[1] is not state.finished:
             made = placements(state, origin, control_rank, host)
             self._placements = follows_from, made
-        return made[node]
+        return made
 
     def _notify_peers(self, host: NodeId) -> None:
         """Tell the host of the round's store the addresses of workers, if the nodes have reported them."""
@@ -639,18 +678,22 @@ class Coordinator:
         return (node for node in known_to(self.state) if node not in self.sessions)
 
     def _any_unreported(self) -> bool:
-        return next(self._unreported(), None) is not None
+        """Whether a known node has not reported. Nodes are looked for again only when those that were found have."""
+        found = self._maybe_unreported
+        while found and (found[-1] in self.sessions or not self.state.knows(found[-1])):
+            found.pop()
+        if not found:
+            found.extend(self._unreported())
+        return bool(found)
 
-    def _check_all_reported(self) -> None:
+    def _check_all_reported(self, now: float) -> None:
         if self._placeholders_until is not None and not self._any_unreported():
-            self._all_reported()
+            self._all_reported(now)
 
-    def _all_reported(self) -> None:
+    def _all_reported(self, now: float) -> None:
         """Stop awaiting nodes that were in the job when this coordinator was filled."""
         self._placeholders_until = None
-        state = self.state
-        if state.complete and state.wait_list:
-            self.send_to(state.participants, nodes_waiting(state))
+        self._tell_waiting(now)
 
     # Effects of time
 
@@ -697,9 +740,9 @@ def _may_unblock_joins(before: State, after: State, settings: Settings) -> bool:
         return True
     if (before.abandoned.number, before.size) != (after.abandoned.number, after.size):
         return True
-    places_before = len(before.participants) + len(before.wait_list) + len(before.survivors)
-    places_after = len(after.participants) + len(after.wait_list) + len(after.survivors)
-    if places_after < places_before and places_after < settings.max_nodes:
-        return True
-    reforms = after.round > 0 and not after.complete
-    return reforms and not after.survivors and not after.wait_list and len(after.participants) >= settings.min_nodes
+    return settled(before, settings) != settled(after, settings)
+
+
+def _places(state: State) -> int:
+    """The number of places that nodes hold."""
+    return len(state.participants) + len(state.wait_list) + len(state.survivors)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Collection
 
 from rallypoint.base.endpoint import is_loopback
+from rallypoint.control.membership.mappings import tally
 from rallypoint.control.membership.rules import ClockView, assign_worker_ranks, settled, starts_at
 from rallypoint.control.membership.state import (
     Join,
@@ -17,9 +18,10 @@ from rallypoint.control.membership.state import (
     Settings,
     State,
     Verdict,
-    known_to,
+    join_names,
     name_of,
     names_of,
+    number_known_to,
 )
 from rallypoint.control.protocol.messages import (
     JobEnded,
@@ -37,17 +39,15 @@ from rallypoint.failures.cause import Cause, Ending
 
 
 def notification_diff(before: State, after: State) -> list[tuple[Collection[NodeId], Notification]]:
-    """The notifications that a change of the state makes due, except for placements and the end of the job.
+    """The notifications that a change of the state makes due, except for placements, waiting nodes and the job's end.
 
     Rounds in between may have been missed.
     """
     due: list[tuple[Collection[NodeId], Notification]] = []
     if after.round > before.round:
         # A node that had succeeded and was unreachable for a while has no place there any more, but waits for the rest.
-        others = sorted(before.succeeded.difference(before.participants))
+        others = sorted(each for each in before.succeeded if each not in before.participants)
         due.append(([*before.participants, *others], RoundEnded(_round_end(before, after))))
-    if after.complete and len(after.wait_list) != len(before.wait_list) and not newly_complete(before, after):
-        due.append((after.participants, nodes_waiting(after)))
     said = after.preempted
     if said is not None and (said != before.preempted or after.round != before.round):
         told = [node for node in after.participants if said.whole_job or node != said.node]
@@ -132,17 +132,27 @@ def progress(
     """The progress of the rendezvous, seen by `node`. For `ends_in` and `reports` see `Progress`."""
     from rallypoint.control.membership.endings import hosts_of, missing
 
-    starts = settled(state, settings) and node in state.participants
-    return Progress(
+    common = Progress(
         round=state.round,
         complete=state.complete,
         joined=len(state.participants),
         min_nodes=settings.min_nodes,
         max_nodes=settings.max_nodes,
         expected=missing(state, settings),
-        spare=node in state.redundancy_list,
+        spare=False,
         backoff=state.restart_delay,
-        members=tuple(hosts_of(state.participants)),
+        members=hosts_of(state.participants),
+    )
+    return progress_for(common, state, node, settings, view, ends_in=ends_in, reports=reports)
+
+
+def progress_for(
+    common: Progress, state: State, node: NodeId, settings: Settings, view: ClockView, *, ends_in: float, reports: bool
+) -> Progress:
+    """The progress as `node` sees it, from what another was told of the same state."""
+    starts = settled(state, settings) and node in state.participants
+    return common._replace(
+        spare=node in state.redundancy_list,
         removed=_missing_nodes(state, view),
         starts_in=max(0.0, starts_at(state, view, settings) - view.now) if starts else -1.0,
         ends_in=-1.0 if starts else ends_in,
@@ -176,9 +186,14 @@ def _missing_nodes(state: State, view: ClockView) -> tuple[MissingNode, ...]:
 
 def standing_without(state: State, node: NodeId, settings: Settings) -> LeaveReply:
     """The state of the job without a node that has left it: a round runs, or enough nodes are left for one."""
-    others = len({each for each in known_to(state) if each != node and not each.is_placeholder})
+    placeholders = sum(tally(each, _is_placeholder).get(True, 0) for each in (state.participants, state.survivors))
+    others = number_known_to(state) - placeholders - state.knows(node)
     goes_on = not state.closed and others > 0 and (state.complete or others >= settings.min_nodes)
     return LeaveReply(goes_on, others, None if state.verdict is None else state.verdict.outcome)
+
+
+def _is_placeholder(node: NodeId, _held: object) -> bool:
+    return node.is_placeholder
 
 
 def join_refusal(
@@ -244,9 +259,6 @@ class JobHistory:
             self._record_round_end(after.ended, now)
         if after.complete and (not before.complete or before.round != after.round):
             self.add("round started", after.round, _round_start(after), now)
-        if after.complete and len(after.wait_list) > len(before.wait_list):
-            names = names_of(after, [each for each in after.wait_list if each not in before.wait_list])
-            self.add("node waiting", after.round, f"{', '.join(names)} waits for the next round", now)
         if after.is_preempted and not before.is_preempted and after.preempted is not None:
             text = f"{after.preempted.who} {after.preempted.why}: the job is preempted"
             self.add("job preempted", after.round, text, now, after.preempted.who)
@@ -256,6 +268,13 @@ class JobHistory:
             self.add("node lost", after.round, f"{lost.name}: {lost.reason.value}", now, lost.name)
         if after.verdict is not None and before.verdict is None:
             self._record_verdict(after.verdict, after.round, now)
+
+    def nodes_waiting(self, before: Collection[NodeId], state: State, now: float) -> None:
+        """Nodes wait for the next round besides those that did `before`."""
+        came = [each for each in state.wait_list if each not in before]
+        if came:
+            text = f"{join_names(names_of(state, came))} wait{'s' if len(came) == 1 else ''} for the next round"
+            self.add("node waiting", state.round, text, now)
 
     def taken_over(self, before: State, state: State, now: float) -> None:
         """A coordinator continues from an earlier one, or from a node's report: how old that state is, is not known."""

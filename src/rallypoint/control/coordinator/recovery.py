@@ -20,6 +20,7 @@ Laws:
 from __future__ import annotations
 
 from rallypoint.control.coordinator.notifications import preempted
+from rallypoint.control.membership.mappings import with_entry, without
 from rallypoint.control.membership.rules import end_round, resize, with_consent
 from rallypoint.control.membership.state import (
     NodeId,
@@ -53,7 +54,8 @@ def recovered(state: State, node: NodeId, request: ResumeRequest, settings: Sett
     The caller has checked that the job can have had such a round (`may_have_been`).
     """
     if request.round < 0 and state.round == 0 and not state.complete:
-        return state._replace(restart_delay=recovery_timeout(settings))
+        delay = recovery_timeout(settings)
+        return state if state.restart_delay == delay else state._replace(restart_delay=delay)
     possible = request.round >= 0 and 0 <= request.group_rank < request.group_world_size
     if state.closed or not possible or node in state.participants or node in state.survivors:
         return state
@@ -76,10 +78,9 @@ def _unlisted(state: State, node: NodeId) -> State:
     """The state in which a node that has waited here for a place has the one that another coordinator gave it."""
     if node not in state.wait_list and node not in state.redundancy_list:
         return state
-    wait_list, spares = dict(state.wait_list), dict(state.redundancy_list)
-    wait_list.pop(node, None)
-    spares.pop(node, None)
-    return state._replace(wait_list=wait_list, redundancy_list=spares)
+    return state._replace(
+        wait_list=without(state.wait_list, node), redundancy_list=without(state.redundancy_list, node)
+    )
 
 
 def may_have_been(request: ResumeRequest, settings: Settings) -> bool:
@@ -111,7 +112,7 @@ def with_later_rounds(state: State, request: ResumeRequest) -> State:
 def missed_notifications(state: State, node: NodeId, request: ResumeRequest) -> list[Notification]:
     """The notifications that `node` has missed besides its placement, judged by what it holds."""
     if node in state.participants and state.is_preempted:
-        return [] if node in state.consents | state.succeeded else [preempted(state)]
+        return [] if node in state.consents or node in state.succeeded else [preempted(state)]
     if node in state.participants and state.complete:
         return []
     if node in state.succeeded and state.round == request.round:
@@ -136,12 +137,12 @@ def without_given_up_join(state: State, node: NodeId, request: ResumeRequest, se
             return state
         end = RoundEnd(state.round, Reason.LOST, name_of(state, node), detail=_GIVEN_UP_DETAIL)
         return _over_for(state, node, end, settings)
-    after = _without(state, node)
+    after = state._replace(participants=without(state.participants, node))
     if len(after.participants) < settings.min_nodes:
         after = after._replace(last_call=0)
     if place.previous_rank is None:
-        return after._replace(wait_list={**state.wait_list, node: place.node_info})
-    return after._replace(survivors={**state.survivors, node: place.previous_rank})
+        return after._replace(wait_list=with_entry(state.wait_list, node, place.node_info))
+    return after._replace(survivors=with_entry(state.survivors, node, place.previous_rank))
 
 
 def _last_complete(state: State) -> int:
@@ -187,7 +188,8 @@ def _adopt_round(state: State, node: NodeId, request: ResumeRequest, settings: S
     )
     host, end = NodeId.placeholder(request.control_rank), RoundEnd(request.round, Reason.FORGOTTEN, "")
     if host in held:
-        running, end = _without(running, host), RoundEnd(request.round, Reason.LOST, str(host), detail=_HOST_DETAIL)
+        running = running._replace(participants=without(running.participants, host))
+        end = RoundEnd(request.round, Reason.LOST, str(host), detail=_HOST_DETAIL)
     if request.round_over or (host in held and not running.is_preempted):
         return _over_for(running, node, end, settings)
     return running
@@ -200,11 +202,12 @@ def _over_for(state: State, node: NodeId, end: RoundEnd, settings: Settings) -> 
 
 def _add_participant(state: State, node: NodeId, request: ResumeRequest, settings: Settings) -> State:
     """Add one more node of the running round."""
-    participants = dict(state.participants)
-    if participants.pop(NodeId.placeholder(request.group_rank), None) is None:
+    placeholder = NodeId.placeholder(request.group_rank)
+    if placeholder not in state.participants:
         return state
-    participants[node] = Participant(request.node_info, request.group_rank)
-    after = state._replace(participants=participants)
+    others = without(state.participants, placeholder)
+    place = Participant(request.node_info, request.group_rank)
+    after = state._replace(participants=with_entry(others, node, place))
     if not request.round_over:
         return after
     return _over_for(after, node, RoundEnd(request.round, Reason.FORGOTTEN, ""), settings)
@@ -212,10 +215,8 @@ def _add_participant(state: State, node: NodeId, request: ResumeRequest, setting
 
 def _add_survivor(state: State, node: NodeId, request: ResumeRequest) -> State:
     """Add one more node of the round that is over."""
-    survivors = dict(state.survivors)
-    rank = survivors.pop(NodeId.placeholder(request.group_rank), None)
-    return state if rank is None else state._replace(survivors={**survivors, node: rank})
-
-
-def _without(state: State, node: NodeId) -> State:
-    return state._replace(participants={each: held for each, held in state.participants.items() if each != node})
+    placeholder = NodeId.placeholder(request.group_rank)
+    rank = state.survivors.get(placeholder)
+    if rank is None:
+        return state
+    return state._replace(survivors=with_entry(without(state.survivors, placeholder), node, rank))

@@ -81,8 +81,8 @@ class SessionRegistry:
         self._by_node: dict[NodeId, tuple[int, ...]] = {}
         """The sessions of each node; the first is the one in which it has spoken."""
         self._in_this_process: list[int] = []
-        self._external_addresses: dict[int, str] = {}
-        """The addresses that nodes on other machines use for us."""
+        self._external_addresses: dict[str, int] = {}
+        """The addresses that nodes on other machines use for us, and in how many sessions."""
 
     def open(self, number: int, session: SessionRecord, now: float) -> None:
         """A session begins."""
@@ -91,8 +91,9 @@ class SessionRegistry:
         self._by_node[session.node] = (*self._by_node.get(session.node, ()), number)
         if session.in_this_process:
             self._in_this_process.append(number)
-        if session.server_address and not is_loopback(session.address):
-            self._external_addresses[number] = session.server_address
+        if _is_external(session):
+            sessions = self._external_addresses.get(session.server_address, 0)
+            self._external_addresses[session.server_address] = sessions + 1
         self.liveness.opened(number, now, leased=session.leased, local=session.local)
 
     def replace_earlier(self, session: SessionRecord) -> tuple[int, ...]:
@@ -108,7 +109,10 @@ class SessionRegistry:
         session = self._sessions.pop(number, None)
         if session is None:
             return None
-        self._external_addresses.pop(number, None)
+        if _is_external(session):
+            self._external_addresses[session.server_address] -= 1
+            if not self._external_addresses[session.server_address]:
+                del self._external_addresses[session.server_address]
         if session.in_this_process:
             self._in_this_process.remove(number)
         self.liveness.closed(number)
@@ -149,7 +153,7 @@ class SessionRegistry:
     @property
     def own_external_address(self) -> str:
         """The address that a node on another machine uses for us; empty if there is none."""
-        return next(iter(self._external_addresses.values()), "")
+        return next(iter(self._external_addresses), "")
 
     @property
     def local_nodes(self) -> list[NodeId]:
@@ -160,6 +164,11 @@ class SessionRegistry:
     def nodes_in_this_process(self) -> list[NodeId]:
         """The nodes whose agent is in our own process: also that of an elected leader, which may outlive its term."""
         return [self._sessions[number].node for number in self._in_this_process]
+
+
+def _is_external(session: SessionRecord) -> bool:
+    """Whether its node is on another machine."""
+    return bool(session.server_address) and not is_loopback(session.address)
 
 
 _MAX_EXCUSED_PAUSES = 3

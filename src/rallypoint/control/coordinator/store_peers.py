@@ -27,6 +27,8 @@ _LOOPBACK = ("127.0.0.0/8", "::1")
 _LINK_LOCAL = "fe80::/10"
 _PART = 1000
 """Addresses in one message."""
+_MAX_ADDRESSES = 128 * 1024
+"""Addresses of all members that the host is told."""
 
 
 class PeerPolicy(NamedTuple):
@@ -70,12 +72,16 @@ def peers_notification(state: State, sessions: SessionRegistry) -> list[StorePee
         session = sessions.of(node)
         if session is not None:
             some = some or session.addresses is not None
+            found.update(dict.fromkeys(session.addresses or ()))  # which are addresses, as all that nodes send
             shown = (each.partition("%")[0] for each in (session.address, session.observed_address))
-            found |= dict.fromkeys((*(session.addresses or ()), *filter(_is_network, shown)))
+            found.update((each, None) for each in shown if each not in found and _is_network(each))
         doubt = doubt or _doubt(state, node, session, is_host=participant.rank == 0)
     if not some:
         return []
     addresses = [each for each in found if not is_loopback(each)]
+    if len(addresses) > _MAX_ADDRESSES:
+        doubt = f"its members have {len(addresses)} addresses, more than the {_MAX_ADDRESSES} that a store can be told"
+        addresses = []
     starts = range(0, max(1, len(addresses)), _PART)
     return [
         StorePeers(tuple(addresses[at : at + _PART]), is_first_part=at == 0, reason_unrestricted=doubt) for at in starts

@@ -12,14 +12,17 @@ it becomes quiet and when it is no longer. Laws:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
+from rallypoint.control.membership.mappings import tally
 from rallypoint.control.membership.state import (
     AbandonedRendezvous,
     FailureStreak,
     NodeId,
+    Participant,
     Settings,
     State,
+    hint_of,
     join_names,
     name_of,
     names_of,
@@ -28,6 +31,8 @@ from rallypoint.failures.cause import Cause
 
 _MAX_LINE = 512
 """Characters of a traceback's last line by which a failure is identified."""
+_BLOCK = 128
+"""Ranks in a block."""
 
 
 def failure_streak_after(state: State, cause: Cause, ran: float | None, settings: Settings) -> FailureStreak:
@@ -62,7 +67,7 @@ def is_hung(state: State) -> bool:
     """Whether all ranks of all nodes of the running round are quiet."""
     if not state.complete or state.closed or state.is_preempted or not 0 < len(state.participants) <= len(state.quiet):
         return False
-    return state.quiet.issuperset(state.participants)
+    return all(each in state.quiet for each in state.participants)
 
 
 def hang_began(before: State, after: State) -> bool:
@@ -94,10 +99,24 @@ def hosts_of(nodes: Collection[NodeId], most: int = 8) -> tuple[str, ...]:
 def missing(state: State, settings: Settings, most: int = 4) -> tuple[str, ...]:
     """A few of the nodes still expected, as far as they are known: survivors, or, if ranks are fixed, the ranks."""
     if state.complete or not settings.fixed_ranks:
-        return names_of(state, sorted(state.survivors), most)
-    present = {each.node_info.rank_hint for each in state.participants.values()}
-    names = [f"node rank {rank}" for rank in range(settings.max_nodes) if rank not in present]
-    return tuple(names) if len(names) <= most else (*names[:most], f"{len(names) - most} more")
+        return names_of(state, state.survivors, most)
+    names = [f"node rank {rank}" for rank in itertools.islice(_missing_ranks(state, settings), most)]
+    more = settings.max_nodes - len(state.participants) - len(names)
+    return (*names, f"{more} more") if more > 0 else tuple(names)
+
+
+def _missing_ranks(state: State, settings: Settings) -> Iterator[int]:
+    """The fixed ranks that no participant has. Those of whole blocks are not looked at one by one."""
+    present, in_blocks = tally(state.participants, hint_of), tally(state.participants, _block_of)
+    for block in range(0, settings.max_nodes, _BLOCK):
+        if in_blocks.get(block, 0) < _BLOCK:
+            ranks = range(block, min(block + _BLOCK, settings.max_nodes))
+            yield from (rank for rank in ranks if rank not in present)
+
+
+def _block_of(node: NodeId, participant: Participant) -> int:
+    hint = hint_of(node, participant)
+    return -1 if hint is None else hint - hint % _BLOCK
 
 
 def drain_detail(state: State, name: str) -> str:

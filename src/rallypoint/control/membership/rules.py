@@ -26,8 +26,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import islice
 
 from rallypoint.base.light_typing import Any, NamedTuple, TypeVar
+from rallypoint.control.membership.mappings import (
+    any_with,
+    with_entry,
+    with_member,
+    without,
+    without_all,
+    without_member,
+)
 from rallypoint.control.membership.state import (
     Close,
     Drain,
@@ -60,12 +70,12 @@ from rallypoint.control.membership.state import (
     Stop,
     Succeed,
     Verdict,
-    known_to,
+    hint_of,
     name_of,
+    number_known_to,
 )
 from rallypoint.failures.cause import Cause, Ending, Restarts
 
-V = TypeVar("V")
 Step = State | Stop | Refusal
 
 _MAX_REMOVED = 4
@@ -104,8 +114,8 @@ def step(operation: Operation, state: State, node: NodeId, view: ClockView, sett
     if not isinstance(after, State):
         return after
     if settings.counts_heartbeats and after.knows(node):
-        return after._replace(heartbeats={**after.heartbeats, node: after.heartbeats.get(node, 0) + 1})
-    return after._replace(heartbeats=_without(after.heartbeats, node)) if node in after.heartbeats else after
+        return after._replace(heartbeats=with_entry(after.heartbeats, node, after.heartbeats.get(node, 0) + 1))
+    return after._replace(heartbeats=without(after.heartbeats, node)) if node in after.heartbeats else after
 
 
 # Joining
@@ -142,7 +152,11 @@ def last_call_decides(state: State) -> bool:
 
     Not if a survivor of the previous round has joined: then the expected nodes are known.
     """
-    return state.round == 0 or all(each.previous_rank is None for each in state.participants.values())
+    return state.round == 0 or not any_with(state.participants, _was_there, True)
+
+
+def _was_there(_node: NodeId, participant: Participant) -> bool:
+    return participant.previous_rank is not None
 
 
 def has_place(state: State, node: NodeId, settings: Settings) -> bool:
@@ -154,7 +168,7 @@ def has_place(state: State, node: NodeId, settings: Settings) -> bool:
 
 def needs_all(state: State, settings: Settings) -> bool:
     """Whether the forming round needs every node that has joined or is expected."""
-    return not state.complete and len(known_to(state)) <= settings.min_nodes
+    return not state.complete and number_known_to(state) <= settings.min_nodes
 
 
 def _join(operation: Join, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
@@ -163,7 +177,7 @@ def _join(operation: Join, state: State, node: NodeId, view: ClockView, settings
         return Refusal.SPARE_NOT_NEEDED if spare else Refusal.CLOSED
     if spare:
         if has_place(state, node, settings):
-            return state._replace(redundancy_list=_without(state.redundancy_list, node))
+            return state._replace(redundancy_list=without(state.redundancy_list, node))
         return _heartbeat_or_wait(state, view, settings)
     if state.complete and node in state.participants:
         return Stop.DONE
@@ -199,8 +213,8 @@ def _wait_for_next(operation: Join, state: State, node: NodeId, view: ClockView,
     if not has_place(state, node, settings):
         return _add_spare(state, node, operation.node_info)
     return state._replace(
-        wait_list={**state.wait_list, node: operation.node_info},
-        redundancy_list=_without(state.redundancy_list, node),
+        wait_list=with_entry(state.wait_list, node, operation.node_info),
+        redundancy_list=without(state.redundancy_list, node),
     )
 
 
@@ -217,8 +231,11 @@ def _join_forming_round(operation: Join, state: State, node: NodeId, view: Clock
 def _rank_is_taken(operation: Join, state: State) -> bool:
     """Whether a live node holds the rank, even if only because it is about to come back. Ranks are fixed."""
     hint = operation.node_info.rank_hint
-    held = [each.node_info.rank_hint for each in state.participants.values()]
-    return hint in held or hint in state.survivors.values()
+    return any_with(state.participants, hint_of, hint) or any_with(state.survivors, _rank_of, hint)
+
+
+def _rank_of(_node: NodeId, rank: int) -> int:
+    return rank
 
 
 def _heartbeat_or_wait(state: State, view: ClockView, settings: Settings) -> Step:
@@ -233,11 +250,11 @@ def _add_participant(state: State, node: NodeId, node_info: NodeInfo, settings: 
     entered = Participant(node_info, previous_rank=state.survivors.get(node))
     if state.is_initial:
         state = state._replace(removed=(), max_restarts=-1, programs={})
-    participants = {**state.participants, node: entered}
+    participants = with_entry(state.participants, node, entered)
     after = state._replace(
         participants=participants,
-        wait_list=_without(state.wait_list, node),
-        survivors=_without(state.survivors, node),
+        wait_list=without(state.wait_list, node),
+        survivors=without(state.survivors, node),
         removed=_without_replaced(state.removed, node) if entered.previous_rank is None else state.removed,
         max_restarts=node_info.max_restarts if state.max_restarts < 0 else state.max_restarts,
         programs=_with_program(state.programs, node_info),
@@ -261,9 +278,9 @@ def _with_program(programs: Mapping[str, str], node_info: NodeInfo) -> Mapping[s
 
 def _add_spare(state: State, node: NodeId, node_info: NodeInfo) -> State:
     return state._replace(
-        redundancy_list={**state.redundancy_list, node: node_info},
-        wait_list=_without(state.wait_list, node),
-        survivors=_without(state.survivors, node),
+        redundancy_list=with_entry(state.redundancy_list, node, node_info),
+        wait_list=without(state.wait_list, node),
+        survivors=without(state.survivors, node),
     )
 
 
@@ -314,25 +331,25 @@ def _removed(state: State, node: NodeId, reason: Reason, detail: str, settings: 
     if node in state.participants:
         return _without_participant(state, node, reason, detail, settings)
     if node in state.wait_list:
-        after = state._replace(wait_list=_without(state.wait_list, node))
+        after = state._replace(wait_list=without(state.wait_list, node))
         # The drain that the others were asked to agree to is no longer wanted.
         return after if after.wait_list or after.preempted else after._replace(consents=frozenset())
     if node in state.redundancy_list:
-        return state._replace(redundancy_list=_without(state.redundancy_list, node))
+        return state._replace(redundancy_list=without(state.redundancy_list, node))
     if node in state.survivors:
-        return state._replace(survivors=_without(state.survivors, node), removed=_with_removed(state, node, reason))
+        return state._replace(survivors=without(state.survivors, node), removed=_with_removed(state, node, reason))
     return None
 
 
 def _without_participant(state: State, node: NodeId, reason: Reason, detail: str, settings: Settings) -> State:
-    after = state._replace(participants=_without(state.participants, node))
+    after = state._replace(participants=without(state.participants, node))
     if state.closed:
         return after
     if state.complete and node in state.succeeded and after.participants:
-        return _end_job_if_all_done(after._replace(finished={**state.finished, node: state.participants[node]}))
+        return _end_job_if_all_done(after._replace(finished=with_entry(state.finished, node, state.participants[node])))
     after = after._replace(removed=_with_removed(state, node, reason))
     if state.complete and state.is_preempted:
-        return _end_job_if_all_done(after._replace(consents=after.consents | {node}))
+        return _end_job_if_all_done(after._replace(consents=with_member(after.consents, node)))
     if not state.complete:
         return after._replace(last_call=0) if len(after.participants) < settings.min_nodes else after
     return end_round(after, _round_end(after, reason, name_of(state, node), settings, detail=detail))
@@ -352,15 +369,14 @@ def without_nodes(state: State, nodes: Sequence[NodeId], reason: Reason, setting
     of those ends the round, except in a job that is preempted.
     """
     gone = frozenset(nodes)
-    counted = state.survivors if state.closed else {**state.participants, **state.survivors}
-    held = [each for each in nodes if each in counted][:_MAX_REMOVED]
-    removed = tuple(RemovedNode(each, name_of(state, each), reason) for each in held)
+    held = (each for each in nodes if each in state.survivors or (each in state.participants and not state.closed))
+    removed = [RemovedNode(each, name_of(state, each), reason) for each in islice(held, _MAX_REMOVED)]
     after = state._replace(
-        participants=_without_all(state.participants, gone),
-        wait_list=_without_all(state.wait_list, gone),
-        redundancy_list=_without_all(state.redundancy_list, gone),
-        survivors=_without_all(state.survivors, gone),
-        heartbeats=_without_all(state.heartbeats, gone),
+        participants=without_all(state.participants, gone),
+        wait_list=without_all(state.wait_list, gone),
+        redundancy_list=without_all(state.redundancy_list, gone),
+        survivors=without_all(state.survivors, gone),
+        heartbeats=without_all(state.heartbeats, gone),
         removed=(*state.removed, *removed)[:_MAX_REMOVED],
     )
     if state.wait_list and not after.wait_list and not after.preempted:
@@ -368,7 +384,10 @@ def without_nodes(state: State, nodes: Sequence[NodeId], reason: Reason, setting
     if state.closed or len(after.participants) == len(state.participants):
         return after
     if state.complete:
-        return _end_job_if_all_done(after._replace(consents=after.consents | (gone & state.participants.keys())))
+        consents = after.consents
+        for each in nodes:
+            consents = with_member(consents, each) if each in state.participants else consents
+        return _end_job_if_all_done(after._replace(consents=consents))
     return after._replace(last_call=0) if len(after.participants) < settings.min_nodes else after
 
 
@@ -415,7 +434,7 @@ def _restart_delay(streak: FailureStreak, settings: Settings) -> float:
 def _succeed(operation: Succeed, state: State, node: NodeId, _view: ClockView, _settings: Settings) -> Step:
     if not state.runs(node, operation.round) or node in state.succeeded:
         return Stop.DONE
-    return _end_job_if_all_done(state._replace(succeeded=state.succeeded | {node}))
+    return _end_job_if_all_done(state._replace(succeeded=with_member(state.succeeded, node)))
 
 
 def _drain(operation: Drain, state: State, node: NodeId, _view: ClockView, settings: Settings) -> Step:
@@ -438,10 +457,10 @@ def _consent(state: State, node: NodeId, settings: Settings) -> Step:
 
 def with_consent(state: State, node: NodeId, settings: Settings) -> State:
     """The state after `node` has agreed to the end of the running round."""
-    after = state._replace(consents=state.consents | {node})
+    after = state._replace(consents=with_member(state.consents, node))
     if after.is_preempted:
         return _end_job_if_all_done(after)
-    if len(after.consents) < len(after.participants) or not after.consents.issuperset(after.participants):
+    if not _are_all(after, after.consents):
         return after
     return end_round(after, _round_end(after, Reason.DRAINED, name_of(after, node), settings))
 
@@ -485,7 +504,7 @@ def _round_end(
         from rallypoint.control.membership.endings import drain_detail
 
         detail = drain_detail(state, name)
-    stays = len(known_to(state)) - (state.preempted is not None and state.preempted.node in state.participants)
+    stays = number_known_to(state) - (state.preempted is not None and state.preempted.node in state.participants)
     return RoundEnd(state.round, reason, name, cause, detail, max(0, settings.min_nodes - stays))
 
 
@@ -513,12 +532,18 @@ def end_round(state: State, end: RoundEnd) -> State:
 def _end_job_if_all_done(state: State) -> State:
     """End the job if all nodes are done: they have succeeded, or consented to the end of a preempted job."""
     # A node that has succeeded and left is still among the succeeded: it is not replaced.
-    done = state.succeeded | state.consents if state.is_preempted else state.succeeded
-    if len(done) < len(state.participants) or not done.issuperset(state.participants):
+    if not _are_all(state, state.succeeded, state.consents if state.is_preempted else frozenset()):
         return state
     if state.is_preempted and state.consents:
         return _end_preempted_job(state)
     return state._replace(closed=True, verdict=Verdict(Outcome.SUCCEEDED))
+
+
+def _are_all(state: State, some: AbstractSet[NodeId], others: AbstractSet[NodeId] = frozenset()) -> bool:
+    """Whether all participants are among these. While they are too few, nobody is looked at."""
+    if len(some) + len(others) < len(state.participants):
+        return False
+    return all(each in some or each in others for each in state.participants)
 
 
 def _end_preempted_job(state: State) -> State:
@@ -552,7 +577,8 @@ def _record_progress(
 
 def _report_quiet(operation: ReportQuiet, state: State, node: NodeId, _view: ClockView, _settings: Settings) -> Step:
     changes = state.runs(node, operation.round) and (node in state.quiet) != operation.quiet
-    return state._replace(quiet=state.quiet ^ {node}) if changes else Stop.DONE
+    change = with_member if operation.quiet else without_member
+    return state._replace(quiet=change(state.quiet, node)) if changes else Stop.DONE
 
 
 def _keep_alive(operation: KeepLeaseAlive, state: State, _node: NodeId, view: ClockView, settings: Settings) -> Step:
@@ -594,20 +620,6 @@ def _without_excess(state: State, most: int) -> State:
         wait_list={node: each for node, each in state.wait_list.items() if node not in spares},
         redundancy_list={**state.redundancy_list, **spares},
     )
-
-
-def _without(mapping: Mapping[NodeId, V], node: NodeId) -> Mapping[NodeId, V]:
-    if node not in mapping:
-        return mapping
-    rest = dict(mapping)  # copy and delete: a comprehension would make a thousand nodes' joins quadratic in Python
-    del rest[node]
-    return rest
-
-
-def _without_all(mapping: Mapping[NodeId, V], nodes: frozenset[NodeId]) -> Mapping[NodeId, V]:
-    if nodes.isdisjoint(mapping):
-        return mapping
-    return {node: value for node, value in mapping.items() if node not in nodes}
 
 
 _RULES: dict[type, Callable[[Any, State, NodeId, ClockView, Settings], Step]] = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from enum import Enum, StrEnum, auto
 
 from rallypoint.base.light_typing import NamedTuple
@@ -81,6 +82,11 @@ class Participant(NamedTuple):
     node_info: NodeInfo
     rank: int = 0
     previous_rank: int | None = None
+
+
+def hint_of(_node: NodeId, participant: Participant) -> int | None:
+    """The group rank that a participant has requested."""
+    return participant.node_info.rank_hint
 
 
 class Reason(StrEnum):
@@ -215,7 +221,7 @@ class Verdict(NamedTuple):
 
 
 class State(NamedTuple):
-    """What all nodes agree on. Replaced, never changed."""
+    """What all nodes agree on. Replaced, never changed; so are its mappings and sets (`mappings`)."""
 
     round: int = 0
     complete: bool = False
@@ -229,13 +235,13 @@ class State(NamedTuple):
     redundancy_list: Mapping[NodeId, NodeInfo] = {}
     survivors: Mapping[NodeId, int] = {}
     """Live nodes of the previous round that have not come back yet, with their group ranks there."""
-    succeeded: frozenset[NodeId] = frozenset()
+    succeeded: AbstractSet[NodeId] = frozenset()
     finished: Mapping[NodeId, Participant] = {}
     """Nodes that have succeeded in the running round and have left: a node that gets its placement late counts them."""
     heartbeats: Mapping[NodeId, int] = {}
     """The number of heartbeats of each node. Used if there are no sessions to show that it is alive."""
     ledger: Ledger = Ledger()
-    consents: frozenset[NodeId] = frozenset()
+    consents: AbstractSet[NodeId] = frozenset()
     """Nodes that agree to the end of the round, if workers are notified first."""
     preempted: Preemption | None = None
     """The last node to report that it will be taken away in this round, or the first to report it of the whole job."""
@@ -261,7 +267,7 @@ class State(NamedTuple):
     size: NodeRange | None = None
     """The number of nodes of a round, if an operator has changed it."""
     progress: JobProgress = JobProgress()
-    quiet: frozenset[NodeId] = frozenset()
+    quiet: AbstractSet[NodeId] = frozenset()
     """Nodes whose workers have given no sign of life for a long time in the running round."""
 
     @property
@@ -291,6 +297,11 @@ class State(NamedTuple):
 def known_to(state: State) -> tuple[NodeId, ...]:
     """All nodes that are in any list, each once."""
     return (*state.participants, *state.wait_list, *state.redundancy_list, *state.survivors)
+
+
+def number_known_to(state: State) -> int:
+    """The number of nodes that are in any list."""
+    return len(state.participants) + len(state.wait_list) + len(state.redundancy_list) + len(state.survivors)
 
 
 _MAX_COMPARED = 64

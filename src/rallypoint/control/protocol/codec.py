@@ -8,6 +8,7 @@ A message is the pair of its tag and its fields. Tags are the positions in the t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from collections.abc import Set as AbstractSet
 from functools import cache, partial
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -229,7 +230,7 @@ def _field_type(kind: Any) -> Any:
     """
     if get_origin(kind) is Mapping:
         return list[tuple[*get_args(kind)]]  # type: ignore[misc]
-    return list[get_args(kind)[0]] if get_origin(kind) is frozenset else kind  # type: ignore[misc]
+    return list[get_args(kind)[0]] if get_origin(kind) is AbstractSet else kind  # type: ignore[misc]
 
 
 @cache
@@ -243,7 +244,7 @@ def _collections() -> dict[str, Callable[[Any], Any]]:
     """Fields that are sent as lists, and the functions that restore them."""
     kinds = {name: get_origin(kind) for name, kind in get_type_hints(State).items()}
     return {
-        name: dict if kind is Mapping else frozenset for name, kind in kinds.items() if kind in (Mapping, frozenset)
+        name: dict if kind is Mapping else frozenset for name, kind in kinds.items() if kind in (Mapping, AbstractSet)
     }
 
 

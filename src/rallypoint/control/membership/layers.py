@@ -1,0 +1,164 @@
+"""A mapping and a set of many entries, which share most of them with those that they were made from (`mappings`).
+
+Laws:
+
+1. A reader finds what a `dict` or a `frozenset` would have, a mapping in the order of a `dict` too: that of insertion,
+   the same in each process.
+2. None is ever changed, nor is a layer of it. What is counted of one (`tally`) is only kept.
+3. The upper layers of n entries have at most about the square root of 2n: to copy these with each change, and all n now
+   and then, costs least in sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
+from collections.abc import Set as AbstractSet
+from itertools import chain, filterfalse
+
+from rallypoint.base.light_typing import Any, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+T = TypeVar("T")
+
+
+class LayeredMap(Mapping[K, V]):
+    """Most entries are in the lower layer. `added` has those that are new or replaced since, `gone` the keys of the
+    lower layer that were removed since; one that has come back is in both.
+    """
+
+    __slots__ = ("_added", "_gone", "_lower", "_size", "_tallies")
+
+    def __init__(
+        self,
+        lower: dict[K, V],
+        added: dict[K, V],
+        gone: frozenset[K],
+        size: int,
+        tallies: dict[Callable[[K, V], Any], LayeredMap[Any, int]],
+    ) -> None:
+        upper = len(added) + len(gone)
+        if upper * upper > 2 * size:
+            lower = self._merged(lower, added, gone)
+            added, gone = {}, frozenset()
+        self._lower, self._added, self._gone, self._size, self._tallies = lower, added, gone, size, tallies
+
+    @staticmethod
+    def _merged(lower: dict[K, V], added: dict[K, V], gone: frozenset[K]) -> dict[K, V]:
+        if not added and not gone:
+            return lower
+        merged = lower.copy()
+        for key in gone:
+            del merged[key]
+        merged.update(added)
+        return merged
+
+    @classmethod
+    def of(cls, entries: Mapping[K, V]) -> LayeredMap[K, V]:
+        """The layered form of a mapping that nobody changes."""
+        return cls(entries if isinstance(entries, dict) else dict(entries), {}, frozenset(), len(entries), {})
+
+    def with_entry(self, key: K, value: V) -> LayeredMap[K, V]:
+        """See the function of this name."""
+        held = self.get(key, _NONE)
+        tallies = self._tallies
+        if tallies:
+            tallies = {of: _with_one(each, of(key, value), 1) for of, each in tallies.items()}
+            if held is not _NONE:
+                tallies = {of: _with_one(each, of(key, held), -1) for of, each in tallies.items()}
+        size = self._size + (held is _NONE)
+        return LayeredMap(self._lower, {**self._added, key: value}, self._gone, size, tallies)
+
+    def without(self, key: K) -> LayeredMap[K, V]:
+        """The mapping without this key, which it has."""
+        held = self[key]
+        tallies = {of: _with_one(each, of(key, held), -1) for of, each in self._tallies.items()}
+        added, gone = self._added, self._gone
+        if key in added:
+            added = added.copy()
+            del added[key]
+        if key in self._lower and key not in gone:
+            gone = gone | {key}
+        return LayeredMap(self._lower, added, gone, self._size - 1, tallies)
+
+    def tally(self, of: Callable[[K, V], T]) -> Mapping[T, int]:
+        """See the function of this name."""
+        found = self._tallies.get(of)
+        if found is None:
+            numbers: dict[T, int] = {}
+            for key, value in self.items():
+                kind = of(key, value)
+                numbers[kind] = numbers.get(kind, 0) + 1
+            found = self._tallies[of] = LayeredMap.of(numbers)
+        return found
+
+    def __getitem__(self, key: K) -> V:
+        if key in self._added:
+            return self._added[key]
+        if key in self._gone:
+            raise KeyError(key)
+        return self._lower[key]
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        found = self._added.get(key, _NONE)
+        if found is not _NONE:
+            return found
+        return default if key in self._gone else self._lower.get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._added or (key in self._lower and key not in self._gone)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[K]:
+        lower, gone = self._lower, self._gone
+        return chain(
+            filterfalse(gone.__contains__, lower) if gone else lower,
+            (key for key in self._added if key not in lower or key in gone),
+        )
+
+    def items(self) -> ItemsView[K, V]:
+        return self._merged(self._lower, self._added, self._gone).items()
+
+    def values(self) -> ValuesView[V]:
+        return self._merged(self._lower, self._added, self._gone).values()
+
+    def __repr__(self) -> str:
+        return repr(dict(self.items()))
+
+
+_NONE: Any = object()
+
+
+def _with_one(tallied: LayeredMap[T, int], kind: T, more: int) -> LayeredMap[T, int]:
+    number = tallied.get(kind, 0) + more
+    return tallied.with_entry(kind, number) if number else tallied.without(kind)
+
+
+class LayeredSet(AbstractSet[K]):
+    """The keys of a mapping."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self, entries: Mapping[K, None]) -> None:
+        self.entries = entries
+
+    def __contains__(self, member: object) -> bool:
+        return member in self.entries
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self.entries)
+
+    @staticmethod
+    def entries_of(members: AbstractSet[K]) -> Mapping[K, None]:
+        """The keys of a set as a mapping."""
+        return members.entries if isinstance(members, LayeredSet) else dict.fromkeys(members)
+
+    _from_iterable = frozenset
+
+    def __repr__(self) -> str:
+        return repr(set(self.entries))
