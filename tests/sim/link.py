@@ -250,11 +250,10 @@ class SimLink:
 
     def _greet(self, connection: Connection, payload: bytes) -> None:
         answer = codec.decode_answer(payload)
-        if self._handshaking:
+        if self._handshaking and self._handshake.key is not None:
             assert isinstance(answer, Challenge), answer
             self._handshaking = False
-            transcript = b"" if self._handshake.key is None else transcript_of(self._hello, payload)
-            connection.send(0, codec.encode(self._handshake.prove(transcript)))
+            connection.send(0, codec.encode(self._handshake.prove(transcript_of(self._hello, payload))))
             return
         assert isinstance(answer, Welcome), answer
         self._stop_waiting()

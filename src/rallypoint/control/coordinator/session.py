@@ -129,16 +129,17 @@ class ServerSession:
             return None if self._dispatcher.receive(self.number, request) else self.end_reason
         if self.has_answered:
             return None
+        if self._handshake.greeted is None:
+            answer = self._answer_to_hello(payload)
+        else:
+            answer = self._handshake.proof(codec.decode(payload, Proof), self._transcript)
         greeted = self._handshake.greeted
-        if greeted is None:
-            return self._answer(self._answer_to_hello(payload))
-        refused = self._handshake.proof(codec.decode(payload, Proof), self._transcript)
-        if refused is None:
+        if answer is None and greeted is not None:
             try:
                 self._open(greeted)
             except HandshakeError as error:
-                refused = HandshakeRefused(str(error))
-        return None if refused is None else self._answer(refused)
+                answer = HandshakeRefused(str(error))
+        return None if answer is None else self._answer(answer)
 
     def refuse(self, sentence: str) -> str:
         """Tell the other side why it is refused. Returns why the connection must be closed."""
@@ -174,7 +175,7 @@ class ServerSession:
         self._output.send(codec.encode(answer))
         return None
 
-    def _answer_to_hello(self, payload: bytes) -> Challenge | HandshakeRefused:
+    def _answer_to_hello(self, payload: bytes) -> Challenge | HandshakeRefused | None:
         version = codec.version_of(payload)
         if version != PROTOCOL_VERSION:
             return HandshakeRefused(version_error(version))
@@ -184,7 +185,7 @@ class ServerSession:
             return HandshakeRefused(str(error))
         self.node_name = printable(str(hello.node), 64)
         answer = self._handshake.hello(hello)
-        if self._handshake.keys is not None:
+        if isinstance(answer, Challenge):
             from rallypoint.control.protocol.signing import transcript_of
 
             self._transcript = transcript_of(payload, codec.encode(answer))
