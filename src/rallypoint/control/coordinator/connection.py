@@ -113,7 +113,8 @@ class ControlConnection(asyncio.Protocol):
         self._peer_host = unmapped_address(str(peer[0])) if isinstance(peer, tuple) else ""
         self._peer_address = f"{self._peer_host}:{peer[1]}" if self._peer_host else _UNKNOWN
         served, host = self._all.served, self._peer_host.partition("%")[0] or _UNKNOWN
-        self._session = ServerSession(served.jobs, served.keys, os.urandom(16), self, host)
+        nonce = b"" if served.keys is None else os.urandom(16)
+        self._session = ServerSession(served.jobs, served.keys, nonce, self, host)
         if not self._all.has_room(transport.get_extra_info("socket").fileno()):
             self._all.limiter.log_refusal(
                 "control connection from %s refused: no descriptor is left for it", self._peer

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rallypoint.base.log import printable
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.state import Reason, Settings
+from rallypoint.control.membership.state import NodeId, Reason, Settings
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.handshake import (
     PROTOCOL_VERSION,
@@ -94,11 +94,15 @@ class ServerSession:
         self._leaving = False
         self._answered = False
         """Whether the last heartbeat was answered."""
-        self.node_name = ""
-        """The node's name of its host, once it has greeted."""
+        self._node: NodeId | None = None
         self.number = 0
         self.signers: Signers | None = None
         self.end_reason = "its session has ended"
+
+    @property
+    def node_name(self) -> str:
+        """The node's name of its host, once it has greeted."""
+        return "" if self._node is None else printable(str(self._node), 64)
 
     @property
     def is_open(self) -> bool:
@@ -176,14 +180,12 @@ class ServerSession:
         return None
 
     def _answer_to_hello(self, payload: bytes) -> Challenge | HandshakeRefused | None:
-        version = codec.version_of(payload)
-        if version != PROTOCOL_VERSION:
-            return HandshakeRefused(version_error(version))
         try:
             hello = codec.decode(payload, Hello)
-        except codec.CodecError as error:
-            return HandshakeRefused(str(error))
-        self.node_name = printable(str(hello.node), 64)
+        except codec.CodecError as error:  # of another version, perhaps, which has other fields
+            version = codec.version_of(payload)
+            return HandshakeRefused(str(error) if version == PROTOCOL_VERSION else version_error(version))
+        self._node = hello.node
         answer = self._handshake.hello(hello)
         if isinstance(answer, Challenge):
             from rallypoint.control.protocol.signing import transcript_of
