@@ -294,6 +294,7 @@ def _listen(family: int, address: tuple[Any, ...], dual: bool) -> socket.socket:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if dual:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        shorten_retransmission(made)  # what it accepts inherits the options
         made.bind(address)
         made.listen(LISTEN_BACKLOG)
         made.setblocking(False)

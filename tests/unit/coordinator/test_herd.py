@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 from rallypoint.base.clock import Deadline
-from rallypoint.base.endpoint import _TCP_THIN_LINEAR_TIMEOUTS, Endpoint
+from rallypoint.base.endpoint import _TCP_THIN_LINEAR_TIMEOUTS, Endpoint, listening_socket
 from rallypoint.control.client import dialing
 from rallypoint.control.client.dialing import DialTarget, FixedEndpoint
 from rallypoint.control.client.tcp_link import TcpLink
@@ -94,7 +94,7 @@ def test_a_connection_that_says_nothing_has_only_so_long(monkeypatch: pytest.Mon
 
 
 def test_accepted_connections_have_the_options_of_the_listener() -> None:
-    server = ControlServer(Dispatcher(JOB), socket.create_server(("127.0.0.1", 0)))
+    server = ControlServer(Dispatcher(JOB), listening_socket("127.0.0.1", 0))
     try:
         with socket.create_connection(("127.0.0.1", server.port), TIMEOUT) as made:
             SocketNode(made).greets(ClientHandshake("job", None, b"n", JOB).hello("h", NodeId("h", 1, 7)))

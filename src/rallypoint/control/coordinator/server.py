@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from rallypoint.base.endpoint import LISTEN_BACKLOG, Endpoint, is_loopback, shorten_retransmission
+from rallypoint.base.endpoint import LISTEN_BACKLOG, Endpoint, is_loopback
 from rallypoint.base.log import get_logger
 from rallypoint.base.loop import LoopThread, shared_loop
 from rallypoint.control.coordinator.dispatcher import do_nothing
@@ -131,7 +131,6 @@ class ControlServer:
         self._connections = connections = Connections(served, self._loop)
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
-            shorten_retransmission(listener)  # what it accepts inherits the options
             self._servers.append(await loop.create_server(connections.new, sock=listener, backlog=LISTEN_BACKLOG))
         self._serves = True
         self._arm()
