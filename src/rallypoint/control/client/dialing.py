@@ -52,15 +52,26 @@ has in all if it is not, since a server that is busy with many nodes must not ge
 """
 _PROBE_TIMEOUT, _NONCE = 2.0, 0x52414C4C
 
-DIAL_PACE, PROBE_PACE, PROGRESS_PACE = 40e-6, 1e-3, 0.5e-3
+_AT_ONCE = 1024
+"""Nodes that may dial at the same moment: that many wait in the queue of a listening socket."""
+_DIAL_PACE, _PROBE_PACE, _PROGRESS_PACE = 80e-6, 1e-3, 0.5e-3
 """Seconds for each node of a job over which its nodes spread what all may do at the same moment: dial, ask a server
-that does not answer what it is, and ask for the progress. About what each takes of the server.
+that does not answer what it is, and ask for the progress. About what each takes of a server.
 """
 
 
-def spread(settings: Settings, pace: float) -> float:
-    """A random part of the seconds over which all nodes of a job spread something."""
-    return random.uniform(0.0, pace * settings.max_nodes)
+def _dial_spread(settings: Settings) -> float:
+    """Random seconds that a node waits before it dials, so that not all of a large job do so at once."""
+    return random.uniform(0.0, _DIAL_PACE * max(0, settings.max_nodes - _AT_ONCE))
+
+
+def progress_spread(settings: Settings) -> float:
+    """Random seconds that a node waits before it asks for the progress."""
+    return random.uniform(0.0, _PROGRESS_PACE * settings.max_nodes)
+
+
+def _probe_spread(settings: Settings) -> float:
+    return random.uniform(0.0, _PROBE_PACE * settings.max_nodes)
 
 
 RETRYABLE = (OSError, TimeoutError, asyncio.IncompleteReadError, codec.CodecError)
@@ -304,7 +315,7 @@ class Dialer:
         """The next frame of the handshake."""
         try:
             try:
-                async with asyncio.timeout(_SILENT_AFTER + spread(self._settings, PROBE_PACE)):
+                async with asyncio.timeout(_SILENT_AFTER + _probe_spread(self._settings)):
                     return await session.next_frame()
             except TimeoutError:  # it is busy, if it has received what we said and is ours
                 if await self._seems_foreign() or not is_acknowledged(session.writer.get_extra_info("socket")):
@@ -319,7 +330,7 @@ class Dialer:
             reason = getattr(error, "reason", None)
             if self._tls is not None and reason:
                 raise self._tls_error(f"it does not accept our certificate ({reason})") from None
-            await asyncio.sleep(spread(self._settings, PROBE_PACE))
+            await asyncio.sleep(_probe_spread(self._settings))
             await self._seems_foreign()
             raise
 
@@ -525,7 +536,7 @@ class Redialer:
         first = not incarnation
         delay, began = _FIRST_DELAY, SYSTEM_CLOCK.monotonic()
         self._last_error = ""
-        await asyncio.sleep(min(spread(self._settings, DIAL_PACE), remaining()))
+        await asyncio.sleep(min(_dial_spread(self._settings), remaining()))
         reminder = asyncio.ensure_future(self._report_unreachable(remaining, first))
         try:
             while True:
@@ -543,7 +554,7 @@ class Redialer:
                 if remaining() <= 0:
                     raise TimeoutError(failure(self._last_error, SYSTEM_CLOCK.monotonic() - began))
                 with contextlib.suppress(TimeoutError):
-                    pause = delay * random.uniform(0.5, 1.0) + spread(self._settings, DIAL_PACE)
+                    pause = delay * random.uniform(0.5, 1.0) + _dial_spread(self._settings)
                     async with asyncio.timeout(min(pause, remaining())):
                         await self.endpoint_moved.wait()
                 delay = min(delay * 1.5, _LONGEST_DELAY)

@@ -25,12 +25,11 @@ from rallypoint.base.endpoint import is_acknowledged, unmapped_address, usable_a
 from rallypoint.base.log import get_logger
 from rallypoint.base.loop import shared_loop
 from rallypoint.control.client.dialing import (
-    PROGRESS_PACE,
     ClientSession,
     EndpointResolver,
     Redialer,
     error_words,
-    spread,
+    progress_spread,
 )
 from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol import codec
@@ -130,7 +129,7 @@ class TcpLink:
 
     def _send_in_turn(self, request: Request) -> None:
         if isinstance(request, ProgressRequest):  # which all nodes may send at the same moment
-            asyncio.get_running_loop().call_later(spread(self._settings, PROGRESS_PACE), self._send, request)
+            asyncio.get_running_loop().call_later(progress_spread(self._settings), self._send, request)
         else:
             self._send(request)
 

@@ -315,10 +315,10 @@ class ControlConnection(asyncio.Protocol):
 
     def disconnect(self, why: str) -> None:
         """The coordinator has ended the session; from any thread."""
-        log.warning("control connection from %s is closed: %s", self._peer, why)
-        self._loop.call_soon_threadsafe(self._end_session)
+        self._loop.call_soon_threadsafe(self._end_session, why)
 
-    def _end_session(self) -> None:
+    def _end_session(self, why: str) -> None:
+        self._all.limiter.log_end("control connection from %s is closed: %s", self._peer, why)
         if not self._done:
             self._session.end(self._session.end_reason)
         self.abort()
@@ -503,7 +503,8 @@ _MIN_AGE = 1.0
 
 
 class ConnectionLimiter:
-    """All connections of a server that are not sessions yet, and the log lines about those that never will be.
+    """All connections of a server that are not sessions yet, and the log lines about those that will not be, or no
+    longer are.
 
     On the loop's thread. How many descriptors they take is limited by `Connections.has_room`.
     """
@@ -514,7 +515,8 @@ class ConnectionLimiter:
         """When each was added, the oldest first."""
         self._look_again: asyncio.TimerHandle | None = None
         """One timer for all: it is set for the oldest."""
-        self._lines = RateLimitedLog(log, "control connections refused", clock)
+        self._refused = RateLimitedLog(log, "control connections refused", clock)
+        self._ended = RateLimitedLog(log, "sessions ended by us", clock)
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, connection: ControlConnection) -> None:
@@ -538,9 +540,16 @@ class ConnectionLimiter:
 
     def log_refusal(self, line: str, *args: object) -> None:
         """Log a refused connection, unless there were too many such lines just now."""
+        self._log(self._refused, line, *args)
+
+    def log_end(self, line: str, *args: object) -> None:
+        """Log a session that we have ended, unless there were too many just now: all nodes may have opened another."""
+        self._log(self._ended, line, *args)
+
+    def _log(self, lines: RateLimitedLog, line: str, *args: object) -> None:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(RateLimitedLog.WINDOW, self._sum_up)
-        self._lines.warning(line, *args)
+        lines.warning(line, *args)
 
     def close(self) -> None:
         """Log what has not been logged yet."""
@@ -571,4 +580,5 @@ class ConnectionLimiter:
 
     def _sum_up(self) -> None:
         self._timer = None
-        self._lines.summarize()
+        self._refused.summarize()
+        self._ended.summarize()
