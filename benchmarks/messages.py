@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -98,7 +98,7 @@ class Met(msgspec.Struct, frozen=True):
 
 
 class Protected(msgspec.Struct, frozen=True):
-    """To a control server, as its last argument, and to a crowd: what protects the control plane."""
+    """To a control server, as an argument, and to a crowd: what protects the control plane."""
 
     secret: str = ""
     """The job's; empty for none."""
@@ -117,6 +117,10 @@ class Gather(msgspec.Struct, frozen=True):
     all_nodes: int
     run_id: str
     protected: Protected = Protected()
+    source: str = "127.0.0.1"
+    """The address that its nodes connect from: each has its own ports."""
+    lease: float = 3.0
+    """Seconds of silence after which one of them counts as lost."""
 
 
 class Gathered(msgspec.Struct, frozen=True):
@@ -132,21 +136,33 @@ class Gathered(msgspec.Struct, frozen=True):
     """The same in bytes, without TCP's own."""
 
 
-class Sustain(msgspec.Struct, frozen=True):
-    """To a crowd: let all nodes send heartbeats for so many seconds."""
+class Sustain(msgspec.Struct, frozen=True, tag=True):
+    """To a crowd: let all nodes send heartbeats for so many seconds; answered by `Sustained`."""
 
     seconds: float
-    server_pid: int
+
+
+class Regroup(msgspec.Struct, frozen=True, tag=True):
+    """To a crowd: the round will end, and all nodes meet again in the next one; answered by `Gathered`."""
+
+    fails: bool
+    """Whether it is the first of these nodes that ends it, by the failure of a worker."""
+
+
+class ComeBack(msgspec.Struct, frozen=True, tag=True):
+    """To a crowd: all sessions are cut, and all nodes have missed their place; each comes in another connection, and
+    is told it again. Answered by `Gathered`.
+    """
+
+
+Order = Sustain | Regroup | ComeBack
 
 
 class Sustained(msgspec.Struct, frozen=True):
     """From a crowd: how that went."""
 
-    seconds: float
     heartbeats: int
     answers: int
-    server_seconds: float
-    """Processor time that the server used meanwhile."""
 
 
 WARM_UP = 0.2  # as a share of the measured seconds, before them
@@ -161,6 +177,12 @@ def thinned(latencies: list[float]) -> list[float]:
 def decode(line: str, kind: type[S]) -> S:
     """Read one line as a `kind`. Raises msgspec.DecodeError or msgspec.ValidationError."""
     return msgspec.json.decode(line, type=kind)
+
+
+def decode_order(line: str) -> Order:
+    """Read one line as any order to a crowd that has gathered. Raises as `decode`."""
+    found: Any = msgspec.json.decode(line, type=Order)
+    return found  # type: ignore[no-any-return]
 
 
 def encode(message: msgspec.Struct) -> bytes:

@@ -1,5 +1,5 @@
-"""Our control server alone in its process: `control_server NODES RUN_ID [PROTECTED]`. Prints its port; serves until
-stdin ends.
+"""Our control server alone in its process: `control_server NODES RUN_ID [PROTECTED [LEASE]]`. Prints its port; serves
+until stdin ends.
 
 torch's counterpart is its store server: there the nodes do the rest among themselves.
 """
@@ -18,10 +18,10 @@ from rallypoint.rendezvous.backends.options import settings_of
 from rallypoint.rendezvous.params import RendezvousParameters
 
 
-def main(nodes: int, run_id: str, protected: Protected) -> None:
+def main(nodes: int, run_id: str, protected: Protected, lease: float) -> None:
     """Serve one job until standard input ends."""
     raise_file_limit()
-    settings = settings_of(RendezvousParameters("c10d", "127.0.0.1:0", run_id, nodes, nodes))
+    settings = settings_of(RendezvousParameters("c10d", "127.0.0.1:0", run_id, nodes, nodes, lease=lease))
     key = key_of(protected, run_id)
     keys = None if key is None else lambda _job: (key,)
     server = ControlServer(Dispatcher(settings), listening_socket("127.0.0.1", 0), keys=keys, tls=tls_of(protected))
@@ -31,4 +31,5 @@ def main(nodes: int, run_id: str, protected: Protected) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], decode(sys.argv[3] if sys.argv[3:] else "{}", Protected))
+    nodes, run_id, protected, lease = (*sys.argv[1:], *("{}", "3")[len(sys.argv) - 3 :])
+    main(int(nodes), run_id, decode(protected, Protected), float(lease))

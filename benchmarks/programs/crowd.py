@@ -1,8 +1,8 @@
 """Many nodes in one process, one plain socket each behind one epoll: what a control server has to do with, and no more.
 
 What the nodes say is made by the production handshake and codec, once each. Reads a `Gather` line and prints `ready`;
-reads a `Go` line, connects and joins with all nodes, and prints `Gathered`; then for each `Sustain` line lets all nodes
-send heartbeats for a while and prints `Sustained`. What came too late or not at all ends the program with a sentence.
+reads a `Go` line, connects and joins with all nodes, and prints `Gathered`; then carries out each `Order` and prints
+its answer. What came too late or not at all ends the program with a sentence.
 """
 
 from __future__ import annotations
@@ -13,13 +13,25 @@ import socket
 import ssl
 import sys
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
 from benchmarks.limits import raise_file_limit
-from benchmarks.messages import Gather, Gathered, Go, Sustain, Sustained, decode, encode
-from benchmarks.processor_time import ProcessClock
+from benchmarks.messages import (
+    ComeBack,
+    Gather,
+    Gathered,
+    Go,
+    Order,
+    Regroup,
+    Sustain,
+    Sustained,
+    decode,
+    decode_order,
+    encode,
+)
 from benchmarks.protected import key_of, tls_of
-from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
+from rallypoint.control.membership.state import Fail, NodeId, NodeInfo, Settings
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import MAGIC, FrameReader, frame
 from rallypoint.control.protocol.handshake import Challenge, ClientHandshake, Welcome
@@ -30,8 +42,11 @@ from rallypoint.control.protocol.messages import (
     Notification,
     Placed,
     ReportRequested,
+    ResumeRequest,
+    RoundEnded,
 )
 from rallypoint.control.protocol.signing import transcript_of
+from rallypoint.failures.cause import Cause
 from rallypoint.rendezvous.backends.options import settings_of
 from rallypoint.rendezvous.params import RendezvousParameters
 
@@ -44,6 +59,8 @@ _AT_ONCE = 16
 _TICK = 0.001  # seconds between looks at whose heartbeat is due
 _FIRST_PID = 1000  # of workers, which nobody runs here
 _FIRST_PORT = 1024  # of worker stores, which nobody opens here
+_MAX_RESTARTS = 1000
+_CAUSE = Cause(0, 0, "crowd", _FIRST_PID, 1, "it was to fail", "", 0.0, "")
 
 
 @dataclass(slots=True)
@@ -58,15 +75,24 @@ class _Node:
     greeted: bool = False
     """Whether that has gone: with TLS it waits for TLS's own handshake."""
     frames: FrameReader = field(default_factory=FrameReader)
+    incarnation: str = ""
+    """The coordinator of its session before, if it comes back; then of this one."""
     lease: float = 0.0
     placed_at: float = 0.0
+    round: int = -1
     rank: int = -1
     world_size: int = 0
 
-    def send(self, payload: bytes, before: bytes = b"") -> int:
-        """Say one frame, signed if the session is; returns how many bytes that were."""
+    @property
+    def info(self) -> NodeInfo:
+        """What it says of itself."""
+        return NodeInfo("default", 1, "", _FIRST_PORT + self.number, max_restarts=_MAX_RESTARTS)
+
+    def send(self, *payloads: bytes, before: bytes = b"") -> int:
+        """Say some frames, signed if the session's are; returns how many bytes that were."""
         signers = self.handshake.signers if self.lease else None
-        return self.socket.send(before + frame(payload if signers is None else signers.outgoing.sign(payload)))
+        frames = (frame(each if signers is None else signers.outgoing.sign(each)) for each in payloads)
+        return self.socket.send(before + b"".join(frames))
 
     def verified(self, payload: bytes) -> bytes:
         """What was said to it, without its signature."""
@@ -103,18 +129,50 @@ class _Crowd:
         """As the server wants them, of all that have a session."""
         self.messages = self.bytes = self.heartbeats = self.answers = 0
         self._unplaced = order.nodes
+        self._cut_off: dict[int, _Node] = {}
+        """Nodes in the sessions that they had before, by number: kept until they have heard something in another."""
 
     def gather(self, at: float) -> Gathered:
         """From `at` on, connect with all nodes and wait until all have their place."""
         time.sleep(max(0.0, at - time.monotonic()))
+        first = self._order.first
+        return self._until_placed([(number, "") for number in range(first, first + self._order.nodes)])
+
+    def carry_out(self, order: Order) -> Gathered | Sustained:
+        """See the order."""
+        match order:
+            case Sustain(seconds=seconds):
+                return self._sustain(seconds)
+            case Regroup(fails=fails):
+                first = next(iter(self._nodes.values()))
+                if fails:
+                    self._say(first, codec.encode(Fail(first.round, _CAUSE, _MAX_RESTARTS)))
+                self._unplaced += self._order.nodes
+                return self._until_placed([])
+            case ComeBack():
+                known, self._nodes, self._greeted, self._heartbeats_a_second = self._nodes, {}, [], 0.0
+                self._unplaced += self._order.nodes
+                for node in known.values():
+                    self._epoll.unregister(node.socket)
+                    self._cut_off[node.number] = node
+                return self._until_placed([(node.number, node.incarnation) for node in known.values()])
+
+    # Inside
+
+    def _until_placed(self, to_connect: list[tuple[int, str]]) -> Gathered:
+        """Connect with these nodes, and wait until all have their place.
+
+        Args:
+            to_connect: their numbers, and the coordinators that they come back to.
+        """
+        until, waiting = time.monotonic() + _TIMEOUT, deque(to_connect)
         while self._unplaced:
-            if time.monotonic() > at + _TIMEOUT:
+            if time.monotonic() > until:
                 raise SystemExit(f"{self._unplaced} of {self._order.nodes} nodes had no place after {_TIMEOUT:.0f} s")
-            connected = len(self._nodes)
-            for number in range(connected, min(self._order.nodes, connected + _AT_ONCE)):
-                self._connect(number)
+            for _ in range(min(_AT_ONCE, len(waiting))):
+                self._connect(*waiting.popleft())
             self._send_heartbeats()
-            self._listen(0.0 if len(self._nodes) < self._order.nodes else _TICK)
+            self._listen(0.0 if waiting else _TICK)
         nodes = list(self._nodes.values())
         return Gathered(
             returned=max(node.placed_at for node in nodes),
@@ -124,35 +182,29 @@ class _Crowd:
             bytes=self.bytes,
         )
 
-    def sustain(self, order: Sustain) -> Sustained:
-        """Let every node send heartbeats, and see what that costs the server."""
-        clock = ProcessClock(order.server_pid)
+    def _sustain(self, seconds: float) -> Sustained:
+        """Let every node send heartbeats."""
         self._heartbeats_from = 0.0
         self._send_heartbeats()
         self.heartbeats = self.answers = 0
-        begin, used = time.monotonic(), clock.seconds()
-        while time.monotonic() < begin + order.seconds:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
             self._send_heartbeats()
             self._listen(_TICK)
-        return Sustained(
-            seconds=time.monotonic() - begin,
-            heartbeats=self.heartbeats,
-            answers=self.answers,
-            server_seconds=clock.seconds() - used,
-        )
+        return Sustained(heartbeats=self.heartbeats, answers=self.answers)
 
-    # Inside
-
-    def _connect(self, number: int) -> None:
-        made = socket.create_connection(("127.0.0.1", self._order.port))
+    def _connect(self, number: int, incarnation: str) -> None:
+        address = self._order.source
+        made = socket.create_connection(("127.0.0.1", self._order.port), source_address=(address, 0))
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         made.setblocking(False)
         if self._tls is not None:
             context = self._tls.for_node()
             made = context.wrap_socket(made, server_hostname="127.0.0.1", do_handshake_on_connect=False)
         handshake = ClientHandshake(self._order.run_id, self._key, os.urandom(16), self._settings)
-        hello = codec.encode(handshake.hello("127.0.0.1", NodeId("127.0.0.1", os.getpid(), self._order.first + number)))
-        node = self._nodes[made.fileno()] = _Node(self._order.first + number, made, handshake, hello)
+        hello = codec.encode(handshake.hello(address, NodeId(address, os.getpid(), number), incarnation))
+        node = _Node(number, made, handshake, hello, incarnation=incarnation)
+        self._nodes[made.fileno()] = node
         self._epoll.register(made, select.EPOLLIN)
         self._greet(node)
 
@@ -163,11 +215,11 @@ class _Crowd:
             except ssl.SSLWantReadError:
                 return
         node.greeted = True
-        self._say(node, node.greeting, MAGIC)
+        self._say(node, node.greeting, before=MAGIC)
 
-    def _say(self, node: _Node, payload: bytes, before: bytes = b"") -> None:
-        self.messages += 1
-        self.bytes += node.send(payload, before)
+    def _say(self, node: _Node, *payloads: bytes, before: bytes = b"") -> None:
+        self.messages += len(payloads)
+        self.bytes += node.send(*payloads, before=before)
 
     def _send_heartbeats(self) -> None:
         """Let those send a heartbeat whose time has come: one after the other, as often as the server wants it."""
@@ -210,23 +262,30 @@ class _Crowd:
             node.lease = answer.lease
             self._heartbeats_a_second += 1 / (answer.heartbeat_interval or answer.lease / 3)
             self._greeted.append(node)
-            member = NodeInfo("default", 1, "", _FIRST_PORT + node.number)
-            self._say(node, codec.encode(JoinRequest(member, _TIMEOUT)))
+            asked: tuple[object, ...] = (JoinRequest(node.info, _TIMEOUT),)
+            if node.incarnation:
+                asked = (ResumeRequest(node.incarnation, node.info, joining=True), *asked)
+            node.incarnation = answer.incarnation
+            self._say(node, *map(codec.encode, asked))
         else:
             raise SystemExit(f"node {node.number} was refused: {answer.sentence}")
 
     def _on_notice(self, node: _Node, notice: Notification) -> None:
         if isinstance(notice, Placed):
-            node.placed_at = time.monotonic()
-            node.rank, node.world_size = notice.placement.group_rank, notice.placement.group_world_size
+            place, node.placed_at = notice.placement, time.monotonic()
+            node.round, node.rank, node.world_size = place.round, place.group_rank, place.group_world_size
             self._unplaced -= 1
+            if node.number in self._cut_off:
+                self._cut_off.pop(node.number).socket.close()
+        elif isinstance(notice, RoundEnded):
+            self._say(node, codec.encode(JoinRequest(node.info, _TIMEOUT)))
         elif isinstance(notice, ReportRequested):
             self._say(node, codec.encode(NodeReport(0, (_FIRST_PID + node.number,))))
 
 
 def _settings(order: Gather) -> Settings:
     nodes, endpoint = order.all_nodes, f"127.0.0.1:{order.port}"
-    return settings_of(RendezvousParameters("c10d", endpoint, order.run_id, nodes, nodes))
+    return settings_of(RendezvousParameters("c10d", endpoint, order.run_id, nodes, nodes, lease=order.lease))
 
 
 def main() -> None:
@@ -236,7 +295,7 @@ def main() -> None:
     print("ready", flush=True)
     print(encode(crowd.gather(decode(sys.stdin.readline(), Go).at)).decode(), flush=True)
     for line in sys.stdin:
-        print(encode(crowd.sustain(decode(line, Sustain))).decode(), flush=True)
+        print(encode(crowd.carry_out(decode_order(line))).decode(), flush=True)
 
 
 if __name__ == "__main__":

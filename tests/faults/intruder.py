@@ -125,16 +125,11 @@ class Intruder:
         handshake = ClientHandshake(settings.run_id, key, os.urandom(16), settings, is_watcher=watcher)
         hello = codec.encode(handshake.hello("10.77.0.9", NodeId("10.77.0.9", 4711, 0, "intruder")))
         self.says(MAGIC + frame(hello))
-        challenge = self.hears()
-        if challenge is None:
-            return "disconnected"
-        answer = codec.decode_answer(challenge)
-        if isinstance(answer, HandshakeRefused):
-            return answer.sentence
-        assert isinstance(answer, Challenge)
-        proof = handshake.prove(transcript_of(hello, challenge))
-        self.sends(proof if proves is None else Proof(proves))
         heard = self.hears()
+        if heard is not None and isinstance(codec.decode_answer(heard), Challenge):
+            proof = handshake.prove(transcript_of(hello, heard))
+            self.sends(proof if proves is None else Proof(proves))
+            heard = self.hears()
         if heard is None:
             return "disconnected"
         final = codec.decode_answer(heard if handshake.signers is None else _unsigned(heard))

@@ -13,9 +13,7 @@ from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import MAX_FRAME, decode_state, encode_state
 from rallypoint.control.protocol.handshake import (
     HandshakeError,
-    HandshakeRefused,
     Hello,
-    Proof,
     ServerHandshake,
     Welcome,
 )
@@ -52,11 +50,9 @@ class _Intruder:
                 if isinstance(request, Heartbeat):
                     return self.dispatcher.heartbeat(self.session)
                 return self.dispatcher.receive(self.session, request)
-            if self._handshake.greeted is None:
-                return not isinstance(self._handshake.hello(codec.decode(payload, Hello)), HandshakeRefused)
-            if self._handshake.proof(codec.decode(payload, Proof)) is not None:
+            hello = codec.decode(payload, Hello)
+            if self._handshake.hello(hello) is not None:
                 return False
-            hello = self._handshake.greeted
             self.dispatcher = self._jobs.dispatcher_for(hello, self._peer)
         except (codec.CodecError, HandshakeError):
             return False
@@ -95,7 +91,7 @@ def coordinator(data: bytes) -> None:
                 jobs.tick()
                 continue
             if what & 15 < 8:
-                payload = encoded((HELLO, Proof(b""), *REQUESTS))[much % (2 + len(REQUESTS))]
+                payload = encoded((HELLO, *REQUESTS))[much % (1 + len(REQUESTS))]
             else:
                 size = much + 256 * (what & 7)
                 payload, data = data[:size], data[size:]
@@ -127,13 +123,13 @@ def _still_serves(jobs: ManyJobs, clock: Moment, intruders: dict[int, _Intruder]
 
 
 def _coordinator_seeds() -> Sequence[bytes]:
-    made = [b"\x00\x00\x00\x01" + b"\x10\x00\x10\x01"]  # two intruders come
+    made = [b"\x00\x00\x10\x00"]  # two intruders come
     greeted = made[0]
     for number in range(len(REQUESTS)):
-        joins = b"\x00\x02\x10\x02"
-        one = bytes([0x00, 2 + number])
+        joins = b"\x00\x01\x10\x01"
+        one = bytes([0x00, 1 + number])
         made += [greeted + one, greeted + joins + one + b"\x0e\x20" + joins + b"\x0f\x00" + one]
-    for payload in encoded((HELLO, Proof(b""), *REQUESTS[:10])):
+    for payload in encoded((HELLO, *REQUESTS[:10])):
         if len(payload) < 256:
             made.append(greeted + bytes([0x08, len(payload)]) + payload + b"\x0e\x40")
     return made

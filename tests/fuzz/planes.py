@@ -63,7 +63,6 @@ class _Intruder:
         hello = codec.encode(HELLO._replace(job=self._job, has_secret=self._key is not None))
         self.sends(MAGIC + frame(hello))
         if self._key is None:
-            self.sends(frame(codec.encode(Proof(b""))))
             return
         with suppress(OSError):
             answer = self._socket.recv(65536)[len(MAGIC) + 4 :]
@@ -196,8 +195,8 @@ def _answer_as_an_intruder(listener: socket.socket, data: bytes) -> None:
 
 def _link_seeds() -> Sequence[bytes]:
     challenge, welcome, refused = map(frame, encoded(ANSWERS))
-    made = [b"o" + MAGIC + refused, b"s" + MAGIC + challenge + welcome, b"o" + MAGIC + challenge + challenge]
-    return [*made, *(b"o" + MAGIC + challenge + welcome + frame(payload) for payload in encoded(NOTICES))]
+    made = [b"o" + MAGIC + refused, b"s" + MAGIC + challenge + welcome, b"o" + MAGIC + challenge]
+    return [*made, *(b"o" + MAGIC + welcome + frame(payload) for payload in encoded(NOTICES))]
 
 
 @cache

@@ -37,8 +37,9 @@ from tests.sim.network import Connection, Network
 from tests.sim.world import Process, Timer
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
-_CONNECT_FIRST, _CONNECT_AGAIN, _SILENCE = 5.0, 1.5, 3.0
-_SILENT_LEASES = 1.5
+_CONNECT_FIRST, _CONNECT_AGAIN = 5.0, 1.5
+_SILENT_AFTER, _BUSY_FOR = 3.0, 15.0
+_SILENT_LEASES, _BUSY_LEASES = 1.5, 4.0
 _HEARTBEAT = codec.encode(Heartbeat())
 
 
@@ -191,12 +192,19 @@ class SimLink:
             else:
                 self.connection = connection
                 self._handshaking = True
-                self._wait(min(_SILENCE, max(0.1, self._remaining())), self._failed, attempt)
+                self._wait(min(_SILENT_AFTER, max(0.1, self._remaining())), self._not_answered, attempt)
                 hello = self._handshake.hello(self._address, self._own, self._held.opened)
                 self._hello = codec.encode(hello)
                 connection.send(0, self._hello)
 
         return done
+
+    def _not_answered(self, attempt: int) -> None:
+        """The server has not answered the greeting: it may be busy."""
+        if attempt == self._attempts and self.connection is not None and self.connection.is_acknowledged:
+            self._wait(min(_BUSY_FOR - _SILENT_AFTER, max(0.1, self._remaining())), self._failed, attempt)
+        else:
+            self._failed(attempt)
 
     def _failed(self, attempt: int, *, refused: bool = False) -> None:
         """The attempt has come to nothing: disconnect, and try again a little later or give up."""
@@ -250,11 +258,10 @@ class SimLink:
 
     def _greet(self, connection: Connection, payload: bytes) -> None:
         answer = codec.decode_answer(payload)
-        if self._handshaking:
+        if self._handshaking and self._handshake.key is not None:
             assert isinstance(answer, Challenge), answer
             self._handshaking = False
-            transcript = b"" if self._handshake.key is None else transcript_of(self._hello, payload)
-            connection.send(0, codec.encode(self._handshake.prove(transcript)))
+            connection.send(0, codec.encode(self._handshake.prove(transcript_of(self._hello, payload))))
             return
         assert isinstance(answer, Welcome), answer
         self._stop_waiting()
@@ -286,7 +293,9 @@ class SimLink:
         """Look whether the server has been silent for too long, and look again when it could have been."""
         if connection is not self.connection:
             return
-        timeout, silent = _SILENT_LEASES * self._lease, self.process.clock() - self._heard_at
+        silent = self.process.clock() - self._heard_at
+        busy = silent >= _SILENT_LEASES * self._lease and connection.is_acknowledged
+        timeout = (self._rng.uniform(_BUSY_LEASES - 1.0, _BUSY_LEASES) if busy else _SILENT_LEASES) * self._lease
         if silent >= timeout:
             self._silent.append(connection)
             self._lose(connection, "silent for too long")

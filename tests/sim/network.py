@@ -67,6 +67,13 @@ class Connection:
         self.ends = (End(None), End(None))
         self._stalled: deque[tuple[Call, tuple[Any, ...]]] | None = None
 
+    @property
+    def is_acknowledged(self) -> bool:
+        """Whether the server's kernel receives what the node sends, also while its process is paused."""
+        server = self.ends[1]
+        alive = server.side is not None and server.side.process.alive and not server.blackhole
+        return alive and self._stalled is None and self.network.cut_between(self.node, self.host) is None
+
     def send(self, end: int, payload: bytes) -> None:
         """Send a frame from `end` to the other."""
         if self.ends[end].open:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import re
 import socket
+import struct
+import termios
 from collections.abc import Sequence
 
 from rallypoint.base.errors import UserError
@@ -278,6 +281,9 @@ def listening_socket(host: str, port: int) -> socket.socket:
     return _listen(*candidates[-1])
 
 
+LISTEN_BACKLOG = 65535
+"""Connections that may wait to be accepted. The kernel takes `net.core.somaxconn` if that is less: 4,096 by default."""
+
 _NOT_LOCAL = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
 """The address is another machine's, or of a family that the kernel lacks or has disabled."""
 
@@ -288,8 +294,9 @@ def _listen(family: int, address: tuple[Any, ...], dual: bool) -> socket.socket:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if dual:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        shorten_retransmission(made)  # what it accepts inherits the options
         made.bind(address)
-        made.listen(4096)
+        made.listen(LISTEN_BACKLOG)
         made.setblocking(False)
     except BaseException:
         made.close()
@@ -303,7 +310,7 @@ _TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44
 
 def shorten_retransmission(sock: socket.socket) -> None:
     """Make the kernel resend lost packets of a connection with little traffic at short intervals, not exponentially
-    longer ones.
+    longer ones; of a listening socket, for all that it accepts.
 
     A link that was down for a second must be in use again within the next. Does nothing if the kernel cannot.
     """
@@ -311,6 +318,20 @@ def shorten_retransmission(sock: socket.socket) -> None:
     for option, value in wanted:
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def is_acknowledged(connected: socket.socket) -> bool:
+    """Whether the other side's kernel has received all that was written to a connection: it is not cut off, although
+    its process may say nothing. False where this kernel does not tell.
+    """
+    try:
+        (unacknowledged,) = _INT.unpack(fcntl.ioctl(connected.fileno(), termios.TIOCOUTQ, bytes(_INT.size)))
+    except (OSError, ValueError):  # it is closed
+        return False
+    return int(unacknowledged) == 0
+
+
+_INT = struct.Struct("i")
 
 
 def free_port() -> int:

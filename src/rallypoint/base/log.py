@@ -25,7 +25,8 @@ _LOCK_TIMEOUT = 5.0
 
 def printable(text: str, most: int = 255) -> str:
     """At most `most` characters of a text from another machine; unprintable ones become question marks."""
-    return "".join(each if each.isprintable() else "?" for each in text[:most])
+    text = text[:most]
+    return text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text)
 
 
 def ranges(numbers: Iterable[int]) -> list[str]:

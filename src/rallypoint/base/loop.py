@@ -74,6 +74,9 @@ class LoopThread:
         if loop is None:
             self._begin()
             return
+        if threading.get_ident() == self._thread.ident:  # it need not be woken
+            loop.call_soon(function)
+            return
         try:
             loop.call_soon_threadsafe(function)
         except RuntimeError:  # the loop is closed

@@ -149,19 +149,21 @@ class TlsChannel:
         self._tls = tls
         self._received, self._to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._object = tls.for_coordinator().wrap_bio(self._received, self._to_send, server_side=True)
-        self._open = False
+        self.is_open = False
+        """Whether the handshake is over."""
         self.objection: str | None = None
         """Why the other side, whose certificate is valid, is not the peer."""
 
     def receive(self, data: bytes) -> bytes:
-        """Decrypt received bytes. There may be something `to_send` afterwards. Raises TlsError: the connection cannot
-        be used.
+        """Decrypt received bytes. There may be something `to_send` afterwards. On any thread, but one at a time: of the
+        handshake each call takes about half a millisecond, in which other threads run. Raises TlsError: the connection
+        cannot be used.
         """
         self._received.write(data)
         try:
-            if not self._open:
+            if not self.is_open:
                 self._object.do_handshake()
-                self._open = True
+                self.is_open = True
                 self.objection = self._tls.objection_to(self._object.getpeercert())
             return b"".join(iter(self._read, b""))
         except self._ssl.SSLWantReadError:
@@ -171,14 +173,14 @@ class TlsChannel:
 
     def send(self, data: bytes) -> None:
         """Encrypt `data`, for `to_send`. Dropped before the handshake is over."""
-        if self._open:
+        if self.is_open:
             self._object.write(data)
 
     def to_send(self) -> bytes:
         return self._to_send.read()
 
     def close_notify(self) -> None:
-        if self._open:
+        if self.is_open:
             try:
                 self._object.unwrap()
             except self._ssl.SSLError:  # it waits for the other side's close_notify, which we need not

@@ -213,8 +213,9 @@ def _trace(error: BaseException) -> str:
 log = get_logger(__name__)
 
 
-_WantedPlace = tuple[NodeInfo, float]
-"""This node, still without the address of its worker store, and since when it wants a place, on its own clock."""
+_WantedPlace = tuple[NodeInfo, tuple[str, ...] | None, float]
+"""This node, still without the address of its worker store; the addresses of its workers, if they are known; and since
+when it wants a place, on its own clock."""
 
 
 class ElasticHandler(RendezvousHandler):
@@ -366,8 +367,9 @@ class ElasticHandler(RendezvousHandler):
             self._stores.discard_prepared()
         self._event_emitter.join_requested()
         try:
+            wanted, addresses = member._replace(rank_hint=self._control.rank_hint), self._stores.own_addresses()
             with self._joins:
-                self._wanted_place = member._replace(rank_hint=self._control.rank_hint), self._clock()
+                self._wanted_place = wanted, addresses, self._clock()
             self._ensure_link()
             self._join_if_open()
         except RallypointError as error:
@@ -381,12 +383,12 @@ class ElasticHandler(RendezvousHandler):
         with self._joins:
             wanted, self._wanted_place = self._wanted_place, None
         if wanted is not None:
-            node_info, since = wanted
+            node_info, addresses, since = wanted
             host, port = self._stores.prepare(self._link.address)
             node_info = node_info._replace(address=host, store_port=port)
             waited = self._clock() - since
             timeout = max(0.0, self._settings.join_timeout - waited)
-            self._link.send(JoinRequest(node_info, timeout, waited, self._stores.own_addresses()))
+            self._link.send(JoinRequest(node_info, timeout, waited, addresses))
 
     def begin_round(self, placement: Placement) -> None:
         """The workers of the round before are gone: only now may its store go, and this round's begin."""

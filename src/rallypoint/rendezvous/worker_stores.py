@@ -127,23 +127,36 @@ class AgentStoreSupply(WorkerStoreSupply):
         self._loopback_only = only_here
         self._access = None if peers is None else StoreAccess(peers)
         self._prepared: StoreServer | None = None
+        self._told: Sequence[StorePeers] = ()
         self._current: StoreServer | None = None
 
     def own_addresses(self) -> tuple[str, ...] | None:
         return None if self._access is None else own_addresses()
 
     def set_peers(self, told: Sequence[StorePeers]) -> None:
-        server = self._prepared
-        if server is not None and self._access is not None and not is_loopback(server.host):
-            server.set_peers(self._access.peers(told, self._address or server.host))
+        try:
+            self._serve(told)
+        except OSError as error:
+            log.warning("the worker store cannot serve yet: %s", error)  # it is tried again when the round begins
+
+    def _serve(self, told: Sequence[StorePeers]) -> None:
+        """Begin to serve the prepared store. Raises OSError: there is no thread for it."""
+        server, self._told = self._prepared, told
+        if server is not None:
+            access = None if is_loopback(server.host) else self._access
+            server.set_peers(None if access is None else access.peers(told, self._address or server.host))
 
     def prepare(self, address: str) -> tuple[str, int]:
+        """See there. It only listens: of a round's nodes one serves, and the coordinator says which."""
         if self._prepared is None:
-            where = listening_address(self._address or address, only_here=self._loopback_only)
-            held = self._access is not None and self._access.guards and not is_loopback(where)
             own_user = self._access is None or self._access.guards
-            self._prepared = StoreServer(where, own_user=own_user, held=held)
+            self._prepared = StoreServer(self._listens_at(address), own_user=own_user, held=True)
         return self._address, self._prepared.port
+
+    def _listens_at(self, address: str) -> str:
+        if self._address:
+            return listening_address(self._address, only_here=self._loopback_only)
+        return address if self._loopback_only or not is_loopback(address) else ""
 
     def discard_prepared(self) -> None:
         if self._prepared is not None:
@@ -155,6 +168,8 @@ class AgentStoreSupply(WorkerStoreSupply):
         if previous is not None:
             previous.close()
         if is_host:
+            if self._prepared is not None and self._prepared.is_held:
+                self._serve(self._told)
             self._current, self._prepared = self._prepared, None
             allow_connections(clients)
         else:

@@ -45,7 +45,7 @@ class StoreThread:
         listener: a listening socket, closed in the end; without one, connections come by `add_connection` only.
         guard: who may connect, and what each may have; see there for what is granted otherwise.
         own_user: whether other users of this machine are refused, whatever `guard` says.
-        held: whether clients have to wait, in the kernel, until `set_peers` has said who may.
+        held: whether there is no thread, and clients have to wait in the kernel, until `set_peers` has said who may.
 
     Raises:
         OSError: there are no descriptors, or no threads, to be had.
@@ -62,7 +62,6 @@ class StoreThread:
     ) -> None:
         self._guard = guard
         self._own_user = own_user
-        self._waits_for_peers = held
         self._process = os.getpid()
         self._name = name
         self._listener = listener
@@ -74,12 +73,27 @@ class StoreThread:
         self._over = False
         self._ended = threading.Event()
         self._wakeup = Wakeup()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread: threading.Thread | None = None
+        if not held:
+            try:
+                self._begin()
+            except OSError:
+                self._wakeup.close()
+                raise
+
+    def _begin(self) -> None:
+        """Start the thread. Raises OSError: there are no more."""
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         try:
-            self._thread.start()
+            thread.start()
         except RuntimeError:
-            self._wakeup.close()
             raise OSError(errno.EAGAIN, "no more threads; raise the limit of processes (`ulimit -u`)") from None
+        self._thread = thread
+
+    @property
+    def is_held(self) -> bool:
+        """Whether nobody is served yet, since it was not said who may connect."""
+        return self._thread is None
 
     def add_connection(self, client: socket.socket, data: bytes) -> None:
         """Serve a connection from which `data` was read already; it is closed if the store has ended. On any thread."""
@@ -92,7 +106,7 @@ class StoreThread:
 
     def set_peers(self, peers: Sequence[str] | None) -> None:
         """From now on only these addresses and networks may be connected (None: all); others are disconnected. On any
-        thread. Raises UserError if one of them is neither."""
+        thread. Raises UserError if one of them is neither; OSError: there is no thread for a store that was held."""
         from rallypoint.store.transport import networks
 
         networks(peers)
@@ -100,6 +114,8 @@ class StoreThread:
             self._peers = [peers]
             if not self._over:
                 self._wakeup.set()
+                if self._thread is None and not self._closing:
+                    self._begin()
 
     def close(self, most: float | None = None) -> None:
         """End all connections and stop listening. All is closed when this returns. Idempotent; on any thread.
@@ -114,6 +130,9 @@ class StoreThread:
             return
         with self._lock:
             self._closing = True
+            if self._thread is None:
+                self._release()
+                return
             if not self._over:
                 self._wakeup.set()
         if threading.current_thread() is not self._thread:
@@ -129,9 +148,6 @@ class StoreThread:
     def _run(self) -> None:
         transport: StoreTransport | None = None
         try:
-            while self._waits_for_peers and not self._peers and not self._closing:
-                self._sleep()
-                self._wakeup.clear()
             if not self._closing:
                 self._sleep(self._listener)
             transport = self._open()

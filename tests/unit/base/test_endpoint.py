@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from rallypoint.base.endpoint import (
     Endpoint,
     free_port,
+    is_acknowledged,
     is_loopback,
     is_this_machine,
     listening_address,
@@ -277,3 +280,18 @@ def test_the_outward_address_of_hosts_with_one_family_and_of_networks_without_a_
     command = ["unshare", "-n", "-m", "sh", "-ec", script, sys.executable]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.strip() == own, done.stderr
+
+
+def test_it_is_known_whether_the_other_side_has_received_what_was_written() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as node:
+        assert is_acknowledged(node), "nothing was written"
+        node.sendall(b"hello")
+        end = time.monotonic() + 60
+        while not is_acknowledged(node):  # its kernel has it, although nobody has accepted the connection
+            assert time.monotonic() < end
+        node.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                node.send(bytes(1 << 20))
+        assert not is_acknowledged(node)
+    assert not is_acknowledged(node), "it is closed"

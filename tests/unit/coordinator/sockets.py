@@ -6,7 +6,7 @@ import socket
 
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import MAGIC, FrameReader, frame
-from rallypoint.control.protocol.handshake import Challenge, Hello, Proof, Welcome
+from rallypoint.control.protocol.handshake import Hello, Welcome
 
 
 class SocketNode:
@@ -20,8 +20,6 @@ class SocketNode:
     def greets(self, hello: Hello) -> Welcome:
         """Open a session at a server without a secret."""
         self.made.sendall(MAGIC + frame(codec.encode(hello)))
-        assert isinstance(codec.decode_answer(self.next()), Challenge)
-        self.says(Proof(b""))
         welcome = codec.decode_answer(self.next())
         assert isinstance(welcome, Welcome)
         return welcome

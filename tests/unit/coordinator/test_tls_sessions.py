@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,26 @@ def test_nothing_can_be_read_on_the_way(authority: Authority) -> None:
         answer = raw.recv(1000)
         assert b"rally" not in answer.lower()
         assert answer[:1] == b"\x15"  # TLS's own alert
+
+
+def test_a_tls_handshake_keeps_nobody_else_waiting(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, nodes = ControlTls(authority.files("127.0.0.1")), ControlTls(authority.files("127.0.0.1"))
+    calls, blocked, goes_on = count(), threading.Event(), threading.Event()
+
+    def objection_to(_certificate: object) -> None:
+        if next(calls) == 0:
+            blocked.set()
+            assert goes_on.wait(TIMEOUT)
+
+    monkeypatch.setattr(own, "objection_to", objection_to)
+    with (
+        served(own) as endpoint,
+        socket.create_connection(endpoint, TIMEOUT) as raw,
+        nodes.for_node().wrap_socket(raw, server_hostname="127.0.0.1"),
+    ):
+        assert blocked.wait(TIMEOUT)
+        assert isinstance(joined(endpoint, nodes), Placed)
+        goes_on.set()
 
 
 def loses(endpoint: Endpoint, tls: ControlTls | None) -> str:

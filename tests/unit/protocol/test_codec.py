@@ -21,6 +21,7 @@ from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import MAGIC, MAX_FRAME, FrameReader, frame
 from rallypoint.control.protocol.errors import FrameError
 from rallypoint.control.protocol.handshake import (
+    Challenge,
     ClientHandshake,
     HandshakeRefused,
     Hello,
@@ -139,9 +140,9 @@ SETTINGS = Settings("job", 1, 2)
 def shake(server_key: bytes | None, client_key: bytes | None, job: str = "job") -> HandshakeRefused | None:
     server = ServerHandshake("job", None if server_key is None else lambda _job: (server_key,), b"server-nonce")
     client = ClientHandshake(job, client_key, b"client-nonce", SETTINGS)
-    challenge = server.hello(client.hello("10.0.0.1", NodeId("10.0.0.1", 42, 0)))
-    if isinstance(challenge, HandshakeRefused):
-        return challenge
+    answer = server.hello(client.hello("10.0.0.1", NodeId("10.0.0.1", 42, 0)))
+    if not isinstance(answer, Challenge):
+        return answer
     return server.proof(client.prove(b"greeting"), b"greeting")
 
 

@@ -283,6 +283,8 @@ def test_without_the_store_in_c_the_one_in_python_serves(
 
 def test_who_connects_to_a_held_store_waits_until_it_is_said_who_may() -> None:
     with StoreServer("127.0.0.1", held=True) as server:
+        assert server.is_held
+        assert not any(str(server.port) in each.name for each in threading.enumerate()), "it costs no thread"
         early = socket.create_connection(("127.0.0.1", server.port), 30, ("127.0.0.2", 0))
         other = socket.create_connection(("127.0.0.1", server.port), 30, ("127.0.0.3", 0))
         for each in (early, other):

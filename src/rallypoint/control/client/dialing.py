@@ -17,7 +17,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rallypoint.base.clock import SYSTEM_CLOCK
-from rallypoint.base.endpoint import Endpoint, host_name, is_local_address, shorten_retransmission, usable_address
+from rallypoint.base.endpoint import (
+    Endpoint,
+    host_name,
+    is_acknowledged,
+    is_local_address,
+    shorten_retransmission,
+    usable_address,
+)
 from rallypoint.base.log import get_logger, printable
 from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol import codec
@@ -39,10 +46,33 @@ _LOOK_UP = 15.0
 _NOT_TLS = {"WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"}
 """OpenSSL's reasons for bytes that are not TLS."""
 
-_SILENT_AFTER = 3.0
-"""Seconds that a server has to answer a greeting before it is asked whether it is something else."""
-
+_SILENT_AFTER, _BUSY_FOR = 3.0, 15.0
+"""Seconds that a server has to answer a greeting before it is asked whether it is something else; and seconds that it
+has in all if it is not, since a server that is busy with many nodes must not get another connection from each.
+"""
 _PROBE_TIMEOUT, _NONCE = 2.0, 0x52414C4C
+
+_AT_ONCE = 1024
+"""Nodes that may dial at the same moment: that many wait in the queue of a listening socket."""
+_DIAL_PACE, _PROBE_PACE, _PROGRESS_PACE = 80e-6, 1e-3, 0.5e-3
+"""Seconds for each node of a job over which its nodes spread what all may do at the same moment: dial, ask a server
+that does not answer what it is, and ask for the progress. About what each takes of a server.
+"""
+
+
+def _dial_spread(settings: Settings) -> float:
+    """Random seconds that a node waits before it dials, so that not all of a large job do so at once."""
+    return random.uniform(0.0, _DIAL_PACE * max(0, settings.max_nodes - _AT_ONCE))
+
+
+def progress_spread(settings: Settings) -> float:
+    """Random seconds that a node waits before it asks for the progress."""
+    return random.uniform(0.0, _PROGRESS_PACE * settings.max_nodes)
+
+
+def _probe_spread(settings: Settings) -> float:
+    return random.uniform(0.0, _PROBE_PACE * settings.max_nodes)
+
 
 RETRYABLE = (OSError, TimeoutError, asyncio.IncompleteReadError, codec.CodecError)
 """Exceptions of an attempt after which the next one may succeed."""
@@ -126,7 +156,7 @@ class Dialer:
         """Try once, at each address of the endpoint's name.
 
         Args:
-            timeout: seconds for each TCP connection; the kernel's own timeout grows to minutes.
+            timeout: seconds for each TCP connection, without TLS; the kernel's own timeout grows to minutes.
             incarnation: the coordinator that this node was last in a session with; empty for a new node.
             resolved: called with the numeric addresses of the endpoint before they are tried.
 
@@ -137,8 +167,9 @@ class Dialer:
         places = await self._resolve()
         if resolved is not None:
             resolved(list(dict.fromkeys(str(place[3][0]) for place in places)))
-        session = ClientSession(*await self._connect(places, timeout))
+        made = await self._connect(places, timeout)
         self.unfinished = "it was connected to and did not answer the greeting"
+        session = ClientSession(*await self._opened(made))
         try:
             await self._handshake(session, incarnation)
         except BaseException:
@@ -161,17 +192,14 @@ class Dialer:
             self._silent.clear()
         return sorted(found, key=self._silent.__contains__)
 
-    async def _connect(
-        self, places: list[_Address], timeout: float
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self, places: list[_Address], timeout: float) -> socket.socket:
         """A connection to the first address that answers."""
         failures: list[OSError] = []
         for place in places:
             self.unfinished = f"{place[3][0]} does not answer a TCP connection"
             self._silent.add(place)
             try:
-                async with asyncio.timeout(timeout):
-                    connected = await self._connected(place)
+                connected = await self._connected(place, timeout)
             except TimeoutError:
                 failures.append(TimeoutError(self.unfinished))
             except OSError as error:  # its text is asyncio's, and does not say what the number means
@@ -187,16 +215,25 @@ class Dialer:
             "; ".join(f"{place[3][0]}: {error_words(error)}" for place, error in zip(places, failures, strict=True))
         )
 
-    async def _connected(self, place: _Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connected(self, place: _Address, timeout: float) -> socket.socket:
         family, kind, protocol, address = place
         made = socket.socket(family, kind, protocol)
         try:
             made.setblocking(False)
             shorten_retransmission(made)
-            await asyncio.get_running_loop().sock_connect(made, address)
+            async with asyncio.timeout(timeout):
+                await asyncio.get_running_loop().sock_connect(made, address)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    async def _opened(self, made: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        try:
             if self._tls is None:
                 return await asyncio.open_connection(sock=made)
-            return await self._encrypted(made, self._tls)
+            async with asyncio.timeout(_BUSY_FOR):
+                return await self._encrypted(made, self._tls)
         except BaseException:
             made.close()
             raise
@@ -239,10 +276,13 @@ class Dialer:
         hello = codec.encode(handshake.hello(address, node, incarnation))
         session.writer.write(MAGIC)
         session.send(hello)
-        challenge = await self._answer(session)
-        self._expect(codec.decode_answer(challenge), Challenge)
-        session.send(codec.encode(handshake.prove(_transcript(handshake, hello, challenge))))
         answer = await self._answer(session)
+        if handshake.key is not None:
+            from rallypoint.control.protocol.signing import transcript_of
+
+            self._expect(codec.decode_answer(answer), Challenge)
+            session.send(codec.encode(handshake.prove(transcript_of(hello, answer))))
+            answer = await self._answer(session)
         session.welcome = self._expect(codec.decode_answer(self._verified(answer, handshake)), Welcome)
         session.signers = handshake.signers
         self.node = node
@@ -274,24 +314,35 @@ class Dialer:
     async def _answer(self, session: ClientSession) -> bytes:
         """The next frame of the handshake."""
         try:
-            async with asyncio.timeout(_SILENT_AFTER):
+            try:
+                async with asyncio.timeout(_SILENT_AFTER + _probe_spread(self._settings)):
+                    return await session.next_frame()
+            except TimeoutError:  # it is busy, if it has received what we said and is ours
+                if await self._seems_foreign() or not is_acknowledged(session.writer.get_extra_info("socket")):
+                    raise
+            async with asyncio.timeout(_BUSY_FOR - _SILENT_AFTER):
                 return await session.next_frame()
         except FrameError as error:
             raise self._foreign_service_error(str(error)) from None
-        except OSError as error:  # a reset, the time is up, or TLS's alert
+        except TimeoutError:
+            raise
+        except OSError as error:  # a reset, or TLS's alert
             reason = getattr(error, "reason", None)
             if self._tls is not None and reason:
                 raise self._tls_error(f"it does not accept our certificate ({reason})") from None
-            await self._identify_service()
+            await asyncio.sleep(_probe_spread(self._settings))
+            await self._seems_foreign()
             raise
 
-    async def _identify_service(self) -> None:
+    async def _seems_foreign(self) -> bool:
+        """Whether what does not answer us is a torch store. Raises HandshakeError: it is."""
         if not await _answers_as_torch_store(self._endpoint):
-            return
+            return False
         # A static job's own port answers like this too, and may only have been slow: once is not proof.
         self._silent_attempts += 1
         if self._silent_attempts > 1:
             raise self._foreign_service_error("it is a torch TCPStore, perhaps of a torchrun job")
+        return True
 
     def _foreign_service_error(self, what: str) -> HandshakeError:
         return HandshakeError(
@@ -303,14 +354,6 @@ class Dialer:
 def error_words(error: Exception) -> str:
     """The text of an error, without its number."""
     return (isinstance(error, OSError) and error.strerror) or str(error)
-
-
-def _transcript(handshake: ClientHandshake, hello: bytes, challenge: bytes) -> bytes:
-    if handshake.key is None:
-        return b""
-    from rallypoint.control.protocol.signing import transcript_of
-
-    return transcript_of(hello, challenge)
 
 
 async def _resolved_addresses(endpoint: Endpoint) -> list[_Address] | Exception:
@@ -493,6 +536,7 @@ class Redialer:
         first = not incarnation
         delay, began = _FIRST_DELAY, SYSTEM_CLOCK.monotonic()
         self._last_error = ""
+        await asyncio.sleep(min(_dial_spread(self._settings), remaining()))
         reminder = asyncio.ensure_future(self._report_unreachable(remaining, first))
         try:
             while True:
@@ -510,7 +554,8 @@ class Redialer:
                 if remaining() <= 0:
                     raise TimeoutError(failure(self._last_error, SYSTEM_CLOCK.monotonic() - began))
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(min(delay * random.uniform(0.5, 1.0), remaining())):
+                    pause = delay * random.uniform(0.5, 1.0) + _dial_spread(self._settings)
+                    async with asyncio.timeout(min(pause, remaining())):
                         await self.endpoint_moved.wait()
                 delay = min(delay * 1.5, _LONGEST_DELAY)
         finally:

@@ -18,12 +18,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
-from rallypoint.base.endpoint import unmapped_address, usable_address
+from rallypoint.base.endpoint import is_acknowledged, unmapped_address, usable_address
 from rallypoint.base.log import get_logger
 from rallypoint.base.loop import shared_loop
-from rallypoint.control.client.dialing import ClientSession, EndpointResolver, Redialer, error_words
+from rallypoint.control.client.dialing import (
+    ClientSession,
+    EndpointResolver,
+    Redialer,
+    error_words,
+    progress_spread,
+)
 from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import check_size
@@ -38,6 +45,7 @@ from rallypoint.control.protocol.messages import (
     LinkOpened,
     LinkUp,
     Notification,
+    ProgressRequest,
     Request,
     SessionEnded,
 )
@@ -52,8 +60,10 @@ from rallypoint.control.protocol.resume_state import (
 
 log = get_logger(__name__)
 
-_MAX_SILENT_LEASES = 1.5
-"""Leases of silence after which a server counts as lost; by then it has removed us, if it still exists."""
+_MAX_SILENT_LEASES, _MAX_BUSY_LEASES = 1.5, 4.0
+"""Leases of silence after which a server counts as lost: by then it has removed us, if it still exists and we are cut
+off; and after which it does so if its kernel still receives what we say, so that it may only be busy.
+"""
 _CLOSE_TIMEOUT = 1.0
 """Seconds within which the last messages must be sent."""
 
@@ -80,7 +90,7 @@ class TcpLink:
         """
         self._resolver = resolver
         self._redialer = Redialer(resolver, settings, node)
-        self._join_timeout = settings.join_timeout
+        self._settings = settings
         self._deliver = deliver
         self._deadline = deadline
         self._loop = shared_loop()
@@ -103,7 +113,7 @@ class TcpLink:
 
     def send(self, request: Request) -> None:
         """Send a request, now or as soon as a session is open."""
-        self._loop.call(lambda: self._send(request))
+        self._loop.call(lambda: self._send_in_turn(request))
 
     def recheck_endpoint(self) -> None:
         """The control plane may have moved: look it up at once."""
@@ -116,6 +126,12 @@ class TcpLink:
             self._loop.submit(self._leave_and_close()).result()
 
     # On the loop's thread
+
+    def _send_in_turn(self, request: Request) -> None:
+        if isinstance(request, ProgressRequest):  # which all nodes may send at the same moment
+            asyncio.get_running_loop().call_later(progress_spread(self._settings), self._send, request)
+        else:
+            self._send(request)
 
     def _send(self, request: Request) -> None:
         try:
@@ -193,11 +209,10 @@ class TcpLink:
         kept = False
         try:
             while True:
-                async with asyncio.timeout(_MAX_SILENT_LEASES * welcome.lease):
-                    payload = await session.receive()
+                payload = await self._receive_patiently(session, welcome.lease)
                 self._on_notification(codec.decode_notification(payload))
-        except TimeoutError:
-            why, kept = f"nothing was heard from it for {_MAX_SILENT_LEASES * welcome.lease:g} s", True
+        except TimeoutError as error:
+            why, kept = str(error), True
         except (OSError, FrameError, codec.CodecError) as error:
             why = self._end_detail or error_words(error) or type(error).__name__
         finally:
@@ -208,6 +223,17 @@ class TcpLink:
             else:
                 session.writer.close()
         return SYSTEM_CLOCK.monotonic(), why
+
+    async def _receive_patiently(self, session: ClientSession, lease: float) -> bytes:
+        """The next message. Raises as `ClientSession.receive`, or TimeoutError: the server has been silent for long."""
+        begun = SYSTEM_CLOCK.monotonic()
+        for silence in (_MAX_SILENT_LEASES, random.uniform(_MAX_BUSY_LEASES - 1.0, _MAX_BUSY_LEASES)):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(begun + silence * lease - SYSTEM_CLOCK.monotonic()):
+                    return await session.receive()
+            if not is_acknowledged(session.writer.get_extra_info("socket")):
+                break
+        raise TimeoutError(f"nothing was heard from it for {SYSTEM_CLOCK.monotonic() - begun:.3g} s")
 
     def _close_silent_session(self) -> None:
         while self._silent_connections:
@@ -248,7 +274,7 @@ class TcpLink:
     async def _reconnect(self, lost_at: float, how: str) -> ClientSession:
         def remaining() -> float:
             since = lost_at if self._waiting_since is None else max(lost_at, self._waiting_since)
-            until = give_up_at(self._resume_state, since, self._join_timeout)
+            until = give_up_at(self._resume_state, since, self._settings.join_timeout)
             return max(0.0, until - SYSTEM_CLOCK.monotonic())
 
         return await self._redialer.open(

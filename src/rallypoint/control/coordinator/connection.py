@@ -13,15 +13,15 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import resource
 import socket
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
-from rallypoint.base.descriptors import connection_limit, limits
-from rallypoint.base.endpoint import shorten_retransmission, unmapped_address, usable_address
+from rallypoint.base.descriptors import connection_limit
+from rallypoint.base.endpoint import unmapped_address, usable_address
 from rallypoint.base.log import RateLimitedLog, get_logger
 from rallypoint.base.netlink import Peer, PeerUsers, SocketName
 from rallypoint.control.coordinator.session import HEARTBEAT, ServerSession
@@ -32,6 +32,8 @@ from rallypoint.control.protocol.errors import FrameError
 from rallypoint.control.protocol.messages import CollectedPart
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from rallypoint.base.loop import LoopThread
     from rallypoint.base.tls import ControlTls, TlsChannel
     from rallypoint.control.coordinator.jobs import ServedJobs, Shares
@@ -58,6 +60,9 @@ _MANY_SESSIONS = 256
 suffice to show that it is alive.
 """
 
+_TLS_THREADS = min(8, len(os.sched_getaffinity(0)) + 1)
+"""Threads for TLS handshakes: one that is held up leaves another."""
+
 _UNKNOWN = "an unknown address"
 
 _TLS_ONLY = (
@@ -80,6 +85,8 @@ class ControlConnection(asyncio.Protocol):
         self._session: ServerSession
         """Set by `connection_made`."""
         self._channel: TlsChannel | None = None
+        self.is_shaking_hands = False
+        """Whether a TLS handshake, of this connection, is going on on another thread."""
         self._kind_known = False
         """Whether the first byte has arrived."""
         self._magic_sent = False
@@ -106,8 +113,8 @@ class ControlConnection(asyncio.Protocol):
         self._peer_host = unmapped_address(str(peer[0])) if isinstance(peer, tuple) else ""
         self._peer_address = f"{self._peer_host}:{peer[1]}" if self._peer_host else _UNKNOWN
         served, host = self._all.served, self._peer_host.partition("%")[0] or _UNKNOWN
-        self._session = ServerSession(served.jobs, served.keys, os.urandom(16), self, host)
-        shorten_retransmission(transport.get_extra_info("socket"))
+        nonce = b"" if served.keys is None else os.urandom(16)
+        self._session = ServerSession(served.jobs, served.keys, nonce, self, host)
         if not self._all.has_room(transport.get_extra_info("socket").fileno()):
             self._all.limiter.log_refusal(
                 "control connection from %s refused: no descriptor is left for it", self._peer
@@ -115,7 +122,6 @@ class ControlConnection(asyncio.Protocol):
             self._done = True
             transport.abort()  # without a word, so that it comes again
         self._all.opened(self)
-        self._timeout = self._loop.call_later(HANDSHAKE_TIMEOUT, self._on_handshake_timeout)
 
     def data_received(self, data: bytes) -> None:
         """Bytes have arrived."""
@@ -147,8 +153,16 @@ class ControlConnection(asyncio.Protocol):
             self._kind_known = True
             if not self._begin(data):
                 return
-        if self._channel is not None and not self._done:
-            data = self._decrypted(self._channel, data)
+        channel = self._channel
+        if channel is not None and not self._done:
+            if not channel.is_open:
+                self._shake_hands(channel, data)
+                return
+            data = self._decrypted(channel, partial(channel.receive, data))
+        self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        """These bytes have arrived, decrypted if need be."""
         if self._done:
             return
         session = self._session
@@ -163,7 +177,6 @@ class ControlConnection(asyncio.Protocol):
                     self._close(why)
                     return
                 if session.is_open and not was_open:  # who only asks something has until the timeout
-                    self._timeout.cancel()
                     self._all.limiter.remove(self)
         except (FrameError, codec.CodecError) as error:
             self._close(str(error))
@@ -173,7 +186,6 @@ class ControlConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """The other side, or we, have disconnected."""
-        self._timeout.cancel()
         how = "its connection was closed before it left" if error is None else f"its connection broke: {error}"
         self._session.detach(how)
         if self._all.shares is not None and self._tenant:
@@ -215,11 +227,26 @@ class ControlConnection(asyncio.Protocol):
             return False
         return True
 
-    def _decrypted(self, channel: TlsChannel, data: bytes) -> bytes:
+    def _shake_hands(self, channel: TlsChannel, data: bytes) -> None:
+        """Go on with TLS's handshake on another thread, and read no more before it has ended."""
+        self.is_shaking_hands = True
+        self._transport.pause_reading()
+        work = self._loop.run_in_executor(self._all.tls_threads, channel.receive, data)
+        work.add_done_callback(partial(self._shaken, channel))
+
+    def _shaken(self, channel: TlsChannel, work: asyncio.Future[bytes]) -> None:
+        self.is_shaking_hands = False
+        if work.cancelled() or self._done or self._transport.is_closing():
+            work.cancelled() or work.exception()  # or asyncio says that nobody has looked at it
+            return
+        self._transport.resume_reading()
+        self._take(self._decrypted(channel, work.result))
+
+    def _decrypted(self, channel: TlsChannel, receive: Callable[[], bytes]) -> bytes:
         from rallypoint.base.tls import TlsError
 
         try:
-            plain = channel.receive(data)
+            plain = receive()
         except TlsError as error:
             self._transport.write(channel.to_send())  # the alert that says why
             self._close(str(error))
@@ -232,7 +259,6 @@ class ControlConnection(asyncio.Protocol):
 
     def _hand_over(self, data: bytes, fallback: Callable[[socket.socket, bytes], None]) -> None:
         self._done = True
-        self._timeout.cancel()
         self._all.closed(self)  # and with that it does not count as unauthenticated any more
         try:
             own = socket.socket(fileno=os.dup(self._transport.get_extra_info("socket").fileno()))
@@ -289,10 +315,10 @@ class ControlConnection(asyncio.Protocol):
 
     def disconnect(self, why: str) -> None:
         """The coordinator has ended the session; from any thread."""
-        log.warning("control connection from %s is closed: %s", self._peer, why)
-        self._loop.call_soon_threadsafe(self._end_session)
+        self._loop.call_soon_threadsafe(self._end_session, why)
 
-    def _end_session(self) -> None:
+    def _end_session(self, why: str) -> None:
+        self._all.limiter.log_end("control connection from %s is closed: %s", self._peer, why)
         if not self._done:
             self._session.end(self._session.end_reason)
         self.abort()
@@ -354,7 +380,8 @@ class ControlConnection(asyncio.Protocol):
             log.warning("control connection from %s is closed: %s", self._peer, why)
         self._transport.close()
 
-    def _on_handshake_timeout(self) -> None:
+    def on_handshake_timeout(self) -> None:
+        """It has had the time to become a session."""
         if self._session.has_answered:
             self._done = True
             self._transport.close()
@@ -399,8 +426,16 @@ class Connections:
         """Set when the last connection is gone."""
         self._users = PeerUsers()
         self._warned = False
+        self.tls_threads: Executor | None = None
+        """For TLS handshakes: those of thousands of nodes take many seconds, in which sessions go on."""
+        if served.tls is not None:
+            from concurrent.futures.thread import ThreadPoolExecutor
+
+            self.tls_threads = ThreadPoolExecutor(_TLS_THREADS, "rallypoint-tls")
         self.loop = loop
         self.outbox: deque[tuple[ControlConnection, bool, bytes]] = deque()
+        self._descriptors = 0
+        """The limit of descriptors for connections when it was last looked up; it may be raised."""
         self._most: float = math.inf
         """The number of connections at which the descriptors for connections were last used up."""
         self.posting = False
@@ -424,15 +459,17 @@ class Connections:
 
     def has_room(self, descriptor: int) -> bool:
         """Whether one more connection, with this descriptor, can stay; the oldest that is no session may make room."""
-        if descriptor >= connection_limit():  # those below are in use: there are as many connections as there may be
-            self._most = len(self.open)
+        if descriptor >= self._descriptors:
+            self._descriptors = connection_limit()
+            if descriptor >= self._descriptors:  # those below are in use: there are as many connections as may be
+                self._most = len(self.open)
         return len(self.open) < self._most or self.limiter.make_room()
 
     def opened(self, connection: ControlConnection) -> None:
         """A connection has been made."""
         self.open.add(connection)
         self.emptied.clear()
-        self.limiter.add(connection, connection.evict)
+        self.limiter.add(connection)
 
     def closed(self, connection: ControlConnection) -> None:
         """A connection is gone. Idempotent."""
@@ -440,6 +477,12 @@ class Connections:
         self.limiter.remove(connection)
         if not self.open:
             self.emptied.set()
+
+    def close(self) -> None:
+        """There are no more connections."""
+        self.limiter.close()
+        if self.tls_threads is not None:
+            self.tls_threads.shutdown(wait=False, cancel_futures=True)
 
     def write_posted(self) -> None:
         """Send what was posted. The loop is woken once for all that it has not handled yet."""
@@ -460,30 +503,29 @@ _MIN_AGE = 1.0
 
 
 class ConnectionLimiter:
-    """All connections of a server that are not sessions yet, and the log lines about those that never will be.
+    """All connections of a server that are not sessions yet, and the log lines about those that will not be, or no
+    longer are.
 
-    On the loop's thread.
+    On the loop's thread. How many descriptors they take is limited by `Connections.has_room`.
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
-        files = limits()[0]
-        self._limit = _MAX_CONNECTIONS if files == resource.RLIM_INFINITY else min(_MAX_CONNECTIONS, max(8, files // 4))
         self._clock = clock
-        self._waiting: dict[object, tuple[float, Callable[[], None]]] = {}
-        """When each was added, the oldest first, and the function that ends it."""
-        self._clearing: asyncio.TimerHandle | None = None
-        self._lines = RateLimitedLog(log, "control connections refused", clock)
+        self._waiting: dict[ControlConnection, float] = {}
+        """When each was added, the oldest first."""
+        self._look_again: asyncio.TimerHandle | None = None
+        """One timer for all: it is set for the oldest."""
+        self._refused = RateLimitedLog(log, "control connections refused", clock)
+        self._ended = RateLimitedLog(log, "sessions ended by us", clock)
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, connection: object, evict: Callable[[], None]) -> None:
-        """Add one, which `evict` ends. The oldest are ended if there are too many: that of a node becomes a session
-        soon.
-        """
-        self._waiting[connection] = self._clock.monotonic(), evict
-        if len(self._waiting) > self._limit and self._clearing is None:
-            self._evict_oldest()
+    def add(self, connection: ControlConnection) -> None:
+        """Add one. The oldest are ended if there are too many: that of a node becomes a session soon."""
+        self._waiting[connection] = self._clock.monotonic()
+        if self._look_again is None or len(self._waiting) == _MAX_CONNECTIONS + 1:
+            self._look()
 
-    def remove(self, connection: object) -> None:
+    def remove(self, connection: ControlConnection) -> None:
         """It has become a session, or is gone. Idempotent."""
         self._waiting.pop(connection, None)
 
@@ -492,33 +534,51 @@ class ConnectionLimiter:
         oldest = next(iter(self._waiting), None)
         if oldest is None:
             return False
-        self._waiting.pop(oldest)[1]()
+        del self._waiting[oldest]
+        oldest.evict()
         return True
 
     def log_refusal(self, line: str, *args: object) -> None:
         """Log a refused connection, unless there were too many such lines just now."""
+        self._log(self._refused, line, *args)
+
+    def log_end(self, line: str, *args: object) -> None:
+        """Log a session that we have ended, unless there were too many just now: all nodes may have opened another."""
+        self._log(self._ended, line, *args)
+
+    def _log(self, lines: RateLimitedLog, line: str, *args: object) -> None:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(RateLimitedLog.WINDOW, self._sum_up)
-        self._lines.warning(line, *args)
+        lines.warning(line, *args)
 
     def close(self) -> None:
         """Log what has not been logged yet."""
-        for timer in (self._timer, self._clearing):
+        for timer in (self._timer, self._look_again):
             if timer is not None:
                 timer.cancel()
         self._sum_up()
 
-    def _evict_oldest(self) -> None:
-        self._clearing = None
-        while len(self._waiting) > self._limit:
-            oldest, (since, evict) = next(iter(self._waiting.items()))
-            left = since + _MIN_AGE - self._clock.monotonic()
+    def _look(self) -> None:
+        """End those that were here for too long, and look again when the oldest will have been."""
+        if self._look_again is not None:
+            self._look_again.cancel()
+            self._look_again = None
+        while self._waiting:
+            oldest, since = next(iter(self._waiting.items()))
+            too_many = len(self._waiting) > _MAX_CONNECTIONS
+            now = self._clock.monotonic()
+            if oldest.is_shaking_hands:  # it waits for us
+                del self._waiting[oldest]
+                self._waiting[oldest] = now
+                continue
+            left = since + (_MIN_AGE if too_many else HANDSHAKE_TIMEOUT) - now
             if left > 0:
-                self._clearing = asyncio.get_running_loop().call_later(left, self._evict_oldest)
+                self._look_again = asyncio.get_running_loop().call_later(left, self._look)
                 return
             del self._waiting[oldest]
-            evict()
+            (oldest.evict if too_many else oldest.on_handshake_timeout)()
 
     def _sum_up(self) -> None:
         self._timer = None
-        self._lines.summarize()
+        self._refused.summarize()
+        self._ended.summarize()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from rallypoint.base.endpoint import Endpoint, is_loopback
+from rallypoint.base.endpoint import LISTEN_BACKLOG, Endpoint, is_loopback
 from rallypoint.base.log import get_logger
 from rallypoint.base.loop import LoopThread, shared_loop
 from rallypoint.control.coordinator.dispatcher import do_nothing
@@ -131,7 +131,7 @@ class ControlServer:
         self._connections = connections = Connections(served, self._loop)
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
-            self._servers.append(await loop.create_server(connections.new, sock=listener, backlog=4096))
+            self._servers.append(await loop.create_server(connections.new, sock=listener, backlog=LISTEN_BACKLOG))
         self._serves = True
         self._arm()
 
@@ -157,7 +157,7 @@ class ControlServer:
         for connection in list(connections.open):
             connection.abort()
         await asyncio.sleep(0)  # let the aborted transports report that they are closed
-        connections.limiter.close()
+        connections.close()
         for listener in self._listeners:
             listener.close()
 

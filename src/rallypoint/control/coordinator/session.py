@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rallypoint.base.log import printable
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.state import Reason, Settings
+from rallypoint.control.membership.state import NodeId, Reason, Settings
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.handshake import (
     PROTOCOL_VERSION,
@@ -94,11 +94,15 @@ class ServerSession:
         self._leaving = False
         self._answered = False
         """Whether the last heartbeat was answered."""
-        self.node_name = ""
-        """The node's name of its host, once it has greeted."""
+        self._node: NodeId | None = None
         self.number = 0
         self.signers: Signers | None = None
         self.end_reason = "its session has ended"
+
+    @property
+    def node_name(self) -> str:
+        """The node's name of its host, once it has greeted."""
+        return "" if self._node is None else printable(str(self._node), 64)
 
     @property
     def is_open(self) -> bool:
@@ -129,16 +133,17 @@ class ServerSession:
             return None if self._dispatcher.receive(self.number, request) else self.end_reason
         if self.has_answered:
             return None
+        if self._handshake.greeted is None:
+            answer = self._answer_to_hello(payload)
+        else:
+            answer = self._handshake.proof(codec.decode(payload, Proof), self._transcript)
         greeted = self._handshake.greeted
-        if greeted is None:
-            return self._answer(self._answer_to_hello(payload))
-        refused = self._handshake.proof(codec.decode(payload, Proof), self._transcript)
-        if refused is None:
+        if answer is None and greeted is not None:
             try:
                 self._open(greeted)
             except HandshakeError as error:
-                refused = HandshakeRefused(str(error))
-        return None if refused is None else self._answer(refused)
+                answer = HandshakeRefused(str(error))
+        return None if answer is None else self._answer(answer)
 
     def refuse(self, sentence: str) -> str:
         """Tell the other side why it is refused. Returns why the connection must be closed."""
@@ -174,17 +179,15 @@ class ServerSession:
         self._output.send(codec.encode(answer))
         return None
 
-    def _answer_to_hello(self, payload: bytes) -> Challenge | HandshakeRefused:
-        version = codec.version_of(payload)
-        if version != PROTOCOL_VERSION:
-            return HandshakeRefused(version_error(version))
+    def _answer_to_hello(self, payload: bytes) -> Challenge | HandshakeRefused | None:
         try:
             hello = codec.decode(payload, Hello)
-        except codec.CodecError as error:
-            return HandshakeRefused(str(error))
-        self.node_name = printable(str(hello.node), 64)
+        except codec.CodecError as error:  # of another version, perhaps, which has other fields
+            version = codec.version_of(payload)
+            return HandshakeRefused(str(error) if version == PROTOCOL_VERSION else version_error(version))
+        self._node = hello.node
         answer = self._handshake.hello(hello)
-        if self._handshake.keys is not None:
+        if isinstance(answer, Challenge):
             from rallypoint.control.protocol.signing import transcript_of
 
             self._transcript = transcript_of(payload, codec.encode(answer))

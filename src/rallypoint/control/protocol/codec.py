@@ -58,7 +58,7 @@ class FrameReader:
     """
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._buffer = b""
         self._greeted = False
 
     @property
@@ -72,24 +72,29 @@ class FrameReader:
         Raises:
             FrameError: the bytes are not ours. The reader cannot be used afterwards.
         """
-        self._buffer += data
+        if self._buffer:
+            data = self._buffer + data
+        at, size = 0, len(data)
         if not self._greeted:
-            seen = bytes(self._buffer[: len(MAGIC)])
+            seen = data[: len(MAGIC)]
             if not MAGIC.startswith(seen):
-                raise FrameError(f"it starts with {bytes(self._buffer[:16])!r}, which is not Rallypoint's greeting")
+                raise FrameError(f"it starts with {data[:16]!r}, which is not Rallypoint's greeting")
             if len(seen) < len(MAGIC):
+                self._buffer = data
                 return []
-            del self._buffer[: len(MAGIC)]
+            at = len(MAGIC)
             self._greeted = True
         frames = []
-        while len(self._buffer) >= 4:
-            length = int.from_bytes(self._buffer[:4], "big")
-            if length > MAX_FRAME:
-                raise FrameError(f"a frame claims {length} bytes, more than the {MAX_FRAME} that a frame may have")
-            if len(self._buffer) < 4 + length:
+        while size - at >= 4:
+            end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+            if end - at - 4 > MAX_FRAME:
+                claimed = end - at - 4
+                raise FrameError(f"a frame claims {claimed} bytes, more than the {MAX_FRAME} that a frame may have")
+            if end > size:
                 break
-            frames.append(bytes(self._buffer[4 : 4 + length]))
-            del self._buffer[: 4 + length]
+            frames.append(data[at + 4 : end])
+            at = end
+        self._buffer = data[at:]
         return frames
 
 

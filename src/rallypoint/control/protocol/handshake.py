@@ -8,9 +8,9 @@
 
 If the job has a key (`base.secrets`), the node proves first that it holds it, over all bytes of the greeting, and each
 frame from the Welcome on is signed (`control.protocol.signing`): the signature of the Welcome is the server's proof.
-So a peer that dials learns nothing to try keys on. Without a key on either side proofs are empty and nothing is signed;
-a key on one side only is refused. A Refused is never signed, since the two may not share a key: an attacker who can
-change the traffic can keep a node out, but nothing more. Pure: nonces are passed in.
+So a peer that dials learns nothing to try keys on. Without a key on either side nothing is proved or signed, and the
+Welcome answers the Hello; a key on one side only is refused. A Refused is never signed, since the two may not share a
+key: an attacker who can change the traffic can keep a node out, but nothing more. Pure: nonces are passed in.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Keys: TypeAlias = Callable[[str], tuple[bytes, ...]]
 """The keys that are accepted from nodes of a job, by its id."""
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 """Raised with every change of a message. Two things never change, so that versions can tell each other apart: a `Hello`
 begins with the version, and a `HandshakeRefused` is one sentence."""
 
@@ -64,7 +64,7 @@ class Challenge(NamedTuple):
 
 
 class Proof(NamedTuple):
-    """The proof that the node holds the job's key; empty if the job has none."""
+    """The proof that the node holds the job's key."""
 
     proof: bytes
 
@@ -102,7 +102,9 @@ def version_error(version: int) -> str:
 
 @dataclass(slots=True)
 class ServerHandshake:
-    """The server's side: `hello`, then `proof`; either may refuse. A `job` of None accepts nodes of any job."""
+    """The server's side: `hello`, then `proof` if there are keys; either may refuse. A `job` of None accepts nodes of
+    any job.
+    """
 
     job: str | None
     keys: Keys | None
@@ -111,13 +113,13 @@ class ServerHandshake:
     signers: Signers | None = None
     """After the proof: signs all further frames; None if the job has no key."""
 
-    def hello(self, hello: Hello) -> Challenge | HandshakeRefused:
-        """Answer a node's first message."""
+    def hello(self, hello: Hello) -> Challenge | HandshakeRefused | None:
+        """Answer a node's first message; None means that it is accepted, and has nothing to prove."""
         refusal = self._refusal_reason(hello)
         if refusal is not None:
             return HandshakeRefused(refusal)
         self.greeted = hello
-        return Challenge(self.nonce)
+        return None if self.keys is None else Challenge(self.nonce)
 
     def _refusal_reason(self, hello: Hello) -> str | None:
         if hello.version != PROTOCOL_VERSION:
@@ -138,16 +140,15 @@ class ServerHandshake:
             )
         return None
 
-    def proof(self, proof: Proof, transcript: bytes = b"") -> HandshakeRefused | None:
+    def proof(self, proof: Proof, transcript: bytes) -> HandshakeRefused | None:
         """Check a node's proof; None means that it is accepted.
 
         Args:
             proof: the proof that the node has sent.
-            transcript: of the greeting (`control.protocol.signing.transcript_of`), if the job has a key.
+            transcript: of the greeting (`control.protocol.signing.transcript_of`).
         """
         assert self.greeted is not None
-        if self.keys is None:
-            return None
+        assert self.keys is not None, "it was challenged"
         from rallypoint.control.protocol.signing import Signers, proven_key
 
         key = proven_key(self.keys(self.greeted.job), transcript, proof.proof)
@@ -159,7 +160,7 @@ class ServerHandshake:
 
 @dataclass(slots=True)
 class ClientHandshake:
-    """The node's side: send `hello`, answer the challenge with `prove`."""
+    """The node's side: send `hello`, and with a key answer the challenge with `prove`."""
 
     job: str
     key: bytes | None
@@ -185,10 +186,9 @@ class ClientHandshake:
             self.only_greets,
         )
 
-    def prove(self, transcript: bytes = b"") -> Proof:
+    def prove(self, transcript: bytes) -> Proof:
         """The answer to the server's challenge; see `ServerHandshake.proof` for the transcript."""
-        if self.key is None:
-            return Proof(b"")
+        assert self.key is not None, "only who has a key is challenged"
         from rallypoint.control.protocol.signing import Signers, proof
 
         self.signers = Signers(self.key, transcript, node=True)

@@ -123,7 +123,7 @@ def validated(message: M) -> M:
         elif of is str:
             if value.isascii() and value.isprintable() and len(value) <= longest:
                 continue
-        elif value is None or of is bool:
+        elif value is None or of is bool or (of is bytes and len(value) <= _MAX_BYTES):
             continue
         checked = _same(value) if name == "settings" else _value(value, name, record)
         if checked is not value:
