@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from rallypoint.base.errors import RallypointError, UsageError, UserError
 from rallypoint.cli.exit import print_answer, print_error
 from rallypoint.cli.parse import parse_nnodes
-from rallypoint.control.client.watcher import WatcherSession, open_session, operator_name
+from rallypoint.control.client.watcher import WatcherSession, open_session, operator_name, with_all_nodes
 from rallypoint.control.protocol.messages import CollectedPart, CollectKind
 from rallypoint.control.protocol.observation import (
     CollectCommand,
@@ -169,20 +169,37 @@ def status(options: argparse.Namespace) -> int:
             return _list_local_jobs(jobs, options)
 
     if options.watch:
+        if options.node or options.all:
+            raise UsageError("--watch shows the nodes that a job of many is shown by; leave --node and --all out")
         return _watch(options)
 
     async def show(session: WatcherSession) -> int:
         session.send(WatchRequest())
-        while True:
-            seen = await session.receive()
+        while not isinstance(seen := await session.receive(), Snapshot):
             if isinstance(seen, JobList):
                 _print_jobs(seen, options)
                 return 0
-            if isinstance(seen, Snapshot):
-                _print_status(seen, options)
-                return PHASE_CODES[seen.phase.value]
+        if options.node:
+            seen = await _snapshot(session, WatchRequest(node=options.node))
+        elif options.all:
+            seen = await all_nodes(session, seen)
+        _print_status(seen, options)
+        return PHASE_CODES[seen.phase.value]
 
     return with_session(options, show)
+
+
+async def all_nodes(session: WatcherSession, seen: Snapshot) -> Snapshot:
+    """The snapshot that was just received, with the rows of all nodes."""
+    return await with_all_nodes(seen, lambda request: _snapshot(session, request))
+
+
+async def _snapshot(session: WatcherSession, request: WatchRequest) -> Snapshot:
+    session.send(request)
+    while not isinstance(seen := await session.receive(), Snapshot):
+        if isinstance(seen, CommandReply):
+            raise RallypointError(seen.detail)
+    return seen
 
 
 def _watch(options: argparse.Namespace) -> int:
@@ -267,6 +284,7 @@ def bundle(options: argparse.Namespace) -> int:
         session.send(WatchRequest())
         seen = await receive(session, Snapshot)
         session.send(CollectCommand(operator_name(), CollectKind.BUNDLE))
+        seen = await all_nodes(session, seen)
         data, reply = await collect(session)
         moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         parent = os.path.join(options.output, safe_name(seen.job), f"on-demand-{moment}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -25,6 +26,7 @@ from rallypoint.control.protocol.messages import (
     Placed,
     ReportRequested,
     Request,
+    Taken,
 )
 from rallypoint.control.protocol.observation import (
     CollectCommand,
@@ -59,6 +61,8 @@ class Job:
 
     settings: Settings = field(default_factory=lambda: Settings("job", 2, 3, last_call_timeout=0.0))
     now: float = 100.0
+    reads_all: bool = True
+    """Whether the watcher reads what it is sent."""
 
     def __post_init__(self) -> None:
         self.coordinator = Coordinator(self.settings, "inc")
@@ -83,7 +87,18 @@ class Job:
 
     def told(self, to_nodes: list[OutgoingNotification]) -> list[Told]:
         """What nodes are told, and watchers."""
-        return [*to_nodes, *self.watchers.pop_sends()]
+        sent: list[Told] = [*to_nodes]
+        while made := self.watchers.pop_sends():
+            for session, message in made:
+                self.watchers.deliverer(partial(self.reads, session, sent))(message)
+        return sent
+
+    def reads(self, session: int, sent: list[Told], message: WatcherNotification) -> None:
+        """A watcher reads what it is sent, and says so as `WatcherSession` does."""
+        sent.append((session, message))
+        if isinstance(message, CollectedPart | SnapshotPart) and message.is_last and self.reads_all:
+            number = message.number if isinstance(message, CollectedPart) else 0
+            self.watchers.receive(session, Taken(number), self.now, "")
 
     def hears(self, name: str, request: Request) -> list[Told]:
         """A node says something; returns all that is told for it."""
@@ -318,7 +333,7 @@ def test_the_laws_of_rounds_hold_whatever_operators_ask(
     ledger, state = coordinator.state.ledger, coordinator.state
     failed = state.verdict is not None and state.verdict.outcome is Outcome.FAILED
     assert sum(ledger) - failed == state.round
-    seen = watchers.snapshot(life.now)
+    seen = watchers.snapshot(life.now)()
     assert len([each for each in seen.nodes if each.state is NodeState.PARTICIPANT]) == len(state.participants)
     assert (seen.phase is Phase.RUNNING) == (state.complete and state.verdict is None)
 
