@@ -1,7 +1,8 @@
 """What the status of very many nodes costs, from the coordinator's state to what is printed, as processor time.
 
-There are no sockets: a coordinator is filled with a round that runs, a session and a report for each node. Its lock is held while a view is
-taken; the snapshot is made, encoded, decoded and shown without it. The same for 1,024 nodes stands beside it.
+There are no sockets: a coordinator is filled with a round that runs, a session and a report for each node. Its lock is
+held while a view is taken; the snapshot is made, encoded, decoded and shown without it. The same for 1,024 nodes stands
+beside it.
 """
 
 from __future__ import annotations
