@@ -103,6 +103,7 @@ from rallypoint.observe.hangs.messages import (
     RankEvidence,
     check_evidence,
     decode_evidence,
+    deflated,
     encode_evidence,
     inflated,
 )
@@ -397,7 +398,7 @@ TARGETS = {
     "snapshots": Target(snapshots, _snapshot_seeds, ("control/protocol/observation.py",)),
     "stacks": Target(
         stacks,
-        lambda: [b'[{"rank":0,"pid":7,"text":"Thread 1: MainThread\\n  f (a.py:1)"}]'],
+        lambda: [_STACKS, deflated(_STACKS)],
         ("observe/hangs/evidence.py",),
     ),
     "evidence": Target(evidence, lambda: [_EVIDENCE, inflated(_EVIDENCE)], ("observe/hangs/messages.py",)),

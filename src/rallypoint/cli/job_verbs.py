@@ -174,7 +174,7 @@ def status(options: argparse.Namespace) -> int:
 
     if options.watch:
         if options.node or options.all:
-            raise UsageError("--watch shows the nodes that a job of many is shown by; leave --node and --all out")
+            raise UsageError("--watch shows the nodes that need attention; leave --node and --all out")
         return _watch(options)
 
     async def show(session: WatcherSession) -> int:
@@ -292,7 +292,7 @@ def bundle(options: argparse.Namespace) -> int:
     async def show(session: WatcherSession) -> int:
         session.send(WatchRequest())
         seen = await all_nodes(session, await receive(session, Snapshot))
-        session.send(CollectCommand(operator_name(), CollectKind.BUNDLE))
+        session.send(CollectCommand(operator_name(), CollectKind.BUNDLE, options.rank))
         moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         parent = os.path.join(options.output, safe_name(seen.job), f"on-demand-{moment}")
         names = {each.name: f"{safe_name(each.host)}-{each.pid}" for each in seen.nodes}

@@ -263,6 +263,7 @@ VERBS = (
         *_JOB,
         "output",
         _value("-o --output", "DIR", "folder below which it is written (default: here)", default="."),
+        _value("--rank", "N", "of the node of this global rank alone (default: of all)", type=int, default=-1),
     ),
     Verb(
         "serve",

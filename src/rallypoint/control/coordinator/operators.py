@@ -293,6 +293,7 @@ class Watchers:
     def _collect(self, session: int, command: CollectCommand, now: float) -> None:
         job, number = self._job, next(self._job.collections)
         nodes = [each for each in nodes_with_rank(command.rank, job.state) if each in job.sessions]
+        nodes.sort(key=lambda each: each not in job.state.quiet)  # there may not be room for all
         requested = CollectRequested(number, command.kind, command.rank)
         ask = partial(job.send_to, notification=requested)
         self._collections[number] = _Collected(
@@ -327,8 +328,8 @@ class Watchers:
             if nodes:
                 yield f"{what} {', '.join(self._names(nodes))}"
         if asked.not_asked:
-            most = f"{limits.of_all // 2**20} MiB and {limits.longest:g} s are the most"
-            yield f"{asked.not_asked} nodes were not asked: {most}; name one by its rank"
+            most = f"{limits.of_all // 2**20} MiB and {limits.longest:g} s are the most; ask for one by --rank"
+            yield f"{asked.not_asked} nodes were not asked: {most}"
 
     def _names(self, nodes: Iterable[NodeId]) -> Sequence[str]:
         in_order = sorted(nodes)
