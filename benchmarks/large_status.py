@@ -52,7 +52,9 @@ class _Job:
         workers = range(_WORKERS)
         for node in self._members:
             steps = tuple(100 for _ in workers)
-            self._reports.add(node, NodeReport(0, tuple(9000 + each for each in workers), 100, 1.0, (0.5,) * 8, steps))
+            self._reports.add(
+                node, NodeReport(0, tuple(9000 + each for each in workers), 100, 1.0, (0.5,) * 8, steps), 0.0
+            )
 
     def view(self) -> JobView:
         return JobView.of(self._coordinator, self._reports, 1.0)

@@ -192,6 +192,17 @@ def test_a_report_of_an_earlier_round_is_not_shown() -> None:
     assert all(each.report is None for each in job.status().nodes)
 
 
+def test_a_report_grows_older_until_the_next_one() -> None:
+    job = running("a", "b")
+    job.ask(WatchRequest())
+    for name in "ab":
+        job.hears(name, NodeReport(0, (1, 2), progress=7, progress_age=3.0, output_ages=(1.0, -1.0)))
+    job.wait(0.5)
+    report = job.status().nodes[0].report
+    assert report is not None
+    assert (report.progress_age, *report.output_ages) == pytest.approx((3.5, 1.5, -1.0))
+
+
 def test_how_long_a_node_is_silent_is_shown() -> None:
     job = running("a", "b")
     job.wait(1.0)

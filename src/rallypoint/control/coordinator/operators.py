@@ -241,7 +241,7 @@ class Watchers:
         """A node has reported. Reports that were not requested are ignored."""
         if node not in self._awaited:
             return
-        before = self._reports.add(node, report)
+        before = self._reports.add(node, report, now)
         self._awaited.discard(node)
         if (
             before is None

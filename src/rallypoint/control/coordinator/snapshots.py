@@ -16,7 +16,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, filterfalse
 from typing import NamedTuple
 
 from rallypoint.control.coordinator.coordinator import Coordinator
@@ -53,20 +53,36 @@ _SILENT = 0.75
 """The part of the lease after which a silent node is shown: beyond any pause between heartbeats."""
 
 
+class _Report(NamedTuple):
+    """A report, and when it came."""
+
+    said: NodeReport
+    at: float
+
+    def aged(self, now: float) -> NodeReport:
+        """The report with its ages as they are now."""
+        since = now - self.at
+        progress_age = self.said.progress_age
+        return self.said._replace(
+            progress_age=progress_age if progress_age < 0 else progress_age + since,
+            output_ages=tuple(each if each < 0 else each + since for each in self.said.output_ages),
+        )
+
+
 @dataclass(slots=True)
 class Reports:
     """The last report of each node."""
 
-    by_node: dict[NodeId, NodeReport] = field(default_factory=dict)
+    by_node: dict[NodeId, _Report] = field(default_factory=dict)
     changes: int = 0
     """Counts them."""
 
-    def add(self, node: NodeId, report: NodeReport) -> NodeReport | None:
+    def add(self, node: NodeId, report: NodeReport, now: float) -> NodeReport | None:
         """A node has reported. Returns its report before."""
         before = self.by_node.get(node)
-        self.by_node[node] = report
+        self.by_node[node] = _Report(report, now)
         self.changes += 1
-        return before
+        return None if before is None else before.said
 
     def forget(self, node: NodeId) -> None:
         """A node is gone."""
@@ -85,7 +101,7 @@ class JobView(NamedTuple):
     failures: tuple[Failure, ...]
     events: tuple[Event, ...]
     last_heard: Callable[[], Mapping[NodeId, float]]
-    reports: Mapping[NodeId, NodeReport]
+    reports: Mapping[NodeId, _Report]
     reports_changes: int
 
     @classmethod
@@ -132,7 +148,8 @@ class SnapshotMaker:
     """Makes the snapshots of one job. For any thread: what it remembers is replaced as a whole."""
 
     def __init__(self) -> None:
-        self._places: tuple[Mapping[NodeId, object], bool, Sequence[_Place]] = ({}, False, ())
+        self._places: tuple[Mapping[NodeId, object], bool, Sequence[_Place], int] = ({}, False, (), 0)
+        """The nodes of a round in order, with what that follows from; and the number of their workers."""
         self._reported: tuple[tuple[int, int, Sequence[_Place]], _Reported] | None = None
 
     def row(self, view: JobView, node: NodeId) -> Snapshot:
@@ -157,7 +174,9 @@ class SnapshotMaker:
         """The nodes of all lists, those of the round by their ranks."""
         known = self._places
         if known[0] is not state.participants or known[1] != state.complete:
-            known = self._places = (state.participants, state.complete, tuple(_participants(state)))
+            places = tuple(_participants(state))
+            workers = sum(each.info.local_world_size for each in places if each.first_rank >= 0 and each.info)
+            known = self._places = (state.participants, state.complete, places, workers)
         return chain(
             known[2],
             (_Place(node, NodeState.WAITING, info) for node, info in state.wait_list.items()),
@@ -168,27 +187,28 @@ class SnapshotMaker:
     def _first(self, view: JobView, every: Sequence[_Place], heard: Mapping[NodeId, float]) -> Sequence[_Place]:
         """Those of many that are shown: the kinds of trouble in order, then the first nodes."""
         state, silent_since = view.state, view.now - _SILENT * view.settings.lease
-        lagging = {node: number for number, node in enumerate(self._said(view).lagging)}
-        leaving = None if state.preempted is None else state.preempted.node
-        kinds: tuple[Iterable[_Place], ...] = (
-            (each for each in every if each.kind is NodeState.PARTICIPANT and each.node not in heard),
-            (each for each in every if each.kind is NodeState.EXPECTED),
-            (each for each in every if each.node in state.quiet) if state.quiet else (),
-            (each for each in every if heard.get(each.node, math.inf) <= silent_since),
-            (each for each in every if each.node == leaving) if leaving else (),
-            sorted((each for each in every if each.node in lagging), key=lambda each: lagging[each.node]),
-            (each for each in every if each.kind is NodeState.WAITING),
-            (each for each in every if each.kind is NodeState.SPARE),
+        silent = [(at, node) for node, at in heard.items() if at <= silent_since]
+        leaving = () if state.preempted is None else (state.preempted.node,)
+        kinds: tuple[Iterable[NodeId], ...] = (
+            filterfalse(heard.__contains__, state.participants),
+            state.survivors,
+            heapq.nsmallest(SHOWN_NODES, state.quiet),
+            (node for _, node in heapq.nsmallest(SHOWN_NODES, silent)),
+            leaving,
+            self._said(view).lagging,
+            state.wait_list,
+            state.redundancy_list,
         )
-        found: dict[NodeId, _Place] = {}
-        for each in chain.from_iterable(kinds):
+        found: dict[NodeId, None] = {}
+        for node in chain.from_iterable(kinds):
             if len(found) == SHOWN_NODES:
                 break
-            found.setdefault(each.node, each)
+            found[node] = None
+        places = {each.node: each for each in every if each.node in found} if found else {}
         for each in every[:_LEAST_SHOWN]:
-            if len(found) < _LEAST_SHOWN:
-                found.setdefault(each.node, each)
-        return list(found.values())
+            if len(places) < _LEAST_SHOWN:
+                found[each.node], places[each.node] = None, each
+        return [places[node] for node in found if node in places]
 
     def _said(self, view: JobView) -> _Reported:
         places = self._places[2]
@@ -239,7 +259,7 @@ class SnapshotMaker:
             expected=len(state.survivors),
             quiet=len(state.quiet),
             reported=said.nodes,
-            workers=sum(each.info.local_world_size for each in self._places[2] if each.first_rank >= 0 and each.info),
+            workers=self._places[3],
             least_step=said.least_step,
             most_step=said.most_step,
             in_place_of=said.in_place_of,
@@ -313,7 +333,7 @@ def _row(view: JobView, heard: Mapping[NodeId, float], place: _Place) -> NodeVie
         workers=0 if info is None else info.local_world_size,
         role="" if info is None else info.role,
         succeeded=runs and node in state.succeeded,
-        report=report if runs and report is not None and report.round == state.round else None,
+        report=report.aged(view.now) if runs and report is not None and report.said.round == state.round else None,
         quiet=node in state.quiet,
     )
 
@@ -322,9 +342,9 @@ def _reported(view: JobView, places: Sequence[_Place]) -> _Reported:
     if not view.state.complete:
         return _Reported(0, -1, -1, (), None, ())
     found = [
-        (place, report)
+        (place, report.said)
         for place in places
-        if (report := view.reports.get(place.node)) is not None and report.round == view.state.round
+        if (report := view.reports.get(place.node)) is not None and report.said.round == view.state.round
     ]
     reached = [report.progress for _, report in found if report.progress >= 0]
     steps = [(place, report.steps) for place, report in found if place.first_rank >= 0 and report.steps]
