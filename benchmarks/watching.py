@@ -69,7 +69,7 @@ async def _statuses(meeting: Meeting) -> list[float]:
             session.send(WatchRequest())
             seen = await session.receive()
         found.append(time.perf_counter() - begin)
-        if not isinstance(seen, Snapshot) or sum(each.report is not None for each in seen.nodes) != meeting.nodes:
+        if not isinstance(seen, Snapshot) or seen.totals.reported != meeting.nodes:
             raise BenchError(f"the status of {meeting.nodes} nodes is without some of their reports")
     await heartbeats
     return found

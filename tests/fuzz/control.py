@@ -95,8 +95,18 @@ from rallypoint.failures.cause import Cause, Ending, Restarts
 from rallypoint.failures.report import ChildFailedError
 from rallypoint.observe.bundle import Piece, decode_bundle, encode_bundle
 from rallypoint.observe.hangs.dumps import read_dump, record_of
-from rallypoint.observe.hangs.evidence import decode_stacks
-from rallypoint.observe.hangs.messages import Frame, NodeEvidence, RankEvidence, decode_evidence, encode_evidence
+from rallypoint.observe.hangs.evidence import check_stacks, decode_stacks
+from rallypoint.observe.hangs.messages import (
+    EvidenceReader,
+    Frame,
+    NodeEvidence,
+    RankEvidence,
+    check_evidence,
+    decode_evidence,
+    deflated,
+    encode_evidence,
+    inflated,
+)
 from rallypoint.observe.hangs.report import MAX_LINES, report_lines, stack_lines
 from rallypoint.observe.status import status_json, status_lines
 from tests.fuzz.target import Target
@@ -269,17 +279,19 @@ def snapshots(data: bytes) -> None:
 
 def stacks(data: bytes) -> None:
     """Stacks of another node are lines, or an error."""
-    with suppress(ValueError):
-        lines = stack_lines(decode_stacks(data))
-        assert all(line.isprintable() for line in lines), lines
+    for read in (decode_stacks, check_stacks):
+        with suppress(ValueError):
+            lines = stack_lines(read(data))
+            assert all(line.isprintable() for line in lines), lines
 
 
 def evidence(data: bytes) -> None:
     """The evidence of another node is a few lines that can be printed, or an error."""
-    with suppress(ValueError):
-        lines = report_lines([decode_evidence(data)])
-        assert all(line.isprintable() for line in lines), lines
-        assert len(lines) <= MAX_LINES
+    for read in (EvidenceReader().read, check_evidence):
+        with suppress(ValueError):
+            lines = report_lines([read(data)])
+            assert all(line.isprintable() for line in lines), lines
+            assert len(lines) <= MAX_LINES
 
 
 def dumps(data: bytes) -> None:
@@ -292,7 +304,7 @@ def dumps(data: bytes) -> None:
 
 
 _DUMPS = Path(__file__).parents[1] / "unit/hangs/recorded"
-_STACKS = b'[{"rank":0,"pid":7,"text":"Thread 1 (active): MainThread\\n  f (a.py:1)"}]'
+_STACKS = b'[[[[0,7],[1,8]],"Thread 1 (active): MainThread\\n  f (a.py:1)",""]]'
 
 
 _EVIDENCE = encode_evidence(
@@ -386,10 +398,10 @@ TARGETS = {
     "snapshots": Target(snapshots, _snapshot_seeds, ("control/protocol/observation.py",)),
     "stacks": Target(
         stacks,
-        lambda: [b'[{"rank":0,"pid":7,"text":"Thread 1: MainThread\\n  f (a.py:1)"}]'],
+        lambda: [_STACKS, deflated(_STACKS)],
         ("observe/hangs/evidence.py",),
     ),
-    "evidence": Target(evidence, lambda: [_EVIDENCE], ("observe/hangs/messages.py",)),
+    "evidence": Target(evidence, lambda: [_EVIDENCE, inflated(_EVIDENCE)], ("observe/hangs/messages.py",)),
     "dumps": Target(
         dumps,
         lambda: [(_DUMPS / "server_3.json").read_bytes()],

@@ -15,6 +15,7 @@ from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNoti
 from rallypoint.control.coordinator.dispatcher import Dispatcher, JournalSink, RestoredState, do_nothing
 from rallypoint.control.coordinator.session import ServerSession
 from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.coordinator.snapshots import PendingSnapshot
 from rallypoint.control.membership.state import NodeId, Reason, Settings, State
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.handshake import Hello, Keys
@@ -108,7 +109,7 @@ class AuditedDispatcher(Dispatcher):
         self._numbers_due += [self._number for _ in sends]
         self._server.stepped(self._number)
 
-    def _deliver_to(self, session: int, notice: Notification | WatcherNotification) -> None:
+    def _deliver_to(self, session: int, notice: Notification | WatcherNotification | PendingSnapshot) -> None:
         if isinstance(notice, Notification):
             self._server.tells(self._numbers_due.popleft(), notice)
         super()._deliver_to(session, notice)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from rallypoint.base.errors import RallypointError, UsageError, UserError
 from rallypoint.cli.exit import print_answer, print_error
 from rallypoint.cli.parse import parse_nnodes
-from rallypoint.control.client.watcher import WatcherSession, open_session, operator_name
+from rallypoint.control.client.watcher import WatcherSession, open_session, operator_name, with_all_nodes
 from rallypoint.control.protocol.messages import CollectedPart, CollectKind
 from rallypoint.control.protocol.observation import (
     CollectCommand,
@@ -133,8 +133,10 @@ async def receive(session: WatcherSession, kind: type[_Seen]) -> _Seen:
             raise _unnamed(seen)
 
 
-async def collect(session: WatcherSession) -> tuple[dict[str, bytearray], CommandReply]:
-    """What each node has sent, by its name, and the final answer. Data that is too long is truncated."""
+async def collect(session: WatcherSession, take: Callable[[str, bytes], None]) -> CommandReply:
+    """Have what each node sends taken, by its name, as soon as it is whole; returns the final answer. Data that is too
+    long is truncated.
+    """
     from rallypoint.observe.bundle import ON_DEMAND_LIMIT
 
     data: dict[str, bytearray] = {}
@@ -144,8 +146,10 @@ async def collect(session: WatcherSession) -> tuple[dict[str, bytearray], Comman
             found = data.setdefault(seen.node, bytearray())
             if len(found) <= 2 * ON_DEMAND_LIMIT:
                 found += seen.data
+            if seen.is_last:
+                take(seen.node, bytes(data.pop(seen.node)))
         elif isinstance(seen, CommandReply):
-            return data, seen
+            return seen
         elif isinstance(seen, JobList):
             raise _unnamed(seen)
 
@@ -169,20 +173,37 @@ def status(options: argparse.Namespace) -> int:
             return _list_local_jobs(jobs, options)
 
     if options.watch:
+        if options.node or options.all:
+            raise UsageError("--watch shows the nodes that need attention; leave --node and --all out")
         return _watch(options)
 
     async def show(session: WatcherSession) -> int:
         session.send(WatchRequest())
-        while True:
-            seen = await session.receive()
+        while not isinstance(seen := await session.receive(), Snapshot):
             if isinstance(seen, JobList):
                 _print_jobs(seen, options)
                 return 0
-            if isinstance(seen, Snapshot):
-                _print_status(seen, options)
-                return PHASE_CODES[seen.phase.value]
+        if options.node:
+            seen = await _snapshot(session, WatchRequest(node=options.node))
+        elif options.all:
+            seen = await all_nodes(session, seen)
+        _print_status(seen, options)
+        return PHASE_CODES[seen.phase.value]
 
     return with_session(options, show)
+
+
+async def all_nodes(session: WatcherSession, seen: Snapshot) -> Snapshot:
+    """The snapshot that was just received, with the rows of all nodes."""
+    return await with_all_nodes(seen, lambda request: _snapshot(session, request))
+
+
+async def _snapshot(session: WatcherSession, request: WatchRequest) -> Snapshot:
+    session.send(request)
+    while not isinstance(seen := await session.receive(), Snapshot):
+        if isinstance(seen, CommandReply):
+            raise RallypointError(seen.detail)
+    return seen
 
 
 def _watch(options: argparse.Namespace) -> int:
@@ -243,19 +264,24 @@ def _print_status(snapshot: Snapshot, options: argparse.Namespace) -> None:
 
 def stacks(options: argparse.Namespace) -> int:
     from rallypoint.observe.hangs.evidence import decode_stacks
-    from rallypoint.observe.hangs.report import stack_lines
+    from rallypoint.observe.hangs.report import GatheredStacks
+
+    gathered = GatheredStacks()
+
+    def take(node: str, data: bytes) -> None:
+        try:
+            gathered.add(each for each in decode_stacks(data) if options.rank in (-1, each.rank))
+        except ValueError as error:
+            print_error(f"rallyctl: what {node} has sent are no stacks: {error}")
 
     async def show(session: WatcherSession) -> int:
         session.send(CollectCommand(operator_name(), CollectKind.STACKS, options.rank))
-        parts, reply = await collect(session)
-        found = [each for data in parts.values() for each in decode_stacks(bytes(data))]
-        if options.rank >= 0:
-            found = [each for each in found if each.rank == options.rank]
-        if found:
-            print_answer("\n".join(stack_lines(found)))
+        reply = await collect(session, take)
+        if lines := gathered.lines():
+            print_answer("\n".join(lines))
         if not reply.done:
             raise RallypointError(reply.detail)
-        return 0 if any(not each.error for each in found) else 1
+        return 0 if gathered.any_found else 1
 
     return with_session(options, show)
 
@@ -265,23 +291,28 @@ def bundle(options: argparse.Namespace) -> int:
 
     async def show(session: WatcherSession) -> int:
         session.send(WatchRequest())
-        seen = await receive(session, Snapshot)
-        session.send(CollectCommand(operator_name(), CollectKind.BUNDLE))
-        data, reply = await collect(session)
+        seen = await all_nodes(session, await receive(session, Snapshot))
+        session.send(CollectCommand(operator_name(), CollectKind.BUNDLE, options.rank))
         moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         parent = os.path.join(options.output, safe_name(seen.job), f"on-demand-{moment}")
         names = {each.name: f"{safe_name(each.host)}-{each.pid}" for each in seen.nodes}
+        answered = 0
+
+        def take(node: str, data: bytes) -> None:
+            nonlocal answered
+            answered += 1
+            try:
+                write_bundle(parent, names.get(node) or safe_name(node), decode_bundle(data))
+            except ValueError as error:
+                print_error(f"rallyctl: what {node} has sent is no bundle: {error}")
+
         try:
             _write_index(parent, seen)
-            for node, each in sorted(data.items()):
-                try:
-                    write_bundle(parent, names.get(node) or safe_name(node), decode_bundle(bytes(each)))
-                except ValueError as error:
-                    print_error(f"rallyctl: what {node} has sent is no bundle: {error}")
+            reply = await collect(session, take)
         except OSError as error:
             raise UserError(f"--output={options.output} cannot be written: {error.strerror}; name another") from None
-        if data:
-            print_answer(f"{len(data)} node{'' if len(data) == 1 else 's'} in {parent}")
+        if answered:
+            print_answer(f"{answered} node{'' if answered == 1 else 's'} in {parent}")
         if not reply.done:
             raise RallypointError(reply.detail)
         return 0

@@ -168,6 +168,8 @@ VERBS = (
         *_JOB,
         "output",
         _switch("--json", "print JSON (docs/reference/status.md)"),
+        _switch("--all", "show all nodes; of more than 100, otherwise those with which something is the matter"),
+        _value("--node", "NODE", "show this node: its name, host, address or group rank", default=""),
         _switch(
             "--watch",
             "follow the job until it ends: a live screen on a terminal, else a line a change",
@@ -261,6 +263,7 @@ VERBS = (
         *_JOB,
         "output",
         _value("-o --output", "DIR", "folder below which it is written (default: here)", default="."),
+        _value("--rank", "N", "of the node of this global rank alone (default: of all)", type=int, default=-1),
     ),
     Verb(
         "serve",

@@ -24,7 +24,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from shutil import rmtree
 from typing import Any, NamedTuple
@@ -32,6 +31,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rallypoint.base.log import printable
+from rallypoint.observe.hangs.messages import deflated, inflated
 
 MASK = "<masked>"
 
@@ -226,21 +226,16 @@ _decoder = msgspec.msgpack.Decoder(tuple[Piece, ...])
 
 
 def encode_bundle(pieces: Sequence[Piece]) -> bytes:
-    return zlib.compress(msgspec.msgpack.encode(tuple(pieces)), 6)
+    return deflated(msgspec.msgpack.encode(tuple(pieces)))
 
 
 def decode_bundle(data: bytes) -> tuple[Piece, ...]:
     """The bundle that another node has encoded. Raises ValueError: these bytes are none, or it is larger than it may
     be.
     """
-    inflate = zlib.decompressobj()
-    most = 2 * ON_DEMAND_LIMIT
     try:
-        raw = inflate.decompress(data, most)
-        if inflate.unconsumed_tail:
-            raise ValueError(f"it has more than {most} bytes")
-        pieces = _decoder.decode(raw)
-    except (zlib.error, msgspec.DecodeError) as error:
+        pieces = _decoder.decode(inflated(data, 2 * ON_DEMAND_LIMIT))
+    except msgspec.DecodeError as error:
         raise ValueError(str(error)) from None
     names = {each.name for each in pieces}
     bad = next((name for name in names if not _NAME.fullmatch(name)), None)

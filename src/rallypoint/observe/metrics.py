@@ -17,8 +17,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.version import __version__
-from rallypoint.control.protocol.observation import JobSummary, NodeState, Phase, Snapshot
-from rallypoint.observe.status import node_state
+from rallypoint.control.protocol.observation import JobSummary, Phase, Snapshot
+from rallypoint.observe.status import NODE_STATES
 from rallypoint.observe.telemetry import agent_events as events
 from rallypoint.observe.telemetry.agent_events import NodePhase, PhaseClock
 
@@ -188,8 +188,6 @@ def _family(metric: Metric[S], described: Iterable[tuple[tuple[str, ...], S]]) -
 
 # A whole job, from its snapshot
 
-_NODE_STATES = (*(each.value for each in NodeState), "unreachable", "succeeded")
-
 
 def label(text: str) -> str:
     return text.replace(" ", "_")
@@ -211,8 +209,7 @@ def _remaining(job: Snapshot) -> Values:
 
 
 def _nodes(job: Snapshot) -> Values:
-    counts = Counter(node_state(each) for each in job.nodes)
-    return {(each,): counts[each] for each in _NODE_STATES}
+    return {(each,): getattr(job.totals, each) for each in NODE_STATES}
 
 
 def _job(
@@ -260,7 +257,7 @@ JOB_METRICS = (
         GAUGE,
         "job_workers",
         "Workers of the running round.",
-        lambda job: sum(each.workers for each in job.nodes if each.first_rank >= 0),
+        lambda job: job.totals.workers,
     ),
     _job(
         GAUGE,

@@ -26,6 +26,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+import msgspec
+
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.http import (
     Access,
@@ -41,14 +43,22 @@ from rallypoint.base.http import (
     stream_head,
 )
 from rallypoint.control.client.dialing import DialTarget
-from rallypoint.control.client.watcher import Observation, UnreachableError, WatcherSession, open_session
+from rallypoint.control.client.watcher import (
+    Observation,
+    UnreachableError,
+    WatcherSession,
+    open_session,
+    with_all_nodes,
+)
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.jobs import ServedJobs
+from rallypoint.control.protocol.messages import Taken
 from rallypoint.control.protocol.observation import (
     JobList,
     Snapshot,
     SnapshotPart,
     WatcherNotification,
+    WatcherRequest,
     WatchRequest,
     decode_snapshot,
 )
@@ -72,8 +82,8 @@ class UnknownJobError(RallypointError):
 class JobsSource(Protocol):
     """Tells how jobs stand. An empty `job` is the only one that there is, or else the list of all."""
 
-    async def look(self, job: str) -> Seen:
-        """The present snapshot of a job.
+    async def look(self, job: str, *, all_nodes: bool = False) -> Seen:
+        """The present snapshot of a job; with the rows of all nodes, however many there are, if that is asked for.
 
         Raises:
             UnknownJobError: there is no such job.
@@ -93,15 +103,22 @@ class LocalJobs:
     def __init__(self, jobs: ServedJobs) -> None:
         self._jobs = jobs
 
-    async def look(self, job: str) -> Seen:
+    async def look(self, job: str, *, all_nodes: bool = False) -> Seen:
         dispatcher = self._find(job)
         if dispatcher is None:
             return JobList(self._jobs.summaries())
-        with _LocalWatch(dispatcher, follow=False) as watch:
-            seen = await watch.next(_ANSWER)
-        if seen is None:
-            raise UnreachableError(f"the coordinator of job {job!r} does not answer within {_ANSWER:g} s; ask again")
-        return seen
+        with _LocalWatch(dispatcher) as watch:
+
+            async def ask(request: WatchRequest) -> Snapshot:
+                watch.send(request)
+                if (seen := await watch.next(_ANSWER)) is None:
+                    raise UnreachableError(
+                        f"the coordinator of job {job!r} does not answer within {_ANSWER:g} s; ask again"
+                    )
+                return seen
+
+            seen = await ask(WatchRequest())
+            return await with_all_nodes(seen, ask) if all_nodes else seen
 
     async def follow(self, job: str) -> AsyncIterator[Seen | None]:
         dispatcher = self._find(job)
@@ -109,7 +126,8 @@ class LocalJobs:
             async for jobs in self._follow_list():
                 yield jobs
             return
-        with _LocalWatch(dispatcher, follow=True) as watch:
+        with _LocalWatch(dispatcher) as watch:
+            watch.send(WatchRequest(follow=True))
             while not watch.ended:
                 seen = await watch.next(_IDLE)
                 yield seen
@@ -134,9 +152,8 @@ class LocalJobs:
 class _LocalWatch:
     """A watcher in this process. To be used as a context manager, on the loop's thread."""
 
-    def __init__(self, dispatcher: Dispatcher, *, follow: bool) -> None:
+    def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self._follow = follow
         self._loop = asyncio.get_running_loop()
         self._data = bytearray()
         self._newest: bytes | None = None
@@ -145,8 +162,10 @@ class _LocalWatch:
 
     def __enter__(self) -> _LocalWatch:
         self._session = self._dispatcher.attach_watcher(self._deliver, self._disconnect)
-        self._dispatcher.receive_from_watcher(self._session, WatchRequest(self._follow))
         return self
+
+    def send(self, request: WatcherRequest) -> None:
+        self._dispatcher.receive_from_watcher(self._session, request)
 
     def __exit__(self, *_: object) -> None:
         self._dispatcher.detach(self._session)
@@ -176,6 +195,7 @@ class _LocalWatch:
             if message.is_last:
                 self._newest, self._data = bytes(self._data), bytearray()
                 self._come.set()
+                self.send(Taken())
 
     def _end(self) -> None:
         self.ended = True
@@ -194,14 +214,19 @@ class RemoteJob:
         self._job = job
         self._targets = targets
 
-    async def look(self, job: str) -> Seen:
+    async def look(self, job: str, *, all_nodes: bool = False) -> Seen:
         try:
             async with asyncio.timeout(_ANSWER):
                 async with await self._open(job) as session:
-                    session.send(WatchRequest())
-                    while not isinstance(seen := await session.receive(), Snapshot):
-                        pass
-                    return seen
+
+                    async def ask(request: WatchRequest) -> Snapshot:
+                        session.send(request)
+                        while not isinstance(seen := await session.receive(), Snapshot):
+                            pass
+                        return seen
+
+                    seen = await ask(WatchRequest())
+                    return await with_all_nodes(seen, ask) if all_nodes else seen
         except TimeoutError:
             raise UnreachableError(f"the coordinator does not answer within {_ANSWER:g} s; ask again") from None
 
@@ -277,8 +302,8 @@ class Site:
             return refusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
 
     async def _status(self, request: Request) -> Answer:
-        seen = await self._source.look(request.query.get("job", ""))
-        text = json.dumps(self._fields(seen), indent=2) + "\n"
+        seen = await self._source.look(request.query.get("job", ""), all_nodes=request.query.get("nodes") == "all")
+        text = msgspec.json.format(json.dumps(self._fields(seen)), indent=2) + "\n"
         return document(HTTPStatus.OK, "application/json", text.encode(), request.bodiless)
 
     async def _events(self, request: Request) -> Answer:

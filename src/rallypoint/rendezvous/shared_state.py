@@ -75,6 +75,7 @@ from rallypoint.control.protocol.messages import (
     ProgressRequest,
     Request,
     ResumeRequest,
+    Taken,
 )
 from rallypoint.rendezvous.backends.options import rank_hint, settings_of, worker_stores
 from rallypoint.rendezvous.elastic import ControlPlane, ElasticHandler, own_node
@@ -338,7 +339,7 @@ class SharedStateLink:
                 self._deliver_if_open(self._progress())
             case ConfirmRequest(number=number):  # what has been read since is delivered
                 self._deliver_if_open(Confirmed(number))
-            case NodeReport() | CollectedPart() | HangReport():  # a job without a coordinator has no watchers
+            case NodeReport() | CollectedPart() | HangReport() | Taken():  # a job without a coordinator has no watchers
                 if self._hangs is not None:
                     self._hangs.answered(self._node, request, self._clock.monotonic())
             case Heartbeat() | ResumeRequest():  # a blob holds what it held: nothing needs to be said again

@@ -22,6 +22,7 @@ from rallypoint.control.protocol.messages import (
     HangReport,
     NodeReport,
     ReportRequested,
+    Taken,
 )
 from rallypoint.observe.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence
 from rallypoint.observe.hangs.messages import encode_evidence
@@ -61,7 +62,14 @@ class Reports:
 
     def __init__(self) -> None:
         self.sent: queue.SimpleQueue[HangReport] = queue.SimpleQueue()
-        self.reporter = HangReporter(self.sent.put)
+        self.taken = 0
+        self.reporter = HangReporter(self._send)
+
+    def _send(self, message: HangReport | Taken) -> None:
+        if isinstance(message, Taken):
+            self.taken += 1
+        else:
+            self.sent.put(message)
 
     def told(self, node: str, data: bytes, size: int = 20, number: int = 1) -> None:
         """A node tells something in parts."""
@@ -102,6 +110,7 @@ def test_what_is_kept_of_all_nodes_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     parts = Reports()
     parts.told("a", evidence(0, 0))
     parts.told("large", b"x" * 5000)
+    assert parts.taken == 2, "it has read what it does not keep"
     text = parts.ended()
     assert "1 rank (0): ended" in text
     assert "no evidence came from large" in text

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import count
 
 from rallypoint.control.coordinator.hangs import HangCollection
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import NodeId, ReportQuiet, Settings
+from rallypoint.control.protocol.codec import check_size, encode
 from rallypoint.control.protocol.messages import (
     CollectedPart,
     CollectionEnded,
@@ -17,8 +19,10 @@ from rallypoint.control.protocol.messages import (
     LeaveRequest,
     Notification,
     ResumeRequest,
+    Taken,
 )
 from rallypoint.control.protocol.observation import CollectCommand
+from tests.unit.coordinator.test_snapshots import Large
 from tests.unit.coordinator.test_watching import BY, Job, Told
 
 A, B = ord("a"), ord("b")
@@ -149,3 +153,37 @@ def test_a_hang_of_nodes_out_of_reach_asks_nobody() -> None:
     before = hung_state._replace(quiet=frozenset())
     assert hangs.look(before, hung_state, lambda _: False, job.now)
     assert job.wait(100.0) == []
+
+
+def test_a_hang_of_very_many_nodes_asks_some_at_a_time_and_names_a_few() -> None:
+    nodes, told = 12_500, []
+    job = Large(nodes)
+    names = {node: f"node-{node.number:05}.{'x' * 200} (rank {node.number})" for node in job.nodes}
+
+    def tell(to: Iterable[NodeId], message: Notification) -> None:
+        told.append((list(to), message))
+
+    def asked() -> list[NodeId]:
+        return [node for to, each in told if isinstance(each, CollectRequested) for node in to]
+
+    made = HangCollection(tell, count(1), names.__getitem__)
+    state = job.coordinator.state
+    assert made.look(state, state._replace(quiet=frozenset(job.nodes)), lambda _: True, 0.0)
+    assert asked() == job.nodes[:1024]
+    for node in job.nodes[:1000]:
+        made.answered(node, CollectedPart(1, b"evidence", True), 1.0)
+    assert len(asked()) == 1024, "the reporting node has read nothing yet"
+    for _ in range(1000):
+        made.answered(job.nodes[0], Taken(1), 1.0)
+    assert asked() == job.nodes[:2024]
+    now = 1.0
+    while not isinstance(told[-1][1], CollectionEnded):
+        now = made.wake_at()
+        made.tick(now)
+    assert now == 60.0
+    to, end = told[-1]
+    assert to == job.nodes[:1]
+    assert isinstance(end, CollectionEnded)
+    assert len(end.silent) == 8
+    assert len(end.silent) + end.more == nodes - 1000
+    check_size(len(encode(end)))

@@ -218,7 +218,7 @@ def test_what_nobody_asked_for_is_not_listened_to() -> None:
     watchers = Watchers(coordinator)
     watchers.open(WATCHER)
     coordinator.receive(1, NodeReport(0, (666,)), 0.0)
-    assert all(each.report is None for each in watchers.snapshot(0.0).nodes)
+    assert all(each.report is None for each in watchers.snapshot(0.0)().nodes)
     assert watchers.pop_sends() == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -25,6 +26,7 @@ from rallypoint.control.protocol.messages import (
     Placed,
     ReportRequested,
     Request,
+    Taken,
 )
 from rallypoint.control.protocol.observation import (
     CollectCommand,
@@ -59,6 +61,8 @@ class Job:
 
     settings: Settings = field(default_factory=lambda: Settings("job", 2, 3, last_call_timeout=0.0))
     now: float = 100.0
+    reads_all: bool = True
+    """Whether the watcher reads what it is sent."""
 
     def __post_init__(self) -> None:
         self.coordinator = Coordinator(self.settings, "inc")
@@ -83,7 +87,18 @@ class Job:
 
     def told(self, to_nodes: list[OutgoingNotification]) -> list[Told]:
         """What nodes are told, and watchers."""
-        return [*to_nodes, *self.watchers.pop_sends()]
+        sent: list[Told] = [*to_nodes]
+        while made := self.watchers.pop_sends():
+            for session, message in made:
+                self.watchers.deliverer(partial(self.reads, session, sent))(message)
+        return sent
+
+    def reads(self, session: int, sent: list[Told], message: WatcherNotification) -> None:
+        """A watcher reads what it is sent, and says so as `WatcherSession` does."""
+        sent.append((session, message))
+        if isinstance(message, CollectedPart | SnapshotPart) and message.is_last and self.reads_all:
+            number = message.number if isinstance(message, CollectedPart) else 0
+            self.watchers.receive(session, Taken(number), self.now, "")
 
     def hears(self, name: str, request: Request) -> list[Told]:
         """A node says something; returns all that is told for it."""
@@ -175,6 +190,17 @@ def test_a_report_of_an_earlier_round_is_not_shown() -> None:
     job = running("a", "b")
     job.hears("a", NodeReport(4, (1, 2)))
     assert all(each.report is None for each in job.status().nodes)
+
+
+def test_a_report_grows_older_until_the_next_one() -> None:
+    job = running("a", "b")
+    job.ask(WatchRequest())
+    for name in "ab":
+        job.hears(name, NodeReport(0, (1, 2), progress=7, progress_age=3.0, output_ages=(1.0, -1.0)))
+    job.wait(0.5)
+    report = job.status().nodes[0].report
+    assert report is not None
+    assert (report.progress_age, *report.output_ages) == pytest.approx((3.5, 1.5, -1.0))
 
 
 def test_how_long_a_node_is_silent_is_shown() -> None:
@@ -318,7 +344,7 @@ def test_the_laws_of_rounds_hold_whatever_operators_ask(
     ledger, state = coordinator.state.ledger, coordinator.state
     failed = state.verdict is not None and state.verdict.outcome is Outcome.FAILED
     assert sum(ledger) - failed == state.round
-    seen = watchers.snapshot(life.now)
+    seen = watchers.snapshot(life.now)()
     assert len([each for each in seen.nodes if each.state is NodeState.PARTICIPANT]) == len(state.participants)
     assert (seen.phase is Phase.RUNNING) == (state.complete and state.verdict is None)
 

@@ -8,19 +8,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rallypoint.observe.hangs.evidence import WorkerStacks, decode_stacks, encode_stacks
 from rallypoint.observe.hangs.messages import (
+    Collective,
+    EvidenceReader,
     Frame,
+    GroupRecord,
     NodeEvidence,
     ProcessEvidence,
     RankEvidence,
+    RankRecord,
+    Run,
     calls_of,
+    check_evidence,
     decode_evidence,
+    deflated,
     encode_evidence,
+    inflated,
     main_frames,
+    ranks_of,
+    runs_of,
     short_lines,
     summary_of,
 )
-from rallypoint.observe.hangs.report import MAX_LINES, groups_of, report_lines
+from rallypoint.observe.hangs.report import MAX_LINES, GatheredStacks, groups_of, report_lines
 
 PACKAGES = "/opt/env/lib/python3.12/site-packages"
 WRAPPER = Frame("_exception_logger.<locals>.wrapper", f"{PACKAGES}/torch/distributed/c10d_logger.py", 83)
@@ -176,4 +187,89 @@ def test_a_thousand_ranks_that_all_differ_are_a_short_report() -> None:
 )
 def test_what_cannot_be_is_refused_where_it_arrives(data: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
+        check_evidence(data)
+    with pytest.raises(ValueError, match=why):
+        EvidenceReader().read(deflated(data))
+
+
+@pytest.mark.parametrize(
+    ("data", "why"), [(b"", "not whole"), (b"no", "incorrect header"), (deflated(b"{}")[:-1], "not whole")]
+)
+def test_what_is_not_whole_is_refused(data: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
         decode_evidence(data)
+
+
+def test_what_becomes_too_large_is_refused() -> None:
+    with pytest.raises(ValueError, match="more than 1000 bytes"):
+        inflated(deflated(bytes(1001)), 1000)
+    assert inflated(deflated(bytes(1000)), 1000) == bytes(1000)
+
+
+@given(st.lists(st.integers(0, 200)))
+def test_ranks_are_the_same_after_runs(ranks: list[int]) -> None:
+    assert ranks_of(runs_of(ranks)) == tuple(sorted(set(ranks)))
+
+
+def test_the_groups_of_a_mesh_are_one_run_each() -> None:
+    assert runs_of(range(100_000)) == (Run(0, 100_000, 1),)
+    assert runs_of(range(3, 100_000, 8)) == (Run(3, 12_500, 8),)
+
+
+def node_of_large_job(node: int) -> NodeEvidence:
+    """One of 12,500 nodes with eight ranks, of which one is elsewhere, and the flight recorders of a mesh."""
+    frames = [Frame(f"call_{at}", f"{PACKAGES}/torch/module_{at}.py", at + 1) for at in range(30)]
+    world, last = runs_of(range(100_000)), tuple(Collective(at, "all_reduce", at < 7) for at in range(8))
+    ranks = range(8 * node, 8 * node + 8)
+    return NodeEvidence(
+        f"node-{node:05}.cluster.example.org",
+        tuple(
+            RankEvidence(each, "sleeping", frames=IN_LOAD if each == 77_777 else (*IN_TRAIN[:2], *frames, IN_TRAIN[2]))
+            for each in ranks
+        ),
+        f"/var/log/job/{node}/hang.0.txt",
+        tuple(
+            RankRecord(
+                each,
+                (
+                    GroupRecord("0", "default_pg", world, last[:-1] if each == 77_777 else last),
+                    GroupRecord(str(each % 8), "dp", runs_of(range(each % 8, 100_000, 8 * 125)), last),
+                ),
+            )
+            for each in ranks
+        ),
+    )
+
+
+def test_a_report_of_a_hundred_thousand_ranks_is_short_and_names_the_one_that_differs() -> None:
+    few = [node for node in range(12_500) if node % 250 == 0 or node == 77_777 // 8]
+    sent = {node: encode_evidence(node_of_large_job(node)) for node in few}
+    assert max(map(len, sent.values())) < 2500, "so that all nodes fit into what is passed on"
+    reader = EvidenceReader()
+    found = [reader.read(each) for each in sent.values()]
+    assert found == [node_of_large_job(node) for node in few]
+    assert len({id(each.frames) for node in found for each in node.ranks}) == 2, "what is equal is kept once"
+    lines = report_lines(found, ["n1"], more=12_000)
+    assert "  1 rank (77777): load, data.py:12  <- differs" in lines
+    assert any("all_reduce #7 of default_pg: joined by" in each and "not by rank 77777" in each for each in lines)
+    assert "  no evidence came from n1 and 12000 more" in lines
+    assert len(lines) <= MAX_LINES
+    assert max(map(len, lines)) < 1000
+
+
+def test_stacks_of_many_nodes_are_grouped_as_they_come() -> None:
+    text = DUMP.replace("8328", "{pid}")
+    gathered = GatheredStacks()
+    for node in range(1000):
+        ranks = range(8 * node, 8 * node + 8)
+        other = [WorkerStacks(7_777, 1, "", "py-spy gave no answer")] if 7_777 in ranks else []
+        stacks = [WorkerStacks(each, each, text.format(pid=each)) for each in ranks if each != 7_777]
+        sent = encode_stacks([*stacks, *other])
+        assert len(sent) < 700
+        gathered.add(decode_stacks(sent))
+    lines = gathered.lines()
+    assert lines[:2] == [
+        "7999 ranks (0-7776, 7778-7999): all_reduce, train.py:41",
+        "1 rank (7777): py-spy gave no answer  <- differs",
+    ]
+    assert lines.count("    Trainer.step (train.py:41)") == 1

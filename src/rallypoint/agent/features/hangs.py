@@ -30,7 +30,7 @@ from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.control.membership.state import ReportQuiet
-from rallypoint.control.protocol.messages import CollectedPart, CollectionEnded, HangReport
+from rallypoint.control.protocol.messages import CollectedPart, CollectionEnded, HangReport, Taken
 
 if TYPE_CHECKING:
     from rallypoint.agent.workers import WorkerController
@@ -248,10 +248,10 @@ class HangReporter:
     """Gathers the parts, and makes the report in a thread of its own.
 
     Args:
-        send: takes the report, from any thread.
+        send: takes the report, from any thread, and word that all of a node was read.
     """
 
-    def __init__(self, send: Callable[[HangReport], None]) -> None:
+    def __init__(self, send: Callable[[HangReport | Taken], None]) -> None:
         self._send = send
         self._number = -1
         self._told: dict[str, list[bytes]] = {}
@@ -274,32 +274,35 @@ class HangReporter:
             parts.append(message.data)
             if message.is_last:
                 self._complete.add(message.node)
+        if message.is_last:
+            self._send(Taken(message.number))
 
     def _report(self, end: CollectionEnded, told: dict[str, list[bytes]], complete: set[str]) -> None:
         whole = {node: b"".join(parts) if node in complete else b"" for node, parts in told.items()}
         silent = [each for each in end.silent if each not in whole]
         try:
-            text = render_report(whole, silent)
+            text = render_report(whole, silent, end.more)
         except Exception:
             log.exception("the report of a hang could not be shown")
             text = "what the workers are doing could not be shown; see the log of the node that hosts the coordinator"
         self._send(HangReport(end.number, end.round, text))
 
 
-def render_report(told: Mapping[str, bytes], silent: Sequence[str]) -> str:
+def render_report(told: Mapping[str, bytes], silent: Sequence[str], more: int = 0) -> str:
     """The report as text.
 
     Args:
         told: the data of each node, as `CollectedPart`s carry it.
-        silent: the nodes that have not answered.
+        silent: the names of nodes that have not answered.
+        more: how many others have not.
     """
-    from rallypoint.observe.hangs.messages import decode_evidence
+    from rallypoint.observe.hangs.messages import EvidenceReader
     from rallypoint.observe.hangs.report import report_lines
 
-    found, missing = [], list(silent)
+    reader, found, missing = EvidenceReader(), [], list(silent)
     for node, data in sorted(told.items()):
         try:
-            found.append(decode_evidence(data))
+            found.append(reader.read(data))
         except ValueError:  # nothing could be collected there, or these bytes are invalid
             missing.append(node)
-    return "\n".join(["what the workers are doing:", *report_lines(found, missing)])
+    return "\n".join(["what the workers are doing:", *report_lines(found, missing, more)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 
 from rallypoint.base.errors import RallypointError
@@ -13,15 +13,17 @@ from rallypoint.control.membership.state import Settings
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.errors import FrameError
 from rallypoint.control.protocol.handshake import HandshakeError
-from rallypoint.control.protocol.messages import CollectedPart, SessionEnded
+from rallypoint.control.protocol.messages import CollectedPart, SessionEnded, Taken
 from rallypoint.control.protocol.observation import (
     MAX_SNAPSHOT,
     CommandReply,
     JobList,
+    NodeView,
     Snapshot,
     SnapshotPart,
     WatcherNotification,
     WatcherRequest,
+    WatchRequest,
     decode_snapshot,
 )
 
@@ -84,13 +86,15 @@ class WatcherSession:
         self._opened().send(codec.encode(request))
 
     async def receive(self) -> Observation:
-        """Wait for the next message; parts of a snapshot are put together.
+        """Wait for the next message; parts of a snapshot are put together. Whoever sends is told what has been read.
 
         Raises:
             UnreachableError: the session was lost.
         """
         while True:
             message = await self._next()
+            if isinstance(message, CollectedPart | SnapshotPart) and message.is_last:
+                self.send(Taken(message.number if isinstance(message, CollectedPart) else 0))
             if not isinstance(message, SnapshotPart):
                 return message
             self._data += message.data
@@ -126,6 +130,19 @@ def _keep_alive(connected: socket.socket) -> None:
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
         connected.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+async def with_all_nodes(seen: Snapshot, ask: Callable[[WatchRequest], Awaitable[Snapshot]]) -> Snapshot:
+    """The snapshot with the rows of all nodes, which are asked for in parts where it has only a few of them."""
+    if not seen.not_shown:
+        return seen
+    rows: list[NodeView] = []
+    left = 1
+    while left:
+        part = await ask(WatchRequest(first=len(rows)))
+        rows += part.nodes
+        left = part.not_shown if part.nodes else 0
+    return seen._replace(nodes=tuple(rows), not_shown=left)
 
 
 async def open_session(targets: Sequence[DialTarget], job: str) -> WatcherSession:

@@ -38,6 +38,7 @@ from rallypoint.control.protocol.messages import (
 if TYPE_CHECKING:
     from rallypoint.control.coordinator.job_log import JobLog
     from rallypoint.control.coordinator.operators import Watchers
+    from rallypoint.control.coordinator.snapshots import PendingSnapshot
     from rallypoint.control.protocol.handshake import Hello
     from rallypoint.control.protocol.observation import JobSummary, Snapshot, WatcherNotification, WatcherRequest
 
@@ -73,7 +74,7 @@ class _PendingNotification(NamedTuple):
 
     number: int
     session: int
-    notification: Notification | WatcherNotification
+    notification: Notification | WatcherNotification | PendingSnapshot
 
 
 class Dispatcher:
@@ -160,7 +161,7 @@ class Dispatcher:
 
     def summaries(self) -> tuple[JobSummary, ...]:
         """The summary of the one job."""
-        from rallypoint.control.coordinator.operators import summary_of
+        from rallypoint.control.coordinator.snapshots import summary_of
 
         return (summary_of(self.state, self.settings),)
 
@@ -202,7 +203,7 @@ class Dispatcher:
                 self._deliver.pop(quietest, None)
                 replaced = [partial(self._disconnect.pop(quietest), _REPLACED_DETAIL)]
             session = next(self._numbers)
-            self._deliver[session] = deliver
+            self._deliver[session] = watchers.deliverer(deliver)
             self._disconnect[session] = disconnect
             watchers.open(session)
         for end in replaced:
@@ -221,7 +222,8 @@ class Dispatcher:
     def snapshot(self) -> Snapshot:
         """The state of the job, as far as it is known without asking the nodes."""
         with self._lock:
-            return self._opened_watchers().snapshot(self._clock.monotonic())
+            make = self._opened_watchers().snapshot(self._clock.monotonic())
+        return make()
 
     def _opened_watchers(self) -> Watchers:
         if self._watchers is None:
@@ -325,7 +327,7 @@ class Dispatcher:
         """Whether the next notification may be delivered."""
         return bool(self._outbox) and self._outbox[0].number <= self._written
 
-    def _deliver_to(self, session: int, notification: Notification | WatcherNotification) -> None:
+    def _deliver_to(self, session: int, notification: Notification | WatcherNotification | PendingSnapshot) -> None:
         if isinstance(notification, ConfigDiffers):
             self._job_log().log_differences(notification)
         elif self._logs_progress and isinstance(notification, Progress | JoinRefused):

@@ -3,7 +3,7 @@
 Laws:
 
 1. No node is asked before the job hangs, and each hang is reported once: the next one begins after a sign of life.
-2. Answers of nodes are not kept here: they are passed on to the reporting node as they arrive.
+2. Answers of nodes are not kept here: they are passed on to the reporting node as they arrive (`Collection`).
 3. A node that does not answer in time is named in the report, and no longer awaited. If the reporting node sends no
    report, all are notified of that.
 4. A node whose connection broke is notified again when it is back: what it was sent may not have arrived.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from rallypoint.control.coordinator.collection import Collection
 from rallypoint.control.membership.endings import hang_began
 from rallypoint.control.membership.state import NodeId, State
 from rallypoint.control.protocol.messages import (
@@ -26,12 +27,13 @@ from rallypoint.control.protocol.messages import (
     NodeAnswer,
     NodeReport,
     Notification,
+    Taken,
 )
 
-_COLLECT, _REPORT = 15.0, 15.0
-"""Seconds that nodes have to answer, and that the reporting node has after that."""
-_MAX_OF_NODE = 4 * 1024 * 1024
-"""Bytes from one node that are passed on."""
+_REPORT = 15.0
+"""Seconds that the reporting node has when the others have answered."""
+_MOST_NAMED = 8
+"""Nodes without an answer that it is told the names of."""
 _NO_REPORT = "{} has not reported for {:g} s what its workers are doing, so there is no report of this hang"
 
 
@@ -65,9 +67,10 @@ class HangCollection:
         """The nodes that are asked and notified; the first of them reports. Empty once that is done."""
         self._of = 0
         """The number of nodes of the round."""
-        self._missing: set[NodeId] = set()
-        self._sizes: dict[NodeId, int] = {}
+        self._asked: Collection | None = None
+        """The collection, until nothing more is expected of it."""
         self._until = math.inf
+        """When the report must be there, from then on."""
 
     def look(self, before: State, after: State, in_reach: Callable[[NodeId], bool], now: float) -> bool:
         """The state has changed: if the round now hangs, begin to ask the connected nodes. Returns whether it does."""
@@ -79,21 +82,20 @@ class HangCollection:
         if nodes:
             self._nodes, self._of = nodes, len(in_order)
             self._number, self._round = next(self._numbers), after.round
-            self._missing, self._sizes = set(nodes), {}
-            self._until = now + _COLLECT
             self._settled_at = now + (self._settles if len(in_order) > 1 else 0.0)
-            self._notify(nodes)
+            self._tell(nodes, HangFound(self._round, self._of))
+            self._asked = Collection(CollectKind.HANG, nodes, in_reach, self._request, now)
         return True
 
     def resumed(self, node: NodeId, state: State) -> None:
         """A node is back in a new session."""
         if node in self._nodes and state.complete and state.round == self._round:
-            self._notify([node])
+            self._tell([node], HangFound(self._round, self._of))
+            if self._asked is not None and node in self._asked:
+                self._request([node])
 
-    def _notify(self, nodes: Sequence[NodeId]) -> None:
-        self._tell(nodes, HangFound(self._round, self._of))
-        missing = [each for each in nodes if each in self._missing]
-        self._tell(missing, CollectRequested(self._number, CollectKind.HANG))
+    def _request(self, nodes: Sequence[NodeId]) -> None:
+        self._tell(nodes, CollectRequested(self._number, CollectKind.HANG))
 
     def answered(self, node: NodeId, answer: NodeAnswer, now: float) -> None:
         """A node has answered."""
@@ -102,29 +104,32 @@ class HangCollection:
         if isinstance(answer, HangReport):
             if node == self._nodes[0]:
                 self._report(answer.report, now)
-        elif node in self._missing:
-            size = self._sizes[node] = self._sizes.get(node, 0) + len(answer.data)
-            too_large = size > _MAX_OF_NODE
-            data = b"" if too_large else answer.data
-            self._tell(self._nodes[:1], CollectedPart(self._number, data, answer.is_last, self._name(node)))
-            if answer.is_last:
-                self._missing.discard(node)
+        elif self._asked is None:
+            return
+        elif isinstance(answer, Taken):
+            if node == self._nodes[0]:
+                self._asked.taken(now)
                 self._end_if_complete(now)
+        elif node in self._asked:
+            data = self._asked.pass_on(node, answer.data, answer.is_last)
+            self._tell(self._nodes[:1], CollectedPart(self._number, data, answer.is_last, self._name(node)))
+            self._end_if_complete(now)
 
     def forget(self, node: NodeId, now: float) -> None:
         """A node is gone."""
         if self._nodes and node == self._nodes[0]:
             self._drop()  # its round ends with it, if not the job
-        elif node in self._missing:
-            self._missing.discard(node)
+        elif self._asked is not None:
+            self._asked.forget(node, now)
             self._end_if_complete(now)
 
     def tick(self, now: float) -> None:
         """Time has passed."""
-        if now < self._until:
+        if now < self.wake_at():
             return
-        if self._missing:
-            self._end(now)
+        if self._asked is not None:
+            self._asked.tick(now)
+            self._end_if_complete(now)
         elif self._ready is not None:
             self._report(self._ready, now)
         else:
@@ -132,17 +137,17 @@ class HangCollection:
 
     def wake_at(self) -> float:
         """The time at which `tick` has something to do."""
-        return self._until
+        return self._until if self._asked is None else self._asked.wake_at()
 
     def _end_if_complete(self, now: float) -> None:
-        if not self._missing:
-            self._end(now)
-
-    def _end(self, now: float) -> None:
-        silent = tuple(self._name(each) for each in sorted(self._missing))
-        self._missing = set()
-        self._until = now + _REPORT
-        self._tell(self._nodes[:1], CollectionEnded(self._number, self._round, silent))
+        asked = self._asked
+        if asked is None or not asked.is_over:
+            return
+        silent = sorted(asked.silent)
+        named = tuple(self._name(each) for each in silent[:_MOST_NAMED])
+        self._asked, self._until = None, now + _REPORT
+        ended = CollectionEnded(self._number, self._round, named, len(silent) - len(named) + asked.not_asked)
+        self._tell(self._nodes[:1], ended)
 
     def _report(self, text: str, now: float) -> None:
         if now < self._settled_at:
@@ -154,4 +159,4 @@ class HangCollection:
 
     def _drop(self) -> None:
         """Nothing more is expected of anybody, if a report was sent before all had answered too."""
-        self._nodes, self._missing, self._ready, self._until = (), set(), None, math.inf
+        self._nodes, self._asked, self._ready, self._until = (), None, None, math.inf

@@ -127,7 +127,7 @@ class ManyJobs:
 
     def summaries(self) -> tuple[JobSummary, ...]:
         """All jobs, one line each."""
-        from rallypoint.control.coordinator.operators import summary_of
+        from rallypoint.control.coordinator.snapshots import summary_of
 
         with self._lock:
             jobs = [job.dispatcher for job in self._jobs.values()]

@@ -3,32 +3,31 @@
 Laws:
 
 1. Without watchers, the only cost is the record of events (`history`).
-2. A follower is sent a snapshot after a change, at most every `_PAUSE` seconds; without a change, nothing.
+2. A follower is sent a snapshot after a change, at most every `_PAUSE` seconds (less often in a large job) and not
+   before it has read the last one; without a change, nothing.
 3. Nodes are asked for reports when a watcher asks for the state of the job, and not more often than they can answer at
-   negligible cost. A node that does not answer in time is shown with what is known.
+   negligible cost; many are asked in waves. A node that does not answer in time is shown with what is known.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
+from rallypoint.control.coordinator.collection import Collection
 from rallypoint.control.coordinator.coordinator import Coordinator
-from rallypoint.control.coordinator.notifications import Event, Failure, verdict_sentence
 from rallypoint.control.coordinator.sessions import SessionRegistry
-from rallypoint.control.membership.endings import missing
-from rallypoint.control.membership.rules import assign_worker_ranks, backoff_ends
+from rallypoint.control.coordinator.snapshots import JobView, PendingSnapshot, Reports, SnapshotMaker
 from rallypoint.control.membership.state import (
     Close,
     NodeId,
-    NodeInfo,
     NodeRange,
-    NodeRanks,
     Operation,
-    Outcome,
     Resize,
     Restart,
     Settings,
@@ -46,19 +45,13 @@ from rallypoint.control.protocol.messages import (
     NodeReport,
     OperatorAction,
     ReportRequested,
+    Taken,
 )
 from rallypoint.control.protocol.observation import (
     CollectCommand,
     Command,
     CommandReply,
     DrainCommand,
-    EventKind,
-    FailureView,
-    JobEvent,
-    JobSummary,
-    NodeState,
-    NodeView,
-    Phase,
     ResizeCommand,
     RestartCommand,
     Snapshot,
@@ -66,24 +59,25 @@ from rallypoint.control.protocol.observation import (
     WatcherNotification,
     WatcherRequest,
     WatchRequest,
-    snapshot_parts,
 )
 from rallypoint.control.protocol.validation import MAX_NODES
 
-_PAUSE = 0.2
-"""Seconds between messages to a follower."""
+_PAUSE, _ROWS_A_SECOND = 0.2, 12_500
+"""Seconds between messages to a follower; more if there are many nodes, which a snapshot has to count."""
 _ANSWER = 0.25
 """Seconds that nodes have to report before a watcher is answered without them."""
-_FRESH = 1.0
-"""Seconds for which a report is not requested again."""
+_FRESH, _FRESH_NODES = 1.0, 256
+"""Seconds for which a report is not requested again: a second for so many nodes, but one at least."""
+_WAVE, _WAVES_APART = 1024, 0.2
+"""The number of nodes that are asked for reports at once, and the seconds until the next ones are: the heartbeats of
+all must not wait for the answers of all.
+"""
 _REFRESH, _NODES_A_SECOND = 2.0, 100
 """Seconds between requests for reports while there is a follower; more if there are many nodes, so that the reports of
 thousands cost the coordinator no more than a few of their heartbeats.
 """
 _STARTED = 0.5
 """Seconds after the start of a round until reports on its workers are requested, if there is a follower."""
-_COLLECT = 30.0
-"""Seconds that nodes have to collect what a command requests."""
 _MOST_NAMED = 8
 
 
@@ -92,45 +86,61 @@ class _Watcher:
     follows: bool = False
     wants: bool = False
     """Whether it must be sent a snapshot at the next opportunity."""
+    unread: bool = False
+    """Whether it has not read the last one."""
+    view: JobView | None = None
+    """What the last one was made of: the other rows of a large job come from the same moment."""
 
 
-@dataclass(slots=True)
-class _Collection:
-    """A collection that a watcher has requested; `missing` are the nodes that have not sent all of it."""
+class _Collected(NamedTuple):
+    """A collection that a watcher has requested."""
 
     watcher: int
-    missing: set[NodeId]
-    until: float
-    lost: list[NodeId] = field(default_factory=list)
-    """The nodes that were lost before they had sent all of it."""
+    nodes: Collection
 
 
 class Watchers:
     """All watchers of one job."""
 
     def __init__(self, job: Coordinator) -> None:
-        self.sends: list[tuple[int, WatcherNotification]] = []
+        self.sends: list[tuple[int, WatcherNotification | PendingSnapshot]] = []
         """Messages to watchers, by session; delivery removes them."""
         self._job = job
-        self._reports: dict[NodeId, NodeReport] = {}
+        self._reports = Reports()
+        self._maker = SnapshotMaker()
         self._watchers: dict[int, _Watcher] = {}
         self._awaited: set[NodeId] = set()
         """Nodes that were asked for a report and have not answered."""
         self._asked_at, self._asked_round = -math.inf, -1
         """When nodes were last asked, and in which round: answers about another one are useless."""
+        self._to_ask: Iterator[NodeId] = iter(())
+        """The nodes of that round that are asked next, at `_ask_at`."""
+        self._ask_at = math.inf
         self._due_at = math.inf
         self._told_at = -math.inf
-        self._collections: dict[int, _Collection] = {}
+        self._collections: dict[int, _Collected] = {}
         job.parts.append(self)
         job.on_change = self.changed
 
     def __len__(self) -> int:
         return len(self._watchers)
 
-    def pop_sends(self) -> list[tuple[int, WatcherNotification]]:
+    def pop_sends(self) -> list[tuple[int, WatcherNotification | PendingSnapshot]]:
         """Take the messages for watchers, by session."""
         sends, self.sends = self.sends, []
         return sends
+
+    @staticmethod
+    def deliverer(
+        deliver: Callable[[WatcherNotification], None],
+    ) -> Callable[[WatcherNotification | PendingSnapshot], None]:
+        """What delivers to a watcher: it makes the snapshot first that is pending."""
+
+        def made(message: WatcherNotification | PendingSnapshot) -> None:
+            for each in message.parts() if isinstance(message, PendingSnapshot) else (message,):
+                deliver(each)
+
+        return made
 
     def open(self, session: int) -> None:
         """A watcher has connected."""
@@ -153,10 +163,13 @@ class Watchers:
         if (watcher := self._watchers.pop(session, None)) is None:
             return  # replaced
         self._watchers[session] = watcher  # as the last of all that have said something
-        if isinstance(request, WatchRequest):
-            self._watch(session, request.follow, now)
+        if isinstance(request, Taken):
+            self._taken(session, request.number, now)
             return
         try:
+            if isinstance(request, WatchRequest):
+                self._watch(session, request, now)
+                return
             if refusal:
                 raise CommandRefused(refusal)
             if isinstance(request, CollectCommand):
@@ -183,29 +196,52 @@ class Watchers:
         for each in self._watchers.values():
             if each.follows:
                 each.wants = True
-                self._due_at = min(self._due_at, max(now, self._told_at + _PAUSE))
+                if not each.unread:
+                    self._due_at = min(self._due_at, max(now, self._told_at + self._pause()))
         if self._job.state.verdict is not None:  # at once: the coordinator may end with its job
             self._tell(now)
 
-    def _watch(self, session: int, follow: bool, now: float) -> None:
+    def _pause(self) -> float:
+        state = self._job.state
+        return max(_PAUSE, (len(state.participants) + len(state.survivors)) / _ROWS_A_SECOND)
+
+    def _watch(self, session: int, request: WatchRequest, now: float) -> None:
         watcher = self._watchers[session]
-        watcher.follows, watcher.wants = follow, True
+        if request.first >= 0 or request.node:
+            view = watcher.view = watcher.view or self._view(now)
+            if request.node:
+                make = partial(self._maker.row, node=find_node(request.node, view.state))
+            else:
+                make = partial(self._maker.page, first=request.first)
+            self.sends.append((session, PendingSnapshot(view, make)))
+            return
+        watcher.follows, watcher.wants, watcher.unread = request.follow, True, False
         self._ask_nodes(now)
         self._due_at = min(self._due_at, now + _ANSWER if self._awaited else now)
+
+    def _taken(self, session: int, number: int, now: float) -> None:
+        """A watcher has read what it was sent."""
+        watcher = self._watchers[session]
+        if number == 0:
+            watcher.unread = False
+            if watcher.wants:
+                self._due_at = min(self._due_at, max(now, self._told_at + self._pause()))
+        elif (asked := self._collections.get(number)) is not None and asked.watcher == session:
+            asked.nodes.taken(now)
+            self._end_collections()
 
     def answered(self, node: NodeId, answer: NodeAnswer, now: float) -> None:
         """A node has answered, perhaps without having been asked."""
         if isinstance(answer, NodeReport):
             self.report(node, answer, now)
         elif isinstance(answer, CollectedPart):
-            self.collected(node, answer)
+            self.collected(node, answer, now)
 
     def report(self, node: NodeId, report: NodeReport, now: float) -> None:
         """A node has reported. Reports that were not requested are ignored."""
         if node not in self._awaited:
             return
-        before = self._reports.get(node)
-        self._reports[node] = report
+        before = self._reports.add(node, report, now)
         self._awaited.discard(node)
         if (
             before is None
@@ -214,66 +250,86 @@ class Watchers:
             or before.progress != report.progress
         ):
             self.changed(now)
-        if not self._awaited and any(each.wants and not each.follows for each in self._watchers.values()):
+        all_known = not self._awaited and self._ask_at == math.inf
+        if all_known and any(each.wants and not each.follows for each in self._watchers.values()):
             self._due_at = min(self._due_at, now)
 
-    def forget(self, node: NodeId, _now: float = 0.0) -> None:
+    def forget(self, node: NodeId, now: float) -> None:
         """A node is gone: its answers are no longer awaited."""
-        self._reports.pop(node, None)
+        self._reports.forget(node)
         self._awaited.discard(node)
-        for number, asked in list(self._collections.items()):
-            if node in asked.missing:
-                asked.missing.discard(node)
-                asked.lost.append(node)
-                if not asked.missing:
-                    self._collected(number)
+        for asked in self._collections.values():
+            asked.nodes.forget(node, now)
+        self._end_collections()
 
     def tick(self, now: float) -> None:
         """Queue due messages, and ask nodes if there is a follower."""
-        for number in [each for each, asked in self._collections.items() if asked.until <= now]:
-            self._collected(number)
+        for asked in self._collections.values():
+            if asked.nodes.wake_at() <= now:
+                asked.nodes.tick(now)
+        self._end_collections()
         if now >= self._due_at:
             self._due_at = math.inf
             self._tell(now)
+        if now >= self._ask_at:
+            self._ask_more(now)
         if now >= self._refresh_at():
             self._ask_nodes(now)
 
     def wake_at(self) -> float:
         """The time at which `tick` has something to do."""
-        until = min((each.until for each in self._collections.values()), default=math.inf)
-        return min(self._due_at, self._refresh_at(), until)
+        until = min((each.nodes.wake_at() for each in self._collections.values()), default=math.inf)
+        return min(self._due_at, self._ask_at, self._refresh_at(), until)
 
-    def snapshot(self, now: float) -> Snapshot:
-        """The snapshot of the job."""
-        return snapshot_of(self._job, self._reports, now)
+    def snapshot(self, now: float) -> Callable[[], Snapshot]:
+        """A function that makes the snapshot of the job at this moment: without the lock."""
+        return partial(self._maker.snapshot, self._view(now))
+
+    def _view(self, now: float) -> JobView:
+        return JobView.of(self._job, self._reports, now)
 
     # Collections from nodes
 
     def _collect(self, session: int, command: CollectCommand, now: float) -> None:
-        job = self._job
-        nodes = {each for each in nodes_with_rank(command.rank, job.state) if each in job.sessions}
-        number = next(job.collections)
-        job.send_to(sorted(nodes), CollectRequested(number, command.kind, command.rank))
-        self._collections[number] = _Collection(session, nodes, now + _COLLECT)
-        if not nodes:
-            self._collected(number)
+        job, number = self._job, next(self._job.collections)
+        nodes = [each for each in nodes_with_rank(command.rank, job.state) if each in job.sessions]
+        nodes.sort(key=lambda each: each not in job.state.quiet)  # there may not be room for all
+        requested = CollectRequested(number, command.kind, command.rank)
+        ask = partial(job.send_to, notification=requested)
+        self._collections[number] = _Collected(
+            session, Collection(command.kind, nodes, job.sessions.__contains__, ask, now)
+        )
+        self._end_collections()
 
-    def collected(self, node: NodeId, part: CollectedPart) -> None:
+    def collected(self, node: NodeId, part: CollectedPart, now: float) -> None:
         """A node has sent a part of a collection."""
         asked = self._collections.get(part.number)
-        if asked is None or node not in asked.missing:
+        if asked is None or node not in asked.nodes:
             return
-        self.sends.append((asked.watcher, part._replace(node=name_of(self._job.state, node))))
-        if part.is_last:
-            asked.missing.discard(node)
-            if not asked.missing:
-                self._collected(part.number)
+        data = asked.nodes.pass_on(node, part.data, part.is_last)
+        self.sends.append((asked.watcher, part._replace(data=data, node=name_of(self._job.state, node))))
+        self._end_collections()
 
-    def _collected(self, number: int) -> None:
-        asked = self._collections.pop(number)
-        why = {f"no answer within {_COLLECT:g} s from": asked.missing, "lost meanwhile:": asked.lost}
-        detail = "; ".join(f"{what} {', '.join(self._names(nodes))}" for what, nodes in why.items() if nodes)
-        self.sends.append((asked.watcher, CommandReply(done=not detail, detail=detail)))
+    def _end_collections(self) -> None:
+        for number in [each for each, asked in self._collections.items() if asked.nodes.is_over]:
+            watcher, nodes = self._collections.pop(number)
+            detail = "; ".join(self._left_out(nodes))
+            self.sends.append((watcher, CommandReply(done=not detail, detail=detail)))
+
+    def _left_out(self, asked: Collection) -> Iterator[str]:
+        """What is not in a collection, in words."""
+        limits = asked.limits
+        kinds: tuple[tuple[str, Iterable[NodeId]], ...] = (
+            (f"no answer within {limits.seconds:g} s from", asked.silent),
+            ("lost meanwhile:", asked.lost),
+            ("more than there is room for came from", asked.cut),
+        )
+        for what, nodes in kinds:
+            if nodes:
+                yield f"{what} {', '.join(self._names(nodes))}"
+        if asked.not_asked:
+            most = f"{limits.of_all // 2**20} MiB and {limits.longest:g} s are the most; ask for one by --rank"
+            yield f"{asked.not_asked} nodes were not asked: {most}"
 
     def _names(self, nodes: Iterable[NodeId]) -> Sequence[str]:
         in_order = sorted(nodes)
@@ -291,22 +347,34 @@ class Watchers:
         return self._asked_at + max(_REFRESH, len(state.participants) / _NODES_A_SECOND)
 
     def _ask_nodes(self, now: float) -> None:
-        job = self._job
-        if not job.state.complete or (self._asked_round == job.state.round and now - self._asked_at < _FRESH):
+        state = self._job.state
+        fresh = max(_FRESH, len(state.participants) / _FRESH_NODES)
+        if not state.complete or (self._asked_round == state.round and now - self._asked_at < fresh):
             return
-        self._asked_at, self._asked_round = now, job.state.round
-        self._awaited = {each for each in job.state.participants if each in job.sessions}
-        job.send_to(sorted(self._awaited), ReportRequested())
+        self._asked_at, self._asked_round = now, state.round
+        self._awaited, self._to_ask = set(), iter(state.participants)
+        self._ask_more(now)
+
+    def _ask_more(self, now: float) -> None:
+        job = self._job
+        wave = list(islice(self._to_ask, _WAVE if self._asked_round == job.state.round else 0))
+        there = [each for each in wave if each in job.sessions]
+        self._awaited.update(there)
+        job.send_to(there, ReportRequested())
+        self._ask_at = now + _WAVES_APART if len(wave) == _WAVE else math.inf
 
     def _tell(self, now: float) -> None:
-        wanting = [session for session, each in self._watchers.items() if each.wants]
+        over = self._job.state.verdict is not None
+        wanting = [each for each in self._watchers.items() if each[1].wants and (over or not each[1].unread)]
         if not wanting:
             return
         self._told_at = now
-        parts = snapshot_parts(self.snapshot(now))
-        for session in wanting:
-            self._watchers[session].wants = False
-            self.sends += [(session, part) for part in parts]
+        view = self._view(now)
+        pending = PendingSnapshot(view, self._maker.snapshot)
+        for session, watcher in wanting:
+            watcher.wants, watcher.unread = False, watcher.follows
+            watcher.view = None if watcher.follows else view
+            self.sends.append((session, pending))
 
 
 # Commands. One that cannot be done changes nothing, and the refusal says why and what to do.
@@ -439,112 +507,3 @@ def _names(state: State, node: NodeId) -> set[str]:
     if place is not None and state.complete:
         names.add(str(place.rank))
     return names - {""}
-
-
-# The snapshot, made from the state, the sessions and the reports of nodes.
-
-
-_PHASE_OF_OUTCOME = {
-    Outcome.SUCCEEDED: Phase.SUCCEEDED,
-    Outcome.FAILED: Phase.FAILED,
-    Outcome.STOPPED: Phase.STOPPED,
-}
-
-
-def phase_of(state: State, settings: Settings) -> Phase:
-    """The phase of the job."""
-    if state.verdict is not None:
-        return _PHASE_OF_OUTCOME[state.verdict.outcome]
-    if state.complete:
-        return Phase.RUNNING
-    if len(state.participants) < settings.min_nodes:
-        return Phase.WAITING
-    return Phase.HELD_BACK if state.restart_delay else Phase.FORMING
-
-
-def summary_of(state: State, settings: Settings) -> JobSummary:
-    """One entry of a list of jobs."""
-    nodes = len(state.participants)
-    return JobSummary(settings.run_id, phase_of(state, settings), state.round, nodes, settings.max_nodes)
-
-
-def snapshot_of(job: Coordinator, reports: Mapping[NodeId, NodeReport], now: float) -> Snapshot:
-    """The snapshot of a job, with the last reports of its nodes."""
-    state, settings, history, view = job.state, job.settings, job.history, job.clock_view(now)
-    short = 0 if state.complete else max(0, settings.min_nodes - len(state.participants))
-    held_back = max(0.0, backoff_ends(state, view) - now) if state.restart_delay and not state.complete else 0.0
-    return Snapshot(
-        job=settings.run_id,
-        incarnation=job.incarnation,
-        phase=phase_of(state, settings),
-        phase_for=0.0 if history.phase_since is None else now - history.phase_since,
-        round=state.round,
-        min_nodes=settings.min_nodes,
-        max_nodes=settings.max_nodes,
-        missing=short,
-        expected=() if state.complete else missing(state, settings),
-        nodes=tuple(_nodes(state, job.sessions, reports, now)),
-        ended_rounds=state.ledger,
-        max_restarts=state.max_restarts,
-        backoff=held_back,
-        failures=tuple(_failure(each, now) for each in history.failures),
-        events=tuple(_event(each, now) for each in history.events),
-        detail="" if state.verdict is None else verdict_sentence(state.verdict),
-    )
-
-
-def _nodes(
-    state: State, sessions: SessionRegistry, reports: Mapping[NodeId, NodeReport], now: float
-) -> Iterator[NodeView]:
-    in_order = sorted(state.participants.items(), key=lambda entry: (entry[1].rank, entry[0]))
-    ranks = assign_worker_ranks([(each.node_info.role, each.node_info.local_world_size) for _, each in in_order])
-    for place, ((node, each), own) in enumerate(zip(in_order, ranks, strict=True)):
-        view = _node(state, sessions, node, NodeState.PARTICIPANT, each.node_info, now)
-        if state.complete:
-            view = _in_round(view, each.rank, own, node in state.succeeded, reports.get(node), state.round)
-        if place != each.rank:  # an earlier one has succeeded and left, and its number of workers is not known
-            view = view._replace(first_rank=-1)
-        yield view
-    for node, info in state.wait_list.items():
-        yield _node(state, sessions, node, NodeState.WAITING, info, now)
-    for node, info in state.redundancy_list.items():
-        yield _node(state, sessions, node, NodeState.SPARE, info, now)
-    for node, rank in state.survivors.items():
-        yield _node(state, sessions, node, NodeState.EXPECTED, None, now)._replace(group_rank=rank)
-
-
-def _node(
-    state: State, sessions: SessionRegistry, node: NodeId, kind: NodeState, info: NodeInfo | None, now: float
-) -> NodeView:
-    silence = sessions.silence(node, now)
-    return NodeView(
-        name_of(state, node),
-        node.host,
-        node.addr,
-        node.pid,
-        kind,
-        connected=node in sessions,
-        silent_for=-1.0 if silence is None else silence,
-        workers=0 if info is None else info.local_world_size,
-        role="" if info is None else info.role,
-    )
-
-
-def _in_round(
-    view: NodeView, rank: int, ranks: NodeRanks, succeeded: bool, report: NodeReport | None, round_: int
-) -> NodeView:
-    fresh = report if report is not None and report.round == round_ else None
-    return view._replace(group_rank=rank, first_rank=ranks.base_rank, succeeded=succeeded, report=fresh)
-
-
-def _failure(failure: Failure, now: float) -> FailureView:
-    at, round_, node, cause, detail = failure
-    if cause is None:
-        return FailureView(now - at, round_, node, node, -1, -1, 0, 0, detail)
-    ranks = cause.rank, cause.local_rank
-    return FailureView(now - at, round_, node, cause.host, *ranks, cause.pid, cause.exitcode, cause.headline)
-
-
-def _event(event: Event, now: float) -> JobEvent:
-    at, number, kind, round_, text, node = event
-    return JobEvent(number, now - at, EventKind(kind), round_, text, node)

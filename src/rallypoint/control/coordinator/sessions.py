@@ -18,7 +18,7 @@ Laws of `Liveness`:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from rallypoint.base.endpoint import is_loopback
 from rallypoint.base.light_dataclasses import dataclass
@@ -140,10 +140,20 @@ class SessionRegistry:
         """In the order in which they were opened."""
         return iter(self._sessions.values())
 
-    def silence(self, node: NodeId, now: float) -> float | None:
-        """Seconds since a node was last heard; None if it has no session, or one without a lease."""
-        session = self.of(node)
-        return None if session is None else self.liveness.silence(session.number, now)
+    def copied(self) -> Callable[[], Mapping[NodeId, float]]:
+        """Copy what may change. Returns a function that says of each node with a session when it was last heard:
+        infinity if that is not counted, since its session has no lease.
+        """
+        sessions, by_node, heard = list(self._sessions.values()), dict(self._by_node), self.liveness.copied()
+
+        def last_heard() -> Mapping[NodeId, float]:
+            return {
+                each.node: heard.get(each.number, math.inf)
+                for each in sessions
+                if by_node[each.node][0] == each.number and not each.resumes
+            }
+
+        return last_heard
 
     @property
     def nodes(self) -> frozenset[NodeId]:
@@ -219,10 +229,9 @@ class Liveness:
         if session in self._heard:
             self._heard[session] = now
 
-    def silence(self, session: int, now: float) -> float | None:
-        """Seconds since a session was last heard; None for one without a lease."""
-        heard_at = self._heard.get(session)
-        return None if heard_at is None else max(0.0, now - heard_at)
+    def copied(self) -> Mapping[int, float]:
+        """When each session with a lease was last heard, as a copy."""
+        return dict(self._heard)
 
     def closed(self, session: int) -> None:
         """A session is over."""

@@ -78,6 +78,14 @@ class CollectedPart(NamedTuple):
     node: str = ""
 
 
+class Taken(NamedTuple):
+    """The receiver has read what it was sent: a snapshot (0), or all of one node for the collection of that number.
+    Only then is more sent, so that nobody is cut off for reading slowly.
+    """
+
+    number: int = 0
+
+
 class DrainRequested(NamedTuple):
     """An operator asks this node to leave, after its workers were notified."""
 
@@ -102,11 +110,14 @@ class HangFound(NamedTuple):
 
 
 class CollectionEnded(NamedTuple):
-    """For the node that reports a hang: no more parts follow. `silent` are the nodes that have not answered."""
+    """For the node that reports a hang: no more parts follow. `silent` are the names of a few nodes that have not
+    answered, and `more` is how many others have not, or were not asked.
+    """
 
     number: int
     round: int
     silent: tuple[str, ...] = ()
+    more: int = 0
 
 
 class HangReport(NamedTuple):
@@ -117,7 +128,7 @@ class HangReport(NamedTuple):
     report: str
 
 
-NodeAnswer = NodeReport | CollectedPart | HangReport
+NodeAnswer = NodeReport | CollectedPart | HangReport | Taken
 """The answers of a node to such requests."""
 HangNotification = HangFound | CollectedPart | CollectionEnded | HangReport
 

@@ -5,6 +5,7 @@ A watcher is a session that is never a node: it is sent the state of the job, an
 1. Nodes report only when asked, that is, while there are watchers.
 2. No time of day is sent: moments are given as seconds ago, by the coordinator's clock, so that no two clocks are
    compared.
+3. A snapshot is of bounded size: of a large job it has the rows of a few nodes, and what is counted over all.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ from typing import NamedTuple
 import msgspec
 
 from rallypoint.control.membership.state import Ledger
-from rallypoint.control.protocol.messages import MAX_PART, CollectedPart, CollectKind, NodeReport
+from rallypoint.control.protocol.messages import MAX_PART, CollectedPart, CollectKind, NodeReport, Taken
 from rallypoint.control.protocol.validation import validated
 
 MAX_SNAPSHOT = 64 * 1024 * 1024
 """Bytes that a snapshot may have in all."""
+SHOWN_NODES = 100
+"""Nodes of a job up to which a snapshot has a row for each."""
+PAGE_NODES = 1000
+"""Rows in a snapshot that is one part of all of them (`WatchRequest.first`)."""
 
 
 # The state of a job
@@ -55,6 +60,7 @@ class NodeView(NamedTuple):
 
     `silent_for` is how many seconds ago it was last heard, -1 if that is not counted: it shares the coordinator's
     process, or has no session (`connected`). Its workers have the global ranks from `first_rank` on, -1 with no round.
+    `quiet`: they have given no sign of life for a long time (`--hang-timeout`).
     """
 
     name: str
@@ -70,6 +76,58 @@ class NodeView(NamedTuple):
     role: str = ""
     succeeded: bool = False
     report: NodeReport | None = None
+    quiet: bool = False
+
+
+class Straggler(NamedTuple):
+    """A rank that is `behind` the median by so many steps, on the node of this name."""
+
+    rank: int
+    node: str
+    step: int
+    behind: int
+
+
+class Steps(NamedTuple):
+    """The steps of all ranks that report theirs (`notices.progress`): the median, how many ranks report, how many are
+    behind the median, and those that are furthest behind, the last one first.
+    """
+
+    median: int
+    ranks: int
+    late: int
+    behind: tuple[Straggler, ...]
+
+
+class Totals(NamedTuple):
+    """What is counted over all nodes of a job, whether or not a snapshot has a row for each.
+
+    Each node counts once in the first six, by its state; those of the first three are in the round. `quiet` and
+    `reported` count nodes of the round again: those without a sign of life, and those that have reported on it.
+    `workers` are those with known ranks. `least_step` and `most_step` are what nodes report as their progress, -1 if
+    none does.
+    """
+
+    participant: int = 0
+    unreachable: int = 0
+    succeeded: int = 0
+    waiting: int = 0
+    spare: int = 0
+    expected: int = 0
+    quiet: int = 0
+    reported: int = 0
+    workers: int = 0
+    least_step: int = -1
+    most_step: int = -1
+    in_place_of: tuple[str, ...] = ()
+    """What was started on nodes, where that was torch's own launcher."""
+    steps: Steps | None = None
+    """None where fewer than two ranks report theirs."""
+
+    @property
+    def in_round(self) -> int:
+        """The nodes of the round."""
+        return self.participant + self.unreachable + self.succeeded
 
 
 class FailureView(NamedTuple):
@@ -129,6 +187,10 @@ class Snapshot(NamedTuple):
     missing: int
     expected: tuple[str, ...]
     nodes: tuple[NodeView, ...]
+    """Of a job of more than `SHOWN_NODES`, those first with which something is the matter."""
+    not_shown: int
+    """Nodes without a row in `nodes`; in a part of all rows, those that follow."""
+    totals: Totals
     ended_rounds: Ledger
     max_restarts: int
     backoff: float
@@ -156,9 +218,14 @@ class JobSummary(NamedTuple):
 class WatchRequest(NamedTuple):
     """Request the state of the job: once, or, with `follow`, again after each change. Answered by `SnapshotPart`s, or
     by `JobList` if the control plane serves many jobs and the greeting names none.
+
+    `first` is for the rows of all nodes of a large job: the snapshot that was sent last is sent again, with the next
+    `PAGE_NODES` rows from this one on. `node` is for the row of one node, by its name, host, address or group rank.
     """
 
     follow: bool = False
+    first: int = -1
+    node: str = ""
 
 
 class RestartCommand(NamedTuple):
@@ -199,7 +266,7 @@ class CollectCommand(NamedTuple):
 
 
 Command = RestartCommand | DrainCommand | StopCommand | ResizeCommand | CollectCommand
-WatcherRequest = WatchRequest | Command
+WatcherRequest = WatchRequest | Taken | Command
 
 
 # Messages to a watcher

@@ -43,6 +43,7 @@ from rallypoint.control.protocol.messages import (
     Request,
     ResumeRequest,
     RoundEnded,
+    Taken,
 )
 
 _Repeated = NodeOperation | ConfirmRequest
@@ -90,7 +91,9 @@ def after_request(held: ResumeState, request: Request, now: float) -> ResumeStat
             )
         case LeaveRequest():
             return held._replace(placement=None, round_over=True, join=None, repeated_requests=())
-        case Heartbeat() | ProgressRequest() | ResumeRequest() | NodeReport() | CollectedPart() | HangReport():
+        case (
+            Heartbeat() | ProgressRequest() | ResumeRequest() | NodeReport() | CollectedPart() | HangReport() | Taken()
+        ):
             return held
         case operation:
             return held._replace(repeated_requests=_with(held.repeated_requests, operation))

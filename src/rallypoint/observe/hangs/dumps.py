@@ -41,8 +41,10 @@ from rallypoint.observe.hangs.messages import (
     Frame,
     GroupRecord,
     RankRecord,
+    Run,
     calls_of,
     place_of,
+    runs_of,
     title,
 )
 from rallypoint.observe.hangs.unpickle import unpickled
@@ -272,11 +274,11 @@ def _collective(entry: DumpedEntry) -> Collective:
     return Collective(entry.collective_seq_id, entry.operation, entry.done, entry.place)
 
 
-def _members(config: Mapping[str, DumpedGroup]) -> dict[tuple[str, str], tuple[int, ...]]:
+def _members(config: Mapping[str, DumpedGroup]) -> dict[tuple[str, str], tuple[Run, ...]]:
     """The ranks of each process group, by its name and description, where they are told."""
     found = {}
     for each in config.values():
         listed = _RANKS.fullmatch(each.ranks)
         if listed is not None and listed[1]:
-            found[each.name, each.desc] = tuple(sorted({int(number) for number in listed[1].split(",")}))
+            found[each.name, each.desc] = runs_of(map(int, listed[1].split(",")))
     return found

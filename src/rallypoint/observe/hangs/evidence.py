@@ -40,6 +40,8 @@ from rallypoint.observe.hangs.messages import (
     ProcessEvidence,
     RankEvidence,
     calls_of,
+    deflated,
+    inflated,
     main_frames,
     waits_for_children,
 )
@@ -61,16 +63,32 @@ class WorkerStacks(msgspec.Struct, frozen=True):
     text: str
     error: str = ""
 
-    def printable(self) -> WorkerStacks:
-        text = "\n".join(printable(line, _MAX_LINE) for line in self.text[:MAX_STACK].split("\n"))
-        return WorkerStacks(self.rank, self.pid, text, printable(self.error))
+
+class _SentStacks(msgspec.Struct, frozen=True, array_like=True):
+    """Workers whose main threads are in the same, as (rank, pid): the text is that of the first."""
+
+    workers: tuple[tuple[int, int], ...]
+    text: str
+    error: str = ""
 
 
-_decoder = msgspec.json.Decoder(tuple[WorkerStacks, ...])
+_decoder = msgspec.json.Decoder(tuple[_SentStacks, ...])
 
 
 def stacks_of(pids: Mapping[int, int]) -> bytes:
-    return msgspec.json.encode(stacks_of_workers(pids))
+    return encode_stacks(stacks_of_workers(pids))
+
+
+def encode_stacks(found: Sequence[WorkerStacks]) -> bytes:
+    """The bytes for an operator: each text once."""
+    alike: dict[object, list[WorkerStacks]] = {}
+    for each in found:
+        alike.setdefault((calls_of(main_frames(each.text)), each.error), []).append(each)
+    sent = [
+        _SentStacks(tuple((each.rank, each.pid) for each in all_), all_[0].text, all_[0].error)
+        for all_ in alike.values()
+    ]
+    return deflated(msgspec.json.encode(sent))
 
 
 def stacks_of_workers(pids: Mapping[int, int], deadline: Deadline | None = None) -> list[WorkerStacks]:
@@ -84,10 +102,20 @@ def stacks_of_workers(pids: Mapping[int, int], deadline: Deadline | None = None)
 
 def decode_stacks(data: bytes) -> Sequence[WorkerStacks]:
     """Raises ValueError if these bytes are no result of `stacks_of`."""
+    return check_stacks(inflated(data))
+
+
+def check_stacks(data: bytes) -> Sequence[WorkerStacks]:
+    """The same for what is not compressed."""
     try:
-        return [each.printable() for each in _decoder.decode(data)]
+        sent = _decoder.decode(data)
     except msgspec.DecodeError as error:
         raise ValueError(str(error)) from None
+    found = []
+    for each in sent:
+        text = "\n".join(printable(line, _MAX_LINE) for line in each.text[:MAX_STACK].split("\n"))
+        found += [WorkerStacks(rank, pid, text, printable(each.error)) for rank, pid in each.workers]
+    return found
 
 
 def _program() -> str | None:

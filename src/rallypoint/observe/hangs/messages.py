@@ -1,15 +1,22 @@
 """The evidence that a node sends about its hanging ranks, as data, and its check on arrival. Pure. Part of it
 are Python frames, read from what py-spy prints, and told whose code they are.
 
-Law: it is checked once, in `decode_evidence`. Lengths and numbers that cannot be are refused, and so is text that does
-not print, since nothing of ours has written it.
+Laws:
+
+1. It is checked once, in `decode_evidence`. Lengths and numbers that cannot be are refused, and so is text that does
+   not print, since nothing of ours has written it.
+2. Many nodes' evidence is small on the way, since it is compressed and ranks are told as runs, and small where it is
+   gathered, since what is equal is kept once (`EvidenceReader`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Annotated, NamedTuple
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -53,6 +60,7 @@ class Call(NamedTuple):
         return f"{self.file}:{self.line}" if self.line else self.file
 
 
+@lru_cache(maxsize=16)
 def main_frames(text: str) -> tuple[Frame, ...]:
     """The frames of the main thread of the first process in what py-spy has printed with whole file names.
 
@@ -93,6 +101,11 @@ def calls_of(frames: Sequence[Frame]) -> tuple[Call, ...]:
     The user's files are named from the folder of the script on (the outermost of them), libraries' from the folder of
     packages on; the last part of a function's qualified name stays.
     """
+    return _calls_of(tuple(frames))
+
+
+@lru_cache(maxsize=1024)
+def _calls_of(frames: tuple[Frame, ...]) -> tuple[Call, ...]:
     root = _root(frames)
     return tuple(
         Call(each.function.rpartition(".")[2] or each.function, _short(each.file, root), _line(each)) for each in frames
@@ -174,7 +187,8 @@ MAX_GROUPS = 32
 """Process groups of one rank that are sent: the first."""
 MAX_KEPT = 8
 """Collectives of one process group that are sent: the last."""
-_MAX_MEMBERS = 65536
+_MAX_MEMBERS = 2**20
+_MAX_RUNS = 65536
 _MAX_WORKERS = 65536
 
 _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
@@ -217,12 +231,42 @@ class Collective(msgspec.Struct, frozen=True, array_like=True):
     place: _Text = ""
 
 
+class Run(msgspec.Struct, frozen=True, array_like=True):
+    """Ranks at equal distances: the first, how many, and from one to the next."""
+
+    first: _Rank
+    count: Annotated[int, msgspec.Meta(ge=1, le=_MAX_MEMBERS)]
+    step: Annotated[int, msgspec.Meta(ge=1, lt=2**32)] = 1
+
+
+def runs_of(ranks: Iterable[int]) -> tuple[Run, ...]:
+    """Ranks in as few runs as can be found by going along them: a group of a mesh is one."""
+    found: list[Run] = []
+    for rank in sorted(set(ranks)):
+        last = found[-1] if found else None
+        if last is not None and last.count == 1:
+            found[-1] = Run(last.first, 2, rank - last.first)
+        elif last is not None and rank == last.first + last.count * last.step:
+            found[-1] = Run(last.first, last.count + 1, last.step)
+        else:
+            found.append(Run(rank, 1))
+    return tuple(found)
+
+
+@lru_cache(maxsize=1024)
+def ranks_of(runs: tuple[Run, ...]) -> tuple[int, ...]:
+    """The ranks of some runs."""
+    return tuple(
+        chain.from_iterable(range(each.first, each.first + each.count * each.step, each.step) for each in runs)
+    )
+
+
 class GroupRecord(msgspec.Struct, frozen=True, array_like=True):
     """The last collectives of one process group on one rank. `members` are global ranks, none if they are not told."""
 
     name: _Text
     description: _Text
-    members: Annotated[tuple[_Rank, ...], msgspec.Meta(max_length=_MAX_MEMBERS)]
+    members: Annotated[tuple[Run, ...], msgspec.Meta(max_length=_MAX_RUNS)]
     last: Annotated[tuple[Collective, ...], msgspec.Meta(max_length=MAX_KEPT)]
 
 
@@ -249,22 +293,89 @@ class NodeEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
     stacks_follow: bool = False
 
 
+MAX_INFLATED = 64 * 1024 * 1024
+"""Bytes of what one node sends, when it is no longer compressed."""
+_MAX_STACKS = 4096
+"""Stacks that are kept whole of all that differ."""
+_MOST_OF_OTHERS = 4
+"""Frames of others that are kept: the innermost."""
 _decoder = msgspec.json.Decoder(NodeEvidence)
+T = TypeVar("T")
+
+
+def deflated(data: bytes) -> bytes:
+    """The bytes for the way."""
+    return zlib.compress(data, 6)
+
+
+def inflated(data: bytes, most: int = MAX_INFLATED) -> bytes:
+    """Undo `deflated`. Raises ValueError for bytes that are something else, or become more than `most`."""
+    inflate = zlib.decompressobj()
+    try:
+        raw = inflate.decompress(data, most)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if inflate.unconsumed_tail or not inflate.eof:
+        raise ValueError(f"it is not whole, or has more than {most} bytes")
+    return raw
 
 
 def encode_evidence(found: NodeEvidence) -> bytes:
-    return msgspec.json.encode(found)
+    return deflated(msgspec.json.encode(found))
 
 
 def decode_evidence(data: bytes) -> NodeEvidence:
     """Raises ValueError for bytes that are something else, or say what cannot be."""
+    return check_evidence(inflated(data))
+
+
+def check_evidence(data: bytes) -> NodeEvidence:
+    """The same for what is not compressed."""
     try:
         found = _decoder.decode(data)
     except msgspec.DecodeError as error:
         raise ValueError(str(error)) from None
     if bad := next((text for text in _texts(found) if not text.isprintable()), None):
         raise ValueError(f"a text of it cannot be printed: {bad[:80]!r}")
+    groups = (group for record in found.records for group in record.groups)
+    if any(sum(run.count for run in group.members) > _MAX_MEMBERS for group in groups):
+        raise ValueError(f"a process group has more than {_MAX_MEMBERS} members")
     return found
+
+
+class EvidenceReader:
+    """Reads the evidence of many nodes, and keeps what is equal once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Any] = {}
+        self._stacks = 0
+
+    def read(self, data: bytes) -> NodeEvidence:
+        """As `decode_evidence`."""
+        found = decode_evidence(data)
+        ranks = (
+            msgspec.structs.replace(
+                each,
+                frames=self._stack(each.frames),
+                kernel=self._once(each.kernel),
+                children=self._once(each.children),
+            )
+            for each in found.ranks
+        )
+        records = (msgspec.structs.replace(each, groups=tuple(map(self._group, each.groups))) for each in found.records)
+        return msgspec.structs.replace(found, ranks=tuple(ranks), records=tuple(records))
+
+    def _stack(self, frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+        if frames not in self._known:
+            self._stacks += 1
+            frames = frames if self._stacks <= _MAX_STACKS else frames[:_MOST_OF_OTHERS]
+        return self._once(frames)
+
+    def _group(self, group: GroupRecord) -> GroupRecord:
+        return GroupRecord(group.name, group.description, self._once(group.members), self._once(group.last))
+
+    def _once(self, value: T) -> T:
+        return self._known.setdefault(value, value)  # type: ignore[no-any-return]
 
 
 def _texts(found: NodeEvidence) -> Iterator[str]:

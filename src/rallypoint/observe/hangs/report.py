@@ -26,8 +26,10 @@ from rallypoint.observe.hangs.messages import (
     ProcessEvidence,
     RankEvidence,
     RankRecord,
+    Run,
     calls_of,
     main_frames,
+    ranks_of,
     short_lines,
     summary_of,
     title,
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 _USUAL = frozenset({"running", "sleeping"})
 """States that say nothing of a hang: what waits sleeps, and what spins runs."""
 DIFFERS = "  <- differs"
+_MAX_RANGES = 16
+"""Ranges of ranks that a line names."""
 
 
 class Found(NamedTuple):
@@ -68,7 +72,12 @@ class Group(NamedTuple):
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    return f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'} ({', '.join(ranges(ranks))})"
+    return f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'} ({_some(ranges(ranks))})"
+
+
+def _some(found: Sequence[str]) -> str:
+    more = f" and {len(found) - _MAX_RANGES} more ranges" if len(found) > _MAX_RANGES else ""
+    return f"{', '.join(found[:_MAX_RANGES])}{more}"
 
 
 def found_of(process: RankEvidence | ProcessEvidence) -> Found:
@@ -117,13 +126,13 @@ def findings(records: Sequence[RankRecord], ranks: Collection[int]) -> list[str]
 
 def _groups(records: Iterable[RankRecord], ranks: Collection[int]) -> list[_ProcessGroup]:
     """By name, description and members: two groups may have the same name on different ranks."""
-    found: dict[tuple[str, str, tuple[int, ...]], dict[int, dict[int, Collective]]] = {}
+    found: dict[tuple[str, str, tuple[Run, ...]], dict[int, dict[int, Collective]]] = {}
     for record in records:
         for group in record.groups:
             by_rank = found.setdefault((group.name, group.description, group.members), {})
             by_rank[record.rank] = {each.sequence: each for each in group.last}
     return [
-        _ProcessGroup(title(name, description), members or _seen(description, by_rank, ranks), by_rank)
+        _ProcessGroup(title(name, description), ranks_of(members) or _seen(description, by_rank, ranks), by_rank)
         for (name, description, members), by_rank in found.items()
     ]
 
@@ -172,7 +181,7 @@ def _place(collective: Collective | None) -> str:
 
 def _ranks(ranks: Iterable[int]) -> str:
     found = ranges(ranks)
-    return f"rank{'' if len(found) == 1 and '-' not in found[0] else 's'} {', '.join(found)}"
+    return f"rank{'' if len(found) == 1 and '-' not in found[0] else 's'} {_some(found)}"
 
 
 MAX_LINES = 60
@@ -186,12 +195,14 @@ _MAX_HOSTS = 4
 """Nodes that are named where many are meant."""
 
 
-def report_lines(nodes: Sequence[NodeEvidence], missing: Sequence[str] = ()) -> list[str]:
-    """The report of a job that hangs, `MAX_LINES` at most; `missing` are names of the nodes that did not answer."""
+def report_lines(nodes: Sequence[NodeEvidence], missing: Sequence[str] = (), more: int = 0) -> list[str]:
+    """The report of a job that hangs, `MAX_LINES` at most; `missing` are names of nodes without evidence, and `more` is
+    how many others there are of those.
+    """
     ranks = [rank for node in nodes for rank in node.ranks]
     groups = groups_of(ranks)
     first = [f"  {line}" for line in (*group_lines(groups), *_recorded(nodes))]
-    last = [*_without_stacks(nodes), *_missing(missing), *_where(nodes)]
+    last = [*_without_stacks(nodes), *_missing(missing, more), *_where(nodes)]
     stacks = list(_stacks(groups, ranks))
     room = MAX_LINES - len(first) - len(last)
     if len(stacks) > room:
@@ -199,17 +210,36 @@ def report_lines(nodes: Sequence[NodeEvidence], missing: Sequence[str] = ()) -> 
     return [*first, *stacks, *last]
 
 
-def stack_lines(found: Sequence[WorkerStacks]) -> list[str]:
-    """Stacks of workers that an operator has asked for: who is where, and below that the threads of one of each."""
-    texts = {each.rank: each for each in found}
-    groups = groups_of(
-        RankEvidence(each.rank, each.error or "running", frames=main_frames(each.text)[:MAX_FRAMES]) for each in found
-    )
-    lines = [each.line for each in groups]
-    for group in groups:
-        if shown := short_lines(texts[group.ranks[0]].text):
-            lines += ["", group.line, *shown]
-    return lines
+class GatheredStacks:
+    """Stacks of workers that an operator has asked for: who is where, and the threads of one of each."""
+
+    def __init__(self) -> None:
+        self._ranks: list[RankEvidence] = []
+        self._texts: dict[Found, str] = {}
+        self.any_found = False
+        """Whether any worker has a stack."""
+
+    def add(self, found: Iterable[WorkerStacks]) -> None:
+        for each in found:
+            rank = RankEvidence(each.rank, each.error or "running", frames=main_frames(each.text)[:MAX_FRAMES])
+            self._texts.setdefault(found_of(rank), each.text)
+            self._ranks.append(rank)
+            self.any_found |= not each.error
+
+    def lines(self) -> list[str]:
+        groups = groups_of(self._ranks)
+        lines = group_lines(groups)
+        for group in groups[:_MAX_GROUPS]:
+            if shown := short_lines(self._texts[group.found]):
+                lines += ["", group.line, *shown]
+        return lines
+
+
+def stack_lines(found: Iterable[WorkerStacks]) -> list[str]:
+    """The same of one node."""
+    gathered = GatheredStacks()
+    gathered.add(found)
+    return gathered.lines()
 
 
 def group_lines(groups: Sequence[Group]) -> list[str]:
@@ -275,8 +305,8 @@ def _without_stacks(nodes: Sequence[NodeEvidence]) -> list[str]:
     ]
 
 
-def _missing(names: Sequence[str]) -> list[str]:
-    return [f"  no evidence came from {_names(names)}"] if names else []
+def _missing(names: Sequence[str], more: int) -> list[str]:
+    return [f"  no evidence came from {_names(names, more)}"] if names or more else []
 
 
 def _where(nodes: Sequence[NodeEvidence]) -> list[str]:
@@ -285,6 +315,8 @@ def _where(nodes: Sequence[NodeEvidence]) -> list[str]:
     return [f"  all of it: {', '.join(kept[:_MAX_HOSTS])}{more}"] if kept else []
 
 
-def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_HOSTS} more" if len(names) > _MAX_HOSTS else ""
-    return f"{', '.join(names[:_MAX_HOSTS])}{more}"
+def _names(names: Sequence[str], more: int = 0) -> str:
+    named = names[:_MAX_HOSTS]
+    more += len(names) - len(named)
+    rest = f"{more} more" if named else f"{more} nodes"
+    return " and ".join(each for each in (", ".join(named), rest if more else "") if each)

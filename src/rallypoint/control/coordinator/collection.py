@@ -1,0 +1,147 @@
+"""What many nodes are asked for on behalf of one receiver: a watcher, or the node that reports a hang. Pure.
+
+Laws:
+
+1. Few nodes are asked at a time, and the next one only when the receiver has read all that an earlier one has sent:
+   whoever reads slowly is sent slowly, and is not cut off for that.
+2. What is passed on is bounded, for each node and in all. Nodes for which nothing is left are not asked, and counted.
+3. A node that does not answer in time is no longer awaited.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from rallypoint.base.light_typing import NamedTuple
+from rallypoint.control.membership.state import NodeId
+from rallypoint.control.protocol.messages import CollectKind
+
+_KIB, _MIB = 1024, 1024 * 1024
+_MOST_OF_FEW = 4 * _MIB
+"""Bytes of one node that are passed on if there are few nodes."""
+
+
+class Limits(NamedTuple):
+    """`at_once` is how many nodes are asked at a time, `seconds` what each has, `longest` what all have. Of one node so
+    many bytes are passed on in any case, and so many of all.
+    """
+
+    at_once: int
+    of_node: int
+    of_all: int
+    seconds: float
+    longest: float
+
+
+LIMITS: Mapping[CollectKind, Limits] = {
+    CollectKind.HANG: Limits(1024, 64 * _KIB, 64 * _MIB, 15.0, 60.0),
+    CollectKind.STACKS: Limits(1024, 64 * _KIB, 64 * _MIB, 30.0, 300.0),
+    CollectKind.BUNDLE: Limits(32, 2 * _MIB, 256 * _MIB, 30.0, 900.0),
+}
+"""What is unread at a time fits into what a connection may leave unread (`control.coordinator.connection`)."""
+
+
+class Collection:
+    """One collection, from the first request on.
+
+    Args:
+        kind: what is collected.
+        nodes: the nodes, in the order in which they are asked.
+        in_reach: whether a node can be asked now.
+        ask: asks some nodes.
+        now: seconds on the clock of all times.
+    """
+
+    def __init__(
+        self,
+        kind: CollectKind,
+        nodes: Sequence[NodeId],
+        in_reach: Callable[[NodeId], bool],
+        ask: Callable[[Sequence[NodeId]], None],
+        now: float,
+    ) -> None:
+        self.limits = LIMITS[kind]
+        self._of_node = max(self.limits.of_node, min(_MOST_OF_FEW, self.limits.of_all // max(1, len(nodes))))
+        self._left = deque(nodes)
+        self._in_reach = in_reach
+        self._ask = ask
+        self._until: dict[NodeId, float] = {}
+        """Nodes that were asked and are not read, and until when they are awaited and hold up the next ones."""
+        self._sizes: dict[NodeId, int] = {}
+        """Those that have not sent all of it, and how many bytes they have."""
+        self._unread: deque[NodeId] = deque()
+        """Those that have, but the receiver has not read it."""
+        self._size = 0
+        self._is_full = False
+        """Whether no more nodes are asked: there is no room for what they would send, or no time."""
+        self._ends_at = now + self.limits.longest
+        self.silent: list[NodeId] = []
+        self.lost: list[NodeId] = []
+        self.cut: dict[NodeId, None] = {}
+        """Nodes that have sent too much, in order."""
+        self._ask_more(now)
+
+    def __contains__(self, node: NodeId) -> bool:
+        """Whether a node was asked and has not sent all of it."""
+        return node in self._sizes
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is expected."""
+        return not self._sizes and (not self._left or self._is_full)
+
+    @property
+    def not_asked(self) -> int:
+        """The number of nodes that were not asked."""
+        return len(self._left)
+
+    def pass_on(self, node: NodeId, data: bytes, is_last: bool) -> bytes:
+        """A node of it has sent a part. Returns what of that is passed on."""
+        size = self._sizes[node] = self._sizes[node] + len(data)
+        self._size += len(data)
+        self._is_full = self._is_full or self._size > self.limits.of_all
+        if size > self._of_node or self._is_full:
+            self.cut[node] = None
+        if is_last:
+            del self._sizes[node]
+            self._unread.append(node)
+        return b"" if node in self.cut else data
+
+    def taken(self, now: float) -> None:
+        """The receiver has read all of one node."""
+        if self._unread:
+            self._until.pop(self._unread.popleft(), None)
+            self._ask_more(now)
+
+    def forget(self, node: NodeId, now: float) -> None:
+        """A node is gone."""
+        if self._sizes.pop(node, None) is not None:
+            del self._until[node]
+            self.lost.append(node)
+            self._ask_more(now)
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        self._is_full = self._is_full or now >= self._ends_at
+        for node in [each for each, until in self._until.items() if min(until, self._ends_at) <= now]:
+            del self._until[node]
+            if self._sizes.pop(node, None) is not None:
+                self.silent.append(node)
+        self._ask_more(now)
+
+    def wake_at(self) -> float:
+        """The time at which `tick` has something to do."""
+        return min(self._ends_at, next(iter(self._until.values()), self._ends_at))
+
+    def _ask_more(self, now: float) -> None:
+        wave: list[NodeId] = []
+        while self._left and not self._is_full and len(self._until) < self.limits.at_once:
+            node = self._left.popleft()
+            if self._in_reach(node):
+                self._until[node], self._sizes[node] = now + self.limits.seconds, 0
+                wave.append(node)
+            else:
+                self.lost.append(node)
+        if wave:
+            self._ask(wave)

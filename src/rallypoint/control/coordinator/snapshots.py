@@ -1,0 +1,392 @@
+"""Snapshots of a job for those who watch it: what is copied for one, and what is made of that. Pure.
+
+Laws:
+
+1. `JobView` is taken with the dispatcher's lock held, while the nodes wait: it holds what never changes, and copies of
+   the rest. All other work is done without the lock.
+2. A job of up to `SHOWN_NODES` nodes has a row for each. Of a larger one the snapshot has those with which something is
+   the matter, the worst first, and a few others; what is counted is counted over all.
+3. What follows from the members of a round, or from the reports of its nodes, is worked out once for all snapshots.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, filterfalse
+from typing import NamedTuple
+
+from rallypoint.control.coordinator.coordinator import Coordinator
+from rallypoint.control.coordinator.notifications import Event, Failure, verdict_sentence
+from rallypoint.control.membership.endings import missing
+from rallypoint.control.membership.rules import ClockView, assign_worker_ranks, backoff_ends
+from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Settings, State, name_of
+from rallypoint.control.protocol.messages import NodeReport
+from rallypoint.control.protocol.observation import (
+    PAGE_NODES,
+    SHOWN_NODES,
+    EventKind,
+    FailureView,
+    JobEvent,
+    JobSummary,
+    NodeState,
+    NodeView,
+    Phase,
+    Snapshot,
+    SnapshotPart,
+    Steps,
+    Straggler,
+    Totals,
+    snapshot_parts,
+)
+
+_LEAST_SHOWN = 8
+"""Rows of a large job with which nothing is the matter."""
+_MOST_BEHIND = 100
+"""Ranks behind the others that a snapshot names."""
+_LAGS = 2
+"""Steps behind the median from which a node is shown: a worker may report a step a moment after the others."""
+_SILENT = 0.75
+"""The part of the lease after which a silent node is shown: beyond any pause between heartbeats."""
+
+
+class _Report(NamedTuple):
+    """A report, and when it came."""
+
+    said: NodeReport
+    at: float
+
+    def aged(self, now: float) -> NodeReport:
+        """The report with its ages as they are now."""
+        since = now - self.at
+        progress_age = self.said.progress_age
+        return self.said._replace(
+            progress_age=progress_age if progress_age < 0 else progress_age + since,
+            output_ages=tuple(each if each < 0 else each + since for each in self.said.output_ages),
+        )
+
+
+@dataclass(slots=True)
+class Reports:
+    """The last report of each node."""
+
+    by_node: dict[NodeId, _Report] = field(default_factory=dict)
+    changes: int = 0
+    """Counts them."""
+
+    def add(self, node: NodeId, report: NodeReport, now: float) -> NodeReport | None:
+        """A node has reported. Returns its report before."""
+        before = self.by_node.get(node)
+        self.by_node[node] = _Report(report, now)
+        self.changes += 1
+        return None if before is None else before.said
+
+    def forget(self, node: NodeId) -> None:
+        """A node is gone."""
+        self.changes += self.by_node.pop(node, None) is not None
+
+
+class JobView(NamedTuple):
+    """All that snapshots of one moment are made of."""
+
+    now: float
+    incarnation: str
+    state: State
+    settings: Settings
+    clock: ClockView
+    phase_since: float | None
+    failures: tuple[Failure, ...]
+    events: tuple[Event, ...]
+    last_heard: Callable[[], Mapping[NodeId, float]]
+    reports: Mapping[NodeId, _Report]
+    reports_changes: int
+
+    @classmethod
+    def of(cls, job: Coordinator, reports: Reports, now: float) -> JobView:
+        """The view of a job at this moment."""
+        return cls(
+            now,
+            job.incarnation,
+            job.state,
+            job.settings,
+            job.clock_view(now),
+            job.history.phase_since,
+            tuple(job.history.failures),
+            tuple(job.history.events),
+            job.sessions.copied(),
+            dict(reports.by_node),
+            reports.changes,
+        )
+
+
+class _Place(NamedTuple):
+    """A node in its list of the state; for a participant of the running round with its ranks, -1 if not known."""
+
+    node: NodeId
+    kind: NodeState
+    info: NodeInfo | None = None
+    group_rank: int = -1
+    first_rank: int = -1
+
+
+class _Reported(NamedTuple):
+    """What the reports of a round say in all."""
+
+    nodes: int
+    least_step: int
+    most_step: int
+    in_place_of: tuple[str, ...]
+    steps: Steps | None
+    lagging: tuple[NodeId, ...]
+    """The nodes of ranks that are behind by more than a step, the last one first."""
+
+
+class SnapshotMaker:
+    """Makes the snapshots of one job. For any thread: what it remembers is replaced as a whole."""
+
+    def __init__(self) -> None:
+        self._places: tuple[Mapping[NodeId, object], bool, Sequence[_Place], int] = ({}, False, (), 0)
+        """The nodes of a round in order, with what that follows from; and the number of their workers."""
+        self._reported: tuple[tuple[int, int, Sequence[_Place]], _Reported] | None = None
+
+    def row(self, view: JobView, node: NodeId) -> Snapshot:
+        """The snapshot with the row of this node."""
+        every = list(self._all(view.state))
+        found = [each for each in every if each.node == node]
+        return self._snapshot(view, view.last_heard(), found, len(every) - len(found))
+
+    def page(self, view: JobView, first: int) -> Snapshot:
+        """The snapshot with the rows from this one on, as many as one may have."""
+        every = list(self._all(view.state))
+        end = first + PAGE_NODES
+        return self._snapshot(view, view.last_heard(), every[first:end], max(0, len(every) - end))
+
+    def snapshot(self, view: JobView) -> Snapshot:
+        """The snapshot that is sent to those who ask for no rows in particular."""
+        every, heard = list(self._all(view.state)), view.last_heard()
+        shown = every if len(every) <= SHOWN_NODES else self._first(view, every, heard)
+        return self._snapshot(view, heard, shown, len(every) - len(shown))
+
+    def _all(self, state: State) -> Iterable[_Place]:
+        """The nodes of all lists, those of the round by their ranks."""
+        known = self._places
+        if known[0] is not state.participants or known[1] != state.complete:
+            places = tuple(_participants(state))
+            workers = sum(each.info.local_world_size for each in places if each.first_rank >= 0 and each.info)
+            known = self._places = (state.participants, state.complete, places, workers)
+        return chain(
+            known[2],
+            (_Place(node, NodeState.WAITING, info) for node, info in state.wait_list.items()),
+            (_Place(node, NodeState.SPARE, info) for node, info in state.redundancy_list.items()),
+            (_Place(node, NodeState.EXPECTED, None, rank) for node, rank in state.survivors.items()),
+        )
+
+    def _first(self, view: JobView, every: Sequence[_Place], heard: Mapping[NodeId, float]) -> Sequence[_Place]:
+        """Those of many that are shown: the kinds of trouble in order, then the first nodes."""
+        state, silent_since = view.state, view.now - _SILENT * view.settings.lease
+        silent = [(at, node) for node, at in heard.items() if at <= silent_since]
+        leaving = () if state.preempted is None else (state.preempted.node,)
+        kinds: tuple[Iterable[NodeId], ...] = (
+            filterfalse(heard.__contains__, state.participants),
+            state.survivors,
+            heapq.nsmallest(SHOWN_NODES, state.quiet),
+            (node for _, node in heapq.nsmallest(SHOWN_NODES, silent)),
+            leaving,
+            self._said(view).lagging,
+            state.wait_list,
+            state.redundancy_list,
+        )
+        found: dict[NodeId, None] = {}
+        for node in chain.from_iterable(kinds):
+            if len(found) == SHOWN_NODES:
+                break
+            found[node] = None
+        places = {each.node: each for each in every if each.node in found} if found else {}
+        for each in every[:_LEAST_SHOWN]:
+            if len(places) < _LEAST_SHOWN:
+                found[each.node], places[each.node] = None, each
+        return [places[node] for node in found if node in places]
+
+    def _said(self, view: JobView) -> _Reported:
+        places = self._places[2]
+        key = (view.reports_changes, view.state.round, places)
+        known = self._reported
+        if known is None or known[0][:2] != key[:2] or known[0][2] is not places:
+            known = self._reported = (key, _reported(view, places))
+        return known[1]
+
+    def _snapshot(
+        self, view: JobView, heard: Mapping[NodeId, float], places: Iterable[_Place], not_shown: int
+    ) -> Snapshot:
+        state, settings, now = view.state, view.settings, view.now
+        short = 0 if state.complete else max(0, settings.min_nodes - len(state.participants))
+        held = state.restart_delay and not state.complete
+        return Snapshot(
+            job=settings.run_id,
+            incarnation=view.incarnation,
+            phase=phase_of(state, settings),
+            phase_for=0.0 if view.phase_since is None else now - view.phase_since,
+            round=state.round,
+            min_nodes=settings.min_nodes,
+            max_nodes=settings.max_nodes,
+            missing=short,
+            expected=() if state.complete else missing(state, settings),
+            nodes=tuple(_row(view, heard, each) for each in places),
+            not_shown=not_shown,
+            totals=self._totals(state, heard, self._said(view)),
+            ended_rounds=state.ledger,
+            max_restarts=state.max_restarts,
+            backoff=max(0.0, backoff_ends(state, view.clock) - now) if held else 0.0,
+            failures=tuple(_failure(each, now) for each in view.failures),
+            events=tuple(_event(each, now) for each in view.events),
+            detail="" if state.verdict is None else verdict_sentence(state.verdict),
+        )
+
+    def _totals(self, state: State, heard: Mapping[NodeId, float], said: _Reported) -> Totals:
+        connected = sum(map(heard.__contains__, state.participants))
+        succeeded = (
+            sum(each in heard for each in state.succeeded if each in state.participants) if state.complete else 0
+        )
+        return Totals(
+            participant=connected - succeeded,
+            unreachable=len(state.participants) - connected,
+            succeeded=succeeded,
+            waiting=len(state.wait_list),
+            spare=len(state.redundancy_list),
+            expected=len(state.survivors),
+            quiet=len(state.quiet),
+            reported=said.nodes,
+            workers=self._places[3],
+            least_step=said.least_step,
+            most_step=said.most_step,
+            in_place_of=said.in_place_of,
+            steps=said.steps,
+        )
+
+
+class PendingSnapshot:
+    """A message to watchers that is made when it is delivered, once for all of them."""
+
+    def __init__(self, view: JobView, make: Callable[[JobView], Snapshot]) -> None:
+        self._view = view
+        self._make = make
+        self._parts: Sequence[SnapshotPart] = ()
+
+    def parts(self) -> Sequence[SnapshotPart]:
+        """The messages."""
+        if not self._parts:
+            self._parts = snapshot_parts(self._make(self._view))
+        return self._parts
+
+
+_PHASE_OF_OUTCOME = {
+    Outcome.SUCCEEDED: Phase.SUCCEEDED,
+    Outcome.FAILED: Phase.FAILED,
+    Outcome.STOPPED: Phase.STOPPED,
+}
+
+
+def phase_of(state: State, settings: Settings) -> Phase:
+    """The phase of the job."""
+    if state.verdict is not None:
+        return _PHASE_OF_OUTCOME[state.verdict.outcome]
+    if state.complete:
+        return Phase.RUNNING
+    if len(state.participants) < settings.min_nodes:
+        return Phase.WAITING
+    return Phase.HELD_BACK if state.restart_delay else Phase.FORMING
+
+
+def summary_of(state: State, settings: Settings) -> JobSummary:
+    """One entry of a list of jobs."""
+    nodes = len(state.participants)
+    return JobSummary(settings.run_id, phase_of(state, settings), state.round, nodes, settings.max_nodes)
+
+
+def _participants(state: State) -> Iterator[_Place]:
+    in_order = sorted(state.participants.items(), key=lambda entry: (entry[1].rank, entry[0]))
+    ranks = assign_worker_ranks([(each.node_info.role, each.node_info.local_world_size) for _, each in in_order])
+    for place, ((node, each), own) in enumerate(zip(in_order, ranks, strict=True)):
+        # Where an earlier one has succeeded and left, its number of workers is not known.
+        first = own.base_rank if state.complete and place == each.rank else -1
+        yield _Place(node, NodeState.PARTICIPANT, each.node_info, each.rank if state.complete else -1, first)
+
+
+def _row(view: JobView, heard: Mapping[NodeId, float], place: _Place) -> NodeView:
+    node, kind, info, group_rank, first_rank = place
+    state, heard_at = view.state, heard.get(node, math.inf)
+    report = view.reports.get(node)
+    runs = kind is NodeState.PARTICIPANT and state.complete
+    return NodeView(
+        name_of(state, node),
+        node.host,
+        node.addr,
+        node.pid,
+        kind,
+        connected=node in heard,
+        silent_for=-1.0 if heard_at == math.inf else max(0.0, view.now - heard_at),
+        group_rank=group_rank,
+        first_rank=first_rank,
+        workers=0 if info is None else info.local_world_size,
+        role="" if info is None else info.role,
+        succeeded=runs and node in state.succeeded,
+        report=report.aged(view.now) if runs and report is not None and report.said.round == state.round else None,
+        quiet=node in state.quiet,
+    )
+
+
+def _reported(view: JobView, places: Sequence[_Place]) -> _Reported:
+    if not view.state.complete:
+        return _Reported(0, -1, -1, (), None, ())
+    found = [
+        (place, report.said)
+        for place in places
+        if (report := view.reports.get(place.node)) is not None and report.said.round == view.state.round
+    ]
+    reached = [report.progress for _, report in found if report.progress >= 0]
+    steps = [(place, report.steps) for place, report in found if place.first_rank >= 0 and report.steps]
+    every = sorted(chain.from_iterable(each for _, each in steps))
+    every = every[bisect_left(every, 0) :]
+    behind: list[tuple[int, int, _Place]] = []
+    if len(every) > 1:
+        median = every[len(every) // 2]
+        late = (
+            (step, place.first_rank + local, place)
+            for place, told in steps
+            if min(told) < median
+            for local, step in enumerate(told)
+            if 0 <= step < median
+        )
+        behind = heapq.nsmallest(_MOST_BEHIND, late, key=lambda each: each[:2])
+    return _Reported(
+        len(found),
+        min(reached, default=-1),
+        max(reached, default=-1),
+        tuple(sorted({report.in_place_of for _, report in found if report.in_place_of})),
+        _steps(view.state, every, behind),
+        tuple(place.node for step, _, place in behind if step <= median - _LAGS),
+    )
+
+
+def _steps(state: State, every: Sequence[int], behind: Sequence[tuple[int, int, _Place]]) -> Steps | None:
+    if len(every) < 2:
+        return None
+    median = every[len(every) // 2]
+    named = (Straggler(rank, name_of(state, place.node), step, median - step) for step, rank, place in behind)
+    return Steps(median, len(every), bisect_left(every, median), tuple(named))
+
+
+def _failure(failure: Failure, now: float) -> FailureView:
+    at, round_, node, cause, detail = failure
+    if cause is None:
+        return FailureView(now - at, round_, node, node, -1, -1, 0, 0, detail)
+    ranks = cause.rank, cause.local_rank
+    return FailureView(now - at, round_, node, cause.host, *ranks, cause.pid, cause.exitcode, cause.headline)
+
+
+def _event(event: Event, now: float) -> JobEvent:
+    at, number, kind, round_, text, node = event
+    return JobEvent(number, now - at, EventKind(kind), round_, text, node)

@@ -1,0 +1,120 @@
+"""Many nodes are asked a few at a time; what they send is bounded, and who is left out is counted."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.control.coordinator.collection import LIMITS, Collection
+from rallypoint.control.membership.state import NodeId
+from rallypoint.control.protocol.messages import CollectKind
+from tests.unit.coordinator.test_snapshots import node_id
+
+BUNDLE = LIMITS[CollectKind.BUNDLE]
+
+
+class Collected:
+    def __init__(self, nodes: int, kind: CollectKind = CollectKind.BUNDLE) -> None:
+        self.nodes = [node_id(number) for number in range(nodes)]
+        self.asked: list[NodeId] = []
+        self.away: set[NodeId] = set()
+        self.made = Collection(kind, self.nodes, self._in_reach, self.asked.extend, 0.0)
+
+    def _in_reach(self, node: NodeId) -> bool:
+        return node not in self.away
+
+
+def test_the_next_are_asked_when_the_receiver_has_read_and_not_before() -> None:
+    job = Collected(3 * BUNDLE.at_once)
+    assert job.asked == job.nodes[: BUNDLE.at_once]
+    for node in list(job.asked):
+        assert job.made.pass_on(node, b"all of it", True) == b"all of it"
+    assert len(job.asked) == BUNDLE.at_once, "nothing is read yet"
+    for at in range(BUNDLE.at_once):
+        job.made.taken(1.0)
+        assert len(job.asked) == BUNDLE.at_once + at + 1
+    assert not job.made.is_over
+
+
+def test_a_receiver_that_reads_nothing_holds_up_the_others_for_a_while_only() -> None:
+    job = Collected(2 * BUNDLE.at_once)
+    for node in list(job.asked):
+        job.made.pass_on(node, b"", True)
+    job.made.tick(BUNDLE.seconds)
+    assert job.asked == job.nodes
+    assert job.made.silent == []
+
+
+def test_who_does_not_answer_makes_room_and_is_named() -> None:
+    job = Collected(BUNDLE.at_once + 1)
+    job.made.tick(BUNDLE.seconds - 0.1)
+    assert len(job.asked) == BUNDLE.at_once
+    assert job.made.wake_at() == BUNDLE.seconds
+    job.made.tick(BUNDLE.seconds)
+    assert job.made.silent == job.nodes[:-1]
+    assert job.asked == job.nodes
+
+
+def test_nodes_that_are_gone_when_it_is_their_turn_are_not_asked() -> None:
+    job = Collected(BUNDLE.at_once + 3)
+    job.away = set(job.nodes[-2:])
+    job.made.forget(job.nodes[0], 1.0)
+    assert job.asked == job.nodes[:-2]
+    assert job.made.lost == [job.nodes[0]]
+    job.made.forget(job.nodes[1], 1.0)
+    assert job.made.lost == [job.nodes[0], job.nodes[1], *job.nodes[-2:]]
+
+
+def test_beyond_what_there_is_room_for_nobody_is_asked() -> None:
+    job = Collected(12_500)
+    part = bytes(BUNDLE.of_node)
+    passed, turn = 0, 0
+    while not job.made.is_over:
+        passed += len(job.made.pass_on(job.asked[turn], part, True))
+        job.made.taken(1.0)
+        turn += 1
+    assert passed == BUNDLE.of_all
+    assert len(job.made.cut) == len(job.asked) - passed // len(part)
+    assert job.made.not_asked == 12_500 - len(job.asked) > 12_000
+
+
+def test_one_node_that_sends_too_much_takes_nothing_from_the_others() -> None:
+    job = Collected(1000, CollectKind.STACKS)
+    most = LIMITS[CollectKind.STACKS].of_node
+    assert job.made.pass_on(job.nodes[0], bytes(2 * most), False) == b""
+    assert job.made.pass_on(job.nodes[0], b"rest", True) == b""
+    assert job.made.pass_on(job.nodes[1], b"x", True) == b"x"
+    assert list(job.made.cut) == [job.nodes[0]]
+
+
+def test_all_of_it_ends_in_time() -> None:
+    job = Collected(12_500)
+    now = 0.0
+    while not job.made.is_over:
+        now = job.made.wake_at()
+        job.made.tick(now)
+    assert now == BUNDLE.longest
+    assert len(job.made.silent) + job.made.not_asked == 12_500
+
+
+@given(st.integers(0, 200), st.lists(st.tuples(st.sampled_from(["send", "read", "lose", "wait"]), st.integers(0, 200))))
+def test_every_node_ends_in_one_place(nodes: int, events: list[tuple[str, int]]) -> None:
+    job = Collected(nodes)
+    now, whole = 0.0, 0
+    for what, number in [*events, *[("wait", 200)] * 8]:
+        node = node_id(number)
+        if what == "send" and node in job.made:
+            job.made.pass_on(node, b"x", True)
+            whole += 1
+        elif what == "read":
+            job.made.taken(now)
+        elif what == "lose":
+            job.away.add(node)
+            job.made.forget(node, now)
+        elif what == "wait":
+            now += number
+            job.made.tick(now)
+        assert len(job.made._until) <= BUNDLE.at_once
+        assert set(job.made._sizes) <= set(job.made._until)
+    assert job.made.is_over
+    assert whole + len(job.made.silent) + len(job.made.lost) + job.made.not_asked == nodes

@@ -1,0 +1,223 @@
+"""A snapshot of a large job: counts over all nodes, a few rows, all rows in parts, and a reader that is not overrun."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.control.coordinator.coordinator import Coordinator
+from rallypoint.control.coordinator.operators import Watchers
+from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.membership.state import NodeId, NodeInfo, Participant, Settings, State
+from rallypoint.control.protocol.messages import NodeReport, ReportRequested, Taken
+from rallypoint.control.protocol.observation import (
+    PAGE_NODES,
+    SHOWN_NODES,
+    CommandReply,
+    NodeState,
+    Snapshot,
+    SnapshotPart,
+    WatcherNotification,
+    WatchRequest,
+    decode_snapshot,
+)
+from rallypoint.observe.status import node_state, status_lines
+from tests.unit.observe.snapshots import totals_of
+
+WATCHER = 10**6
+INFO = NodeInfo("default", 8, "", 7000, None, 3)
+
+
+def node_id(number: int) -> NodeId:
+    return NodeId(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 1000 + number, number, f"n{number}")
+
+
+class Large:
+    """A job whose round of so many nodes runs, as its coordinator has it; all of them were just heard."""
+
+    def __init__(self, nodes: int) -> None:
+        self.now = 100.0
+        self.coordinator = Coordinator(Settings("job", nodes, nodes), "inc")
+        self.nodes = [node_id(number) for number in range(nodes)]
+        for number, node in enumerate(self.nodes):
+            self.coordinator.open(number, SessionRecord(node, node.addr), self.now)
+        members = {node: Participant(INFO, number) for number, node in enumerate(self.nodes)}
+        self.coordinator.state = State(complete=True, participants=members)
+        self.watchers = Watchers(self.coordinator)
+        self.watchers.open(WATCHER)
+
+    def ask(self, request: WatchRequest | Taken) -> list[WatcherNotification]:
+        self.watchers.receive(WATCHER, request, self.now, "")
+        return self.told()
+
+    def told(self) -> list[WatcherNotification]:
+        found: list[WatcherNotification] = []
+        for _, message in self.watchers.pop_sends():
+            self.watchers.deliverer(found.append)(message)
+        return found
+
+    def asked(self) -> int:
+        """How many nodes were asked for a report since the last look."""
+        return sum(isinstance(each, ReportRequested) for _, each in self.coordinator.pop_sends())
+
+    def snapshot(self) -> Snapshot:
+        return self.watchers.snapshot(self.now)()
+
+    def page(self, first: int) -> Snapshot:
+        return snapshot_in(self.ask(WatchRequest(first=first)))
+
+    def all_rows(self) -> Snapshot:
+        part = self.page(0)
+        rows = [*part.nodes]
+        while part.not_shown:
+            part = self.page(len(rows))
+            rows += part.nodes
+        return part._replace(nodes=tuple(rows))
+
+
+def snapshot_in(told: list[WatcherNotification]) -> Snapshot:
+    return decode_snapshot(b"".join(each.data for each in told if isinstance(each, SnapshotPart)))
+
+
+def test_a_small_job_has_a_row_for_each_node_in_the_order_of_ranks() -> None:
+    seen = Large(SHOWN_NODES).snapshot()
+    assert [each.group_rank for each in seen.nodes] == list(range(SHOWN_NODES))
+    assert seen.not_shown == 0
+
+
+def test_a_large_job_has_the_nodes_with_which_something_is_the_matter() -> None:
+    job = Large(5000)
+    state = job.coordinator.state
+    job.coordinator.sessions.close(4000)
+    waiting, spare = node_id(7000), node_id(7001)
+    job.coordinator.state = state._replace(
+        quiet=frozenset({job.nodes[4001]}), wait_list={waiting: INFO}, redundancy_list={spare: INFO}
+    )
+    for _ in range(2):
+        job.now += 0.45 * job.coordinator.settings.lease
+        for number in range(5000):
+            if number != 4002:
+                job.coordinator.sessions.liveness.heard(number, job.now)
+    job.ask(WatchRequest())
+    for number, node in enumerate(job.nodes[:1024]):
+        job.watchers.report(node, NodeReport(0, progress=50, steps=(50,) * 7 + (50 - (number == 700) * 9,)), job.now)
+    seen = job.snapshot()
+    assert [each.host for each in seen.nodes] == ["n4000", "n4001", "n4002", "n700", "n7000", "n7001", "n0", "n1"]
+    assert [node_state(each) for each in seen.nodes[:1]] == ["unreachable"]
+    assert seen.not_shown == 5002 - 8
+    assert seen.totals == totals_of(job.all_rows().nodes)
+    lines = status_lines(seen)
+    assert "nodes     5000 (min 5000, max 5000), 1 unreachable, 1 waiting, 1 spare, 1 quiet" in lines
+    assert "progress  step 50, of 1024 nodes that have reported" in lines
+    assert "and 4994 more nodes" in lines
+
+
+def test_of_very_many_in_trouble_as_many_are_shown_as_of_a_small_job() -> None:
+    job = Large(3000)
+    job.coordinator.state = job.coordinator.state._replace(quiet=frozenset(job.nodes))
+    seen = job.snapshot()
+    assert (len(seen.nodes), seen.not_shown, seen.totals.quiet) == (SHOWN_NODES, 3000 - SHOWN_NODES, 3000)
+
+
+def test_all_rows_come_in_parts_of_one_moment() -> None:
+    job = Large(2 * PAGE_NODES + 5)
+    first = job.page(0)
+    job.coordinator.sessions.close(1500)
+    job.coordinator.state = State(round=1, survivors={job.nodes[0]: 0})
+    rest = [job.page(PAGE_NODES), job.page(2 * PAGE_NODES)]
+    assert [(len(each.nodes), each.not_shown) for each in (first, *rest)] == [(1000, 1005), (1000, 5), (5, 0)]
+    rows = [row for each in (first, *rest) for row in each.nodes]
+    assert [each.group_rank for each in rows] == list(range(len(job.nodes)))
+    assert all(each.connected for each in rows)
+    assert job.page(10**6).nodes == ()
+
+
+@pytest.mark.parametrize("name", ["n1234", "10.0.4.210", "2234@n1234", "1234"])
+def test_one_node_is_shown_by_any_of_its_names(name: str) -> None:
+    (row,) = snapshot_in(Large(2000).ask(WatchRequest(node=name))).nodes
+    assert row.group_rank == 1234
+
+
+def test_a_node_that_there_is_not_is_said_so() -> None:
+    (reply,) = Large(2000).ask(WatchRequest(node="n99999"))
+    assert isinstance(reply, CommandReply)
+    assert "no node 'n99999'" in reply.detail
+
+
+def test_many_nodes_are_asked_for_reports_in_waves() -> None:
+    job = Large(2500)
+    job.ask(WatchRequest())
+    waves = [job.asked()]
+    while (at := job.watchers.wake_at()) < job.now + 2.0:
+        job.now = at
+        job.watchers.tick(at)
+        waves.append(job.asked())
+    assert [each for each in waves if each] == [1024, 1024, 452]
+    job.ask(WatchRequest())
+    assert job.asked() == 0, "they were asked a moment ago"
+
+
+def test_a_follower_is_sent_nothing_before_it_has_read_the_last() -> None:
+    job = Large(2)
+    told = job.ask(WatchRequest(follow=True))
+    for _ in range(2):
+        job.now += 10.0
+        job.watchers.changed(job.now)
+        job.watchers.tick(job.now)
+        told += job.told()
+    assert len(told) == 1
+    assert job.ask(Taken()) == []
+    job.now += 10.0
+    job.watchers.tick(job.now)
+    assert len(job.told()) == 1, "one snapshot for all that has happened meanwhile"
+
+
+def test_followers_of_a_large_job_are_told_less_often() -> None:
+    job = Large(12_500)
+    job.ask(WatchRequest(follow=True))
+    job.now += 0.25
+    job.watchers.tick(job.now)
+    job.ask(Taken())
+    job.watchers.changed(job.now)
+    assert job.watchers._due_at == job.now + 1.0
+
+
+@given(st.lists(st.tuples(st.integers(-1, 50), st.integers(-1, 50)), max_size=8))
+def test_the_median_is_one_of_the_steps_and_splits_them(steps: list[tuple[int, int]]) -> None:
+    job = Large(len(steps))
+    job.ask(WatchRequest())
+    for node, each in zip(job.nodes, steps, strict=True):
+        job.watchers.report(node, NodeReport(0, steps=each), job.now)
+    told = [each for pair in steps for each in pair if each >= 0]
+    found = job.snapshot().totals.steps
+    if len(told) < 2:
+        assert found is None
+        return
+    assert found is not None
+    assert found.median == statistics.median_high(told)
+    assert [each.behind for each in found.behind] == sorted(found.median - s for s in told if s < found.median)[::-1]
+    assert found == totals_of(job.snapshot().nodes).steps
+
+
+@given(st.lists(st.sampled_from(["there", "gone", "done", "waits", "spare", "awaited"]), max_size=30), st.booleans())
+def test_totals_are_those_of_all_rows(kinds: list[str], complete: bool) -> None:
+    job = Large(len(kinds))
+    state = job.coordinator.state
+    chosen = {kind: [node for node, each in zip(job.nodes, kinds, strict=True) if each == kind] for kind in set(kinds)}
+    members = [node for kind in ("there", "gone", "done") for node in chosen.get(kind, [])]
+    job.coordinator.state = state._replace(
+        complete=complete,
+        participants={node: Participant(INFO, rank) for rank, node in enumerate(members)},
+        succeeded=frozenset(chosen.get("done", []) if complete else []),
+        wait_list=dict.fromkeys(chosen.get("waits", []), INFO),
+        redundancy_list=dict.fromkeys(chosen.get("spare", []), INFO),
+        survivors={node: rank for rank, node in enumerate(chosen.get("awaited", []))},
+    )
+    for node in chosen.get("gone", []):
+        job.coordinator.sessions.close(job.nodes.index(node))
+    seen = job.snapshot()
+    assert seen.totals == totals_of(seen.nodes)
+    assert seen.totals.in_round == sum(each.state is NodeState.PARTICIPANT for each in seen.nodes)
