@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from rallypoint.control.coordinator.dispatcher import RestoredState
 from rallypoint.control.election import steps
 from rallypoint.control.election.journal import CannotWrite, Journal, Outcome, Written
-from rallypoint.control.election.keys import ElectionKeys
 from rallypoint.control.election.leader_resolver import LeaderResolver
 from rallypoint.control.election.machine import Election
 from rallypoint.control.election.shell import EffectRunner
@@ -27,7 +26,6 @@ from tests.sim.world import Process, Violation
 if TYPE_CHECKING:
     from tests.sim.job import Job
 
-KEYS = ElectionKeys.of("/rallypoint", "sim")
 _PAUSE = 0.2
 _LAST_WRITES = 1.0
 
@@ -50,7 +48,7 @@ class SimCandidate:
         rng = job.scenario.stream(f"etcd {number}")
         self._client = SimClient(job.etcd, process, number, rng)
         self._effects = EffectRunner(self._client, address, self._put, self._log)
-        self._election = Election(KEYS, job.settings, name, rng)
+        self._election = Election(job.keys, job.settings, name, rng)
         self._strand = SimThread(process, self._run())
 
     @property
@@ -149,7 +147,7 @@ class SimTerm:
         self._client = client
         self._takeover = takeover = request.takeover
         self._incarnation = takeover.incarnation or job.new_incarnation()
-        self._journal = Journal(KEYS, request.fence, self._incarnation, takeover)
+        self._journal = Journal(job.keys, request.fence, self._incarnation, takeover)
         self._deposed = deposed
         self._event = SimEvent(process)
         self._closed = False

@@ -16,7 +16,7 @@ from rallypoint.control.coordinator.notifications import placements
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.election import procedures, takeover
 from rallypoint.control.election.machine import Election
-from rallypoint.control.election.procedures import PredecessorWait
+from rallypoint.control.election.procedures import Deposing
 from rallypoint.control.election.steps import Changed, Fence, Procedure, Watched
 from rallypoint.control.election.takeover import Takeover
 from rallypoint.control.etcd import api
@@ -178,14 +178,13 @@ def _without_fence() -> AbstractContextManager[object]:
 
 
 def _no_recovery_timeout() -> AbstractContextManager[object]:
-    """Who has lost its key while etcd was out of reach for all is lost at once."""
+    """Who has no key is lost at once."""
     return patch.object(takeover, "recovery_timeout", lambda _settings: 0.0)
 
 
 def _leads_out_of_turn() -> AbstractContextManager[object]:
     """Who has registered leads, whoever is older."""
-    face = Election._wait_for_predecessor
-    return patch.object(Election, "_wait_for_predecessor", lambda self, rival: face(self, rival._replace(kv=None)))
+    return patch.object(Election, "_predecessor", None)
 
 
 def _forgets() -> AbstractContextManager[object]:
@@ -212,7 +211,7 @@ def _deaf_to_rivals() -> AbstractContextManager[object]:
     changed = Election._on_changed
 
     def bad(self: Election, event: Changed) -> None:
-        if self._context.watched(event.watch) is not Watched.PREDECESSOR:
+        if self.leads or self._context.watched(event.watch) is not Watched.NODES:
             changed(self, event)
 
     return patch.object(Election, "_on_changed", bad)
@@ -262,7 +261,7 @@ def _ranks_of_who_is_left() -> AbstractContextManager[object]:
 
 def _refusal_proves_death() -> AbstractContextManager[object]:
     """A port that refuses connections is a dead coordinator's, also where etcd has just been away."""
-    return patch.object(PredecessorWait, "depose_at", lambda self: self._context.now)
+    return patch.object(Deposing, "earliest", lambda self: self._context.now)
 
 
 def _all_requeue() -> AbstractContextManager[object]:

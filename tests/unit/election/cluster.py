@@ -27,7 +27,7 @@ class Agent:
         self.cluster = cluster
         self.number = number
         self.name = NodeId(f"10.0.0.{number}", number, number, f"host-{number}")
-        self.election = Election(KEYS, SETTINGS, self.name._replace(addr=""), Random(number))
+        self.election = Election(KEYS, cluster.settings, self.name._replace(addr=""), Random(number))
         self.effects: list[Effect] = []
         """All that it has said so far."""
         self.asked: deque[steps.Ask] = deque()
@@ -142,7 +142,8 @@ class Agent:
 class Cluster:
     """One etcd, and those who use it."""
 
-    def __init__(self, agents: int = 0) -> None:
+    def __init__(self, agents: int = 0, settings: Settings = SETTINGS) -> None:
+        self.settings = settings
         self.world = World()
         self.etcd = Etcd(self.world, Random(0), 0.0)
         self.agents: list[Agent] = []

@@ -23,7 +23,7 @@ AWAY = EtcdUnreachable("away")
 
 def begun(etcd: Etcd, lease: int, incarnation: str = "me") -> Journal:
     """The journal of whoever has a new key, and has read what stands there."""
-    key = KEYS.node(lease)
+    key = KEYS.seat(lease)
     created = etcd.txn([], [Put(key, b"")]).revision
     state = etcd.stored.get(KEYS.state)
     revision = 0 if state is None else state.mod_revision
@@ -75,7 +75,7 @@ def test_a_write_whose_answer_was_lost_is_made_again_as_it_was_and_is_done(etcd:
 def test_who_has_no_key_any_more_writes_nothing(etcd: Etcd) -> None:
     journal = begun(etcd, 1)
     journal.append(1, State(round=1))
-    etcd.txn([], [Delete(KEYS.node(1))])
+    etcd.txn([], [Delete(KEYS.seat(1))])
     assert journal.answered(made(etcd, journal.next_write())) == DEPOSED
     assert KEYS.state not in etcd.stored
 
@@ -83,7 +83,7 @@ def test_who_has_no_key_any_more_writes_nothing(etcd: Etcd) -> None:
 def test_the_very_same_that_the_next_one_has_written_is_not_ours(etcd: Etcd) -> None:
     first = begun(etcd, 1)
     first.append(1, State(round=1))
-    etcd.txn([], [Delete(KEYS.node(1))])
+    etcd.txn([], [Delete(KEYS.seat(1))])
     second = begun(etcd, 2)
     second.append(1, State(round=1))
     assert second.answered(made(etcd, second.next_write())) == Written(1)

@@ -1,8 +1,8 @@
 """The keys of a job in etcd, and their values. Pure.
 
-    PREFIX/JOB/nodes/LEASE    one for each agent, for as long as its lease lives; the oldest is the coordinator's
-    PREFIX/JOB/leader         where the coordinator listens; lives with the coordinator's lease
-    PREFIX/JOB/state          what the coordinator knows; outlives it
+    PREFIX/JOB/candidates/SEAT    one for each of a few agents, while its lease lives; the oldest is the coordinator's
+    PREFIX/JOB/leader             where the coordinator listens; lives with the coordinator's lease
+    PREFIX/JOB/state              what the coordinator knows; outlives it
 
 Everything but the state is JSON, for people with `etcdctl`.
 """
@@ -10,6 +10,7 @@ Everything but the state is JSON, for people with `etcdctl`.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Annotated, NamedTuple, TypedDict
 from urllib.parse import quote
 
@@ -17,6 +18,7 @@ import msgspec
 
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import printable
+from rallypoint.control.etcd.api import KeyValue
 from rallypoint.control.membership.state import NodeId
 from rallypoint.control.protocol.errors import RendezvousStateError
 
@@ -49,10 +51,15 @@ _node = msgspec.json.Decoder(_CandidateValue)
 _leader = msgspec.json.Decoder(_LeaderValue)
 
 
+SEATS = 8
+"""How many agents of a job stand for election. Each costs etcd a request a second; all others cost next to nothing."""
+
+
 class ElectionKeys(NamedTuple):
     """The keys of one job."""
 
     root: str
+    seats: int = SEATS
 
     @classmethod
     def of(cls, prefix: str, run_id: str) -> ElectionKeys:
@@ -65,13 +72,18 @@ class ElectionKeys(NamedTuple):
         return cls(f"{'/' + prefix.strip('/') if prefix.strip('/') else ''}/{job}/")
 
     @property
-    def nodes(self) -> bytes:
-        """The prefix of the keys of all agents."""
-        return f"{self.root}nodes/".encode()
+    def candidates(self) -> bytes:
+        """The prefix of the keys of all candidates."""
+        return f"{self.root}candidates/".encode()
 
-    def node(self, lease: int) -> bytes:
-        """The key of the agent that holds this lease."""
-        return self.nodes + f"{lease:016x}".encode()
+    def seat(self, number: int) -> bytes:
+        """The key of the candidate that has this seat."""
+        return self.candidates + f"{number}".encode()
+
+    def free_seats(self, taken: Iterable[KeyValue]) -> list[bytes]:
+        """The keys that a candidate may still create."""
+        there = {each.key for each in taken}
+        return [key for key in map(self.seat, range(self.seats)) if key not in there]
 
     @property
     def leader(self) -> bytes:
@@ -102,7 +114,7 @@ class Snapshot(NamedTuple):
 
 
 def encode_node(node: NodeId) -> bytes:
-    """The value of an agent's key: who it is, but for its address."""
+    """The value of a candidate's key: who it is, but for its address."""
     return json.dumps({"node": node.number, "pid": node.pid, "host": node.host}).encode()
 
 

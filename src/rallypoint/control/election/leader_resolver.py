@@ -113,7 +113,8 @@ class LeaderResolver(EndpointResolver):
     def session_opened(self, incarnation: str) -> None:
         with self._lock:
             self._refusing.clear()
-        if incarnation != self.met:
+            refused, self._refused = self._refused, None
+        if incarnation != self.met or refused is not None:
             self.met = incarnation
             self.on_news()
 
