@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from rallypoint.control.coordinator.dispatcher import RestoredState
 from rallypoint.control.election import steps
-from rallypoint.control.election.journal import CannotWrite, Journal, Outcome, Written
+from rallypoint.control.election.journal import CannotWrite, Journal, NotYet, Outcome, Written
 from rallypoint.control.election.leader_resolver import LeaderResolver
 from rallypoint.control.election.machine import Election
 from rallypoint.control.election.shell import EffectRunner
 from rallypoint.control.election.steps import Answer, CandidatePhase, Event, Request
-from rallypoint.control.etcd.api import EtcdError
+from rallypoint.control.etcd.api import EtcdError, Put
 from rallypoint.control.membership.state import NodeId, State
 from tests.sim.coroutine import SimEvent, SimThread, Steps
 from tests.sim.etcd import SimClient
@@ -195,14 +195,16 @@ class SimTerm:
             elif isinstance(outcome, CannotWrite):
                 self._closed = True
                 self._deposed(outcome.why)
-            else:
+            elif isinstance(outcome, NotYet):
                 yield self._event.wait(_PAUSE)
 
     def _make(self, write: steps.Txn, number: int) -> Steps[Outcome]:
+        def done() -> None:
+            if any(isinstance(each, Put) and each.key == self._job.keys.state for each in write.then):
+                self._job.audit.kept(self.server, number, self.fence)
+
         try:
-            result = yield from self._client.make(
-                write, done=lambda: self._job.audit.kept(self.server, number, self.fence)
-            )
+            result = yield from self._client.make(write, done)
         except EtcdError as error:
             return self._journal.failed(error)
         return self._journal.answered(result)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from random import Random
 from typing import NamedTuple
 
-from rallypoint.control.election.keys import SEATS
+from rallypoint.control.election.keys import PART_SIZE, SEATS
 
 SERVER = -1
 """Stands for the control server where a fault names its target."""
@@ -81,6 +81,8 @@ class Scenario(NamedTuple):
     """The control plane is kept in etcd, and its server elected."""
     seats: int = SEATS
     """How many agents stand for election there."""
+    part_size: int = PART_SIZE
+    """Bytes in one value there."""
     check: float = 0.0
     """The longest that the user's check of a node takes, in seconds; 0 where there is none."""
     silences: bool = False
@@ -249,6 +251,7 @@ def generate(seed: int) -> Scenario:
         abandoned=rng.random() < 0.05 and not etcd,
         etcd=etcd,
         seats=Random(f"seats/{seed}").choice([1, 2, 3, SEATS]),
+        part_size=Random(f"parts/{seed}").choice([100, 300, PART_SIZE]),
         check=Random(f"checks/{seed}").choice([0.0, 0.0, 0.0, 0.1, 3.0]),
         silences=0.2 < Random(f"{seed}/signs").random() < 0.5,
     )

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from rallypoint.control.coordinator.recovery import recovery_timeout
-from rallypoint.control.election.keys import ElectionKeys, Snapshot, encode_node, encode_snapshot
+from rallypoint.control.election.keys import ElectionKeys, encode_node, encode_snapshot, snapshot_of
 from rallypoint.control.election.takeover import (
     MIN_ABSENCE,
     Presence,
@@ -28,7 +28,7 @@ ENDED = RUNNING._replace(closed=True, verdict=Verdict(Outcome.SUCCEEDED))
 
 
 def stored(state: State, incarnation: str = "before") -> list[KeyValue]:
-    value = encode_snapshot(Snapshot(incarnation, 5, encode_state(state)))
+    value = encode_snapshot(snapshot_of(KEYS, incarnation, 5, encode_state(state))[0])
     return [KeyValue(KEYS.state, value, 10, 17, 5, 99)]
 
 
@@ -51,7 +51,7 @@ def test_what_an_earlier_launch_left_is_not_gone_on_with_and_its_nodes_may_still
     assert found == Takeover("", State(restart_delay=hold), 5, 17, 99, forgets=True)
 
 
-@pytest.mark.parametrize("value", [b"somebody's", b"rallypoint-etcd-9 x 1 y", b"rallypoint-etcd-1 x 1 damaged"])
+@pytest.mark.parametrize("value", [b"somebody's", b"rallypoint-etcd-9 x 1 0 y", b"rallypoint-etcd-2 x 1 0 damaged"])
 def test_what_another_has_written_is_not_read(value: bytes) -> None:
     kvs = [KeyValue(KEYS.state, value, 10, 17, 5, 99)]
     with pytest.raises(RendezvousStateError, match="/x/job/state"):

@@ -4,25 +4,29 @@ Laws:
 
 1. Each write is one transaction. It holds only while our own key exists, with the revision that it was created with
    (our lease is alive, so no other candidate was elected), and while the state is as we last wrote or read it.
-2. There is one write at a time. Changes meanwhile are written together, so that the cost of a round does not grow with
+2. A state that is too large for one transaction is written in parts, each behind the same fence, which count only when
+   the state's own key names them.
+3. There is one write at a time. Changes meanwhile are written together, so that the cost of a round does not grow with
    the number of nodes that join while etcd is writing.
-3. A write whose answer was lost is done if the state in etcd has our name and its number, and we are still the
+4. A write whose answer was lost is done if the state in etcd has our name and its number, and we are still the
    coordinator: a successor uses our name, and may have written the same. So the write is repeated unchanged.
-4. While etcd is away, nothing is given up: it is retried for as long as we are not known to be deposed.
+5. While etcd is away, nothing is given up: it is retried for as long as we are not known to be deposed.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from rallypoint.control.election.keys import ElectionKeys, Snapshot, decode_snapshot, encode_snapshot
+from rallypoint.control.election.keys import ElectionKeys, Snapshot, decode_snapshot, encode_snapshot, snapshot_of
 from rallypoint.control.election.steps import Fence, Txn
 from rallypoint.control.election.takeover import Takeover
 from rallypoint.control.etcd.api import (
     Compare,
+    Delete,
     EtcdError,
     EtcdLeaseGone,
     EtcdUnreachable,
+    Operation,
     Put,
     Range,
     RangeResult,
@@ -51,14 +55,20 @@ class CannotWrite(NamedTuple):
     why: str
 
 
-Outcome: TypeAlias = Written | NotYet | CannotWrite
+class PartWritten(NamedTuple):
+    """A part of it is in etcd: the next write has to be made."""
+
+
+Outcome: TypeAlias = Written | PartWritten | NotYet | CannotWrite
 
 
 class _Write(NamedTuple):
-    """A write in progress: the coordinator's number of the state, and the written data."""
+    """A write in progress: the coordinator's number of the state, the data, its parts, and how many are there."""
 
     number: int
     snapshot: Snapshot
+    parts: list[bytes]
+    done: int = 0
 
 
 class Journal:
@@ -100,20 +110,30 @@ class Journal:
     def next_write(self) -> Txn | None:
         """The transaction to make now, whose result goes to `answered` or `failed`; None where there is none.
 
-        The same one is made until one of them has said that it is written (law 3).
+        The same one is made until one of them has said that it is written (law 4).
         """
         if self._write is None:
             if self._newest is None or self.is_idle:
                 return None
             number, state = self._newest
-            self._write = _Write(number, Snapshot(self.incarnation, self._written + 1, encode_state(state)))
+            packed = snapshot_of(self._keys, self.incarnation, self._written + 1, encode_state(state))
+            self._write = _Write(number, *packed)
         unchanged = Compare(self._keys.state, "mod_revision", "==", self._revision)
-        put = Put(self._keys.state, encode_snapshot(self._write.snapshot), self._lease)
-        return Txn((self.fence.comparison(), unchanged), (put,), (Range(self._keys.state), Range(self.fence[0])))
+        looking = (Range(self._keys.state), Range(self.fence[0]))
+        return Txn((self.fence.comparison(), unchanged), self._operations(self._write), looking)
+
+    def _operations(self, write: _Write) -> tuple[Operation, ...]:
+        if write.done < len(write.parts):
+            return (Put(self._keys.part(write.snapshot.number, write.done), write.parts[write.done], self._lease),)
+        put = Put(self._keys.state, encode_snapshot(write.snapshot), self._lease)
+        return put, Delete(self._keys.parts(self._written), prefix=True)
 
     def answered(self, result: TxnResult) -> Outcome:
         """The transaction was answered."""
         assert self._write is not None, "no write is under way"
+        if result.succeeded and self._write.done < len(self._write.parts):
+            self._write = self._write._replace(done=self._write.done + 1)
+            return PartWritten()
         if result.succeeded:
             return self._is_written(self._write, result.revision)
         stored, own = result.ranges
@@ -133,7 +153,7 @@ class Journal:
         return Written(write.number)
 
     def _explain(self, write: _Write, stored: RangeResult, own: RangeResult) -> Outcome:
-        """A comparison did not hold: because the write was made already (law 3), or because we are deposed."""
+        """A comparison did not hold: because the write was made already (law 4), or because we are deposed."""
         elected = any(each.create_revision == self.fence[1] for each in own.kvs)
         if elected and stored.kvs:
             try:

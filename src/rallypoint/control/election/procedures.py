@@ -32,6 +32,7 @@ from rallypoint.control.election.keys import (
     decode_snapshot,
     encode_leader,
     encode_node,
+    state_of,
 )
 from rallypoint.control.election.steps import (
     DEBUG,
@@ -367,7 +368,7 @@ class Leadership:
             EtcdLeaseGone: another candidate was elected meanwhile. After any error, there is no term.
         """
         keys, fence = self._keys, place.fence
-        read = yield from transact((fence.comparison(),), (Range(keys.state),))
+        read = yield from transact((fence.comparison(),), (Range(keys.state, prefix=True),))
         if not read.succeeded:
             raise EtcdLeaseGone("its lease has ended")
         takeover = takeover_from(read.ranges[0].kvs, presence.nodes, met, keys, self._settings)
@@ -446,20 +447,20 @@ def _delete_if_last(
 ) -> Procedure[None]:
     """If we are the last, take away what the job has kept."""
     key: tuple[Operation, ...] = () if place is None else (Delete(place.fence[0]),)
-    ranges = (Range(keys.candidates, prefix=True, limit=1), Range(keys.state))
+    ranges = (Range(keys.candidates, prefix=True, limit=1), Range(keys.state, prefix=True))
     try:
         others, state = (yield from transact((), (*key, *ranges), timeout_s=TIMEOUT)).ranges
-        if not others.kvs and state.kvs and _is_left_to_us(keys, state.kvs[0], own, met):
+        if not others.kvs and state.kvs and _is_left_to_us(keys, state.kvs, own, met):
             yield from _delete_job_keys(keys, state.kvs[0])
     except EtcdRefused as error:  # etcd may refuse to write, and end leases all the same
         context.log(INFO, "what the job has written to etcd stays there until its lease ends: %s", error)
 
 
-def _is_left_to_us(keys: ElectionKeys, stored: KeyValue, own: NodeId, met: str) -> bool:
+def _is_left_to_us(keys: ElectionKeys, stored: tuple[KeyValue, ...], own: NodeId, met: str) -> bool:
     """Whether it is the state of the job that we were in, and no agent without a key may need it any more."""
     try:
-        snapshot = decode_snapshot(keys.state, stored.value)
-        state = decode_state(snapshot.state)
+        snapshot = decode_snapshot(keys.state, stored[0].value)
+        state = decode_state(state_of(keys, snapshot, stored))
     except RendezvousStateError:
         return False
     others = sum(each.number != own.number for each in known_to(state))
@@ -471,6 +472,6 @@ def _delete_job_keys(keys: ElectionKeys, state: KeyValue) -> Procedure[None]:
     # One that has registered meanwhile may have read the state already, to continue with it.
     alone = Compare(keys.candidates, "create_revision", "==", 0, prefix=True)
     unchanged = Compare(keys.state, "mod_revision", "==", state.mod_revision)
-    cleared = yield from transact((alone, unchanged), (Delete(keys.state),), timeout_s=TIMEOUT)
+    cleared = yield from transact((alone, unchanged), (Delete(keys.state, prefix=True),), timeout_s=TIMEOUT)
     if cleared.succeeded and state.lease:
         yield Revoke(state.lease, TIMEOUT)

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from rallypoint.control.coordinator.recovery import recovery_timeout
-from rallypoint.control.election.keys import ElectionKeys, decode_node, decode_snapshot
+from rallypoint.control.election.keys import ElectionKeys, decode_node, decode_snapshot, state_of
 from rallypoint.control.etcd.api import KeyValue, WatchEvent
 from rallypoint.control.membership.state import Settings, State, known_to
 from rallypoint.control.protocol.codec import decode_state
@@ -47,7 +47,7 @@ def takeover_from(
     """The state to start from (law 1).
 
     Args:
-        stored: the value of the state's key.
+        stored: the values under the state's key and those of its parts, by name.
         nodes: the numbers of the nodes that have a key.
         met: the coordinator that this node was last in a session with.
         keys, settings: of the job.
@@ -55,12 +55,12 @@ def takeover_from(
     Raises:
         RendezvousStateError: the stored state is not one that we can read.
     """
-    if not stored:
+    if not stored or stored[0].key != keys.state:  # there may be parts of a state that was never complete
         return Takeover("", State(), 0, 0, 0)
-    (found,) = stored
+    found = stored[0]
     snapshot = decode_snapshot(keys.state, found.value)
     try:
-        state = decode_state(snapshot.state)
+        state = decode_state(state_of(keys, snapshot, stored))
     except RendezvousStateError as error:
         raise RendezvousStateError(
             f"the key {keys.state.decode()!r} in etcd cannot be read: {error}; "

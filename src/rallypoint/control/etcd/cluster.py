@@ -5,8 +5,8 @@ Laws:
 - one member at a time is used for everything, so that a client costs the cluster one connection;
 - every request may be sent twice: it reads, or is as good twice as once, or having been done makes its own conditions
   false. So where there is no answer within the time of an attempt, the next member is asked;
-- an attempt has a second, and twice that after each silent member until one has answered: where all are slow (an
-  overloaded machine), the members are not given up one after the other.
+- an attempt has a second, or twice the time that the last answer took, and twice that again after each silent member:
+  where all are slow (an overloaded machine), the members are not given up one after the other.
 
 Laws of a watch:
 
@@ -387,14 +387,19 @@ class Cluster:
 
     async def ask_member(self, member: Member, method: Method, body: bytes) -> bytes:
         """The answer of one member, within the time of an attempt. Raises MemberTrouble if there is none."""
-        limit = self._attempt
+        limit, asked_at = self._attempt, asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(limit):
                 answer = await member.ask(method, body)
         except TimeoutError:  # its own: that of the whole request would have cancelled this
             raise member.trouble(RequestOutcome.RETRY, f"has been silent for {limit:.1f} s") from None
-        self._attempt = ATTEMPT
+        self._note_answer(asked_at)
         return answer
+
+    def _note_answer(self, asked_at: float) -> None:
+        """A member did what it was asked for then: the next attempt needs as long, or somewhat longer."""
+        took = asyncio.get_running_loop().time() - asked_at
+        self._attempt = min(max(ATTEMPT, 2 * took), _MAX_ATTEMPT)
 
     async def _move_on(self, member: Member, trouble: MemberTrouble) -> None:
         """Use another member, where that can help."""
@@ -445,7 +450,7 @@ class Cluster:
         """Go round all members once; after that, pause."""
         refusals = []
         for endpoint in list(self._order):
-            member = Member(endpoint, self._tls, self._credentials)
+            member, asked_at = Member(endpoint, self._tls, self._credentials), asyncio.get_running_loop().time()
             try:
                 await member.greet(self._attempt)
             except MemberTrouble as trouble:
@@ -461,6 +466,7 @@ class Cluster:
                 self._move_to_end(endpoint)  # else those with little time would all wait for the same silent one
                 raise
             else:
+                self._note_answer(asked_at)
                 if self._closed:
                     member.close()
                 return member
@@ -519,10 +525,6 @@ class Cluster:
             if trouble.ends:
                 raise
 
-    def note_answer(self) -> None:
-        """A member did what it was asked for, so that none need be waited for longer than usual."""
-        self._attempt = ATTEMPT
-
 
 class _Watch:
     """A watch, followed from member to member."""
@@ -575,7 +577,6 @@ class _Watch:
                 diagnosis = classify(_PERMISSION_DENIED, answer.reason, named=True)
                 raise MemberTrouble(member.endpoint, diagnosis, ends=False)
             if answer.created:
-                self._cluster.note_answer()
                 self._next = self._next or answer.revision + 1
             if answer.events:
                 self._denied = 0
