@@ -66,7 +66,7 @@ class SimCandidate:
         self._news.set()
 
     def _on_news(self) -> None:
-        self._put(steps.LinkState(self._address.met, self._address.refusing_lease))
+        self._put(steps.LinkState(self._address.met, self._address.refusing_lease, self._address.lost))
 
     def _run(self) -> Steps[None]:
         yield from self._take(steps.Tick())

@@ -31,6 +31,7 @@ from rallypoint.rendezvous.backends.options import control_listeners
 from rallypoint.rendezvous.params import RendezvousParameters
 from tests.etcd_client import WritingClient as EtcdClient
 from tests.etcd_cluster import EtcdCluster
+from tests.relay import Relay
 
 TIMEOUT = 120.0
 SOON = 0.05
@@ -107,6 +108,17 @@ def test_who_cannot_register_yet_waits_quietly(
     with standing(lambda: Deaf(etcd.endpoints), keys, lease=1.0):
         until(lambda: len(tried) > 4)
     assert tried[4] - tried[0] < 100, "it is not woken again and again between four requests"
+
+
+def test_an_etcd_that_takes_a_second_for_each_answer_has_a_coordinator_elected(
+    etcd: EtcdCluster, keys: ElectionKeys
+) -> None:
+    """A third of the lease; no member is given up for it, and the lease is kept alive during the takeover."""
+    with (
+        Relay(etcd.members[0].endpoint, delay=1.0) as relay,
+        standing(lambda: EtcdClient([relay.endpoint], timeout_s=3.0), keys, lease=3.0) as agent,
+    ):
+        until(lambda: agent.candidate.leads)
 
 
 def test_what_nobody_foresaw_is_told_and_tried_again(

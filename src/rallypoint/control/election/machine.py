@@ -27,8 +27,8 @@ Laws:
    agents without a key may remain, the state stays until its own lease has ended.
 6. Any error, expected or not, is an event: everything is given up, and begun again after a pause.
 7. An agent without a key holds one watch, on the leader's key, and looks for a free seat: soon while there is no
-   coordinator, or one whose port refuses, so that the job survives the death of all candidates; else so rarely that all
-   agents together make a few requests a second. Agents that have the same reason look at different times.
+   coordinator, or none that can be reached, so that the job survives the death of all candidates; else so rarely that
+   all agents together make a few requests a second. Agents that have the same reason look at different times.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Election:
         self._rest_until = -math.inf
         self._pause = PAUSE
         self._due: dict[Chore, float] = {}  # when chores are due
-        self._link = steps.LinkState("", 0)
+        self._link = steps.LinkState()
         self._addresses: tuple[str, ...] = ()
         self._seen = 0  # the latest revision at which anything was seen of a coordinator
         self._led = False  # whether there is a coordinator, by the leader's key
@@ -295,7 +295,7 @@ class Election:
 
         A soon look is made even if there is a coordinator by then: many seats may be free.
         """
-        soon = not self._led or self._link.refused != 0
+        soon = not self._led or self._link.lost
         if self.phase is not CandidatePhase.STANDBY or not (anew or (soon and not self._looks_soon)):
             return
         self._looks_soon = soon

@@ -53,6 +53,13 @@ _LAST_WRITES = 1.0
 """Seconds that the last writes of a coordinator may take."""
 
 
+_LOSES_CHANGES = frozenset({"3.5.0", "3.5.1", "3.5.2"})
+_LOSES_CHANGES_TEXT = (
+    "etcd is version %s, of which a member that is killed can lose a change for good (etcd-io/etcd#13766), so that no "
+    "coordinator is found any more; use a later version"
+)
+
+
 class JournalWriter:
     """Writes the newest state, on a thread of its own. A `dispatcher.JournalSink`."""
 
@@ -362,7 +369,7 @@ class Candidate:
         return self._election.phase is not CandidatePhase.GONE
 
     def _on_link_news(self) -> None:
-        self._inbox.put(steps.LinkState(self._resolver.met, self._resolver.refusing_lease))
+        self._inbox.put(steps.LinkState(self._resolver.met, self._resolver.refusing_lease, self._resolver.lost))
 
     # Requests
 
@@ -398,6 +405,8 @@ class Candidate:
             self._inbox.put(steps.Deposed(request.number, why))
 
         self._end_term(0.0)  # none is on, unless a step went wrong
+        if self._client.version in _LOSES_CHANGES:
+            log.warning(_LOSES_CHANGES_TEXT, self._client.version)
         self._term, listening = start_term(
             self._client, self._keys, self._settings, request, deposed, self._listen, self._resolver.tls
         )

@@ -237,10 +237,13 @@ class Broken(NamedTuple):
 
 
 class LinkState(NamedTuple):
-    """What the link knows: the coordinator that it met last, and the lease of one whose port refuses."""
+    """What the link knows: the coordinator that it met last, the lease of one whose port refuses, and whether the last
+    attempt to reach one has failed.
+    """
 
-    met: str
-    refused: int
+    met: str = ""
+    refused: int = 0
+    lost: bool = False
 
 
 class Changed(NamedTuple):

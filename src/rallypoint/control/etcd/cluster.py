@@ -13,8 +13,8 @@ Laws of a watch:
 - each change is reported once and in order: after a lost member the watch begins again, on another, from the revision
   after the last one that was reported. etcd sends all changes of one revision in one message, so none is split;
 - a member that is behind says nothing until it has what is wanted. One from which nothing at all was heard for a while
-  is asked for its status, and left if it does not answer, also while the watch is still being begun. One without a
-  leader ends the stream by itself;
+  is asked for its status, and left if it does not answer, also while the watch is still being begun. Clients that are
+  many ask rarely. One without a leader ends the stream by itself;
 - what can no longer be reported ends the watch (`WatchCompacted`) and is never skipped.
 
 One member of the cluster, over one connection: login, requests, streams.
@@ -120,6 +120,8 @@ class Member:
     def __init__(self, endpoint: Endpoint, tls: ssl.SSLContext | None, credentials: Credentials | None) -> None:
         self.endpoint = endpoint
         self.closed = False
+        self.version = ""
+        """That of etcd, if it has said so."""
         self.heard_at = 0.0
         """When it has last said anything, by the loop's clock."""
         self._credentials = credentials
@@ -151,6 +153,7 @@ class Member:
             return  # it knows its users and does not say more; what it is asked for next shows who may do that
         if not status.leader:
             raise self.trouble(RequestOutcome.RETRY, "has no leader", "see whether most of its members run")
+        self.version = status.version
 
     async def log_in(self) -> None:
         """Fetch a new token, once for all who ask at the same time.
@@ -348,8 +351,15 @@ class Cluster:
     """The members at `endpoints`."""
 
     def __init__(
-        self, endpoints: Sequence[Endpoint], tls: ssl.SSLContext | None, credentials: Credentials | None
+        self,
+        endpoints: Sequence[Endpoint],
+        tls: ssl.SSLContext | None,
+        credentials: Credentials | None,
+        idle_s: float = IDLE,
     ) -> None:
+        self.idle = idle_s
+        self.version = ""
+        """The version of the last member that was connected to, if it has said so."""
         self._order = random.sample(endpoints, len(endpoints))
         self._tls = tls
         self._credentials = credentials
@@ -467,6 +477,7 @@ class Cluster:
                 raise
             else:
                 self._note_answer(asked_at)
+                self.version = member.version
                 if self._closed:
                     member.close()
                 return member
@@ -585,13 +596,13 @@ class _Watch:
 
     async def _while_there(self, member: Member, work: Coroutine[Any, Any, T]) -> T:
         """What `work` returns, on the stream or on the way to it; waits as long as the member is there."""
-        task = start_task(work)
+        task, idle = start_task(work), self._cluster.idle
         try:
             while True:
                 silent = asyncio.get_running_loop().time() - member.heard_at
-                if (await asyncio.wait({task}, timeout=max(IDLE - silent, 0.05)))[0]:
+                if (await asyncio.wait({task}, timeout=max(idle - silent, 0.05)))[0]:
                     return task.result()
-                if asyncio.get_running_loop().time() - member.heard_at >= IDLE:
+                if asyncio.get_running_loop().time() - member.heard_at >= idle:
                     await self._cluster.check(member)
         finally:
             task.cancel()
