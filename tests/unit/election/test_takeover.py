@@ -7,7 +7,7 @@ import math
 import pytest
 
 from rallypoint.control.coordinator.recovery import recovery_timeout
-from rallypoint.control.election.keys import ElectionKeys, encode_node, encode_snapshot, snapshot_of
+from rallypoint.control.election.keys import ElectionKeys, encode_node, encode_snapshot
 from rallypoint.control.election.takeover import (
     MIN_ABSENCE,
     Presence,
@@ -28,7 +28,7 @@ ENDED = RUNNING._replace(closed=True, verdict=Verdict(Outcome.SUCCEEDED))
 
 
 def stored(state: State, incarnation: str = "before") -> list[KeyValue]:
-    value = encode_snapshot(snapshot_of(KEYS, incarnation, 5, encode_state(state))[0])
+    value = encode_snapshot(KEYS, incarnation, 5, encode_state(state))[0]
     return [KeyValue(KEYS.state, value, 10, 17, 5, 99)]
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from rallypoint.control.election.keys import ElectionKeys, Snapshot, decode_snapshot, encode_snapshot, snapshot_of
+from rallypoint.control.election.keys import ElectionKeys, decode_snapshot, encode_snapshot
 from rallypoint.control.election.steps import Fence, Txn
 from rallypoint.control.election.takeover import Takeover
 from rallypoint.control.etcd.api import (
@@ -63,10 +63,10 @@ Outcome: TypeAlias = Written | PartWritten | NotYet | CannotWrite
 
 
 class _Write(NamedTuple):
-    """A write in progress: the coordinator's number of the state, the data, its parts, and how many are there."""
+    """A write in progress: the coordinator's number of the state, the value, its parts, and how many are there."""
 
     number: int
-    snapshot: Snapshot
+    value: bytes
     parts: list[bytes]
     done: int = 0
 
@@ -116,17 +116,16 @@ class Journal:
             if self._newest is None or self.is_idle:
                 return None
             number, state = self._newest
-            packed = snapshot_of(self._keys, self.incarnation, self._written + 1, encode_state(state))
-            self._write = _Write(number, *packed)
-        unchanged = Compare(self._keys.state, "mod_revision", "==", self._revision)
-        looking = (Range(self._keys.state), Range(self.fence[0]))
-        return Txn((self.fence.comparison(), unchanged), self._operations(self._write), looking)
-
-    def _operations(self, write: _Write) -> tuple[Operation, ...]:
+            encoded = encode_snapshot(self._keys, self.incarnation, self._written + 1, encode_state(state))
+            self._write = _Write(number, *encoded)
+        keys, write = self._keys, self._write
+        unchanged = Compare(keys.state, "mod_revision", "==", self._revision)
+        then: tuple[Operation, ...]
         if write.done < len(write.parts):
-            return (Put(self._keys.part(write.snapshot.number, write.done), write.parts[write.done], self._lease),)
-        put = Put(self._keys.state, encode_snapshot(write.snapshot), self._lease)
-        return put, Delete(self._keys.parts(self._written), prefix=True)
+            then = (Put(keys.part(self._written + 1, write.done), write.parts[write.done], self._lease),)
+        else:
+            then = (Put(keys.state, write.value, self._lease), Delete(keys.parts(self._written), prefix=True))
+        return Txn((self.fence.comparison(), unchanged), then, (Range(keys.state), Range(self.fence[0])))
 
     def answered(self, result: TxnResult) -> Outcome:
         """The transaction was answered."""
@@ -147,7 +146,7 @@ class Journal:
 
     def _is_written(self, write: _Write, revision: int) -> Written:
         self._revision = revision
-        self._written = write.snapshot.number
+        self._written += 1
         self._done = write.number
         self._write = None
         return Written(write.number)
@@ -156,10 +155,10 @@ class Journal:
         """A comparison did not hold: because the write was made already (law 4), or because we are deposed."""
         elected = any(each.create_revision == self.fence[1] for each in own.kvs)
         if elected and stored.kvs:
+            if stored.kvs[0].value == write.value:
+                return self._is_written(write, stored.kvs[0].mod_revision)
             try:
-                there = decode_snapshot(self._keys.state, stored.kvs[0].value)
+                decode_snapshot(self._keys.state, stored.kvs[0].value)
             except RendezvousStateError as error:
                 return CannotWrite(str(error))
-            if there == write.snapshot:
-                return self._is_written(write, stored.kvs[0].mod_revision)
         return CannotWrite("another agent is the coordinator now")

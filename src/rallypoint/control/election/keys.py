@@ -135,15 +135,6 @@ class Snapshot(NamedTuple):
     packed: bytes
 
 
-def snapshot_of(keys: ElectionKeys, incarnation: str, number: int, state: bytes) -> tuple[Snapshot, list[bytes]]:
-    """What to store for this encoded state, and its parts, if it needs any."""
-    packed = zlib.compress(state, level=1)  # more than that takes twice as long and saves a tenth
-    if len(packed) <= keys.part_size:
-        return Snapshot(incarnation, number, 0, packed), []
-    parts = [packed[at : at + keys.part_size] for at in range(0, len(packed), keys.part_size)]
-    return Snapshot(incarnation, number, len(parts), b""), parts
-
-
 def state_of(keys: ElectionKeys, snapshot: Snapshot, stored: Iterable[KeyValue]) -> bytes:
     """The encoded state, from the values under its key and those of its parts.
 
@@ -192,9 +183,14 @@ def decode_leader(value: bytes) -> LeaderRecord | None:
     return record if record.addresses else None
 
 
-def encode_snapshot(snapshot: Snapshot) -> bytes:
-    """The value of the state's key."""
-    return _STATE + f"{snapshot.incarnation} {snapshot.number} {snapshot.parts} ".encode() + snapshot.packed
+def encode_snapshot(keys: ElectionKeys, incarnation: str, number: int, state: bytes) -> tuple[bytes, list[bytes]]:
+    """The value of the state's key for this encoded state, and those of its parts, if it needs any."""
+    packed = zlib.compress(state, level=1)  # more than that takes twice as long and saves a tenth
+    parts: list[bytes] = []
+    if len(packed) > keys.part_size:
+        parts = [packed[at : at + keys.part_size] for at in range(0, len(packed), keys.part_size)]
+        packed = b""
+    return _STATE + f"{incarnation} {number} {len(parts)} ".encode() + packed, parts
 
 
 def decode_snapshot(key: bytes, value: bytes) -> Snapshot:

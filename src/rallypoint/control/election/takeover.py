@@ -92,7 +92,7 @@ class Presence:
     @property
     def nodes(self) -> frozenset[int]:
         """The nodes that have a key."""
-        return _nodes_of(self._keys.values())
+        return frozenset(node.number for each in self._keys.values() if (node := decode_node(each.value)) is not None)
 
     @property
     def wake_at(self) -> float:
@@ -138,7 +138,3 @@ class Presence:
             self._absent.setdefault(node, until)
         for node in present & self._absent.keys():
             del self._absent[node]
-
-
-def _nodes_of(kvs: Iterable[KeyValue]) -> frozenset[int]:
-    return frozenset(node.number for each in kvs if (node := decode_node(each.value)) is not None)
