@@ -5,13 +5,14 @@ What is here is what waits: requests to etcd, the writes of a term, the end of i
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from rallypoint.control.coordinator.dispatcher import RestoredState
 from rallypoint.control.election import steps
-from rallypoint.control.election.journal import CannotWrite, Journal, NotYet, Outcome, Written
+from rallypoint.control.election.journal import LATER, CannotWrite, Journal, NotYet, Outcome, Written
 from rallypoint.control.election.leader_resolver import LeaderResolver
 from rallypoint.control.election.machine import Election
 from rallypoint.control.election.shell import EffectRunner
@@ -163,13 +164,15 @@ class SimTerm:
         """The nodes of these numbers are no more."""
         self.server.dispatcher.nodes_lost(numbers, detail)
 
-    def append(self, number: int, state: State) -> None:
+    def append(self, number: int, state: State, awaited: int) -> None:
         """See `dispatcher.JournalSink.append`."""
-        self._journal.append(number, state)
+        self._journal.append(number, state, awaited)
         self._event.set()
 
     def end(self, linger: float) -> Steps[None]:
         """See `LeaderTerm.close`."""
+        self._journal.hurry()
+        self._event.set()
         until = self._process.clock() + (_LAST_WRITES if linger else 0.0)
         while not self._closed and not self._journal.is_idle and self._process.clock() < until:
             yield self._event.wait(until - self._process.clock())
@@ -183,14 +186,23 @@ class SimTerm:
             yield over.wait()
 
     def _writes(self) -> Steps[None]:
+        due = math.inf
         while not self._closed:
-            write = self._journal.next_write()
-            if write is None:
+            now = self._process.clock()
+            if self._journal.is_idle:
+                due = math.inf
                 yield self._event.wait()
                 continue
+            due = min(due, now + LATER)
+            if now < due and not self._journal.is_awaited:
+                yield self._event.wait(due - now)
+                continue
+            write = self._journal.next_write()
+            assert write is not None
             outcome = yield from self._make(write, self._journal.writing)
             self._event.set()
             if isinstance(outcome, Written):
+                due = math.inf
                 self.server.dispatcher.journal_written(outcome.number)
             elif isinstance(outcome, CannotWrite):
                 self._closed = True

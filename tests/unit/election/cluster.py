@@ -130,7 +130,7 @@ class Agent:
         taken = request.takeover
         name = taken.incarnation or self.cluster.next_incarnation()
         self.term = Journal(KEYS, request.fence, name, taken)
-        self.term.append(1, taken.state)
+        self.term.append(1, taken.state, 1)
         return steps.Listening(request.addresses, 2000 + self.number, "secret")
 
     def write(self) -> None:

@@ -53,10 +53,10 @@ def _etcd() -> Etcd:
 def test_what_changes_while_a_write_is_under_way_is_written_together(etcd: Etcd) -> None:
     journal = begun(etcd, 1)
     assert journal.next_write() is None
-    journal.append(1, State(round=1))
+    journal.append(1, State(round=1), 1)
     first = journal.next_write()
-    journal.append(2, State(round=2))
-    journal.append(3, State(round=3))
+    journal.append(2, State(round=2), 2)
+    journal.append(3, State(round=3), 3)
     assert journal.next_write() == first
     assert journal.writing == 1
     assert journal.answered(made(etcd, first)) == Written(1)
@@ -66,19 +66,33 @@ def test_what_changes_while_a_write_is_under_way_is_written_together(etcd: Etcd)
     assert journal.next_write() is None
 
 
+def test_what_nobody_waits_for_may_be_written_later(etcd: Etcd) -> None:
+    journal = begun(etcd, 1)
+    seen = []
+    for number, awaited in ((1, 0), (1, 1)):
+        journal.append(number, State(round=1), awaited)
+        seen.append((journal.is_idle, journal.is_awaited))
+    assert journal.answered(made(etcd, journal.next_write())) == Written(1)
+    journal.append(2, State(round=2), 1)
+    seen.append((journal.is_idle, journal.is_awaited))
+    journal.hurry()
+    seen.append((journal.is_idle, journal.is_awaited))
+    assert seen == [(False, False), (False, True), (False, False), (False, True)]
+
+
 def test_a_write_whose_answer_was_lost_is_made_again_as_it_was_and_is_done(etcd: Etcd) -> None:
     journal = begun(etcd, 1)
-    journal.append(1, State(round=1))
+    journal.append(1, State(round=1), 1)
     made(etcd, journal.next_write())
     assert journal.failed(AWAY) == NotYet("away")
-    journal.append(2, State(round=2))
+    journal.append(2, State(round=2), 2)
     assert journal.answered(made(etcd, journal.next_write())) == Written(1)
     assert journal.answered(made(etcd, journal.next_write())) == Written(2)
 
 
 def test_who_has_no_key_any_more_writes_nothing(etcd: Etcd) -> None:
     journal = begun(etcd, 1)
-    journal.append(1, State(round=1))
+    journal.append(1, State(round=1), 1)
     etcd.txn([], [Delete(KEYS.seat(1))])
     assert journal.answered(made(etcd, journal.next_write())) == DEPOSED
     assert KEYS.state not in etcd.stored
@@ -86,17 +100,17 @@ def test_who_has_no_key_any_more_writes_nothing(etcd: Etcd) -> None:
 
 def test_the_very_same_that_the_next_one_has_written_is_not_ours(etcd: Etcd) -> None:
     first = begun(etcd, 1)
-    first.append(1, State(round=1))
+    first.append(1, State(round=1), 1)
     etcd.txn([], [Delete(KEYS.seat(1))])
     second = begun(etcd, 2)
-    second.append(1, State(round=1))
+    second.append(1, State(round=1), 1)
     assert second.answered(made(etcd, second.next_write())) == Written(1)
     assert first.answered(made(etcd, first.next_write())) == DEPOSED
 
 
 def test_what_somebody_has_changed_by_hand_is_not_written_over(etcd: Etcd) -> None:
     journal = begun(etcd, 1)
-    journal.append(1, State(round=1))
+    journal.append(1, State(round=1), 1)
     etcd.txn([], [Put(KEYS.state, b"somebody's")])
     over = journal.answered(made(etcd, journal.next_write()))
     assert isinstance(over, CannotWrite)
@@ -113,7 +127,7 @@ def test_what_somebody_has_changed_by_hand_is_not_written_over(etcd: Etcd) -> No
 )
 def test_what_etcd_will_not_have_ends_the_journal(etcd: Etcd, error: EtcdLeaseGone | EtcdRefused, why: str) -> None:
     journal = begun(etcd, 1)
-    journal.append(1, State())
+    journal.append(1, State(), 1)
     assert journal.next_write() is not None
     assert journal.failed(error) == CannotWrite(why)
 
@@ -131,7 +145,7 @@ def all_written(etcd: Etcd, journal: Journal) -> None:
 def test_a_large_state_is_written_in_parts_of_which_none_is_left(etcd: Etcd) -> None:
     journal = begun(etcd, 1, keys=SMALL)
     for number in (1, 2, 3):
-        journal.append(number, State(round=number))
+        journal.append(number, State(round=number), number)
         all_written(etcd, journal)
         assert kept(etcd) == State(round=number)
         assert all(key.startswith(KEYS.parts(number)) for key in parts(etcd))
@@ -140,16 +154,16 @@ def test_a_large_state_is_written_in_parts_of_which_none_is_left(etcd: Etcd) -> 
 
 def test_until_all_parts_are_there_the_state_before_it_counts(etcd: Etcd) -> None:
     journal = begun(etcd, 1, keys=SMALL)
-    journal.append(1, State(round=1))
+    journal.append(1, State(round=1), 1)
     all_written(etcd, journal)
-    journal.append(2, State(round=2))
+    journal.append(2, State(round=2), 2)
     assert journal.answered(made(etcd, journal.next_write())) == PartWritten()
     assert kept(etcd) == State(round=1)
     etcd.txn([], [Delete(KEYS.seat(1))])
     assert journal.answered(made(etcd, journal.next_write())) == DEPOSED
     successor = begun(etcd, 2)  # whose state needs no parts
     for number in (1, 2):
-        successor.append(number, State(round=7))
+        successor.append(number, State(round=7), number)
         all_written(etcd, successor)
     assert kept(etcd) == State(round=7)
     assert not parts(etcd), "nor is anything left of a write that was never complete"
@@ -163,7 +177,7 @@ def test_what_is_said_to_be_written_is_and_states_are_written_in_their_order(tur
     for what in [*turns, *20 * ["write"]]:
         if what == "keep":
             number += 1
-            journal.append(number, State(round=number))
+            journal.append(number, State(round=number), number)
         elif (write := journal.next_write()) is not None:
             assert journal.writing > done
             if what != "away":

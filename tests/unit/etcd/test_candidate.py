@@ -195,7 +195,7 @@ def test_a_journal_that_breaks_is_no_coordinator_s(etcd: EtcdCluster, client: Et
     journal = Journal(keys, Fence((keys.leader, made)), "me", Takeover("me", State(), 0, 0, 0))
     writer = JournalWriter(client, journal, why.put)
     writer.start(breaks)
-    writer.append(1, State(round=1))
+    writer.append(1, State(round=1), 1)
     assert "nobody foresaw this" in why.get(timeout=TIMEOUT)
     writer.close()
     client.delete(keys.root.encode(), prefix=True)

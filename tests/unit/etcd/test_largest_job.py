@@ -69,7 +69,7 @@ def test_it_is_written_and_read_back(
     keys = ElectionKeys.of(prefix.decode(), "job")
     fence = Fence((keys.seat(0), client.put(keys.seat(0), b"")))
     journal = Journal(keys, fence, "me", Takeover("me", State(), 0, 0, 0))
-    journal.append(1, states[condition])
+    journal.append(1, states[condition], 1)
     outcome: object = PartWritten()
     while outcome == PartWritten():
         write = journal.next_write()

@@ -7,7 +7,7 @@ Laws:
 2. A state that is too large for one transaction is written in parts, each behind the same fence, which count only when
    the state's own key names them.
 3. There is one write at a time. Changes meanwhile are written together, so that the cost of a round does not grow with
-   the number of nodes that join while etcd is writing.
+   the number of nodes that join while etcd is writing. A state for which nobody waits is written `LATER`.
 4. A write whose answer was lost is done if the state in etcd has our name and its number, and we are still the
    coordinator: a successor uses our name, and may have written the same. So the write is repeated unchanged.
 5. While etcd is away, nothing is given up: it is retried for as long as we are not known to be deposed.
@@ -35,6 +35,9 @@ from rallypoint.control.etcd.api import (
 from rallypoint.control.membership.state import State
 from rallypoint.control.protocol.codec import encode_state
 from rallypoint.control.protocol.errors import RendezvousStateError
+
+LATER = 1.0
+"""Seconds that a state may wait for the next one, if nobody waits for it: etcd keeps each that is written."""
 
 
 class Written(NamedTuple):
@@ -89,18 +92,29 @@ class Journal:
         self._written = takeover.number
         self._lease = takeover.lease
         self._newest: tuple[int, State] | None = None
+        self._awaited = 0
         self._done = 0
         self._write: _Write | None = None
 
-    def append(self, number: int, state: State) -> None:
+    def append(self, number: int, state: State, awaited: int) -> None:
         """See `dispatcher.JournalSink.append`."""
+        self._awaited = max(self._awaited, awaited)
         if self._newest is None or number > self._newest[0]:
             self._newest = (number, state)
+
+    def hurry(self) -> None:
+        """Nothing may wait any more."""
+        self._awaited = 0 if self._newest is None else self._newest[0]
 
     @property
     def is_idle(self) -> bool:
         """Whether all that was appended is written."""
         return self._newest is None or self._newest[0] <= self._done
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether there is something to write that cannot wait."""
+        return self._awaited > self._done
 
     @property
     def writing(self) -> int:

@@ -29,7 +29,7 @@ from rallypoint.base.log import get_logger
 from rallypoint.control.coordinator.dispatcher import Dispatcher, RestoredState
 from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.election import steps
-from rallypoint.control.election.journal import CannotWrite, Journal, NotYet, Outcome, Written
+from rallypoint.control.election.journal import LATER, CannotWrite, Journal, NotYet, Outcome, Written
 from rallypoint.control.election.keys import ElectionKeys
 from rallypoint.control.election.leader_resolver import LeaderResolver
 from rallypoint.control.election.machine import LONG_PAUSE, Election
@@ -77,14 +77,16 @@ class JournalWriter:
         self._thread = threading.Thread(target=self._run, args=(written,), name="rallypoint-etcd-journal", daemon=True)
         self._thread.start()
 
-    def append(self, number: int, state: State) -> None:
+    def append(self, number: int, state: State, awaited: int) -> None:
         with self._changed:
-            self._journal.append(number, state)
+            self._journal.append(number, state, awaited)
             self._changed.notify_all()
 
     def close(self, linger: float = 0.0) -> None:
         """Stop writing; a write in progress may take `linger` seconds. Idempotent."""
         with self._changed:
+            self._journal.hurry()
+            self._changed.notify_all()
             self._changed.wait_for(lambda: self._closed or self._journal.is_idle, timeout=linger)
             self._closed = True
             self._changed.notify_all()
@@ -103,6 +105,7 @@ class JournalWriter:
         """Wait for something to write; None when there will be nothing more."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or not self._journal.is_idle)
+            self._changed.wait_for(lambda: self._closed or self._journal.is_awaited, timeout=LATER)
             return None if self._closed else self._journal.next_write()
 
     def _write_once(self, write: Txn) -> Outcome:
