@@ -178,8 +178,13 @@ def _without_fence() -> AbstractContextManager[object]:
 
 
 def _no_recovery_timeout() -> AbstractContextManager[object]:
-    """Who has no key is lost at once."""
-    return patch.object(takeover, "recovery_timeout", lambda _settings: 0.0)
+    """Who has no session is lost as soon as there is another coordinator."""
+    return patch.object(coordinator, "recovery_timeout", lambda _settings: 0.0)
+
+
+def _no_absence() -> AbstractContextManager[object]:
+    """Who has just lost its key is lost as soon as there is another coordinator."""
+    return patch.object(procedures, "min_absence", lambda _settings: 0.0)
 
 
 def _leads_out_of_turn() -> AbstractContextManager[object]:
@@ -316,5 +321,6 @@ BUGS = (
     Mutation("a new coordinator forgets what the one before knew", _forgets),
     Mutation("who goes last leaves the job's state in etcd", _leaves_all),
     Mutation("nobody takes the place of a coordinator that is gone", _deaf_to_rivals),
-    Mutation("nobody is waited for whose lease ended while etcd was away", _no_recovery_timeout, found_by=350),
+    Mutation("nobody is waited for who has no key", _no_recovery_timeout, found_by=225),
+    Mutation("nobody is waited for who has just lost its key", _no_absence, found_by=234),
 )
