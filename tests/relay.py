@@ -1,20 +1,24 @@
-"""A relay between a client and a server over TCP, which loses what a test wants it to lose."""
+"""A relay between a client and a server over TCP, which loses and delays what a test wants it to."""
 
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import threading
+import time
+from collections import deque
 from types import TracebackType
 
 from rallypoint.base.endpoint import Endpoint, listening_socket
 
 
 class Relay:
-    """Hands on to `server` whatever arrives at `endpoint`, and back."""
+    """Hands on to `server` whatever arrives at `endpoint`, and back, which takes `delay` seconds."""
 
-    def __init__(self, server: Endpoint) -> None:
+    def __init__(self, server: Endpoint, delay: float = 0.0) -> None:
         self._server = server
+        self._delay = delay
         self._listener = listening_socket("127.0.0.1", 0)
         self._listener.setblocking(True)
         self.endpoint = Endpoint("127.0.0.1", self._listener.getsockname()[1])
@@ -57,12 +61,17 @@ class Relay:
                     thread.start()
 
     def _hand_on(self, source: socket.socket, target: socket.socket, back: bool) -> None:
+        on_the_way = deque[tuple[float, bytes]]()
         with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                if back and self._swallow:
-                    self._swallow = False
-                    break
-                target.sendall(data)
+            while True:
+                if not on_the_way or select.select([source], [], [], max(0.0, on_the_way[0][0] - time.monotonic()))[0]:
+                    data = source.recv(65536)
+                    if not data or (back and self._swallow):
+                        self._swallow = self._swallow and not data
+                        break
+                    on_the_way.append((time.monotonic() + (self._delay if back else 0.0), data))
+                while on_the_way and on_the_way[0][0] <= time.monotonic():
+                    target.sendall(on_the_way.popleft()[1])
         for each in (source, target):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from rallypoint.control.election.keys import (
+    ElectionKeys,
     LeaderRecord,
-    Snapshot,
     decode_leader,
     decode_node,
     decode_snapshot,
     encode_leader,
     encode_node,
     encode_snapshot,
+    state_of,
 )
 from rallypoint.control.etcd import messages
 from rallypoint.control.etcd.api import Delete, Put, Range
@@ -65,6 +66,9 @@ def _answer_seeds() -> Sequence[bytes]:
     ]
 
 
+_KEYS = ElectionKeys.of("/x", "job")
+
+
 def values(data: bytes) -> None:
     """What others have put under a job's keys: a name, a place, a state; or nothing of ours."""
     node, record = decode_node(data), decode_leader(data)
@@ -74,10 +78,9 @@ def values(data: bytes) -> None:
     )
     with suppress(RendezvousStateError):
         snapshot = decode_snapshot(b"key", data)
-        assert (
-            decode_snapshot(b"key", encode_snapshot(snapshot._replace(number=max(0, snapshot.number - 1)))).state
-            == snapshot.state
-        )
+        state = state_of(_KEYS, snapshot, ())
+        again = decode_snapshot(b"key", encode_snapshot(_KEYS, snapshot.incarnation, snapshot.number, state)[0])
+        assert again[:2] == snapshot[:2]
 
 
 def _value_seeds() -> Sequence[bytes]:
@@ -85,7 +88,7 @@ def _value_seeds() -> Sequence[bytes]:
     return [
         encode_node(node),
         encode_leader(record),
-        encode_snapshot(Snapshot("0123456789abcdef", 3, b"rallypoint-state")),
+        encode_snapshot(_KEYS, "0123456789abcdef", 3, b"rallypoint-state")[0],
     ]
 
 

@@ -5,19 +5,19 @@ What is here is what waits: requests to etcd, the writes of a term, the end of i
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from rallypoint.control.coordinator.dispatcher import RestoredState
 from rallypoint.control.election import steps
-from rallypoint.control.election.journal import CannotWrite, Journal, Outcome, Written
-from rallypoint.control.election.keys import ElectionKeys
+from rallypoint.control.election.journal import LATER, CannotWrite, Journal, NotYet, Outcome, Written
 from rallypoint.control.election.leader_resolver import LeaderResolver
 from rallypoint.control.election.machine import Election
 from rallypoint.control.election.shell import EffectRunner
 from rallypoint.control.election.steps import Answer, CandidatePhase, Event, Request
-from rallypoint.control.etcd.api import EtcdError
+from rallypoint.control.etcd.api import EtcdError, Put
 from rallypoint.control.membership.state import NodeId, State
 from tests.sim.coroutine import SimEvent, SimThread, Steps
 from tests.sim.etcd import SimClient
@@ -27,7 +27,6 @@ from tests.sim.world import Process, Violation
 if TYPE_CHECKING:
     from tests.sim.job import Job
 
-KEYS = ElectionKeys.of("/rallypoint", "sim")
 _PAUSE = 0.2
 _LAST_WRITES = 1.0
 
@@ -50,7 +49,7 @@ class SimCandidate:
         rng = job.scenario.stream(f"etcd {number}")
         self._client = SimClient(job.etcd, process, number, rng)
         self._effects = EffectRunner(self._client, address, self._put, self._log)
-        self._election = Election(KEYS, job.settings, name, rng)
+        self._election = Election(job.keys, job.settings, name, rng)
         self._strand = SimThread(process, self._run())
 
     @property
@@ -68,7 +67,7 @@ class SimCandidate:
         self._news.set()
 
     def _on_news(self) -> None:
-        self._put(steps.LinkState(self._address.met, self._address.refusing_lease))
+        self._put(steps.LinkState(self._address.met, self._address.refusing_lease, self._address.lost))
 
     def _run(self) -> Steps[None]:
         yield from self._take(steps.Tick())
@@ -149,7 +148,7 @@ class SimTerm:
         self._client = client
         self._takeover = takeover = request.takeover
         self._incarnation = takeover.incarnation or job.new_incarnation()
-        self._journal = Journal(KEYS, request.fence, self._incarnation, takeover)
+        self._journal = Journal(job.keys, request.fence, self._incarnation, takeover)
         self._deposed = deposed
         self._event = SimEvent(process)
         self._closed = False
@@ -165,13 +164,15 @@ class SimTerm:
         """The nodes of these numbers are no more."""
         self.server.dispatcher.nodes_lost(numbers, detail)
 
-    def append(self, number: int, state: State) -> None:
+    def append(self, number: int, state: State, awaited: int) -> None:
         """See `dispatcher.JournalSink.append`."""
-        self._journal.append(number, state)
+        self._journal.append(number, state, awaited)
         self._event.set()
 
     def end(self, linger: float) -> Steps[None]:
         """See `LeaderTerm.close`."""
+        self._journal.hurry()
+        self._event.set()
         until = self._process.clock() + (_LAST_WRITES if linger else 0.0)
         while not self._closed and not self._journal.is_idle and self._process.clock() < until:
             yield self._event.wait(until - self._process.clock())
@@ -185,26 +186,37 @@ class SimTerm:
             yield over.wait()
 
     def _writes(self) -> Steps[None]:
+        due = math.inf
         while not self._closed:
-            write = self._journal.next_write()
-            if write is None:
+            now = self._process.clock()
+            if self._journal.is_idle:
+                due = math.inf
                 yield self._event.wait()
                 continue
+            due = min(due, now + LATER)
+            if now < due and not self._journal.is_awaited:
+                yield self._event.wait(due - now)
+                continue
+            write = self._journal.next_write()
+            assert write is not None
             outcome = yield from self._make(write, self._journal.writing)
             self._event.set()
             if isinstance(outcome, Written):
+                due = math.inf
                 self.server.dispatcher.journal_written(outcome.number)
             elif isinstance(outcome, CannotWrite):
                 self._closed = True
                 self._deposed(outcome.why)
-            else:
+            elif isinstance(outcome, NotYet):
                 yield self._event.wait(_PAUSE)
 
     def _make(self, write: steps.Txn, number: int) -> Steps[Outcome]:
+        def done() -> None:
+            if any(isinstance(each, Put) and each.key == self._job.keys.state for each in write.then):
+                self._job.audit.kept(self.server, number, self.fence)
+
         try:
-            result = yield from self._client.make(
-                write, done=lambda: self._job.audit.kept(self.server, number, self.fence)
-            )
+            result = yield from self._client.make(write, done)
         except EtcdError as error:
             return self._journal.failed(error)
         return self._journal.answered(result)

@@ -210,11 +210,8 @@ class Etcd:
                     del self.stored[each.key]
                     self.log.append(WatchEvent("delete", KeyValue(each.key, b"", 0, self.revision, 0, 0)))
                 return None
-            case Range(key=key, prefix=prefix, limit=limit, last_before=last_before):
+            case Range(key=key, prefix=prefix, limit=limit):
                 found = self._under(key, prefix=prefix)
-                if last_before:
-                    older = [each for each in found if each.create_revision < last_before]
-                    found = sorted(older, key=lambda each: -each.create_revision)[: limit or 1]
                 return RangeResult(self.revision, tuple(found[:limit] if limit else found))
 
     def _under(self, key: bytes, *, prefix: bool) -> list[KeyValue]:

@@ -12,7 +12,7 @@ from rallypoint.control.client.dialing import DialTarget
 from rallypoint.control.election.leader_resolver import LeaderResolver
 from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.handshake import Challenge, ClientHandshake, Welcome
+from rallypoint.control.protocol.handshake import Challenge, ClientHandshake, HandshakeError, Welcome
 from rallypoint.control.protocol.messages import (
     Heartbeat,
     LeaveRequest,
@@ -34,7 +34,7 @@ from rallypoint.control.protocol.resume_state import (
 )
 from rallypoint.control.protocol.signing import transcript_of
 from tests.sim.network import Connection, Network
-from tests.sim.world import Process, Timer
+from tests.sim.world import Process, Timer, Violation
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
 _CONNECT_FIRST, _CONNECT_AGAIN = 5.0, 1.5
@@ -158,7 +158,10 @@ class SimLink:
         self._pause, self._moved = None, False
         port = 0
         if self._where is not None:
-            self._place = self._where.resolve()
+            try:
+                self._place = self._where.resolve()
+            except HandshakeError as error:
+                raise Violation("a node gives up what is in etcd", str(error)) from None
             if self._place is None:
                 self._failed(self._attempts)
                 return

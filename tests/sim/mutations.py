@@ -16,7 +16,7 @@ from rallypoint.control.coordinator.notifications import placements
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.election import procedures, takeover
 from rallypoint.control.election.machine import Election
-from rallypoint.control.election.procedures import PredecessorWait
+from rallypoint.control.election.procedures import Deposing
 from rallypoint.control.election.steps import Changed, Fence, Procedure, Watched
 from rallypoint.control.election.takeover import Takeover
 from rallypoint.control.etcd import api
@@ -178,14 +178,18 @@ def _without_fence() -> AbstractContextManager[object]:
 
 
 def _no_recovery_timeout() -> AbstractContextManager[object]:
-    """Who has lost its key while etcd was out of reach for all is lost at once."""
-    return patch.object(takeover, "recovery_timeout", lambda _settings: 0.0)
+    """Who has no session is lost as soon as there is another coordinator."""
+    return patch.object(coordinator, "recovery_timeout", lambda _settings: 0.0)
+
+
+def _no_absence() -> AbstractContextManager[object]:
+    """Who has just lost its key is lost as soon as there is another coordinator."""
+    return patch.object(procedures, "min_absence", lambda _settings: 0.0)
 
 
 def _leads_out_of_turn() -> AbstractContextManager[object]:
     """Who has registered leads, whoever is older."""
-    face = Election._wait_for_predecessor
-    return patch.object(Election, "_wait_for_predecessor", lambda self, rival: face(self, rival._replace(kv=None)))
+    return patch.object(Election, "_predecessor", None)
 
 
 def _forgets() -> AbstractContextManager[object]:
@@ -212,7 +216,7 @@ def _deaf_to_rivals() -> AbstractContextManager[object]:
     changed = Election._on_changed
 
     def bad(self: Election, event: Changed) -> None:
-        if self._context.watched(event.watch) is not Watched.PREDECESSOR:
+        if self.leads or self._context.watched(event.watch) is not Watched.NODES:
             changed(self, event)
 
     return patch.object(Election, "_on_changed", bad)
@@ -262,7 +266,7 @@ def _ranks_of_who_is_left() -> AbstractContextManager[object]:
 
 def _refusal_proves_death() -> AbstractContextManager[object]:
     """A port that refuses connections is a dead coordinator's, also where etcd has just been away."""
-    return patch.object(PredecessorWait, "depose_at", lambda self: self._context.now)
+    return patch.object(Deposing, "earliest", lambda self: self._context.now)
 
 
 def _all_requeue() -> AbstractContextManager[object]:
@@ -317,5 +321,6 @@ BUGS = (
     Mutation("a new coordinator forgets what the one before knew", _forgets),
     Mutation("who goes last leaves the job's state in etcd", _leaves_all),
     Mutation("nobody takes the place of a coordinator that is gone", _deaf_to_rivals),
-    Mutation("nobody is waited for whose lease ended while etcd was away", _no_recovery_timeout, found_by=350),
+    Mutation("nobody is waited for who has no key", _no_recovery_timeout, found_by=225),
+    Mutation("nobody is waited for who has just lost its key", _no_absence, found_by=234),
 )

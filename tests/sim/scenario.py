@@ -11,6 +11,8 @@ from collections.abc import Callable
 from random import Random
 from typing import NamedTuple
 
+from rallypoint.control.election.keys import PART_SIZE, SEATS
+
 SERVER = -1
 """Stands for the control server where a fault names its target."""
 
@@ -77,6 +79,10 @@ class Scenario(NamedTuple):
     """Nobody brings the control server back at the calm."""
     etcd: bool = False
     """The control plane is kept in etcd, and its server elected."""
+    seats: int = SEATS
+    """How many agents stand for election there."""
+    part_size: int = PART_SIZE
+    """Bytes in one value there."""
     check: float = 0.0
     """The longest that the user's check of a node takes, in seconds; 0 where there is none."""
     silences: bool = False
@@ -244,6 +250,8 @@ def generate(seed: int) -> Scenario:
         calm=max(over, *(node.start for node in nodes)) + 0.5,
         abandoned=rng.random() < 0.05 and not etcd,
         etcd=etcd,
+        seats=Random(f"seats/{seed}").choice([1, 2, 3, SEATS]),
+        part_size=Random(f"parts/{seed}").choice([100, 300, PART_SIZE]),
         check=Random(f"checks/{seed}").choice([0.0, 0.0, 0.0, 0.1, 3.0]),
         silences=0.2 < Random(f"{seed}/signs").random() < 0.5,
     )

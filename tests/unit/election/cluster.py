@@ -27,7 +27,7 @@ class Agent:
         self.cluster = cluster
         self.number = number
         self.name = NodeId(f"10.0.0.{number}", number, number, f"host-{number}")
-        self.election = Election(KEYS, SETTINGS, self.name._replace(addr=""), Random(number))
+        self.election = Election(KEYS, cluster.settings, self.name._replace(addr=""), Random(number))
         self.effects: list[Effect] = []
         """All that it has said so far."""
         self.asked: deque[steps.Ask] = deque()
@@ -93,7 +93,7 @@ class Agent:
     def greeted(self, incarnation: str, refused: int = 0) -> list[Effect]:
         """Its link was greeted by the coordinator of that name."""
         self.met = incarnation
-        return self.step(steps.LinkState(incarnation, refused))
+        return self.step(steps.LinkState(incarnation, refused, lost=refused != 0))
 
     def close(self) -> None:
         """It is to leave."""
@@ -130,7 +130,7 @@ class Agent:
         taken = request.takeover
         name = taken.incarnation or self.cluster.next_incarnation()
         self.term = Journal(KEYS, request.fence, name, taken)
-        self.term.append(1, taken.state)
+        self.term.append(1, taken.state, 1)
         return steps.Listening(request.addresses, 2000 + self.number, "secret")
 
     def write(self) -> None:
@@ -142,7 +142,8 @@ class Agent:
 class Cluster:
     """One etcd, and those who use it."""
 
-    def __init__(self, agents: int = 0) -> None:
+    def __init__(self, agents: int = 0, settings: Settings = SETTINGS) -> None:
+        self.settings = settings
         self.world = World()
         self.etcd = Etcd(self.world, Random(0), 0.0)
         self.agents: list[Agent] = []

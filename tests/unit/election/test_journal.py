@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.control.election.journal import CannotWrite, Journal, NotYet, Written
-from rallypoint.control.election.keys import ElectionKeys, decode_snapshot
+from rallypoint.control.election.journal import CannotWrite, Journal, NotYet, PartWritten, Written
+from rallypoint.control.election.keys import ElectionKeys, decode_snapshot, state_of
 from rallypoint.control.election.steps import Fence, Txn
 from rallypoint.control.election.takeover import Takeover
 from rallypoint.control.etcd.api import Delete, EtcdLeaseGone, EtcdRefused, EtcdUnreachable, Put, TxnResult
@@ -21,15 +21,18 @@ DEPOSED = CannotWrite("another agent is the coordinator now")
 AWAY = EtcdUnreachable("away")
 
 
-def begun(etcd: Etcd, lease: int, incarnation: str = "me") -> Journal:
+SMALL = KEYS._replace(part_size=20)
+
+
+def begun(etcd: Etcd, lease: int, incarnation: str = "me", keys: ElectionKeys = KEYS) -> Journal:
     """The journal of whoever has a new key, and has read what stands there."""
-    key = KEYS.node(lease)
+    key = KEYS.seat(lease)
     created = etcd.txn([], [Put(key, b"")]).revision
     state = etcd.stored.get(KEYS.state)
     revision = 0 if state is None else state.mod_revision
     number = 0 if state is None else decode_snapshot(KEYS.state, state.value).number
     takeover = Takeover(incarnation, State(), number, revision, lease=0)
-    return Journal(KEYS, Fence((key, created)), incarnation, takeover)
+    return Journal(keys, Fence((key, created)), incarnation, takeover)
 
 
 def made(etcd: Etcd, write: Txn | None) -> TxnResult:
@@ -38,7 +41,8 @@ def made(etcd: Etcd, write: Txn | None) -> TxnResult:
 
 
 def kept(etcd: Etcd) -> State:
-    return decode_state(decode_snapshot(KEYS.state, etcd.stored[KEYS.state].value).state)
+    stored = [etcd.stored[key] for key in sorted(etcd.stored) if key.startswith(KEYS.state)]
+    return decode_state(state_of(KEYS, decode_snapshot(KEYS.state, stored[0].value), stored))
 
 
 @pytest.fixture(name="etcd")
@@ -49,10 +53,10 @@ def _etcd() -> Etcd:
 def test_what_changes_while_a_write_is_under_way_is_written_together(etcd: Etcd) -> None:
     journal = begun(etcd, 1)
     assert journal.next_write() is None
-    journal.append(1, State(round=1))
+    journal.append(1, State(round=1), 1)
     first = journal.next_write()
-    journal.append(2, State(round=2))
-    journal.append(3, State(round=3))
+    journal.append(2, State(round=2), 2)
+    journal.append(3, State(round=3), 3)
     assert journal.next_write() == first
     assert journal.writing == 1
     assert journal.answered(made(etcd, first)) == Written(1)
@@ -62,37 +66,51 @@ def test_what_changes_while_a_write_is_under_way_is_written_together(etcd: Etcd)
     assert journal.next_write() is None
 
 
+def test_what_nobody_waits_for_may_be_written_later(etcd: Etcd) -> None:
+    journal = begun(etcd, 1)
+    seen = []
+    for number, awaited in ((1, 0), (1, 1)):
+        journal.append(number, State(round=1), awaited)
+        seen.append((journal.is_idle, journal.is_awaited))
+    assert journal.answered(made(etcd, journal.next_write())) == Written(1)
+    journal.append(2, State(round=2), 1)
+    seen.append((journal.is_idle, journal.is_awaited))
+    journal.hurry()
+    seen.append((journal.is_idle, journal.is_awaited))
+    assert seen == [(False, False), (False, True), (False, False), (False, True)]
+
+
 def test_a_write_whose_answer_was_lost_is_made_again_as_it_was_and_is_done(etcd: Etcd) -> None:
     journal = begun(etcd, 1)
-    journal.append(1, State(round=1))
+    journal.append(1, State(round=1), 1)
     made(etcd, journal.next_write())
     assert journal.failed(AWAY) == NotYet("away")
-    journal.append(2, State(round=2))
+    journal.append(2, State(round=2), 2)
     assert journal.answered(made(etcd, journal.next_write())) == Written(1)
     assert journal.answered(made(etcd, journal.next_write())) == Written(2)
 
 
 def test_who_has_no_key_any_more_writes_nothing(etcd: Etcd) -> None:
     journal = begun(etcd, 1)
-    journal.append(1, State(round=1))
-    etcd.txn([], [Delete(KEYS.node(1))])
+    journal.append(1, State(round=1), 1)
+    etcd.txn([], [Delete(KEYS.seat(1))])
     assert journal.answered(made(etcd, journal.next_write())) == DEPOSED
     assert KEYS.state not in etcd.stored
 
 
 def test_the_very_same_that_the_next_one_has_written_is_not_ours(etcd: Etcd) -> None:
     first = begun(etcd, 1)
-    first.append(1, State(round=1))
-    etcd.txn([], [Delete(KEYS.node(1))])
+    first.append(1, State(round=1), 1)
+    etcd.txn([], [Delete(KEYS.seat(1))])
     second = begun(etcd, 2)
-    second.append(1, State(round=1))
+    second.append(1, State(round=1), 1)
     assert second.answered(made(etcd, second.next_write())) == Written(1)
     assert first.answered(made(etcd, first.next_write())) == DEPOSED
 
 
 def test_what_somebody_has_changed_by_hand_is_not_written_over(etcd: Etcd) -> None:
     journal = begun(etcd, 1)
-    journal.append(1, State(round=1))
+    journal.append(1, State(round=1), 1)
     etcd.txn([], [Put(KEYS.state, b"somebody's")])
     over = journal.answered(made(etcd, journal.next_write()))
     assert isinstance(over, CannotWrite)
@@ -109,20 +127,57 @@ def test_what_somebody_has_changed_by_hand_is_not_written_over(etcd: Etcd) -> No
 )
 def test_what_etcd_will_not_have_ends_the_journal(etcd: Etcd, error: EtcdLeaseGone | EtcdRefused, why: str) -> None:
     journal = begun(etcd, 1)
-    journal.append(1, State())
+    journal.append(1, State(), 1)
     assert journal.next_write() is not None
     assert journal.failed(error) == CannotWrite(why)
+
+
+def parts(etcd: Etcd) -> set[bytes]:
+    return {key for key in etcd.stored if key.startswith(KEYS.state) and key != KEYS.state}
+
+
+def all_written(etcd: Etcd, journal: Journal) -> None:
+    while (write := journal.next_write()) is not None:
+        assert max(len(each.value) for each in write.then if isinstance(each, Put)) < 400, "no large request"
+        assert journal.answered(made(etcd, write)) in (PartWritten(), Written(journal._done))
+
+
+def test_a_large_state_is_written_in_parts_of_which_none_is_left(etcd: Etcd) -> None:
+    journal = begun(etcd, 1, keys=SMALL)
+    for number in (1, 2, 3):
+        journal.append(number, State(round=number), number)
+        all_written(etcd, journal)
+        assert kept(etcd) == State(round=number)
+        assert all(key.startswith(KEYS.parts(number)) for key in parts(etcd))
+        assert len(parts(etcd)) > 1
+
+
+def test_until_all_parts_are_there_the_state_before_it_counts(etcd: Etcd) -> None:
+    journal = begun(etcd, 1, keys=SMALL)
+    journal.append(1, State(round=1), 1)
+    all_written(etcd, journal)
+    journal.append(2, State(round=2), 2)
+    assert journal.answered(made(etcd, journal.next_write())) == PartWritten()
+    assert kept(etcd) == State(round=1)
+    etcd.txn([], [Delete(KEYS.seat(1))])
+    assert journal.answered(made(etcd, journal.next_write())) == DEPOSED
+    successor = begun(etcd, 2)  # whose state needs no parts
+    for number in (1, 2):
+        successor.append(number, State(round=7), number)
+        all_written(etcd, successor)
+    assert kept(etcd) == State(round=7)
+    assert not parts(etcd), "nor is anything left of a write that was never complete"
 
 
 @given(st.lists(st.sampled_from(["keep", "write", "lost", "away"]), max_size=40))
 def test_what_is_said_to_be_written_is_and_states_are_written_in_their_order(turns: list[str]) -> None:
     etcd = Cluster().etcd
-    journal = begun(etcd, 1)
+    journal = begun(etcd, 1, keys=KEYS._replace(part_size=100))
     number, done = 0, 0
-    for what in [*turns, "write", "write"]:
+    for what in [*turns, *20 * ["write"]]:
         if what == "keep":
             number += 1
-            journal.append(number, State(round=number))
+            journal.append(number, State(round=number), number)
         elif (write := journal.next_write()) is not None:
             assert journal.writing > done
             if what != "away":
@@ -133,5 +188,5 @@ def test_what_is_said_to_be_written_is_and_states_are_written_in_their_order(tur
                 assert outcome.number > done
                 done = outcome.number
             else:
-                assert outcome == NotYet("away")
+                assert outcome == NotYet("away") or (what == "write" and outcome == PartWritten())
     assert done == number

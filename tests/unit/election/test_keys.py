@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,8 +20,11 @@ from rallypoint.control.election.keys import (
     encode_leader,
     encode_node,
     encode_snapshot,
+    state_of,
 )
+from rallypoint.control.etcd.api import KeyValue
 from rallypoint.control.membership.state import NodeId
+from rallypoint.control.protocol.codec import MAX_STATE
 from rallypoint.control.protocol.errors import RendezvousStateError
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]))
@@ -68,10 +73,31 @@ def test_a_post_is_read_as_it_was_written(addresses: tuple[str, ...], port: int,
     assert decode_leader(encode_leader(post)) == post
 
 
-@given(st.text("0123456789abcdef", min_size=1, max_size=32), st.integers(0, 2**63 - 1), st.binary())
-def test_what_is_kept_is_read_as_it_was_written(incarnation: str, number: int, state: bytes) -> None:
-    kept = Snapshot(incarnation, number, state)
-    assert decode_snapshot(b"key", encode_snapshot(kept)) == kept
+@given(
+    st.text("0123456789abcdef", min_size=1, max_size=32),
+    st.integers(0, 2**63 - 1),
+    st.binary(max_size=300),
+    st.integers(8, 100),
+)
+def test_what_is_kept_is_read_as_it_was_written(incarnation: str, number: int, state: bytes, part_size: int) -> None:
+    keys = ElectionKeys.of("/x", "job")._replace(part_size=part_size)
+    value, parts = encode_snapshot(keys, incarnation, number, state)
+    kept = decode_snapshot(b"key", value)
+    assert kept[:3] == (incarnation, number, len(parts))
+    assert max(map(len, [kept.packed, *parts])) <= part_size
+    stored = [KeyValue(keys.part(number, index), part, 1, 1, 1, 0) for index, part in enumerate(parts)]
+    assert state_of(keys, kept, stored) == state
+    if stored:
+        with pytest.raises(RendezvousStateError, match="damaged"):
+            state_of(keys, kept, stored[:-1])
+
+
+def test_a_state_is_no_larger_when_it_is_unpacked_than_it_may_be() -> None:
+    keys = ElectionKeys.of("/x", "job")
+    snapshot = Snapshot("a", 1, 0, zlib.compress(bytes(MAX_STATE + 1)))
+    assert len(snapshot.packed) < 1 << 20
+    with pytest.raises(RendezvousStateError, match="larger than it may be"):
+        state_of(keys, snapshot, ())
 
 
 @given(st.binary())
@@ -104,4 +130,6 @@ def test_values_that_no_agent_writes_are_none_of_ours(value: bytes) -> None:
 def test_a_state_with_a_number_beyond_all_counting_is_none_of_ours() -> None:
     for number in (-1, 2**63, 10**4299):
         with pytest.raises(RendezvousStateError, match="did not write"):
-            decode_snapshot(b"key", encode_snapshot(Snapshot("a", number, b"")))
+            decode_snapshot(b"key", b"rallypoint-etcd-2 a %d 0 " % number)
+        with pytest.raises(RendezvousStateError, match="did not write"):
+            decode_snapshot(b"key", b"rallypoint-etcd-2 a 1 %d " % number)

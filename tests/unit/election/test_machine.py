@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 
 import pytest
 
 from rallypoint.control.election import steps
-from rallypoint.control.election.machine import LONG_PAUSE, PAUSE
+from rallypoint.control.election.keys import SEATS
+from rallypoint.control.election.machine import ARRIVALS, LONG_PAUSE, LOOK_LATE, LOOK_SOON, PAUSE
 from rallypoint.control.election.procedures import STATE_TTL
 from rallypoint.control.election.steps import CandidatePhase, EndTerm, Revoke, StartTerm, Watched
 from rallypoint.control.etcd.api import (
@@ -35,18 +37,11 @@ def kinds(effects: list[steps.Effect]) -> list[type]:
 # Who leads
 
 
-def test_each_watches_the_one_before_and_no_other() -> None:
-    cluster = Cluster(4)
-    for older, agent in zip(cluster.agents, cluster.agents[1:], strict=False):
-        assert agent.watches[Watched.PREDECESSOR].key == KEYS.node(older.election.lease)
-        assert Watched.NODES not in agent.watches
-
-
 def test_who_was_registered_by_a_sending_whose_answer_was_lost_looks_who_is_before_it() -> None:
     """Others came before the second sending: they wait for us, so we must not wait for them."""
     cluster = Cluster()
     first = cluster.add()
-    first.answer()
+    until_asked(first, steps.Grant)
     first.answer()
     ask = first.asked[0]
     assert isinstance(ask.request, steps.Txn)
@@ -56,6 +51,126 @@ def test_who_was_registered_by_a_sending_whose_answer_was_lost_looks_who_is_befo
     assert second.election.phase is CandidatePhase.WAITING
     first.settle()
     assert leads(cluster, first)
+    assert len(seats(cluster)) == 2
+
+
+def seats(cluster: Cluster) -> set[bytes]:
+    """The keys of the candidates."""
+    return {key for key in cluster.etcd.stored if key.startswith(KEYS.candidates)}
+
+
+def test_who_is_beaten_to_its_seat_takes_another() -> None:
+    cluster = Cluster()
+    agents = [cluster.add() for _ in range(SEATS)]
+    for kind in (steps.Grant, steps.Txn):
+        for agent in agents:
+            until_asked(agent, kind)
+    for agent in agents:
+        agent.settle()
+    assert len(seats(cluster)) == SEATS
+    assert len(cluster.leaders()) == 1
+
+
+# Who has no seat
+
+
+def crowd(size: int = 12, at_once: int = 12) -> tuple[Cluster, list[Agent], list[Agent]]:
+    """A job of that size with so many agents, of which more come than there are seats: those that stand, and others."""
+    cluster = Cluster(settings=SETTINGS._replace(max_nodes=size))
+    for _ in range(at_once):
+        cluster.add()
+    cluster.pass_time(1.0 + size / ARRIVALS)
+    standing = [agent for agent in cluster.agents if agent.election.lease]
+    return cluster, standing, [agent for agent in cluster.agents if agent not in standing]
+
+
+def test_a_few_stand_and_the_others_hold_nothing_but_one_watch() -> None:
+    cluster, standing, others = crowd()
+    assert (len(standing), len(others)) == (SEATS, 4)
+    (leader,) = cluster.leaders()
+    for agent in others:
+        assert agent.election.phase is CandidatePhase.STANDBY
+        assert agent.watches.keys() == {Watched.LEADER}
+        assert agent.effects.count(steps.PermanentError("")) >= 1
+    asked = [len(agent.requests()) for agent in others]
+    cluster.pass_time(LOOK_LATE / 2 - 1.0)
+    assert [len(agent.requests()) for agent in others] == asked
+    assert cluster.leaders() == [leader]
+
+
+def test_a_seat_that_is_free_is_taken_after_a_while() -> None:
+    cluster, standing, others = crowd()
+    gone = next(agent for agent in standing if not agent.election.leads)
+    cluster.agents.remove(gone)
+    cluster.pass_time(LOOK_LATE + SETTINGS.lease)
+    assert len(seats(cluster)) == SEATS
+    assert sum(agent.election.phase is CandidatePhase.WAITING for agent in others) == 1
+
+
+def test_the_job_survives_the_death_of_all_candidates_at_once() -> None:
+    cluster, standing, others = crowd()
+    for agent in standing:
+        cluster.agents.remove(agent)
+    died = cluster.now
+    while not cluster.leaders():
+        cluster.pass_time(0.1)
+    assert cluster.now - died < SETTINGS.lease + 1.1 * LOOK_SOON
+    assert set(cluster.agents) == set(others)
+    cluster.pass_time(LOOK_SOON)
+    assert len(seats(cluster)) == 4
+
+
+def test_who_has_no_seat_looks_soon_when_the_coordinator_cannot_be_reached() -> None:
+    """Its watch may be of an etcd that has lost its data, or on a connection that was dropped unseen."""
+    cluster, _, (one, *_) = crowd()
+    assert one.election.wake_at - cluster.now > LOOK_SOON
+    one.step(steps.LinkState("coordinator-1", 0, lost=True))
+    planned = one.election.wake_at
+    assert LOOK_SOON / 2 <= planned - cluster.now <= LOOK_SOON
+    cluster.world.now += LOOK_SOON / 4
+    one.step(steps.LinkState("coordinator-1", 0, lost=True))
+    assert one.election.wake_at == planned, "it is not put off by the next attempt"
+    one.greeted("coordinator-1")
+    cluster.pass_time(LOOK_SOON)
+    assert one.election.wake_at - cluster.now > LOOK_SOON
+
+
+@pytest.mark.parametrize("size", [8, 9, 64, 1024, 4096, 16384, 65536])
+def test_agents_that_have_nothing_to_do_ask_etcd_for_little_whatever_their_number(size: int) -> None:
+    """The pace of those that stand, and of one of the others for all of them."""
+    cluster, standing, others = crowd(size, at_once=min(size, SEATS + 1))
+    before = sum(len(agent.requests()) for agent in standing)
+    cluster.pass_time(60.0)
+    asked = (sum(len(agent.requests()) for agent in standing) - before) / 60.0
+    for agent in others:
+        began, before = cluster.now, len(agent.requests())
+        for _ in range(20):
+            cluster.world.now = agent.election.wake_at
+            agent.step(steps.Tick())
+            agent.settle()
+        asked += (size - SEATS) * (len(agent.requests()) - before) / (cluster.now - began)
+    assert asked < 20.0, "requests a second of the whole job"
+
+
+def test_where_all_come_at_once_few_take_a_lease_in_vain() -> None:
+    """Requests take some milliseconds here, in which others look."""
+    size, takes = 4096, 0.005
+    cluster = Cluster(settings=SETTINGS._replace(max_nodes=size))
+    agents = [cluster.add() for _ in range(size)]
+    begun = cluster.now
+    due = [(agent.election.wake_at, index) for index, agent in enumerate(agents)]
+    heapq.heapify(due)
+    while due and cluster.now < begun + 0.5:
+        at, index = heapq.heappop(due)
+        cluster.world.now = max(cluster.now, at)
+        agent = agents[index]
+        agent.answer() if agent.asked else agent.step(steps.Tick())
+        later = cluster.now + takes if agent.asked else agent.election.wake_at
+        if later < math.inf:
+            heapq.heappush(due, (later, index))
+    grants = sum(isinstance(each, steps.Grant) for agent in agents for each in agent.requests())
+    assert len(seats(cluster)) == SEATS
+    assert grants < size / 10
 
 
 # What is given up, and what is not
@@ -82,7 +197,7 @@ def test_who_lives_and_ceases_to_lead_ends_its_lease_before_its_port_refuses() -
     number = next(each for each in first.requests() if isinstance(each, StartTerm)).number
     assert kinds(first.step(steps.Deposed(number, "another agent is the coordinator now"))) == [Revoke]
     assert not first.election.leads
-    assert kinds(first.answer()) == [steps.EndWatch, EndTerm]
+    assert kinds(first.answer()) == [EndTerm]
     assert first.requests()[-1] == EndTerm(0.0)
     cluster.pass_time(1.0)
     assert leads(cluster, second)
@@ -221,7 +336,7 @@ def test_chores_that_etcd_does_not_answer_wait_for_a_pause() -> None:
     assert Watched.LEADER in agent.watches
 
 
-@pytest.mark.parametrize("kind", [Watched.PREDECESSOR, Watched.LEADER, Watched.NODES])
+@pytest.mark.parametrize("kind", list(Watched))
 def test_a_watch_that_is_compacted_is_read_again_at_once_and_one_refused_with_the_next_heartbeat(kind: Watched) -> None:
     agent = (cluster := Cluster(2)).agents[0 if kind is Watched.NODES else 1]
     number = agent.watches[kind].number
@@ -237,12 +352,11 @@ def test_a_watch_that_is_compacted_is_read_again_at_once_and_one_refused_with_th
 
 
 def test_changes_of_a_watch_that_is_over_are_passed_over() -> None:
-    first, second = (cluster := Cluster(2)).agents
-    old = second.watches[Watched.PREDECESSOR]
-    cluster.etcd.revoke(first.election.lease)
-    event = cluster.etcd.log[-1]
+    _, second = (cluster := Cluster(2)).agents
+    old = second.watches[Watched.NODES]
+    second.loses_watch(Watched.NODES, WatchCompacted(17))
     second.settle()
-    assert second.election.leads
+    event = cluster.etcd.log[-1]
     assert second.step(steps.Changed(old.number, (event,))) == []
 
 
@@ -274,7 +388,7 @@ def test_the_lease_is_kept_alive_during_a_take_over_from_a_slow_etcd(seconds: fl
             agent.answer()
         elif agent.election.wake_at <= cluster.now:
             agent.step(steps.Tick())
-    assert cluster.now < 15
+    assert cluster.now < 20
     assert sum(isinstance(each, steps.KeepLeaseAlive) for each in agent.requests()) >= 1
     assert [each.ttl_s for each in agent.requests() if isinstance(each, steps.Grant)][1:] == [STATE_TTL]
 
@@ -301,7 +415,7 @@ def test_who_registers_while_the_last_one_leaves_keeps_the_state_that_it_has_rea
     first.settle()
     assert KEYS.state in cluster.etcd.stored
     first.close()
-    while KEYS.node(first.election.lease) in cluster.etcd.stored:
+    while KEYS.seat(first.election.lease) in cluster.etcd.stored:
         first.answer()
     new = cluster.add()
     until_asked(new, StartTerm)

@@ -53,10 +53,12 @@ class Shelf:
 
     def __init__(self) -> None:
         self.newest: tuple[int, State] | None = None
+        self.awaited = 0
         self.kept = State()
 
-    def append(self, number: int, state: State) -> None:
+    def append(self, number: int, state: State, awaited: int) -> None:
         self.newest = (number, state)
+        self.awaited = awaited
 
 
 class Node:
@@ -179,6 +181,21 @@ def test_nobody_is_told_before_it_is_kept_and_heartbeats_are_answered_all_the_sa
     assert [node.told for node in job.nodes] == [[Heartbeat()], []]
     job.keep()
     assert [[type(each) for each in node.told] for node in job.nodes] == [[Heartbeat, RoundEnded], [RoundEnded]]
+
+
+def test_arrivals_in_a_forming_round_can_wait_and_what_somebody_waits_for_cannot() -> None:
+    """Nodes repeat a join that was not answered."""
+    job = Job(2, 2)
+    assert job.shelf.awaited, "a round is complete"
+    job.say(job.nodes[0], Fail(0, CAUSE, 3))
+    job.keep()
+    assert job.shelf.newest is not None
+    told = job.shelf.awaited
+    job.join(job.nodes[0])
+    assert job.shelf.newest[0] > told
+    assert job.shelf.awaited == told
+    job.say(job.nodes[0], ProgressRequest())
+    assert job.shelf.awaited == job.shelf.newest[0]
 
 
 def test_a_place_is_confirmed_after_all_that_was_to_be_told_before() -> None:

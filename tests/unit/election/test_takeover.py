@@ -7,14 +7,13 @@ import math
 import pytest
 
 from rallypoint.control.coordinator.recovery import recovery_timeout
-from rallypoint.control.election.keys import ElectionKeys, Snapshot, encode_node, encode_snapshot
+from rallypoint.control.election.keys import ElectionKeys, encode_node, encode_snapshot
 from rallypoint.control.election.takeover import (
     MIN_ABSENCE,
     Presence,
     Takeover,
     min_absence,
     takeover_from,
-    wait_for_missing,
 )
 from rallypoint.control.etcd.api import KeyValue, WatchEvent
 from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Participant, Settings, State, Verdict
@@ -29,7 +28,7 @@ ENDED = RUNNING._replace(closed=True, verdict=Verdict(Outcome.SUCCEEDED))
 
 
 def stored(state: State, incarnation: str = "before") -> list[KeyValue]:
-    value = encode_snapshot(Snapshot(incarnation, 5, encode_state(state)))
+    value = encode_snapshot(KEYS, incarnation, 5, encode_state(state))[0]
     return [KeyValue(KEYS.state, value, 10, 17, 5, 99)]
 
 
@@ -52,30 +51,30 @@ def test_what_an_earlier_launch_left_is_not_gone_on_with_and_its_nodes_may_still
     assert found == Takeover("", State(restart_delay=hold), 5, 17, 99, forgets=True)
 
 
-@pytest.mark.parametrize("value", [b"somebody's", b"rallypoint-etcd-9 x 1 y", b"rallypoint-etcd-1 x 1 damaged"])
+@pytest.mark.parametrize("value", [b"somebody's", b"rallypoint-etcd-9 x 1 0 y", b"rallypoint-etcd-2 x 1 0 damaged"])
 def test_what_another_has_written_is_not_read(value: bytes) -> None:
     kvs = [KeyValue(KEYS.state, value, 10, 17, 5, 99)]
     with pytest.raises(RendezvousStateError, match="/x/job/state"):
         takeover_from(kvs, {ONE.number}, "", KEYS, SETTINGS)
 
 
-def test_who_was_there_before_waits_for_a_moment_and_who_was_not_for_as_long_as_after_a_loss() -> None:
-    assert wait_for_missing(SETTINGS, waited=True) == min_absence(SETTINGS) == SETTINGS.lease / 3
-    assert wait_for_missing(SETTINGS, waited=False) == recovery_timeout(SETTINGS)
+def test_a_short_lease_leaves_time_to_send_a_packet_again() -> None:
+    assert min_absence(SETTINGS) == SETTINGS.lease / 3
     assert min_absence(SETTINGS._replace(lease=0.5)) == MIN_ABSENCE
 
 
-def kv(name: NodeId, key: bytes | None = None) -> KeyValue:
-    return KeyValue(key or KEYS.node(name.pid), encode_node(name), 1, 1, 1, 1)
+def kv(name: NodeId, seat: int = 0, created: int = 1) -> KeyValue:
+    return KeyValue(KEYS.seat(seat), encode_node(name), created, created, 1, 1)
 
 
-def gone(name: NodeId, key: bytes | None = None) -> WatchEvent:
-    return WatchEvent("delete", kv(name, key)._replace(value=b""))
+def gone(seat: int) -> WatchEvent:
+    return WatchEvent("delete", KeyValue(KEYS.seat(seat), b"", 0, 0, 0, 0))
 
 
-def test_who_has_no_key_is_lost_once_when_its_time_is_over() -> None:
-    presence = Presence([kv(OTHER)])
-    presence.wait_for([ONE.number, OTHER.number], 5.0)
+def test_who_has_lost_its_key_is_lost_once_when_its_time_is_over() -> None:
+    presence = Presence([kv(ONE), kv(OTHER, 1)])
+    assert presence.wake_at == math.inf
+    presence.change([gone(0)], 5.0)
     assert presence.wake_at == 5.0
     assert not presence.overdue(4.9)
     assert presence.overdue(5.0) == {ONE.number}
@@ -85,35 +84,44 @@ def test_who_has_no_key_is_lost_once_when_its_time_is_over() -> None:
 
 def test_who_has_a_key_again_is_not_lost() -> None:
     presence = Presence([kv(ONE)])
-    presence.change([gone(ONE)], 5.0)
-    presence.change([WatchEvent("put", kv(ONE, KEYS.node(1000)))], 6.0)
+    presence.change([gone(0)], 5.0)
+    presence.change([WatchEvent("put", kv(ONE, 1))], 6.0)
     assert not presence.overdue(7.0)
     assert presence.nodes == {ONE.number}
 
 
-def test_a_node_that_its_key_is_no_longer_of_is_waited_for_like_one_whose_key_is_gone() -> None:
+def test_a_node_whose_seat_another_has_is_awaited_like_one_whose_key_is_gone() -> None:
     presence = Presence([kv(ONE)])
     presence.change([WatchEvent("put", kv(ONE))], 4.0)
     assert presence.wake_at == math.inf
-    presence.change([WatchEvent("put", kv(OTHER, KEYS.node(ONE.pid)))], 5.0)
+    presence.change([WatchEvent("put", kv(OTHER))], 5.0)
     assert presence.overdue(5.0) == {ONE.number}
 
 
 def test_who_has_two_keys_and_loses_one_is_there() -> None:
-    presence = Presence([kv(ONE), kv(ONE, KEYS.node(1000))])
-    presence.change([gone(ONE)], 5.0)
+    presence = Presence([kv(ONE), kv(ONE, 1)])
+    presence.change([gone(0)], 5.0)
     assert presence.wake_at == math.inf
 
 
-def test_the_first_time_that_was_given_counts() -> None:
-    presence = Presence([])
-    presence.wait_for([ONE.number], 5.0)
-    presence.wait_for([ONE.number], 50.0)
-    assert presence.overdue(5.0) == {ONE.number}
+def test_a_new_coordinator_gives_those_who_have_just_lost_their_key_a_moment() -> None:
+    presence = Presence([kv(ONE), kv(OTHER, 1)])
+    presence.change([gone(0)], 5.0)
+    presence.change([gone(1)], 50.0)
+    presence.await_anew(since=40.0, until=60.0)
+    assert presence.wake_at == 60.0
+    assert presence.overdue(60.0) == {OTHER.number}, "the other one has done without a key for long"
 
 
 def test_what_is_read_again_tells_who_is_gone_and_who_is_there() -> None:
-    presence = Presence([kv(ONE), KeyValue(KEYS.nodes + b"odd", b"nobody", 1, 1, 1, 1)])
+    presence = Presence([kv(ONE), KeyValue(KEYS.candidates + b"odd", b"nobody", 1, 1, 1, 1)])
     presence.replace([kv(OTHER)], 5.0)
     assert presence.nodes == {OTHER.number}
     assert presence.overdue(5.0) == {ONE.number}
+
+
+def test_the_youngest_of_the_older_candidates_is_before_us() -> None:
+    presence = Presence([kv(ONE, 2, created=7), kv(OTHER, 0, created=5)])
+    assert presence.last_before(9) == kv(ONE, 2, created=7)
+    assert presence.last_before(7) == kv(OTHER, 0, created=5)
+    assert presence.last_before(5) is None

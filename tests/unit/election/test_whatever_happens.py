@@ -80,7 +80,7 @@ def check(cluster: Cluster) -> None:
     ]
     for agent in fenced:
         created = agent.term.fence[1] if agent.term is not None else 0
-        nodes = [kv for key, kv in cluster.etcd.stored.items() if key.startswith(KEYS.nodes)]
+        nodes = [kv for key, kv in cluster.etcd.stored.items() if key.startswith(KEYS.candidates)]
         assert created == min(kv.create_revision for kv in nodes), "the oldest leads"
     assert len(fenced) <= 1, "two coordinators who can write"
     for agent in cluster.agents:

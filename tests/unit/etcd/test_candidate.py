@@ -31,6 +31,7 @@ from rallypoint.rendezvous.backends.options import control_listeners
 from rallypoint.rendezvous.params import RendezvousParameters
 from tests.etcd_client import WritingClient as EtcdClient
 from tests.etcd_cluster import EtcdCluster
+from tests.relay import Relay
 
 TIMEOUT = 120.0
 SOON = 0.05
@@ -109,6 +110,17 @@ def test_who_cannot_register_yet_waits_quietly(
     assert tried[4] - tried[0] < 100, "it is not woken again and again between four requests"
 
 
+def test_an_etcd_that_takes_a_second_for_each_answer_has_a_coordinator_elected(
+    etcd: EtcdCluster, keys: ElectionKeys
+) -> None:
+    """A third of the lease; no member is given up for it, and the lease is kept alive during the takeover."""
+    with (
+        Relay(etcd.members[0].endpoint, delay=1.0) as relay,
+        standing(lambda: EtcdClient([relay.endpoint], timeout_s=3.0), keys, lease=3.0) as agent,
+    ):
+        until(lambda: agent.candidate.leads)
+
+
 def test_what_nobody_foresaw_is_told_and_tried_again(
     etcd: EtcdCluster, keys: ElectionKeys, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -183,7 +195,7 @@ def test_a_journal_that_breaks_is_no_coordinator_s(etcd: EtcdCluster, client: Et
     journal = Journal(keys, Fence((keys.leader, made)), "me", Takeover("me", State(), 0, 0, 0))
     writer = JournalWriter(client, journal, why.put)
     writer.start(breaks)
-    writer.append(1, State(round=1))
+    writer.append(1, State(round=1), 1)
     assert "nobody foresaw this" in why.get(timeout=TIMEOUT)
     writer.close()
     client.delete(keys.root.encode(), prefix=True)

@@ -55,10 +55,11 @@ _REPLACED_DETAIL = f"{MAX_WATCHERS} others watch this job, and it has said nothi
 class JournalSink(Protocol):
     """Stores a coordinator's state so that another may take over."""
 
-    def append(self, number: int, state: State) -> None:
+    def append(self, number: int, state: State, awaited: int) -> None:
         """Begin to store the newest state; when that is done, `Dispatcher.journal_written` is called with its number.
 
-        Numbers grow by one. If called again meanwhile, only the newest state need be stored.
+        Numbers grow. If called again meanwhile, only the newest state need be stored. A state may be stored a while
+        later if its number is above `awaited`: nobody waits for it, and nodes would report again what is new in it.
         """
 
 
@@ -112,7 +113,9 @@ class Dispatcher:
         self._number = 0
         """The number of the newest state; each state has its own."""
         self._numbered = self._coordinator.state
-        self._appended = 0
+        self._appended = (0, 0)
+        self._awaited = 0
+        """The newest state that somebody waits for, or that nodes would not report again."""
         self._written: float = math.inf if journal is None else 0
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
@@ -301,6 +304,8 @@ class Dispatcher:
         if self._watchers is not None:
             self._outbox += [_PendingNotification(self._number, *each) for each in self._watchers.pop_sends()]
         self._outbox += [_PendingNotification(self._number, *each) for each in sends]
+        if self._outbox or self._numbered.complete:
+            self._awaited = self._number
 
     def _flush(self, disconnects: Sequence[Callable[[], None]] = ()) -> None:
         for disconnect in disconnects:
@@ -317,11 +322,11 @@ class Dispatcher:
 
     def _append_to(self, journal: JournalSink) -> None:
         with self._lock:
-            number, state = self._number, self._numbered
-            if number == self._appended:
+            number, state, awaited = self._number, self._numbered, self._awaited
+            if (number, awaited) == self._appended:
                 return
-            self._appended = number
-        journal.append(number, state)
+            self._appended = number, awaited
+        journal.append(number, state, awaited)
 
     def _may_deliver(self) -> bool:
         """Whether the next notification may be delivered."""

@@ -4,25 +4,29 @@ Laws:
 
 1. Each write is one transaction. It holds only while our own key exists, with the revision that it was created with
    (our lease is alive, so no other candidate was elected), and while the state is as we last wrote or read it.
-2. There is one write at a time. Changes meanwhile are written together, so that the cost of a round does not grow with
-   the number of nodes that join while etcd is writing.
-3. A write whose answer was lost is done if the state in etcd has our name and its number, and we are still the
+2. A state that is too large for one transaction is written in parts, each behind the same fence, which count only when
+   the state's own key names them.
+3. There is one write at a time. Changes meanwhile are written together, so that the cost of a round does not grow with
+   the number of nodes that join while etcd is writing. A state for which nobody waits is written `LATER`.
+4. A write whose answer was lost is done if the state in etcd has our name and its number, and we are still the
    coordinator: a successor uses our name, and may have written the same. So the write is repeated unchanged.
-4. While etcd is away, nothing is given up: it is retried for as long as we are not known to be deposed.
+5. While etcd is away, nothing is given up: it is retried for as long as we are not known to be deposed.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from rallypoint.control.election.keys import ElectionKeys, Snapshot, decode_snapshot, encode_snapshot
+from rallypoint.control.election.keys import ElectionKeys, decode_snapshot, encode_snapshot
 from rallypoint.control.election.steps import Fence, Txn
 from rallypoint.control.election.takeover import Takeover
 from rallypoint.control.etcd.api import (
     Compare,
+    Delete,
     EtcdError,
     EtcdLeaseGone,
     EtcdUnreachable,
+    Operation,
     Put,
     Range,
     RangeResult,
@@ -31,6 +35,9 @@ from rallypoint.control.etcd.api import (
 from rallypoint.control.membership.state import State
 from rallypoint.control.protocol.codec import encode_state
 from rallypoint.control.protocol.errors import RendezvousStateError
+
+LATER = 1.0
+"""Seconds that a state may wait for the next one, if nobody waits for it: etcd keeps each that is written."""
 
 
 class Written(NamedTuple):
@@ -51,14 +58,20 @@ class CannotWrite(NamedTuple):
     why: str
 
 
-Outcome: TypeAlias = Written | NotYet | CannotWrite
+class PartWritten(NamedTuple):
+    """A part of it is in etcd: the next write has to be made."""
+
+
+Outcome: TypeAlias = Written | PartWritten | NotYet | CannotWrite
 
 
 class _Write(NamedTuple):
-    """A write in progress: the coordinator's number of the state, and the written data."""
+    """A write in progress: the coordinator's number of the state, the value, its parts, and how many are there."""
 
     number: int
-    snapshot: Snapshot
+    value: bytes
+    parts: list[bytes]
+    done: int = 0
 
 
 class Journal:
@@ -79,18 +92,29 @@ class Journal:
         self._written = takeover.number
         self._lease = takeover.lease
         self._newest: tuple[int, State] | None = None
+        self._awaited = 0
         self._done = 0
         self._write: _Write | None = None
 
-    def append(self, number: int, state: State) -> None:
+    def append(self, number: int, state: State, awaited: int) -> None:
         """See `dispatcher.JournalSink.append`."""
+        self._awaited = max(self._awaited, awaited)
         if self._newest is None or number > self._newest[0]:
             self._newest = (number, state)
+
+    def hurry(self) -> None:
+        """Nothing may wait any more."""
+        self._awaited = 0 if self._newest is None else self._newest[0]
 
     @property
     def is_idle(self) -> bool:
         """Whether all that was appended is written."""
         return self._newest is None or self._newest[0] <= self._done
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether there is something to write that cannot wait."""
+        return self._awaited > self._done
 
     @property
     def writing(self) -> int:
@@ -100,20 +124,29 @@ class Journal:
     def next_write(self) -> Txn | None:
         """The transaction to make now, whose result goes to `answered` or `failed`; None where there is none.
 
-        The same one is made until one of them has said that it is written (law 3).
+        The same one is made until one of them has said that it is written (law 4).
         """
         if self._write is None:
             if self._newest is None or self.is_idle:
                 return None
             number, state = self._newest
-            self._write = _Write(number, Snapshot(self.incarnation, self._written + 1, encode_state(state)))
-        unchanged = Compare(self._keys.state, "mod_revision", "==", self._revision)
-        put = Put(self._keys.state, encode_snapshot(self._write.snapshot), self._lease)
-        return Txn((self.fence.comparison(), unchanged), (put,), (Range(self._keys.state), Range(self.fence[0])))
+            encoded = encode_snapshot(self._keys, self.incarnation, self._written + 1, encode_state(state))
+            self._write = _Write(number, *encoded)
+        keys, write = self._keys, self._write
+        unchanged = Compare(keys.state, "mod_revision", "==", self._revision)
+        then: tuple[Operation, ...]
+        if write.done < len(write.parts):
+            then = (Put(keys.part(self._written + 1, write.done), write.parts[write.done], self._lease),)
+        else:
+            then = (Put(keys.state, write.value, self._lease), Delete(keys.parts(self._written), prefix=True))
+        return Txn((self.fence.comparison(), unchanged), then, (Range(keys.state), Range(self.fence[0])))
 
     def answered(self, result: TxnResult) -> Outcome:
         """The transaction was answered."""
         assert self._write is not None, "no write is under way"
+        if result.succeeded and self._write.done < len(self._write.parts):
+            self._write = self._write._replace(done=self._write.done + 1)
+            return PartWritten()
         if result.succeeded:
             return self._is_written(self._write, result.revision)
         stored, own = result.ranges
@@ -127,19 +160,19 @@ class Journal:
 
     def _is_written(self, write: _Write, revision: int) -> Written:
         self._revision = revision
-        self._written = write.snapshot.number
+        self._written += 1
         self._done = write.number
         self._write = None
         return Written(write.number)
 
     def _explain(self, write: _Write, stored: RangeResult, own: RangeResult) -> Outcome:
-        """A comparison did not hold: because the write was made already (law 3), or because we are deposed."""
+        """A comparison did not hold: because the write was made already (law 4), or because we are deposed."""
         elected = any(each.create_revision == self.fence[1] for each in own.kvs)
         if elected and stored.kvs:
+            if stored.kvs[0].value == write.value:
+                return self._is_written(write, stored.kvs[0].mod_revision)
             try:
-                there = decode_snapshot(self._keys.state, stored.kvs[0].value)
+                decode_snapshot(self._keys.state, stored.kvs[0].value)
             except RendezvousStateError as error:
                 return CannotWrite(str(error))
-            if there == write.snapshot:
-                return self._is_written(write, stored.kvs[0].mod_revision)
         return CannotWrite("another agent is the coordinator now")

@@ -1,15 +1,23 @@
 """The keys of a job in etcd, and their values. Pure.
 
-    PREFIX/JOB/nodes/LEASE    one for each agent, for as long as its lease lives; the oldest is the coordinator's
-    PREFIX/JOB/leader         where the coordinator listens; lives with the coordinator's lease
-    PREFIX/JOB/state          what the coordinator knows; outlives it
+    PREFIX/JOB/candidates/SEAT    one for each of a few agents, while its lease lives; the oldest is the coordinator's
+    PREFIX/JOB/leader             where the coordinator listens; lives with the coordinator's lease
+    PREFIX/JOB/state              what the coordinator knows; outlives it
+    PREFIX/JOB/state/NUMBER/PART  the same, where it is too large for one request
 
 Everything but the state is JSON, for people with `etcdctl`.
+
+The state is compressed, to a third or a half: etcd keeps each one that was written until somebody compacts it. Parts
+are what sets no limit to the size of a job: etcd takes 1.5 MiB in a request, and names may be random, so that 65,536
+nodes need 2 to 5 MB. They are written first, each behind the fence; the state's own key then says how many there are,
+by the same transaction that deletes those of the state before.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
+from collections.abc import Iterable
 from typing import Annotated, NamedTuple, TypedDict
 from urllib.parse import quote
 
@@ -17,14 +25,18 @@ import msgspec
 
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import printable
+from rallypoint.control.etcd.api import KeyValue
 from rallypoint.control.membership.state import NodeId
+from rallypoint.control.protocol.codec import MAX_STATE
 from rallypoint.control.protocol.errors import RendezvousStateError
 
-_STATE = b"rallypoint-etcd-1 "
+_STATE = b"rallypoint-etcd-2 "
 _NAME = 32
 """Characters that the name of a coordinator may have."""
 _NUMBERS = range(1 << 63)
 """The valid numbers of a stored state."""
+PART_SIZE, _PARTS = 1 << 20, range(65)
+"""Bytes in one value, and how many parts there may be."""
 
 _Small = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
@@ -49,10 +61,16 @@ _node = msgspec.json.Decoder(_CandidateValue)
 _leader = msgspec.json.Decoder(_LeaderValue)
 
 
+SEATS = 8
+"""How many agents of a job stand for election. Each costs etcd a request a second; all others cost next to nothing."""
+
+
 class ElectionKeys(NamedTuple):
     """The keys of one job."""
 
     root: str
+    seats: int = SEATS
+    part_size: int = PART_SIZE
 
     @classmethod
     def of(cls, prefix: str, run_id: str) -> ElectionKeys:
@@ -65,13 +83,18 @@ class ElectionKeys(NamedTuple):
         return cls(f"{'/' + prefix.strip('/') if prefix.strip('/') else ''}/{job}/")
 
     @property
-    def nodes(self) -> bytes:
-        """The prefix of the keys of all agents."""
-        return f"{self.root}nodes/".encode()
+    def candidates(self) -> bytes:
+        """The prefix of the keys of all candidates."""
+        return f"{self.root}candidates/".encode()
 
-    def node(self, lease: int) -> bytes:
-        """The key of the agent that holds this lease."""
-        return self.nodes + f"{lease:016x}".encode()
+    def seat(self, number: int) -> bytes:
+        """The key of the candidate that has this seat."""
+        return self.candidates + f"{number}".encode()
+
+    def free_seats(self, taken: Iterable[KeyValue]) -> list[bytes]:
+        """The keys that a candidate may still create."""
+        there = {each.key for each in taken}
+        return [key for key in map(self.seat, range(self.seats)) if key not in there]
 
     @property
     def leader(self) -> bytes:
@@ -80,8 +103,16 @@ class ElectionKeys(NamedTuple):
 
     @property
     def state(self) -> bytes:
-        """The key of what the coordinator knows."""
+        """The key of what the coordinator knows, and the prefix of the keys of its parts."""
         return f"{self.root}state".encode()
+
+    def parts(self, number: int) -> bytes:
+        """The prefix of the keys of the parts of the state of that number."""
+        return self.state + f"/{number:016x}/".encode()
+
+    def part(self, number: int, index: int) -> bytes:
+        """The key of one of them."""
+        return self.parts(number) + f"{index:02}".encode()
 
 
 class LeaderRecord(NamedTuple):
@@ -94,15 +125,37 @@ class LeaderRecord(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """The data that a coordinator stores for its successor: its name, the number of writes, and the encoded state."""
+    """The data that a coordinator stores for its successor: its name, the number of writes, and the packed state, or in
+    how many `parts` that is stored.
+    """
 
     incarnation: str
     number: int
-    state: bytes
+    parts: int
+    packed: bytes
+
+
+def state_of(keys: ElectionKeys, snapshot: Snapshot, stored: Iterable[KeyValue]) -> bytes:
+    """The encoded state, from the values under its key and those of its parts.
+
+    Raises:
+        RendezvousStateError: they do not hold a state of a size that it may have.
+    """
+    values = {each.key: each.value for each in stored}
+    wanted = [keys.part(snapshot.number, index) for index in range(snapshot.parts)]
+    packed = b"".join(values.get(each, b"") for each in wanted) if wanted else snapshot.packed
+    unpacker = zlib.decompressobj()
+    try:
+        state = unpacker.decompress(packed, MAX_STATE)
+    except zlib.error:
+        state = b""
+    if not unpacker.eof:
+        raise RendezvousStateError("it is damaged, or larger than it may be")
+    return state
 
 
 def encode_node(node: NodeId) -> bytes:
-    """The value of an agent's key: who it is, but for its address."""
+    """The value of a candidate's key: who it is, but for its address."""
     return json.dumps({"node": node.number, "pid": node.pid, "host": node.host}).encode()
 
 
@@ -130,9 +183,14 @@ def decode_leader(value: bytes) -> LeaderRecord | None:
     return record if record.addresses else None
 
 
-def encode_snapshot(snapshot: Snapshot) -> bytes:
-    """The value of the state's key."""
-    return _STATE + f"{snapshot.incarnation} {snapshot.number} ".encode() + snapshot.state
+def encode_snapshot(keys: ElectionKeys, incarnation: str, number: int, state: bytes) -> tuple[bytes, list[bytes]]:
+    """The value of the state's key for this encoded state, and those of its parts, if it needs any."""
+    packed = zlib.compress(state, level=1)  # more than that takes twice as long and saves a tenth
+    parts: list[bytes] = []
+    if len(packed) > keys.part_size:
+        parts = [packed[at : at + keys.part_size] for at in range(0, len(packed), keys.part_size)]
+        packed = b""
+    return _STATE + f"{incarnation} {number} {len(parts)} ".encode() + packed, parts
 
 
 def decode_snapshot(key: bytes, value: bytes) -> Snapshot:
@@ -142,11 +200,12 @@ def decode_snapshot(key: bytes, value: bytes) -> Snapshot:
         RendezvousStateError: this was not written by a coordinator of this version.
     """
     try:
-        header, incarnation, number, state = value.split(b" ", 3)
-        snapshot = Snapshot(incarnation.decode("ascii"), int(number), state)
+        header, incarnation, number, parts, packed = value.split(b" ", 4)
+        snapshot = Snapshot(incarnation.decode("ascii"), int(number), int(parts), packed)
     except ValueError:
-        header, snapshot = b"", Snapshot("", 0, b"")
-    if header + b" " != _STATE or not 0 < len(snapshot.incarnation) <= _NAME or snapshot.number not in _NUMBERS:
+        header, snapshot = b"", Snapshot("", 0, 0, b"")
+    valid = 0 < len(snapshot.incarnation) <= _NAME and snapshot.number in _NUMBERS and snapshot.parts in _PARTS
+    if header + b" " != _STATE or not valid:
         raise RendezvousStateError(
             f"the key {key.decode(errors='replace')!r} in etcd holds {value[:24]!r}, which this version of Rallypoint "
             "did not write; use the same version on all nodes, or another --rdzv-id or prefix (--rdzv-conf prefix=...)"

@@ -38,6 +38,8 @@ class LeaderResolver(EndpointResolver):
         self._refused: LeaderRecord | None = None
         self.met = ""
         """The coordinator of the last session, by its incarnation."""
+        self.lost = False
+        """Whether the last attempt to open a session has failed."""
         self.trouble = ""
         """Why etcd cannot be asked at the moment."""
         self.permanent_error = ""
@@ -113,8 +115,9 @@ class LeaderResolver(EndpointResolver):
     def session_opened(self, incarnation: str) -> None:
         with self._lock:
             self._refusing.clear()
-        if incarnation != self.met:
-            self.met = incarnation
+            self._refused = None
+        if incarnation != self.met or self.lost:
+            self.met, self.lost = incarnation, False
             self.on_news()
 
     def failed(self, target: DialTarget, error: Exception) -> None:
@@ -132,5 +135,6 @@ class LeaderResolver(EndpointResolver):
             refused = self._refusing.issuperset(self._record.addresses)
             if refused:
                 self._refused = self._record
-        if refused:
+        if refused or not self.lost:
+            self.lost = True
             self.on_news()

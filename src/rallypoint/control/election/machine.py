@@ -1,8 +1,9 @@
-"""An agent's candidacy in etcd: its lease, its key, and its turn to be the coordinator. Pure: events in, effects out.
+"""An agent's part in the election: its candidacy, and its turn to be the coordinator. Pure: events in, effects out.
 
-    RESTING the goal (to register, to find the next older candidate, to take over) waits for the end of its pause
+    RESTING the goal (to register, to take over) waits for the end of its pause
     ASKING the goal is in progress
-    WAITING    watches the one candidate that is older
+    STANDBY    has no key, since there are candidates enough, and looks again from time to time
+    WAITING    is a candidate, as others are that are older
     LEADING    coordinates the job
     ENDING     gives up what it has, for a while or for good
     GONE       has left etcd
@@ -13,16 +14,21 @@ the lease lives, where etcd is slow: the lease is kept alive between two of its 
 
 Laws:
 
-1. The candidate whose key is the oldest is the coordinator. A key lives as long as its agent's lease.
-2. Each candidate watches the one key before its own; when that is deleted, it looks again.
+1. A few agents are candidates, each with a key that lives as long as its lease. The one whose key is the oldest is the
+   coordinator.
+2. Each candidate sees the keys of all, and takes over when no older one is left.
 3. While etcd is away nothing is given up, here or elsewhere. A lease counts as ended when etcd says so; then the agent
    takes another, and is the youngest.
 4. A coordinator whose machine refuses connections at its port is dead, though its lease is still alive: the next in
    line ends that lease. If it is wrong, it has deposed a live coordinator, which costs a new term, and the agent its
    place in the round. So an agent that stops coordinating and is alive ends its lease before its port refuses
    connections.
-5. The last agent to leave leaves nothing of the job in etcd. One that is only refused for a while does not leave.
+5. The last agent to leave leaves nothing of the job in etcd. One that is only refused for a while does not leave. Where
+   agents without a key may remain, the state stays until its own lease has ended.
 6. Any error, expected or not, is an event: everything is given up, and begun again after a pause.
+7. An agent without a key holds one watch, on the leader's key, and looks for a free seat: soon while there is no
+   coordinator, or none that can be reached, so that the job survives the death of all candidates; else so rarely that
+   all agents together make a few requests a second. Agents that have the same reason look at different times.
 """
 
 from __future__ import annotations
@@ -37,7 +43,7 @@ from rallypoint.control.election.keys import ElectionKeys
 from rallypoint.control.election.procedures import (
     STATE_TTL,
     Leadership,
-    Predecessor,
+    Look,
     Registration,
     Runner,
     StepContext,
@@ -51,14 +57,22 @@ from rallypoint.control.election.steps import (
     Procedure,
     Watched,
     number_of,
-    transact,
 )
-from rallypoint.control.etcd.api import EtcdError, EtcdLeaseGone, EtcdUnreachable, KeyValue, Range, WatchCancelled
+from rallypoint.control.election.takeover import Presence, min_absence
+from rallypoint.control.etcd.api import EtcdError, EtcdLeaseGone, EtcdUnreachable, KeyValue, WatchCancelled
 from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol.errors import RendezvousStateError
 
 PAUSE, LONG_PAUSE = 0.25, 4.0
 """Seconds until etcd is asked again that did not answer, at first and at most: a thousand agents may do the same."""
+
+ARRIVALS = 16384
+"""How many agents of a job that begins look in a second: where all come at once, the first few of them stand."""
+LOOKS_SOON, LOOK_SOON = 4096, 1.0
+"""How many agents of a job without a coordinator look in a second, and how many seconds each waits at most before that
+if they are fewer: the next candidate takes over meanwhile."""
+LOOKS_LATE, LOOK_LATE = 8, 30.0
+"""The same while there is a coordinator."""
 
 _Method: TypeAlias = "Callable[[Election], Procedure[None]]"
 
@@ -83,17 +97,20 @@ class Election:
         self._closed = False
         self._context = StepContext()
         self._runner = Runner(self._context, self._on_procedure_error, self._urgent)
-        self._wait = procedures.PredecessorWait(self._context)
+        self._deposing = procedures.Deposing(self._context)
         self._leadership = Leadership(keys, settings, self._context)
-        self._goal: _Method = Election._register
+        self._presence = Presence()
+        self._goal: _Method = Election._arrive
         self._rest_until = -math.inf
         self._pause = PAUSE
         self._due: dict[Chore, float] = {}  # when chores are due
-        self._link = steps.LinkState("", 0)
+        self._link = steps.LinkState()
         self._addresses: tuple[str, ...] = ()
         self._seen = 0  # the latest revision at which anything was seen of a coordinator
+        self._led = False  # whether there is a coordinator, by the leader's key
         self._place: Registration | None = None
-        self._waited = False  # whether there was a coordinator since we registered
+        self._looks_soon = False  # whether the look that is planned is for want of a coordinator
+        self._stood = False  # whether we have had a place since we last found none free
 
     @property
     def leads(self) -> bool:
@@ -110,8 +127,8 @@ class Election:
         """When to step with a `Tick`, on the clock of `now`; infinity while waiting for an answer or a watch."""
         if self._runner.busy or self.phase is CandidatePhase.GONE:
             return math.inf
-        resting = self._rest_until if self.phase is CandidatePhase.RESTING else math.inf
-        return min(*self._due.values(), resting, self._leadership.wake_at, self._wait.gone_at)
+        resting = self._rest_until if self.phase in _PAUSES else math.inf
+        return min(*self._due.values(), resting, self._presence.wake_at if self.leads else math.inf)
 
     def step(self, event: Event, now: float) -> list[Effect]:
         """Something has happened at `now`; returns what to do about it. A request among that is the last."""
@@ -121,7 +138,7 @@ class Election:
         while not self._runner.busy and (due := self._next()) is not None:
             self._runner.begin(*due)
         if self.leads and not self._runner.busy:
-            self._leadership.lose_overdue()
+            self._leadership.lose(self._presence.overdue(now), "its lease in etcd has ended")
         return self._context.pop_effects()
 
     # Events
@@ -152,11 +169,10 @@ class Election:
     def _on_changed(self, event: steps.Changed) -> None:
         kind = self._context.watched(event.watch)
         if kind is Watched.LEADER:
-            self._seen = max(self._seen, event.events[-1].kv.mod_revision)
+            last = event.events[-1]
+            self._note_leader(last.kind == "put", last.kv.mod_revision)
         elif kind is Watched.NODES:
-            self._leadership.changed(event.events)
-        elif kind is Watched.PREDECESSOR and any(each.kind == "delete" for each in event.events):
-            self._wait.gone_at = self._context.now
+            self._presence.change(event.events, self._context.now + min_absence(self._settings))
 
     def _on_unwatched(self, event: steps.Unwatched) -> None:
         """A watch that etcd refuses is not begun again at once, but when the lease is next kept alive."""
@@ -166,14 +182,9 @@ class Election:
         self._context.has_ended(kind)
         again = self._context.now
         if isinstance(event.lost, WatchCancelled):
-            again = self._due.get(Chore.KEEP_LEASE, again)
-        if kind is Watched.PREDECESSOR:
-            self._wait.gone_at = again
-        elif kind is Watched.LEADER:
-            self._due[Chore.FIND_LEADER] = again
-        elif self.leads:
-            self._context.log(steps.INFO, "the watch over the nodes has ended (%s); they are read again", event.lost)
-            self._due[Chore.FIND_NODES] = again
+            again = self._due.get(Chore.KEEP_LEASE, again + self._ttl / 3)
+        self._context.log(steps.INFO, "a watch of etcd has ended (%s); what it showed is read again", event.lost)
+        self._due[_READS_AGAIN[kind]] = again
 
     # What to do next
 
@@ -187,13 +198,12 @@ class Election:
             return self._end(EtcdLeaseGone(self._leadership.deposed)), None
         if (urgent := self._urgent()) is not None:
             return urgent
-        if self.phase is CandidatePhase.RESTING and self._context.now >= self._rest_until:
+        if self.phase is CandidatePhase.WAITING and self._predecessor is None:
+            self._set_goal(Election._take_over)
+            return self._take_over(), None
+        if self.phase in _PAUSES and self._context.now >= self._rest_until:
             self.phase = CandidatePhase.ASKING
             return self._goal(self), None
-        if self.phase is CandidatePhase.WAITING and self._context.now >= self._wait.gone_at:
-            self._wait.end()
-            self._set_goal(Election._find_predecessor)
-            return self._find_predecessor(), None
         chore = next((each for each in Chore if self._due.get(each, math.inf) <= self._context.now), None)
         if chore is None:
             return None
@@ -239,49 +249,66 @@ class Election:
 
     # Goals
 
+    def _arrive(self) -> Procedure[None]:
+        """Look at a time of our own."""
+        self._set_goal(Election._register, CandidatePhase.RESTING)
+        seconds = self._settings.max_nodes / ARRIVALS if self._settings.max_nodes > self._keys.seats else 0.0
+        self._rest_until = self._context.now + seconds * self._rng.random()
+        yield from ()
+
     def _register(self) -> Procedure[None]:
-        self._addresses = yield from procedures.find_addresses(self._addresses)
-        asked_at, seen = self._context.now, self._seen
-        there = yield from procedures.register(self._keys, self._own, self._ttl)
-        if there.revision < seen:
+        """Become a candidate, if there are not candidates enough."""
+        seen = self._seen
+        found = yield from procedures.look(self._keys)
+        if found.revision < seen:
             text = "etcd has gone back from revision %d to %d and its data is lost; this agent registers again"
-            self._context.log(steps.WARNING, text, seen, there.revision)
+            self._context.log(steps.WARNING, text, seen, found.revision)
             self._seen = 0
             self._context.add(steps.ResetRevision())
             self._context.unwatch(Watched.LEADER)
-        self._place, self._waited = there.place, False
-        self._due = {Chore.KEEP_LEASE: asked_at + self._ttl / 3}
-        self._wait.lease_kept(asked_at, self._ttl)
-        self._see_leader(there.leader, there.revision)
+        self._see_leader(found)
         self._context.add(steps.PermanentError(""))
-        self._look_at_link()
-        self._set_goal(Election._find_predecessor)
-        if there.predecessor is None:
-            yield from self._find_predecessor()
-        else:
-            self._wait_for_predecessor(there.predecessor)
-
-    def _find_predecessor(self) -> Procedure[None]:
-        assert self._place is not None, "this agent has no key"
-        self._wait_for_predecessor((yield from procedures.next_older(self._keys, self._place.fence)))
-
-    def _wait_for_predecessor(self, predecessor: Predecessor) -> None:
-        """Wait until the next older candidate goes (law 2); or there is none, and it is our turn."""
-        if predecessor.kv is None:
-            self._set_goal(Election._take_over, CandidatePhase.RESTING)
-            self._rest_until = self._context.now
+        if self._keys.free_seats(found.candidates):
+            self._addresses = yield from procedures.find_addresses(self._addresses)
+            asked_at = self._context.now
+            self._place, found = yield from procedures.register(self._keys, self._own, self._ttl, found, self._rng)
+            self._see_leader(found)
+        self._stood = self._place is not None
+        if self._place is None:
+            self._set_goal(Election._register, CandidatePhase.STANDBY)
+            self._plan_look(anew=True)
             return
-        self._set_goal(Election._find_predecessor, CandidatePhase.WAITING)
-        self._waited = True
-        self._wait.begin(predecessor.kv, predecessor.revision)
+        self._due = {Chore.KEEP_LEASE: asked_at + self._ttl / 3}
+        self._deposing.lease_kept(asked_at, self._ttl)
+        self._presence = Presence(found.candidates)
+        self._context.watch(Watched.NODES, self._keys.candidates, found.revision, prefix=True)
+        self._set_goal(Election._take_over, CandidatePhase.WAITING)
         self._look_at_link()
+
+    @property
+    def _predecessor(self) -> KeyValue | None:
+        """The next older candidate."""
+        return None if self._place is None else self._presence.last_before(self._place.fence[1])
+
+    def _plan_look(self, *, anew: bool = False) -> None:
+        """Plan when to look for a free seat, at a time of our own; if it is planned, only where it can wait no longer.
+
+        A soon look is made even if there is a coordinator by then: many seats may be free.
+        """
+        soon = not self._led or self._link.lost
+        if self.phase is not CandidatePhase.STANDBY or not (anew or (soon and not self._looks_soon)):
+            return
+        self._looks_soon = soon
+        looks, least = (LOOKS_SOON, LOOK_SOON) if soon else (LOOKS_LATE, LOOK_LATE)
+        seconds = max(least, self._settings.max_nodes / looks)
+        self._rest_until = self._context.now + seconds * self._rng.uniform(0.5, 1.0)
 
     def _take_over(self) -> Procedure[None]:
         assert self._place is not None, "this agent has no key"
         yield from self._leadership.take_over(
-            self._place, self._addresses, self._link.met, self._wait.dead, waited=self._waited
+            self._place, self._addresses, self._link.met, self._deposing.dead, self._presence
         )
-        self._wait.dead = frozenset()  # the term knows them; a node that comes back is alive
+        self._deposing.dead = frozenset()  # the term knows them; a node that comes back is alive
         self._due[Chore.KEEP_STATE] = self._context.now  # it is not known when the last one did it
         self._set_goal(Election._take_over, CandidatePhase.LEADING)
 
@@ -294,7 +321,7 @@ class Election:
             raise EtcdLeaseGone("its lease was not kept alive in time")
         # Not at once, even if etcd is slow: the goal makes its next request in between.
         self._due[Chore.KEEP_LEASE] = max(asked_at + self._ttl / 3, self._context.now + PAUSE)
-        self._wait.lease_kept(asked_at, self._ttl)
+        self._deposing.lease_kept(asked_at, self._ttl)
         self._look_at_link()
 
     def _keep_state_alive(self) -> Procedure[None]:
@@ -302,15 +329,23 @@ class Election:
         yield from self._leadership.keep_state_alive()
 
     def _find_leader(self) -> Procedure[None]:
-        result = yield from transact((), (Range(self._keys.leader),))
-        self._see_leader(result.ranges[0].kvs, result.revision)
+        self._see_leader((yield from procedures.look(self._keys)))
+
+    def _find_candidates(self) -> Procedure[None]:
+        found = yield from procedures.look(self._keys)
+        self._presence.replace(found.candidates, self._context.now + min_absence(self._settings))
+        self._context.watch(Watched.NODES, self._keys.candidates, found.revision, prefix=True)
+
+    def _depose(self) -> Procedure[None]:
+        if (predecessor := self._predecessor) is not None:
+            yield from self._deposing.depose(predecessor)
 
     _CHORES: dict[Chore, _Method] = {  # noqa: RUF012 - a table, never changed
         Chore.KEEP_LEASE: _keep_lease_alive,
         Chore.KEEP_STATE: _keep_state_alive,
         Chore.FIND_LEADER: _find_leader,
-        Chore.FIND_NODES: lambda self: self._leadership.find_nodes(),
-        Chore.DEPOSE: lambda self: self._wait.depose(),  # due again when our lease is next kept alive
+        Chore.FIND_NODES: _find_candidates,
+        Chore.DEPOSE: _depose,  # due again when our lease is next kept alive
     }
 
     # The end, for a while or for good
@@ -318,9 +353,9 @@ class Election:
     def _end(self, why: Exception | None) -> Procedure[None]:
         """Give up what we have, because of an error or of `LeaveElection`."""
         self.phase, for_good = CandidatePhase.ENDING, self._closed
-        self._wait.end()
         if self._leadership.term:
             yield from self._leadership.step_down(self.lease, lives=not for_good)
+        self._context.unwatch(Watched.NODES)
         if isinstance(why, EtcdLeaseGone):
             if self._place is not None:
                 self._context.log(steps.WARNING, "this agent's place in etcd is lost (%s); it takes another", why)
@@ -333,7 +368,8 @@ class Election:
             text = "this agent's place in etcd is given up for a moment, after an unexpected error"
             self._context.warn(why, text)
             self._context.trouble(f"{type(why).__name__}: {why}")
-        yield from leave(self._keys, self.lease, self._link.met, self._context, for_good=for_good)
+        last = for_good and self._stood
+        yield from leave(self._keys, self._place, self._own, self._link.met, self._context, may_be_last=last)
         self._has_ended(LONG_PAUSE, for_good=for_good)
 
     def _has_ended(self, pause: float, *, for_good: bool) -> None:
@@ -344,12 +380,23 @@ class Election:
             self._wait_before_retry(pause)
 
     def _look_at_link(self) -> None:
-        """Check whether the link's state makes a chore due now."""
-        if self._wait.is_for(self._link.refused):
-            self._due.setdefault(Chore.DEPOSE, self._wait.depose_at())
+        """Check whether the link's state makes a chore, or a look, due now."""
+        predecessor = self._predecessor
+        if predecessor is not None and predecessor.lease == self._link.refused:
+            self._due.setdefault(Chore.DEPOSE, self._deposing.earliest())
+        self._plan_look()
 
-    def _see_leader(self, kvs: tuple[KeyValue, ...], revision: int) -> None:
-        self._context.add(steps.Publish(kvs, revision))
-        self._seen = max(self._seen, revision if kvs else 0)
+    def _see_leader(self, found: Look) -> None:
+        self._context.add(steps.Publish(found.leader, found.revision))
+        self._note_leader(bool(found.leader), found.revision if found.leader else 0)
         if not self._context.watches(Watched.LEADER):
-            self._context.watch(Watched.LEADER, self._keys.leader, revision)
+            self._context.watch(Watched.LEADER, self._keys.leader, found.revision)
+
+    def _note_leader(self, there: bool, revision: int) -> None:
+        self._seen = max(self._seen, revision)
+        self._led = there
+        self._plan_look()
+
+
+_PAUSES = (CandidatePhase.RESTING, CandidatePhase.STANDBY)
+_READS_AGAIN = {Watched.LEADER: Chore.FIND_LEADER, Watched.NODES: Chore.FIND_NODES}

@@ -3,7 +3,7 @@
 Laws of a term as the coordinator:
 
 1. The address is published only when the server listens and no other agent is coordinator: our key still exists.
-2. A node that is known to be dead is not waited for; one without a key for a while, and then it is lost.
+2. A node that is known to be dead is not waited for; one that has lost its key for a while, and then it is lost.
 3. An agent that stops coordinating and is alive ends its lease before its port refuses connections: other agents take
    one whose port refuses for dead.
 4. From the moment that we step down, we know nothing about further events: the next coordinator has to find them out.
@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from random import Random
 from typing import NamedTuple
 
 from rallypoint.base.endpoint import is_loopback
 from rallypoint.base.errors import RallypointError
+from rallypoint.control.coordinator.recovery import recovery_timeout
 from rallypoint.control.election.keys import (
     ElectionKeys,
     LeaderRecord,
@@ -30,6 +32,7 @@ from rallypoint.control.election.keys import (
     decode_snapshot,
     encode_leader,
     encode_node,
+    state_of,
 )
 from rallypoint.control.election.steps import (
     DEBUG,
@@ -60,7 +63,7 @@ from rallypoint.control.election.steps import (
     number_of,
     transact,
 )
-from rallypoint.control.election.takeover import Presence, min_absence, takeover_from, wait_for_missing
+from rallypoint.control.election.takeover import Presence, min_absence, takeover_from
 from rallypoint.control.etcd.api import (
     Compare,
     Delete,
@@ -71,10 +74,9 @@ from rallypoint.control.etcd.api import (
     Operation,
     Put,
     Range,
-    TxnResult,
-    WatchEvent,
 )
 from rallypoint.control.membership.state import NodeId, Settings, known_to
+from rallypoint.control.protocol.codec import decode_state
 from rallypoint.control.protocol.errors import RendezvousStateError
 
 _WARN_INTERVAL = 300.0
@@ -239,15 +241,6 @@ class Runner:
 
 TIMEOUT = 2.0
 """Seconds for each of the last requests to etcd."""
-_NO_REVISION = 2**62
-"""A revision that etcd will not have."""
-
-
-class Predecessor(NamedTuple):
-    """The next older candidate at that revision, if there was any."""
-
-    kv: KeyValue | None
-    revision: int
 
 
 class Registration(NamedTuple):
@@ -257,11 +250,10 @@ class Registration(NamedTuple):
     fence: Fence
 
 
-class NewRegistration(NamedTuple):
-    """A new place; the next older candidate, if that was seen when it was made; and the value of the leader's key."""
+class Look(NamedTuple):
+    """The candidates' keys and the leader's key at that revision."""
 
-    place: Registration
-    predecessor: Predecessor | None
+    candidates: tuple[KeyValue, ...]
     leader: tuple[KeyValue, ...]
     revision: int
 
@@ -275,41 +267,42 @@ def find_addresses(known: tuple[str, ...]) -> Procedure[tuple[str, ...]]:
     return addresses.found
 
 
-def register(keys: ElectionKeys, own: NodeId, ttl_s: int) -> Procedure[NewRegistration]:
-    """Take a lease and hang a key on it."""
+def _looking(keys: ElectionKeys) -> tuple[Range, Range]:
+    return Range(keys.candidates, prefix=True), Range(keys.leader)
+
+
+def look(keys: ElectionKeys) -> Procedure[Look]:
+    """See who stands for election, and who leads."""
+    result = yield from transact((), _looking(keys))
+    candidates, leader = result.ranges
+    return Look(candidates.kvs, leader.kvs, result.revision)
+
+
+def register(
+    keys: ElectionKeys, own: NodeId, ttl_s: int, found: Look, rng: Random
+) -> Procedure[tuple[Registration | None, Look]]:
+    """Take a lease, and hang a key on it; None if others have taken all seats before us."""
     lease = yield from number_of(Grant(ttl_s))
-    key = keys.node(lease)
-    put, youngest = (
-        Put(key, encode_node(own), lease),
-        Range(keys.nodes, prefix=True, limit=2, last_before=_NO_REVISION),
-    )
-    result = yield from transact((), (put, Range(key), youngest, Range(keys.leader)))
-    mine, last, leader = result.ranges
-    predecessor = None
-    if last.kvs[0].key == key:  # else it was sent before, unanswered, and others have come since
-        predecessor = Predecessor(last.kvs[1] if len(last.kvs) > 1 else None, result.revision)
-    place = Registration(lease, Fence((key, mine.kvs[0].create_revision)))
-    return NewRegistration(place, predecessor, leader.kvs, result.revision)
+    while free := keys.free_seats(found.candidates):
+        key = rng.choice(free)
+        is_free, looking = Compare(key, "create_revision", "==", 0), _looking(keys)
+        result = yield from transact((is_free,), (Put(key, encode_node(own), lease), *looking), looking)
+        found = Look(result.ranges[0].kvs, result.ranges[1].kvs, result.revision)
+        for each in found.candidates:  # it may not be the seat that we asked for last, if an answer was lost
+            if each.lease == lease:
+                return Registration(lease, Fence((each.key, each.create_revision))), found
+    yield Revoke(lease)
+    return None, found
 
 
-def next_older(keys: ElectionKeys, fence: Fence) -> Procedure[Predecessor]:
-    """Find the candidate just before us."""
-    result = yield from transact((), (Range(keys.nodes, prefix=True, last_before=fence[1]),))
-    (older,) = result.ranges
-    return Predecessor(next(iter(older.kvs), None), result.revision)
-
-
-class PredecessorWait:
-    """Waits until the next older candidate leaves, while there is one."""
+class Deposing:
+    """Ends the lease of the next older candidate if its coordinator's port has no listener."""
 
     def __init__(self, context: StepContext) -> None:
-        self.gone_at = math.inf
-        """When that candidate was seen to be gone, or is to be looked for."""
         self.dead: frozenset[int] = frozenset()
         """The numbers of coordinators that this node has found dead."""
         self._context = context
-        self._predecessor: KeyValue | None = None
-        self._kept_at, self._depose_from = math.inf, -math.inf
+        self._kept_at, self._from = math.inf, -math.inf
 
     def lease_kept(self, asked_at: float, ttl: float) -> None:
         """Our lease was granted, or kept alive, by a request of that moment.
@@ -319,32 +312,15 @@ class PredecessorWait:
         come back.
         """
         if asked_at - self._kept_at > ttl:
-            self._depose_from = self._context.now + ttl
+            self._from = self._context.now + ttl
         self._kept_at = asked_at
 
-    def depose_at(self) -> float:
+    def earliest(self) -> float:
         """The earliest time at which a port that refuses connections counts as that of a dead coordinator."""
-        return max(self._context.now, self._depose_from)
+        return max(self._context.now, self._from)
 
-    def begin(self, predecessor: KeyValue, revision: int) -> None:
-        """Wait for that one."""
-        self._predecessor, self.gone_at = predecessor, math.inf
-        self._context.watch(Watched.PREDECESSOR, predecessor.key, revision)
-
-    def end(self) -> None:
-        """Wait no more."""
-        self._predecessor, self.gone_at = None, math.inf
-        self._context.unwatch(Watched.PREDECESSOR)
-
-    def is_for(self, lease: int) -> bool:
-        """Whether it is the holder of that lease that is waited for."""
-        return self._predecessor is not None and self._predecessor.lease == lease
-
-    def depose(self) -> Procedure[None]:
-        """End its lease: its coordinator's port has no listener."""
-        predecessor = self._predecessor
-        if predecessor is None:
-            return
+    def depose(self, predecessor: KeyValue) -> Procedure[None]:
+        """End its lease."""
         if (node := decode_node(predecessor.value)) is not None:
             text = "no process listens any more at the address of the coordinator %s; its lease is ended"
             self._context.log(DEBUG if node.number in self.dead else WARNING, text, node)
@@ -375,15 +351,9 @@ class Leadership:
         self._context = context
         self._terms = 0
         self._state_lease = 0
-        self._presence = Presence()
-
-    @property
-    def wake_at(self) -> float:
-        """When `lose_overdue` has something to do."""
-        return self._presence.wake_at if self.term else math.inf
 
     def take_over(
-        self, place: Registration, addresses: tuple[str, ...], met: str, dead: frozenset[int], *, waited: bool
+        self, place: Registration, addresses: tuple[str, ...], met: str, dead: frozenset[int], presence: Presence
     ) -> Procedure[None]:
         """Read what the previous coordinator has left, serve, and publish the address.
 
@@ -392,37 +362,34 @@ class Leadership:
             addresses: the addresses of this machine.
             met: the coordinator that this node was last in a session with.
             dead: the numbers of nodes whose death is certain.
-            waited: whether it was a candidate already when there was a coordinator.
+            presence: which nodes have a key, and which have lost theirs.
 
         Raises:
             EtcdLeaseGone: another candidate was elected meanwhile. After any error, there is no term.
         """
         keys, fence = self._keys, place.fence
-        read = yield from transact((fence.comparison(),), (Range(keys.state), Range(keys.nodes, prefix=True)))
+        read = yield from transact((fence.comparison(),), (Range(keys.state, prefix=True),))
         if not read.succeeded:
             raise EtcdLeaseGone("its lease has ended")
-        stored, nodes = read.ranges
-        presence = Presence(nodes.kvs)
-        takeover = takeover_from(stored.kvs, presence.nodes, met, keys, self._settings)
+        takeover = takeover_from(read.ranges[0].kvs, presence.nodes, met, keys, self._settings)
         if takeover.forgets:
             text = "etcd holds the data of an earlier launch of this job, of which no node is alive; it is not used"
             self._context.log(INFO, text)
         if not takeover.lease:
             takeover = takeover._replace(lease=(yield from number_of(Grant(STATE_TTL))))
         self._terms += 1
-        self.term, self.deposed, self._presence, self._state_lease = self._terms, "", presence, takeover.lease
+        self.term, self.deposed, self._state_lease = self._terms, "", takeover.lease
         try:
             listening = yield StartTerm(self.term, fence, addresses, takeover)
             assert isinstance(listening, Listening)
-            self._lose(dead - presence.nodes, "its machine refuses connections")
-            seconds = wait_for_missing(self._settings, waited=waited)
-            presence.wait_for((each.number for each in known_to(takeover.state)), self._context.now + seconds)
+            self.lose(dead - presence.nodes, "its machine refuses connections")
+            now = self._context.now
+            presence.await_anew(now - recovery_timeout(self._settings), now + min_absence(self._settings))
             yield from self._announce(place, listening)
         except Exception:
             self.term = 0
             yield EndTerm(0.0)
             raise
-        self._watch(read)
         self._context.log(
             INFO, "this agent is the coordinator of job %r, on port %d", self._settings.run_id, listening.port
         )
@@ -441,80 +408,70 @@ class Leadership:
                 yield Revoke(lease, TIMEOUT)
             except EtcdError as error:
                 self._context.log(DEBUG, "its own lease could not be ended: %s", error)
-        self._context.unwatch(Watched.NODES)
         yield EndTerm(0.0 if lives else CLOSE_LINGER)
 
     def keep_state_alive(self) -> Procedure[None]:
         """Keep the lease alive that the state hangs on."""
         yield from number_of(KeepLeaseAlive(self._state_lease))
 
-    # Who is lost
-
-    def changed(self, events: tuple[WatchEvent, ...]) -> None:
-        """Keys of nodes have changed."""
-        self._presence.change(events, self._context.now + min_absence(self._settings))
-
-    def find_nodes(self) -> Procedure[None]:
-        """Read what a watch that has ended would have reported, and watch on."""
-        read = yield from transact((), (Range(self._keys.nodes, prefix=True),))
-        self._presence.replace(read.ranges[0].kvs, self._context.now + min_absence(self._settings))
-        self._watch(read)
-
-    def lose_overdue(self) -> None:
-        """Treat nodes whose time is over as lost (law 2)."""
-        self._lose(self._presence.overdue(self._context.now), "its lease in etcd has ended")
-
-    def _lose(self, nodes: frozenset[int], detail: str) -> None:
+    def lose(self, nodes: frozenset[int], detail: str) -> None:
+        """Treat these nodes as lost (law 2)."""
         if nodes:
             self._context.add(NodesLost(nodes, detail))
 
-    def _watch(self, read: TxnResult) -> None:
-        self._context.watch(Watched.NODES, self._keys.nodes, read.revision, prefix=True)
 
-
-def leave(keys: ElectionKeys, lease: int, met: str, context: StepContext, *, for_good: bool) -> Procedure[None]:
+def leave(
+    keys: ElectionKeys, place: Registration | None, own: NodeId, met: str, context: StepContext, *, may_be_last: bool
+) -> Procedure[None]:
     """Give up our lease; where etcd cannot be reached, the lease runs out.
 
     Args:
         keys: of the job.
-        lease: ours, 0 if there is none.
+        place: ours, None if there is none.
+        own: who this node is.
         met: the coordinator that this node was last in a session with, "" for none.
         context: takes lines of the log.
-        for_good: whether this agent leaves the job: then it may be the last.
+        may_be_last: whether this agent leaves the job, which others may have left before.
     """
     try:
-        if for_good and (lease or met):
-            yield from _delete_if_last(keys, lease, met, context)
-        if lease:
-            yield Revoke(lease, TIMEOUT)
+        if may_be_last and (place or met):
+            yield from _delete_if_last(keys, place, own, met, context)
+        if place is not None:
+            yield Revoke(place.lease, TIMEOUT)
     except EtcdError as error:
         context.log(INFO, "this agent cannot give up its lease in etcd, where it will run out: %s", error)
 
 
-def _delete_if_last(keys: ElectionKeys, lease: int, met: str, context: StepContext) -> Procedure[None]:
+def _delete_if_last(
+    keys: ElectionKeys, place: Registration | None, own: NodeId, met: str, context: StepContext
+) -> Procedure[None]:
     """If we are the last, take away what the job has kept."""
-    own: tuple[Operation, ...] = (Delete(keys.node(lease)),) if lease else ()
-    look = (Range(keys.nodes, prefix=True, limit=1), Range(keys.state))
+    key: tuple[Operation, ...] = () if place is None else (Delete(place.fence[0]),)
+    ranges = (Range(keys.candidates, prefix=True, limit=1), Range(keys.state, prefix=True))
     try:
-        others, state = (yield from transact((), (*own, *look), timeout_s=TIMEOUT)).ranges
-        if not others.kvs and state.kvs and _is_of(keys, state.kvs[0], met):
+        others, state = (yield from transact((), (*key, *ranges), timeout_s=TIMEOUT)).ranges
+        if not others.kvs and state.kvs and _is_left_to_us(keys, state.kvs, own, met):
             yield from _delete_job_keys(keys, state.kvs[0])
     except EtcdRefused as error:  # etcd may refuse to write, and end leases all the same
         context.log(INFO, "what the job has written to etcd stays there until its lease ends: %s", error)
 
 
-def _is_of(keys: ElectionKeys, state: KeyValue, met: str) -> bool:
-    """Whether it is the state of the job that we were in."""
+def _is_left_to_us(keys: ElectionKeys, stored: tuple[KeyValue, ...], own: NodeId, met: str) -> bool:
+    """Whether it is the state of the job that we were in, and no agent without a key may need it any more."""
     try:
-        return decode_snapshot(keys.state, state.value).incarnation == met
+        snapshot = decode_snapshot(keys.state, stored[0].value)
+        state = decode_state(state_of(keys, snapshot, stored))
     except RendezvousStateError:
         return False
+    others = sum(each.number != own.number for each in known_to(state))
+    # Those that have still to read how the job has ended have left their keys, or never had one.
+    return snapshot.incarnation == met and others < (keys.seats if state.verdict is not None else 1)
 
 
 def _delete_job_keys(keys: ElectionKeys, state: KeyValue) -> Procedure[None]:
     # One that has registered meanwhile may have read the state already, to continue with it.
-    alone = Compare(keys.nodes, "create_revision", "==", 0, prefix=True)
+    alone = Compare(keys.candidates, "create_revision", "==", 0, prefix=True)
     unchanged = Compare(keys.state, "mod_revision", "==", state.mod_revision)
-    cleared = yield from transact((alone, unchanged), (Delete(keys.state),), timeout_s=TIMEOUT)
+    cleared = yield from transact((alone, unchanged), (Delete(keys.state, prefix=True),), timeout_s=TIMEOUT)
     if cleared.succeeded and state.lease:
         yield Revoke(state.lease, TIMEOUT)

@@ -29,7 +29,7 @@ from rallypoint.base.log import get_logger
 from rallypoint.control.coordinator.dispatcher import Dispatcher, RestoredState
 from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.election import steps
-from rallypoint.control.election.journal import CannotWrite, Journal, NotYet, Outcome, Written
+from rallypoint.control.election.journal import LATER, CannotWrite, Journal, NotYet, Outcome, Written
 from rallypoint.control.election.keys import ElectionKeys
 from rallypoint.control.election.leader_resolver import LeaderResolver
 from rallypoint.control.election.machine import LONG_PAUSE, Election
@@ -53,6 +53,13 @@ _LAST_WRITES = 1.0
 """Seconds that the last writes of a coordinator may take."""
 
 
+_LOSES_CHANGES = frozenset({"3.5.0", "3.5.1", "3.5.2"})
+_LOSES_CHANGES_TEXT = (
+    "etcd is version %s, of which a member that is killed can lose a change for good (etcd-io/etcd#13766), so that no "
+    "coordinator is found any more; use a later version"
+)
+
+
 class JournalWriter:
     """Writes the newest state, on a thread of its own. A `dispatcher.JournalSink`."""
 
@@ -70,14 +77,16 @@ class JournalWriter:
         self._thread = threading.Thread(target=self._run, args=(written,), name="rallypoint-etcd-journal", daemon=True)
         self._thread.start()
 
-    def append(self, number: int, state: State) -> None:
+    def append(self, number: int, state: State, awaited: int) -> None:
         with self._changed:
-            self._journal.append(number, state)
+            self._journal.append(number, state, awaited)
             self._changed.notify_all()
 
     def close(self, linger: float = 0.0) -> None:
         """Stop writing; a write in progress may take `linger` seconds. Idempotent."""
         with self._changed:
+            self._journal.hurry()
+            self._changed.notify_all()
             self._changed.wait_for(lambda: self._closed or self._journal.is_idle, timeout=linger)
             self._closed = True
             self._changed.notify_all()
@@ -96,6 +105,7 @@ class JournalWriter:
         """Wait for something to write; None when there will be nothing more."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or not self._journal.is_idle)
+            self._changed.wait_for(lambda: self._closed or self._journal.is_awaited, timeout=LATER)
             return None if self._closed else self._journal.next_write()
 
     def _write_once(self, write: Txn) -> Outcome:
@@ -362,7 +372,7 @@ class Candidate:
         return self._election.phase is not CandidatePhase.GONE
 
     def _on_link_news(self) -> None:
-        self._inbox.put(steps.LinkState(self._resolver.met, self._resolver.refusing_lease))
+        self._inbox.put(steps.LinkState(self._resolver.met, self._resolver.refusing_lease, self._resolver.lost))
 
     # Requests
 
@@ -398,6 +408,8 @@ class Candidate:
             self._inbox.put(steps.Deposed(request.number, why))
 
         self._end_term(0.0)  # none is on, unless a step went wrong
+        if self._client.version in _LOSES_CHANGES:
+            log.warning(_LOSES_CHANGES_TEXT, self._client.version)
         self._term, listening = start_term(
             self._client, self._keys, self._settings, request, deposed, self._listen, self._resolver.tls
         )

@@ -33,6 +33,7 @@ class CandidatePhase(Enum):
 
     RESTING = auto()
     ASKING = auto()
+    STANDBY = auto()
     WAITING = auto()
     LEADING = auto()
     ENDING = auto()
@@ -49,7 +50,7 @@ class Chore(Enum):
     FIND_LEADER = auto()
     """Read where the coordinator is, and watch on."""
     FIND_NODES = auto()
-    """Read which nodes have a key, and watch on."""
+    """Read which candidates there are, and watch on."""
     DEPOSE = auto()
     """End the lease of a coordinator whose port refuses (law 4)."""
 
@@ -59,10 +60,8 @@ class Watched(Enum):
 
     LEADER = auto()
     """The key that says where the coordinator is."""
-    PREDECESSOR = auto()
-    """The key of the next older candidate."""
     NODES = auto()
-    """The keys of all candidates, watched by the coordinator."""
+    """The keys of all candidates, watched by each of them."""
 
 
 # Requests
@@ -238,10 +237,13 @@ class Broken(NamedTuple):
 
 
 class LinkState(NamedTuple):
-    """What the link knows: the coordinator that it met last, and the lease of one whose port refuses."""
+    """What the link knows: the coordinator that it met last, the lease of one whose port refuses, and whether the last
+    attempt to reach one has failed.
+    """
 
-    met: str
-    refused: int
+    met: str = ""
+    refused: int = 0
+    lost: bool = False
 
 
 class Changed(NamedTuple):

@@ -5,9 +5,9 @@ Laws:
 1. We continue with the state and the name of the previous coordinator. Only if none of its nodes has a key, and ours
    was not one of them, does its state belong to an earlier launch of the job, and this one begins with nothing. But if
    a round ran then, no round is formed until its nodes, if they are alive after all, have had the time to come back.
-2. Of a node that is in the state, its session is the best evidence, then its key. One with a key is waited for; one
-   without, for a moment: its lease may have ended because etcd was away. If that has happened to ourselves, all are
-   waited for as long as the nodes of a lost control plane are.
+2. Of a node that is in the state, its session is the best evidence. One that we have seen lose its key shortly before
+   is awaited for a moment only: its lease may have ended because etcd was away. All others, most of which have never
+   had a key, are awaited as long as the nodes of a lost control plane are (`Coordinator.restore`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from rallypoint.control.coordinator.recovery import recovery_timeout
-from rallypoint.control.election.keys import ElectionKeys, decode_node, decode_snapshot
+from rallypoint.control.election.keys import ElectionKeys, decode_node, decode_snapshot, state_of
 from rallypoint.control.etcd.api import KeyValue, WatchEvent
 from rallypoint.control.membership.state import Settings, State, known_to
 from rallypoint.control.protocol.codec import decode_state
@@ -47,7 +47,7 @@ def takeover_from(
     """The state to start from (law 1).
 
     Args:
-        stored: the value of the state's key.
+        stored: the values under the state's key and those of its parts, by name.
         nodes: the numbers of the nodes that have a key.
         met: the coordinator that this node was last in a session with.
         keys, settings: of the job.
@@ -55,12 +55,12 @@ def takeover_from(
     Raises:
         RendezvousStateError: the stored state is not one that we can read.
     """
-    if not stored:
+    if not stored or stored[0].key != keys.state:  # there may be parts of a state that was never complete
         return Takeover("", State(), 0, 0, 0)
-    (found,) = stored
+    found = stored[0]
     snapshot = decode_snapshot(keys.state, found.value)
     try:
-        state = decode_state(snapshot.state)
+        state = decode_state(state_of(keys, snapshot, stored))
     except RendezvousStateError as error:
         raise RendezvousStateError(
             f"the key {keys.state.decode()!r} in etcd cannot be read: {error}; "
@@ -76,66 +76,65 @@ def takeover_from(
 
 
 def min_absence(settings: Settings) -> float:
-    """Seconds for which a node is waited for that has no key."""
+    """Seconds for which a node is awaited that has lost its key."""
     return max(MIN_ABSENCE, settings.lease / 3)
 
 
-def wait_for_missing(settings: Settings, *, waited: bool) -> float:
-    """Seconds for which nodes are waited for that have no key when we are elected (law 2).
-
-    `waited`: whether we were in etcd already when the last coordinator was.
-    """
-    return min_absence(settings) if waited else recovery_timeout(settings)
-
-
 class Presence:
-    """The nodes that have a key, by their numbers, and until when those without one are waited for."""
+    """The candidates' keys as we have seen them since we have one; and the nodes that have lost theirs meanwhile, by
+    their numbers, with the time until which each is awaited.
+    """
 
     def __init__(self, kvs: Iterable[KeyValue] = ()) -> None:
-        self._nodes: dict[bytes, int] = {}
-        self._missing: dict[int, float] = {}
-        self._learn(kvs)
+        self._keys = {each.key: each for each in kvs}
+        self._absent: dict[int, float] = {}
 
     @property
     def nodes(self) -> frozenset[int]:
         """The nodes that have a key."""
-        return frozenset(self._nodes.values())
+        return frozenset(node.number for each in self._keys.values() if (node := decode_node(each.value)) is not None)
 
     @property
     def wake_at(self) -> float:
         """The time at which `overdue` may have a result; infinity for never."""
-        return min(self._missing.values(), default=float("inf"))
+        return min(self._absent.values(), default=float("inf"))
 
-    def wait_for(self, nodes: Iterable[int], until: float) -> None:
-        """Wait for these until then, those without a key, unless they are waited for already."""
-        for node in frozenset(nodes).difference(self._nodes.values()):
-            self._missing.setdefault(node, until)
+    def last_before(self, revision: int) -> KeyValue | None:
+        """The youngest of the keys that were created before that revision."""
+        older = (each for each in self._keys.values() if each.create_revision < revision)
+        return max(older, key=lambda each: each.create_revision, default=None)
 
     def change(self, events: Iterable[WatchEvent], until: float) -> None:
-        """Keys have changed; whose is gone, or is of another node now, is waited for until then."""
-        before = set[int]()
+        """Keys have changed; a node that has none any more is awaited until then."""
+        before = self.nodes
         for event in events:
-            if (node := self._nodes.pop(event.kv.key, None)) is not None:
-                before.add(node)
             if event.kind == "put":
-                self._learn([event.kv])
-        if before:
-            self.wait_for(before, until)
+                self._keys[event.kv.key] = event.kv
+            else:
+                self._keys.pop(event.kv.key, None)
+        self._note_absent(before, until)
 
     def replace(self, kvs: Iterable[KeyValue], until: float) -> None:
-        """Replace the set of keys by these; nodes whose keys are gone are waited for until then."""
-        before, self._nodes = self.nodes, {}
-        self._learn(kvs)
-        self.wait_for(before, until)
+        """These are all keys now; nodes whose keys are gone are awaited until then."""
+        before, self._keys = self.nodes, {each.key: each for each in kvs}
+        self._note_absent(before, until)
+
+    def await_anew(self, since: float, until: float) -> None:
+        """Await the absent nodes until then, but for those whose time was over before `since`: a node that has done
+        without a key for long is no more likely to be lost than any other.
+        """
+        self._absent = {node: until for node, at in self._absent.items() if at >= since}
 
     def overdue(self, now: float) -> frozenset[int]:
-        """Nodes without a key whose time is over; each is returned once."""
-        over = {node for node, until in self._missing.items() if until <= now}
+        """Absent nodes whose time is over; each is returned once."""
+        over = frozenset(node for node, until in self._absent.items() if until <= now)
         for node in over:
-            del self._missing[node]
-        return frozenset(over.difference(self._nodes.values()) if over else ())
+            del self._absent[node]
+        return over
 
-    def _learn(self, kvs: Iterable[KeyValue]) -> None:
-        for each in kvs:
-            if (node := decode_node(each.value)) is not None:
-                self._nodes[each.key] = node.number
+    def _note_absent(self, before: frozenset[int], until: float) -> None:
+        present = self.nodes
+        for node in before - present:
+            self._absent.setdefault(node, until)
+        for node in present & self._absent.keys():
+            del self._absent[node]

@@ -107,15 +107,11 @@ class Delete(NamedTuple):
 
 
 class Range(NamedTuple):
-    """Read a key, or with `prefix` all keys that begin with it, by name; `limit` 0 means all of them.
-
-    With `last_before`, of those that were created before that revision, the last `limit` (or one), youngest first.
-    """
+    """Read a key, or with `prefix` all keys that begin with it, by name; `limit` 0 means all of them."""
 
     key: bytes
     prefix: bool = False
     limit: int = 0
-    last_before: int = 0
 
 
 Operation: TypeAlias = Put | Delete | Range

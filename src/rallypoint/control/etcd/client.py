@@ -62,6 +62,7 @@ class EtcdClient:
         tls: None for plain connections.
         credentials: None where the cluster knows no users.
         timeout_s: seconds that each request has, over all members together, where it says nothing else.
+        idle_s: seconds without a word from a member after which a watch makes sure that it is there; None for about 1.
         loop: the loop on which the connections live; the process's own if not given.
 
     Raises:
@@ -76,20 +77,26 @@ class EtcdClient:
         credentials: Credentials | None = None,
         timeout_s: float = 5.0,
         *,
+        idle_s: float | None = None,
         loop: LoopThread | None = None,
     ) -> None:
         if not endpoints:
             raise UserError("there is no endpoint of etcd; give at least one as host:port")
         _require_grpc()
-        from rallypoint.control.etcd.cluster import Cluster
+        from rallypoint.control.etcd.cluster import IDLE, Cluster
 
         self._timeout = timeout_s
         self._loop = loop or shared_loop()
-        self._cluster: Cluster = Cluster(endpoints, _load_tls(tls), credentials)
+        self._cluster: Cluster = Cluster(endpoints, _load_tls(tls), credentials, IDLE if idle_s is None else idle_s)
         self._lock = threading.Lock()
         self._watches: set[Watch] = set()
         self._callback_thread: _CallbackThread | None = None
         self._closed = False
+
+    @property
+    def version(self) -> str:
+        """The version of etcd at the member that was connected to last; empty if that is not known."""
+        return self._cluster.version
 
     def range(self, key: bytes, *, prefix: bool = False, limit: int = 0, timeout_s: float | None = None) -> RangeResult:
         """What is stored at `key`, or with `prefix` under all keys that begin with it, by name.

@@ -5,16 +5,16 @@ Laws:
 - one member at a time is used for everything, so that a client costs the cluster one connection;
 - every request may be sent twice: it reads, or is as good twice as once, or having been done makes its own conditions
   false. So where there is no answer within the time of an attempt, the next member is asked;
-- an attempt has a second, and twice that after each silent member until one has answered: where all are slow (an
-  overloaded machine), the members are not given up one after the other.
+- an attempt has a second, or twice the time that the last answer took, and twice that again after each silent member:
+  where all are slow (an overloaded machine), the members are not given up one after the other.
 
 Laws of a watch:
 
 - each change is reported once and in order: after a lost member the watch begins again, on another, from the revision
   after the last one that was reported. etcd sends all changes of one revision in one message, so none is split;
 - a member that is behind says nothing until it has what is wanted. One from which nothing at all was heard for a while
-  is asked for its status, and left if it does not answer, also while the watch is still being begun. One without a
-  leader ends the stream by itself;
+  is asked for its status, and left if it does not answer, also while the watch is still being begun. Clients that are
+  many ask rarely. One without a leader ends the stream by itself;
 - what can no longer be reported ends the watch (`WatchCompacted`) and is never skipped.
 
 One member of the cluster, over one connection: login, requests, streams.
@@ -120,6 +120,8 @@ class Member:
     def __init__(self, endpoint: Endpoint, tls: ssl.SSLContext | None, credentials: Credentials | None) -> None:
         self.endpoint = endpoint
         self.closed = False
+        self.version = ""
+        """That of etcd, if it has said so."""
         self.heard_at = 0.0
         """When it has last said anything, by the loop's clock."""
         self._credentials = credentials
@@ -151,6 +153,7 @@ class Member:
             return  # it knows its users and does not say more; what it is asked for next shows who may do that
         if not status.leader:
             raise self.trouble(RequestOutcome.RETRY, "has no leader", "see whether most of its members run")
+        self.version = status.version
 
     async def log_in(self) -> None:
         """Fetch a new token, once for all who ask at the same time.
@@ -348,8 +351,15 @@ class Cluster:
     """The members at `endpoints`."""
 
     def __init__(
-        self, endpoints: Sequence[Endpoint], tls: ssl.SSLContext | None, credentials: Credentials | None
+        self,
+        endpoints: Sequence[Endpoint],
+        tls: ssl.SSLContext | None,
+        credentials: Credentials | None,
+        idle_s: float = IDLE,
     ) -> None:
+        self.idle = idle_s
+        self.version = ""
+        """The version of the last member that was connected to, if it has said so."""
         self._order = random.sample(endpoints, len(endpoints))
         self._tls = tls
         self._credentials = credentials
@@ -387,14 +397,19 @@ class Cluster:
 
     async def ask_member(self, member: Member, method: Method, body: bytes) -> bytes:
         """The answer of one member, within the time of an attempt. Raises MemberTrouble if there is none."""
-        limit = self._attempt
+        limit, asked_at = self._attempt, asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(limit):
                 answer = await member.ask(method, body)
         except TimeoutError:  # its own: that of the whole request would have cancelled this
             raise member.trouble(RequestOutcome.RETRY, f"has been silent for {limit:.1f} s") from None
-        self._attempt = ATTEMPT
+        self._note_answer(asked_at)
         return answer
+
+    def _note_answer(self, asked_at: float) -> None:
+        """A member did what it was asked for then: the next attempt needs as long, or somewhat longer."""
+        took = asyncio.get_running_loop().time() - asked_at
+        self._attempt = min(max(ATTEMPT, 2 * took), _MAX_ATTEMPT)
 
     async def _move_on(self, member: Member, trouble: MemberTrouble) -> None:
         """Use another member, where that can help."""
@@ -445,7 +460,7 @@ class Cluster:
         """Go round all members once; after that, pause."""
         refusals = []
         for endpoint in list(self._order):
-            member = Member(endpoint, self._tls, self._credentials)
+            member, asked_at = Member(endpoint, self._tls, self._credentials), asyncio.get_running_loop().time()
             try:
                 await member.greet(self._attempt)
             except MemberTrouble as trouble:
@@ -461,6 +476,8 @@ class Cluster:
                 self._move_to_end(endpoint)  # else those with little time would all wait for the same silent one
                 raise
             else:
+                self._note_answer(asked_at)
+                self.version = member.version
                 if self._closed:
                     member.close()
                 return member
@@ -519,10 +536,6 @@ class Cluster:
             if trouble.ends:
                 raise
 
-    def note_answer(self) -> None:
-        """A member did what it was asked for, so that none need be waited for longer than usual."""
-        self._attempt = ATTEMPT
-
 
 class _Watch:
     """A watch, followed from member to member."""
@@ -575,7 +588,6 @@ class _Watch:
                 diagnosis = classify(_PERMISSION_DENIED, answer.reason, named=True)
                 raise MemberTrouble(member.endpoint, diagnosis, ends=False)
             if answer.created:
-                self._cluster.note_answer()
                 self._next = self._next or answer.revision + 1
             if answer.events:
                 self._denied = 0
@@ -584,13 +596,13 @@ class _Watch:
 
     async def _while_there(self, member: Member, work: Coroutine[Any, Any, T]) -> T:
         """What `work` returns, on the stream or on the way to it; waits as long as the member is there."""
-        task = start_task(work)
+        task, idle = start_task(work), self._cluster.idle
         try:
             while True:
                 silent = asyncio.get_running_loop().time() - member.heard_at
-                if (await asyncio.wait({task}, timeout=max(IDLE - silent, 0.05)))[0]:
+                if (await asyncio.wait({task}, timeout=max(idle - silent, 0.05)))[0]:
                     return task.result()
-                if asyncio.get_running_loop().time() - member.heard_at >= IDLE:
+                if asyncio.get_running_loop().time() - member.heard_at >= idle:
                     await self._cluster.check(member)
         finally:
             task.cancel()

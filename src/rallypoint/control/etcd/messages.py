@@ -164,17 +164,10 @@ def range_end(key: bytes, prefix: bool) -> tuple[bytes, bytes]:
     return key or b"\0", b"\0"  # to the very end; for an empty prefix, from the very beginning
 
 
-def encode_range(key: bytes, prefix: bool, limit: int, last_before: int = 0) -> bytes:
+def encode_range(key: bytes, prefix: bool, limit: int) -> bytes:
     """RangeRequest. It asks the cluster, not only the member."""
     begin, end = range_end(key, prefix)
-    if not last_before:
-        return string(1, begin) + string(2, end) + number(3, limit)
-    last = number(3, limit or 1) + number(5, _DESCENDING) + number(6, _BY_CREATION)
-    return string(1, begin) + string(2, end) + last + number(13, last_before - 1)
-
-
-_DESCENDING, _BY_CREATION = 2, 2
-"""RangeRequest.SortOrder and SortTarget."""
+    return string(1, begin) + string(2, end) + number(3, limit)
 
 
 def encode_put(key: bytes, value: bytes, lease: int) -> bytes:
@@ -223,8 +216,8 @@ def _encode_compare(compare: Compare) -> bytes:
 
 def _encode_operation(operation: Operation) -> bytes:
     match operation:
-        case Range(key, prefix, limit, last_before):
-            return message(1, encode_range(key, prefix, limit, last_before))
+        case Range(key, prefix, limit):
+            return message(1, encode_range(key, prefix, limit))
         case Put(key, value, lease):
             return message(2, encode_put(key, value, lease))
         case Delete(key, prefix):

@@ -226,7 +226,8 @@ def version_of(data: bytes) -> int:
 
 
 _VERSION = b"rallypoint-state-12:"
-_MAX_STATE = 8 * 1024 * 1024
+MAX_STATE = 64 * 1024 * 1024
+"""Bytes that an encoded state may have: a kilobyte for each node of the largest job."""
 _MAX_NAME = 255
 
 
@@ -274,7 +275,7 @@ def decode_state(data: bytes) -> State:
             f"the shared rendezvous state starts with {data[:24]!r}, which this version of Rallypoint did not write; "
             "use the same version on all nodes, and a place and --rdzv-id of its own for each job"
         )
-    if len(data) > _MAX_STATE:
+    if len(data) > MAX_STATE:
         raise RendezvousStateError(f"the shared rendezvous state has {len(data)} bytes, more than it may have")
     try:
         blob = _state_decoder().decode(data[len(_VERSION) :])

@@ -99,9 +99,12 @@ class _EtcdControl(ControlPlane):
         return candidate_addresses(self._endpoints, self._local_addr)
 
     def _connect(self) -> EtcdClient:
+        from rallypoint.control.election.machine import LOOKS_LATE
         from rallypoint.control.etcd.client import EtcdClient
 
-        return EtcdClient(self._endpoints, self._tls, self._credentials, _TIMEOUT)
+        size = self.settings.max_nodes
+        idle = size / LOOKS_LATE if size > self._keys.seats else None  # all together ask as often as they look
+        return EtcdClient(self._endpoints, self._tls, self._credentials, _TIMEOUT, idle_s=idle)
 
 
 def candidate_addresses(endpoints: list[Endpoint], local_addr: str | None) -> list[str]:
