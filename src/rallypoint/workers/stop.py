@@ -60,7 +60,7 @@ from rallypoint.base.process_table import ProcessStat, process_table, signal_pro
 from rallypoint.base.procfs import catches, is_ended_by, read_text
 from rallypoint.base.signals import signal_name
 from rallypoint.notices import SAVING
-from rallypoint.workers.process import ChildProcess
+from rallypoint.workers.process import ChildProcess, poll_all
 from rallypoint.workers.reaper.client import ReaperClient, ReaperLost
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         pid: int
         held_by_debugger: bool
         signalled: bool
+        exitcode: int | None
 
         def fileno(self) -> int: ...
 
@@ -209,7 +210,8 @@ class Stop:
         self._done = False
         self.over = False
         """Whether it has been done once: no worker is in the round any more."""
-        running = ((rank, process) for rank, process in processes.items() if process.poll() is None)
+        poll_all(processes.values())
+        running = ((rank, process) for rank, process in processes.items() if process.exitcode is None)
         self._workers = [_Worker(rank, process, clock, now + leaving_time) for rank, process in running]
         told = frozenset[int]() if leaving is None else leaving.told
         self._signal_all([each for each in self._workers if each.rank not in told], death_sig, grace, sent)
@@ -220,7 +222,10 @@ class Stop:
 
     def fds(self) -> list[int]:
         """Descriptors that become readable when there is something to do."""
-        fds = [each.process.fileno() for each in self._workers if not each.process.held_by_debugger]
+        shown = [each for each in self._workers if not each.process.held_by_debugger]
+        # Of those that do not wait, nothing is due before all have ended: one wakes us instead of each.
+        ending = [each for each in shown if each.stage is not Stage.WAITING][-1:]
+        fds = [each.process.fileno() for each in (*self._in(Stage.WAITING), *ending)]
         if self._leaving is not None and self._in(Stage.LEAVING):
             fds += self._leaving.fds()
         return fds if self._done else [*fds, *self._sweep.fds()]
@@ -302,11 +307,11 @@ class Stop:
 
     def _look(self) -> None:
         """Find out who has ended, and who has left its round."""
-        ended = [each for each in self._workers if each.process.poll() is not None]
-        for each in ended:
-            if each.stage is Stage.WAITING:
+        poll_all(each.process for each in self._workers)
+        for each in self._workers:
+            if each.stage is Stage.WAITING and each.process.exitcode is not None:
                 self._ended_while_waiting(each)
-        self._workers = [each for each in self._workers if each not in ended]
+        self._workers = [each for each in self._workers if each.process.exitcode is None]
         if self._leaving is not None and (leaving := self._in(Stage.LEAVING)):
             left = self._leaving.left()
             for each in leaving:
