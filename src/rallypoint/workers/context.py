@@ -218,6 +218,7 @@ class PContext(ABC):
                 process.on_stacks = partial(self.announce_stacks, process.pid)
                 process.stacks_wanted = partial(self.without_stacks.__contains__, rank)
             # What the end of these workers needs is imported now, when nobody waits for it.
+            import rallypoint.failures.texts
             import rallypoint.workers.stop  # noqa: F401
             from rallypoint.failures.failure import OomKills
 

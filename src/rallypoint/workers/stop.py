@@ -48,7 +48,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from signal import SIGABRT, SIGCONT, SIGKILL, SIGTERM
 
@@ -349,11 +349,10 @@ class Stop:
 
     def _end_grace(self, now: float) -> None:
         signalled = self._in(Stage.SIGNALLED)
-        for each in signalled:
-            if not each.is_sent and not self._is_spared(each, now):
-                each.is_sent = True
-                each.until = max(each.until, now + KILL_TIMEOUT)
-                self._send(each)
+        done = [each for each in signalled if not each.is_sent and not self._is_spared(each, now)]
+        for each in done:
+            each.until = max(each.until, now + KILL_TIMEOUT)
+        self._send(done)
         due = [each for each in signalled if now >= each.until]
         # They may wait for one that writes: its checkpoint may be theirs too.
         if due and any(self._is_spared(each, now) for each in signalled):
@@ -374,27 +373,33 @@ class Stop:
             if each.is_sent and left >= 1:
                 log.warning("worker %d has not ended, SIGKILL in %.0f s", each.process.pid, left)
 
-    def _signal_all(self, workers: Iterable[_Worker], number: int, grace: float, sent: bool = False) -> None:
+    def _signal_all(self, workers: Sequence[_Worker], number: int, grace: float, sent: bool = False) -> None:
         """Enter SIGNALLED, or KILLED if that is the signal."""
         self._death_sig, now = number, self._clock.monotonic()
         for each in workers:
             each.stage, each.since, each.until = Stage.SIGNALLED, now, now + grace
-            if sent:
-                each.process.signalled = True
-                continue
-            each.is_sent = number == SIGKILL or not (each.writing.check() and is_ended_by(each.process.pid, number))
-            if each.is_sent:
-                self._send(each)
+            each.is_sent = (
+                sent or number == SIGKILL or not (each.writing.check() and is_ended_by(each.process.pid, number))
+            )
+            each.process.signalled |= sent
+        if not sent:
+            self._send([each for each in workers if each.is_sent])
         if number == SIGKILL and not self._in(Stage.LEAVING):
             self._kill_all()
         elif number == SIGKILL:
             for each in workers:
                 self._kill(each, now)
 
-    def _send(self, worker: _Worker) -> None:
-        log.warning("Sending process %d closing signal %s", worker.process.pid, signal_name(self._death_sig))
-        if self._death_sig != SIGKILL:  # which follows, to all at once
-            worker.process.signal(self._death_sig)
+    def _send(self, workers: Sequence[_Worker]) -> None:
+        """Send the signal; logged a line each, in one piece: there may be hundreds, while a restart waits."""
+        name = signal_name(self._death_sig)
+        lines = [f"Sending process {each.process.pid} closing signal {name}" for each in workers]
+        if lines:
+            log.warning("%s", "\n".join(lines))
+        for each in workers:
+            each.is_sent = True
+            if self._death_sig != SIGKILL:  # which follows, to all at once
+                each.process.signal(self._death_sig)
 
     def _request_stacks(self, worker: _Worker, now: float) -> None:
         if catches(worker.process.pid, SIGABRT):
