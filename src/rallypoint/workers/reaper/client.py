@@ -48,8 +48,6 @@ ANSWER_TIMEOUT = 30.0
 """Seconds for an answer. It takes less than a millisecond unless the machine is overloaded."""
 _CLOSE_TIMEOUT = 1.0
 """Seconds that `close` waits for the process to end."""
-_SPAWNED_AT_ONCE = 64
-"""Workers that are started by one request, with all their descriptors (`protocol.MAX_DESCRIPTORS`)."""
 SENT_TO_ALL = frozenset(
     {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGXCPU}
 )
@@ -157,22 +155,6 @@ class ReaperClient:
             ReaperLost: see the class.
         """
         common = encoded_environment(env), worker_settings(blocked, self.ignored), excluded
-        started: list[StartedWorker] = []
-        try:
-            for first in range(0, len(commands), _SPAWNED_AT_ONCE):
-                started += self._spawn_some(commands[first : first + _SPAWNED_AT_ONCE], common)
-        except BaseException:
-            self._end([each.pid for each in started], [each.pidfd for each in started])
-            raise
-        for each in started:
-            self._exits.pop(each.pid, None)  # of another process before it
-        if excluded:
-            self.excluded.update(each.pid for each in started)
-        return started
-
-    def _spawn_some(
-        self, commands: Sequence[Command], common: tuple[Mapping[bytes, bytes], Settings, bool]
-    ) -> list[StartedWorker]:
         folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             sent = {folder: 0}
@@ -191,17 +173,15 @@ class ReaperClient:
         if isinstance(answer, int):
             raise OSError(-answer, os.strerror(-answer))
         if len(pidfds) < len(answer):  # the kernel drops those for which we have no room
-            self._end(answer, pidfds)
+            for fd in pidfds:
+                os.close(fd)
+            self._request(protocol.KILL, answer)
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        for pid in answer:
+            self._exits.pop(pid, None)  # of another process before it
+        if excluded:
+            self.excluded.update(answer)
         return list(map(StartedWorker, answer, pidfds))
-
-    def _end(self, pids: list[int], pidfds: list[int]) -> None:
-        """End workers of a start that has failed."""
-        for fd in pidfds:
-            os.close(fd)
-        if pids:
-            with contextlib.suppress(ReaperLost):  # which has killed them
-                self._request(protocol.KILL, pids)
 
     def status(self, pid: int) -> ExitStatus:
         """The exit status of a worker. A code is returned once; afterwards it is not known. Raises ReaperLost."""

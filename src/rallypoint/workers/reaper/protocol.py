@@ -50,9 +50,9 @@ DENIED = {101: "setsid", 102: "prctl (PR_SET_CHILD_SUBREAPER)"}
 CLOSED = -1
 """In place of the position of 0, 1 or 2: the worker starts without it."""
 
-MAX_DESCRIPTORS = 250
-"""With one message; the kernel takes 253."""
-_ANCILLARY_SIZE = 64 + 4 * MAX_DESCRIPTORS
+_DESCRIPTORS_AT_ONCE = 250
+"""The kernel sends 253 with one call."""
+_ANCILLARY_SIZE = 64 + 4 * _DESCRIPTORS_AT_ONCE
 _CLOSE_ON_EXEC: int = getattr(_socket, "MSG_CMSG_CLOEXEC", 0)
 """0 where the system has no such flag."""
 _HEAD = 4
@@ -85,11 +85,17 @@ class Connection:
 
     def send(self, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:
         """Send a message, with descriptors. Raises OSError."""
-        data = frame(message)
-        packed = b"".join(fd.to_bytes(4, sys.byteorder) for fd in descriptors)
-        sent = self.socket.sendmsg([data], [(SOL_SOCKET, SCM_RIGHTS, packed)] if descriptors else [])
+        data = memoryview(frame(message))
+        while len(descriptors) > _DESCRIPTORS_AT_ONCE:  # those that are too many go with bytes of their own
+            data = data[self._send_some(data[:1], descriptors[:_DESCRIPTORS_AT_ONCE]) :]
+            descriptors = descriptors[_DESCRIPTORS_AT_ONCE:]
+        sent = self._send_some(data, descriptors)
         if sent < len(data):
-            self.socket.sendall(memoryview(data)[sent:])
+            self.socket.sendall(data[sent:])
+
+    def _send_some(self, data: memoryview, descriptors: Sequence[int]) -> int:
+        packed = b"".join(fd.to_bytes(4, sys.byteorder) for fd in descriptors)
+        return self.socket.sendmsg([data], [(SOL_SOCKET, SCM_RIGHTS, packed)] if descriptors else [])
 
     def receive(self) -> list[int]:
         """Read once into `buffer`. Returns the received descriptors; raises OSError, and EOFError at the end."""
