@@ -104,6 +104,25 @@ def test_those_that_do_not_end_go_through_all_stages_and_nobody_waits_for_them(p
     assert stop.step()
 
 
+def test_the_last_wakes_the_stop_for_all_and_each_that_waits_for_itself(processes: dict[int, Process]) -> None:
+    leaving = Leaving({7, 8})
+    clock, fds = HandClock(), {rank: os.dup(0) for rank in processes}
+    for rank, process in processes.items():
+        process._fd = fds[rank]
+    try:
+        stop = Stop(*(processes, NoSweep(), SIGTERM, 30.0, 0.0, clock), leaving=leaving, leaving_time=1000.0)
+        assert stop.fds() == [fds[9]], "nothing is due before all have ended or left"
+        leaving.gone = {7}
+        assert not stop.step()
+        assert stop.fds() == [fds[7], fds[9]]
+        processes[9].exitcode = 0
+        assert not stop.step()
+        assert stop.fds() == [fds[7], fds[8]]
+    finally:
+        for fd in fds.values():
+            os.close(fd)
+
+
 def test_who_leaves_is_held_and_who_is_late_has_its_own_time(processes: dict[int, Process]) -> None:
     clock, sweep, leaving, done = HandClock(), Swept(), Leaving({8, 9}), list[tuple[int, ...]]()
     stop = Stop(

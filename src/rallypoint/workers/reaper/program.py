@@ -45,7 +45,7 @@ from rallypoint.workers.reaper import protocol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from typing import Any
 
 _signal = __import__("_signal")
@@ -336,18 +336,10 @@ class Reaper:
             posix.fchdir(sent[0])
             posix.umask(umask)
             self._set_ignored(set(ignored))
-
-            def start(number: int) -> int:
-                arguments, own, places, cpus = workers[number]
-                return _start_on(cpus, arguments, {**environment, **own}, _actions(places, sent), mask)
-
-            started = _start_all(len(workers), start)
-            pids += (each for each in started if each > 0)
-            for pid in pids:
-                self._tree.watch_child(pid, excluded)
-            if len(pids) < len(workers):
-                raise OSError(next(-each for each in started if each < 0), "")
-            pidfds += map(posix.pidfd_open, pids)
+            for arguments, own, places, cpus in workers:
+                pids.append(_start_on(cpus, arguments, {**environment, **own}, _actions(places, sent), mask))
+                self._tree.watch_child(pids[-1], excluded)
+                pidfds.append(posix.pidfd_open(pids[-1]))
             self._answer(pids, pidfds)
         except OSError as error:
             self._end_workers(pids)
@@ -443,57 +435,6 @@ class Reaper:
         for number in wanted ^ self._inherited:
             self._signal.signal(number, self._signal.SIG_IGN if number in wanted else self._signal.SIG_DFL)
         self._inherited = wanted
-
-
-_STARTERS, _STARTED_BY_ONE = 4, 32
-"""Processes that start workers at once, if each has so many to start."""
-
-
-def _start_all(count: int, start: Callable[[int], int]) -> list[int]:
-    """Call `start` for each number below `count`; returns what it returns, a pid, and minus errno where it has failed.
-
-    Who starts a process waits until that runs its program, which takes longer than all else on a busy machine. So of
-    many, copies of this process start a part each; when a copy ends, which has been awaited, this process is the parent
-    of what it has started.
-    """
-    starters = max(1, min(_STARTERS, count // _STARTED_BY_ONE))
-    reading, writing = posix.pipe()
-    copies: list[int] = []
-    for first in range(1, starters):
-        try:
-            copy = posix.fork()
-        except OSError:  # the others start its part
-            break
-        if not copy:
-            try:
-                for each in _start_part(range(first, count, starters), start):
-                    posix.write(writing, protocol.frame(each))
-            finally:
-                posix._exit(0)
-        copies.append(copy)
-    posix.close(writing)
-    started: dict[int, int] = {}
-    for first in (0, *range(len(copies) + 1, starters)):
-        started.update(_start_part(range(first, count, starters), start))
-    told = bytearray()
-    while data := posix.read(reading, 4096):
-        told += data
-    posix.close(reading)
-    for copy in copies:
-        posix.waitpid(copy, 0)
-    while (message := protocol.parse(told)) is not None:
-        started.update([message])
-    return [started.get(number, -_EIO) for number in range(count)]
-
-
-def _start_part(numbers: Iterable[int], start: Callable[[int], int]) -> Iterator[tuple[int, int]]:
-    """Each number, with what `start` returns; with minus errno for the first at which it fails, which is the last."""
-    for number in numbers:
-        try:
-            yield number, start(number)
-        except OSError as error:
-            yield number, -(error.errno or _EIO)
-            return
 
 
 def _actions(places: list[int], sent: list[int]) -> list[tuple[int, ...]]:
