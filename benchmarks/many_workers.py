@@ -2,7 +2,7 @@
 
 What is timed is the launcher: workers say by a time of their own, in a file, when they run, so that neither
 an interpreter nor a pipe is part of it. Its processor time is that of the agent and of all that it runs beside its
-workers, from the kill until the last new worker runs; the ends of the old workers, which are no launcher's, are in it.
+workers, from the kill until the last new worker runs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -65,24 +66,28 @@ def _run(settings: Settings) -> list[Row]:
 
 
 def _restart(side: str, workers: int, busy: bool) -> _Restart:
-    with tempfile.TemporaryDirectory(prefix="rallybench-", dir=_memory()) as name, Children() as children:
-        folder = Path(name)
-        notes = folder / "notes"
+    with ExitStack() as stack:
+        programs, folder = (
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="rallybench-", dir=where))
+            for where in (None, _memory())
+        )
+        children = stack.enter_context(Children())
+        notes = Path(folder) / "notes"
         notes.write_bytes(bytes(_NOTE.size * workers))
         options = ["--standalone", f"--nproc-per-node={workers}", "--max-restarts=1", "--no-python"]
-        command = [launcher(COMMANDS[side]), *options, _built(folder), str(notes)]
-        agent = children.start(COMMANDS[side], command, {"TMPDIR": name})  # for the folder of each worker
+        command = [launcher(COMMANDS[side]), *options, _built(programs), str(notes)]
+        agent = children.start(COMMANDS[side], command, {"TMPDIR": folder})  # for the folder of each worker
         old = _wait(agent, notes)
-        time.sleep(_SETTLE)
         if busy:
             for number in range(os.cpu_count() or 1):
                 children.start(f"load {number}", [sys.executable, "-c", "while True: pass"])
+        time.sleep(_SETTLE)
         pids = {each.pid for each in old}
-        launchers = [pid for pid in (agent.pid, *descendants(agent.pid)) if pid not in pids]
-        before, killed_at = _used(launchers) + sum(ProcessClock(pid).seconds() for pid in pids), time.monotonic()
+        clocks = [ProcessClock(pid) for pid in (agent.pid, *descendants(agent.pid)) if pid not in pids]
+        before, killed_at = _used(clocks), time.monotonic()
         os.kill(old[1].pid, signal.SIGKILL)
         new = _wait(agent, notes, pids)
-        return _Restart(max(each.at for each in new) - killed_at, (_used(launchers) - before) * 1e3 / workers)
+        return _Restart(max(each.at for each in new) - killed_at, (_used(clocks) - before) * 1e3 / workers)
 
 
 def _memory() -> str | None:
@@ -90,9 +95,9 @@ def _memory() -> str | None:
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
-def _built(folder: Path) -> str:
+def _built(folder: str) -> str:
     """The program. Raises BenchError where there is no compiler that can make it."""
-    target = str(folder / "worker")
+    target = f"{folder}/worker"
     try:
         subprocess.run(["cc", "-O2", "-o", target, str(_SOURCE)], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -100,14 +105,8 @@ def _built(folder: Path) -> str:
     return target
 
 
-def _used(pids: Collection[int]) -> float:
-    """The processor time of these processes, and of their children that have ended."""
-    return sum(ProcessClock(pid).seconds() + _of_children(pid) for pid in pids)
-
-
-def _of_children(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[13:15])) / os.sysconf("SC_CLK_TCK")
+def _used(clocks: list[ProcessClock]) -> float:
+    return sum(clock.seconds() for clock in clocks)
 
 
 def _wait(agent: Child, notes: Path, old: Collection[int] = ()) -> list[_Note]:
