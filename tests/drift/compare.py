@@ -15,7 +15,7 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rallypoint.agent.environment import worker_environment
+from rallypoint.agent.environment import constant_environment, worker_environment
 from rallypoint.base.flags import number, split_filters, whole_number
 from rallypoint.cli.flags import BEYOND_TORCHRUN, FLAGS
 from rallypoint.compat.names import MODULES, _home
@@ -249,7 +249,8 @@ def _worker_variables() -> set[str]:
     made = group()
     made.spec.virtual_local_rank = True
     environ = {"OMP_NUM_THREADS": "1", "HIP_VISIBLE_DEVICES": "0,1"}
-    return {ERROR_FILE_VARIABLE, *worker_environment(made, WORKER, 0, environ)} - {"PYTHONFAULTHANDLER"}
+    constant = constant_environment(made.spec, environ)
+    return {ERROR_FILE_VARIABLE, *worker_environment(made, WORKER, constant, environ)} - {"PYTHONFAULTHANDLER"}
 
 
 def _variables() -> set[str]:

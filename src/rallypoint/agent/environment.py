@@ -20,19 +20,19 @@ log = get_logger(__name__)
 
 
 def worker_environment(
-    group: WorkerGroup, worker: Worker, restarts: int, agent_environment: Mapping[str, str]
+    group: WorkerGroup, worker: Worker, constant: Mapping[str, str], agent_environment: Mapping[str, str]
 ) -> dict[str, str]:
     """The variables that are added to the agent's environment for one worker.
 
     Args:
         group: the group, with its place in the round.
         worker: the worker, with its ranks.
-        restarts: the number of restarts that the job has used.
+        constant: what all workers have, `constant_environment`.
         agent_environment: the agent's own environment.
     """
     spec = group.spec
     numbers: dict[str, object] = {
-        **constant_environment(spec, agent_environment),
+        **constant,
         "LOCAL_RANK": worker.local_rank,
         "RANK": worker.global_rank,
         "GROUP_RANK": group.group_rank,
@@ -42,7 +42,7 @@ def worker_environment(
         "ROLE_WORLD_SIZE": worker.role_world_size,
         "MASTER_ADDR": group.master_addr,
         "MASTER_PORT": group.master_port,
-        "TORCHELASTIC_RESTART_COUNT": restarts,
+        "TORCHELASTIC_RESTART_COUNT": group.restarts,
     }
     environment = {name: str(value) for name, value in numbers.items()}
     if spec.virtual_local_rank:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from signal import SIGKILL, Signals
 
-from rallypoint.agent.environment import preload_manager, worker_environment
+from rallypoint.agent.environment import constant_environment, preload_manager, worker_environment
 from rallypoint.agent.facts import NodeFacts, worker_facts
 from rallypoint.agent.folder import WorkerFolder
 from rallypoint.agent.rendezvous_client import RendezvousClient
@@ -232,10 +232,11 @@ class WorkerController:
         watched = self._stuck_after or any(os.environ.get(name) for name in _WATCHDOG_VARIABLES)
         watchdog = self._begin_watchdog() if watched else None
         args, envs, own = {}, {}, {} if watchdog is None else watchdog.environment
+        constant = constant_environment(spec, os.environ)
         for worker in group.workers:
             rank = worker.local_rank
             args[rank] = tuple(macros.substitute(spec.args, str(rank)))
-            envs[rank] = {**worker_environment(group, worker, group.restarts, os.environ), **own}
+            envs[rank] = {**worker_environment(group, worker, constant, os.environ), **own}
         prefixes = line_prefixes(self.log_line_prefix_template, spec.role, self._global_ranks(), group.restarts)
         log.info("[%s] Starting worker group", spec.role)
         log.info("use_agent_store: %s", spec.rdzv_handler.use_agent_store)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
@@ -27,8 +27,8 @@ from rallypoint.base.log import get_logger
 from rallypoint.base.signals import exit_codes_of
 from rallypoint.workers.logs.outputs import Outputs
 from rallypoint.workers.logs.specs import LogsDest, LogsSpecs, link_log
-from rallypoint.workers.process import AdoptedProcess, ChildProcess, WorkerProcess
-from rallypoint.workers.reaper.client import ReaperClient
+from rallypoint.workers.process import AdoptedProcess, ChildProcess, poll_all, start_workers
+from rallypoint.workers.reaper.client import Command, ReaperClient, StartedWorker
 
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
@@ -95,6 +95,15 @@ class ProcessOptions(NamedTuple):
     """Signals that the processes ignore until they have handlers of their own."""
     reads_all_output: bool = False
     """Whether standard output that no file takes passes through this process too, so that `output_marks` shows it."""
+
+
+class WorkerStart(NamedTuple):
+    """A worker that is to be started: its local rank, its descriptors 1 and 2, None for ours, and its processors."""
+
+    rank: int
+    stdout: int | None
+    stderr: int | None
+    cpus: Collection[int]
 
 
 class HeldWorker(NamedTuple):
@@ -172,8 +181,8 @@ class PContext(ABC):
     # What differs between kinds of workers
 
     @abstractmethod
-    def _start_one(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> ChildProcess:
-        """Start the worker of a local rank with these descriptors, None for ours, on these processors."""
+    def _start_each(self, starts: Sequence[WorkerStart]) -> Iterator[tuple[int, ChildProcess]]:
+        """Start the workers of some local ranks, and yield each with its rank."""
 
     def _prepare(self) -> None:
         self._reaper = self._reaper or ReaperClient()
@@ -209,6 +218,7 @@ class PContext(ABC):
                 process.on_stacks = partial(self.announce_stacks, process.pid)
                 process.stacks_wanted = partial(self.without_stacks.__contains__, rank)
             # What the end of these workers needs is imported now, when nobody waits for it.
+            import rallypoint.failures.texts
             import rallypoint.workers.stop  # noqa: F401
             from rallypoint.failures.failure import OomKills
 
@@ -229,14 +239,13 @@ class PContext(ABC):
             reads_all=options.reads_all_output,
         )
         self._outputs.update(dict.fromkeys(ranks, outputs))
-        cpus: Sequence[Collection[int]] | None = None
+        cpus: Sequence[Collection[int]] = [()] * self.nprocs
         if options.numa_options is not None:
             from rallypoint.base.numa import worker_cpus
 
-            cpus = worker_cpus(options.numa_options, self.nprocs, os.environ)
-        for rank in ranks:
-            bound = () if cpus is None else cpus[rank]
-            self._processes[rank] = self._start_one(rank, *outputs.stdio(rank), bound)
+            cpus = worker_cpus(options.numa_options, self.nprocs, os.environ) or cpus
+        for rank, process in self._start_each([WorkerStart(rank, *outputs.stdio(rank), cpus[rank]) for rank in ranks]):
+            self._processes[rank] = process
             outputs.started(rank)
         self._processes = dict(sorted(self._processes.items()))
 
@@ -264,8 +273,9 @@ class PContext(ABC):
 
         After `close` it returns what was known before; `return_values` holds those that succeeded before or during it.
         """
-        # Each is polled once: one that ended between two polls would be neither a failure nor a success.
-        exitcodes = {rank: process.poll() for rank, process in self._processes.items()}
+        # Once: one that ended between two polls would be neither a failure nor a success.
+        poll_all(self._processes.values())
+        exitcodes = {rank: process.exitcode for rank, process in self._processes.items()}
         self._polled_ended = {rank for rank, exitcode in exitcodes.items() if exitcode is not None}
         if self.stopping is None:
             self._record_failures(exitcodes)
@@ -281,13 +291,16 @@ class PContext(ABC):
     def must_be_polled(self) -> bool:
         """Whether a process can end without a descriptor that shows it (see `ChildProcess.held_by_debugger`)."""
         return not self._closed and any(
-            each.held_by_debugger and not each.seen_ended for each in self._processes.values()
+            each.held_by_debugger and each.exitcode is None for each in self._processes.values()
         )
 
     @property
     def running(self) -> tuple[int, ...]:
         """Local ranks that have not ended, and are in the round."""
-        return () if self._over else tuple(rank for rank, each in self._processes.items() if each.poll() is None)
+        if self._over:
+            return ()
+        poll_all(self._processes.values())
+        return tuple(rank for rank, each in self._processes.items() if each.exitcode is None)
 
     @property
     def awaited(self) -> tuple[int, ...]:
@@ -306,13 +319,15 @@ class PContext(ABC):
     @property
     def succeeded(self) -> tuple[int, ...]:
         """Local ranks that have succeeded without being asked to stop."""
-        well = (rank for rank, process in self._processes.items() if process.poll() == 0 and not process.signalled)
+        poll_all(self._processes.values())
+        well = (rank for rank, process in self._processes.items() if process.exitcode == 0 and not process.signalled)
         return tuple(rank for rank in well if rank not in self._failures)
 
     @property
     def exit_codes(self) -> dict[int, int]:
         """The exit codes of those that have ended, by local rank."""
-        return {rank: code for rank, each in self._processes.items() if (code := each.poll()) is not None}
+        poll_all(self._processes.values())
+        return {rank: each.exitcode for rank, each in self._processes.items() if each.exitcode is not None}
 
     @property
     def ended_in_order(self) -> bool:
@@ -410,7 +425,7 @@ class PContext(ABC):
         if exitcode:
             from rallypoint.failures.failure import explain_signal
 
-            ended = [each for each in self._processes.values() if each.poll() == -signal.SIGKILL]
+            ended = [each for each in self._processes.values() if each.exitcode == -signal.SIGKILL]
             explain_signal(failure, self._oom_kills, sum(not each.signalled for each in ended))
         return failure
 
@@ -535,12 +550,19 @@ class PContext(ABC):
 
 
 class SubprocessContext(PContext):
-    def _start_one(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> ChildProcess:
+    def _start_each(self, starts: Sequence[WorkerStart]) -> Iterator[tuple[int, ChildProcess]]:
         assert self._reaper is not None
-        argv = [str(self.entrypoint), *map(str, self.args[rank])]
-        environ = {**os.environ, **self.envs[rank]}
+        commands = {}
+        for rank, stdout, stderr, cpus in starts:
+            argv = [str(self.entrypoint), *map(str, self.args[rank])]
+            if (started := self._preloaded(rank, argv, stdout, stderr, cpus)) is not None:
+                yield rank, AdoptedProcess(self._reaper, started)
+            else:
+                commands[rank] = Command(argv, self.envs[rank], (None, stdout, stderr), cpus)
+        yield from zip(commands, start_workers(self._reaper, [*commands.values()], os.environ), strict=True)
+
+    def _preloaded(
+        self, rank: int, argv: list[str], stdout: int | None, stderr: int | None, cpus: Collection[int]
+    ) -> StartedWorker | None:
         preload = self._options.preload
-        started = None if preload is None else preload.start(argv, environ, stdout, stderr, cpus)
-        if started is not None:
-            return AdoptedProcess(self._reaper, started)
-        return WorkerProcess(self._reaper, argv, environ, stdout, stderr, cpus)
+        return None if preload is None else preload.start(argv, {**os.environ, **self.envs[rank]}, stdout, stderr, cpus)

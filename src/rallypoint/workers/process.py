@@ -16,11 +16,12 @@ import os
 import signal
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from rallypoint.base.errors import RallypointError, ResourceError
-from rallypoint.base.kernel import readable
-from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, StartedWorker
+from rallypoint.base.kernel import readable, readable_among
+from rallypoint.base.light_typing import Protocol
+from rallypoint.workers.reaper.client import Command, ReaperClient, ReaperLost, StartedWorker
 
 UNKNOWN_EXIT = 255
 """The exit code of a process whose real one is lost. It does not count as success."""
@@ -68,29 +69,25 @@ class ChildProcess(ABC):
         """Whether it hangs and its stacks have not been collected: then SIGABRT replaces a signal that would end it at
         once, if it writes its stacks on SIGABRT.
         """
+        self.exitcode: int | None = None
+        """The exit code, -N for death by signal N, once `poll` has found the end.
+
+        It is `UNKNOWN_EXIT` if it is `orphaned` and was not killed by us.
+        """
         self._killed = False
-        self._exitcode: int | None = None
         self._collecting = threading.Lock()
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when the process has ended."""
         return self._pidfd
 
-    @property
-    def seen_ended(self) -> bool:
-        """Whether `poll` has found it ended."""
-        return self._exitcode is not None
-
     def poll(self) -> int | None:
-        """The exit code, -N for death by signal N; None while it runs.
-
-        It is `UNKNOWN_EXIT` if it is `orphaned` and was not killed by us.
-        """
-        if self._exitcode is None and self._pidfd >= 0 and readable(self._pidfd):
+        """The exit code; None while it runs."""
+        if self.exitcode is None and self._pidfd >= 0 and readable(self._pidfd):
             with self._collecting:
-                if self._exitcode is None:
+                if self.exitcode is None:
                     self._collect_exit()
-        return self._exitcode
+        return self.exitcode
 
     @abstractmethod
     def _collect_exit(self) -> None:
@@ -98,7 +95,7 @@ class ChildProcess(ABC):
 
     def _end(self, code: int | None) -> None:
         self.held_by_debugger = False
-        self._exitcode = UNKNOWN_EXIT if code is None else code
+        self.exitcode = UNKNOWN_EXIT if code is None else code
 
     def _end_as_orphan(self) -> None:
         """Record an end whose status cannot be known any more."""
@@ -107,7 +104,7 @@ class ChildProcess(ABC):
 
     def signal(self, number: int) -> None:
         """Send the worker a signal to end it. Does nothing once it has ended."""
-        if self._exitcode is None:
+        if self.exitcode is None:
             self.signalled = True
             if self.stacks_wanted() and self._would_write_stacks(number):
                 number = signal.SIGABRT
@@ -124,7 +121,7 @@ class ChildProcess(ABC):
 
     def forward_signal(self, number: int) -> None:
         """Forward a signal to the worker. Does nothing once it has ended."""
-        if self._pidfd >= 0 and self._exitcode is None:
+        if self._pidfd >= 0 and self.exitcode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 signal.pidfd_send_signal(self._pidfd, number)
 
@@ -132,6 +129,22 @@ class ChildProcess(ABC):
         pidfd, self._pidfd = self._pidfd, -1
         if pidfd >= 0:
             os.close(pidfd)
+
+
+class _Polled(Protocol):
+    @property
+    def exitcode(self) -> int | None: ...
+
+    def fileno(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+
+def poll_all(processes: Iterable[_Polled]) -> None:
+    """Poll all; the kernel is asked once, however many they are. Then `exitcode` of each is known."""
+    awaited = {each.fileno(): each for each in processes if each.exitcode is None and each.fileno() >= 0}
+    for fd in readable_among(awaited):
+        awaited[fd].poll()
 
 
 class AdoptedProcess(ChildProcess):
@@ -162,20 +175,28 @@ class WorkerProcess(AdoptedProcess):
         stderr: int | None = None,
         cpus: Collection[int] = (),
         stdin: int | None = None,
-        blocked: Collection[int] = (),
     ) -> None:
-        """Start it; the arguments are those of `ReaperClient.spawn`.
-
-        Raises:
-            UserError: there is no such program, it cannot be executed, or its arguments are too long.
-            ReaperLost: the reaper has ended.
-            RallypointError: this machine has no room for another process, or its descriptor.
-        """
-        try:
-            started = reaper.spawn(argv, env, (stdin, stdout, stderr), cpus, blocked=blocked)
-        except OSError as error:
-            raise _start_error(argv[0], error) from None
+        """Start one, with these as its whole environment; the rest is as in `Command` and `start_workers`."""
+        (started,) = _spawn(reaper, [Command(argv, {}, (stdin, stdout, stderr), cpus)], env)
         super().__init__(reaper, started)
+
+
+def start_workers(reaper: ReaperClient, commands: Sequence[Command], env: Mapping[str, str]) -> list[AdoptedProcess]:
+    """Start all of them, with these variables in the environment of each; or none.
+
+    Raises:
+        UserError: there is no such program, it cannot be executed, or its arguments are too long.
+        ReaperLost: the reaper has ended.
+        RallypointError: this machine has no room for another process, or its descriptor.
+    """
+    return [AdoptedProcess(reaper, each) for each in _spawn(reaper, commands, env)]
+
+
+def _spawn(reaper: ReaperClient, commands: Sequence[Command], env: Mapping[str, str]) -> list[StartedWorker]:
+    try:
+        return reaper.spawn(commands, env)
+    except OSError as error:
+        raise _start_error(commands[0].argv[0], error) from None
 
 
 def _start_error(program: str, error: OSError) -> RallypointError:

@@ -48,7 +48,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from signal import SIGABRT, SIGCONT, SIGKILL, SIGTERM
 
@@ -60,7 +60,7 @@ from rallypoint.base.process_table import ProcessStat, process_table, signal_pro
 from rallypoint.base.procfs import catches, is_ended_by, read_text
 from rallypoint.base.signals import signal_name
 from rallypoint.notices import SAVING
-from rallypoint.workers.process import ChildProcess
+from rallypoint.workers.process import ChildProcess, poll_all
 from rallypoint.workers.reaper.client import ReaperClient, ReaperLost
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         pid: int
         held_by_debugger: bool
         signalled: bool
+        exitcode: int | None
 
         def fileno(self) -> int: ...
 
@@ -209,7 +210,8 @@ class Stop:
         self._done = False
         self.over = False
         """Whether it has been done once: no worker is in the round any more."""
-        running = ((rank, process) for rank, process in processes.items() if process.poll() is None)
+        poll_all(processes.values())
+        running = ((rank, process) for rank, process in processes.items() if process.exitcode is None)
         self._workers = [_Worker(rank, process, clock, now + leaving_time) for rank, process in running]
         told = frozenset[int]() if leaving is None else leaving.told
         self._signal_all([each for each in self._workers if each.rank not in told], death_sig, grace, sent)
@@ -220,7 +222,10 @@ class Stop:
 
     def fds(self) -> list[int]:
         """Descriptors that become readable when there is something to do."""
-        fds = [each.process.fileno() for each in self._workers if not each.process.held_by_debugger]
+        shown = [each for each in self._workers if not each.process.held_by_debugger]
+        # Of those that do not wait, nothing is due before all have ended: one wakes us instead of each.
+        ending = [each for each in shown if each.stage is not Stage.WAITING][-1:]
+        fds = [each.process.fileno() for each in (*self._in(Stage.WAITING), *ending)]
         if self._leaving is not None and self._in(Stage.LEAVING):
             fds += self._leaving.fds()
         return fds if self._done else [*fds, *self._sweep.fds()]
@@ -302,11 +307,11 @@ class Stop:
 
     def _look(self) -> None:
         """Find out who has ended, and who has left its round."""
-        ended = [each for each in self._workers if each.process.poll() is not None]
-        for each in ended:
-            if each.stage is Stage.WAITING:
+        poll_all(each.process for each in self._workers)
+        for each in self._workers:
+            if each.stage is Stage.WAITING and each.process.exitcode is not None:
                 self._ended_while_waiting(each)
-        self._workers = [each for each in self._workers if each not in ended]
+        self._workers = [each for each in self._workers if each.process.exitcode is None]
         if self._leaving is not None and (leaving := self._in(Stage.LEAVING)):
             left = self._leaving.left()
             for each in leaving:
@@ -344,11 +349,10 @@ class Stop:
 
     def _end_grace(self, now: float) -> None:
         signalled = self._in(Stage.SIGNALLED)
-        for each in signalled:
-            if not each.is_sent and not self._is_spared(each, now):
-                each.is_sent = True
-                each.until = max(each.until, now + KILL_TIMEOUT)
-                self._send(each)
+        done = [each for each in signalled if not each.is_sent and not self._is_spared(each, now)]
+        for each in done:
+            each.until = max(each.until, now + KILL_TIMEOUT)
+        self._send(done)
         due = [each for each in signalled if now >= each.until]
         # They may wait for one that writes: its checkpoint may be theirs too.
         if due and any(self._is_spared(each, now) for each in signalled):
@@ -369,27 +373,33 @@ class Stop:
             if each.is_sent and left >= 1:
                 log.warning("worker %d has not ended, SIGKILL in %.0f s", each.process.pid, left)
 
-    def _signal_all(self, workers: Iterable[_Worker], number: int, grace: float, sent: bool = False) -> None:
+    def _signal_all(self, workers: Sequence[_Worker], number: int, grace: float, sent: bool = False) -> None:
         """Enter SIGNALLED, or KILLED if that is the signal."""
         self._death_sig, now = number, self._clock.monotonic()
         for each in workers:
             each.stage, each.since, each.until = Stage.SIGNALLED, now, now + grace
-            if sent:
-                each.process.signalled = True
-                continue
-            each.is_sent = number == SIGKILL or not (each.writing.check() and is_ended_by(each.process.pid, number))
-            if each.is_sent:
-                self._send(each)
+            each.is_sent = (
+                sent or number == SIGKILL or not (each.writing.check() and is_ended_by(each.process.pid, number))
+            )
+            each.process.signalled |= sent
+        if not sent:
+            self._send([each for each in workers if each.is_sent])
         if number == SIGKILL and not self._in(Stage.LEAVING):
             self._kill_all()
         elif number == SIGKILL:
             for each in workers:
                 self._kill(each, now)
 
-    def _send(self, worker: _Worker) -> None:
-        log.warning("Sending process %d closing signal %s", worker.process.pid, signal_name(self._death_sig))
-        if self._death_sig != SIGKILL:  # which follows, to all at once
-            worker.process.signal(self._death_sig)
+    def _send(self, workers: Sequence[_Worker]) -> None:
+        """Send the signal; logged a line each, in one piece: there may be hundreds, while a restart waits."""
+        name = signal_name(self._death_sig)
+        lines = [f"Sending process {each.process.pid} closing signal {name}" for each in workers]
+        if lines:
+            log.warning("%s", "\n".join(lines))
+        for each in workers:
+            each.is_sent = True
+            if self._death_sig != SIGKILL:  # which follows, to all at once
+                each.process.signal(self._death_sig)
 
     def _request_stacks(self, worker: _Worker, now: float) -> None:
         if catches(worker.process.pid, SIGABRT):

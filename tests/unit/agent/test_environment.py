@@ -53,8 +53,8 @@ def test_what_a_worker_has_of_its_own(workers: int, virtual: bool) -> None:
     made.notices = "/tmp/rallypoint-notices-0"
     made.spec = spec = WorkerSpec("trainer", workers, HANDLER, entrypoint="/bin/true", virtual_local_rank=virtual)
     agent = {"CUDA_VISIBLE_DEVICES": "3,4"}
-    found = worker_environment(made, Worker(local_rank=0) if workers == 1 else WORKER, 3, agent)
     constant = constant_environment(spec, agent)
+    found = worker_environment(made, Worker(local_rank=0) if workers == 1 else WORKER, constant, agent)
     own = per_worker_variables(spec, constant)
     assert {name: found[name] for name in constant} == constant
     assert set(found) - set(constant) <= own

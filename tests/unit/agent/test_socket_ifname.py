@@ -84,7 +84,7 @@ def given(asked: str, host: str = "127.0.0.1") -> tuple[Mapping[str, str], str]:
         until_readable(search.fds(), deadline - time.monotonic())
         search.step()
     failure = workers.preparation_failure()
-    environment = worker_environment(workers.group, workers.group.workers[0], 0, os.environ)
+    environment = worker_environment(workers.group, workers.group.workers[0], {}, os.environ)
     workers.close()
     return {name: value for name, value in environment.items() if "IFNAME" in name}, failure.message if failure else ""
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from rallypoint.agent.environment import per_worker_variables, worker_environment
+from rallypoint.agent.environment import constant_environment, per_worker_variables, worker_environment
 from rallypoint.agent.features.round_setup import PeerExchange, PeerRecord, RoundSetup, exchange_of
 from rallypoint.agent.features.worker_env import (
     KINDS,
@@ -168,7 +168,7 @@ def entered(*kinds: str, nodes: int = 1) -> ThreadWorkers:
 
 
 def environment(group: WorkerGroup) -> dict[str, str]:
-    return worker_environment(group, group.workers[0], 0, {})
+    return worker_environment(group, group.workers[0], constant_environment(group.spec, {}), {})
 
 
 def test_workers_get_them_beside_torchs() -> None:

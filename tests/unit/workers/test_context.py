@@ -51,7 +51,7 @@ class EndsWhileWeLook(SubprocessContext):
     gate: Path
 
     def _failure_reason(self, rank: int, exitcode: int) -> str:
-        if rank == 1 and not self._processes[0].seen_ended:
+        if rank == 1 and self._processes[0].exitcode is None:
             self.gate.write_text("go")
             assert select.select([self._processes[0].fileno()], [], [], TIMEOUT)[0]
         return super()._failure_reason(rank, exitcode)

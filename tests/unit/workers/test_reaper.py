@@ -18,17 +18,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rallypoint.base.errors import UserError
 from rallypoint.base.kernel import readable
 from rallypoint.base.process_table import descendants, process_table
-from rallypoint.workers.process import WorkerProcess
+from rallypoint.workers.process import WorkerProcess, start_workers
 from rallypoint.workers.reaper import client
-from rallypoint.workers.reaper.client import ReaperClient, ReaperLost
-from rallypoint.workers.reaper.program import remove
+from rallypoint.workers.reaper.client import Command, ReaperClient, ReaperLost
+from rallypoint.workers.reaper.program import ProcessTree, remove
 from rallypoint.workers.reaper.protocol import frame, parse
 from tests import denying
 from tests.interrupts import interrupt_everywhere
 from tests.unit.workers.test_process import TIMEOUT, ends, parent_of
-from tests.unit.workers.tracing import TRACEABLE, traced
+from tests.unit.workers.tracing import TRACEABLE, traced, until
 
 pytestmark = pytest.mark.process
 
@@ -106,6 +107,47 @@ def test_a_worker_finds_what_we_have_at_that_moment(
     assert not signals(reaper, "SigIgn")
     assert not signals(reaper, "SigBlk")
     assert said(reaper, "ls /proc/self/fd").split() == ["0", "1", "2", "3"], "the last is that of ls itself"
+
+
+MANY = 300
+"""So many that their descriptors do not fit into one message."""
+
+
+def test_many_are_started_at_once_and_each_is_what_was_asked_for(reaper: ReaperClient) -> None:
+    outputs = [os.memfd_create("output") for _ in range(MANY)]
+    commands = [
+        Command(["sh", "-c", 'echo $PPID $ALL $OWN; exit "$OWN"', "sh"], {"OWN": str(number % 100)}, (None, fd, None))
+        for number, fd in enumerate(outputs)
+    ]
+    try:
+        processes = start_workers(reaper, commands, {**os.environ, "ALL": "all"})
+        assert len({each.pid for each in processes}) == MANY
+        assert [ends(each) for each in processes] == [number % 100 for number in range(MANY)]
+        said = [os.pread(fd, 100, 0).decode().split()[1:] for fd in outputs]
+        assert said == [["all", str(number % 100)] for number in range(MANY)]
+        for each in processes:
+            each.release()
+    finally:
+        for fd in outputs:
+            os.close(fd)
+
+
+def test_where_one_of_many_cannot_be_started_none_is_left(reaper: ReaperClient) -> None:
+    commands = [Command(["sleep", "600"], {"PATH": "/none"} if number == 77 else {}) for number in range(100)]
+    one = WorkerProcess(reaper, ["sleep", "600"], os.environ)
+    inner = parent_of(one.pid)
+    with pytest.raises(UserError, match="'sleep' is not found"):
+        start_workers(reaper, commands, os.environ)
+    assert until(lambda: descendants(inner, {pid: each.parent for pid, each in process_table().items()}) == {one.pid})
+    assert one.poll() is None
+    one.release()
+
+
+def test_an_exit_is_that_of_the_last_process_with_the_number() -> None:
+    tree = ProcessTree(-1)
+    tree.exits[7] = 1
+    tree.watch_child(7, excluded=False)
+    assert not tree.exits
 
 
 def test_it_reaps_what_it_adopts(reaper: ReaperClient) -> None:

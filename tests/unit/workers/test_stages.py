@@ -26,13 +26,13 @@ class Process:
         self.pid = pid
         self._fd = fd
         self.got: list[int] = []
-        self.code: int | None = None
+        self.exitcode: int | None = None
 
     def fileno(self) -> int:
         return self._fd
 
     def poll(self) -> int | None:
-        return self.code
+        return self.exitcode
 
     def signal(self, number: int) -> None:
         self.got.append(number)
@@ -84,14 +84,14 @@ def got(processes: dict[int, Process]) -> list[list[int]]:
 def test_those_that_do_not_end_go_through_all_stages_and_nobody_waits_for_them(processes: dict[int, Process]) -> None:
     clock, sweep = HandClock(), Swept()
     stop = Stop(processes, sweep, SIGTERM, 5.0, clock=clock)
-    processes[8].code = 0
+    processes[8].exitcode = 0
     clock.now = 4.9
     assert not stop.step()
     assert got(processes) == [[SIGTERM]] * 3
     clock.now = 5.0
     assert not stop.step()
     assert got(processes) == [[SIGTERM, SIGKILL], [SIGTERM], [SIGTERM, SIGABRT]]
-    processes[7].code = -SIGKILL
+    processes[7].exitcode = -SIGKILL
     assert stop.wake_at() == 5.0 + STACKS_TIMEOUT
     clock.now = 5.0 + STACKS_TIMEOUT
     assert not stop.step()
@@ -100,8 +100,27 @@ def test_those_that_do_not_end_go_through_all_stages_and_nobody_waits_for_them(p
     clock.now += KILL_TIMEOUT
     assert not stop.step()
     assert sweep.begun == [(0.0, set())], "it does not wait for one that SIGKILL does not end"
-    processes[9].code = -SIGKILL
+    processes[9].exitcode = -SIGKILL
     assert stop.step()
+
+
+def test_the_last_wakes_the_stop_for_all_and_each_that_waits_for_itself(processes: dict[int, Process]) -> None:
+    leaving = Leaving({7, 8})
+    clock, fds = HandClock(), {rank: os.dup(0) for rank in processes}
+    for rank, process in processes.items():
+        process._fd = fds[rank]
+    try:
+        stop = Stop(*(processes, NoSweep(), SIGTERM, 30.0, 0.0, clock), leaving=leaving, leaving_time=1000.0)
+        assert stop.fds() == [fds[9]], "nothing is due before all have ended or left"
+        leaving.gone = {7}
+        assert not stop.step()
+        assert stop.fds() == [fds[7], fds[9]]
+        processes[9].exitcode = 0
+        assert not stop.step()
+        assert stop.fds() == [fds[7], fds[8]]
+    finally:
+        for fd in fds.values():
+            os.close(fd)
 
 
 def test_who_leaves_is_held_and_who_is_late_has_its_own_time(processes: dict[int, Process]) -> None:
@@ -117,17 +136,17 @@ def test_who_leaves_is_held_and_who_is_late_has_its_own_time(processes: dict[int
     clock.now = 2.0
     assert not stop.step()
     assert got(processes) == [[SIGTERM], [], [SIGABRT]]
-    processes[9].code = -SIGABRT
+    processes[9].exitcode = -SIGABRT
     assert not stop.step()
     assert leaving.closed
     assert not stop.held, "another is still in the round"
-    processes[7].code = 0
+    processes[7].exitcode = 0
     assert stop.step()
     assert sweep.begun == [(SWEEP_GRACE_PERIOD, {CATCHES})]
     assert list(stop.held) == [8]
     assert stop.over
     assert len(done) == 1
-    processes[8].code = -SIGKILL
+    processes[8].exitcode = -SIGKILL
     assert not stop.held
     assert stop.step(), "what it has left is ended at once here"
     assert sweep.begun[1:] == [(SWEEP_GRACE_PERIOD, set())]
@@ -145,7 +164,7 @@ def test_nobody_is_held_once_that_is_said(processes: dict[int, Process], number:
     assert got(processes) == [[number]] * 3
     stop.shorten(12.0)
     for each in processes.values():
-        each.code = -number
+        each.exitcode = -number
     assert stop.step()
     assert not stop.held
     assert leaving.closed

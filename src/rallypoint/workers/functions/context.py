@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from multiprocessing import spawn, util
 from typing import TYPE_CHECKING, Any
 
 from rallypoint.base.errors import UserError
-from rallypoint.workers.context import PContext, ProcessOptions
+from rallypoint.workers.context import PContext, ProcessOptions, WorkerStart
 from rallypoint.workers.functions.worker import NothingReturned, Payload, main_module_of
 from rallypoint.workers.logs.specs import LogsSpecs
 from rallypoint.workers.process import ChildProcess, WorkerProcess
@@ -67,6 +67,10 @@ class FunctionContext(PContext):
             self._payloads[rank] = payload = Payload()
             module = main_module_of(self._function, self.start_method, rank)
             payload.pack(module, self._function, self.args[rank])
+
+    def _start_each(self, starts: Sequence[WorkerStart]) -> Iterator[tuple[int, ChildProcess]]:
+        for start in starts:
+            yield start.rank, self._start_one(*start)
 
     def _start_one(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> ChildProcess:
         environ = {**os.environ, **self.envs[rank]}

@@ -155,6 +155,8 @@ class Pump:
         self.relays: set[Relay] = set()
         """Standard errors of workers, each forwarded to its stream if it has one."""
         self._listening: dict[int, Relay] = {}
+        self._unheard: set[Relay] = set()
+        """Those that are not waited for: new ones, and those whose bytes wait for the console."""
         self._pipes: set[int] = set()
         self.line_filters: list[LineFilter] = []
         """Filters of some tails, closed at the end."""
@@ -182,6 +184,7 @@ class Pump:
         """Start the thread, if there is anything to read."""
         if not self.relays and not self._streams:
             return
+        self._unheard |= self.relays
         # Watch for pipes to the console that lose their reader (EPOLLERR, which is always on).
         fds = {relay.stream.fd for relay in self.relays if relay.stream is not None and relay.stream.fd is not None}
         self._pipes = {fd for fd in fds if stat.S_IFMT(os.fstat(fd).st_mode) in (stat.S_IFIFO, stat.S_IFSOCK)}
@@ -265,20 +268,20 @@ class Pump:
             self._unread_tails = dict.fromkeys(self._streams)
         for tail in list(self._unread_tails):
             self._with_io_errors(tail, self._follow, now)
-        for tail in list(self._streams):
+        due = [tail for tail in self._streams if (at := tail.progress_bar_deadline()) is not None and now >= at]
+        for tail in due:
             self._with_io_errors(tail, self._show_progress_bar, now)
 
     def _listen(self) -> None:
         """Wait for those relays whose bytes can be written."""
-        for relay in self.relays:
-            fd = relay.fd
-            ready = relay.stream is None or relay.stream.backlog() < BACKLOG
-            if ready and fd not in self._listening:
-                self._poller.register(fd, POLLIN)
-                self._listening[fd] = relay
-            elif not ready and fd in self._listening:
-                self._poller.unregister(fd)
-                del self._listening[fd]
+        for relay in [each for each in self._unheard if each.stream is None or each.stream.backlog() < BACKLOG]:
+            self._poller.register(relay.fd, POLLIN)
+            self._listening[relay.fd] = relay
+            self._unheard.discard(relay)
+
+    def _listen_no_more(self, relay: Relay) -> None:
+        if self._listening.pop(relay.fd, None) is not None:
+            self._poller.unregister(relay.fd)
 
     def _timeout(self) -> float | None:
         if any(self._streams[tail].backlog() < BACKLOG for tail in self._unread_tails):
@@ -308,15 +311,18 @@ class Pump:
             self._close_relay(relay)
 
     def _close_relay(self, relay: Relay) -> None:
-        if self._listening.pop(relay.fd, None) is not None:
-            self._poller.unregister(relay.fd)
-        self.relays.discard(relay)
+        self._listen_no_more(relay)
+        for known in (self.relays, self._unheard):
+            known.discard(relay)
         relay.close()
 
     def _show(self, relay: Relay, now: float) -> None:
         if relay.stream is not None and (parts := relay.take_pending()):
             with self._sink.output_lock.hold():
                 relay.stream.write_or_queue_chunk(Chunk([*parts], parts[-1].endswith(b"\n")), now)
+            if relay.stream.backlog() >= BACKLOG:
+                self._listen_no_more(relay)
+                self._unheard.add(relay)
 
     def _read_inotify(self) -> None:
         if self._inotify is None:
@@ -349,8 +355,7 @@ class Pump:
             self._drop(tail)
 
     def _show_progress_bar(self, tail: Tail, now: float) -> None:
-        if (due := tail.progress_bar_deadline()) is not None and now >= due:
-            self._streams[tail].write_or_queue(tail.progress_bar(), now)
+        self._streams[tail].write_or_queue(tail.progress_bar(), now)
 
     def _with_io_errors(self, tail: Tail, act: Callable[[Tail, float], None], now: float) -> None:
         """Let a file that can no longer be read (on a lost network disk, say) affect only its own output."""

@@ -20,7 +20,7 @@ import contextlib
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import IntFlag
 
 from rallypoint.base.errors import UserError, user_error
@@ -218,12 +218,16 @@ class DefaultLogsSpecs(LogsSpecs):
         )
         error_files = {}
         for local_rank, env in envs.items():
-            folder = os.path.join(attempt, str(local_rank))
-            make_all(folder)
-            error_files[local_rank] = env[VARIABLE] = os.path.join(folder, "error.json")
+            folder = f"{attempt}/{local_rank}"
+            try:
+                os.mkdir(folder)
+            except OSError as error:
+                raise _refused(folder, error) from error
+            error_files[local_rank] = env[VARIABLE] = f"{folder}/error.json"
         stdouts, tee_stdouts = self._stream(Std.OUT, "stdout.log", attempt, len(envs))
         stderrs, tee_stderrs = self._stream(Std.ERR, "stderr.log", attempt, len(envs))
-        _link_by_rank(attempt, envs, {os.path.dirname(path) for path in (*stdouts.values(), *stderrs.values())})
+        logged = [rank for rank in envs if {stdouts[rank], stderrs[rank]} - {"", os.devnull}]
+        _link_by_rank(attempt, {rank: envs[rank].get("RANK", "") for rank in logged})
         return LogsDest(
             stdouts,
             stderrs,
@@ -267,7 +271,7 @@ class DefaultLogsSpecs(LogsSpecs):
         files, shown = {}, {}
         for rank in range(nprocs):
             to_console = not self._local_ranks_filter or rank in self._local_ranks_filter
-            path = os.path.join(attempt, str(rank), name)
+            path = f"{attempt}/{rank}/{name}"
             if std in tee[rank]:
                 files[rank] = path
                 if to_console:
@@ -289,9 +293,7 @@ class DefaultLogsSpecs(LogsSpecs):
 def log_only_in_files(dest: LogsDest, role: str) -> bool:
     """Log where the output is that no console shows. Returns whether there is any."""
     streams = ((dest.stdouts, dest.tee_stdouts), (dest.stderrs, dest.tee_stderrs))
-    paths = [
-        path for files, shown in streams for path in files.values() if path not in ("", os.devnull, *shown.values())
-    ]
+    paths = [path for files, shown in streams for path in {*files.values()} - {"", os.devnull, *shown.values()}]
     if not paths:
         return False
     folder = os.path.commonpath([os.path.abspath(os.path.dirname(path)) for path in paths])
@@ -312,14 +314,13 @@ def _safe_name(name: str, limit: int) -> str:
     return os.fsencode(name.replace(os.sep, "_"))[:limit].decode(errors="ignore")
 
 
-def _link_by_rank(attempt: str, envs: Mapping[int, Mapping[str, str]], folders: Iterable[str]) -> None:
-    """Link workers' folders by their global ranks, if a stream goes there."""
+def _link_by_rank(attempt: str, global_ranks: Mapping[int, str]) -> None:
+    """Link the folders of these local ranks by their global ranks, where these are known."""
     run, name = os.path.split(attempt)
-    for local_rank, env in envs.items():
-        rank = env.get("RANK", "")
-        if rank and os.path.join(attempt, str(local_rank)) in folders:
+    for local_rank, rank in global_ranks.items():
+        if rank:
             with contextlib.suppress(OSError):  # a file system without links
-                os.symlink(os.path.join(name, str(local_rank)), os.path.join(run, f"rank_{rank}_{name}"))
+                os.symlink(f"{name}/{local_rank}", f"{run}/rank_{rank}_{name}")
 
 
 # Prefixes

@@ -49,10 +49,12 @@ from rallypoint.workers.preload.forkable import (
 )
 from rallypoint.workers.reaper.client import (
     SENT_TO_ALL,
+    Command,
     ReaperClient,
     ReaperLost,
     StartedWorker,
-    encoded_command,
+    encoded_arguments,
+    encoded_environment,
     exit_words,
     standard_descriptors,
     worker_settings,
@@ -408,8 +410,8 @@ class Zygote:
         output = memory_file("rallypoint-zygote-stdout")
         try:
             # A scheduler's signals to all processes must not end it; its copies get the mask of their own request.
-            stdio = link, output, self._status_text
-            started = self.reaper.spawn(argv, environ, stdio, excluded=True, blocked=SENT_TO_ALL)
+            command = Command(argv, stdio=(link, output, self._status_text))
+            (started,) = self.reaper.spawn([command], environ, excluded=True, blocked=SENT_TO_ALL)
         finally:
             os.close(output)
         self._pidfd = started.pidfd
@@ -489,18 +491,19 @@ class Zygote:
             ReaperLost: the reaper has ended.
         """
         self._check(argv, environ, cpus)
-        arguments, variables = encoded_command(argv, environ)
-        standard, places = standard_descriptors(*stdio)
-        command = [os.fsdecode(each) for each in arguments], self._length
-        message = (*command, list(variables.items()), worker_settings(places, cpus, ignored=self.reaper.ignored))
+        command = [os.fsdecode(each) for each in encoded_arguments(argv)], self._length
+        variables, settings = encoded_environment(environ), worker_settings(ignored=self.reaper.ignored)
         try:
             folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise NotForkable(f"no copy could be requested: {error.strerror}") from None
         try:
+            sent = {folder: 0}
+            places = standard_descriptors(sent, *stdio)
+            message = (*command, list(variables.items()), settings, places, sorted(cpus))
             for _ in range(2):  # a copy that has waited for long may have been killed
                 self._await_copy()
-                started = self._use_copy(message, [folder, *standard])
+                started = self._use_copy(message, [*sent])
                 if started is not None:
                     return started
             raise NotForkable("the copy ended at once")

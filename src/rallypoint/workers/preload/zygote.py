@@ -14,8 +14,8 @@ input is the connection to the agent, its standard output and standard error are
     a request  (how many copies)
     answers    ("copy", pid) for each, with its pidfd and a connection to it; ("failed", errno) for all that are missing
 
-A copy is sent on its connection: (command line, number of its words that the interpreter takes, environment, settings)
-with the descriptors (folder, those for 0, 1 and 2); settings as in `reaper.protocol`.
+A copy is sent on its connection: (command line, number of its words that the interpreter takes, environment, settings,
+places, processors), the last three and the descriptors as for SPAWN in `reaper.protocol`.
 
 Laws:
 
@@ -179,9 +179,9 @@ class _ForkRequest:
     """The agent's request for one worker."""
 
     def __init__(self, arguments: Sequence[Any], descriptors: list[int]) -> None:
-        self.argv, self.length, self.environ, settings = arguments
-        self.places, self.ignored, self.mask, self.umask, self.cpus = settings
-        self.folder, *self.standard = descriptors
+        self.argv, self.length, self.environ, settings, self.places, self.cpus = arguments
+        self.ignored, self.mask, self.umask = settings
+        self.descriptors = descriptors
 
 
 class _CapturedOutput:
@@ -212,7 +212,7 @@ def _become_worker(
     """
     _forget_signals()
     posix.setsid()
-    posix.fchdir(request.folder)
+    posix.fchdir(request.descriptors[0])
     posix.umask(request.umask)
     if request.cpus:
         posix.sched_setaffinity(0, request.cpus)
@@ -225,7 +225,7 @@ def _become_worker(
         _reopen_stream(number, stream)
     _reseed()
     _set_ignored(set(request.ignored), born_ignoring)
-    for fd in (request.folder, *request.standard):
+    for fd in request.descriptors:
         posix.close(fd)
     for fd, text in captured.texts.items():
         _write(fd, text)
@@ -254,7 +254,7 @@ def _set_standard_streams(request: _ForkRequest) -> None:
         if place == CLOSED:
             posix.close(target)
         else:
-            posix.dup2(request.standard[place], target)
+            posix.dup2(request.descriptors[place], target)
 
 
 def _reopen_stream(fd: int, name: str) -> None:

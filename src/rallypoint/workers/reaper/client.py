@@ -58,6 +58,22 @@ class ReaperLost(RallypointError, RuntimeError):
     """The reaper has ended, or does not answer any more."""
 
 
+class Command(NamedTuple):
+    """What is started as one worker.
+
+    Args:
+        argv: the program and its arguments; the program is looked up on the worker's PATH.
+        variables: what its environment has besides that of all workers.
+        stdio: its descriptors 0, 1 and 2; None to pass on ours unchanged (if our children inherit it).
+        cpus: the processors that it may run on; empty for those of the reaper, which had ours.
+    """
+
+    argv: Sequence[str]
+    variables: Mapping[str, str] = {}
+    stdio: tuple[int | None, int | None, int | None] = (None, None, None)
+    cpus: Collection[int] = ()
+
+
 class StartedWorker(NamedTuple):
     """A worker: its pid, for people, and its pidfd, which the receiver closes."""
 
@@ -86,6 +102,9 @@ class ReaperClient:
         self._lock = threading.Lock()
         self.excluded: set[int] = set()
         """Workers that no sweep touches."""
+        self._exits: dict[int, int] = {}
+        """Exit codes that were told together with one that was asked for."""
+        self._statuses = threading.Lock()
         self.ignored: Collection[int] = ()
         """Signals that workers ignore initially, in addition to those that we ignore."""
         self._closed = False
@@ -116,51 +135,62 @@ class ReaperClient:
 
     def spawn(
         self,
-        argv: Sequence[str],
+        commands: Sequence[Command],
         env: Mapping[str, str],
-        stdio: tuple[int | None, int | None, int | None] = (None, None, None),
-        cpus: Collection[int] = (),
         excluded: bool = False,
         blocked: Collection[int] = (),
-    ) -> StartedWorker:
-        """Start a worker in a session of its own, with our folder, umask, signal mask and ignored signals.
+    ) -> list[StartedWorker]:
+        """Start workers, each in a session of its own, with our folder, umask, signal mask and ignored signals: all of
+        them, or none.
 
         Args:
-            argv: the program and its arguments; the program is looked up on the PATH of `env`.
-            env: its whole environment.
-            stdio: its descriptors 0, 1 and 2; None to pass on ours unchanged (if our children inherit it).
-            cpus: the processors that it may run on; empty for those of the reaper, which had ours.
-            excluded: whether every sweep spares it, and its descendants, until it has ended.
-            blocked: signals that it blocks initially, in addition to those that we block.
+            commands: what is started.
+            env: the environment that all have.
+            excluded: whether every sweep spares them, and their descendants, until they have ended.
+            blocked: signals that they block initially, in addition to those that we block.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: one cannot be started.
             UserError: an argument has a NUL byte, or the name of a variable is invalid.
             ReaperLost: see the class.
         """
-        folders = [""] if os.path.dirname(argv[0]) else os.get_exec_path(env)
-        files = [os.fsencode(os.path.join(folder, argv[0])) for folder in folders]
-        program = files, *encoded_command(argv, env)
+        common = encoded_environment(env), worker_settings(blocked, self.ignored), excluded
         folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            standard, places = standard_descriptors(*stdio)
-            settings = worker_settings(places, cpus, blocked, self.ignored)
-            pid, descriptors = self._request(protocol.SPAWN, *program, settings, excluded, beside=[folder, *standard])
+            sent = {folder: 0}
+            workers = [
+                (
+                    encoded_arguments(each.argv),
+                    encoded_environment(each.variables),
+                    standard_descriptors(sent, *each.stdio),
+                    sorted(each.cpus),
+                )
+                for each in commands
+            ]
+            answer, pidfds = self._request(protocol.SPAWN, *common, workers, beside=[*sent])
         finally:
             os.close(folder)
-        if pid < 0:
-            raise OSError(-pid, os.strerror(-pid))
-        if not descriptors:  # the kernel drops those for which we have no room
-            self._request(protocol.KILL, pid)
+        if isinstance(answer, int):
+            raise OSError(-answer, os.strerror(-answer))
+        if len(pidfds) < len(answer):  # the kernel drops those for which we have no room
+            for fd in pidfds:
+                os.close(fd)
+            self._request(protocol.KILL, answer)
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        for pid in answer:
+            self._exits.pop(pid, None)  # of another process before it
         if excluded:
-            self.excluded.add(pid)
-        return StartedWorker(pid, descriptors[0])
+            self.excluded.update(answer)
+        return list(map(StartedWorker, answer, pidfds))
 
     def status(self, pid: int) -> ExitStatus:
         """The exit status of a worker. A code is returned once; afterwards it is not known. Raises ReaperLost."""
-        answer, _ = self._request(protocol.STATUS, pid)
-        return ExitStatus(False, None) if answer == protocol.NOT_YET else ExitStatus(True, answer)
+        with self._statuses:
+            running = False
+            if pid not in self._exits:
+                (exits, running), _ = self._request(protocol.STATUS, pid)
+                self._exits.update(exits)
+            return ExitStatus(not running, self._exits.pop(pid, None))
 
     def adopt(self, pid: int, excluded: bool = False) -> bool:
         """Adopt as a worker a process that is below another one, and whose parent is about to end.
@@ -372,53 +402,62 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 
 # What a worker starts with, as requests to the reaper and to zygotes have it
 
-Settings = tuple[list[int], list[int], list[int], int, list[int]]
-"""Places of 0, 1 and 2 among the descriptors sent, ignored signals, mask, umask, processors; see `protocol`."""
+Settings = tuple[list[int], list[int], int]
+"""Ignored signals, mask, umask."""
 
 
-def worker_settings(
-    places: list[int], cpus: Collection[int], blocked: Collection[int] = (), ignored: Collection[int] = ()
-) -> Settings:
+def worker_settings(blocked: Collection[int] = (), ignored: Collection[int] = ()) -> Settings:
     """The settings that a worker inherits from this process at this moment, and those set explicitly.
 
     Args:
-        places: see `standard_descriptors`.
-        cpus: the processors that it may run on; empty for all that we may use.
         blocked: signals that it blocks initially, in addition to those that we block.
         ignored: signals that it ignores initially, in addition to those that we ignore.
     """
     ours = inherited_settings()
     mask = sorted({*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())), *map(int, blocked)})
-    return places, sorted({*ours.ignored, *map(int, ignored)}), mask, ours.umask, sorted(cpus)
+    return sorted({*ours.ignored, *map(int, ignored)}), mask, ours.umask
 
 
-def standard_descriptors(*given: int | None) -> tuple[list[int], list[int]]:
-    """Descriptors to send for 0, 1 and 2 of a worker, and for each of the three its position among them.
+def standard_descriptors(sent: dict[int, int], *given: int | None) -> list[int]:
+    """For 0, 1 and 2 of a worker, the place of each among the descriptors that are sent.
 
     Args:
+        sent: those that are sent, and the place of each; grows by what is not among them.
         given: the descriptors; None for ours, if a child of ours would inherit it.
     """
-    sent: list[int] = []
     places = []
     for default, fd in enumerate(given):
         try:  # one that we have opened in place of a closed one is not inherited
             there = fd is not None or os.get_inheritable(default)
         except OSError:
             there = False
-        places.append(len(sent) if there else protocol.CLOSED)
-        sent += [default if fd is None else fd] * there
-    return sent, places
+        places.append(sent.setdefault(default if fd is None else fd, len(sent)) if there else protocol.CLOSED)
+    return places
 
 
-def encoded_command(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[bytes], dict[bytes, bytes]]:
-    """Arguments and variables as the kernel takes them. Raises UserError for a NUL byte, or an invalid name."""
-    for name in env:
-        if "=" in name:
-            raise UserError(f"{name!r} holds a '=', which no variable name can; take it out")
-    for text in (*argv, *env, *env.values()):
-        if "\0" in text:
-            raise UserError(f"{text!r} holds a null byte, which no program can be given; take it out")
-    return list(map(os.fsencode, argv)), {os.fsencode(name): os.fsencode(value) for name, value in env.items()}
+def encoded_arguments(argv: Sequence[str]) -> list[bytes]:
+    """Arguments as the kernel takes them. Raises UserError for a NUL byte."""
+    _check_no_nul(argv)
+    return [text.encode(_ENCODING, _ERRORS) for text in argv]
+
+
+def encoded_environment(env: Mapping[str, str]) -> dict[bytes, bytes]:
+    """Variables as the kernel takes them. Raises UserError for a NUL byte, or an invalid name."""
+    if "=" in "".join(env):
+        name = next(name for name in env if "=" in name)
+        raise UserError(f"{name!r} holds a '=', which no variable name can; take it out")
+    _check_no_nul((*env, *env.values()))
+    # Not `fsencode`, which is a function in Python: there are many, while nothing runs.
+    return {name.encode(_ENCODING, _ERRORS): value.encode(_ENCODING, _ERRORS) for name, value in env.items()}
+
+
+_ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
+
+
+def _check_no_nul(texts: Sequence[str]) -> None:
+    if "\0" in "".join(texts):
+        text = next(text for text in texts if "\0" in text)
+        raise UserError(f"{text!r} holds a null byte, which no program can be given; take it out")
 
 
 def above_standard(fd: int) -> int:

@@ -45,7 +45,7 @@ from rallypoint.workers.reaper import protocol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
     from typing import Any
 
 _signal = __import__("_signal")
@@ -79,9 +79,12 @@ class ProcessTree:
         self._spared: set[int] = set()
         """Children that the sweep that was begun last spares."""
 
-    def exclude(self, pid: int) -> None:
-        """Spare this child, and what is below it, in every sweep from now on."""
-        self._excluded.add(pid)
+    def watch_child(self, pid: int, excluded: bool) -> None:
+        """A child was started as a worker; `excluded`: every sweep spares it and what is below it."""
+        self.started.add(pid)
+        self.exits.pop(pid, None)  # of another process before it
+        if excluded:
+            self._excluded.add(pid)
 
     def watch_orphan(self, pid: int, excluded: bool) -> bool:
         """Adopt a process that is below us, and will be a child of ours. Returns whether it exists.
@@ -302,7 +305,7 @@ class Reaper:
         taken, self._received = self._received[:count], self._received[count:]
         return taken
 
-    def _answer(self, answer: object, descriptors: tuple[int, ...] = ()) -> None:
+    def _answer(self, answer: object, descriptors: Sequence[int] = ()) -> None:
         self._link.socket.setblocking(True)
         try:
             self._link.send((answer,), descriptors)
@@ -313,17 +316,17 @@ class Reaper:
 
     def _spawn(
         self,
-        programs: list[bytes],
-        arguments: list[bytes],
         environment: dict[bytes, bytes],
-        settings: tuple[list[int], list[int], list[int], int, list[int]],
+        settings: tuple[list[int], list[int], int],
         excluded: bool,
+        workers: list[tuple[list[bytes], dict[bytes, bytes], list[int], list[int]]],
     ) -> None:
-        """Start a worker in a session of its own. The first of the descriptors that were sent is its folder."""
-        places, ignored, mask, umask, cpus = settings
-        count = 1 + sum(place >= 0 for place in places)
+        """Start workers, each in a session of its own; if one cannot be started, none is left."""
+        ignored, mask, umask = settings
+        count = 1 + max([0, *(place for _, _, places, _ in workers for place in places)])
         sent = self._take(count)
-        pidfd = -1
+        pids: list[int] = []
+        pidfds: list[int] = []
         if not excluded:  # which no sweep touches, so that one which runs can go on
             self._end_sweep()
         try:
@@ -333,29 +336,31 @@ class Reaper:
             posix.fchdir(sent[0])
             posix.umask(umask)
             self._set_ignored(set(ignored))
-            pid = _start_on(cpus, programs, arguments, environment, _actions(places, sent), mask)
-            self._tree.started.add(pid)
-            if excluded:
-                self._tree.exclude(pid)
-            pidfd = posix.pidfd_open(pid)
-            self._answer(pid, (pidfd,))
+            for arguments, own, places, cpus in workers:
+                pids.append(_start_on(cpus, arguments, {**environment, **own}, _actions(places, sent), mask))
+                self._tree.watch_child(pids[-1], excluded)
+                pidfds.append(posix.pidfd_open(pids[-1]))
+            self._answer(pids, pidfds)
         except OSError as error:
+            self._end_workers(pids)
             self._answer(-(error.errno or _EIO))
         finally:
-            for fd in (*sent, pidfd):
-                if fd >= 0:
-                    posix.close(fd)
+            for fd in (*sent, *pidfds):
+                posix.close(fd)
 
     def _status(self, pid: int) -> None:
         self._tree.reap()
-        unknown = protocol.NOT_YET if pid in self._tree.started else None
-        self._answer(self._tree.exits.pop(pid, unknown))
+        exits, self._tree.exits = self._tree.exits, {}
+        self._answer((exits, pid in self._tree.started))
 
-    def _kill(self, pid: int) -> None:
-        self._tree.reap()
-        if pid in self._tree.started:
-            posix.kill(pid, SIGKILL)
+    def _kill(self, pids: list[int]) -> None:
+        self._end_workers(pids)
         self._answer(None)
+
+    def _end_workers(self, pids: list[int]) -> None:
+        self._tree.reap()
+        for pid in self._tree.started.intersection(pids):
+            posix.kill(pid, SIGKILL)
 
     def _adopt(self, pid: int, excluded: bool) -> None:
         if not excluded:
@@ -435,25 +440,24 @@ class Reaper:
 def _actions(places: list[int], sent: list[int]) -> list[tuple[int, ...]]:
     """The file actions of `posix_spawn` for descriptors 0, 1 and 2. Those that were sent have higher numbers."""
     return [
-        (posix.POSIX_SPAWN_CLOSE, target) if place < 0 else (posix.POSIX_SPAWN_DUP2, sent[place + 1], target)
+        (posix.POSIX_SPAWN_CLOSE, target) if place < 0 else (posix.POSIX_SPAWN_DUP2, sent[place], target)
         for target, place in enumerate(places)
     ]
 
 
 def _start(
-    programs: list[bytes],
     arguments: list[bytes],
     environment: dict[bytes, bytes],
     actions: list[tuple[int, ...]],
     mask: list[int],
 ) -> int:
-    """The pid of the first of `programs` that can be executed.
+    """The pid of a new process: of the first program of that name on its PATH that can be executed.
 
     Raises:
         OSError: none can; with the first reason other than a missing file.
     """
     reason: OSError | None = None
-    for program in programs:
+    for program in _candidates(arguments[0], environment):
         try:
             return posix.posix_spawn(
                 program,
@@ -469,6 +473,14 @@ def _start(
                 reason = error
     assert reason is not None
     raise reason
+
+
+def _candidates(name: bytes, environment: dict[bytes, bytes]) -> list[bytes]:
+    """The files that a program may be."""
+    if b"/" in name:
+        return [name]
+    folders = environment.get(b"PATH", b"/bin:/usr/bin").split(b":")
+    return [folder + b"/" + name if folder else name for folder in folders]
 
 
 def _start_on(cpus: list[int], *request: Any) -> int:

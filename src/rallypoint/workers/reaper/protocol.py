@@ -24,11 +24,13 @@ SPAWN, STATUS, KILL, ADOPT, SIGNALS = "spawn", "status", "kill", "adopt", "signa
 SWEEP, GIVE_UP, FENCE, CLEANUP, CLOSE = "sweep", "give up", "fence", "cleanup", "close"
 """The requests `(name, *arguments)`. Those with an arrow are answered by `(answer,)`, in order.
 
-SPAWN     programs, arguments, environment, settings, excluded -> pid and a pidfd, or minus errno. `settings` are places
-          of 0, 1 and 2 among the descriptors sent, ignored signals, mask, umask, processors. No sweep touches an
-          excluded one or what is below it until it has ended
-STATUS    pid -> exit code (-N for a signal), and forgets it; NOT_YET while it is not reaped, None if it is not known
-KILL      pid -> nothing; SIGKILL to one worker
+SPAWN     environment, (ignored signals, mask, umask), excluded, workers -> their pids, with a pidfd for each; or minus
+          errno, and none is left. Of each worker: arguments, its own variables, the places of 0, 1 and 2 among the
+          descriptors sent, of which the first is the folder of all, and its processors. No sweep touches excluded
+          ones or what is below them until they have ended
+STATUS    pid -> exit codes (-N for a signal) of all workers that were reaped since this was last asked, and whether
+          this one is still to be reaped
+KILL      pids -> nothing; SIGKILL to these workers
 ADOPT     pid, excluded -> whether it exists; it will become a child of the reaper as an orphan. It counts as a worker
           from now on; excluded: it may become one, and until it is adopted as such no sweep touches it
 SIGNALS   -> numbers of the signals that the reaper was sent since it was last asked, or last started a worker
@@ -42,16 +44,15 @@ FENCE     a moment on CLOCK_BOOTTIME at which all that is below is killed, if no
 CLOSE     the agent no longer needs the reaper
 """
 
-NOT_YET = "not yet"
-
 DENIED = {101: "setsid", 102: "prctl (PR_SET_CHILD_SUBREAPER)"}
 """Exit codes of a supervisor that is denied a system call which it needs."""
 
 CLOSED = -1
 """In place of the position of 0, 1 or 2: the worker starts without it."""
 
-MAX_DESCRIPTORS = 5
-_ANCILLARY_SIZE = 32 * MAX_DESCRIPTORS
+_DESCRIPTORS_AT_ONCE = 250
+"""The kernel sends 253 with one call."""
+_ANCILLARY_SIZE = 64 + 4 * _DESCRIPTORS_AT_ONCE
 _CLOSE_ON_EXEC: int = getattr(_socket, "MSG_CMSG_CLOEXEC", 0)
 """0 where the system has no such flag."""
 _HEAD = 4
@@ -84,11 +85,17 @@ class Connection:
 
     def send(self, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:
         """Send a message, with descriptors. Raises OSError."""
-        data = frame(message)
-        packed = b"".join(fd.to_bytes(4, sys.byteorder) for fd in descriptors)
-        sent = self.socket.sendmsg([data], [(SOL_SOCKET, SCM_RIGHTS, packed)] if descriptors else [])
+        data = memoryview(frame(message))
+        while len(descriptors) > _DESCRIPTORS_AT_ONCE:  # those that are too many go with bytes of their own
+            data = data[self._send_some(data[:1], descriptors[:_DESCRIPTORS_AT_ONCE]) :]
+            descriptors = descriptors[_DESCRIPTORS_AT_ONCE:]
+        sent = self._send_some(data, descriptors)
         if sent < len(data):
-            self.socket.sendall(memoryview(data)[sent:])
+            self.socket.sendall(data[sent:])
+
+    def _send_some(self, data: memoryview, descriptors: Sequence[int]) -> int:
+        packed = b"".join(fd.to_bytes(4, sys.byteorder) for fd in descriptors)
+        return self.socket.sendmsg([data], [(SOL_SOCKET, SCM_RIGHTS, packed)] if descriptors else [])
 
     def receive(self) -> list[int]:
         """Read once into `buffer`. Returns the received descriptors; raises OSError, and EOFError at the end."""
