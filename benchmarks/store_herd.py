@@ -122,7 +122,7 @@ class _Field:
         wait = b"\x06" + struct.pack("<Q", 1) + gate
         with self._phase("all connect"):
             for number, (herd, share) in enumerate(zip(self._herds, self._shares, strict=True)):
-                greeting = hello.message, len(hello.reply)
+                greeting = hello.message, hello.reply_length
                 herd.tell(encode(Assemble(self._port, number * _EACH, share, *greeting)))
         with self._phase("each adds"):
             self._converse(add, 8)
