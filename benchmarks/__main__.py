@@ -29,6 +29,7 @@ from benchmarks import (
     results,
     scale,
     store,
+    store_herd,
     unfinished,
     watching,
 )
@@ -56,6 +57,7 @@ CASES: tuple[Case, ...] = (
     store.RAW_CASE,
     store.TORCH_CASE,
     store.START_UP_CASE,
+    store_herd.CASE,
     logs.CASE,
 )
 """All benchmarks, in the order of the table. A new one is a line here, and one in `chart.TITLES` to be in the chart."""

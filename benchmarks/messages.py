@@ -72,6 +72,49 @@ class Replayed(msgspec.Struct, frozen=True):
     """Processor time that the server used meanwhile."""
 
 
+class Assemble(msgspec.Struct, frozen=True):
+    """To a herd: connect so many clients at once, with a greeting; answered by `Answered`."""
+
+    port: int
+    first: int
+    """Number of this program's first client: each has an address and a port of its own."""
+    clients: int
+    greeting: bytes
+    reply: int
+    """Bytes that each client gets for it."""
+
+
+class Converse(msgspec.Struct, frozen=True):
+    """To a herd: have each client say this, if it is anything; answered by `Answered`."""
+
+    message: bytes
+    reply: int
+    """Bytes that each client gets then."""
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """From a herd: all its clients have got what they had to get."""
+
+    at: float
+    """When the last of them had, on the monotonic clock."""
+
+
+class LookOn(msgspec.Struct, frozen=True):
+    """To a bystander: get a key every millisecond until there is another line; answered by `LookedOn`."""
+
+    port: int
+    server_pid: int
+
+
+class LookedOn(msgspec.Struct, frozen=True):
+    """From a bystander: how long its longest round trip took, of how many. Seconds."""
+
+    count: int
+    wait: float
+    server: float
+    """The same in processor time of the server: as if nothing else ran on its processor."""
+
+
 class Meet(msgspec.Struct, frozen=True):
     """To a rendezvous program: make these nodes' handlers; answered by a line `ready`."""
 

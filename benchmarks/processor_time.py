@@ -22,8 +22,9 @@ class ProcessClock:
         error = ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock))
         if error:
             raise OSError(error, f"the processor time of process {pid} cannot be read: {os.strerror(error)}")
-        self._clock = clock.value
+        self.id = clock.value
+        """What the system calls this clock."""
 
     def seconds(self) -> float:
         """User and system time, all threads together."""
-        return time.clock_gettime(self._clock)
+        return time.clock_gettime(self.id)

@@ -16,10 +16,11 @@ from benchmarks.recording import Dialogue
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _MOST_LATENCIES = 4_000_000
-_FAILURES = {
+FAILURES = {
     -1: "the server closed a connection",
     -2: "the server answered wrongly, or more than it was asked",
-    -3: "the server answered nobody for 30 s",
+    -3: "the server answered nobody for long",
+    -4: "a client's socket could not be had",
 }
 
 
@@ -42,16 +43,21 @@ class _Dialogue(ctypes.Structure):
     )
 
 
-def build() -> ctypes.CDLL | None:
+def build(source: Path = _SOURCE) -> ctypes.CDLL | None:
     """The library, built now; None where there is no compiler that can."""
     with tempfile.TemporaryDirectory() as folder:
         target = f"{folder}/drive.so"
-        command = ["cc", "-std=c11", "-O2", "-Wall", "-fPIC", "-shared", str(_SOURCE), "-o", target]
-        try:
-            subprocess.run(command, check=True, capture_output=True)
-        except (OSError, subprocess.CalledProcessError):
-            return None
-        return ctypes.CDLL(target)
+        return ctypes.CDLL(target) if compile_library(source, target) else None
+
+
+def compile_library(source: Path, target: str) -> bool:
+    """Whether there is a compiler that can."""
+    command = ["cc", "-std=c11", "-O2", "-Wall", "-fPIC", "-shared", str(source), "-o", target]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return True
 
 
 def drive(
@@ -76,7 +82,7 @@ def drive(
         ctypes.byref(taken),
     )
     if failure:
-        raise LoadError(_FAILURES[failure])
+        raise LoadError(FAILURES[failure])
     return requests.value, elapsed.value, latencies[: taken.value]
 
 
@@ -102,5 +108,5 @@ def replay(library: ctypes.CDLL, descriptors: Sequence[int], dialogues: Sequence
         ctypes.byref(taken),
     )
     if failure:
-        raise LoadError(_FAILURES[failure])
+        raise LoadError(FAILURES[failure])
     return latencies[: taken.value]

@@ -16,7 +16,7 @@ HARNESS = Path(__file__).resolve().parent / "native" / "fuzz_store.c"
 _FLAGS = [
     *("-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror"),
     *("-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=undefined"),
-    "-DSTORE_MEMORY_FAILS=store_memory_fails",
+    *("-DSTORE_MEMORY_FAILS=store_memory_fails", "-DSTORE_SLICE=4"),
 ]
 
 

@@ -9,8 +9,8 @@ from rallypoint.base.log import get_logger
 
 log = get_logger(__name__)
 
-_warned: set[int] = set()
-"""Hard limits that were reported as too low; each round checks again."""
+_reported: dict[int, float] = {}
+"""Hard limits that were reported as too low, and for how many connections: each round checks again, of each owner."""
 
 _USUAL = 1024
 """The limit where it cannot be read."""
@@ -25,8 +25,9 @@ def allow_descriptors(wanted: float = float("inf"), what: str = "") -> int:
     `what` names the owner of the `wanted` connections, for a warning if the hard limit is too low.
     """
     soft, hard = limits()
-    if what and hard not in _warned and hard != resource.RLIM_INFINITY and hard < wanted + RESERVED:
-        _warned.add(hard)
+    is_low = hard != resource.RLIM_INFINITY and hard < wanted + RESERVED
+    if what and is_low and wanted > _reported.get(hard, 0):
+        _reported[hard] = wanted
         log.warning(
             "%s need %d open files of this process, which may have %d, so not all can connect; raise the hard limit "
             "(`ulimit -Hn`, or LimitNOFILE= of a service)",

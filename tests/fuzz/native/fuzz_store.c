@@ -84,7 +84,7 @@ static void check_counts(const Table *table)
         for (size_t j = 0; shard->buckets != NULL && j <= shard->mask; j++)
             for (const Slot *slot = shard->buckets[j]; slot != NULL; slot = slot->next) {
                 slots++;
-                must(slot->first == NULL, "nobody waits");
+                must(ring_is_empty(&slot->waiters), "nobody waits");
                 must(slot->value != NULL || slot->oldest != NULL, "a name is of something");
                 keys++;
                 bytes += slot->size + OVERHEAD + (slot->value ? slot->value->size : 0);
@@ -117,7 +117,8 @@ static void end(Store *store, int *fds)
                 conn->busy.after != NULL, conn->input_size - conn->input_at, left);
     }
     must(store->conn_count == 0 && FIRST(&store->all, Conn, all) == NULL, "all connections are closed");
-    must(FIRST(&store->cancelled, Waiting, node) == NULL, "nobody waits any more");
+    must(ring_is_empty(&store->cancelled), "nobody waits any more");
+    must(ring_is_empty(&store->waking) && ring_is_empty(&store->held), "everybody was woken");
     must(FIRST(&store->listings, Listing, node) == NULL, "no list is being made");
     check_counts(&store->table);
     store_close(store);

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rallypoint.base.descriptors import RESERVED, allow_descriptors, for_connections
+from rallypoint.base.descriptors import RESERVED, allow_descriptors, allow_nodes, for_connections
 from rallypoint.control.membership.state import NodeInfo
 from rallypoint.control.protocol.messages import Notification, Placed
 from rallypoint.rendezvous.elastic import ElasticHandler
@@ -19,8 +19,9 @@ from tests.ports import free_port
 
 
 @pytest.fixture(autouse=True, name="hard")
-def _hard() -> Iterator[int]:
-    """The hard limit, and a low soft one."""
+def _hard(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The hard limit, and a low soft one; nothing was reported yet."""
+    monkeypatch.setattr("rallypoint.base.descriptors._reported", {})
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(600, before[1]), before[1]))
     yield before[1]
@@ -40,6 +41,20 @@ def test_it_warns_once_if_the_hard_limit_is_too_low(hard: int, caplog: pytest.Lo
     assert caplog.messages == [
         f"A crowd need {hard + RESERVED} open files of this process, which may have {hard}, so not all can connect; "
         "raise the hard limit (`ulimit -Hn`, or LimitNOFILE= of a service)"
+    ]
+
+
+def test_what_more_connections_need_is_reported_too(hard: int, caplog: pytest.LogCaptureFixture) -> None:
+    """The nodes of a job are known first, its workers when the round begins: whoever raises the limit knows how far."""
+    allow_nodes(hard)
+    stores = AgentStoreSupply("127.0.0.1")
+    for clients in (9 * hard, hard, 9 * hard):
+        stores.prepare("127.0.0.1")
+        stores.begin_round(is_host=True, clients=clients)
+    stores.close()
+    assert [message.partition(" open files")[0] for message in caplog.messages] == [
+        f"Up to {hard} nodes of this job need {hard + RESERVED}",
+        f"The {9 * hard} connections of this job's workers and agents need {9 * hard + RESERVED}",
     ]
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
+import build_native
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,8 +19,10 @@ from rallypoint.store.transport import StoreGuard
 from tests import typed_requests as wire
 from tests.effort import examples
 from tests.unit.store.both import Bench, Peer, bench, is_compiled
-from tests.unit.store.test_both import both, compiled, logged
+from tests.unit.store.requests import STEPS, WAITING_STEPS
+from tests.unit.store.test_both import both, compiled, logged, played
 
+Herd: TypeAlias = tuple[Bench, list[Peer], Peer]
 MANY = [b"/key/%06d" % number for number in range(50_000)]
 STRANGE = [b"/none/%06d" % number for number in range(50_000)]
 
@@ -100,6 +106,102 @@ def test_who_gives_up_a_wait_for_many_keys_is_woken_by_none_of_them(filled: Benc
     assert slow.received() == wire.DONE
     filled.send(other, b"".join(wire.encode(wire.DeleteKey(key)) for key in (*STRANGE[:2], STRANGE[-1])))
     assert other.received() == wire.I64.pack(1) * 3
+
+
+@pytest.fixture(scope="module", name="small_slices")
+def _small_slices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Stores in C with slices of four steps."""
+    if not is_compiled():
+        pytest.skip("the store in C was not built")
+    name = "rallypoint.store._native"
+    target = tmp_path_factory.mktemp("slices") / "_native.abi3.so"
+    try:
+        path = str(build_native.build(target, "-O0", "-DSTORE_SLICE=4"))
+    except build_native.NotBuiltError as error:
+        pytest.skip(str(error))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert isinstance(spec.loader, importlib.machinery.ExtensionFileLoader)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rallypoint.store.compiled._native", module)
+        yield
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("small_slices")
+@given(steps=st.one_of(STEPS, WAITING_STEPS))
+@settings(max_examples=examples(200), deadline=None)
+def test_in_small_slices_it_does_the_same(steps: Sequence[tuple[str, wire.Request | None]]) -> None:
+    assert played("compiled", steps) == played("python", steps)
+
+
+@pytest.fixture(name="herd")
+def _herd(small_slices: None) -> Iterator[Herd]:
+    """A store, more clients who wait for one key than are woken in a few turns, and one that does not."""
+    with bench("compiled") as it:
+        waiting = [it.connect() for _ in range(40)]
+        for peer in waiting:
+            it.send(peer, wire.encode(wire.Wait([b"k"])))
+        yield it, waiting, it.connect()
+
+
+@pytest.mark.process
+def test_those_who_wait_for_one_key_are_woken_in_turns_with_others(herd: Herd) -> None:
+    """All of them, although the key is deleted soon and some are leaving; but nobody who comes after that."""
+    it, waiting, other = herd
+    late = it.connect()
+    hand_over(it, other, wire.Set(b"k", b""))
+    hand_over(it, other, wire.DeleteKey(b"k"))
+    assert other.received() == wire.I64.pack(1)
+    hand_over(it, late, wire.Wait([b"k"]))
+    for peer in waiting[::7]:
+        peer.far.close()
+    staying = [peer for number, peer in enumerate(waiting) if number % 7]
+    replies = [peer.received() for peer in staying]
+    assert replies.count(b"") > 10
+    it.turn()
+    assert {reply + peer.received() for reply, peer in zip(replies, staying, strict=True)} == {wire.DONE}
+    assert late.received() == b""
+    it.send(other, wire.encode(wire.Set(b"k", b"")))
+    assert late.received() == wire.DONE
+
+
+def hand_over(it: Bench, peer: Peer, *requests: wire.Request) -> None:
+    """One turn of the store for all this."""
+    peer.far.send(b"".join(map(wire.encode, requests)))
+    it.transport.run_once()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("asked", "replies"),
+    [
+        ([wire.Get(b"k"), wire.CancelWait()], wire.string(b"7") + wire.CANCELLED),
+        ([wire.Wait([b"k"]), wire.Get(b"k")], wire.DONE + wire.string(b"7")),
+    ],
+)
+def test_who_is_not_yet_woken_gets_that_reply_before_others(
+    herd: Herd, asked: list[wire.Request], replies: bytes
+) -> None:
+    it, waiting, other = herd
+    hand_over(it, other, wire.Set(b"k", b"7"))
+    for request in asked:
+        hand_over(it, waiting[-1], request)
+    assert waiting[-2].received() == b""
+    it.turn()
+    assert waiting[-1].received() == wire.DONE + replies
+
+
+@pytest.mark.process
+def test_who_waits_for_what_it_changes_itself_gets_that_reply_first(herd: Herd) -> None:
+    it, waiting, _ = herd
+    hand_over(it, waiting[-1], wire.Add(b"k", 7), wire.Add(b"k", 1))
+    assert waiting[-2].received() == b""
+    it.turn()
+    assert waiting[-1].received() == wire.DONE + wire.I64.pack(7) + wire.I64.pack(8)
+    assert {peer.received() for peer in waiting[:-1]} == {wire.DONE}
 
 
 def read(it: Bench, peer: Peer, size: int) -> bytes:

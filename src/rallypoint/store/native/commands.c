@@ -57,17 +57,15 @@ static Blob *as_it_is(Blob *old, Text value, uint64_t limit)
 
 bool command_set(Store *store, Conn *conn, Text key, Text value, Refusal *refusal)
 {
-    (void)conn;
     Slot *slot = table_find_or_make(&store->table, key);
     if (slot == NULL || !put(store, slot, as_it_is, value))
         return no_memory(store, slot, refusal);
-    wake_all(store, slot);
+    wake_all(store, conn, slot);
     return true;
 }
 
 bool command_append(Store *store, Conn *conn, Text key, Text value, Refusal *refusal)
 {
-    (void)conn;
     Slot *slot = table_find_or_make(&store->table, key);
     if (slot == NULL)
         return no_memory(store, slot, refusal);
@@ -79,7 +77,7 @@ bool command_append(Store *store, Conn *conn, Text key, Text value, Refusal *ref
     }
     if (!put(store, slot, blob_extend, value))
         return no_memory(store, slot, refusal);
-    wake_all(store, slot);
+    wake_all(store, conn, slot);
     return true;
 }
 
@@ -107,7 +105,7 @@ bool command_compare_set(Store *store, Conn *conn, Text key, Text expected, Text
         present = slot->value;
     }
     if (slot != NULL)
-        wake_all(store, slot);
+        wake_all(store, conn, slot);
     bool fine = true;
     if (present != NULL)
         reply_value(store, conn, present);
@@ -192,7 +190,7 @@ bool command_add(Store *store, Conn *conn, Text key, int64_t delta, Refusal *ref
     Slot *slot = increase(store, key, delta, &total, refusal);
     if (slot == NULL)
         return false;
-    wake_all(store, slot);
+    wake_all(store, conn, slot);
     reply_number(store, conn, (uint64_t)total);
     return true;
 }
@@ -204,7 +202,7 @@ bool command_barrier(Store *store, Conn *conn, Text key, int64_t world_size, Ref
     if (slot == NULL)
         return false;
     if (total >= world_size) {
-        wake_all(store, slot);
+        wake_all(store, conn, slot);
         reply_byte(store, conn, DONE);
         return true;
     }

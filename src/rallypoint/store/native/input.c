@@ -13,6 +13,7 @@
 #include "connections.h"
 #include "replies.h"
 #include "requests.h"
+#include "waiting.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -62,9 +63,9 @@ void conn_serve(Store *store, Conn *conn, Text data)
     conn_keep(store, conn, (Text){data.bytes + used, data.size - used});
     if (conn->over || conn->full)
         return;
-    bool more = store->steps >= SLICE && (conn->input != NULL || conn->listing != NULL) && !conn->want;
-    if (more && conn->busy.after == NULL)
-        ring_add(&store->busy, &conn->busy);
+    bool pause = wait_must_pause(store, conn), more = conn->input != NULL || conn->listing != NULL;
+    if ((pause || store->steps >= SLICE) && more && !conn->want && conn->busy.after == NULL)
+        ring_add(pause ? &store->held : &store->busy, &conn->busy);
 }
 
 static void serve_input(Store *store, Conn *conn)

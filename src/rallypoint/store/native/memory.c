@@ -100,6 +100,22 @@ void ring_add(Node *ring, Node *node)
     ring->before = node;
 }
 
+bool ring_is_empty(const Node *ring)
+{
+    return ring->after == ring;
+}
+
+void ring_move(Node *ring, Node *from)
+{
+    if (ring_is_empty(from))
+        return;
+    from->after->before = ring->before;
+    ring->before->after = from->after;
+    from->before->after = ring;
+    ring->before = from->before;
+    ring_open(from);
+}
+
 void ring_remove(Node *node)
 {
     if (node->after == NULL)

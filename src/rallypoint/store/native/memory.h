@@ -36,6 +36,8 @@ Blob *blob_assign(Blob *old, Text value);                /* of these bytes, in p
 Blob *blob_extend(Blob *old, Text more, uint64_t limit); /* NULL, and `old` as it was, if it cannot be */
 void ring_open(Node *);
 void ring_add(Node *ring, Node *);
-void ring_remove(Node *); /* does nothing if it is in none */
+void ring_remove(Node *);            /* does nothing if it is in none */
+bool ring_is_empty(const Node *ring);
+void ring_move(Node *ring, Node *from); /* all of another ring to the end of this one, at no cost for each */
 #define MEMBER(node, type, field) ((type *)((char *)(node) - offsetof(type, field)))
 #define FIRST(ring, type, field) ((ring)->after == (ring) ? NULL : MEMBER((ring)->after, type, field))

@@ -21,14 +21,18 @@ static const uint64_t MILLISECOND = 1000000;
 enum {
     MOST_EVENTS = 1024, /* connections that are looked at in one poll */
     AT_ONCE = 64,       /* connections that are served before replies are sent */
+    WOKEN = SLICE / 4,  /* connections that are woken in one poll, after those that a request has woken at once */
 };
 
 static void end_unvalidated(Store *store, uint64_t at)
 {
     Conn *conn;
     uint64_t timeout = store->limits.greeting;
-    while (timeout && (conn = FIRST(&store->unvalidated, Conn, unvalidated)) != NULL && at - conn->since >= timeout)
+    for (int i = 0; timeout && i < AT_ONCE && (conn = FIRST(&store->unvalidated, Conn, unvalidated)) != NULL; i++) {
+        if (at - conn->since < timeout)
+            return;
         conn_refuse(store, conn, &(Refusal){.reason = SILENT});
+    }
 }
 
 /* How many milliseconds there are until something must be done that no event tells of. */
@@ -48,7 +52,8 @@ static int pause_of(const Store *store, uint64_t at)
 
 static bool has_work(Store *store)
 {
-    return FIRST(&store->busy, Conn, busy) != NULL || FIRST(&store->cancelled, Waiting, node) != NULL;
+    return !ring_is_empty(&store->busy) || !ring_is_empty(&store->held) || !ring_is_empty(&store->waking) ||
+        !ring_is_empty(&store->cancelled);
 }
 
 static void on_event(Store *store, const struct epoll_event *event)
@@ -73,8 +78,10 @@ bool poll_once(Store *store, bool may_wait)
         if ((i + 1) % AT_ONCE == 0)
             flush(store);
     }
-    if (work)
+    if (work) {
+        wake_more(store, WOKEN + (size_t)(count > 0 ? count : 0)); /* no fewer than may have begun to wait meanwhile */
         serve_busy(store);
+    }
     close_doomed(store);
     wait_clear(store, SLICE);
     uint64_t at = monotonic_now();
@@ -107,6 +114,8 @@ int store_open(Store *store)
     ring_open(&store->unvalidated);
     ring_open(&store->busy);
     ring_open(&store->doomed);
+    ring_open(&store->held);
+    ring_open(&store->waking);
     ring_open(&store->cancelled);
     ring_open(&store->listings);
     store->out = get_block(NULL, OUT_ROOM);

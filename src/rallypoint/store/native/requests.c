@@ -300,7 +300,7 @@ static Found request(Store *store, Conn *conn, Cursor *cursor)
 static size_t requests(Store *store, Conn *conn, Text data, Refusal *refusal)
 {
     size_t used = 0;
-    while (!conn->full && !conn->failed && store->steps < SLICE) {
+    while (!conn->full && !conn->failed && store->steps < SLICE && !wait_must_pause(store, conn)) {
         if (conn->listing != NULL) {
             list_some(store, conn);
             continue;

@@ -4,12 +4,16 @@
 
 #include "table.h"
 
+#ifndef STORE_SLICE /* for tests: so few that all is done in many slices */
+#define STORE_SLICE 1024
+#endif
+
 enum {
     BLOCK = 4 * 1024,      /* bytes of replies to one connection after which its room is looked at */
     PIECE = 64 * 1024,     /* most bytes that are read at once, unless a request that has begun needs more */
     OUT_ROOM = 256 * 1024, /* bytes of small replies that wait to be sent */
     OUT_SEGMENTS = 4096,
-    SLICE = 1024,          /* steps of one connection before others have their turn: some 100 microseconds */
+    SLICE = STORE_SLICE,   /* steps of one connection before others have their turn: some 100 microseconds */
     STEP = 4096,           /* bytes that count as one step */
 };
 
@@ -29,7 +33,8 @@ typedef struct Piece {
 typedef enum { NOTHING, CHECKING, LOOKING, ENLISTING, GETTING } Doing;
 
 struct Conn {
-    Node all, unvalidated, busy, doomed; /* everybody; not greeted; with work that no event tells of; to be closed */
+    Node all, unvalidated, doomed; /* everybody; not greeted; to be closed */
+    Node busy; /* with work that no event tells of, or held */
     int fd;
     bool greeted;
     bool full;   /* the kernel has no room for replies */
@@ -104,6 +109,8 @@ struct Store {
 
     Node all, unvalidated, busy, doomed; /* rings of connections */
     size_t conn_count;
+    Node held;      /* connections that are busy again as soon as `waking` is empty */
+    Node waking;    /* links to keys that have come, whose connections do not know it yet */
     Node cancelled; /* of what is waited for by nobody any more */
     Node listings;
     uint64_t listing_number;

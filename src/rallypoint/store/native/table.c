@@ -130,6 +130,7 @@ Slot *table_find_or_make(Table *table, Text key)
         return NULL;
     Slot **bucket = &shard->buckets[hashed & shard->mask];
     *slot = (Slot){.next = *bucket, .hash = hashed, .size = key.size};
+    ring_open(&slot->waiters);
     if (key.size)
         memcpy(slot->key, key.bytes, key.size);
     *bucket = slot;
@@ -140,7 +141,7 @@ Slot *table_find_or_make(Table *table, Text key)
 /* A name of which nothing is left is forgotten. */
 void table_tidy(Table *table, Slot *slot)
 {
-    if (slot->value != NULL || slot->oldest != NULL || slot->first != NULL)
+    if (slot->value != NULL || slot->oldest != NULL || !ring_is_empty(&slot->waiters))
         return;
     Shard *shard = &table->shards[slot->hash >> SHARD_SHIFT];
     Slot **at = &shard->buckets[slot->hash & shard->mask];

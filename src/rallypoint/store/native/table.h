@@ -9,7 +9,6 @@ enum {
 };
 
 typedef struct Slot Slot;
-typedef struct Link Link; /* `waiting.h` */
 
 /* One value of a queue. */
 typedef struct Item {
@@ -24,7 +23,7 @@ struct Slot {
     Blob *value;
     Item *oldest, *newest;
     uint64_t queued;
-    Link *first, *last; /* who waits, in the order in which they came */
+    Node waiters; /* `Link` (`waiting.h`) of each, in the order in which they came */
     size_t size;
     uint8_t key[];
 };

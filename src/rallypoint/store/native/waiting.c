@@ -1,5 +1,10 @@
 /* Who waits for keys: a line of links at each key, and a block of links at each connection.
  *
+ * A key may come for which a hundred thousand wait. Whoever changes it wakes as many as its slice allows. The others
+ * leave the key's line all at once, for `waking`, from which each poll wakes some: what happens to the key meanwhile does
+ * not concern them. Law: a connection reads its replies in the order of what they are for. So one that waits gets its
+ * reply before what else it has asked for, and while somebody is still to be woken it is not served (`held`).
+ *
  * What is cancelled is only marked; it is taken apart step by step when there is time (`wait_clear`), for it may stand in
  * the lines of a hundred thousand keys.
  */
@@ -10,14 +15,7 @@
 
 #include <stdlib.h>
 
-/* Takes the link out of its key's line; the key may have to be tidied then. */
-static void unlink_one(Link *link)
-{
-    Slot *slot = link->slot;
-    *(link->before ? &link->before->after : &slot->first) = link->after;
-    *(link->after ? &link->after->before : &slot->last) = link->before;
-    link->slot = NULL;
-}
+enum { WAKE = 16 }; /* steps that a reply to one more connection counts: it needs a call of its own */
 
 bool wait_begin(Store *store, Conn *conn, size_t most)
 {
@@ -36,14 +34,14 @@ bool wait_for_key(Store *store, Conn *conn, Text key)
     if (slot == NULL)
         return false;
     waiting->missing++;
-    if (slot->last != NULL && slot->last->waiting == waiting) { /* named before, and nobody else came between */
-        slot->last->times++;
+    Link *last = ring_is_empty(&slot->waiters) ? NULL : MEMBER(slot->waiters.before, Link, line);
+    if (last != NULL && last->waiting == waiting) { /* named before, and nobody else came between */
+        last->times++;
         return true;
     }
     Link *link = &waiting->links[waiting->count++];
-    *link = (Link){.before = slot->last, .slot = slot, .waiting = waiting, .times = 1};
-    *(slot->last ? &slot->last->after : &slot->first) = link;
-    slot->last = link;
+    *link = (Link){.slot = slot, .waiting = waiting, .times = 1};
+    ring_add(&slot->waiters, &link->line);
     return true;
 }
 
@@ -74,6 +72,23 @@ void wait_cancel(Store *store, Conn *conn)
     conn->waiting = NULL;
 }
 
+bool wait_must_pause(const Store *store, const Conn *conn)
+{
+    return conn->waiting != NULL && !ring_is_empty(&store->waking);
+}
+
+/* Takes the link out of whatever line it stands in; where that was a key's, nothing may be left of the key. */
+static void leave_line(Store *store, Link *link)
+{
+    Node *rest = link->line.after;
+    if (rest == NULL)
+        return;
+    bool last = rest == link->line.before;
+    ring_remove(&link->line);
+    if (last && rest != &store->waking)
+        table_tidy(&store->table, MEMBER(rest, Slot, waiters));
+}
+
 bool wait_clear(Store *store, size_t steps)
 {
     Waiting *waiting;
@@ -81,12 +96,7 @@ bool wait_clear(Store *store, size_t steps)
         for (; waiting->seen < waiting->count; waiting->seen++) {
             if (!steps--)
                 return true;
-            Link *link = &waiting->links[waiting->seen];
-            Slot *slot = link->slot;
-            if (slot != NULL) {
-                unlink_one(link);
-                table_tidy(&store->table, slot);
-            }
+            leave_line(store, &waiting->links[waiting->seen]);
         }
         ring_remove(&waiting->node);
         free(waiting);
@@ -99,18 +109,46 @@ static bool found(Store *store, Link *link)
 {
     Waiting *waiting = link->waiting;
     uint64_t times = link->times;
-    unlink_one(link);
-    return waiting->conn != NULL && less(store, waiting, times);
+    ring_remove(&link->line);
+    bool over = waiting->conn != NULL && less(store, waiting, times);
+    store->steps += over ? WAKE : 1;
+    return over;
 }
 
-void wake_all(Store *store, Slot *slot)
+/* The connection itself waits for what it has changed. */
+static void wake_own(Store *store, Waiting *waiting, const Slot *slot)
 {
-    while (slot->first != NULL)
-        found(store, slot->first);
+    store->steps += waiting->count / WAKE;
+    for (size_t i = 0; i < waiting->count; i++) {
+        Link *link = &waiting->links[i];
+        if (link->slot == slot && link->line.after != NULL && found(store, link))
+            return;
+    }
+}
+
+void wake_all(Store *store, Conn *conn, Slot *slot)
+{
+    Link *link;
+    if (conn->waiting != NULL)
+        wake_own(store, conn->waiting, slot);
+    while (store->steps < SLICE && (link = FIRST(&slot->waiters, Link, line)) != NULL)
+        found(store, link);
+    ring_move(&store->waking, &slot->waiters);
+}
+
+void wake_more(Store *store, size_t most)
+{
+    Link *link;
+    store->steps = 0;
+    while (store->steps < most * WAKE && (link = FIRST(&store->waking, Link, line)) != NULL)
+        found(store, link);
+    if (ring_is_empty(&store->waking))
+        ring_move(&store->busy, &store->held);
 }
 
 void wake_first(Store *store, Slot *slot)
 {
-    while (slot->first != NULL && !found(store, slot->first))
+    Link *link;
+    while ((link = FIRST(&slot->waiters, Link, line)) != NULL && !found(store, link))
         ;
 }
