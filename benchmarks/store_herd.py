@@ -114,7 +114,7 @@ def _alone_rows(clients: int, turns: Turns[list[tuple[float, float]]]) -> list[R
 
     return [
         made
-        for number in range(len(_PHASES))
+        for number in range(1, len(_PHASES))  # they are connected before
         for made in (
             figure(number, 0, "processor time a client", "µs", 1e3),
             figure(number, 1, "longest turn", "ms", 1e6),
