@@ -3,6 +3,8 @@
 The server is alone in its process, on a core of its own; the clients are plain sockets in others (`programs.herd`).
 Four phases: all connect; each adds to a counter; each arrives at a barrier, which is to add and to wait for a key; that
 key is set. One more client gets a key every millisecond (`programs.bystander`), and tells how long it waited in each.
+
+The same is done with the largest number by the store alone, without a kernel (`programs/store_alone.c`).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import resource
 import socket
 import struct
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+import build_native
 
 from benchmarks.case import OURS, Case, Settings, row
 from benchmarks.children import Child, Children, program
@@ -28,18 +33,21 @@ from benchmarks.programs.raw_wire import COUNTER, handshake
 from benchmarks.table import Budget, Row
 from benchmarks.turns import Turns, in_turn
 
+_ALONE = Path(raw_drive.__file__).with_name("store_alone.c")
 _SIZES = (16_384, 100_000)
 _QUICK_SIZES = (256, 1024)
 _SPARE = 1000  # descriptors that a process needs besides those of clients
 _EACH = 16_384  # clients of one process at most
 _TIMEOUT = 300.0
 _PHASES = {
-    "all connect": "connecting",
-    "each adds": "adding",
-    "each arrives at a barrier": "arriving",
-    "the barrier is over": "leaving",
+    "all connect": None,
+    "each adds": None,
+    "each arrives at a barrier": None,
+    "the barrier is over": Budget(10.0, unit="ms"),
 }
-_PROMPT = Budget(10.0, unit="ms")
+"""What is measured, and how long a bystander may wait for a request that is not its own: where all ask at once, it has
+to wait for its turn.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +77,8 @@ def _run(settings: Settings) -> list[Row]:
         turns = in_turn(f"store, a herd of {clients}", settings.rounds, {OURS: partial(_herded, clients)})
         few = f"{wanted:,} were wanted: a process here may have {most + _SPARE:,} open files (`ulimit -Hn`)"
         rows += _rows(clients, turns, (few,) if clients < wanted else ())
-    return rows
+    most = max(_QUICK_SIZES if settings.quick else _SIZES)
+    return rows + _alone_rows(most, in_turn("the store alone", settings.rounds, {OURS: partial(_alone, most)}))
 
 
 def _rows(clients: int, turns: Turns[_Figures], remarks: tuple[str, ...]) -> list[Row]:
@@ -80,12 +89,12 @@ def _rows(clients: int, turns: Turns[_Figures], remarks: tuple[str, ...]) -> lis
 
     return [
         made
-        for phase in _PHASES
+        for phase, limit in _PHASES.items()
         for made in (
             figure(phase, "last reply", "s", lambda found: found.seconds),
             figure(phase, "server's processor time a client", "µs", lambda found: found.processor / clients * 1e6),
             figure(phase, "a bystander's longest wait", "ms", lambda found: found.wait * 1e3),
-            figure(phase, "the same in server's processor time", "ms", lambda found: found.server_wait * 1e3, _PROMPT),
+            figure(phase, "the same in server's processor time", "ms", lambda found: found.server_wait * 1e3, limit),
             figure(phase, "longest turn of the server's loop", "ms", lambda found: found.turn * 1e3),
         )
     ]
@@ -95,6 +104,37 @@ def _herded(clients: int) -> _Figures:
     """One herd, on a server of its own."""
     with Children() as children, tempfile.TemporaryDirectory() as folder:
         return _Field(children, Path(folder), clients).play()
+
+
+def _alone_rows(clients: int, turns: Turns[list[tuple[float, float]]]) -> list[Row]:
+    def figure(number: int, part: int, what: str, unit: str, scale: float) -> Row:
+        values = {side: [found[number][part] / scale for found in results] for side, results in turns.results.items()}
+        name = f"store alone, without a kernel, {clients:,} clients, {list(_PHASES)[number]}: {what}"
+        return row(name, unit, Turns(values, turns.failures))
+
+    return [
+        made
+        for number in range(1, len(_PHASES))  # they are connected before
+        for made in (
+            figure(number, 0, "processor time a client", "µs", 1e3),
+            figure(number, 1, "longest turn", "ms", 1e6),
+        )
+    ]
+
+
+def _alone(clients: int) -> list[tuple[float, float]]:
+    """For each phase nanoseconds a client, and of the longest turn. Raises BenchError: it cannot be built."""
+    sources = [str(path) for path in build_native.SOURCES.glob("*.c") if path.name != "module.c"]
+    replaced = [f"-D{name}=no_{name}" for name in ("epoll_ctl", "epoll_wait", "recv", "send", "close")]
+    with tempfile.TemporaryDirectory() as folder:
+        program = f"{folder}/alone"
+        built = ["cc", "-std=c11", "-O2", f"-I{build_native.SOURCES}", *replaced, *sources, str(_ALONE), "-o", program]
+        try:
+            subprocess.run(built, check=True, capture_output=True)
+            said = subprocess.run([program, str(clients)], check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise BenchError(f"the store alone: {error}") from None
+    return [(float(each), float(longest)) for each, longest in map(str.split, said.stdout.splitlines())]
 
 
 class _Field:

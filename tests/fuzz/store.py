@@ -54,6 +54,10 @@ def seeds(folder: Path) -> None:
         other = wire.encode(wire.Set(b"a", b"5"))
         sent = bytes([1, len(data)]) + data + bytes([2, len(other)]) + other + bytes([1, len(data)]) + data
         (folder / f"seed-{number}").write_bytes(sent + bytes([41, 9, 53, 5]) + bytes([3, len(data)]) + data + sent)
+    wait, change = wire.encode(wire.Wait([b"a"])), wire.encode(wire.Set(b"a", b"55"))
+    assert len(change) % 4 == 0, "after which the harness lets the store have one turn"
+    herd = [(1, wait), (2, wait), (3, wait), (3, change), (2, wire.encode(wire.Get(b"a")))]
+    (folder / "seed-herd").write_bytes(b"".join(bytes([client, len(data)]) + data for client, data in herd))
 
 
 def run(fuzzer: Path, corpus: Path, seconds: int) -> int:
