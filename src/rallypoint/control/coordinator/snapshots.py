@@ -144,82 +144,65 @@ class _Reported(NamedTuple):
     """The nodes of ranks that are behind by more than a step, the last one first."""
 
 
+class _Members(NamedTuple):
+    """The participants of a round in order, with what follows from that, and the number of their workers."""
+
+    of: Mapping[NodeId, object]
+    complete: bool
+    places: Sequence[_Place]
+    workers: int
+
+
 class SnapshotMaker:
     """Makes the snapshots of one job. For any thread: what it remembers is replaced as a whole."""
 
     def __init__(self) -> None:
-        self._places: tuple[Mapping[NodeId, object], bool, Sequence[_Place], int] = ({}, False, (), 0)
-        """The nodes of a round in order, with what that follows from; and the number of their workers."""
-        self._reported: tuple[tuple[int, int, Sequence[_Place]], _Reported] | None = None
+        self._members = _Members({}, False, (), 0)
+        self._reported: tuple[int, int, Sequence[_Place], _Reported] | None = None
 
     def row(self, view: JobView, node: NodeId) -> Snapshot:
         """The snapshot with the row of this node."""
-        every = list(self._all(view.state))
+        members = self._members_of(view.state)
+        every = _all(view.state, members)
         found = [each for each in every if each.node == node]
-        return self._snapshot(view, view.last_heard(), found, len(every) - len(found))
+        return self._snapshot(view, members, view.last_heard(), found, len(every) - len(found))
 
     def page(self, view: JobView, first: int) -> Snapshot:
         """The snapshot with the rows from this one on, as many as one may have."""
-        every = list(self._all(view.state))
-        end = first + PAGE_NODES
-        return self._snapshot(view, view.last_heard(), every[first:end], max(0, len(every) - end))
+        members, end = self._members_of(view.state), first + PAGE_NODES
+        every = _all(view.state, members)
+        return self._snapshot(view, members, view.last_heard(), every[first:end], max(0, len(every) - end))
 
     def snapshot(self, view: JobView) -> Snapshot:
         """The snapshot that is sent to those who ask for no rows in particular."""
-        every, heard = list(self._all(view.state)), view.last_heard()
-        shown = every if len(every) <= SHOWN_NODES else self._first(view, every, heard)
-        return self._snapshot(view, heard, shown, len(every) - len(shown))
+        members, heard = self._members_of(view.state), view.last_heard()
+        every = _all(view.state, members)
+        shown: Sequence[_Place] = every
+        if len(every) > SHOWN_NODES:
+            shown = _first(view, every, heard, self._said(view, members).lagging)
+        return self._snapshot(view, members, heard, shown, len(every) - len(shown))
 
-    def _all(self, state: State) -> Iterable[_Place]:
-        """The nodes of all lists, those of the round by their ranks."""
-        known = self._places
-        if known[0] is not state.participants or known[1] != state.complete:
+    def _members_of(self, state: State) -> _Members:
+        known = self._members
+        if known.of is not state.participants or known.complete != state.complete:
             places = tuple(_participants(state))
             workers = sum(each.info.local_world_size for each in places if each.first_rank >= 0 and each.info)
-            known = self._places = (state.participants, state.complete, places, workers)
-        return chain(
-            known[2],
-            (_Place(node, NodeState.WAITING, info) for node, info in state.wait_list.items()),
-            (_Place(node, NodeState.SPARE, info) for node, info in state.redundancy_list.items()),
-            (_Place(node, NodeState.EXPECTED, None, rank) for node, rank in state.survivors.items()),
-        )
+            known = self._members = _Members(state.participants, state.complete, places, workers)
+        return known
 
-    def _first(self, view: JobView, every: Sequence[_Place], heard: Mapping[NodeId, float]) -> Sequence[_Place]:
-        """Those of many that are shown: the kinds of trouble in order, then the first nodes."""
-        state, silent_since = view.state, view.now - _SILENT * view.settings.lease
-        silent = [(at, node) for node, at in heard.items() if at <= silent_since]
-        leaving = () if state.preempted is None else (state.preempted.node,)
-        kinds: tuple[Iterable[NodeId], ...] = (
-            filterfalse(heard.__contains__, state.participants),
-            state.survivors,
-            heapq.nsmallest(SHOWN_NODES, state.quiet),
-            (node for _, node in heapq.nsmallest(SHOWN_NODES, silent)),
-            leaving,
-            self._said(view).lagging,
-            state.wait_list,
-            state.redundancy_list,
-        )
-        found: dict[NodeId, None] = {}
-        for node in chain.from_iterable(kinds):
-            if len(found) == SHOWN_NODES:
-                break
-            found[node] = None
-        places = {each.node: each for each in every if each.node in found} if found else {}
-        for each in every[:_LEAST_SHOWN]:
-            if len(places) < _LEAST_SHOWN:
-                found[each.node], places[each.node] = None, each
-        return [places[node] for node in found if node in places]
-
-    def _said(self, view: JobView) -> _Reported:
-        places = self._places[2]
-        key = (view.reports_changes, view.state.round, places)
-        known = self._reported
-        if known is None or known[0][:2] != key[:2] or known[0][2] is not places:
-            known = self._reported = (key, _reported(view, places))
-        return known[1]
+    def _said(self, view: JobView, members: _Members) -> _Reported:
+        key, known = (view.reports_changes, view.state.round), self._reported
+        if known is None or known[:2] != key or known[2] is not members.places:
+            known = self._reported = (*key, members.places, _reported(view, members.places))
+        return known[3]
 
     def _snapshot(
-        self, view: JobView, heard: Mapping[NodeId, float], places: Iterable[_Place], not_shown: int
+        self,
+        view: JobView,
+        members: _Members,
+        heard: Mapping[NodeId, float],
+        places: Iterable[_Place],
+        not_shown: int,
     ) -> Snapshot:
         state, settings, now = view.state, view.settings, view.now
         short = 0 if state.complete else max(0, settings.min_nodes - len(state.participants))
@@ -236,34 +219,13 @@ class SnapshotMaker:
             expected=() if state.complete else missing(state, settings),
             nodes=tuple(_row(view, heard, each) for each in places),
             not_shown=not_shown,
-            totals=self._totals(state, heard, self._said(view)),
+            totals=_totals(state, heard, self._said(view, members), members.workers),
             ended_rounds=state.ledger,
             max_restarts=state.max_restarts,
             backoff=max(0.0, backoff_ends(state, view.clock) - now) if held else 0.0,
             failures=tuple(_failure(each, now) for each in view.failures),
             events=tuple(_event(each, now) for each in view.events),
             detail="" if state.verdict is None else verdict_sentence(state.verdict),
-        )
-
-    def _totals(self, state: State, heard: Mapping[NodeId, float], said: _Reported) -> Totals:
-        connected = sum(map(heard.__contains__, state.participants))
-        succeeded = (
-            sum(each in heard for each in state.succeeded if each in state.participants) if state.complete else 0
-        )
-        return Totals(
-            participant=connected - succeeded,
-            unreachable=len(state.participants) - connected,
-            succeeded=succeeded,
-            waiting=len(state.wait_list),
-            spare=len(state.redundancy_list),
-            expected=len(state.survivors),
-            quiet=len(state.quiet),
-            reported=said.nodes,
-            workers=self._places[3],
-            least_step=said.least_step,
-            most_step=said.most_step,
-            in_place_of=said.in_place_of,
-            steps=said.steps,
         )
 
 
@@ -304,6 +266,44 @@ def summary_of(state: State, settings: Settings) -> JobSummary:
     """One entry of a list of jobs."""
     nodes = len(state.participants)
     return JobSummary(settings.run_id, phase_of(state, settings), state.round, nodes, settings.max_nodes)
+
+
+def _all(state: State, members: _Members) -> Sequence[_Place]:
+    """The nodes of all lists, those of the round by their ranks."""
+    return [
+        *members.places,
+        *(_Place(node, NodeState.WAITING, info) for node, info in state.wait_list.items()),
+        *(_Place(node, NodeState.SPARE, info) for node, info in state.redundancy_list.items()),
+        *(_Place(node, NodeState.EXPECTED, None, rank) for node, rank in state.survivors.items()),
+    ]
+
+
+def _first(
+    view: JobView, every: Sequence[_Place], heard: Mapping[NodeId, float], lagging: Sequence[NodeId]
+) -> Sequence[_Place]:
+    """Those of many that are shown: the kinds of trouble in order, then the first nodes."""
+    state, silent_since = view.state, view.now - _SILENT * view.settings.lease
+    silent = [(at, node) for node, at in heard.items() if at <= silent_since]
+    kinds: tuple[Iterable[NodeId], ...] = (
+        filterfalse(heard.__contains__, state.participants),
+        state.survivors,
+        heapq.nsmallest(SHOWN_NODES, state.quiet),
+        (node for _, node in heapq.nsmallest(SHOWN_NODES, silent)),
+        () if state.preempted is None else (state.preempted.node,),
+        lagging,
+        state.wait_list,
+        state.redundancy_list,
+    )
+    found: dict[NodeId, None] = {}
+    for node in chain.from_iterable(kinds):
+        if len(found) == SHOWN_NODES:
+            break
+        found[node] = None
+    places = {each.node: each for each in every if each.node in found} if found else {}
+    for each in every[:_LEAST_SHOWN]:
+        if len(places) < _LEAST_SHOWN:
+            found[each.node], places[each.node] = None, each
+    return [places[node] for node in found if node in places]
 
 
 def _participants(state: State) -> Iterator[_Place]:
@@ -368,6 +368,26 @@ def _reported(view: JobView, places: Sequence[_Place]) -> _Reported:
         tuple(sorted({report.in_place_of for _, report in found if report.in_place_of})),
         _steps(view.state, every, behind),
         tuple(place.node for step, _, place in behind if step <= median - _LAGS),
+    )
+
+
+def _totals(state: State, heard: Mapping[NodeId, float], said: _Reported, workers: int) -> Totals:
+    connected = sum(map(heard.__contains__, state.participants))
+    succeeded = sum(each in heard for each in state.succeeded if each in state.participants) if state.complete else 0
+    return Totals(
+        participant=connected - succeeded,
+        unreachable=len(state.participants) - connected,
+        succeeded=succeeded,
+        waiting=len(state.wait_list),
+        spare=len(state.redundancy_list),
+        expected=len(state.survivors),
+        quiet=len(state.quiet),
+        reported=said.nodes,
+        workers=workers,
+        least_step=said.least_step,
+        most_step=said.most_step,
+        in_place_of=said.in_place_of,
+        steps=said.steps,
     )
 
 

@@ -241,15 +241,16 @@ class Run(msgspec.Struct, frozen=True, array_like=True):
 
 def runs_of(ranks: Iterable[int]) -> tuple[Run, ...]:
     """Ranks in as few runs as can be found by going along them: a group of a mesh is one."""
-    found: list[Run] = []
-    for rank in sorted(set(ranks)):
-        last = found[-1] if found else None
-        if last is not None and last.count == 1:
-            found[-1] = Run(last.first, 2, rank - last.first)
-        elif last is not None and rank == last.first + last.count * last.step:
-            found[-1] = Run(last.first, last.count + 1, last.step)
-        else:
-            found.append(Run(rank, 1))
+    in_order = sorted(set(ranks))
+    found, at = [], 0
+    while at < len(in_order):
+        first = in_order[at]
+        step = in_order[at + 1] - first if at + 1 < len(in_order) else 1
+        count = 1
+        while at + count < len(in_order) and in_order[at + count] == first + count * step:
+            count += 1
+        found.append(Run(first, count, step))
+        at += count
     return tuple(found)
 
 
@@ -335,7 +336,9 @@ def check_evidence(data: bytes) -> NodeEvidence:
         found = _decoder.decode(data)
     except msgspec.DecodeError as error:
         raise ValueError(str(error)) from None
-    if bad := next((text for text in _texts(found) if not text.isprintable()), None):
+    # All of it at once, where no text can hold what the whole does not show: nearly always, at a tenth of the cost.
+    plain = b"\\" not in data and data.decode().isprintable()
+    if not plain and (bad := next((text for text in _texts(found) if not text.isprintable()), None)) is not None:
         raise ValueError(f"a text of it cannot be printed: {bad[:80]!r}")
     groups = (group for record in found.records for group in record.groups)
     if any(sum(run.count for run in group.members) > _MAX_MEMBERS for group in groups):
