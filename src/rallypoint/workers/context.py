@@ -562,5 +562,5 @@ class SubprocessContext(PContext):
                 yield rank, AdoptedProcess(self._reaper, forked)
             else:
                 commands[rank] = Command(argv, self.envs[rank], (None, stdout, stderr), cpus)
-        started = start_workers(self._reaper, [*commands.values()], os.environ)
+        started = start_workers(self._reaper, [*commands.values()], os.environ) if commands else []
         yield from ((rank, AdoptedProcess(self._reaper, each)) for rank, each in zip(commands, started, strict=True))

@@ -391,11 +391,11 @@ class Stop:
                 self._kill(each, now)
 
     def _send(self, workers: Sequence[_Worker]) -> None:
-        """Send the signal; logged a line each, in one piece: there may be hundreds, while a restart waits."""
+        """Send the signal. There may be hundreds, while a restart waits: their lines are logged in one piece."""
+        if not workers:
+            return
         name = signal_name(self._death_sig)
-        lines = [f"Sending process {each.process.pid} closing signal {name}" for each in workers]
-        if lines:
-            log.warning("%s", "\n".join(lines))
+        log.warning("%s", "\n".join(f"Sending process {each.process.pid} closing signal {name}" for each in workers))
         for each in workers:
             each.is_sent = True
             if self._death_sig != SIGKILL:  # which follows, to all at once

@@ -118,7 +118,6 @@ class ReaperClient:
                 f"the reaper of the workers could not be started by {sys.executable!r}: {error.strerror or error}; "
                 "look at the limits of processes and open files (`ulimit -a`)"
             ) from None
-        link.settimeout(ANSWER_TIMEOUT)
         self._link = protocol.Connection(link)
 
     def fileno(self) -> int:
@@ -163,7 +162,8 @@ class ReaperClient:
                 (*encoded_command(argv, variables), standard_descriptors(sent, *stdio), sorted(cpus))
                 for argv, variables, stdio, cpus in commands
             ]
-            answer, pidfds = self._request(protocol.SPAWN, common, settings, excluded, workers, beside=[*sent])
+            request = protocol.SPAWN, common, settings, excluded, workers
+            answer, pidfds = self._request(*request, beside=[*sent], parts=len(workers))
         finally:
             os.close(folder)
         if isinstance(answer, int):
@@ -269,13 +269,19 @@ class ReaperClient:
 
     # Inside
 
-    def _request(self, *message: object, beside: Sequence[int] = (), answered: bool = True) -> tuple[Any, list[int]]:
-        """Send a request, with the descriptors `beside` it. Returns the answer, and those that came with it."""
+    def _request(
+        self, *message: object, beside: Sequence[int] = (), answered: bool = True, parts: int = 1
+    ) -> tuple[Any, list[int]]:
+        """Send a request, with the descriptors `beside` it. Returns the answer, and those that came with it.
+
+        Each of its parts may take `ANSWER_TIMEOUT`.
+        """
         # The lock itself: a context manager in Python can be interrupted when it has the lock and is not yet entered.
         with self._lock:
             if self._closed or self.lost:
                 raise ReaperLost(self.lost_reason or "the reaper of the workers is closed")
             try:
+                self._link.socket.settimeout(ANSWER_TIMEOUT * max(1, parts))
                 self._link.send(message, beside)
                 if not answered:
                     return None, []

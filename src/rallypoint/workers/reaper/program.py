@@ -461,6 +461,7 @@ def _start(
     folders = [b""] if b"/" in name else environment.get(b"PATH", b"/bin:/usr/bin").split(b":")
     for program in (folder + b"/" + name if folder else name for folder in folders):
         try:
+            posix.stat(program)  # a process that finds out that there is none takes a hundred times as long
             return posix.posix_spawn(
                 program,
                 arguments,
