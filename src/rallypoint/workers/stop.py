@@ -224,8 +224,8 @@ class Stop:
         """Descriptors that become readable when there is something to do."""
         shown = [each for each in self._workers if not each.process.held_by_debugger]
         # Of those that do not wait, nothing is due before all have ended: one wakes us instead of each.
-        ending = [each for each in shown if each.stage is not Stage.WAITING][-1:]
-        fds = [each.process.fileno() for each in (*self._in(Stage.WAITING), *ending)]
+        last = [each for each in shown if each.stage is not Stage.WAITING][-1:]
+        fds = [each.process.fileno() for each in shown if each.stage is Stage.WAITING or each in last]
         if self._leaving is not None and self._in(Stage.LEAVING):
             fds += self._leaving.fds()
         return fds if self._done else [*fds, *self._sweep.fds()]
