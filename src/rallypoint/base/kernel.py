@@ -162,14 +162,6 @@ def readable(fd: int, seconds: float = 0.0, events: int = select.POLLIN) -> bool
     return bool(poller.poll(seconds * 1000))
 
 
-def readable_among(fds: Iterable[int]) -> list[int]:
-    """Those of these descriptors that are readable."""
-    poller = select.poll()
-    for fd in fds:
-        poller.register(fd, select.POLLIN)
-    return [fd for fd, _ in poller.poll(0)]
-
-
 def always_readable() -> int:
     """A descriptor that is always readable, like that of a process that has ended. Raises OSError."""
     reading, writing = os.pipe()

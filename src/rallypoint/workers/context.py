@@ -28,7 +28,7 @@ from rallypoint.base.signals import exit_codes_of
 from rallypoint.workers.logs.outputs import Outputs
 from rallypoint.workers.logs.specs import LogsDest, LogsSpecs, link_log
 from rallypoint.workers.process import AdoptedProcess, ChildProcess, poll_all, start_workers
-from rallypoint.workers.reaper.client import Command, ReaperClient, StartedWorker
+from rallypoint.workers.reaper.client import Command, ReaperClient
 
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
@@ -552,17 +552,15 @@ class PContext(ABC):
 class SubprocessContext(PContext):
     def _start_each(self, starts: Sequence[WorkerStart]) -> Iterator[tuple[int, ChildProcess]]:
         assert self._reaper is not None
-        commands = {}
+        preload, commands = self._options.preload, {}
         for rank, stdout, stderr, cpus in starts:
             argv = [str(self.entrypoint), *map(str, self.args[rank])]
-            if (started := self._preloaded(rank, argv, stdout, stderr, cpus)) is not None:
-                yield rank, AdoptedProcess(self._reaper, started)
+            forked = None
+            if preload is not None:
+                forked = preload.start(argv, {**os.environ, **self.envs[rank]}, stdout, stderr, cpus)
+            if forked is not None:
+                yield rank, AdoptedProcess(self._reaper, forked)
             else:
                 commands[rank] = Command(argv, self.envs[rank], (None, stdout, stderr), cpus)
-        yield from zip(commands, start_workers(self._reaper, [*commands.values()], os.environ), strict=True)
-
-    def _preloaded(
-        self, rank: int, argv: list[str], stdout: int | None, stderr: int | None, cpus: Collection[int]
-    ) -> StartedWorker | None:
-        preload = self._options.preload
-        return None if preload is None else preload.start(argv, {**os.environ, **self.envs[rank]}, stdout, stderr, cpus)
+        started = start_workers(self._reaper, [*commands.values()], os.environ) if commands else []
+        yield from ((rank, AdoptedProcess(self._reaper, each)) for rank, each in zip(commands, started, strict=True))

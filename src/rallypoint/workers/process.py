@@ -13,13 +13,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import signal
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from rallypoint.base.errors import RallypointError, ResourceError
-from rallypoint.base.kernel import readable, readable_among
+from rallypoint.base.kernel import readable
 from rallypoint.base.light_typing import Protocol
 from rallypoint.workers.reaper.client import Command, ReaperClient, ReaperLost, StartedWorker
 
@@ -143,7 +144,10 @@ class _Polled(Protocol):
 def poll_all(processes: Iterable[_Polled]) -> None:
     """Poll all; the kernel is asked once, however many they are. Then `exitcode` of each is known."""
     awaited = {each.fileno(): each for each in processes if each.exitcode is None and each.fileno() >= 0}
-    for fd in readable_among(awaited):
+    poller = select.poll()
+    for fd in awaited:
+        poller.register(fd, select.POLLIN)
+    for fd, _ in poller.poll(0):
         awaited[fd].poll()
 
 
@@ -177,11 +181,11 @@ class WorkerProcess(AdoptedProcess):
         stdin: int | None = None,
     ) -> None:
         """Start one, with these as its whole environment; the rest is as in `Command` and `start_workers`."""
-        (started,) = _spawn(reaper, [Command(argv, {}, (stdin, stdout, stderr), cpus)], env)
+        (started,) = start_workers(reaper, [Command(argv, {}, (stdin, stdout, stderr), cpus)], env)
         super().__init__(reaper, started)
 
 
-def start_workers(reaper: ReaperClient, commands: Sequence[Command], env: Mapping[str, str]) -> list[AdoptedProcess]:
+def start_workers(reaper: ReaperClient, commands: Sequence[Command], env: Mapping[str, str]) -> list[StartedWorker]:
     """Start all of them, with these variables in the environment of each; or none.
 
     Raises:
@@ -189,10 +193,6 @@ def start_workers(reaper: ReaperClient, commands: Sequence[Command], env: Mappin
         ReaperLost: the reaper has ended.
         RallypointError: this machine has no room for another process, or its descriptor.
     """
-    return [AdoptedProcess(reaper, each) for each in _spawn(reaper, commands, env)]
-
-
-def _spawn(reaper: ReaperClient, commands: Sequence[Command], env: Mapping[str, str]) -> list[StartedWorker]:
     try:
         return reaper.spawn(commands, env)
     except OSError as error:

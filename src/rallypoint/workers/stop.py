@@ -224,8 +224,8 @@ class Stop:
         """Descriptors that become readable when there is something to do."""
         shown = [each for each in self._workers if not each.process.held_by_debugger]
         # Of those that do not wait, nothing is due before all have ended: one wakes us instead of each.
-        ending = [each for each in shown if each.stage is not Stage.WAITING][-1:]
-        fds = [each.process.fileno() for each in (*self._in(Stage.WAITING), *ending)]
+        last = [each for each in shown if each.stage is not Stage.WAITING][-1:]
+        fds = [each.process.fileno() for each in shown if each.stage is Stage.WAITING or each in last]
         if self._leaving is not None and self._in(Stage.LEAVING):
             fds += self._leaving.fds()
         return fds if self._done else [*fds, *self._sweep.fds()]
@@ -391,11 +391,11 @@ class Stop:
                 self._kill(each, now)
 
     def _send(self, workers: Sequence[_Worker]) -> None:
-        """Send the signal; logged a line each, in one piece: there may be hundreds, while a restart waits."""
+        """Send the signal. There may be hundreds, while a restart waits: their lines are logged in one piece."""
+        if not workers:
+            return
         name = signal_name(self._death_sig)
-        lines = [f"Sending process {each.process.pid} closing signal {name}" for each in workers]
-        if lines:
-            log.warning("%s", "\n".join(lines))
+        log.warning("%s", "\n".join(f"Sending process {each.process.pid} closing signal {name}" for each in workers))
         for each in workers:
             each.is_sent = True
             if self._death_sig != SIGKILL:  # which follows, to all at once

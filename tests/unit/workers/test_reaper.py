@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from rallypoint.base.errors import UserError
 from rallypoint.base.kernel import readable
 from rallypoint.base.process_table import descendants, process_table
-from rallypoint.workers.process import WorkerProcess, start_workers
+from rallypoint.workers.process import AdoptedProcess, WorkerProcess, start_workers
 from rallypoint.workers.reaper import client
 from rallypoint.workers.reaper.client import Command, ReaperClient, ReaperLost
 from rallypoint.workers.reaper.program import ProcessTree, remove
@@ -113,14 +113,19 @@ MANY = 300
 """So many that their descriptors do not fit into one message."""
 
 
-def test_many_are_started_at_once_and_each_is_what_was_asked_for(reaper: ReaperClient) -> None:
+def test_many_are_started_at_once_and_each_is_what_was_asked_for(
+    reaper: ReaperClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     outputs = [os.memfd_create("output") for _ in range(MANY)]
     commands = [
         Command(["sh", "-c", 'echo $PPID $ALL $OWN; exit "$OWN"', "sh"], {"OWN": str(number % 100)}, (None, fd, None))
         for number, fd in enumerate(outputs)
     ]
     try:
-        processes = start_workers(reaper, commands, {**os.environ, "ALL": "all"})
+        with monkeypatch.context() as patch:
+            patch.setattr(client, "ANSWER_TIMEOUT", 0.1)  # for each of them
+            started = start_workers(reaper, commands, {**os.environ, "ALL": "all"})
+        processes = [AdoptedProcess(reaper, each) for each in started]
         assert len({each.pid for each in processes}) == MANY
         assert [ends(each) for each in processes] == [number % 100 for number in range(MANY)]
         said = [os.pread(fd, 100, 0).decode().split()[1:] for fd in outputs]

@@ -155,8 +155,8 @@ class Pump:
         self.relays: set[Relay] = set()
         """Standard errors of workers, each forwarded to its stream if it has one."""
         self._listening: dict[int, Relay] = {}
-        self._unheard: set[Relay] = set()
-        """Those that are not waited for: new ones, and those whose bytes wait for the console."""
+        self._changed: set[Relay] = set()
+        """Those that are to be waited for, or no longer, as soon as that is possible."""
         self._pipes: set[int] = set()
         self.line_filters: list[LineFilter] = []
         """Filters of some tails, closed at the end."""
@@ -184,7 +184,7 @@ class Pump:
         """Start the thread, if there is anything to read."""
         if not self.relays and not self._streams:
             return
-        self._unheard |= self.relays
+        self._changed |= self.relays
         # Watch for pipes to the console that lose their reader (EPOLLERR, which is always on).
         fds = {relay.stream.fd for relay in self.relays if relay.stream is not None and relay.stream.fd is not None}
         self._pipes = {fd for fd in fds if stat.S_IFMT(os.fstat(fd).st_mode) in (stat.S_IFIFO, stat.S_IFSOCK)}
@@ -274,14 +274,17 @@ class Pump:
 
     def _listen(self) -> None:
         """Wait for those relays whose bytes can be written."""
-        for relay in [each for each in self._unheard if each.stream is None or each.stream.backlog() < BACKLOG]:
-            self._poller.register(relay.fd, POLLIN)
-            self._listening[relay.fd] = relay
-            self._unheard.discard(relay)
-
-    def _listen_no_more(self, relay: Relay) -> None:
-        if self._listening.pop(relay.fd, None) is not None:
-            self._poller.unregister(relay.fd)
+        for relay in tuple(self._changed):
+            fd = relay.fd
+            ready = relay.stream is None or relay.stream.backlog() < BACKLOG
+            if ready and fd not in self._listening:
+                self._poller.register(fd, POLLIN)
+                self._listening[fd] = relay
+            elif not ready and fd in self._listening:
+                self._poller.unregister(fd)
+                del self._listening[fd]
+            if ready:
+                self._changed.discard(relay)
 
     def _timeout(self) -> float | None:
         if any(self._streams[tail].backlog() < BACKLOG for tail in self._unread_tails):
@@ -311,8 +314,9 @@ class Pump:
             self._close_relay(relay)
 
     def _close_relay(self, relay: Relay) -> None:
-        self._listen_no_more(relay)
-        for known in (self.relays, self._unheard):
+        if self._listening.pop(relay.fd, None) is not None:
+            self._poller.unregister(relay.fd)
+        for known in (self.relays, self._changed):
             known.discard(relay)
         relay.close()
 
@@ -321,8 +325,7 @@ class Pump:
             with self._sink.output_lock.hold():
                 relay.stream.write_or_queue_chunk(Chunk([*parts], parts[-1].endswith(b"\n")), now)
             if relay.stream.backlog() >= BACKLOG:
-                self._listen_no_more(relay)
-                self._unheard.add(relay)
+                self._changed.add(relay)
 
     def _read_inotify(self) -> None:
         if self._inotify is None:

@@ -53,8 +53,7 @@ from rallypoint.workers.reaper.client import (
     ReaperClient,
     ReaperLost,
     StartedWorker,
-    encoded_arguments,
-    encoded_environment,
+    encoded_command,
     exit_words,
     standard_descriptors,
     worker_settings,
@@ -491,8 +490,8 @@ class Zygote:
             ReaperLost: the reaper has ended.
         """
         self._check(argv, environ, cpus)
-        command = [os.fsdecode(each) for each in encoded_arguments(argv)], self._length
-        variables, settings = encoded_environment(environ), worker_settings(ignored=self.reaper.ignored)
+        arguments, variables = encoded_command(argv, environ)
+        command = [os.fsdecode(each) for each in arguments], self._length
         try:
             folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
@@ -500,6 +499,7 @@ class Zygote:
         try:
             sent = {folder: 0}
             places = standard_descriptors(sent, *stdio)
+            settings = worker_settings(ignored=self.reaper.ignored)
             message = (*command, list(variables.items()), settings, places, sorted(cpus))
             for _ in range(2):  # a copy that has waited for long may have been killed
                 self._await_copy()

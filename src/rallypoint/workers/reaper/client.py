@@ -118,7 +118,6 @@ class ReaperClient:
                 f"the reaper of the workers could not be started by {sys.executable!r}: {error.strerror or error}; "
                 "look at the limits of processes and open files (`ulimit -a`)"
             ) from None
-        link.settimeout(ANSWER_TIMEOUT)
         self._link = protocol.Connection(link)
 
     def fileno(self) -> int:
@@ -154,20 +153,17 @@ class ReaperClient:
             UserError: an argument has a NUL byte, or the name of a variable is invalid.
             ReaperLost: see the class.
         """
-        common = encoded_environment(env), worker_settings(blocked, self.ignored), excluded
+        _, common = encoded_command((), env)
+        settings = worker_settings(blocked, self.ignored)
         folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             sent = {folder: 0}
             workers = [
-                (
-                    encoded_arguments(each.argv),
-                    encoded_environment(each.variables),
-                    standard_descriptors(sent, *each.stdio),
-                    sorted(each.cpus),
-                )
-                for each in commands
+                (*encoded_command(argv, variables), standard_descriptors(sent, *stdio), sorted(cpus))
+                for argv, variables, stdio, cpus in commands
             ]
-            answer, pidfds = self._request(protocol.SPAWN, *common, workers, beside=[*sent])
+            request = protocol.SPAWN, common, settings, excluded, workers
+            answer, pidfds = self._request(*request, beside=[*sent], parts=len(workers))
         finally:
             os.close(folder)
         if isinstance(answer, int):
@@ -273,13 +269,19 @@ class ReaperClient:
 
     # Inside
 
-    def _request(self, *message: object, beside: Sequence[int] = (), answered: bool = True) -> tuple[Any, list[int]]:
-        """Send a request, with the descriptors `beside` it. Returns the answer, and those that came with it."""
+    def _request(
+        self, *message: object, beside: Sequence[int] = (), answered: bool = True, parts: int = 1
+    ) -> tuple[Any, list[int]]:
+        """Send a request, with the descriptors `beside` it. Returns the answer, and those that came with it.
+
+        Each of its parts may take `ANSWER_TIMEOUT`.
+        """
         # The lock itself: a context manager in Python can be interrupted when it has the lock and is not yet entered.
         with self._lock:
             if self._closed or self.lost:
                 raise ReaperLost(self.lost_reason or "the reaper of the workers is closed")
             try:
+                self._link.socket.settimeout(ANSWER_TIMEOUT * max(1, parts))
                 self._link.send(message, beside)
                 if not answered:
                     return None, []
@@ -435,29 +437,21 @@ def standard_descriptors(sent: dict[int, int], *given: int | None) -> list[int]:
     return places
 
 
-def encoded_arguments(argv: Sequence[str]) -> list[bytes]:
-    """Arguments as the kernel takes them. Raises UserError for a NUL byte."""
-    _check_no_nul(argv)
-    return [text.encode(_ENCODING, _ERRORS) for text in argv]
-
-
-def encoded_environment(env: Mapping[str, str]) -> dict[bytes, bytes]:
-    """Variables as the kernel takes them. Raises UserError for a NUL byte, or an invalid name."""
+def encoded_command(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[bytes], dict[bytes, bytes]]:
+    """Arguments and variables as the kernel takes them. Raises UserError for a NUL byte, or an invalid name."""
     if "=" in "".join(env):
         name = next(name for name in env if "=" in name)
         raise UserError(f"{name!r} holds a '=', which no variable name can; take it out")
-    _check_no_nul((*env, *env.values()))
-    # Not `fsencode`, which is a function in Python: there are many, while nothing runs.
-    return {name.encode(_ENCODING, _ERRORS): value.encode(_ENCODING, _ERRORS) for name, value in env.items()}
-
-
-_ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
-
-
-def _check_no_nul(texts: Sequence[str]) -> None:
+    texts = (*argv, *env, *env.values())
     if "\0" in "".join(texts):
         text = next(text for text in texts if "\0" in text)
         raise UserError(f"{text!r} holds a null byte, which no program can be given; take it out")
+    # Not by `fsencode`, which is a function in Python: a start of many workers has thousands of variables.
+    arguments = [text.encode(_ENCODING, _ERRORS) for text in argv]
+    return arguments, {name.encode(_ENCODING, _ERRORS): text.encode(_ENCODING, _ERRORS) for name, text in env.items()}
+
+
+_ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 
 
 def above_standard(fd: int) -> int:

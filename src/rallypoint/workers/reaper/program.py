@@ -457,8 +457,11 @@ def _start(
         OSError: none can; with the first reason other than a missing file.
     """
     reason: OSError | None = None
-    for program in _candidates(arguments[0], environment):
+    name = arguments[0]
+    folders = [b""] if b"/" in name else environment.get(b"PATH", b"/bin:/usr/bin").split(b":")
+    for program in (folder + b"/" + name if folder else name for folder in folders):
         try:
+            posix.stat(program)  # a process that finds out that there is none takes a hundred times as long
             return posix.posix_spawn(
                 program,
                 arguments,
@@ -473,14 +476,6 @@ def _start(
                 reason = error
     assert reason is not None
     raise reason
-
-
-def _candidates(name: bytes, environment: dict[bytes, bytes]) -> list[bytes]:
-    """The files that a program may be."""
-    if b"/" in name:
-        return [name]
-    folders = environment.get(b"PATH", b"/bin:/usr/bin").split(b":")
-    return [folder + b"/" + name if folder else name for folder in folders]
 
 
 def _start_on(cpus: list[int], *request: Any) -> int:

@@ -85,17 +85,12 @@ class Connection:
 
     def send(self, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:
         """Send a message, with descriptors. Raises OSError."""
-        data = memoryview(frame(message))
-        while len(descriptors) > _DESCRIPTORS_AT_ONCE:  # those that are too many go with bytes of their own
-            data = data[self._send_some(data[:1], descriptors[:_DESCRIPTORS_AT_ONCE]) :]
-            descriptors = descriptors[_DESCRIPTORS_AT_ONCE:]
-        sent = self._send_some(data, descriptors)
-        if sent < len(data):
-            self.socket.sendall(data[sent:])
-
-    def _send_some(self, data: memoryview, descriptors: Sequence[int]) -> int:
-        packed = b"".join(fd.to_bytes(4, sys.byteorder) for fd in descriptors)
-        return self.socket.sendmsg([data], [(SOL_SOCKET, SCM_RIGHTS, packed)] if descriptors else [])
+        data, left = memoryview(frame(message)), list(descriptors)
+        while left:  # those that are too many for one call go with a byte of their own
+            some, left = left[:_DESCRIPTORS_AT_ONCE], left[_DESCRIPTORS_AT_ONCE:]
+            packed = b"".join(fd.to_bytes(4, sys.byteorder) for fd in some)
+            data = data[self.socket.sendmsg([data[:1]], [(SOL_SOCKET, SCM_RIGHTS, packed)]) :]
+        self.socket.sendall(data)
 
     def receive(self) -> list[int]:
         """Read once into `buffer`. Returns the received descriptors; raises OSError, and EOFError at the end."""
