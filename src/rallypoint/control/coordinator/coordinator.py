@@ -542,9 +542,9 @@ class Coordinator:
         """The nodes whose waiting joins can perhaps continue now."""
         if _may_unblock_joins(before, after, self.settings):
             return list(self._pending)
-        free = self.settings.max_nodes - _places(after)
-        if free <= 0 or _places(after) >= _places(before):
+        if not after.redundancy_list or _places(after) >= _places(before):
             return []
+        free = max(0, self.settings.max_nodes - _places(after))
         return list(islice((each for each in after.redundancy_list if each in self._pending), free))
 
     def _notify(self, before: State, after: State) -> None:
