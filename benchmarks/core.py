@@ -144,8 +144,9 @@ def _enter(job: _Job, node: NodeId) -> None:
     job.join(node)
 
 
-def _heartbeat(job: _Job, node: NodeId) -> None:
-    job.coordinator.heartbeat(job.sessions[node], job.now)
+def _three_heartbeats(job: _Job, node: NodeId) -> None:
+    for _ in range(3):
+        job.coordinator.heartbeat(job.sessions[node], job.now)
 
 
 def _all_join_again(job: _Job) -> None:
@@ -228,7 +229,12 @@ def _resume(job: _Job, node: NodeId) -> None:
 
 _PARTS = (
     _Part("first round: session, join and place", _enter, lambda job: job.check(0)),
-    _Part("a heartbeat, and a check of all", _heartbeat, _nothing, begin=lambda job: job.tick(job.settings.lease / 4)),
+    _Part(
+        "three heartbeats, and a check of all",
+        _three_heartbeats,
+        _nothing,
+        begin=lambda job: job.tick(job.settings.lease / 4),
+    ),
     _Part("a failure, until all have joined again", _Job.join, lambda job: job.check(1), begin=lambda job: job.fail(0)),
     _Part("all missed their places and come back", _resume_joining, lambda job: job.check(2), _all_join_again),
     _Part("a node is lost, until all have joined again", _Job.join, lambda job: job.check(3), begin=_lose_one),

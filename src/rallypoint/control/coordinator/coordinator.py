@@ -176,6 +176,7 @@ class Coordinator:
         self._told_waiting: tuple[int, Mapping[NodeId, NodeInfo]] = (-1, {})
         """The round that was last told which nodes wait for it, and these."""
         self._told_waiting_at = -math.inf
+        self._last_reply: Notification | None = None
         self._progress: tuple[State, Progress] | None = None
         """The progress of the rendezvous in a state, as a node was told it."""
         self._maybe_unreported: list[NodeId] = []
@@ -541,9 +542,9 @@ class Coordinator:
         """The nodes whose waiting joins can perhaps continue now."""
         if _may_unblock_joins(before, after, self.settings):
             return list(self._pending)
-        free = self.settings.max_nodes - _places(after)
-        if free <= 0 or _places(after) >= _places(before):
+        if not after.redundancy_list or _places(after) >= _places(before):
             return []
+        free = max(0, self.settings.max_nodes - _places(after))
         return list(islice((each for each in after.redundancy_list if each in self._pending), free))
 
     def _notify(self, before: State, after: State) -> None:
@@ -594,7 +595,11 @@ class Coordinator:
         self._sends += [(each.number, notification) for each in sessions if each is not None]
 
     def _reply(self, speaker: SessionRecord, notification: Notification) -> None:
-        self._sends.append((speaker.number, notification))
+        # Many that come back are told the same, such as a long traceback: it is one object, which is encoded once.
+        last = self._last_reply
+        if type(notification) is not type(last) or notification != last:
+            last = self._last_reply = notification
+        self._sends.append((speaker.number, last))
 
     def _place(self, node: NodeId, placement: Placement) -> None:
         """The round is complete, with this node in it."""
