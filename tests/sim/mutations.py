@@ -16,7 +16,6 @@ from rallypoint.control.coordinator.notifications import placements
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.election import procedures, takeover
 from rallypoint.control.election.machine import Election
-from rallypoint.control.election.procedures import Deposing
 from rallypoint.control.election.steps import Changed, Fence, Procedure, Watched
 from rallypoint.control.election.takeover import Takeover
 from rallypoint.control.etcd import api
@@ -264,11 +263,6 @@ def _ranks_of_who_is_left() -> AbstractContextManager[object]:
     return patch.object(coordinator, "placements", lambda state, *more: placements(state._replace(finished={}), *more))
 
 
-def _refusal_proves_death() -> AbstractContextManager[object]:
-    """A port that refuses connections is a dead coordinator's, also where etcd has just been away."""
-    return patch.object(Deposing, "earliest", lambda self: self._context.now)
-
-
 def _all_requeue() -> AbstractContextManager[object]:
     """Each node of a preempted job believes that it is the one which requeues it."""
 
@@ -303,7 +297,6 @@ BUGS = (
     Mutation("workers go on beside others that were started anew", _mixed_job_survives),
     Mutation("a failure ends the round of a preempted job", _failure_cuts_saving),
     Mutation("all nodes requeue a preempted job", _all_requeue),
-    Mutation("who stepped down while etcd was away is taken for dead", _refusal_proves_death, found_by=5954),
     Mutation("ranks told late count only who is left", _ranks_of_who_is_left, found_by=60144),
     Mutation("a restart on request costs a restart", _restart_costs),
     Mutation("a drained node stays", _drained_stays, found_by=143),

@@ -53,8 +53,7 @@ _LAST_WRITES = 1.0
 """Seconds that the last writes of a coordinator may take."""
 
 
-_LOSES_CHANGES = frozenset({"3.5.0", "3.5.1", "3.5.2"})
-_LOSES_CHANGES_TEXT = (
+_DIVERGES = (
     "etcd is version %s, of which a member that is killed can lose a change for good (etcd-io/etcd#13766), so that no "
     "coordinator is found any more; use a later version"
 )
@@ -408,8 +407,8 @@ class Candidate:
             self._inbox.put(steps.Deposed(request.number, why))
 
         self._end_term(0.0)  # none is on, unless a step went wrong
-        if self._client.version in _LOSES_CHANGES:
-            log.warning(_LOSES_CHANGES_TEXT, self._client.version)
+        if version := self._client.diverging_version:
+            log.warning(_DIVERGES, version)
         self._term, listening = start_term(
             self._client, self._keys, self._settings, request, deposed, self._listen, self._resolver.tls
         )

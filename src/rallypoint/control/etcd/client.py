@@ -51,6 +51,9 @@ _MARGIN = 5.0
 """Seconds beyond its deadline after which a request that did not end by itself is given up: the loop is stuck."""
 
 
+_DIVERGING = frozenset({"3.5.0", "3.5.1", "3.5.2"})
+
+
 class EtcdClient:
     """A cluster of etcd, whichever of its members lives. Connects when it is first asked for something.
 
@@ -85,6 +88,7 @@ class EtcdClient:
         _require_grpc()
         from rallypoint.control.etcd.cluster import IDLE, Cluster
 
+        self._several = len(endpoints) > 1
         self._timeout = timeout_s
         self._loop = loop or shared_loop()
         self._cluster: Cluster = Cluster(endpoints, _load_tls(tls), credentials, IDLE if idle_s is None else idle_s)
@@ -94,9 +98,9 @@ class EtcdClient:
         self._closed = False
 
     @property
-    def version(self) -> str:
-        """The version of etcd at the member that was connected to last; empty if that is not known."""
-        return self._cluster.version
+    def diverging_version(self) -> str:
+        """The version of etcd, if several members of it may come to hold different data; empty if not."""
+        return self._cluster.version if self._several and self._cluster.version in _DIVERGING else ""
 
     def range(self, key: bytes, *, prefix: bool = False, limit: int = 0, timeout_s: float | None = None) -> RangeResult:
         """What is stored at `key`, or with `prefix` under all keys that begin with it, by name.
