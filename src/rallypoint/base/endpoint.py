@@ -282,7 +282,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 LISTEN_BACKLOG = 65535
-"""Connections that may wait to be accepted. The kernel takes `net.core.somaxconn` if that is less: 4,096 by default."""
+"""Connections that may wait to be accepted. The kernel takes its own `somaxconn` if that is less: 4,096 by default."""
 
 _NOT_LOCAL = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
 """The address is another machine's, or of a family that the kernel lacks or has disabled."""

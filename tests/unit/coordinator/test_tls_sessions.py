@@ -17,12 +17,15 @@ from rallypoint.base.endpoint import Endpoint, listening_socket
 from rallypoint.base.tls import ControlTls, TlsFiles
 from rallypoint.control.client.dialing import DialTarget, FixedEndpoint
 from rallypoint.control.client.tcp_link import TcpLink
+from rallypoint.control.coordinator import connection
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
+from rallypoint.control.protocol.handshake import ClientHandshake
 from rallypoint.control.protocol.messages import JoinRequest, LinkLost, Notification, Placed
 from rallypoint.store.client import TCPStore
 from rallypoint.store.server import RoundStores
+from tests.unit.coordinator.sockets import SocketNode
 from tests.unit.rendezvous.listening import Heard
 
 TIMEOUT = 120.0
@@ -105,6 +108,26 @@ def test_a_tls_handshake_keeps_nobody_else_waiting(authority: Authority, monkeyp
         assert blocked.wait(TIMEOUT)
         assert isinstance(joined(endpoint, nodes), Placed)
         goes_on.set()
+
+
+def test_a_tls_handshake_that_waits_for_the_server_has_its_time_again(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, nodes = ControlTls(authority.files("127.0.0.1")), ControlTls(authority.files("127.0.0.1"))
+    goes_on = threading.Event()
+    monkeypatch.setattr(own, "objection_to", lambda _certificate: goes_on.wait(TIMEOUT) and None)
+    monkeypatch.setattr(connection, "HANDSHAKE_TIMEOUT", 0.1)
+    with (
+        served(own) as endpoint,
+        socket.create_connection(endpoint, TIMEOUT) as raw,
+        nodes.for_node().wrap_socket(raw, server_hostname="127.0.0.1") as node,
+    ):
+        for _ in range(2):
+            with socket.create_connection(endpoint, TIMEOUT) as silent:
+                assert silent.recv(1) == b"", "the time of others is over, and so was its own"
+        monkeypatch.setattr(connection, "HANDSHAKE_TIMEOUT", 3600.0)
+        goes_on.set()
+        SocketNode(node).greets(ClientHandshake(JOB.run_id, None, b"n", JOB).hello("h", NodeId("h", 1, 7)))
 
 
 def loses(endpoint: Endpoint, tls: ControlTls | None) -> str:

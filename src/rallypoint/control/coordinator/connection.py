@@ -567,15 +567,14 @@ class ConnectionLimiter:
             oldest, since = next(iter(self._waiting.items()))
             too_many = len(self._waiting) > _MAX_CONNECTIONS
             now = self._clock.monotonic()
-            if oldest.is_shaking_hands:  # it waits for us
-                del self._waiting[oldest]
-                self._waiting[oldest] = now
-                continue
             left = since + (_MIN_AGE if too_many else HANDSHAKE_TIMEOUT) - now
             if left > 0:
                 self._look_again = asyncio.get_running_loop().call_later(left, self._look)
                 return
             del self._waiting[oldest]
+            if oldest.is_shaking_hands:  # it waits for us, and has its time again
+                self._waiting[oldest] = now
+                continue
             (oldest.evict if too_many else oldest.on_handshake_timeout)()
 
     def _sum_up(self) -> None:
