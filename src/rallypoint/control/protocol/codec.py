@@ -151,6 +151,7 @@ _TYPES: tuple[type, ...] = (
     messages.ConfirmRequest,
     messages.Confirmed,
     messages.Taken,
+    messages.NextStore,
 )
 _TAG = {kind: tag for tag, kind in enumerate(_TYPES)}
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
