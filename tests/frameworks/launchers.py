@@ -34,6 +34,12 @@ SIZE, EVERY = 4096, 20
 KILLED_AT, DEADLINE = 25, 300.0
 """A step; seconds after which a launch is given up."""
 _MARK = "RALLYPOINT_LAUNCHERS_RUN"
+UNLOCKED = {
+    "nemo-run": "it needs Ray, and a hundred packages of that",
+    "torchrunx": "it has a launcher of its own",
+    "torchx": "it needs urllib3 below 2",
+}
+"""Why a package is not in requirements/frameworks.txt. Whoever has installed it into that environment sees it tried."""
 
 
 class Launcher(NamedTuple):
