@@ -97,7 +97,7 @@ def keep_what_differs(asked: Path, base: Path) -> list[str]:
             (folder / f"{group}.json").write_text(_text(kept))
         else:
             (folder / f"{group}.json").unlink(missing_ok=True)
-    (folder / ALIKE).write_text(_text(alike))
+    (folder / ALIKE).write_text(_text({group: same for group, same in alike.items() if same}))
     return unasked
 
 

@@ -31,7 +31,7 @@ TRAINING, BY_FUNCTION = str(HERE / "training.py"), str(HERE / "by_function.py")
 PYTHON = ENVIRONMENT / "bin" / "python"
 SIZE, EVERY = 4096, 20
 """Bytes of a message of `training.py`, and the steps from one checkpoint to the next."""
-KILLED_AT, DEADLINE = 25, 300.0
+KILLED_AT, DEADLINE = 25, 600.0
 """A step; seconds after which a launch is given up."""
 _MARK = "RALLYPOINT_LAUNCHERS_RUN"
 UNLOCKED = {
