@@ -30,6 +30,8 @@ from zlib import crc32
 
 FOLDER = Path(__file__).with_name("records")
 VERSIONS = "versions.json"
+ALIKE = "alike.json"
+"""In the folder of a newer torch: which questions it has answered as the installed one has."""
 HOST, FULL_NAME = "torchs-recorder", "torchs-recorder.invalid"
 """How the machine is called on which the record is written, so that its name is nothing else in any answer."""
 _DAYS = 10
@@ -70,25 +72,37 @@ def _number(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part)
 
 
-def keep_what_differs(asked: Path, base: Path) -> None:
-    """Put what a newer torch has answered below the record of the installed one, as far as that is another answer."""
+def keep_what_differs(asked: Path, base: Path) -> list[str]:
+    """Put what a newer torch has answered below the record of the installed one, as far as that is another answer.
+
+    Returns:
+        The questions that it has not answered in this run or another.
+    """
     folder = base / json.loads((asked / VERSIONS).read_text())["torch"]
     folder.mkdir(exist_ok=True)
     (folder / VERSIONS).write_text((asked / VERSIONS).read_text())
-    for file in sorted(asked.glob("*.json")):
-        if file.name == VERSIONS:
-            continue
-        had, kept = (
-            {} if not each.exists() else json.loads(each.read_text()) for each in (base / file.name, folder / file.name)
-        )
-        for name, entry in json.loads(file.read_text()).items():
+    alike, unasked = _read(folder / ALIKE), []
+    for group in sorted({each.stem for each in (*asked.glob("*.json"), *base.glob("*.json"))} - {Path(VERSIONS).stem}):
+        had, kept, new = (_read(each / f"{group}.json") for each in (base, folder, asked))
+        same = alike.setdefault(group, {})
+        for name, entry in new.items():
             kept.pop(name, None)
-            if had.get(name) != entry:
+            same.pop(name, None)
+            if had.get(name) == entry:
+                same[name] = entry["question"]
+            else:
                 kept[name] = entry
+        unasked += [name for name in had if name not in kept and same.get(name) != had[name]["question"]]
         if kept:
-            (folder / file.name).write_text(_text(kept))
+            (folder / f"{group}.json").write_text(_text(kept))
         else:
-            (folder / file.name).unlink(missing_ok=True)
+            (folder / f"{group}.json").unlink(missing_ok=True)
+    (folder / ALIKE).write_text(_text({group: same for group, same in alike.items() if same}))
+    return unasked
+
+
+def _read(file: Path) -> Any:
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
 class Record:

@@ -57,7 +57,8 @@ def main(arguments: list[str]) -> int:
             check=False,
         )
         if python:
-            keep_what_differs(folder, FOLDER)
+            for name in keep_what_differs(folder, FOLDER):
+                print(f"not answered by that torch yet: {name}")
             return done.returncode
         newer = {each: Path(scratch, each.name) for each in FOLDER.iterdir() if each.is_dir()}
         for old, kept in newer.items():

@@ -126,7 +126,7 @@ def newer(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (asked / "group.json").write_text(json.dumps({**entries, "alike": alike, "since": entries["name"]}))
     (asked / VERSIONS).write_text(json.dumps({**versions(), "torch": "9.1.0"}))
     before = (folder / "group.json").read_text()
-    keep_what_differs(asked, folder)
+    assert keep_what_differs(asked, folder) == []
     assert (folder / "group.json").read_text() == before
     return folder
 
@@ -147,6 +147,15 @@ def test_a_question_for_a_newer_torch_is_not_asked_of_an_older_one(newer: Path) 
     assert record.answer("group", "since", ["question", 1], never, since="9.1") == [3]
     with pytest.raises(AssertionError, match=r"'other' is a question for torch 9\.2 or newer: run `make record WITH="):
         record.answer("group", "other", ["question", 1], never, since="9.2")
+    shutil.rmtree(newer / "9.1.0")
+
+
+def test_what_a_newer_torch_was_not_asked_is_named(newer: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    answers = json.loads((newer / "group.json").read_text())
+    (newer / "group.json").write_text(json.dumps(answers | {"another": answers["name"]}))
+    asked = tmp_path_factory.mktemp("nothing")
+    (asked / VERSIONS).write_text((newer / "9.1.0" / VERSIONS).read_text())
+    assert keep_what_differs(asked, newer) == ["another"]
     shutil.rmtree(newer / "9.1.0")
 
 

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from rallypoint.compat import FileStore, HashStore, PrefixStore, TCPStore
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.compat.rendezvous import C10dRendezvousBackend
-from rallypoint.compat.rendezvous import create_handler
+from rallypoint.compat.handlers import C10dRendezvousBackend
+from rallypoint.compat.handlers import create_handler
 from rallypoint.rendezvous.handler import get_rendezvous_handler
 
 PARAMS = RendezvousParameters("c10d", "localhost:0", "job", 1, 1)

@@ -34,6 +34,12 @@ SIZE, EVERY = 4096, 20
 KILLED_AT, DEADLINE = 25, 600.0
 """A step; seconds after which a launch is given up."""
 _MARK = "RALLYPOINT_LAUNCHERS_RUN"
+UNLOCKED = {
+    "nemo-run": "it needs Ray, and a hundred packages of that",
+    "torchrunx": "it has a launcher of its own",
+    "torchx": "it needs urllib3 below 2",
+}
+"""Why a package is not in requirements/frameworks.txt. Whoever has installed it into that environment sees it tried."""
 
 
 class Launcher(NamedTuple):
@@ -90,7 +96,7 @@ LAUNCHERS = (
     Launcher("notebook_launcher", "accelerate", lambda at: [str(PYTHON), BY_FUNCTION, "notebook_launcher", at]),
     Launcher(
         "fabric run",
-        "lightning-fabric",
+        "lightning",
         lambda at: [*_FABRIC, f"--main-port={free_port()}", TRAINING, "--", "fabric", at],
     ),
     Launcher("torchx dist.ddp", "torchx", lambda at: [*_TORCHX, TRAINING, "--", "plain", at]),
@@ -158,7 +164,8 @@ class _Launch:
         while True:
             left = max(0.0, self._until - time.monotonic())
             ready, _, _ = select.select([self._pipe, self._ended], [], [], left)
-            assert ready, f"the launch did not end within {DEADLINE:.0f} s, after {self.messages[-1:]}"
+            if not ready:
+                raise TimeoutError(f"the launch did not end within {DEADLINE:.0f} s, after {self.messages[-1:]}")
             if self._pipe not in ready:
                 return False
             if not (data := os.read(self._pipe, SIZE)):
@@ -181,7 +188,9 @@ def _launched(launcher: Launcher, folder: Path, shim: bool) -> Iterator[_Launch]
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "RALLYPOINT_"))}
     mark = uuid.uuid4().hex
     environ |= {_MARK: mark, "OMP_NUM_THREADS": "1", "PET_MAX_RESTARTS": "3", "LOGLEVEL": "INFO", "TMPDIR": str(folder)}
-    environ |= {"PATH": f"{ENVIRONMENT}/bin:{os.environ['PATH']}", "NEMORUN_HOME": str(folder / "nemo")}
+    # `torchrun` is that of the environment that torch is in.
+    path = [f"{ENVIRONMENT}/bin", str(Path(sys.executable).parent), os.environ["PATH"]]
+    environ |= {"PATH": os.pathsep.join(path), "NEMORUN_HOME": str(folder / "nemo")}
     under = [str(PYTHON), "-m", "rallypoint.cli.rallyctl", "shim", "run", "--"] if shim else []
     with (folder / "output").open("wb") as output:
         process = subprocess.Popen(
@@ -211,6 +220,17 @@ def _processes(variable: str) -> Iterator[int]:
                 yield int(name)
 
 
+def _after_a_kill(launcher: Launcher, shim: bool, expected: str) -> str:
+    try:
+        killed = run(launcher, shim=shim, kill=True)
+    except TimeoutError:
+        return "**hangs**" if shim else "hangs"
+    if killed.restarted is None or killed.recovery is None:
+        return "ends" if not launcher.restarts else f"**ends** {killed.said[-2000:]}"
+    said = f"{killed.restarted:.2f} s, {killed.recovery:.2f} s"
+    return said if killed.final == expected else f"{said} **{killed.final or killed.said[-2000:]}**"
+
+
 def main() -> int:
     """Print the table; 1 if a number differs."""
     print("From a kill to the first line of a new worker, and to the next step:\n")
@@ -225,13 +245,7 @@ def main() -> int:
         alone = run(launcher, shim=False, kill=False)
         ours = run(launcher, shim=True, kill=False)
         same = "same" if alone.final == ours.final != "" else f"**{alone.final} and {ours.final}**"
-        times = []
-        for shim in (False, True):
-            killed = run(launcher, shim=shim, kill=True)
-            ended = killed.restarted is None or killed.recovery is None
-            times.append("ends" if ended else f"{killed.restarted:.2f} s, {killed.recovery:.2f} s")
-            if launcher.restarts and killed.final != alone.final:
-                times[-1] += f" **{killed.final or killed.said[-2000:]}**"
+        times = [_after_a_kill(launcher, shim, alone.final) for shim in (False, True)]
         wrong += any("**" in each for each in (same, *times))
         print(f"| {launcher.name} | {version} | {same} | {times[0]} | {times[1]} |", flush=True)
     return 1 if wrong else 0

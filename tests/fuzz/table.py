@@ -38,7 +38,7 @@ TRUSTED: Mapping[str, str] = {
     "agent/third_party.py": "what agents of one job say over the store of another's handler",
     "rendezvous/handler.py": "the same",
     "rendezvous/elastic.py": "our own random bytes",
-    "compat/rendezvous.py": "a value of the user's own store as text",
+    "compat/handlers.py": "a value of the user's own store as text",
     "control/etcd/local.py": "answers and log of an etcd that this process has started",
     "workers/logs/specs.py": "a name that becomes a folder's",
     "rendezvous/shared_state.py": "base64 with errors in words; then `states`",

@@ -6,7 +6,7 @@ front of `PATH` and `PYTHONPATH`. Both serve any version of Rallypoint; without 
 
 Laws:
 
-1. Nothing is written but those three files and torch's own `torchrun`, which is kept beside ours.
+1. Nothing is written but those three files, bytecode of the module, and torch's own `torchrun`, kept beside ours.
 2. Each file is replaced whole, and after each step a launch works, by torch's launcher or ours.
 3. `off` restores what `on` has found. What was installed since (a newer torch) is left alone.
 4. An environment that others share is refused.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import py_compile
 import shlex
 import shutil
 import sys
@@ -153,8 +154,9 @@ class _Environment:
             else:
                 self._kept.unlink(missing_ok=True)
         _write(self._torchrun, self._script(), 0o755)
-        for each in (self._module, self._hook):
-            _write(each, read_text(str(_FOLDER / each.name)), 0o644)
+        _write(self._module, read_text(str(_FOLDER / self._module.name)), 0o644)
+        py_compile.compile(str(self._module), quiet=2)  # every Python that starts here would, if it may not write
+        _write(self._hook, read_text(str(_FOLDER / self._hook.name)), 0o644)
 
     def switch_off(self) -> None:
         """Restore what was there."""

@@ -12,6 +12,7 @@ Laws:
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.machinery import PathFinder
 
 from rallypoint.compat.names import install, names_of
 
@@ -38,10 +39,13 @@ _find = names_of(__name__)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _STORES:
-        return _find(name)
-    module, attribute = _STORES[name]
-    return getattr(import_module(f"rallypoint.store.{module}"), attribute)
+    if name in _STORES:
+        module, attribute = _STORES[name]
+        return getattr(import_module(f"rallypoint.store.{module}"), attribute)
+    # `from rallypoint.compat import launch` asks for the name before it looks for the file, and so would import torch.
+    if PathFinder.find_spec(f"{__name__}.{name}", __path__):
+        return import_module(f"{__name__}.{name}")
+    return _find(name)
 
 
 install()

@@ -51,15 +51,15 @@ HOMES = {
     "rallypoint.base.numa": "AffinityMode NumaOptions",
     "rallypoint.base.procfs": "is_uninterruptible_state read_proc_state",
     "rallypoint.compat.agent": "ElasticAgent LocalElasticAgent SimpleElasticAgent",
+    "rallypoint.compat.handlers": (
+        "C10dRendezvousBackend DynamicRendezvousHandler RendezvousSettings RendezvousTimeout StaticTCPRendezvous "
+        "create_backend create_handler"
+    ),
     "rallypoint.compat.helpers": (
         "create_c10d_store get_env_variable_or_raise get_free_port get_logger get_socket_with_port "
         "parse_rendezvous_endpoint"
     ),
     "rallypoint.compat.processes": "MultiprocessContext SubprocessContext get_std_cm start_processes",
-    "rallypoint.compat.rendezvous": (
-        "C10dRendezvousBackend DynamicRendezvousHandler RendezvousSettings RendezvousTimeout StaticTCPRendezvous "
-        "create_backend create_handler"
-    ),
     "rallypoint.compat.timers": (
         "FileTimerServer LocalTimerClient LocalTimerServer MultiprocessingRequestQueue RequestQueue TimerServer"
     ),
@@ -98,7 +98,7 @@ ELSEWHERE = {
     ("elastic.agent.server.api", "record"): ("rallypoint.observe.telemetry.handlers", "record"),
     ("elastic.events", "record"): ("rallypoint.observe.telemetry.handlers", "record"),
     ("elastic.events.handlers", "_log_handlers"): ("rallypoint.observe.telemetry.handlers", "log_handlers"),
-    ("elastic.rendezvous.c10d_rendezvous_backend", "DEFAULT_PORT"): ("rallypoint.compat.rendezvous", "DEFAULT_PORT"),
+    ("elastic.rendezvous.c10d_rendezvous_backend", "DEFAULT_PORT"): ("rallypoint.compat.handlers", "DEFAULT_PORT"),
     ("elastic.rendezvous.registry", "handler_registry"): (
         "rallypoint.rendezvous.handler",
         "rendezvous_handler_registry",

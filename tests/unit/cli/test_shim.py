@@ -30,9 +30,9 @@ class Environment:
         self.torchrun.write_text(text)
         self.torchrun.chmod(0o755)
 
-    def files(self) -> dict[str, tuple[str, int]]:
+    def files(self) -> dict[str, tuple[bytes, int]]:
         paths = sorted(each for each in self.folder.rglob("*") if each.is_file())
-        return {str(each.relative_to(self.folder)): (each.read_text(), each.stat().st_mode) for each in paths}
+        return {str(each.relative_to(self.folder)): (each.read_bytes(), each.stat().st_mode) for each in paths}
 
 
 @pytest.fixture
@@ -62,6 +62,7 @@ def test_on_and_off_leave_what_was_there(environment: Environment, capsys: pytes
         assert code == 0
         assert "torch's own is torchrun-torch" in said
         assert environment.files()["bin/torchrun-torch"] == before["bin/torchrun"]
+    assert any(each.endswith(".pyc") for each in environment.files())  # so that no start compiles the module
     assert answer(capsys, "status") == (0, said)
     code, said = answer(capsys, "off")
     assert (code, said.splitlines()[0].split()) == (0, ["shim", "off"])

@@ -24,6 +24,7 @@ for path, name in names.ELSEWHERE:
     getattr(import_module(f"rallypoint.compat.{path}"), name)
 from rallypoint.compat.elastic import timer
 from rallypoint.compat.elastic.agent.server.api import record
+from rallypoint.compat import handlers, launch, run, shim
 from rallypoint.compat.launcher import LaunchConfig
 from rallypoint.compat.run import macros
 import rallypoint.observe.telemetry.handlers, rallypoint.workers.timers

@@ -14,7 +14,7 @@ from rallypoint.agent.spec import RunResult, WorkerSpec, WorkerState
 from rallypoint.base.errors import UserError
 from rallypoint.compat import FileStore, HashStore, TCPStore
 from rallypoint.compat.agent import LocalElasticAgent
-from rallypoint.compat.rendezvous import (
+from rallypoint.compat.handlers import (
     C10dRendezvousBackend,
     DynamicRendezvousHandler,
     RendezvousTimeout,

@@ -2,13 +2,10 @@
 import os
 import sys
 
-import rallypoint_shim  # type: ignore[import-not-found] # noqa: F401 - which is then found without this folder
-
-_here = os.path.dirname(os.path.abspath(__file__))
-with open(os.path.join(_here, "rallypoint-shim.pth")) as _hook:
-    exec(_hook.read())
+import rallypoint_shim  # type: ignore[import-not-found] # noqa: F401
 
 # Be the user's own sitecustomize, or Python's, which this one has hidden.
+_here = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [each for each in sys.path if os.path.abspath(each) != _here]
 del sys.modules["sitecustomize"]
 __import__("sitecustomize")  # where there is none, Python expects just this ImportError
