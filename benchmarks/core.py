@@ -28,6 +28,7 @@ from rallypoint.control.protocol.messages import (
     JobEnded,
     JoinRequest,
     LeaveRequest,
+    NextStore,
     Placed,
     ProgressRequest,
     Request,
@@ -70,7 +71,7 @@ class _Job:
         self.coordinator.open(number, record, self.now)
 
     def join(self, node: NodeId) -> None:
-        self.say(node, JoinRequest(_info(node), _TIMEOUT, addresses=(node.addr,)))
+        self.say(node, JoinRequest(_info(node), _TIMEOUT, addresses=(node.addr,), keeps_place=True))
 
     def say(self, node: NodeId, request: Request) -> None:
         self.deliver(self.coordinator.receive(self.sessions[node], request, self.now))
@@ -104,9 +105,9 @@ class _Job:
         self.now += seconds
         self.deliver(self.coordinator.tick(self.now))
 
-    def fail(self, round_: int) -> None:
+    def fail(self, round_: int, *, restarts_workers: bool = False) -> None:
         self.held = dict(self.placed)
-        self.say(self.nodes[len(self.nodes) // 2], Fail(round_, _CAUSE, 3))
+        self.say(self.nodes[len(self.nodes) // 2], Fail(round_, _CAUSE, 3, restarts_workers))
 
     def check(self, round_: int) -> None:
         """All nodes have their places in that round."""
@@ -203,6 +204,13 @@ def _check_end(job: _Job) -> None:
         raise BenchError(f"{job.ended} of {len(job.nodes)} nodes were told that the job has succeeded")
 
 
+def _enter_all(job: _Job) -> None:
+    for node in job.nodes:
+        _enter(job, node)
+    job.check(0)
+    job.say(min(job.placed, key=lambda node: job.placed[node].placement.group_rank), NextStore(0, 29501))
+
+
 def _run_with_room(job: _Job) -> None:
     for node in job.nodes:
         _enter(job, node)
@@ -244,13 +252,22 @@ _PARTS = (
     _Part("all succeed, and are told the end", lambda job, node: job.say(node, Succeed(4)), _check_end),
     _Part("all leave", _leave, _nothing),
 )
+_KEPT = (
+    _Part(
+        "a failure, after which all keep their places",
+        lambda _job, _node: None,
+        lambda job: job.check(1),
+        _enter_all,
+        lambda job: job.fail(0, restarts_workers=True),
+    ),
+)
 _WITH_ROOM = (_Part("as many nodes come to a running round", _one_more, _check_waiting, _run_with_room),)
 
 
 def _measured(jobs: int, nodes: int) -> Mapping[str, float]:
     """Microseconds a node, by part, of so many jobs of so many nodes."""
     found: dict[str, float] = {}
-    for parts, room in ((_PARTS, 0), (_WITH_ROOM, nodes)):
+    for parts, room in ((_PARTS, 0), (_KEPT, 0), (_WITH_ROOM, nodes)):
         made = [_Job(nodes, room) for _ in range(jobs)]
         for part in parts:
             for job in made:
@@ -294,7 +311,7 @@ def _run(settings: Settings) -> list[Row]:
             remarks,
         )
         for remarks in (turns.remarks(),)
-        for part in (*_PARTS, *_WITH_ROOM)
+        for part in (*_PARTS, *_KEPT, *_WITH_ROOM)
     ]
 
 

@@ -61,6 +61,7 @@ from rallypoint.control.protocol.messages import (
     LeaveReply,
     LeaveRequest,
     MissingNode,
+    NextStore,
     NodeReport,
     NodesWaiting,
     Notification,
@@ -124,6 +125,7 @@ REQUESTS: tuple[object, ...] = (
         ReportQuiet(0),
         ReportQuiet(0, False),
     ),
+    *(JoinRequest(MEMBER, 20.0, keeps_place=True), NextStore(0, 7001), Fail(0, _CAUSE, 3, True), Heartbeat(2)),
     *(PreemptJob(5.0, "received SIGUSR2"), PreemptJob(5.0, "received SIGUSR2", "n (rank 1)")),
     *(Drain(0, True), Preempt(0, 5.0), Close(), Fail(1, _CAUSE._replace(traceback="x" * 30_000), 9)),
     *(JoinRequest(MEMBER._replace(rank_hint=1, program="y" * 4000), 1.0), Succeed(1)),
@@ -136,6 +138,7 @@ REQUESTS: tuple[object, ...] = (
 NOTICES: tuple[object, ...] = (
     Placed(Placement(0, 0, 2, NodeRanks(0, 4, 0, 4), "10.0.0.1", 7000, 1, 0, "before", 3)),
     *(RoundEnded(RoundEnd(0, Reason.FAILURE, "n", _CAUSE, "d", 1, Restarts(1, 3))), NodesWaiting(0, 2, ("n",))),
+    *(RoundEnded(RoundEnd(0, Reason.FAILURE, "n", _CAUSE, restarts_workers=True), True), Heartbeat(1 << 40)),
     *(JobEnded(Verdict(Outcome.FAILED, _CAUSE)), JoinRefused(Refusal.TIMEOUT, "d", _PROGRESS), _PROGRESS, Heartbeat()),
     *(
         Preempted(0, "n", 3.0),
@@ -227,8 +230,8 @@ def heard(notice: Notification) -> None:
     """What a node does with a notice: hold it, and tell people."""
     placed = NOTICES[0]
     assert isinstance(placed, Placed)
-    for held in (ResumeState(), ResumeState("i", "i", MEMBER, placed.placement, False)):
-        requests_to_repeat(after_notification(held, notice), 5.0)
+    for held in (ResumeState(), ResumeState("i", "i", JoinRequest(MEMBER, 9.0), placed.placement, False)):
+        requests_to_repeat(after_notification(held, notice, 4.0), 5.0)
     match notice:
         case Progress():
             shown = waiting_line(_SUBJECT, notice, 1e9) + timeout_sentence(_SUBJECT, notice, 1e9)

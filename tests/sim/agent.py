@@ -65,6 +65,7 @@ from rallypoint.control.protocol.messages import (
     LinkLost,
     NodeReport,
     Placed,
+    Placement,
     ProgressRequest,
     ReportRequested,
     RoundEnded,
@@ -157,7 +158,7 @@ class Agent:
         self._busy = False
         self._stop: Timer | None = None
         self.restarts_workers = False
-        """What the last join said of the workers of the round before."""
+        """What was said last, at a join or a failure, of the workers of the round before."""
         self._start: Timer | None = None
         """The start of workers that waits until those of the round before have been ended."""
         self._held: StartWorkers | None = None
@@ -170,6 +171,8 @@ class Agent:
         self._acknowledged = False
         """Whether the workers have acknowledged a notice."""
         self._timers: dict[AgentTimer, Timer] = {}
+        self.place: Placement | None = None
+        """The newest that it has heard of; a newer one may wait in its mail."""
         self._is_delegate = False
         self.joined_at = 0.0
         self._ask_every = 2.0
@@ -261,6 +264,8 @@ class Agent:
 
     def _take(self, event: Event) -> None:
         self._confirmation.heard(event)
+        if isinstance(event, Placed):
+            self.place = event.placement
         self._answer(event)
         before = self.status
         self.status, steps = decide(before, event)
@@ -308,15 +313,19 @@ class Agent:
 
     # Steps
 
-    def _do_join(self, _step: RequestJoin) -> None:
+    def _do_join(self, step: RequestJoin) -> None:
         if not self._is_checked:
             raise Violation("a place was requested before the node was checked", f"node {self.number}")
         self.joined_at = self.job.world.now
-        self._confirmation.requests_place()
-        limit, restarted = self.job.scenario.max_restarts, self.workers.restarted
-        self.restarts_workers = restarted
-        member = NodeInfo("default", self.plan.size, "", 0, None, limit, "train.py", restarts_workers=restarted)
-        self.handler.join(member)
+        self.restarts_workers = self.workers.restarted
+        if step.keeps_place:
+            self.joined_at = self.job.audit.joined_at[self.number]
+            self.handler.keep_place()
+        else:
+            self._confirmation.requests_place()
+            limit, restarted = self.job.scenario.max_restarts, self.workers.restarted
+            member = NodeInfo("default", self.plan.size, "", 0, None, limit, "train.py", restarts_workers=restarted)
+            self.handler.join(member, keeps_place=not self.status.checks_node)
         self._ask_every = 2.0
         self._ask_again()
 
@@ -354,6 +363,8 @@ class Agent:
         self._told, self._acknowledged = None, False
         self.workers.start(self.job.audit.names[self.number, step.placement.round])
         self.signs.begin(step.placement.round)
+        if step.placement.group_rank == 0 and step.placement.restarts < self.job.scenario.max_restarts:
+            self.handler.tell_next_store(step.placement.round)
 
     def _do_check(self, _step: CheckNode) -> None:
         rng = self.process.rng
@@ -402,6 +413,9 @@ class Agent:
             self._stop = self.process.later(0.01, self._stopped, False)
 
     def _do_send(self, step: Fail | Succeed | Drain | Preempt | LeaveRequest) -> None:
+        if isinstance(step, Fail):
+            self.restarts_workers = self.workers.restarted
+            step = step._replace(restarts_workers=self.restarts_workers)
         self.handler.send(step)
 
     def _do_ask(self, step: PostNotice) -> None:

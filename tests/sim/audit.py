@@ -90,6 +90,8 @@ class Audit:
         self._ended: set[RoundName] = set()
         self._first_server: dict[int, int] = {}
         """Node to the first server that it was known to."""
+        self.joined_at: dict[int, float] = {}
+        """When a node began to wait for its place without having asked for it."""
         self._drains: set[tuple[int, RoundName]] = set()
         self._stores: dict[int, RoundName] = {}
         """Port to the round whose workers were told of it."""
@@ -108,6 +110,10 @@ class Audit:
         self._only_etcd_fails = job.scenario.etcd and kinds <= OUTAGES
 
     # The coordinator
+
+    def keeps_place(self, node: int) -> None:
+        """A node waits for its next place from now on, and is about to be told so."""
+        self.joined_at[node] = self._job.world.now
 
     def attached(self, server: Server, node: int) -> None:
         """A node has opened a session."""
@@ -473,7 +479,7 @@ class Audit:
             raise Violation("a drained node was started again", f"node {agent.number}: {placement}")
         if agent.workers.running is not None:
             raise Violation("workers were started beside others", f"node {agent.number}: {placement}")
-        if self._placed.get(agent.number) != placement:
+        if agent.place != placement:
             raise Violation("workers were started for an old place", f"node {agent.number}: {placement}")
         name = self.names[agent.number, placement.round]
         now = self._job.world.now
@@ -522,7 +528,7 @@ class Audit:
             self._check_outage(agent, event)
         stops = before.phase is Phase.RUNNING and any(isinstance(step, StopWorkers) for step in steps)
         if isinstance(event, DrainRequested):
-            self._drained[agent.number] = self._placed.get(agent.number)
+            self._drained[agent.number] = agent.place
             self.disturb(agent.number, self._job.settings.notice_timeout + self._job.scenario.grace)
         if stops and not isinstance(event, _STOPPING) and not agent.holds_start:
             raise Violation("running workers were stopped for no reason", f"node {agent.number}: {event}")

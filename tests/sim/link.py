@@ -5,6 +5,8 @@ The handshake, the codec and what is held and said again are the production ones
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable
 from random import Random
 
@@ -91,6 +93,9 @@ class SimLink:
         self._hello = b""
         self._lease, self._interval = settings.lease, settings.lease / 3
         self._heard_at = 0.0
+        self._heartbeats: deque[float] = deque()
+        self.confirmed_at = -math.inf
+        """See `Link.confirmed_at`."""
         self._timeout: Timer | None = None
         self._handshake = ClientHandshake(settings.run_id, None, b"node", settings)
         if where is not None:
@@ -241,12 +246,13 @@ class SimLink:
             return
         while self._silent:
             self._silent.pop().close(0)
-        if payload != _HEARTBEAT:
-            notice = codec.decode_notification(payload)
-            self._hold(after_notification(self._held, notice))
+        notice = codec.decode_notification(payload)
+        self._hold(after_notification(self._held, notice, self.process.clock()))
+        if not isinstance(notice, Heartbeat):
             self._deliver(notice)
-        else:
-            self._hold(after_notification(self._held, Heartbeat()))
+            return
+        for _ in range(min(notice.number, len(self._heartbeats))):
+            self.confirmed_at = self._heartbeats.popleft()
 
     def _greet(self, connection: Connection, payload: bytes) -> None:
         answer = codec.decode_answer(payload)
@@ -280,6 +286,7 @@ class SimLink:
         if self.address is None:
             self.address = self._address
             self._deliver(LinkOpened())
+        self._heartbeats.clear()
         self.process.later(self._interval, self._send_heartbeat, connection)
 
     def _check_silence(self, connection: Connection) -> None:
@@ -296,6 +303,7 @@ class SimLink:
     def _send_heartbeat(self, connection: Connection) -> None:
         if connection is self.connection and self._open:
             self.process.later(self._interval, self._send_heartbeat, connection)
+            self._heartbeats.append(self.process.clock())
             self._write(connection, _HEARTBEAT)
 
     def on_end(self, connection: Connection, *, reset: bool) -> None:

@@ -113,8 +113,8 @@ def _without_round() -> AbstractContextManager[object]:
         after = resume_state.after_request(held, request, now)
         return after._replace(repeated_requests=held.repeated_requests) if isinstance(request, JoinRequest) else after
 
-    def after_notice(held: ResumeState, notice: Notification) -> ResumeState:
-        after = resume_state.after_notification(held, notice)
+    def after_notice(held: ResumeState, notice: Notification, now: float) -> ResumeState:
+        after = resume_state.after_notification(held, notice, now)
         return (
             after._replace(repeated_requests=held.repeated_requests)
             if isinstance(notice, RoundEnded | Placed)

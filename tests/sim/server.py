@@ -18,7 +18,7 @@ from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import NodeId, Reason, Settings, State
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.handshake import Hello, Keys
-from rallypoint.control.protocol.messages import Heartbeat, Notification, Request
+from rallypoint.control.protocol.messages import Heartbeat, Notification, Request, RoundEnded
 from rallypoint.control.protocol.observation import SnapshotPart, WatcherNotification, WatcherRequest, decode_snapshot
 from tests.sim.coroutine import SOON
 from tests.sim.ground_truth import AuditStep
@@ -106,6 +106,9 @@ class AuditedDispatcher(Dispatcher):
         sends = list(sends)
         super()._enqueue(sends)
         self._numbers_due += [self._number for _ in sends]
+        for session, notice in sends:
+            if isinstance(notice, RoundEnded) and notice.keeps_place:
+                self._server.audit.keeps_place(self._server.sessions[session].node)
         self._server.stepped(self._number)
 
     def _deliver_to(self, session: int, notice: Notification | WatcherNotification) -> None:
@@ -385,6 +388,11 @@ class SimLocalSession:
     def lease(self) -> float:
         """See `Link.lease`."""
         return self._server.dispatcher.settings.lease
+
+    @property
+    def confirmed_at(self) -> float:
+        """See `Link.confirmed_at`."""
+        return self.process.clock()
 
     def send(self, request: Request) -> None:
         """Say something to the coordinator."""

@@ -34,7 +34,7 @@ _LENGTH = 5.0
 """Seconds that the workers of a round run."""
 _CUT = 6.0
 """Seconds after which each node has given its connection up, and the coordinator no node."""
-_UNCOUNTED = {codec.encode(Heartbeat())}
+_UNCOUNTED = {codec.encode(Heartbeat(number)) for number in range(4)}
 _STORE_PEERS = codec.encode(StorePeers(()))[:2]
 """How these messages begin: two numbers, of which the second one is their kind."""
 _RESUMES = codec.encode(ResumeRequest("", NodeInfo("", 1, "", 0)))[:2]

@@ -6,8 +6,10 @@ that plays is the production one; only its clock is made up: it stands still exc
     job min=2 max=3 last_call=30     a new coordinator (and a new job; notice=, healthy=, backoff=, repeats=)
     replaced                         the coordinator and all sessions are lost; a new, empty one takes over
     open a addr=10.0.0.1             a session for node a
-    join a size=2 role=x port=7001 hint=1 timeout=600
-    fail a max=3 | succeed a | drain a | leave a | end a | inquire a | heartbeat a
+    join a size=2 role=x port=7001 hint=1 timeout=600; keeps: it may be given places without a request
+    next-store a port=7100           a would serve the next round's store there
+    fail a max=3 restarts            a worker of a's has failed, and none of a's can go on in its process
+    succeed a | drain a | leave a | end a | inquire a | heartbeat a
     consent a                        agree that the round ends; preempt a in=60; preempt-job a in=60
     progress a step=7 round=0        a's workers have come to a step
     holding a                        a opens a session and says what it holds (over, joining, round=)
@@ -45,6 +47,7 @@ from rallypoint.control.protocol.messages import (
     JoinRequest,
     LeaveReply,
     LeaveRequest,
+    NextStore,
     NodesWaiting,
     Notification,
     Placed,
@@ -60,7 +63,7 @@ from rallypoint.failures.cause import Cause
 
 Options = dict[str, str]
 
-_SWITCHES = frozenset({"over", "joining"})
+_SWITCHES = frozenset({"over", "joining", "keeps", "restarts"})
 
 
 @dataclass
@@ -191,13 +194,17 @@ class Player:
             int(options.get("port", 7000)),
             None if hint is None else int(hint),
         )
-        return self._say(names, lambda: JoinRequest(member, float(options.get("timeout", 600))))
+        join = JoinRequest(member, float(options.get("timeout", 600)), keeps_place="keeps" in options)
+        return self._say(names, lambda: join)
+
+    def _next_store(self, names: list[str], options: Options) -> list[str]:
+        return self._say(names, lambda: NextStore(self.coordinator.state.round, int(options["port"])))
 
     def _fail(self, names: list[str], options: Options) -> list[str]:
         message = options.get("message", "Signal 9 (SIGKILL)")
         cause = Cause(int(options.get("rank", 0)), 0, names[0], 42, 1, message, "", 0.0, "")
         round_ = int(options.get("round", self.coordinator.state.round))
-        return self._say(names, lambda: Fail(round_, cause, int(options.get("max", 3))))
+        return self._say(names, lambda: Fail(round_, cause, int(options.get("max", 3)), "restarts" in options))
 
     def _succeed(self, names: list[str], options: Options) -> list[str]:
         return self._say(names, lambda: Succeed(int(options.get("round", self.coordinator.state.round))))
@@ -284,6 +291,7 @@ class Player:
         "progress": _progress,
         "open": _open,
         "join": _join,
+        "next-store": _next_store,
         "fail": _fail,
         "succeed": _succeed,
         "drain": _drain,
@@ -332,11 +340,12 @@ def shown(notice: Notification) -> str:
                 f"store={p.store_address}:{p.store_port} restarts={p.restarts}"
                 + (f" progress={p.progress}" if p.progress >= 0 else "")
             )
-        case RoundEnded(end=end):
+        case RoundEnded(end=end, keeps_place=kept):
             more = ": ".join(each for each in (end.node, end.detail) if each)
             restart = f", restart {end.restarts}" if end.restarts.allowed else ""
             held = f", held back {end.held_back:g} s" if end.held_back else ""
-            return f"round {end.round} ended: {end.reason.value}" + (f" ({more})" if more else "") + restart + held
+            then = restart + held + (", keeps its place" if kept else "")
+            return f"round {end.round} ended: {end.reason.value}" + (f" ({more})" if more else "") + then
         case NodesWaiting(round=round_, waiting=waiting, names=names):
             return f"{waiting} waiting for a round after {round_}" + (f" ({join_names(names)})" if names else "")
         case JobEnded(verdict=verdict, is_delegate=is_delegate):

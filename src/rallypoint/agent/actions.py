@@ -102,7 +102,7 @@ class Actions(Source):
                 if not (live[0] and self._shows_live(live)):
                     self._log(step.text, warning=step.warning)
             case steps.RequestJoin():
-                self._join()
+                self._join(step)
             case steps.StartWorkers():
                 self._start(step)
             case Drain() | Preempt() | PreemptJob() | LeaveRequest():
@@ -212,6 +212,8 @@ class Actions(Source):
             if self.fence is not None:
                 self.fence.workers_start()
             self._workers.start(step.placement)
+            if step.placement.group_rank == 0 and self._workers.remaining():
+                self._rendezvous.tell_next_store(step.placement.round)
         else:
             yield steps.WorkersFailed(cause, max_restarts=self._workers.restart_limit())
 
@@ -273,21 +275,25 @@ class Actions(Source):
 
     # Steps: the rounds
 
-    def _join(self) -> None:
+    def _join(self, step: steps.RequestJoin) -> None:
         spec = self._workers.group.spec
         self._workers.folder.end_round()
         now = self._workers.group.join_requested_at = self._clock.monotonic()
         self._query_every = FIRST_PROGRESS_REQUEST
         self._timers[Timer.PROGRESS] = now + self._query_every
         log.info("[%s] Rendezvous'ing worker group", spec.role)
+        if step.keeps_place:
+            self._rendezvous.keep_place()
+            return
         self._confirmation.requests_place()
         self._rendezvous.join(
             NodeInfo(
                 *(spec.role, spec.local_world_size, "", 0),  # its rendezvous adds where it listens
                 max_restarts=spec.max_restarts,
                 program=spec.get_program_name(),
-                restarts_workers=bool(self._workers.started_at) and self._workers.can_be_held() is None,
-            )
+                restarts_workers=self._workers.restarts_all(),
+            ),
+            keeps_place=self._workers.begin_check is None,
         )
 
     def _start(self, step: steps.StartWorkers) -> None:
@@ -311,7 +317,7 @@ class Actions(Source):
         log.info("[%s] Worker group %s; notifying the other agents", spec.role, self._workers.group.state.value)
         self._announced = cause
         self._workers.folder.end_round()
-        self._rendezvous.send(step)
+        self._rendezvous.send(step._replace(restarts_workers=self._workers.restarts_all()))
         # The failure is announced: find out what would have delayed that, for the log and the report of this node.
         for rank, failure in () if self.last is None else self.last.failures.items():
             if failure.settle():

@@ -5,8 +5,9 @@ its node as lost, and run without it. Laws:
 
 1. A word of the coordinator is as old as the request that it answers. When it was read means nothing: a process that
    was frozen reads late what has come early.
-2. Workers start only on a word younger than the lease. A place that was requested less than a lease ago is one;
-   otherwise the coordinator is asked, and its answer follows all that it had to tell this node before.
+2. Workers start only on a word younger than the lease. A place that was requested less than a lease ago is one, and so
+   is the answer to a heartbeat; otherwise the coordinator is asked, and its answer follows all that it had to tell this
+   node before.
 3. Until it has answered, or has ended the round, nothing is started. The link repeats the question in each session, and
    gives up as where a place is waited for (`control.protocol.resume_state`).
 4. With `--fence`, workers run only on a word younger than the lease: while they run, the coordinator is asked four
@@ -37,6 +38,10 @@ class Coordinator(Protocol):
     @property
     def lease(self) -> float:
         """See `RendezvousClient.lease`."""
+
+    @property
+    def confirmed_at(self) -> float:
+        """See `RendezvousClient.confirmed_at`."""
 
     def send(self, request: Request) -> None:
         """Send a request."""
@@ -76,6 +81,7 @@ class Confirmation:
     def holds(self) -> bool:
         """Whether the workers of the place that was given must wait for the coordinator; asks it, if need be."""
         now, lease = self._clock.monotonic(), self._rendezvous.lease
+        self._heard_at = max(self._heard_at, self._rendezvous.confirmed_at)
         oldest = lease if self._fence is None else lease / 2
         if not self.awaited and now - self._heard_at > oldest:
             self.awaited = True

@@ -12,7 +12,8 @@
 Laws:
 
 1. A failure is announced before anything is stopped, so that all nodes stop at the same time.
-2. The next round is requested before the workers of the last one are stopped: it forms while they stop.
+2. The next round is requested before the workers of the last one are stopped: it forms while they stop. A node that
+   keeps its place (`RoundEnded.keeps_place`) has requested it by that.
 3. Workers are started only for a placement, and only after those of the previous round are gone, or have left it and
    wait: a placement that arrives while they stop is kept until then, and dropped if its round ends first.
 4. Only a verdict, a signal or the loss of the rendezvous ends the agent; other nodes leaving never does.
@@ -302,7 +303,8 @@ def _on_round_ended(status: PolicyState, event: messages.RoundEnded) -> Decision
     if status.phase is Phase.FORMING:
         # Our own round ended before we knew our place in it, or could take it: join the next.
         missed = over > status.round if status.pending_placement is None else over >= status.pending_placement.round
-        return (status._replace(round=over, pending_placement=None), (steps.RequestJoin(),)) if missed else (status, ())
+        join = steps.RequestJoin(event.keeps_place)
+        return (status._replace(round=over, pending_placement=None), (join,)) if missed else (status, ())
     if over != status.round:
         return status, ()
     if status.leave_signal:
@@ -317,7 +319,8 @@ def _on_round_ended(status: PolicyState, event: messages.RoundEnded) -> Decision
         checking = status.anew(Phase.CHECKING, status.round)._replace(stopping=SIGTERM)
         return checking, (line, stop._replace(ends_all=True))
     line = warning(_log_round_end(event, _next_round(event.end)))
-    return status.anew(Phase.FORMING, status.round)._replace(stopping=SIGTERM), (line, steps.RequestJoin(), stop)
+    join = steps.RequestJoin(event.keeps_place)
+    return status.anew(Phase.FORMING, status.round)._replace(stopping=SIGTERM), (line, join, stop)
 
 
 def _log_round_end(event: messages.RoundEnded, then: str) -> str:

@@ -24,8 +24,18 @@ class RendezvousClient(Protocol):
     def listen(self, deliver: Deliver | None) -> None:
         """Pass every notification to `deliver`; None ends that."""
 
-    def join(self, member: NodeInfo) -> None:
-        """Request a place in the next round for this node, described by the `NodeInfo`."""
+    def join(self, member: NodeInfo, *, keeps_place: bool = False) -> None:
+        """Request a place in the next round for this node, described by the `NodeInfo`; with `keeps_place` that may
+        hold for later rounds too (`RoundEnded.keeps_place`).
+        """
+
+    def keep_place(self) -> None:
+        """This node keeps its place in the next round, without a request."""
+        return
+
+    def tell_next_store(self, round_: int) -> None:
+        """This node serves the worker store of `round_`, whose workers run: tell where the next one would be."""
+        return
 
     def begin_round(self, placement: Placement) -> None:
         """The workers of the previous round are gone; those of this round begin."""
@@ -50,6 +60,11 @@ class RendezvousClient(Protocol):
     def lease(self) -> float:
         """Seconds of silence after which the others count this node as lost; infinite if they never do."""
         return math.inf
+
+    @property
+    def confirmed_at(self) -> float:
+        """When this node last sent what shows, since it was answered, that the others count on it (`BOOT_CLOCK`)."""
+        return -math.inf
 
     @property
     def hosts_coordinator(self) -> bool:

@@ -127,7 +127,9 @@ class StartWorkers(NamedTuple):
 
 
 class RequestJoin(NamedTuple):
-    """Request a place in the next round."""
+    """Request a place in the next round, unless this node keeps the one that it has."""
+
+    keeps_place: bool = False
 
 
 class CheckNode(NamedTuple):

@@ -79,7 +79,7 @@ class PollingRendezvousClient(RendezvousClient):
     def listen(self, deliver: messages.Deliver | None) -> None:
         self._deliver = deliver
 
-    def join(self, member: NodeInfo) -> None:
+    def join(self, member: NodeInfo, *, keeps_place: bool = False) -> None:
         """Take part in the next round. Such a handler cannot transmit anything else about the node."""
         self._execute(lambda: self._next_rendezvous(member.role, member.local_world_size))
 

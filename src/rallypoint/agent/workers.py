@@ -557,6 +557,10 @@ class WorkerController:
         if (held := self.can_be_held()) is not None:
             held.make_ready()
 
+    def restarts_all(self) -> bool:
+        """Whether not all workers of this node can go on in their processes; asked before they are stopped."""
+        return bool(self.started_at) and self.can_be_held() is None
+
     def can_be_held(self) -> HeldWorkers | None:
         """Lets workers go on, if those of all local ranks of this node have announced that they can; asked before they
         are stopped.

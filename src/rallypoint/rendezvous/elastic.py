@@ -15,6 +15,8 @@ The events of a rendezvous have the names and texts of torch's (contract section
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import queue
 import socket
@@ -41,6 +43,7 @@ from rallypoint.control.protocol.messages import (
     LinkLost,
     LinkOpened,
     LinkUp,
+    NextStore,
     NodesWaiting,
     Notification,
     Placed,
@@ -213,8 +216,10 @@ def _trace(error: BaseException) -> str:
 log = get_logger(__name__)
 
 
-_WantedPlace = tuple[NodeInfo, float]
-"""This node, still without the address of its worker store, and since when it wants a place, on its own clock."""
+_WantedPlace = tuple[NodeInfo, bool, float]
+"""This node, still without the address of its worker store, whether it keeps places, and since when it wants this one,
+on its own clock.
+"""
 
 
 class ElasticHandler(RendezvousHandler):
@@ -259,6 +264,8 @@ class ElasticHandler(RendezvousHandler):
         self._ended_round = -1
         self._begun_round = -1
         self._join_used_up = False
+        self._store_told = False
+        """Whether the port of the prepared store was told before its round: then no join may have it."""
         self._reported_progress: ReportedProgress = {}
         self._final_notification: Notification | None = None
         """The notification after which no round will come for this node, if there was one."""
@@ -352,22 +359,22 @@ class ElasticHandler(RendezvousHandler):
         """From now on pass every notification to `deliver`, on whatever thread it arrives; None ends that."""
         self._listener = deliver
 
-    def join(self, member: NodeInfo) -> None:
+    def join(self, member: NodeInfo, *, keeps_place: bool = False) -> None:
         """Ask for a place in the next round; the answer is a `Placed` or `JoinRefused` notification.
 
         `member` describes the node for others; its address, its store's port and its rank are filled in here. A worker
         store of this node listens before the request is sent, in case the node becomes group rank 0. A round that was
         missed may have used the prepared store, and so may one that was completed by a control plane that no longer
-        exists; then another is prepared.
+        exists; then another is prepared. With `keeps_place` later rounds may need no join.
         """
-        if self._join_used_up or self._delivered_round > self._begun_round:
-            self._join_used_up = False
+        if self._join_used_up or self._store_told or self._delivered_round > self._begun_round:
+            self._join_used_up = self._store_told = False
             self._begun_round = self._delivered_round
             self._stores.discard_prepared()
         self._event_emitter.join_requested()
         try:
             with self._joins:
-                self._wanted_place = member._replace(rank_hint=self._control.rank_hint), self._clock()
+                self._wanted_place = member._replace(rank_hint=self._control.rank_hint), keeps_place, self._clock()
             self._ensure_link()
             self._join_if_open()
         except RallypointError as error:
@@ -381,17 +388,31 @@ class ElasticHandler(RendezvousHandler):
         with self._joins:
             wanted, self._wanted_place = self._wanted_place, None
         if wanted is not None:
-            node_info, since = wanted
+            node_info, keeps_place, since = wanted
             host, port = self._stores.prepare(self._link.address)
             node_info = node_info._replace(address=host, store_port=port)
             waited = self._clock() - since
             timeout = max(0.0, self._settings.join_timeout - waited)
-            self._link.send(JoinRequest(node_info, timeout, waited, self._stores.own_addresses()))
+            self._link.send(JoinRequest(node_info, timeout, waited, self._stores.own_addresses(), keeps_place))
+
+    def keep_place(self) -> None:
+        """The round is over, and this node has a place in the next one by that."""
+        self._event_emitter.join_requested()
+
+    def tell_next_store(self, round_: int) -> None:
+        """This node serves the store of `round_`, which has begun: tell the port at which it would serve the next."""
+        if self._link is None or self._link.address is None or self._settings.counts_heartbeats:
+            return  # without a coordinator each node joins by itself
+        if self._stores.hosted_by_agent:
+            with contextlib.suppress(OSError):  # all join by themselves then, and the join says what is wrong
+                port = self._stores.prepare(self._link.address)[1]
+                self._store_told = True
+                self._link.send(NextStore(round_, port))
 
     def begin_round(self, placement: Placement) -> None:
         """The workers of the round before are gone: only now may its store go, and this round's begin."""
         self._placement = placement
-        self._begun_round = placement.round
+        self._begun_round, self._store_told = placement.round, False
         clients = placement.ranks.world_size + placement.group_world_size
         clients += self._settings.max_nodes if self._control.hosts_coordinator() else 0
         self._stores.begin_round(is_host=placement.group_rank == 0, clients=clients)
@@ -433,6 +454,11 @@ class ElasticHandler(RendezvousHandler):
     def lease(self) -> float:
         """Seconds of silence after which the others count this node as lost."""
         return self._settings.lease if self._link is None else self._link.lease
+
+    @property
+    def confirmed_at(self) -> float:
+        """See `Link.confirmed_at`."""
+        return -math.inf if self._link is None else self._link.confirmed_at
 
     @property
     def hosts_coordinator(self) -> bool:

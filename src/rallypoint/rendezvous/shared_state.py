@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import os
 import queue
 import threading
@@ -68,6 +69,7 @@ from rallypoint.control.protocol.messages import (
     LeaveRequest,
     Link,
     LinkLost,
+    NextStore,
     NodeReport,
     Notification,
     Placed,
@@ -252,6 +254,11 @@ class SharedStateLink:
         """See `Link.lease`."""
         return self._observer.allowance
 
+    @property
+    def confirmed_at(self) -> float:
+        """See `Link.confirmed_at`: nobody answers."""
+        return -math.inf
+
     def send(self, request: Request) -> None:
         """Say something; what comes of it is delivered as notifications."""
         self._requests.put(request)
@@ -341,7 +348,8 @@ class SharedStateLink:
             case NodeReport() | CollectedPart() | HangReport():  # a job without a coordinator has no watchers
                 if self._hangs is not None:
                     self._hangs.answered(self._node, request, self._clock.monotonic())
-            case Heartbeat() | ResumeRequest():  # a blob holds what it held: nothing needs to be said again
+            # A blob holds what it held, so that nothing needs to be said again; and each node joins it by itself.
+            case Heartbeat() | ResumeRequest() | NextStore():
                 pass
             case operation:
                 self._step(self._node, operation)

@@ -16,6 +16,7 @@ class Place:
     def __init__(self, lease: float = LEASE) -> None:
         self.now = 100.0
         self.lease = lease
+        self.confirmed_at = -math.inf
         self.sent: list[Request] = []
         self.confirmation = Confirmation(self, self)
         self.confirmation.requests_place()
@@ -58,6 +59,14 @@ def test_an_answer_is_as_old_as_its_request() -> None:
     place.confirmation.heard(Confirmed(2))
     assert not place.holds_after(0.0)
     assert place.sent == [ConfirmRequest(1), ConfirmRequest(2)]
+
+
+def test_the_answer_to_a_heartbeat_is_as_good_and_as_old_as_that() -> None:
+    place = Place()
+    place.confirmed_at = place.now + 10.0
+    assert not place.holds_after(10.0 + LEASE)
+    assert place.holds_after(0.1)
+    assert place.sent == [ConfirmRequest(1)]
 
 
 def test_the_end_of_the_round_ends_the_wait() -> None:

@@ -16,6 +16,9 @@ from rallypoint.agent.sources import Source
 from rallypoint.agent.spec import WorkerSpec, WorkerState
 from rallypoint.agent.steps import Event, PreemptionRequested
 from rallypoint.agent.workers import WorkerController
+from rallypoint.control.coordinator.dispatcher import LocalLink
+from rallypoint.control.membership.state import Fail, Succeed
+from rallypoint.control.protocol.messages import JoinRequest, NextStore, Request
 from rallypoint.workers.logs.specs import DefaultLogsSpecs
 from tests.unit.agent.test_stopping import TIMEOUT
 from tests.unit.compat.test_subclass import ours
@@ -61,3 +64,25 @@ def test_a_worker_that_ends_after_the_look_at_exits_has_finished_and_not_saved(t
         workers.close()
     assert between.ended
     assert result.state is WorkerState.SUCCEEDED
+
+
+def test_a_node_requests_its_place_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failure it keeps it, with the worker store that it has told while its workers ran."""
+    said: list[type] = []
+    send = LocalLink.send
+
+    def recorded(link: LocalLink, request: Request) -> None:
+        said.append(type(request))
+        send(link, request)
+
+    monkeypatch.setattr(LocalLink, "send", recorded)
+    code = "import os, sys; sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')"
+    spec = WorkerSpec("default", 1, ours(), entrypoint=sys.executable, args=("-c", code), max_restarts=1)
+    workers = WorkerController(spec, rendezvous_of(spec), GracePeriods(), DefaultLogsSpecs(str(tmp_path)))
+    try:
+        result = AgentLoop(workers).run(())
+    finally:
+        workers.rendezvous.shutdown()
+        workers.close()
+    assert result.state is WorkerState.SUCCEEDED
+    assert said == [JoinRequest, NextStore, Fail, Succeed]

@@ -153,6 +153,16 @@ def test_a_place_whose_round_ends_while_workers_stop_is_never_taken() -> None:
     assert kinds(placed(0), ended(0), placed(1), ended(1), placed(2), ended(1), STOPPED)[-1] is StartWorkers
 
 
+def test_a_node_that_keeps_its_place_takes_it_when_its_workers_are_gone() -> None:
+    kept = [ended(each)._replace(keeps_place=True) for each in (0, 1)]
+    steps = acts(placed(0), WorkersFailed(CAUSE), kept[0], placed(1), STOPPED)
+    assert steps[2] == RequestJoin(keeps_place=True)
+    assert steps[4:] == [StartWorkers(placed(1).placement)]
+    steps = acts(placed(0), kept[0], placed(1), kept[1], placed(2), STOPPED)
+    assert [each for each in steps if isinstance(each, RequestJoin)] == [RequestJoin(keeps_place=True)] * 2
+    assert steps[-1] == StartWorkers(placed(2).placement)
+
+
 def test_success_waits_for_the_verdict() -> None:
     assert kinds(placed(0), WorkersSucceeded()) == [StartWorkers, Succeed]
     assert kinds(placed(0), WorkersSucceeded(), SUCCEEDED) == [StartWorkers, Succeed, StopWorkers]

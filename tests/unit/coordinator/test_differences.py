@@ -98,7 +98,7 @@ def test_a_new_control_plane_learns_the_jobs_number_and_not_the_nodes_own() -> N
     held = after_request(ResumeState(), JoinRequest(member(max_restarts=5), 600.0), 0.0)
     held = held._replace(opened="a")
     for notice in told:
-        held = after_notification(held, notice)
+        held = after_notification(held, notice, 0.0)
     (holding,) = [each for each in requests_to_repeat(held, 1.0) if isinstance(each, ResumeRequest)]
     new = Coordinator(JOB, "new")
     new.open(1, SessionRecord(B, B.addr), 2.0)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from queue import SimpleQueue
 
 import pytest
 
-from rallypoint.base.clock import Deadline
+from rallypoint.base.clock import BOOT_CLOCK, Deadline
 from rallypoint.base.endpoint import Endpoint, listening_socket
 from rallypoint.control.client.dialing import DialTarget, FixedEndpoint
 from rallypoint.control.client.tcp_link import TcpLink
@@ -18,11 +20,19 @@ from rallypoint.control.coordinator import connection
 from rallypoint.control.coordinator import session as server_session
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.server import ControlServer
-from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
+from rallypoint.control.membership.state import NodeId, NodeInfo, Settings, State
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import frame
 from rallypoint.control.protocol.handshake import ClientHandshake
-from rallypoint.control.protocol.messages import Heartbeat, JoinRequest, LeaveRequest, Progress, ProgressRequest
+from rallypoint.control.protocol.messages import (
+    Heartbeat,
+    JoinRequest,
+    LeaveRequest,
+    Notification,
+    Placed,
+    Progress,
+    ProgressRequest,
+)
 from tests.unit.coordinator.sockets import SocketNode
 
 TIMEOUT = 120.0
@@ -47,13 +57,14 @@ class Node(SocketNode):
     def hears(self) -> type:
         return type(codec.decode_notification(self.next()))
 
-    def heard_until_progress(self) -> int:
-        """How many heartbeats came before the answer to an inquiry, which is said now."""
+    def answers_until_progress(self) -> list[int]:
+        """How many heartbeats each answer has counted that came before the answer to an inquiry, which is said now."""
         self.sends(INQUIRE)
-        count = 0
-        while self.hears() is not Progress:
-            count += 1
-        return count
+        counts = []
+        while isinstance(answer := codec.decode_notification(self.next()), Heartbeat):
+            counts.append(answer.number)
+        assert isinstance(answer, Progress)
+        return counts
 
 
 @contextmanager
@@ -101,8 +112,46 @@ def test_of_a_large_job_every_second_heartbeat_is_answered_the_first_included(mo
         counts = []
         for _ in range(6):
             node.sends(HEARTBEAT)
-            counts.append(node.heard_until_progress())
-    assert counts == [1, 0, 1, 0, 1, 0]
+            counts.append(node.answers_until_progress())
+    assert counts == [[1], [], [2], [], [2], []]
+
+
+class _SlowJournal:
+    """A journal that has stored nothing yet."""
+
+    def append(self, number: int, state: State) -> None:
+        pass
+
+
+def test_a_heartbeat_is_not_counted_while_something_is_still_to_be_told() -> None:
+    """The end of the node's round may be among it: the answer would show that the round still stands."""
+    dispatcher = Dispatcher(SETTINGS._replace(min_nodes=1, max_nodes=1), journal=_SlowJournal())
+    with session(dispatcher) as node:
+        node.says(JOIN)
+        node.sends(HEARTBEAT)
+        assert codec.decode_notification(node.next()) == Heartbeat(0)
+        dispatcher.journal_written(1_000)
+        while node.hears() is not Placed:
+            pass
+        node.sends(HEARTBEAT)
+        assert codec.decode_notification(node.next()) == Heartbeat(2)
+
+
+def test_a_link_knows_when_the_heartbeat_was_sent_that_was_answered() -> None:
+    settings = SETTINGS._replace(lease=0.3)
+    server = ControlServer(Dispatcher(settings), listening_socket("127.0.0.1", 0))
+    place, began = DialTarget(Endpoint("127.0.0.1", server.port)), BOOT_CLOCK.monotonic()
+    deadline, told = Deadline.after(TIMEOUT), SimpleQueue[Notification]()
+    link = TcpLink(FixedEndpoint(place), settings, NodeId("", 1, 0), told.put, deadline)
+    try:
+        assert link.confirmed_at == -math.inf
+        while link.confirmed_at == -math.inf:
+            assert not deadline.expired
+            time.sleep(0.01)
+        assert began < link.confirmed_at < BOOT_CLOCK.monotonic()
+    finally:
+        link.close()
+        server.close()
 
 
 @pytest.mark.parametrize(("most", "interval"), [(0, SETTINGS.lease / 2.1), (256, 0.0)])

@@ -26,6 +26,7 @@ from rallypoint.control.protocol.messages import (
     JobEnded,
     JoinRequest,
     LinkOpened,
+    NextStore,
     Notification,
     Placed,
     Request,
@@ -121,7 +122,7 @@ def met(count: int) -> Iterator[tuple[CountingDispatcher, Nodes]]:
 
 
 def join(node: int) -> JoinRequest:
-    return JoinRequest(NodeInfo("default", 8, "", 1024 + node), TIMEOUT)
+    return JoinRequest(NodeInfo("default", 8, "", 1024 + node), TIMEOUT, keeps_place=True)
 
 
 def test_rank_exchange_restart_and_exit_barrier_cost_a_node_the_same_in_any_job() -> None:
@@ -130,15 +131,15 @@ def test_rank_exchange_restart_and_exit_barrier_cost_a_node_the_same_in_any_job(
         with met(count) as (dispatcher, nodes):
             nodes.say(join)
             nodes.hear(Placed)
-            nodes.links[0].send(Fail(0, CAUSE, 3))
+            nodes.links[0].send(NextStore(0, 2048))
+            nodes.links[0].send(Fail(0, CAUSE, 3, restarts_workers=True))
             nodes.hear(RoundEnded)
-            nodes.say(join)
             nodes.hear(Placed, times=2)
             nodes.say(lambda _node: Succeed(1))
             nodes.hear(JobEnded)
             *others, failed = sorted(map(dict, dispatcher.said.values()), key=len)
-            assert others == [{"JoinRequest": 2, "Succeed": 1}] * (count - 1)
-            assert failed == {"JoinRequest": 2, "Fail": 1, "Succeed": 1}
+            assert others == [{"JoinRequest": 1, "Succeed": 1}] * (count - 1)
+            assert failed == {"JoinRequest": 1, "NextStore": 1, "Fail": 1, "Succeed": 1}
             assert nodes.told == [{"Placed": 2, "RoundEnded": 1, "JobEnded": 1}] * count
             sizes.add(nodes.largest)
     assert max(sizes) - min(sizes) <= 16  # numbers grow by some digits, and nothing else does

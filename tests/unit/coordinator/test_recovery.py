@@ -99,7 +99,7 @@ class Job:
         for session, notice in sends:
             for node in self.nodes:
                 if node.session == session:
-                    node.held = after_notification(node.held, notice)
+                    node.held = after_notification(node.held, notice, self.now)
                     node.told.append(notice)
 
     def replaced(self) -> None:

@@ -86,7 +86,7 @@ def test_a_control_plane_that_has_forgotten_all_learns_the_size_from_the_nodes(s
     assert job.command(ResizeCommand(BY, *size)).done
     (action,) = {each for _, each in job.sent if isinstance(each, OperatorAction)}
     placed = next(each for session, each in running("a", "b", "c").sent if isinstance(each, Placed))
-    held = after_notification(after_notification(ResumeState(node_info=JOINED.node_info), placed), action)
+    held = after_notification(after_notification(ResumeState(last_join=JOINED), placed, 0.0), action, 0.0)
     held = held._replace(met="inc", opened="inc")
     (resumed,) = requests_to_repeat(held, 0.0)
     assert isinstance(resumed, ResumeRequest)

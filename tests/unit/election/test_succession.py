@@ -70,7 +70,7 @@ class Node:
         self.told: list[Notification] = []
 
     def hear(self, notice: Notification) -> None:
-        self.held = after_notification(self.held, notice)
+        self.held = after_notification(self.held, notice, 0.0)
         self.told.append(notice)
 
 

@@ -18,7 +18,9 @@ from rallypoint.control.protocol.messages import (
     Heartbeat,
     JoinRequest,
     LinkLost,
+    NextStore,
     Notification,
+    Placed,
     Placement,
     Progress,
     ResumeRequest,
@@ -54,7 +56,7 @@ def progress(*, spare: bool) -> Progress:
 @pytest.mark.parametrize(("now", "left"), [(100.0, 500.0), (700.0, 0.0)])
 def test_a_join_waits_no_longer_for_being_said_again(now: float, left: float) -> None:
     assert timeouts(waiting(), now) == [left]
-    assert timeouts(after_notification(waiting(), progress(spare=False)), now) == [left]
+    assert timeouts(after_notification(waiting(), progress(spare=False), 0.0), now) == [left]
     assert timeouts(waiting(timeout=math.inf), now) == [math.inf]
 
 
@@ -66,12 +68,32 @@ def test_a_join_that_is_said_again_tells_how_long_it_has_waited() -> None:
 
 
 def test_a_spare_waits_for_as_long_as_it_takes() -> None:
-    assert timeouts(after_notification(waiting(), progress(spare=True)), 7_000.0) == [600.0]
+    assert timeouts(after_notification(waiting(), progress(spare=True), 0.0), 7_000.0) == [600.0]
 
 
 def test_a_join_is_not_asked_of_a_second_coordinator() -> None:
     assert without_foreign_join(waiting(), "a") == waiting()
     assert without_foreign_join(waiting(), "b").join is None
+
+
+def test_a_node_that_keeps_its_place_has_joined_by_that_with_the_store_that_it_has_told() -> None:
+    held = after_request(after_notification(waiting(), Placed(PLACEMENT), 5.0), NextStore(0, 7100), 6.0)
+    assert requests_to_repeat(held, 6.0)[1:] == [NextStore(0, 7100)]
+    held = after_notification(held, RoundEnded(RoundEnd(0, Reason.FAILURE, "h"), keeps_place=True), 100.0)
+    own = MEMBER._replace(store_port=7100)
+    resumed, join = requests_to_repeat(held, 200.0)
+    assert isinstance(resumed, ResumeRequest)
+    assert (resumed.joining, resumed.round_over, resumed.node_info.store_port) == (True, True, 7100)
+    assert join == JoinRequest(own, timeout=500.0, waited=100.0)
+    placed = after_notification(held, Placed(PLACEMENT._replace(round=1)), 200.0)
+    assert not placed.needs_coordinator
+    assert requests_to_repeat(placed, 200.0)[1:] == []
+
+
+def test_where_the_next_store_is_no_second_coordinator_is_told() -> None:
+    held = after_request(after_notification(waiting(), Placed(PLACEMENT), 5.0), NextStore(0, 7100), 6.0)
+    assert without_foreign_join(held, "a") == held
+    assert requests_to_repeat(without_foreign_join(held, "b"), 6.0)[1:] == []
 
 
 def test_a_place_that_is_to_be_confirmed_needs_the_coordinator_until_it_is() -> None:
@@ -80,9 +102,9 @@ def test_a_place_that_is_to_be_confirmed_needs_the_coordinator_until_it_is() -> 
     assert requests_to_repeat(held, 0.0) == [ConfirmRequest(1)]
     assert give_up_at(held, 10.0, 600.0) == 610.0
     newer = after_request(held, ConfirmRequest(2), 0.0)
-    assert requests_to_repeat(after_notification(newer, Confirmed(1)), 0.0) == [ConfirmRequest(2)]
+    assert requests_to_repeat(after_notification(newer, Confirmed(1), 0.0), 0.0) == [ConfirmRequest(2)]
     for answer in (Confirmed(2), RoundEnded(RoundEnd(0, Reason.LOST, "h"))):
-        told = after_notification(newer._replace(placement=PLACEMENT), answer)
+        told = after_notification(newer._replace(placement=PLACEMENT), answer, 0.0)
         assert give_up_at(told, 10.0, 600.0) == math.inf
         assert ConfirmRequest(2) not in requests_to_repeat(told, 0.0)
 
@@ -90,16 +112,16 @@ def test_a_place_that_is_to_be_confirmed_needs_the_coordinator_until_it_is() -> 
 def test_a_confirmation_of_the_number_of_a_round_drops_nothing_else() -> None:
     """As tuples, `Succeed(2)` and `ConfirmRequest(2)` are equal."""
     held = after_request(ResumeState(placement=PLACEMENT._replace(round=2)), Succeed(2), 0.0)
-    held = after_notification(after_request(held, ConfirmRequest(2), 0.0), Confirmed(2))
+    held = after_notification(after_request(held, ConfirmRequest(2), 0.0), Confirmed(2), 0.0)
     assert [type(each) for each in held.repeated_requests] == [Succeed]
 
 
 def test_a_coordinator_that_has_not_answered_yet_is_not_the_one_that_knows() -> None:
     """What was sent at the beginning of its session may have been lost."""
-    held = after_notification(waiting(), Heartbeat())
+    held = after_notification(waiting(), Heartbeat(), 0.0)
     held = without_foreign_join(held, "b")._replace(opened="b")
     assert requests_to_repeat(held, 0.0)[0] == ResumeRequest("a", MEMBER)
-    assert requests_to_repeat(after_notification(held, Heartbeat()), 0.0)[0] == ResumeRequest("b", MEMBER)
+    assert requests_to_repeat(after_notification(held, Heartbeat(), 0.0), 0.0)[0] == ResumeRequest("b", MEMBER)
     assert requests_to_repeat(waiting(), 0.0)[0] == ResumeRequest("a", MEMBER, joining=True)
 
 

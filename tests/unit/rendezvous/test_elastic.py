@@ -8,19 +8,24 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from rallypoint.base.errors import UserError
-from rallypoint.control.membership.state import Drain, NodeInfo, Succeed
+from rallypoint.control.membership.state import Drain, Fail, NodeInfo, Succeed
 from rallypoint.control.protocol.errors import RendezvousClosedError, RendezvousTimeoutError
 from rallypoint.control.protocol.messages import Notification, Placed, ProgressRequest, RoundEnded
+from rallypoint.failures.cause import Cause
 from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.handler import RendezvousInfo, get_rendezvous_handler
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.store.client import TCPStore
 from rallypoint.store.errors import StoreError
 from tests.ports import free_port
+
+CAUSE = Cause(0, 0, "h", 42, 1, "boom", "", 0.0, "")
+M = TypeVar("M", bound=Notification)
 
 
 def handler(backend: str, endpoint: str, nodes: int, /, **options: object) -> ElasticHandler:
@@ -113,6 +118,61 @@ def test_a_static_job_has_a_new_store_before_the_next_round_can_be_complete() ->
         new.set("of round 1", "y")
         new.close()
         old.close()
+
+
+def next_of(kind: type[M], told: queue.SimpleQueue[Notification]) -> M:
+    while not isinstance(notice := told.get(timeout=20), kind):
+        pass
+    return notice
+
+
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+def test_nodes_that_keep_their_places_meet_at_the_store_that_was_told(backend: str) -> None:
+    with handlers(backend, f"127.0.0.1:{free_port()}", 2) as made:
+        queues = [queue.SimpleQueue[Notification]() for _ in made]
+        for each, told in zip(made, queues, strict=True):
+            each.listen(told.put)
+            each.join(NodeInfo("default", 1, "", 0), keeps_place=True)
+        places = [next_of(Placed, told).placement for told in queues]
+        first = made[[each.group_rank for each in places].index(0)]
+        for each, place in zip(made, places, strict=True):
+            each.begin_round(place)
+        old = TCPStore(places[0].store_address, places[0].store_port, timeout=timedelta(seconds=20))
+        old.set("of round 0", "x")
+        first.tell_next_store(0)
+        first.send(Fail(0, CAUSE, 3, restarts_workers=True))
+        ends = [next_of(RoundEnded, told) for told in queues]
+        assert [each.keeps_place for each in ends] == [True, True]
+        again = [next_of(Placed, told).placement for told in queues]
+        assert [(each.round, each.group_rank, each.restart_workers) for each in again] == [
+            (1, each.group_rank, True) for each in places
+        ]
+        new = TCPStore(again[0].store_address, again[0].store_port, timeout=timedelta(seconds=20))
+        assert not new.check(["of round 0"])
+        assert old.get("of round 0") == b"x", "workers that are being stopped keep what they had"
+        for each, place in zip(made, again, strict=True):
+            each.keep_place()
+            each.begin_round(place)
+        with pytest.raises(StoreError):
+            old.get("of round 0")
+        new.set("of round 1", "y")
+        new.close()
+        old.close()
+
+
+def test_no_join_has_a_store_that_was_told_before() -> None:
+    """Others may have used it in a round of which this node has not heard."""
+    with handlers("c10d", f"127.0.0.1:{free_port()}", 1) as (made,):
+        told = queue.SimpleQueue[Notification]()
+        made.listen(told.put)
+        made.join(NodeInfo("default", 1, "", 0), keeps_place=True)
+        made.begin_round(next_of(Placed, told).placement)
+        made.tell_next_store(0)
+        next_port = made._stores.prepare("127.0.0.1")[1]
+        made.send(Drain(0))
+        assert not next_of(RoundEnded, told).keeps_place
+        made.join(NodeInfo("default", 1, "", 0), keeps_place=True)
+        assert next_of(Placed, told).placement.store_port != next_port
 
 
 def test_a_job_that_has_ended_is_not_joined(tmp_path: Path) -> None:

@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
+from collections import deque
 
-from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
+from rallypoint.base.clock import BOOT_CLOCK, SYSTEM_CLOCK, Deadline
 from rallypoint.base.endpoint import unmapped_address, usable_address
 from rallypoint.base.log import get_logger
 from rallypoint.base.loop import shared_loop
@@ -92,6 +94,10 @@ class TcpLink:
         """See `Link.address`. Set once, on the loop's thread, before `LinkOpened` is delivered."""
         self.lease = settings.lease
         """See `Link.lease`: that of the job, once a session is open."""
+        self.confirmed_at = -math.inf
+        """See `Link.confirmed_at`."""
+        self._heartbeats: deque[float] = deque()
+        """When those of this session were sent that have no answer yet, on `BOOT_CLOCK`."""
         self._waiting_since: float | None = None
         self._embedded = True
         """Whether the server lives inside an agent of the job, by the last session; before the first it may."""
@@ -218,18 +224,25 @@ class TcpLink:
         if isinstance(notification, SessionEnded):
             self._end_detail = notification.detail
             return
-        self._update_resume_state(after_notification(self._resume_state, notification))
-        if not isinstance(notification, Heartbeat) and not self._closed:
+        now = SYSTEM_CLOCK.monotonic()
+        self._update_resume_state(after_notification(self._resume_state, notification, now))
+        if isinstance(notification, Heartbeat):
+            for _ in range(min(notification.number, len(self._heartbeats))):
+                self.confirmed_at = self._heartbeats.popleft()
+        elif not self._closed:
             self._deliver(notification)
 
     async def _send_heartbeats(self, session: ClientSession) -> None:
         heartbeat = _payload(Heartbeat())
         wanted = session.welcome.heartbeat_interval
+        self._heartbeats.clear()
         if wanted:  # by a server of many nodes, which may all have come at the same time
             await asyncio.sleep(wanted * os.urandom(1)[0] / 256)
+            self._heartbeats.append(BOOT_CLOCK.monotonic())
             session.send(heartbeat)
         while True:
             await asyncio.sleep(wanted or session.welcome.lease / 3)
+            self._heartbeats.append(BOOT_CLOCK.monotonic())
             session.send(heartbeat)
 
     # Dialing

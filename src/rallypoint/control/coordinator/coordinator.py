@@ -17,6 +17,9 @@ Laws:
    coordinator.
 6. A successor with the full state of a coordinator (`restore`) takes its name: to the nodes it is the same one, which
    has lost all its sessions.
+7. The nodes of a round join anew, or all keep their places: if it was ended by a failure, on a node whose workers are
+   all restarted; if no node has gone or is about to go; if each has said in its session that it needs no request; and
+   if the node of group rank 0 has said where the next store will be (decision 3).
 """
 
 from __future__ import annotations
@@ -73,6 +76,7 @@ from rallypoint.control.membership.state import (
     Reason,
     RecordProgress,
     Refusal,
+    Rejoin,
     Settings,
     State,
     Stop,
@@ -86,6 +90,7 @@ from rallypoint.control.protocol.messages import (
     ConfirmRequest,
     JoinRequest,
     LeaveRequest,
+    NextStore,
     NodeAnswer,
     Notification,
     Placed,
@@ -171,6 +176,8 @@ class Coordinator:
         self._hosts_round = -1
         self._placements: tuple[tuple[object, ...], dict[NodeId, Placement]] = ((), {})
         """What the placements of the running round follow from, and these."""
+        self._next_store = NextStore(-1, 0)
+        """The newest: it counts for its round only."""
         self._completed_a_round = False
         """Whether a round was completed here, and not only taken over from an earlier coordinator."""
         self._told_waiting: tuple[int, Mapping[NodeId, NodeInfo]] = (-1, {})
@@ -279,7 +286,7 @@ class Coordinator:
     def _on_join(self, speaker: SessionRecord, request: JoinRequest, now: float) -> None:
         node_info = request.node_info
         speaker.repeats_join = False
-        speaker.addresses = request.addresses
+        speaker.addresses, speaker.keeps_place = request.addresses, request.keeps_place
         self._report_differences(speaker, node_info)
         if speaker.skips_join:
             speaker.skips_join = False
@@ -289,6 +296,10 @@ class Coordinator:
         asked = Join(node_info, now + request.timeout, now - request.waited, self.state.abandoned.number)
         self._wait(speaker.node, asked)
         self._continue_join(speaker.node, now)
+
+    def _on_next_store(self, speaker: SessionRecord, request: NextStore, _now: float) -> None:
+        if self.state.runs(speaker.node, request.round) and self.state.participants[speaker.node].rank == 0:
+            self._next_store = request
 
     def _on_leave(self, speaker: SessionRecord, request: LeaveRequest, now: float) -> None:
         self._pending.pop(speaker.node, None)
@@ -322,7 +333,9 @@ class Coordinator:
         stranger = bool(self._hosts) and self._placeholders_until is None and self.is_stranger(speaker)
         if known := self.state.knows(speaker.node):
             before = self.state
-            self._set(without_given_up_join(before, speaker.node, request, self.settings), now)
+            self._set(without_given_up_join(before, speaker.node, request, self.settings, self.incarnation), now)
+            if self.state is not before:
+                self._pending.pop(speaker.node, None)
             self._settle(before, now)
             self._sends = [each for each in self._sends if each[0] != speaker.number]  # it knows nothing of that round
             self._check_all_reported(now)
@@ -343,10 +356,10 @@ class Coordinator:
         told = missed_notifications(self.state, speaker.node, request)
         place = self.state.participants.get(speaker.node) if self.state.complete else None
         misses_place = place is not None and self.state.round > request.round and not self.state.is_preempted
-        if misses_place:
-            self._send_placed(speaker.node, self._all_placements()[speaker.node])
         for each in told:
             self._reply(speaker, each)
+        if misses_place:
+            self._send_placed(speaker.node, self._all_placements()[speaker.node])
         news = misses_place or bool(told)
         speaker.skips_join = request.joining and news
         speaker.repeats_join = request.joining and not news
@@ -404,6 +417,7 @@ class Coordinator:
 
     _RECEIVE: dict[type, Callable[[Any, SessionRecord, Any, float], None]] = {  # noqa: RUF012 - a table, never changed
         JoinRequest: _on_join,
+        NextStore: _on_next_store,
         LeaveRequest: _on_leave,
         **dict.fromkeys(get_args(NodeOperation), _on_operation),
         ResumeRequest: _on_resume_state,
@@ -526,7 +540,8 @@ class Coordinator:
         """Notify the nodes that a change concerns, and check all joins again while it could matter to them."""
         while before is not self.state:
             after = self.state
-            self._notify(before, after)
+            kept = self._kept_places(before, after)
+            self._notify(before, after, keeps_places=bool(kept))
             self.history.record(before, after, now)
             if after.quiet:
                 self._look_for_hang(before, after, now)
@@ -537,6 +552,31 @@ class Coordinator:
             before = after
             for node in unblocked:
                 self._retry_join(node, now)
+            if kept:
+                self._rejoin(kept, now)
+
+    def _kept_places(self, before: State, after: State) -> Mapping[NodeId, NodeInfo]:
+        """What the nodes of a round that has ended take part in the next one with, if law 7 holds; else empty."""
+        ended, end = before.participants, after.ended
+        if not before.complete or after.complete or after.closed or self._next_store.round != before.round:
+            return {}
+        if end is None or end.reason is not Reason.FAILURE or not end.restarts_workers:
+            return {}
+        some_go = before.preempted is not None or before.finished or len(after.survivors) != len(ended)
+        if some_go or len(after.survivors) + len(after.wait_list) > self.settings.max_nodes:
+            return {}
+        if any((session := self.sessions.of(node)) is None or not session.keeps_place for node in ended):
+            return {}
+        infos = {node: each.node_info for node, each in ended.items()}
+        host = next(node for node, each in ended.items() if each.rank == 0)
+        return infos | {host: infos[host]._replace(store_port=self._next_store.store_port, restarts_workers=True)}
+
+    def _rejoin(self, nodes: Mapping[NodeId, NodeInfo], now: float) -> None:
+        """These nodes take part in the forming round; if it is not complete at once, they wait like any others."""
+        self._run(next(iter(nodes)), Rejoin(nodes), now)
+        if not self.state.complete:
+            for node, node_info in nodes.items():
+                self._wait(node, Join(node_info, now + self.settings.join_timeout, now, self.state.abandoned.number))
 
     def _unblocked(self, before: State, after: State) -> list[NodeId]:
         """The nodes whose waiting joins can perhaps continue now."""
@@ -547,13 +587,13 @@ class Coordinator:
         free = max(0, self.settings.max_nodes - _places(after))
         return list(islice((each for each in after.redundancy_list if each in self._pending), free))
 
-    def _notify(self, before: State, after: State) -> None:
+    def _notify(self, before: State, after: State, *, keeps_places: bool = False) -> None:
         if after.verdict is not None and before.verdict is None:
             self._pending.clear()
             for_all, for_some = end_notifications(after, after.verdict)
             self._sends += [(each.number, for_some.get(each.node, for_all)) for each in self.sessions]
             return
-        for nodes, notification in notification_diff(before, after):
+        for nodes, notification in notification_diff(before, after, keeps_places=keeps_places):
             # A node that leaves by this very change need not be notified of it.
             concerned = [each for each in nodes if after.knows(each) or each not in before.participants]
             self.send_to(concerned, notification)

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
-from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.clock import BOOT_CLOCK, SYSTEM_CLOCK, Clock
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from rallypoint.base.log import get_logger
 from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
@@ -246,6 +246,11 @@ class Dispatcher:
         with self._lock:
             return self._coordinator.heartbeat(session, self._clock.monotonic())
 
+    @property
+    def has_notifications(self) -> bool:
+        """Whether some are still to be delivered."""
+        return bool(self._outbox)
+
     def detach(self, session: int, reason: Reason = Reason.LOST, detail: str = "") -> None:
         """A session has ended, in the way that `detail` says."""
         with self._lock:
@@ -404,6 +409,11 @@ class LocalLink:
     def lease(self) -> float:
         """See `Link.lease`."""
         return self._dispatcher.settings.lease
+
+    @property
+    def confirmed_at(self) -> float:
+        """See `Link.confirmed_at`: both are one process."""
+        return BOOT_CLOCK.monotonic()
 
     def send(self, request: Request) -> None:
         """Send a request to the dispatcher; notifications may be delivered before this returns."""

@@ -38,16 +38,18 @@ from rallypoint.control.protocol.messages import (
 from rallypoint.failures.cause import Cause, Ending
 
 
-def notification_diff(before: State, after: State) -> list[tuple[Collection[NodeId], Notification]]:
+def notification_diff(
+    before: State, after: State, *, keeps_places: bool = False
+) -> list[tuple[Collection[NodeId], Notification]]:
     """The notifications that a change of the state makes due, except for placements, waiting nodes and the job's end.
 
-    Rounds in between may have been missed.
+    Rounds in between may have been missed. `keeps_places`: see `RoundEnded.keeps_place`.
     """
     due: list[tuple[Collection[NodeId], Notification]] = []
     if after.round > before.round:
         # A node that had succeeded and was unreachable for a while has no place there any more, but waits for the rest.
         others = sorted(each for each in before.succeeded if each not in before.participants)
-        due.append(([*before.participants, *others], RoundEnded(_round_end(before, after))))
+        due.append(([*before.participants, *others], RoundEnded(_round_end(before, after), keeps_places)))
     said = after.preempted
     if said is not None and (said != before.preempted or after.round != before.round):
         told = [node for node in after.participants if said.whole_job or node != said.node]

@@ -15,6 +15,8 @@ Laws:
    completed until nodes of a running one have had the time to report.
 6. A node that has met another coordinator since has given up the join that it had sent us (`resume_state`, law 1). It
    keeps its place, which waits for its next join: no round goes on with the data of the first one.
+7. A node that keeps its place without a join (law 7 of `coordinator`) may not have heard of it: it is told of both, the
+   end of the round that it holds and its new place, unless it has heard from another coordinator since.
 """
 
 from __future__ import annotations
@@ -111,10 +113,11 @@ def with_later_rounds(state: State, request: ResumeRequest) -> State:
 
 def missed_notifications(state: State, node: NodeId, request: ResumeRequest) -> list[Notification]:
     """The notifications that `node` has missed besides its placement, judged by what it holds."""
-    if node in state.participants and state.is_preempted:
-        return [] if node in state.consents or node in state.succeeded else [preempted(state)]
     if node in state.participants and state.complete:
-        return []
+        unaware = not request.round_over and request.round < state.round  # it has kept its place (law 7)
+        ended = [RoundEnded(end_of(state, request.round), keeps_place=True)] if unaware else []
+        asked = state.is_preempted and node not in state.consents and node not in state.succeeded
+        return [*ended, preempted(state)] if asked else [*ended]
     if node in state.succeeded and state.round == request.round:
         return []
     if not request.round_over:
@@ -127,13 +130,18 @@ def missed_notifications(state: State, node: NodeId, request: ResumeRequest) -> 
     return []
 
 
-def without_given_up_join(state: State, node: NodeId, request: ResumeRequest, settings: Settings) -> State:
-    """The state after `node`, which has come back, has reported which join it waits with (law 6)."""
+def without_given_up_join(
+    state: State, node: NodeId, request: ResumeRequest, settings: Settings, incarnation: str
+) -> State:
+    """The state after `node`, which has come back to the coordinator of that name, has reported which join it waits
+    with (law 6), unless it has kept its place (law 7).
+    """
     place = state.participants.get(node)
     if place is None or (request.joining and request.node_info.store_port == place.node_info.store_port):
         return state
     if state.complete:
-        if state.round <= request.round:
+        unaware = not request.round_over and request.incarnation == incarnation and place.previous_rank is not None
+        if state.round <= request.round or unaware:
             return state
         end = RoundEnd(state.round, Reason.LOST, name_of(state, node), detail=_GIVEN_UP_DETAIL)
         return _over_for(state, node, end, settings)

@@ -6,6 +6,7 @@ It has no socket: its connection sends for it. The simulator drives the same cla
 from __future__ import annotations
 
 import time
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from rallypoint.base.log import printable
@@ -42,6 +43,8 @@ COMMAND_REFUSED = (
     "remote_control=true in --rdzv-conf"
 )
 
+_answer_to = lru_cache(maxsize=8)(lambda number: codec.encode(Heartbeat(number)))
+"""The answer to that many heartbeats: mostly the same bytes."""
 _MANY_HEARTBEATS_PER_LEASE = 2.1
 """If there are many sessions; otherwise three. More than two, so that less than half a lease lies between them: silence
 of all nodes for that long would look like an outage of ours (`control.coordinator.sessions`).
@@ -94,6 +97,8 @@ class ServerSession:
         self._leaving = False
         self._answered = False
         """Whether the last heartbeat was answered."""
+        self._unanswered = 0
+        """How many have arrived that no answer has counted yet."""
         self.node_name = ""
         """The node's name of its host, once it has greeted."""
         self.number = 0
@@ -150,11 +155,14 @@ class ServerSession:
         assert self._dispatcher is not None
         if not self._dispatcher.heartbeat(self.number):
             return self.end_reason
+        self._unanswered += 1
         self._answered = not self._answered or self._output.answers_all
         if self._answered:
-            # At once: an answer may overtake notifications, and means only that we are alive and have received all so
-            # far.
-            self._output.send(HEARTBEAT)
+            # At once. While notifications wait, for the journal say, it means only that we are alive: the end of its
+            # round may be among them.
+            counted = 0 if self._dispatcher.has_notifications else self._unanswered
+            self._output.send(_answer_to(counted))
+            self._unanswered -= counted
         return None
 
     def end(self, why: str) -> None:

@@ -70,6 +70,8 @@ class SessionRecord:
     """The differences from the job's settings that the node has been told."""
     addresses: tuple[str, ...] | None = None
     """The addresses of the node's interfaces, as sent with its last join."""
+    keeps_place: bool = False
+    """Whether the node may be given a place without a request, as said with its last join."""
 
 
 class SessionRegistry:

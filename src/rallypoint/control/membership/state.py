@@ -118,6 +118,8 @@ class RoundEnd(NamedTuple):
     restarts: Restarts = Restarts()
     held_back: float = 0.0
     """Seconds for which the next round is held back after a failure without progress."""
+    restarts_workers: bool = False
+    """Whether no worker goes on in its process, since on the node of the failure not all can."""
 
 
 class RemovedNode(NamedTuple):
@@ -395,6 +397,14 @@ class Join(NamedTuple):
     since: int = 0
 
 
+class Rejoin(NamedTuple):
+    """All survivors of the round that has ended take part again, with this information about them, as if each had
+    joined. Done when a round with them is complete.
+    """
+
+    node_infos: Mapping[NodeId, NodeInfo]
+
+
 class Exit(NamedTuple):
     """Take no part any more. `reason` distinguishes a departure from a loss noticed elsewhere, `detail` says how."""
 
@@ -404,11 +414,15 @@ class Exit(NamedTuple):
 
 
 class Fail(NamedTuple):
-    """A worker of this node failed in `round`; the job may be restarted `max_restarts` times."""
+    """A worker of this node failed in `round`; the job may be restarted `max_restarts` times.
+
+    `restarts_workers`: see `NodeInfo`.
+    """
 
     round: int
     cause: Cause
     max_restarts: int
+    restarts_workers: bool = False
 
 
 class Succeed(NamedTuple):
@@ -493,7 +507,7 @@ class KeepLeaseAlive(NamedTuple):
 NodeOperation = Fail | Succeed | Drain | Preempt | PreemptJob | RecordProgress | ReportQuiet | Close
 """The operations that a node sends unchanged."""
 
-Operation = NodeOperation | Join | Exit | Restart | Resize | KeepLeaseAlive
+Operation = NodeOperation | Join | Rejoin | Exit | Restart | Resize | KeepLeaseAlive
 
 
 class Stop(Enum):

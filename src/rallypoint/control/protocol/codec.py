@@ -145,6 +145,7 @@ _TYPES: tuple[type, ...] = (
     messages.HangReport,
     messages.ConfirmRequest,
     messages.Confirmed,
+    messages.NextStore,
 )
 _TAG = {kind: tag for tag, kind in enumerate(_TYPES)}
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])

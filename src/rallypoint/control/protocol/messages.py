@@ -129,13 +129,22 @@ class JoinRequest(NamedTuple):
     """Take part; give up after `timeout` seconds, `waited` of which have passed already.
 
     An empty `node_info.address` stands for the session's own. `addresses` are those of the node's interfaces, from
-    which its workers may connect to a store; None if they are not known.
+    which its workers may connect to a store; None if they are not known. With `keeps_place` the node may be given a
+    place in later rounds without a request (`RoundEnded.keeps_place`).
     """
 
     node_info: NodeInfo
     timeout: float
     waited: float = 0.0
     addresses: tuple[str, ...] | None = None
+    keeps_place: bool = False
+
+
+class NextStore(NamedTuple):
+    """From the node of group rank 0 in `round`: the port at which it would serve the next round's worker store."""
+
+    round: int
+    store_port: int
 
 
 class LeaveRequest(NamedTuple):
@@ -146,8 +155,11 @@ class LeaveRequest(NamedTuple):
 
 class Heartbeat(NamedTuple):
     """The node is alive. The coordinator sends the same back, in a large job to every second one: each side knows that
-    the other is alive.
+    the other is alive. `number` is how many heartbeats, since the last ones that were counted, this is the answer to,
+    after all that the node was to be told before; 0 if something is still to be told.
     """
+
+    number: int = 1
 
 
 class ProgressRequest(NamedTuple):
@@ -185,6 +197,7 @@ class ResumeRequest(NamedTuple):
 
 Request = (
     JoinRequest
+    | NextStore
     | LeaveRequest
     | NodeOperation
     | Heartbeat
@@ -240,9 +253,12 @@ class StorePeers(NamedTuple):
 
 
 class RoundEnded(NamedTuple):
-    """The round that you took part in is over; join again."""
+    """The round that you took part in is over; join again, unless you have by this: with `keeps_place` `Placed` follows
+    without a request, for the same node information as in that round, and the store that `NextStore` has told.
+    """
 
     end: RoundEnd
+    keeps_place: bool = False
 
 
 class NodesWaiting(NamedTuple):
@@ -449,6 +465,12 @@ class Link(Protocol):
     @property
     def lease(self) -> float:
         """Seconds of silence after which the others count this node as lost."""
+
+    @property
+    def confirmed_at(self) -> float:
+        """When the newest heartbeat was sent that was answered, on `BOOT_CLOCK`: until a lease after that, the others
+        count on this node. Minus infinity if there was none.
+        """
 
     def send(self, request: Request) -> None:
         """Send a request. Never blocks; a lost link delivers `LinkLost`."""

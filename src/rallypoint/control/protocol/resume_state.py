@@ -6,11 +6,13 @@ opens.
 Laws:
 
 1. Requests without an answer are sent again; the coordinator recognises those that it has received before. But a join
-   is not sent to another coordinator: its data may have been used in a place that the first gave. A spare waits for as
-   long as it takes.
+   is not sent to another coordinator: its data may have been used in a place that the first gave; nor is the port of
+   the next store, for the same reason. A spare waits for as long as it takes.
 2. A coordinator counts as met once it has sent anything in a session: only then has it certainly received what was
    sent at the beginning of that.
 3. Nothing is sent again after the job's end.
+4. A node that keeps its place when a round ends has joined: its join is the last one that it sent, begun anew, with the
+   port of the store that it has told.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from rallypoint.control.membership.state import Close, Fail, NodeInfo, NodeOperation, NodeRange, PreemptJob, Succeed
+from rallypoint.control.membership.state import Close, Fail, NodeOperation, NodeRange, PreemptJob, Succeed
 from rallypoint.control.protocol.messages import (
     CollectedPart,
     Confirmed,
@@ -32,6 +34,7 @@ from rallypoint.control.protocol.messages import (
     LinkDown,
     LinkLost,
     LinkUp,
+    NextStore,
     NodeReport,
     Notification,
     OperatorAction,
@@ -45,7 +48,7 @@ from rallypoint.control.protocol.messages import (
     RoundEnded,
 )
 
-_Repeated = NodeOperation | ConfirmRequest
+_Repeated = NodeOperation | NextStore | ConfirmRequest
 _NEEDS_ANSWER = (Fail, Succeed, ConfirmRequest)
 """After these the node waits for the coordinator, with no worker that runs."""
 
@@ -53,7 +56,8 @@ _NEEDS_ANSWER = (Fail, Succeed, ConfirmRequest)
 class ResumeState(NamedTuple):
     """A node's place, its open requests, and the coordinator that knows them.
 
-    `join` is the join that has no answer yet and the moment until which it may wait, `is_spare` whether the node has
+    `last_join` is the newest join, and `join` the same while it has no answer, with the moment until which it may wait;
+    `is_spare` is whether the node has
     been told that it waits as a spare, `refused` whether its last join failed; `repeated_requests` the requests about
     the running round. `last_ended_round` is the newest round that it knows to be over. `met` is the incarnation of
     the last session with an answer, `opened` that of the last one; both are empty before there was any.
@@ -61,7 +65,7 @@ class ResumeState(NamedTuple):
 
     met: str = ""
     opened: str = ""
-    node_info: NodeInfo | None = None
+    last_join: JoinRequest | None = None
     placement: Placement | None = None
     round_over: bool = True
     last_ended_round: int = -1
@@ -83,11 +87,8 @@ class ResumeState(NamedTuple):
 def after_request(held: ResumeState, request: Request, now: float) -> ResumeState:
     """The state after the node has sent `request`, at `now` seconds on its own clock."""
     match request:
-        case JoinRequest(node_info=node_info, timeout=timeout):
-            join = (request, now + timeout)
-            return held._replace(
-                node_info=node_info, join=join, is_spare=False, repeated_requests=(), ended=False, refused=False
-            )
+        case JoinRequest():
+            return _joined(held, request, now)._replace(repeated_requests=(), ended=False, refused=False)
         case LeaveRequest():
             return held._replace(placement=None, round_over=True, join=None, repeated_requests=())
         case Heartbeat() | ProgressRequest() | ResumeRequest() | NodeReport() | CollectedPart() | HangReport():
@@ -96,13 +97,17 @@ def after_request(held: ResumeState, request: Request, now: float) -> ResumeStat
             return held._replace(repeated_requests=_with(held.repeated_requests, operation))
 
 
+def _joined(held: ResumeState, join: JoinRequest, now: float) -> ResumeState:
+    return held._replace(last_join=join, join=(join, now + join.timeout), is_spare=False)
+
+
 def _with(requests: tuple[_Repeated, ...], request: _Repeated) -> tuple[_Repeated, ...]:
     """The requests, with this one in place of another of its kind."""
     return (*(each for each in requests if type(each) is not type(request)), request)
 
 
-def after_notification(held: ResumeState, notification: Notification) -> ResumeState:
-    """The state after the node has received `notification`."""
+def after_notification(held: ResumeState, notification: Notification, now: float) -> ResumeState:
+    """The state after the node has received `notification`, at `now` seconds on its own clock."""
     if held.met != held.opened and not isinstance(notification, LinkDown | LinkUp | LinkLost):
         held = held._replace(met=held.opened)
     match notification:
@@ -122,17 +127,7 @@ def after_notification(held: ResumeState, notification: Notification) -> ResumeS
         case OperatorAction(size=NodeRange() as size):
             return held._replace(size=size)
         case RoundEnded(end=end) if held.placement is None or end.round >= held.placement.round:
-            failures = held.failures
-            if held.placement is not None and end.cause is not None:
-                failures = max(failures, held.placement.restarts + 1)
-            news, held = (
-                end.round > held.last_ended_round,
-                held._replace(last_ended_round=max(held.last_ended_round, end.round), failures=failures),
-            )
-            if held.placement is None or end.round > held.placement.round:
-                # A round of ours was missed; the data of the join was used up in it.
-                return held._replace(join=None) if news else held
-            return held._replace(round_over=True, repeated_requests=_outside_rounds(held))
+            return _round_ended(held, notification, now)
         case Progress(spare=spare):
             return held._replace(is_spare=spare)
         case JoinRefused():
@@ -151,9 +146,33 @@ def after_notification(held: ResumeState, notification: Notification) -> ResumeS
             return held
 
 
+def _round_ended(held: ResumeState, ended: RoundEnded, now: float) -> ResumeState:
+    end, place, failures = ended.end, held.placement, held.failures
+    if place is not None and end.cause is not None:
+        failures = max(failures, place.restarts + 1)
+    last = held.last_ended_round
+    held = held._replace(last_ended_round=max(last, end.round), failures=failures)
+    if place is None or end.round > place.round:
+        # A round of ours was missed; the data of the join was used up in it.
+        return held._replace(join=None) if end.round > last else held
+    if ended.keeps_place and held.last_join is not None:
+        held = _joined(held, _begun_anew(held.last_join, held.repeated_requests), now)
+    return held._replace(round_over=True, repeated_requests=_outside_rounds(held))
+
+
+def _begun_anew(join: JoinRequest, requests: tuple[_Repeated, ...]) -> JoinRequest:
+    """The join of a node that keeps its place, as the coordinator has it (law 4)."""
+    ports = (each.store_port for each in requests if isinstance(each, NextStore))
+    node_info = join.node_info._replace(store_port=next(ports, join.node_info.store_port))
+    return join._replace(node_info=node_info, timeout=join.timeout + join.waited, waited=0.0)
+
+
 def without_foreign_join(held: ResumeState, incarnation: str) -> ResumeState:
-    """The state for a session with the coordinator `incarnation`: without a join that was sent to another one."""
-    return held if held.opened in ("", incarnation) else held._replace(join=None)
+    """The state for a session with the coordinator `incarnation`: without what only another one may use (law 1)."""
+    if held.opened in ("", incarnation):
+        return held
+    others = tuple(each for each in held.repeated_requests if not isinstance(each, NextStore))
+    return held._replace(join=None, repeated_requests=others)
 
 
 def requests_to_repeat(held: ResumeState, now: float) -> list[Request]:
@@ -163,8 +182,8 @@ def requests_to_repeat(held: ResumeState, now: float) -> list[Request]:
     if held.ended:
         return []
     again: list[Request] = []
-    if held.opened and held.node_info is not None:
-        again.append(_resume_request(held, held.node_info))
+    if held.opened and held.last_join is not None:
+        again.append(_resume_request(held, held.last_join))
     again += held.repeated_requests
     if held.join is not None:
         request, until = held.join
@@ -186,8 +205,8 @@ def give_up_at(held: ResumeState, since: float, timeout: float) -> float:
     return min(since + timeout, held.join[1])
 
 
-def _resume_request(held: ResumeState, node_info: NodeInfo) -> ResumeRequest:
-    place, incarnation = held.placement, held.met or held.opened
+def _resume_request(held: ResumeState, join: JoinRequest) -> ResumeRequest:
+    place, incarnation, node_info = held.placement, held.met or held.opened, join.node_info
     joining = held.join is not None
     if place is None:
         last = held.last_ended_round

@@ -1,0 +1,45 @@
+"""Nodes that keep their places leave the state that their joins one after the other leave."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from rallypoint.control.membership.state import Exit, Fail, Join, NodeId, Reason, Rejoin, Settings, Succeed
+from tests.effort import examples
+from tests.unit.membership.running import CAUSE, INFO, SEVEN, done, joined
+
+OPERATIONS = st.sampled_from([Join(INFO), Succeed(0), Exit(Reason.LOST)])
+
+
+@settings(max_examples=examples(500))
+@given(
+    st.integers(1, 3),
+    st.integers(3, 7),
+    st.sampled_from([0.0, 5.0]),
+    st.lists(
+        st.tuples(st.sampled_from(SEVEN), st.sampled_from([Join(INFO), Succeed(0), Exit(Reason.LOST)])), max_size=8
+    ),
+    st.lists(st.sampled_from(SEVEN), max_size=4),
+)
+def test_it_is_what_one_join_after_the_other_leaves(
+    least: int, most: int, backoff: float, before: list[tuple[NodeId, Join | Succeed | Exit]], come: list[NodeId]
+) -> None:
+    job = Settings("job", least, most, last_call_timeout=5.0, restart_backoff=backoff)
+    run = partial(done, job=job)
+    state = joined(SEVEN[:3], job)
+    for node, operation in before:
+        state = run(state, node, operation)
+    assume(state.complete and not state.closed and bool(state.participants))
+    ended = run(state, next(iter(state.participants)), Fail(state.round, CAUSE, 9))
+    for node in come:
+        if node not in ended.survivors:
+            ended = run(ended, node, Join(INFO))
+    assume(ended.survivors)
+    infos = {node: INFO._replace(store_port=7100 + number) for number, node in enumerate(ended.survivors)}
+    one_by_one = ended
+    for node, info in infos.items():
+        one_by_one = run(one_by_one, node, Join(info))
+    assert run(ended, next(iter(infos)), Rejoin(infos)) == one_by_one
