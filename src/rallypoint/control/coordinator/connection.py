@@ -16,7 +16,7 @@ import os
 import resource
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
@@ -312,12 +312,11 @@ class ControlConnection(asyncio.Protocol):
             self._collected += len(payload)
             self.send(payload)
 
-    def send(self, payload: bytes) -> None:
-        """Send a frame, signed if the session's are. On the loop's thread."""
+    def send(self, *payloads: bytes) -> None:
+        """Send each as a frame, signed if the session's are, in one write. On the loop's thread."""
         signers = self._session.signers
-        if signers is not None:
-            payload = signers.outgoing.sign(payload)
-        data = frame(payload) if self._magic_sent else MAGIC + frame(payload)
+        signed = payloads if signers is None else map(signers.outgoing.sign, payloads)
+        data = b"".join((b"" if self._magic_sent else MAGIC, *map(frame, signed)))
         self._magic_sent = True
         if self._done or self._transport.is_closing():
             return
@@ -444,13 +443,23 @@ class Connections:
     def write_posted(self) -> None:
         """Send what was posted. The loop is woken once for all that it has not handled yet."""
         self.posting = False  # first: an append from now on causes another call
+        posted: dict[ControlConnection, list[bytes]] = {}
         while self.outbox:
             connection, is_collected, payload = self.outbox.popleft()
-            try:
-                (connection.send_collected if is_collected else connection.send)(payload)
-            except Exception:  # of this connection alone: the others' notifications follow
-                log.exception("a notification could not be sent; the control connection is closed")
-                connection.abort()
+            if is_collected:
+                self._write(connection.send, connection, posted.pop(connection, ()))
+                self._write(connection.send_collected, connection, (payload,))
+            else:
+                posted.setdefault(connection, []).append(payload)
+        for connection, payloads in posted.items():
+            self._write(connection.send, connection, payloads)
+
+    def _write(self, send: Callable[..., None], connection: ControlConnection, payloads: Sequence[bytes]) -> None:
+        try:
+            send(*payloads)
+        except Exception:  # of this connection alone: the others' notifications follow
+            log.exception("a notification could not be sent; the control connection is closed")
+            connection.abort()
 
 
 _MAX_CONNECTIONS = 16384
