@@ -37,6 +37,7 @@ from rallypoint.rendezvous.params import RendezvousParameters
 
 _TIMEOUT = 240.0  # seconds until all have their place
 _HEARTBEAT = codec.encode(Heartbeat())
+_ANSWERS = {codec.encode(Heartbeat(number)) for number in range(4)}
 _LENGTH = 4
 """Bytes of a frame before its payload."""
 _AT_ONCE = 16
@@ -192,7 +193,7 @@ class _Crowd:
                 continue
             for signed in node.frames.feed(node.received()):
                 payload = node.verified(signed)
-                if payload == _HEARTBEAT:
+                if payload in _ANSWERS:
                     self.answers += 1
                 else:
                     self.messages += 1
