@@ -220,7 +220,7 @@ def version_of(data: bytes) -> int:
 # The state of a job, for shared backends and the journal: versioned and bounded besides.
 
 
-_VERSION = b"rallypoint-state-12:"
+_VERSION = b"rallypoint-state-13:"
 _MAX_STATE = 8 * 1024 * 1024
 _MAX_NAME = 255
 
