@@ -107,15 +107,17 @@ class StoreThread:
     def set_peers(self, peers: Sequence[str] | None) -> None:
         """From now on only these addresses and networks may be connected (None: all); others are disconnected. On any
         thread. Raises UserError if one of them is neither; OSError: there is no thread for a store that was held."""
-        from rallypoint.store.transport import networks
+        if peers is not None:
+            from rallypoint.store.transport import networks
 
-        networks(peers)
+            networks(peers)
         with self._lock:
             self._peers = [peers]
-            if not self._over:
-                self._wakeup.set()
-                if self._thread is None and not self._closing:
-                    self._begin()
+            if self._thread is not None:
+                if not self._over:
+                    self._wakeup.set()
+            elif not self._closing:
+                self._begin()  # which takes the peers before it serves anybody
 
     def close(self, most: float | None = None) -> None:
         """End all connections and stop listening. All is closed when this returns. Idempotent; on any thread.

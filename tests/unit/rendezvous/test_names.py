@@ -109,5 +109,5 @@ def test_the_name_of_a_machine_is_cut_and_cleaned_on_arrival() -> None:
 
 def test_a_shared_state_with_names_that_are_no_text_is_refused() -> None:
     state = State(participants={A._replace(host="n\x1b"): Participant(MEMBER)})
-    with pytest.raises(RendezvousStateError, match="no text"):
+    with pytest.raises(RendezvousStateError, match="not text"):
         decode_state(encode_state(state))

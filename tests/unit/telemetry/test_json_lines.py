@@ -133,10 +133,10 @@ def test_a_full_disk_costs_lines_and_the_file_says_so(
     [
         ("", "jsonl: names no file; write jsonl:PATH"),
         ("?keep=1", "names no file"),
-        ("e.jsonl?keep=-1", "says not how to rotate"),
-        ("e.jsonl?max_mb=0", "says not how to rotate"),
-        ("e.jsonl?max_mb=a", "says not how to rotate"),
-        ("e.jsonl?bytes=3", "says not how to rotate"),
+        ("e.jsonl?keep=-1", "does not describe a rotation"),
+        ("e.jsonl?max_mb=0", "does not describe a rotation"),
+        ("e.jsonl?max_mb=a", "does not describe a rotation"),
+        ("e.jsonl?bytes=3", "does not describe a rotation"),
         ("/dev/null/e.jsonl", "events cannot be written to /dev/null/e.jsonl: Not a directory"),
     ],
 )
