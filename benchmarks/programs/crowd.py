@@ -38,6 +38,7 @@ from rallypoint.control.protocol.handshake import Challenge, ClientHandshake, We
 from rallypoint.control.protocol.messages import (
     Heartbeat,
     JoinRequest,
+    NextStore,
     NodeReport,
     Notification,
     Placed,
@@ -147,7 +148,7 @@ class _Crowd:
             case Regroup(fails=fails):
                 first = next(iter(self._nodes.values()))
                 if fails:
-                    self._say(first, codec.encode(Fail(first.round, _CAUSE, _MAX_RESTARTS)))
+                    self._say(first, codec.encode(Fail(first.round, _CAUSE, _MAX_RESTARTS, restarts_workers=True)))
                 self._unplaced += self._order.nodes
                 return self._until_placed([])
             case ComeBack():
@@ -263,7 +264,7 @@ class _Crowd:
             node.lease = answer.lease
             self._heartbeats_a_second += 1 / (answer.heartbeat_interval or answer.lease / 3)
             self._greeted.append(node)
-            asked: tuple[object, ...] = (JoinRequest(node.info, _TIMEOUT),)
+            asked: tuple[object, ...] = (_join(node),)
             if node.incarnation:
                 asked = (ResumeRequest(node.incarnation, node.info, joining=True), *asked)
             node.incarnation = answer.incarnation
@@ -276,12 +277,19 @@ class _Crowd:
             place, node.placed_at = notice.placement, time.monotonic()
             node.round, node.rank, node.world_size = place.round, place.group_rank, place.group_world_size
             self._unplaced -= 1
+            if node.rank == 0:
+                self._say(node, codec.encode(NextStore(node.round, node.info.store_port)))
             if node.number in self._cut_off:
                 self._cut_off.pop(node.number).socket.close()
         elif isinstance(notice, RoundEnded):
-            self._say(node, codec.encode(JoinRequest(node.info, _TIMEOUT)))
+            if not notice.keeps_place:
+                self._say(node, codec.encode(_join(node)))
         elif isinstance(notice, ReportRequested):
             self._say(node, codec.encode(NodeReport(0, (_FIRST_PID + node.number,))))
+
+
+def _join(node: _Node) -> JoinRequest:
+    return JoinRequest(node.info, _TIMEOUT, keeps_place=True)
 
 
 def _settings(order: Gather) -> Settings:

@@ -232,7 +232,7 @@ def where_one_node_cannot_all_are_started_anew(rallyrun: Launcher) -> None:
     os.kill(plain.pid, signal.SIGKILL)
     assert is_new(before, ups(a.job, (0,), 2, 1)[0])
     assert is_new(plain, ups(b.job, (1,), 2, 1)[1])
-    assert "not all workers of the job can go on in their processes" in a.job.err
+    assert "not all workers of the job can continue in their processes" in a.job.err
     finishes(rallyrun, a.job, b.job)
 
 

@@ -258,11 +258,6 @@ def _failure_cuts_saving() -> AbstractContextManager[object]:
     return patch.dict(rules._RULES, {Fail: bad})
 
 
-def _ranks_of_who_is_left() -> AbstractContextManager[object]:
-    """Who hears late of its place is told ranks that do not count those who have succeeded and left."""
-    return patch.object(coordinator, "placements", lambda state, *more: placements(state._replace(finished={}), *more))
-
-
 def _all_requeue() -> AbstractContextManager[object]:
     """Each node of a preempted job believes that it is the one which requeues it."""
 
@@ -297,7 +292,6 @@ BUGS = (
     Mutation("workers go on beside others that were started anew", _mixed_job_survives),
     Mutation("a failure ends the round of a preempted job", _failure_cuts_saving),
     Mutation("all nodes requeue a preempted job", _all_requeue),
-    Mutation("ranks told late count only who is left", _ranks_of_who_is_left, found_by=60144),
     Mutation("a restart on request costs a restart", _restart_costs),
     Mutation("a drained node stays", _drained_stays, found_by=143),
     Mutation("a round is larger than the job was made", _all_survivors_stay, found_by=2299),

@@ -22,11 +22,12 @@ RESERVED = 256
 def allow_descriptors(wanted: float = float("inf"), what: str = "") -> int:
     """Raise the soft limit of open files as far as the hard limit allows; returns the limit. Children inherit it.
 
-    `what` names the owner of the `wanted` connections, for a warning if the hard limit is too low.
+    `what` names the owner of the `wanted` connections, for a warning if the hard limit is too low; there is another one
+    only for twice as many.
     """
     soft, hard = limits()
     is_low = hard != resource.RLIM_INFINITY and hard < wanted + RESERVED
-    if what and is_low and wanted > _reported.get(hard, 0):
+    if what and is_low and wanted >= 2 * _reported.get(hard, 0):
         _reported[hard] = wanted
         log.warning(
             "%s need %d open files of this process, which may have %d, so not all can connect; raise the hard limit "

@@ -8,7 +8,6 @@ import fcntl
 import re
 import socket
 import struct
-import termios
 from collections.abc import Sequence
 
 from rallypoint.base.errors import UserError
@@ -324,6 +323,8 @@ def is_acknowledged(connected: socket.socket) -> bool:
     """Whether the other side's kernel has received all that was written to a connection: it is not cut off, although
     its process may say nothing. False where this kernel does not tell.
     """
+    import termios
+
     try:
         (unacknowledged,) = _INT.unpack(fcntl.ioctl(connected.fileno(), termios.TIOCOUTQ, bytes(_INT.size)))
     except (OSError, ValueError):  # it is closed

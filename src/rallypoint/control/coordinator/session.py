@@ -153,7 +153,7 @@ class ServerSession:
     def refuse(self, sentence: str) -> str:
         """Tell the other side why it is refused. Returns why the connection must be closed."""
         self._output.send(codec.encode(HandshakeRefused(sentence)))
-        return f"refused: {sentence}"
+        return sentence
 
     def heartbeat(self) -> str | None:
         """A heartbeat has arrived. Returns as `receive` does."""

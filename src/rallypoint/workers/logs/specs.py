@@ -31,6 +31,7 @@ from rallypoint.failures.record import VARIABLE
 
 log = get_logger(__name__)
 
+_ERROR_FILE = "error.json"
 _MAX_NAME = 200
 """Bytes of the run id and the host in the name of a run's folder; file systems allow 255 for a name."""
 _MAX_HOST = 64
@@ -223,7 +224,7 @@ class DefaultLogsSpecs(LogsSpecs):
                 os.mkdir(folder)
             except OSError as error:
                 raise _refused(folder, error) from error
-            error_files[local_rank] = env[VARIABLE] = f"{folder}/error.json"
+            error_files[local_rank] = env[VARIABLE] = f"{folder}/{_ERROR_FILE}"
         stdouts, tee_stdouts = self._stream(Std.OUT, "stdout.log", attempt, len(envs))
         stderrs, tee_stderrs = self._stream(Std.ERR, "stderr.log", attempt, len(envs))
         logged = [rank for rank in envs if {stdouts[rank], stderrs[rank]} - {"", os.devnull}]
