@@ -18,8 +18,8 @@ Laws:
 6. A successor with the full state of a coordinator (`restore`) takes its name: to the nodes it is the same one, which
    has lost all its sessions.
 7. The nodes of a round join anew, or all keep their places: if it was ended by a failure, on a node whose workers are
-   all restarted; if no node has gone or is about to go; if each has said in its session that it needs no request; and
-   if the node of group rank 0 has said where the next store will be (decision 3).
+   all restarted; if the next round is not held back; if no node has gone or is about to go; if each has said in its
+   session that it needs no request; and if the node of group rank 0 has said where the next store will be (decision 3).
 """
 
 from __future__ import annotations
@@ -553,7 +553,7 @@ class Coordinator:
             for node in unblocked:
                 self._retry_join(node, now)
             if kept:
-                self._rejoin(kept, now)
+                self._run(next(iter(kept)), Rejoin(kept), now)
 
     def _kept_places(self, before: State, after: State) -> Mapping[NodeId, NodeInfo]:
         """What the nodes of a round that has ended take part in the next one with, if law 7 holds; else empty."""
@@ -563,20 +563,15 @@ class Coordinator:
         if end is None or end.reason is not Reason.FAILURE or not end.restarts_workers:
             return {}
         some_go = before.preempted is not None or before.finished or len(after.survivors) != len(ended)
-        if some_go or len(after.survivors) + len(after.wait_list) > self.settings.max_nodes:
+        places = len(after.survivors) + len(after.wait_list)
+        # A round that is not complete at once may lose its host: then another node needs a store that listens.
+        if some_go or after.restart_delay or not self.settings.min_nodes <= places <= self.settings.max_nodes:
             return {}
         if any((session := self.sessions.of(node)) is None or not session.keeps_place for node in ended):
             return {}
         infos = {node: each.node_info for node, each in ended.items()}
         host = next(node for node, each in ended.items() if each.rank == 0)
         return infos | {host: infos[host]._replace(store_port=self._next_store.store_port, restarts_workers=True)}
-
-    def _rejoin(self, nodes: Mapping[NodeId, NodeInfo], now: float) -> None:
-        """These nodes take part in the forming round; if it is not complete at once, they wait like any others."""
-        self._run(next(iter(nodes)), Rejoin(nodes), now)
-        if not self.state.complete:
-            for node, node_info in nodes.items():
-                self._wait(node, Join(node_info, now + self.settings.join_timeout, now, self.state.abandoned.number))
 
     def _unblocked(self, before: State, after: State) -> list[NodeId]:
         """The nodes whose waiting joins can perhaps continue now."""
