@@ -269,7 +269,8 @@ class ControlConnection(asyncio.Protocol):
             self._transport.abort()  # which closes our descriptor, and not the connection
 
     def _refuse(self, sentence: str) -> None:
-        self._close(self._session.refuse(sentence))
+        self._session.refuse(sentence)
+        self._close(sentence)
 
     # What its session requires of it (`SessionOutput`)
 

@@ -567,6 +567,8 @@ class Coordinator:
         # A round that is not complete at once may lose its host: then another node needs a store that listens.
         if some_go or after.restart_delay or not self.settings.min_nodes <= places <= self.settings.max_nodes:
             return {}
+        if any(each not in self._pending for each in after.wait_list):
+            return {}  # the round would wait for its join, and nobody's own would complete it
         if any((session := self.sessions.of(node)) is None or not session.keeps_place for node in ended):
             return {}
         infos = {node: each.node_info for node, each in ended.items()}

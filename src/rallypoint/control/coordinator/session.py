@@ -150,10 +150,9 @@ class ServerSession:
                 answer = HandshakeRefused(str(error))
         return None if answer is None else self._answer(answer)
 
-    def refuse(self, sentence: str) -> str:
-        """Tell the other side why it is refused. Returns why the connection must be closed."""
+    def refuse(self, sentence: str) -> None:
+        """Tell the other side why it is refused; the connection must be closed."""
         self._output.send(codec.encode(HandshakeRefused(sentence)))
-        return sentence
 
     def heartbeat(self) -> str | None:
         """A heartbeat has arrived. Returns as `receive` does."""
@@ -183,7 +182,8 @@ class ServerSession:
 
     def _answer(self, answer: Challenge | HandshakeRefused) -> str | None:
         if isinstance(answer, HandshakeRefused):
-            return self.refuse(answer.sentence)
+            self.refuse(answer.sentence)
+            return answer.sentence
         self._output.send(codec.encode(answer))
         return None
 
