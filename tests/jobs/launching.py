@@ -145,7 +145,10 @@ class Job:
 
     def ends(self) -> int:
         """Wait for the end, also of its output; returns the exit code, negative for a signal."""
-        code = self._process.wait(TIMEOUT)
+        try:
+            code = self._process.wait(TIMEOUT)
+        except subprocess.TimeoutExpired as error:
+            raise AssertionError(f"after {TIMEOUT:.0f} s it has not ended\n{self.out}\n{self.err}") from error
         for reader in self._readers:
             reader.join(TIMEOUT)
             if reader.is_alive():  # to close what it reads from would wait for it
