@@ -63,6 +63,7 @@ def test_who_had_a_place_before_keeps_it_where_there_are_fewer() -> None:
         State(participants={new: Participant(info), first: Participant(info, previous_rank=0)}), NodeRange(1, 1)
     )
     assert (list(after.participants), list(after.redundancy_list)) == ([first], [new])
+    assert (after.last_call, after.last_calls) == (1, 1), "there are enough nodes now"
 
 
 def test_a_round_that_is_held_back_is_not_larger_than_the_job_was_made() -> None:
