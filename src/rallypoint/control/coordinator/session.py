@@ -133,7 +133,7 @@ class ServerSession:
             request = codec.decode_request(payload)
             if isinstance(request, Heartbeat):  # in another encoding than ours
                 return self.heartbeat()
-            if isinstance(request, LeaveRequest | JoinRequest):
+            if isinstance(request, (LeaveRequest, JoinRequest)):
                 self._leaving = isinstance(request, LeaveRequest)
             return None if self._dispatcher.receive(self.number, request) else self.end_reason
         if self.has_answered:
