@@ -466,6 +466,7 @@ class Connections:
         """There are no more connections."""
         self.transports.close()
         self.limiter.close()
+        self._users.close()
         if self.tls_threads is not None:
             self.tls_threads.shutdown(wait=False, cancel_futures=True)
 
