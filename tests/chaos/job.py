@@ -157,7 +157,8 @@ class ChaosJob:
         members = [] if self._etcd is None else [each.pid for each in self._etcd.members if each.running]
         left = set(below(os.getpid())) - {*parts, *members}
         wrong += [f"a process is left: {pid}" for pid in sorted(left) if not self._is_ours(pid)]
-        wrong += [f"a file is left: {path.name}" for path in self.temporary.iterdir()]
+        left_files = [path.name for path in self.temporary.iterdir() if not path.name.startswith("rallypoint-ended-")]
+        wrong += [f"a file is left: {name}" for name in left_files]
         return wrong
 
     def _is_ours(self, pid: int) -> bool:

@@ -236,8 +236,9 @@ class Launcher:
                 yield int(name), command
 
     def left_files(self) -> list[str]:
-        """Temporary files that were not taken away."""
-        return sorted(str(path.relative_to(self._temporary)) for path in self._temporary.rglob("*"))
+        """Temporary files that were not taken away, but for how jobs have ended."""
+        found = sorted(str(path.relative_to(self._temporary)) for path in self._temporary.rglob("*"))
+        return [each for each in found if not each.startswith("rallypoint-ended-")]
 
 
 @contextmanager

@@ -273,6 +273,8 @@ def launch_agent(
     assert config.logs_specs is not None
     parameters = _parameters(config, run_id)
     alone = parameters.max_nodes == 1
+    workers: WorkerController | None = None
+    ended_by: BaseException | None = None
     with ignore_signals_at_exit(), nullcontext() if alone else register_on_host(parameters, os.environ):
         try:
             if config.features.checks.preflight:
@@ -283,8 +285,16 @@ def launch_agent(
             workers = _workers(config, entrypoint, args, parameters)
             health = _health(workers, config, health_check_server)
             return _run(workers, health, config.role, program_name(entrypoint, args))
+        except BaseException as error:
+            ended_by = error
+            raise
         finally:
             config.logs_specs.clean_up()
+            if workers is not None:
+                from rallypoint.agent.features.ended_jobs import record_end
+
+                record_end(workers, ended_by)
+            ended_by = None  # its traceback has this frame
 
 
 def _run(

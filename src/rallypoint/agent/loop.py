@@ -212,9 +212,9 @@ class AgentLoop:
             self._progress_probe.woken()
 
     def _open_local_socket(self) -> None:
-        from rallypoint.agent.features.local_socket import LocalSocket
+        from rallypoint.agent.features.local_socket import LocalSocket, job_of
 
-        self._local_socket = LocalSocket(self._rendezvous.local_job)
+        self._local_socket = LocalSocket(lambda: job_of(self._workers))
         self._local_socket.open()
         self._sources.append(self._local_socket)
 

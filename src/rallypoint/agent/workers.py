@@ -86,7 +86,7 @@ class WorkerController:
         stuck_after: float | None = None,
     ) -> None:
         self.group = WorkerGroup(spec)
-        self.began = time.monotonic()
+        self.began, self.began_at = time.monotonic(), time.time()
         self.events: AgentEvents | None = None
         """Records the run, where somebody wants that (`record_events`)."""
         self.rendezvous = rendezvous

@@ -59,7 +59,7 @@ def _rendezvous(id_help: str) -> tuple[Argument, ...]:
     backends = ("c10d", "static", "etcd")
     text = "c10d, static or etcd (default: c10d)"
     return (
-        _value("--rdzv-backend", "NAME", text, default="c10d", choices=backends),
+        _value("--rdzv-backend", "NAME", text, choices=backends),
         _value("--rdzv-id", "ID", id_help),
         _value("--rdzv-conf", "K=V,...", "options of the backend, such as tls_ca"),
     )
@@ -67,7 +67,14 @@ def _rendezvous(id_help: str) -> tuple[Argument, ...]:
 
 _JOB: tuple[str | Argument, ...] = (
     "the job",
-    _value("endpoint", "ENDPOINT", "the job's --rdzv-endpoint", nargs="?", default=""),
+    _value(
+        "endpoint",
+        "ENDPOINT",
+        "the job's --rdzv-endpoint; of a job on this machine also its id, number, port or script (default: "
+        "$RALLYPOINT_ENDPOINT, $PET_RDZV_ENDPOINT, or the only job here)",
+        nargs="?",
+        default="",
+    ),
     _value("--rdzv-endpoint", "ENDPOINT", "the same"),
     *_rendezvous("the job, where the control plane or this machine has several"),
 )
@@ -380,6 +387,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code_of(answered, "rallyctl") or answer or 0
 
 
+class _VerbParser(Parser):
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """As argparse does, with the verb that an unknown one is most like."""
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            from rallypoint.cli.convert import closest_match
+
+            meant = closest_match(value, action.choices)
+            hint = f"did you mean {meant}? " if meant else ""
+            self.error(f"there is no verb {value!r}; {hint}'rallyctl --help' lists all")
+        super()._check_value(action, value)
+
+
 def load(work: str) -> Callable[[argparse.Namespace], int | None]:
     module, _, name = work.partition(":")
     found: Callable[[argparse.Namespace], int | None] = getattr(import_module(f"rallypoint.cli.{module}"), name)
@@ -388,7 +407,7 @@ def load(work: str) -> Callable[[argparse.Namespace], int | None]:
 
 def build_parser() -> argparse.ArgumentParser:
     about = "Inspect and control jobs of rallyrun, and run services for them."
-    parser = Parser("rallyctl", description=about, formatter_class=HelpFormatter)
+    parser = _VerbParser("rallyctl", description=about, formatter_class=HelpFormatter)
     parser.add_argument("--version", action=ShowVersion, command="rallyctl")
     parser.add_argument(
         "--slurm", metavar="JOBID", default="", help="run the verb on the first node of this Slurm job, through srun"
@@ -399,7 +418,7 @@ def build_parser() -> argparse.ArgumentParser:
         page = verbs.add_parser(
             verb.name, help=verb.summary, description=verb.text, epilog=epilog, formatter_class=HelpFormatter
         )
-        page.set_defaults(work=verb.work)
+        page.set_defaults(work=verb.work, found=None)
         section: argparse._ActionsContainer = page
         for each in verb.arguments:
             if isinstance(each, str):

@@ -142,7 +142,7 @@ def _pages(jobs: ManyJobs, options: argparse.Namespace) -> Serving | None:
         )
 
     def gather() -> Sequence[Family]:
-        summaries = jobs.summaries()
+        summaries = jobs.listed().jobs
         found = (jobs.find(each.job) for each in summaries)
         snapshots = [each.snapshot() for each in found if each is not None]
         return [build_family(), *jobs_families(summaries), *job_families(snapshots)]

@@ -21,6 +21,7 @@ from rallypoint.control.protocol.messages import NodeReport
 from rallypoint.control.protocol.observation import (
     FailureView,
     JobEvent,
+    JobList,
     JobSummary,
     NodeState,
     NodeView,
@@ -110,12 +111,29 @@ def cut(text: str, width: int) -> str:
     return f"{text}…"
 
 
-def job_lines(jobs: Sequence[JobSummary]) -> list[str]:
-    if not jobs:
-        return ["no jobs"]
-    rows = [("JOB", "PHASE", "ROUND", "NODES")]
-    rows += [(each.job, each.phase.value, str(each.round), f"{each.nodes}/{each.max_nodes}") for each in jobs]
-    return table(rows)
+def job_lines(jobs: JobList, *, with_ended: bool) -> list[str]:
+    """The jobs of a control plane, and those that have ended there, or how many there are."""
+    rows = [("JOB", "PHASE", "AGE", "NODES", "RESTARTS")]
+    for each in jobs.jobs:
+        nodes = f"{each.nodes} of {each.max_nodes}"
+        rows.append((each.job, each.phase.value, duration(each.age), nodes, str(each.round)))
+    lines = table(rows) if jobs.jobs else ["no jobs"]
+    if jobs.ended and not with_ended:
+        return [*lines, f"{len(jobs.ended)} {'has' if len(jobs.ended) == 1 else 'have'} ended: --all shows them"]
+    if jobs.ended:
+        past = [("JOB", "OUTCOME", "ENDED", "TOOK", "RESTARTS", "WHY")]
+        for each in jobs.ended:
+            times = (f"{duration(each.phase_for)} ago", duration(each.age))
+            past.append((each.job, each.phase.value, *times, str(each.round), each.detail))
+        lines += ["", "ended", *table(past)]
+    return lines
+
+
+def job_words(snapshot: Snapshot) -> str:
+    """A job in a few words: its phase, nodes and progress."""
+    nodes, step = snapshot.totals.in_round, snapshot.totals.most_step
+    progress = f", step {step}" if step >= 0 else ""
+    return f"{snapshot.phase.value}, {nodes} node{'' if nodes == 1 else 's'}{progress}"
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -147,7 +165,8 @@ def phase_sentence(snapshot: Snapshot, screen: OnScreen | None = None) -> str:
         case Phase.RUNNING:
             return f"running {since}"
         case _:
-            return f"{snapshot.phase.value} {_when(snapshot.phase_for, screen)}: {snapshot.detail}"
+            when = f"{_when(snapshot.phase_for, screen)}, after {duration(snapshot.age)}"
+            return f"{snapshot.phase.value} {when}: {snapshot.detail}"
 
 
 def restarts_sentence(snapshot: Snapshot) -> str:
@@ -328,6 +347,7 @@ def status_fields(snapshot: Snapshot, now: float) -> dict[str, Any]:
         "phase": snapshot.phase.value,
         "since": moment(now - snapshot.phase_for),
         "phase_seconds": round(snapshot.phase_for, 3),
+        "age_seconds": round(snapshot.age, 3),
         "round": snapshot.round,
         "min_nodes": snapshot.min_nodes,
         "max_nodes": snapshot.max_nodes,
@@ -352,16 +372,29 @@ def status_fields(snapshot: Snapshot, now: float) -> dict[str, Any]:
     }
 
 
-def jobs_json(jobs: Sequence[JobSummary]) -> str:
-    return json.dumps(jobs_fields(jobs), indent=2)
+def jobs_json(jobs: JobList, now: float) -> str:
+    return json.dumps(jobs_fields(jobs, now), indent=2)
 
 
-def jobs_fields(jobs: Sequence[JobSummary]) -> dict[str, Any]:
-    rows = [
-        {"job": job, "phase": phase.value, "round": round_, "nodes": nodes, "max_nodes": most}
-        for job, phase, round_, nodes, most in jobs
-    ]
-    return {"version": VERSION, "jobs": rows}
+def jobs_fields(jobs: JobList, now: float) -> dict[str, Any]:
+    return {
+        "version": VERSION,
+        "jobs": [_summary(each, now) for each in jobs.jobs],
+        "ended": [_summary(each, now) for each in jobs.ended],
+    }
+
+
+def _summary(job: JobSummary, now: float) -> dict[str, Any]:
+    return {
+        "job": job.job,
+        "phase": job.phase.value,
+        "since": moment(now - job.phase_for),
+        "age_seconds": round(job.age, 3),
+        "round": job.round,
+        "nodes": job.nodes,
+        "max_nodes": job.max_nodes,
+        "detail": job.detail,
+    }
 
 
 def moment(seconds: float) -> str:

@@ -10,9 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.agent.features.ended_jobs import OUTCOMES, EndedJob
 from rallypoint.cli.job_verbs import PHASE_CODES
+from rallypoint.cli.local_jobs import OUTCOME_CODES, RunningJob, jobs_here_json
 from rallypoint.control.protocol.messages import NodeReport
-from rallypoint.control.protocol.observation import EventKind, JobSummary, NodeState, Phase, Snapshot, Straggler
+from rallypoint.control.protocol.observation import (
+    EventKind,
+    JobList,
+    JobSummary,
+    NodeState,
+    Phase,
+    Snapshot,
+    Straggler,
+)
 from rallypoint.observe.status import (
     ChangeLines,
     jobs_json,
@@ -49,6 +59,10 @@ def at(value: object, path: str) -> object:
     return value
 
 
+SUMMARY = JobSummary("job", Phase.RUNNING, 1, 2, 3)
+HERE = LocalJob(7, "job", "c10d", "node1:29400", "train.py", 1e9, 0)
+ENDED = EndedJob(HERE, 1e9 + 5, "failed", "rank 0 failed", 2, 2, 3, "/logs")
+
 KINDS = {"integer": int, "string": str, "boolean": bool, "object": dict, "list": list}
 
 
@@ -56,11 +70,8 @@ KINDS = {"integer": int, "string": str, "boolean": bool, "object": dict, "list":
     ("title", "text"),
     [
         ("A job", status_json(snapshot(), 1e9)),
-        ("The jobs of a control plane", jobs_json([JobSummary("job", Phase.RUNNING, 1, 2, 3)])),
-        (
-            "The jobs of this machine",
-            json.dumps({"version": 1, "jobs": [LocalJob(7, "job", "c10d", "node1:29400")._asdict()]}),
-        ),
+        ("The jobs of a control plane", jobs_json(JobList((SUMMARY,), (SUMMARY,)), 1e9)),
+        ("The jobs of this machine", jobs_here_json([RunningJob((HERE,), snapshot())], [ENDED], 1e9)),
     ],
     ids=["a job", "jobs", "jobs here"],
 )
@@ -84,6 +95,7 @@ def test_exit_codes_are_documented() -> None:
     rows = re.findall(r"^\| (\d) \|", PAGE.partition("## Exit codes")[2].partition("\n## ")[0], re.MULTILINE)
     assert sorted(map(int, rows)) == sorted({*PHASE_CODES.values(), 1, 2})
     assert set(PHASE_CODES) == {each.value for each in Phase}
+    assert set(OUTCOME_CODES) == OUTCOMES
 
 
 def snapshot_with(*steps: tuple[int, ...]) -> Snapshot:

@@ -195,12 +195,15 @@ class Coordinator:
         self._all_released = False
         self._ticked_at = -math.inf
 
-    def restore(self, state: State, now: float) -> None:
-        """Continue with the state that a previous coordinator of our incarnation has left."""
+    def restore(self, state: State, now: float, history: JobHistory | None = None) -> None:
+        """Continue with the state, and perhaps the history, that a previous coordinator of our incarnation has left."""
         self._set(state, now)
         self._restored = bool(state.origin)
         self._completed_a_round = not self._restored and (state.complete or state.round > 0)
-        self.history.taken_over(State(), state, now)
+        if history is None:
+            self.history.taken_over(State(), state, now)
+        else:
+            self.history = history
         if self._any_unreported():
             self._placeholders_until = now + recovery_timeout(self.settings)
 

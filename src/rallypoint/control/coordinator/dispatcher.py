@@ -37,10 +37,17 @@ from rallypoint.control.protocol.messages import (
 
 if TYPE_CHECKING:
     from rallypoint.control.coordinator.job_log import JobLog
+    from rallypoint.control.coordinator.notifications import JobHistory
     from rallypoint.control.coordinator.operators import Watchers
     from rallypoint.control.coordinator.snapshots import PendingSnapshot
     from rallypoint.control.protocol.handshake import Hello
-    from rallypoint.control.protocol.observation import JobSummary, Snapshot, WatcherNotification, WatcherRequest
+    from rallypoint.control.protocol.observation import (
+        JobList,
+        JobSummary,
+        Snapshot,
+        WatcherNotification,
+        WatcherRequest,
+    )
 
 log = get_logger(__name__)
 
@@ -64,10 +71,11 @@ class JournalSink(Protocol):
 
 
 class RestoredState(NamedTuple):
-    """What a previous coordinator has left: its name and its state."""
+    """What a previous coordinator has left: its name and its state; and its history, if it was in this process."""
 
     incarnation: str
     state: State
+    history: JobHistory | None = None
 
 
 class _PendingNotification(NamedTuple):
@@ -105,7 +113,7 @@ class Dispatcher:
         incarnation = os.urandom(8).hex() if restored is None else restored.incarnation
         self._coordinator = Coordinator(settings, incarnation, learns_settings=learns_settings)
         if restored is not None:
-            self._coordinator.restore(restored.state, clock.monotonic())
+            self._coordinator.restore(restored.state, clock.monotonic(), restored.history)
         self._clock = clock
         self._journal = journal
         self._logs_progress = logs_progress
@@ -162,11 +170,22 @@ class Dispatcher:
         """This one, if it serves that job; an empty `job` means any."""
         return self if job in {"", self.settings.run_id} else None
 
-    def summaries(self) -> tuple[JobSummary, ...]:
-        """The summary of the one job."""
+    def summary(self) -> JobSummary:
+        """The one job in a line."""
         from rallypoint.control.coordinator.snapshots import summary_of
 
-        return (summary_of(self.state, self.settings),)
+        return summary_of(self.state, self.settings, self.history, self.now())
+
+    def listed(self) -> JobList:
+        """The one job, as a list."""
+        from rallypoint.control.protocol.observation import JobList
+
+        return JobList((self.summary(),))
+
+    @property
+    def history(self) -> JobHistory:
+        """What has happened in the job, for reading only."""
+        return self._coordinator.history
 
     @property
     def state(self) -> State:

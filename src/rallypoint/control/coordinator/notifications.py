@@ -236,6 +236,9 @@ def _end_of_job(state: State) -> str:
 MAX_EVENTS, MAX_FAILURES = 200, 20
 """The number of newest events and failures that are kept."""
 
+_EVENTS_OF_ENDED, _FAILURES_OF_ENDED = 20, 5
+"""The same for a job that has ended: there may be thousands."""
+
 Event = tuple[float, int, str, int, str, str]
 """Time, number, kind (`observation.EventKind`), round, sentence, and the node that it concerns."""
 Failure = tuple[float, int, str, Cause | None, str]
@@ -250,13 +253,30 @@ class JobHistory:
         self.failures: deque[Failure] = deque(maxlen=MAX_FAILURES)
         self.phase_since: float | None = None
         """When a round last began or ended to form or run, or the job ended; None before anything has happened."""
+        self.began: float | None = None
+        """When the first of that happened here."""
         self._number = 0
+
+    def age(self, now: float, *, over: bool) -> float:
+        """For how many seconds the job has been known here; of one that is over, how long it lasted."""
+        if self.began is None or self.phase_since is None:
+            return 0.0
+        return (self.phase_since if over else now) - self.began
+
+    def of_ended(self) -> JobHistory:
+        """What is kept of a job that has ended: a copy, of the newest alone and without tracebacks."""
+        kept = JobHistory()
+        kept.events.extend(list(self.events)[-_EVENTS_OF_ENDED:])
+        for at, round_, node, cause, detail in list(self.failures)[-_FAILURES_OF_ENDED:]:
+            kept.failures.append((at, round_, node, cause and cause._replace(traceback=""), detail))
+        kept.phase_since, kept.began, kept._number = self.phase_since, self.began, self._number
+        return kept
 
     def record(self, before: State, after: State, now: float) -> None:
         """The state has changed."""
         same = (before.round, before.complete, before.closed) == (after.round, after.complete, after.closed)
         if self.phase_since is None or not same:
-            self.phase_since = now
+            self._enter_phase(now)
         if before.round != after.round and before.complete and after.ended is not None:
             self._record_round_end(after.ended, now)
         if after.complete and (not before.complete or before.round != after.round):
@@ -282,7 +302,7 @@ class JobHistory:
         """A coordinator continues from an earlier one, or from a node's report: how old that state is, is not known."""
         if (before.round, before.complete, before.closed) == (state.round, state.complete, state.closed):
             return
-        self.phase_since = now
+        self._enter_phase(now)
         runs = f"round {state.round} {'runs' if state.complete else 'forms'}"
         how = runs if state.verdict is None else verdict_sentence(state.verdict)
         self.add("coordinator started", state.round, f"another coordinator has taken over: {how}", now)
@@ -291,6 +311,10 @@ class JobHistory:
         """Record an event; `text` is one sentence."""
         self._number += 1
         self.events.append((now, self._number, kind, round_, text, node))
+
+    def _enter_phase(self, now: float) -> None:
+        self.phase_since = now
+        self.began = now if self.began is None else self.began
 
     def _record_round_end(self, end: RoundEnd, now: float) -> None:
         if end.cause is not None:

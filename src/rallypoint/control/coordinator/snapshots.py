@@ -20,7 +20,7 @@ from itertools import chain, filterfalse
 from typing import NamedTuple
 
 from rallypoint.control.coordinator.coordinator import Coordinator
-from rallypoint.control.coordinator.notifications import Event, Failure, verdict_sentence
+from rallypoint.control.coordinator.notifications import Event, Failure, JobHistory, verdict_sentence
 from rallypoint.control.membership.endings import missing
 from rallypoint.control.membership.rules import ClockView, assign_worker_ranks, backoff_ends
 from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Settings, State, name_of
@@ -43,6 +43,8 @@ from rallypoint.control.protocol.observation import (
     snapshot_parts,
 )
 
+_LONGEST_DETAIL = 200
+"""Characters of a list's sentence on how a job has ended."""
 _LEAST_SHOWN = 8
 """Rows of a large job with which nothing is the matter."""
 _MOST_BEHIND = 100
@@ -98,6 +100,7 @@ class JobView(NamedTuple):
     settings: Settings
     clock: ClockView
     phase_since: float | None
+    age: float
     failures: tuple[Failure, ...]
     events: tuple[Event, ...]
     last_heard: Callable[[], Mapping[NodeId, float]]
@@ -114,6 +117,7 @@ class JobView(NamedTuple):
             job.settings,
             job.clock_view(now),
             job.history.phase_since,
+            job.history.age(now, over=job.state.verdict is not None),
             tuple(job.history.failures),
             tuple(job.history.events),
             job.sessions.copied(),
@@ -226,6 +230,7 @@ class SnapshotMaker:
             failures=tuple(_failure(each, now) for each in view.failures),
             events=tuple(_event(each, now) for each in view.events),
             detail="" if state.verdict is None else verdict_sentence(state.verdict),
+            age=view.age,
         )
 
 
@@ -262,10 +267,18 @@ def phase_of(state: State, settings: Settings) -> Phase:
     return Phase.HELD_BACK if state.restart_delay else Phase.FORMING
 
 
-def summary_of(state: State, settings: Settings) -> JobSummary:
+def summary_of(state: State, settings: Settings, history: JobHistory, now: float) -> JobSummary:
     """One entry of a list of jobs."""
-    nodes = len(state.participants)
-    return JobSummary(settings.run_id, phase_of(state, settings), state.round, nodes, settings.max_nodes)
+    return JobSummary(
+        settings.run_id,
+        phase_of(state, settings),
+        state.round,
+        len(state.participants),
+        settings.max_nodes,
+        phase_for=0.0 if history.phase_since is None else now - history.phase_since,
+        age=history.age(now, over=state.verdict is not None),
+        detail="" if state.verdict is None else verdict_sentence(state.verdict)[:_LONGEST_DETAIL],
+    )
 
 
 def _all(state: State, members: _Members) -> Sequence[_Place]:

@@ -10,6 +10,7 @@ A watcher is a session that is never a node: it is sent the state of the job, an
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -25,6 +26,10 @@ SHOWN_NODES = 100
 """Nodes of a job up to which a snapshot has a row for each."""
 PAGE_NODES = 1000
 """Rows in a snapshot that is one part of all of them (`WatchRequest.first`)."""
+
+
+_JOBS_IN_PART = 100
+"""Running and ended jobs in one message of a list."""
 
 
 # The state of a job
@@ -200,16 +205,21 @@ class Snapshot(NamedTuple):
     """The last ones, oldest first."""
     detail: str = ""
     """How the job has ended, in a sentence; empty before."""
+    age: float = 0.0
+    """For how many seconds the coordinator has known the job; of one that has ended, how long it lasted."""
 
 
 class JobSummary(NamedTuple):
-    """One job of a control plane that serves many."""
+    """One job of a control plane that serves many; `phase_for`, `age` and `detail` are those of `Snapshot`."""
 
     job: str
     phase: Phase
     round: int
     nodes: int
     max_nodes: int
+    phase_for: float = 0.0
+    age: float = 0.0
+    detail: str = ""
 
 
 # Messages of a watcher
@@ -280,9 +290,13 @@ class SnapshotPart(NamedTuple):
 
 
 class JobList(NamedTuple):
-    """The jobs of a control plane that serves many."""
+    """The jobs of a control plane that serves many, and those that have ended there, the newest first. A message has a
+    part of them; a watcher's session puts them together.
+    """
 
     jobs: tuple[JobSummary, ...]
+    ended: tuple[JobSummary, ...] = ()
+    is_last: bool = True
 
 
 class CommandReply(NamedTuple):
@@ -304,6 +318,13 @@ def snapshot_parts(snapshot: Snapshot) -> tuple[SnapshotPart, ...]:
     data = _encode(snapshot)
     cuts = range(0, len(data), MAX_PART)
     return tuple(SnapshotPart(data[at : at + MAX_PART], at + MAX_PART >= len(data)) for at in cuts)
+
+
+def job_list_parts(jobs: JobList) -> Iterator[JobList]:
+    """The messages that carry a list of jobs."""
+    for at in range(0, max(len(jobs.jobs), len(jobs.ended), 1), _JOBS_IN_PART):
+        end = at + _JOBS_IN_PART
+        yield JobList(jobs.jobs[at:end], jobs.ended[at:end], end >= max(len(jobs.jobs), len(jobs.ended)))
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
