@@ -234,7 +234,8 @@ def show_jobs(jobs: Sequence[RunningJob], past: Sequence[EndedJob], options: arg
     if options.json:
         print_answer(jobs_here_json(jobs, past, now))
         return
-    lines = _running_lines(jobs, now) if jobs else ["no job of this user runs on this machine"]
+    none = "no job of this user runs on this machine; give the --rdzv-endpoint of one that runs elsewhere"
+    lines = _running_lines(jobs, now) if jobs else [none]
     if options.all and past:
         lines += ["", "ended", *_past_lines(past, now)]
     elif past:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from signal import Signals
 
@@ -110,15 +111,15 @@ def test_the_folder_is_for_its_user_and_holds_so_many(folder: Path, monkeypatch:
     for _ in range(5):
         left(None)
         newest = max(os.listdir(folder))
-        os.rename(folder / newest, folder / f"{int(newest[:14]) - 10_000:014}-{len(os.listdir(folder))}.json")
-    (folder / "00000000000001-7.json").write_text("old")
+        os.rename(folder / newest, folder / f"{int(newest[:14]) - 10_000:014}-{len(os.listdir(folder))}")
+    (folder / "00000000000001-7").write_text("old")
     (folder / "other").write_text("not ours")
     left(None)
     assert folder.stat().st_mode & 0o777 == 0o700
     kept = sorted(os.listdir(folder))
     assert len(kept) == 4
     assert kept[-1] == "other", "what has another name is not removed"
-    assert "00000000000001-7.json" not in kept
+    assert "00000000000001-7" not in kept
     assert all((folder / each).stat().st_mode & 0o077 == 0 for each in kept[:-1])
 
 
@@ -137,21 +138,29 @@ def test_a_folder_that_others_can_enter_is_not_used(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "planted",
+    ("field", "value"),
     [
-        b"",
-        b"no JSON",
-        b"[]",
-        b'[[7,"job","c10d","h:1","a.py",5.0,0],9.0,"succeeded","\\u001b[2J",0,0,0,""]',
-        b'[[7,"job","c10d","h:1","a.py",5.0,0],9.0,"flown","",0,0,0,""]',
-        b'[[7,"job","c10d","h:1","a.py",5.0,0],1e300,"failed","",0,0,0,""]',
-        b'[[7,"job","c10d","h:1","a.py",5.0,0],1.0,"failed","",0,0,0,""]',
-        b'[[7,"job","c10d","h:1","a.py",5.0,0],9.0,"failed","' + b"x" * 17000 + b'",0,0,0,""]',
+        (b"job", b"\x1b[2J"),
+        (b"detail", b"\xff"),
+        (b"detail", b"x" * 17000),
+        (b"outcome", b"flown"),
+        (b"ended", b"1e300"),
+        (b"ended", b"nan"),
+        (b"ended", b"1.0"),
+        (b"pid", b"x"),
+        (b"round", b""),
     ],
 )
-def test_what_is_no_record_is_passed_over(folder: Path, planted: bytes) -> None:
+def test_what_is_no_record_is_passed_over(folder: Path, field: bytes, value: bytes) -> None:
     expected = left(None)
-    (folder / "99999999999999-7.json").write_bytes(planted)
+    (name,) = os.listdir(folder)
+    good = (folder / name).read_bytes()
+    newer = folder / "99999999999999-7"
+    newer.write_bytes(good)
+    assert list(ended_jobs()) == [expected, expected]
+    newer.write_bytes(re.sub(rb"(?m)^" + field + rb": .*$", lambda _: field + b": " + value, good))
+    assert list(ended_jobs()) == [expected]
+    newer.write_bytes(re.sub(rb"(?m)^" + field + rb": .*\n", b"", good))
     assert list(ended_jobs()) == [expected]
 
 

@@ -2,10 +2,12 @@
 
 Laws:
 
-1. The folder and its files are for their user alone, written and read as `base/private_files.py` says.
+1. The folder and its files are for their user alone, written and read as `base/private_files.py` says. A file has a
+   line for each field, `name: value`.
 2. There are at most `_MOST` files of at most `_LARGEST` bytes, and none is older than `_KEPT` seconds: who writes one
    removes the others. Nothing is removed whose name is not of the form that is written here.
 3. A file that cannot be written or read is passed over: it never changes how a job ends.
+4. An agent that ends imports nothing for it but this file.
 """
 
 from __future__ import annotations
@@ -15,18 +17,14 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
-
-import msgspec
 
 from rallypoint.agent.features.local_socket import job_of
 from rallypoint.base.errors import JobPreempted, NodeLeftInOrder, SignalException, UserError
+from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
 from rallypoint.base.log import get_logger, printable
 from rallypoint.base.private_files import is_private, make_private, open_regular, replace_file
 from rallypoint.control.protocol.errors import RendezvousClosedError
 from rallypoint.failures.cause import Ending
-from rallypoint.failures.report import ChildFailedError
-from rallypoint.failures.texts import first_line
 from rallypoint.rendezvous.handler import LocalJob
 from rallypoint.workers.logs.specs import temporary_folder
 
@@ -40,7 +38,7 @@ _LONGEST = 1024
 """Characters of a text."""
 _LAST_MOMENT = 253402214400.0
 """The year 9999, in seconds since 1970."""
-_NAME = re.compile(r"([0-9]{14})-[0-9]+\.json")
+_NAME = re.compile(r"([0-9]{14})-[0-9]+")
 """The milliseconds since 1970 at which an agent ended, and its pid."""
 
 OUTCOMES = frozenset({"succeeded", "failed", "stopped", "left"})
@@ -75,8 +73,7 @@ class EndedJob(NamedTuple):
         return max(0.0, self.ended - self.job.began)
 
 
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(EndedJob).decode
+_FIELDS = (*LocalJob._fields, *EndedJob._fields[1:])
 
 
 def record_end(workers: WorkerController, error: BaseException | None) -> None:
@@ -85,7 +82,9 @@ def record_end(workers: WorkerController, error: BaseException | None) -> None:
         ended = _end_of(workers, error)
         folder = _folder()
         make_private(folder)
-        replace_file(os.path.join(folder, f"{int(1000 * ended.ended):014}-{ended.job.pid}.json"), _encode(ended))
+        values = zip(_FIELDS, (*ended.job, *ended[1:]), strict=True)
+        text = "".join(f"{name}: {value}\n" for name, value in values)
+        replace_file(os.path.join(folder, f"{int(1000 * ended.ended):014}-{ended.job.pid}"), text.encode())
         _clean(folder, ended.ended)
     except Exception as trouble:  # such as a full disk, or a handler of others
         _log.debug("how the job has ended is not kept on this machine: %s", trouble)
@@ -96,7 +95,7 @@ def ended_jobs() -> Iterator[EndedJob]:
     with suppress(UserError):
         folder = _folder()
         for name in sorted(_names(folder), reverse=True) if is_private(folder) else ():
-            with suppress(OSError, ValueError):
+            with suppress(OSError, ValueError, LookupError):
                 yield _read(os.path.join(folder, name))
 
 
@@ -109,7 +108,9 @@ def _end_of(workers: WorkerController, error: BaseException | None) -> EndedJob:
         spec.get_program_name(),
     )
     job, backend, endpoint, script = (printable(each, _LONGEST) for each in texts)
-    outcome, detail = _outcome(error)
+    outcome, detail, restarts = "succeeded", "", workers.group.restarts
+    if error is not None:
+        outcome, detail, restarts = _of_error(error, restarts)
     logs = workers.logs_specs.run_log_dir
     return EndedJob(
         LocalJob(os.getpid(), job, backend, endpoint, script, workers.began_at, os.getuid()),
@@ -117,20 +118,22 @@ def _end_of(workers: WorkerController, error: BaseException | None) -> EndedJob:
         outcome,
         printable(detail, _LONGEST),
         -1 if placement is None else placement.round,
-        error.restarts.used if isinstance(error, ChildFailedError) else workers.group.restarts,
+        restarts,
         spec.max_restarts,
         printable(os.path.abspath(logs), _LONGEST) if logs else "",
     )
 
 
-def _outcome(error: BaseException | None) -> tuple[str, str]:
-    if error is None:
-        return "succeeded", ""
+def _of_error(error: BaseException, restarts: int) -> tuple[str, str, int]:
+    """Outcome, reason and restarts used, as far as the error knows these."""
+    from rallypoint.failures.report import ChildFailedError
+    from rallypoint.failures.texts import first_line
+
     if isinstance(error, ChildFailedError):
-        return "failed", error.root_cause().headline
+        return "failed", error.root_cause().headline, error.restarts.used
     stopped = isinstance(error, RendezvousClosedError) and error.ending is Ending.STOPPED
     outcome = "stopped" if stopped else next((word for kind, word in _OF_ERRORS if isinstance(error, kind)), "failed")
-    return outcome, first_line(str(error)) or type(error).__name__
+    return outcome, first_line(str(error)) or type(error).__name__, restarts
 
 
 def _folder() -> str:
@@ -154,16 +157,24 @@ def _clean(folder: str, now: float) -> None:
 
 
 def _read(path: str) -> EndedJob:
-    """Raises OSError or ValueError: it is not a file of ours."""
+    """Raises OSError, ValueError or LookupError: it is not a file of ours."""
     with open(open_regular(path), "rb") as file:
-        data = file.read(_LARGEST + 1)
-    if len(data) > _LARGEST:
-        raise ValueError("it is too large")
-    found = _decode(data)
-    job = found.job
-    texts = (job.job, job.backend, job.endpoint, job.script, found.detail, found.log_dir)
-    if found.outcome not in OUTCOMES or not all(each.isprintable() for each in texts):
-        raise ValueError("it has an unknown outcome, or what cannot be printed")
-    if not 0 <= job.began <= found.ended <= _LAST_MOMENT:
+        text = file.read(_LARGEST + 1).decode()
+    lines = text.removesuffix("\n").split("\n")
+    found = dict(each.partition(": ")[::2] for each in lines)
+    if len(text) > _LARGEST or found["outcome"] not in OUTCOMES or not all(each.isprintable() for each in lines):
+        raise ValueError("it is too large, or has an unknown outcome, or what cannot be printed")
+    job, backend, endpoint, script = (found[name] for name in LocalJob._fields[1:5])
+    began, ended = float(found["began"]), float(found["ended"])
+    if not 0 <= began <= ended <= _LAST_MOMENT:
         raise ValueError("it has times that cannot be")
-    return found
+    return EndedJob(
+        LocalJob(int(found["pid"]), job, backend, endpoint, script, began, int(found["user"])),
+        ended,
+        found["outcome"],
+        found["detail"],
+        int(found["round"]),
+        int(found["restarts"]),
+        int(found["max_restarts"]),
+        found["log_dir"],
+    )

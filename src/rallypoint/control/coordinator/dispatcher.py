@@ -41,13 +41,7 @@ if TYPE_CHECKING:
     from rallypoint.control.coordinator.operators import Watchers
     from rallypoint.control.coordinator.snapshots import PendingSnapshot
     from rallypoint.control.protocol.handshake import Hello
-    from rallypoint.control.protocol.observation import (
-        JobList,
-        JobSummary,
-        Snapshot,
-        WatcherNotification,
-        WatcherRequest,
-    )
+    from rallypoint.control.protocol.observation import JobList, Snapshot, WatcherNotification, WatcherRequest
 
 log = get_logger(__name__)
 
@@ -170,17 +164,12 @@ class Dispatcher:
         """This one, if it serves that job; an empty `job` means any."""
         return self if job in {"", self.settings.run_id} else None
 
-    def summary(self) -> JobSummary:
-        """The one job in a line."""
-        from rallypoint.control.coordinator.snapshots import summary_of
-
-        return summary_of(self.state, self.settings, self.history, self.now())
-
     def listed(self) -> JobList:
         """The one job, as a list."""
+        from rallypoint.control.coordinator.snapshots import summary_of
         from rallypoint.control.protocol.observation import JobList
 
-        return JobList((self.summary(),))
+        return JobList((summary_of(self.state, self.settings, self.history, self.now()),))
 
     @property
     def history(self) -> JobHistory:

@@ -31,11 +31,11 @@ from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.descriptors import connection_limit
 from rallypoint.base.log import get_logger
 from rallypoint.control.coordinator.dispatcher import Dispatcher, RestoredState, do_nothing
+from rallypoint.control.coordinator.notifications import JobHistory
 from rallypoint.control.membership.state import Settings, State
 from rallypoint.control.protocol.handshake import HandshakeError, Hello
 
 if TYPE_CHECKING:
-    from rallypoint.control.coordinator.notifications import JobHistory
     from rallypoint.control.protocol.observation import JobList
 
 log = get_logger(__name__)
@@ -51,6 +51,8 @@ _IDLE_JOB_KEPT = 60.0
 """Seconds for which a job without nodes and without a verdict is remembered."""
 _MOST_ENDED, _ENDED_KEPT = 4096, 86400.0
 """Verdicts that are remembered for nodes that were unreachable at the time, and for how many seconds."""
+_EVENTS_KEPT, _FAILURES_KEPT = 20, 5
+"""The newest ones of a job that has ended."""
 _MOST_LISTED = 100
 """Jobs that have ended which a list has."""
 _MOST_NAMES, _LONGEST_NAME = 8, 64
@@ -141,10 +143,11 @@ class ManyJobs:
             jobs = [job.dispatcher for job in self._jobs.values()]
             ended = {id(each.history): each for each in reversed(self._ended.values()) if each.until > now}
         newest = itertools.islice(ended.values(), _MOST_LISTED)
-        return JobList(
-            tuple(each.summary() for each in jobs),
-            tuple(summary_of(each.state, each.settings, each.history, now) for each in newest),
+        running, over = (
+            tuple(summary_of(each.state, each.settings, each.history, now) for each in every)
+            for every in (jobs, newest)
         )
+        return JobList(running, over)
 
     @property
     def names(self) -> frozenset[str]:
@@ -256,7 +259,7 @@ class ManyJobs:
             State(
                 closed=True, verdict=verdict, round=state.round, ledger=state.ledger, max_restarts=state.max_restarts
             ),
-            job.dispatcher.history.of_ended(),
+            _kept(job.dispatcher.history),
             self._clock.monotonic() + _ENDED_KEPT,
         )
         for incarnation in job.incarnations:
@@ -272,7 +275,7 @@ class ManyJobs:
 
     def _verdict_dispatcher(self, incarnation: str, ended: _EndedJob) -> Dispatcher:
         """A dispatcher for one node that comes back after the end, or for who asks how the job has ended."""
-        restored = RestoredState(incarnation, ended.state, ended.history.of_ended())
+        restored = RestoredState(incarnation, ended.state, _kept(ended.history))
         return self._on_change_of(Dispatcher(ended.settings, self._clock, restored=restored)).dispatcher
 
     # When what is due. With the lock held.
@@ -303,6 +306,16 @@ def _is_over(dispatcher: Dispatcher) -> bool:
     state = dispatcher.state
     known = state.participants or state.wait_list or state.redundancy_list or state.survivors
     return not dispatcher.members and (state.verdict is not None or not known)
+
+
+def _kept(history: JobHistory) -> JobHistory:
+    """A copy of what is kept of a job that has ended: the newest alone, without tracebacks."""
+    kept = JobHistory()
+    kept.events.extend(list(history.events)[-_EVENTS_KEPT:])
+    for at, round_, node, cause, detail in list(history.failures)[-_FAILURES_KEPT:]:
+        kept.failures.append((at, round_, node, cause and cause._replace(traceback=""), detail))
+    kept.phase_since, kept.began = history.phase_since, history.began
+    return kept
 
 
 def _origin(peer: str) -> str:

@@ -236,9 +236,6 @@ def _end_of_job(state: State) -> str:
 MAX_EVENTS, MAX_FAILURES = 200, 20
 """The number of newest events and failures that are kept."""
 
-_EVENTS_OF_ENDED, _FAILURES_OF_ENDED = 20, 5
-"""The same for a job that has ended: there may be thousands."""
-
 Event = tuple[float, int, str, int, str, str]
 """Time, number, kind (`observation.EventKind`), round, sentence, and the node that it concerns."""
 Failure = tuple[float, int, str, Cause | None, str]
@@ -256,21 +253,6 @@ class JobHistory:
         self.began: float | None = None
         """When the first of that happened here."""
         self._number = 0
-
-    def age(self, now: float, *, over: bool) -> float:
-        """For how many seconds the job has been known here; of one that is over, how long it lasted."""
-        if self.began is None or self.phase_since is None:
-            return 0.0
-        return (self.phase_since if over else now) - self.began
-
-    def of_ended(self) -> JobHistory:
-        """What is kept of a job that has ended: a copy, of the newest alone and without tracebacks."""
-        kept = JobHistory()
-        kept.events.extend(list(self.events)[-_EVENTS_OF_ENDED:])
-        for at, round_, node, cause, detail in list(self.failures)[-_FAILURES_OF_ENDED:]:
-            kept.failures.append((at, round_, node, cause and cause._replace(traceback=""), detail))
-        kept.phase_since, kept.began, kept._number = self.phase_since, self.began, self._number
-        return kept
 
     def record(self, before: State, after: State, now: float) -> None:
         """The state has changed."""

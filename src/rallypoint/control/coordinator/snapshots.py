@@ -117,7 +117,7 @@ class JobView(NamedTuple):
             job.settings,
             job.clock_view(now),
             job.history.phase_since,
-            job.history.age(now, over=job.state.verdict is not None),
+            age_of(job.history, now, job.state),
             tuple(job.history.failures),
             tuple(job.history.events),
             job.sessions.copied(),
@@ -267,6 +267,13 @@ def phase_of(state: State, settings: Settings) -> Phase:
     return Phase.HELD_BACK if state.restart_delay else Phase.FORMING
 
 
+def age_of(history: JobHistory, now: float, state: State) -> float:
+    """For how many seconds the job has been known here; of one that has ended, how long it lasted."""
+    if history.began is None or history.phase_since is None:
+        return 0.0
+    return (now if state.verdict is None else history.phase_since) - history.began
+
+
 def summary_of(state: State, settings: Settings, history: JobHistory, now: float) -> JobSummary:
     """One entry of a list of jobs."""
     return JobSummary(
@@ -276,7 +283,7 @@ def summary_of(state: State, settings: Settings, history: JobHistory, now: float
         len(state.participants),
         settings.max_nodes,
         phase_for=0.0 if history.phase_since is None else now - history.phase_since,
-        age=history.age(now, over=state.verdict is not None),
+        age=age_of(history, now, state),
         detail="" if state.verdict is None else verdict_sentence(state.verdict)[:_LONGEST_DETAIL],
     )
 
