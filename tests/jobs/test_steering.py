@@ -231,6 +231,8 @@ def a_job_with_a_secret_is_shown_to_those_who_have_it(rallyrun: Launcher) -> Non
     assert Operator(rallyrun, where, "--rdzv-id=job", env={"RALLYPOINT_SECRET": SECRET[::-1]})("status")[0] == 1
     code, seen = Operator(rallyrun, where, "--rdzv-id=job", env=secret).status()
     assert (code, len(seen["nodes"])) == (0, 2)
+    code, seen = Operator(rallyrun, str(other.job.pid)).status()
+    assert (code, len(seen["nodes"])) == (0, 2), "on its machine, an agent of this user gives the job's token"
     job.say("finish")
     all_end([host, other], 0)
 

@@ -167,15 +167,19 @@ VERBS = (
         "status",
         "show the status of a job",
         "Show the status of a job: phase, round, nodes, restarts, last failures and events. The command never counts "
-        "as a node. Without an endpoint it shows the jobs of this machine. Exits with 0 while the job runs, 3 while it "
-        "waits for nodes or forms a round, 4 if it has failed or was stopped, 5 if it has succeeded, and 1 if it "
-        "cannot be reached.",
+        "as a node. Without an endpoint it shows the job of this machine, or lists several. Exits with 0 while the job "
+        "runs, 3 while it waits for nodes or forms a round, 4 if it has failed or was stopped, 5 if it has succeeded, "
+        "and 1 if it cannot be reached.",
         "node1:29400 --watch",
         "job_verbs:status",
         *_JOB,
         "output",
         _switch("--json", "print JSON (docs/reference/status.md)"),
-        _switch("--all", "show all nodes; of more than 100, otherwise those with which something is the matter"),
+        _switch(
+            "--all",
+            "show all nodes (of more than 100, otherwise those with which something is the matter); without an "
+            "endpoint all jobs of this machine, those that have ended too",
+        ),
         _value("--node", "NODE", "show this node: its name, host, address or group rank", default=""),
         _switch(
             "--watch",
