@@ -262,6 +262,8 @@ class Actions(Source):
             raise
         finally:
             self._ended()
+            if self._reporter is not None:
+                self._reporter.close()
 
     def _stopped(self) -> steps.WorkersStopped:
         self._workers.group.state = WorkerState.STOPPED
@@ -365,12 +367,7 @@ class Actions(Source):
             case steps.NodeChecked(failure=failure):
                 raise PreflightError(failure)
             case steps.SignalArrived(number=number):
-                name = signal_name(number)
-                if step.standing:
-                    left = f"this node has left the job after {name}; the job {step.standing}"
-                    raise NodeLeftInOrder(left, Signals(number))
-                text = f"Process {os.getpid()} got signal {name}"
-                raise SignalException(text, Signals(number), saved=bool(step.saved))
+                raise _left_by(step, Signals(number))
             case failed:
                 error = error_of(failed)
                 assert error is not None
@@ -413,3 +410,15 @@ class Actions(Source):
             reported_elsewhere=not own and not self._rendezvous.hosts_coordinator,
             ending=verdict.ending,
         )
+
+
+def _left_by(step: steps.End, number: Signals) -> SignalException:
+    """What ends a node that leaves after a signal, or as after that one because an operator has drained it."""
+    by, saved = step.drained_by, bool(step.saved)
+    if step.standing:
+        how = f"was drained by {by} and has left the job" if by else f"has left the job after {signal_name(number)}"
+        return NodeLeftInOrder(f"this node {how}; the job {step.standing}", number, saved=saved, drained=bool(by))
+    if by:
+        text = f"this node was drained by {by}, and the job does not continue without it"
+        return SignalException(text, number, saved=saved, drained=True)
+    return SignalException(f"Process {os.getpid()} got signal {signal_name(number)}", number, saved=saved)

@@ -85,7 +85,7 @@ class NodeFacts(NamedTuple):
 
 def attempt_folder(error_files: Iterable[str]) -> str:
     """The folder of the start of workers that have these error files; empty if there is none."""
-    path = next((each for each in error_files if each), "")
+    path = next((each for each in error_files if each and each != os.devnull), "")
     return os.path.dirname(os.path.dirname(path))
 
 

@@ -370,7 +370,7 @@ OTHERS = _group(
     Flag(
         "--exit-codes",
         OneOf("torchrun", "classified"),
-        "Exit codes: torchrun's, or classified for schedulers: 1, 2, 75 (try again), 93 (do not), 124, 143",
+        "Exit codes: torchrun's, or classified for schedulers: 1, 2, 75 (try again), 93 and 94 (do not), 124, 143",
         "WHICH",
         bad=("mine", ""),
     ),

@@ -130,7 +130,7 @@ async def receive(session: WatcherSession, kind: type[_Seen]) -> _Seen:
         if isinstance(seen, kind):
             return seen
         if isinstance(seen, JobList):
-            raise _unnamed(seen)
+            raise unnamed(seen)
 
 
 async def collect(session: WatcherSession, take: Callable[[str, bytes], None]) -> CommandReply:
@@ -151,10 +151,10 @@ async def collect(session: WatcherSession, take: Callable[[str, bytes], None]) -
         elif isinstance(seen, CommandReply):
             return seen
         elif isinstance(seen, JobList):
-            raise _unnamed(seen)
+            raise unnamed(seen)
 
 
-def _unnamed(jobs: JobList) -> RallypointError:
+def unnamed(jobs: JobList) -> RallypointError:
     """The error for a command that names no job, if the control plane has several or none."""
     if not jobs.jobs:
         return RallypointError("the control plane has no job at the moment; nothing was changed")
@@ -262,6 +262,10 @@ def _print_status(snapshot: Snapshot, options: argparse.Namespace) -> None:
         print_answer("\n".join(status_lines(snapshot, width)))
 
 
+def _ranks(options: argparse.Namespace) -> tuple[int, ...]:
+    return () if options.rank < 0 else (options.rank,)
+
+
 def stacks(options: argparse.Namespace) -> int:
     from rallypoint.observe.hangs.evidence import decode_stacks
     from rallypoint.observe.hangs.report import GatheredStacks
@@ -275,7 +279,7 @@ def stacks(options: argparse.Namespace) -> int:
             print_error(f"rallyctl: what {node} has sent are no stacks: {error}")
 
     async def show(session: WatcherSession) -> int:
-        session.send(CollectCommand(operator_name(), CollectKind.STACKS, options.rank))
+        session.send(CollectCommand(operator_name(), CollectKind.STACKS, _ranks(options)))
         reply = await collect(session, take)
         if lines := gathered.lines():
             print_answer("\n".join(lines))
@@ -292,7 +296,7 @@ def bundle(options: argparse.Namespace) -> int:
     async def show(session: WatcherSession) -> int:
         session.send(WatchRequest())
         seen = await all_nodes(session, await receive(session, Snapshot))
-        session.send(CollectCommand(operator_name(), CollectKind.BUNDLE, options.rank))
+        session.send(CollectCommand(operator_name(), CollectKind.BUNDLE, _ranks(options)))
         moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         parent = os.path.join(options.output, safe_name(seen.job), f"on-demand-{moment}")
         names = {each.name: f"{safe_name(each.host)}-{each.pid}" for each in seen.nodes}
@@ -357,4 +361,4 @@ def resize(options: argparse.Namespace) -> int:
         least, most = parse_nnodes(options.size, "MIN:MAX")
     except UserError as error:
         raise UsageError(str(error)) from None
-    return _command(options, lambda by: ResizeCommand(by, least, most))
+    return _command(options, lambda by: ResizeCommand(by, least, most, options.force))

@@ -47,7 +47,7 @@ def _value(name: str, metavar: str, text: str, **more: Any) -> Argument:
 
 
 def _switch(name: str, text: str) -> Argument:
-    return Argument((name,), {"help": text, "action": "store_true"})
+    return Argument(tuple(name.split()), {"help": text, "action": "store_true"})
 
 
 def _several(name: str, metavar: str, text: str) -> Argument:
@@ -205,10 +205,49 @@ VERBS = (
         "resize",
         "change how many nodes a job has",
         "Change how many nodes the rounds to come have at least and at most. It does not end the round that runs; "
-        "waiting nodes and spares that have a place then are taken in at once.",
+        "waiting nodes and spares that have a place then are taken in at once. More nodes than there are, as the "
+        "least, are refused: the next failure would stop the job until they have come.",
         "4:8 node1:29400",
         "job_verbs:resize",
         _value("size", "MIN:MAX", "numbers of nodes, as for --nnodes"),
+        *_JOB,
+        "safety",
+        _switch("--force", "also if there are fewer than MIN nodes"),
+    ),
+    Verb(
+        "logs",
+        "show what a job's workers write",
+        "Show the last lines that the workers of a job have written, from any node of it, and with --follow what they "
+        "write from then on, through restarts, until the job ends. The nodes send what is in log files (--tee, "
+        "--redirects), or in the file that a node writes its console to; standard error in any case.",
+        "-f 3 8-15 node1:29400",
+        "log_verbs:logs",
+        _value("operands", "RANK|ENDPOINT", "global ranks, as 3 or 8-15 (default: all); the job's endpoint", nargs="*"),
+        *(each for each in _JOB if isinstance(each, str) or each.names != ("endpoint",)),
+        "output",
+        _switch("-f --follow", "follow the job until it ends"),
+        _value("-n --lines", "N", "last lines of each output that are shown (default: 20)", type=int, default=20),
+    ),
+    Verb(
+        "events",
+        "show what happens to a job",
+        "Show the latest 200 events of a job, a line each: rounds that began or ended, nodes that came or were lost, "
+        "commands, hangs, the end. With --follow those that are to come too, until the job ends.",
+        "node1:29400 --follow",
+        "log_verbs:events",
+        *_JOB,
+        "output",
+        _switch("-f --follow", "follow the job until it ends"),
+        _switch("--json", "print each event as JSON on one line (docs/reference/status.md)"),
+    ),
+    Verb(
+        "wait",
+        "wait for the end of a job",
+        "Wait until a job has ended, through restarts of its control plane, and say how. Exits with 0 if it has "
+        "succeeded, and otherwise with the code of rallyrun --exit-codes=classified: 1, 2, 75, 93, 94, 124 or 143 "
+        "(docs/reference/exit-codes.md); with 69 if the job cannot be reached.",
+        "node1:29400",
+        "log_verbs:wait",
         *_JOB,
     ),
     Verb(
@@ -364,7 +403,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         set_up_process()
     words = sys.argv[1:] if argv is None else argv
-    options = build_parser().parse_args(words)
+    options = _parsed(words)
     from rallypoint.cli.exit import exit_code_of
 
     answer: int | None = 0
@@ -378,6 +417,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         answer = load(options.work)(options)
 
     return exit_code_of(answered, "rallyctl") or answer or 0
+
+
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    """The arguments. An operand that comes after flags which follow the first ones would not be taken by argparse."""
+    parser = build_parser()
+    options, late = parser.parse_known_args(words)
+    for word in late:
+        given = vars(options)
+        if not word.startswith("-") and "operands" in given:
+            options.operands.append(word)
+        elif not word.startswith("-") and given.get("endpoint") == "":
+            options.endpoint = word
+        else:
+            parser.error(f"unrecognized arguments: {' '.join(late)}")
+    return options
 
 
 def load(work: str) -> Callable[[argparse.Namespace], int | None]:

@@ -38,6 +38,8 @@ _LOW = 30
 """Lines of a screen below which fewer are."""
 _LEAST_NODES = 3
 """Rows of nodes that a screen shows however low it is."""
+_TRACEBACK = 12
+"""Lines of the last traceback that are shown: its end."""
 _STRAGGLERS = 10
 """How many ranks are shown that are behind the others: the last of them."""
 NODE_STATES = (*(each.value for each in NodeState), "unreachable", "succeeded")
@@ -89,6 +91,7 @@ def drawing(snapshot: Snapshot, screen: OnScreen | None = None) -> list[Line]:
     below = [
         *([] if low else _straggler_lines(snapshot)),
         *_titled("last failures", _failure_lines(snapshot, screen)[-1 if low else -_FAILURES :]),
+        *([] if low else _traceback_lines(snapshot)),
         *_titled("last events", _event_lines(snapshot, screen)[-3 if low else -_EVENTS :]),
     ]
     return [*head, *_node_lines(snapshot, screen, len(head) + len(below)), *below]
@@ -165,6 +168,17 @@ def restarts_sentence(snapshot: Snapshot) -> str:
     return f"{used}{left}"
 
 
+def size_words(snapshot: Snapshot) -> str:
+    """`min 2, max 4`; if the round that runs has fewer or more nodes, an operator has changed that since it began."""
+    size = f"min {snapshot.min_nodes}, max {snapshot.max_nodes}"
+    fits = snapshot.min_nodes <= snapshot.totals.in_round <= snapshot.max_nodes
+    return size if fits or snapshot.phase is not Phase.RUNNING else f"next round: {size}"
+
+
+def age_words(snapshot: Snapshot, screen: OnScreen | None = None) -> str:
+    return duration(snapshot.age) if screen is None else f"since {_when(snapshot.age, screen)}"
+
+
 def rank_range(node: NodeView) -> str:
     """`4-7`, the global ranks of a node's workers; `-` where it has none."""
     if node.first_rank < 0 or not node.workers:
@@ -178,6 +192,11 @@ def node_state(node: NodeView) -> str:
     if node.state is NodeState.PARTICIPANT and not node.connected:
         return "unreachable"
     return "succeeded" if node.succeeded else node.state.value
+
+
+def state_words(node: NodeView) -> str:
+    """The same, and who has asked the node to leave."""
+    return f"{node_state(node)}, drained by {node.drained_by}" if node.drained_by else node_state(node)
 
 
 _STYLES = {
@@ -202,8 +221,16 @@ def _head(snapshot: Snapshot, screen: OnScreen | None) -> Iterator[Line]:
         kinds += [("expected", totals.expected), ("quiet", totals.quiet)]
     extra = "".join(f", {count} {what}" for what, count in kinds if count)
     yield Line(f"round     {snapshot.round}")
-    yield Line(f"nodes     {totals.in_round} (min {snapshot.min_nodes}, max {snapshot.max_nodes}){extra}")
+    yield Line(f"nodes     {totals.in_round} ({size_words(snapshot)}){extra}")
     yield Line(f"restarts  {restarts_sentence(snapshot)}")
+    if snapshot.age:
+        yield Line(f"age       {age_words(snapshot, screen)}")
+    if snapshot.endpoint:
+        yield Line(f"endpoint  {snapshot.endpoint}")
+    if totals.command:
+        yield Line(f"command   {totals.command}")
+    if totals.log_folder:
+        yield Line(f"logs      {totals.log_folder}{' on the node of rank 0' if totals.in_round > 1 else ''}")
     if totals.in_place_of:
         yield Line(f"launcher  rallyrun, in place of {' and '.join(totals.in_place_of)} (rallyctl shim)")
     least, most = totals.least_step, totals.most_step
@@ -238,7 +265,7 @@ _COLUMNS: tuple[tuple[str, int, Callable[[NodeView, OnScreen | None], str]], ...
     ("RANK", 0, lambda node, _: "-" if node.group_rank < 0 else str(node.group_rank)),
     ("NODE", 0, lambda node, _: node.host or node.name),
     ("ADDRESS", 60, lambda node, _: node.address),
-    ("STATE", 0, lambda node, _: node_state(node)),
+    ("STATE", 0, lambda node, _: state_words(node)),
     ("RANKS", 0, lambda node, _: rank_range(node)),
     ("HEARD", 80, lambda node, screen: "-" if node.silent_for < 0 else _when(node.silent_for, screen)),
     ("PIDS", 100, _pids),
@@ -258,6 +285,16 @@ def _straggler_lines(snapshot: Snapshot) -> list[Line]:
     return _titled(f"steps behind the median of {steps.ranks} ranks, which is {steps.median}", lines)
 
 
+def _traceback_lines(snapshot: Snapshot) -> list[Line]:
+    last = snapshot.failures[-1] if snapshot.failures else None
+    if last is None or not last.traceback:
+        return []
+    lines = last.traceback.rstrip().splitlines()
+    cut_off = [Line(f"  ({len(lines) - _TRACEBACK} more lines: --json)", "dim")] if len(lines) > _TRACEBACK else []
+    shown = [Line(f"  {each}") for each in lines[-_TRACEBACK:]]
+    return _titled(f"last traceback, of rank {last.rank} on {last.host}", [*cut_off, *shown])
+
+
 def failure_text(failure: FailureView) -> str:
     lost = f"{failure.node} was lost: " if failure.rank < 0 and not failure.pid else ""
     return f"round {failure.round}: {lost}{failure.message}"
@@ -274,21 +311,32 @@ def _event_lines(snapshot: Snapshot, screen: OnScreen | None) -> list[Line]:
 # Successive lines
 
 
-class ChangeLines:
+class NewEvents:
+    """The events of successive snapshots, each once."""
+
     def __init__(self) -> None:
         self._incarnation = ""
         self._number = 0
-        """Of the last event that was told."""
+        """Of the last event that was taken."""
+
+    def take(self, snapshot: Snapshot) -> Sequence[JobEvent]:
+        if snapshot.incarnation != self._incarnation:
+            self._incarnation, self._number = snapshot.incarnation, 0
+        news = [each for each in snapshot.events if each.number > self._number]
+        self._number = max([self._number, *(each.number for each in news)])
+        return news
+
+
+class ChangeLines:
+    def __init__(self) -> None:
+        self._events = NewEvents()
         self._standing: tuple[object, ...] | None = None
         """What was last said of how the job stands, but for how long."""
 
     def lines(self, snapshot: Snapshot, now: float) -> Iterator[str]:
         """What is new in it, each line with a time of day; `now` is in seconds since 1970."""
         first = self._standing is None
-        if snapshot.incarnation != self._incarnation:
-            self._incarnation, self._number = snapshot.incarnation, 0
-        news = [each for each in snapshot.events if each.number > self._number]
-        self._number = max([self._number, *(each.number for each in news)])
+        news = self._events.take(snapshot)
         if not first:  # who begins to watch is told how things stand, and not the past
             yield from (f"{clock_time(now - each.seconds_ago)} {each.text}" for each in news)
         standing = _standing(snapshot)
@@ -328,6 +376,9 @@ def status_fields(snapshot: Snapshot, now: float) -> dict[str, Any]:
         "phase": snapshot.phase.value,
         "since": moment(now - snapshot.phase_for),
         "phase_seconds": round(snapshot.phase_for, 3),
+        "age_seconds": round(snapshot.age, 3) or None,
+        "endpoint": snapshot.endpoint or None,
+        "command": snapshot.totals.command or None,
         "round": snapshot.round,
         "min_nodes": snapshot.min_nodes,
         "max_nodes": snapshot.max_nodes,
@@ -349,7 +400,12 @@ def status_fields(snapshot: Snapshot, now: float) -> dict[str, Any]:
         "failures": [_failure(each, now) for each in snapshot.failures],
         "events": [_event(each, now) for each in snapshot.events],
         "detail": snapshot.detail,
+        "ending": None if snapshot.ending is None else snapshot.ending.name.lower(),
     }
+
+
+def event_json(event: JobEvent, now: float) -> str:
+    return json.dumps(_event(event, now))
 
 
 def jobs_json(jobs: Sequence[JobSummary]) -> str:
@@ -388,6 +444,7 @@ def _node(node: NodeView) -> dict[str, Any]:
         "local_world_size": node.workers,
         "role": node.role,
         "quiet": node.quiet,
+        "drained_by": node.drained_by or None,
         "workers": None if node.report is None else _report(node.report),
     }
 
@@ -400,6 +457,7 @@ def _report(report: NodeReport) -> dict[str, Any]:
         "steps": [None if each < 0 else each for each in report.steps],
         "output_seconds_ago": [_known(each) for each in report.output_ages],
         "in_place_of": report.in_place_of or None,
+        "log_folder": report.log_folder or None,
     }
 
 
@@ -433,6 +491,7 @@ def _failure(failure: FailureView, now: float) -> dict[str, Any]:
         "pid": failure.pid or None,
         "exitcode": None if failure.rank < 0 else failure.exitcode,
         "message": failure.message,
+        "traceback": failure.traceback or None,
     }
 
 

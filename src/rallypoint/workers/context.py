@@ -260,6 +260,12 @@ class PContext(ABC):
         """
         return partial(self._outputs[local_rank].last_lines, local_rank) if local_rank in self._outputs else bytes
 
+    def relayed(self, local_rank: int, stream: int) -> Callable[[int], tuple[int, bytes]] | None:
+        """What reads a worker's standard output (0) or standard error (1) on its way through this process, as
+        `Relay.since` does, from any thread; None if it takes another way.
+        """
+        return self._outputs[local_rank].relayed(local_rank, stream) if local_rank in self._outputs else None
+
     def exit_fds(self) -> list[int]:
         """Descriptors of processes that had not ended at the last `poll`; readable once they have."""
         waited = [self._processes[rank] for rank in self.awaited]

@@ -18,6 +18,7 @@ from rallypoint.control.membership.state import (
     NodeInfo,
     NodeRange,
     Participant,
+    Preempt,
     PreemptJob,
     Settings,
     State,
@@ -28,6 +29,8 @@ from rallypoint.control.protocol.messages import (
     CollectRequested,
     DrainRequested,
     JoinRequest,
+    LeaveRequest,
+    LogSelection,
     NodeReport,
     OperatorAction,
     Placed,
@@ -45,7 +48,8 @@ from rallypoint.control.protocol.observation import (
     WatchRequest,
 )
 from rallypoint.control.protocol.resume_state import ResumeState, after_notification, requests_to_repeat
-from tests.unit.coordinator.test_watching import BY, CAUSE, WATCHER, Job, running, snapshot_in
+from rallypoint.observe.status import status_lines
+from tests.unit.coordinator.test_watching import BY, CAUSE, WATCHER, Job, Told, running, snapshot_in
 
 JOINED = JoinRequest(NodeInfo("default", 2, "", 7000, None, 3), 600.0)
 
@@ -231,6 +235,80 @@ def test_nobody_waits_for_a_node_that_is_lost_while_it_collects() -> None:
     assert [each for session, each in told if isinstance(each, CommandReply)] == [
         CommandReply(False, "lost meanwhile: b (rank 1)")
     ]
+
+
+def test_more_nodes_than_there_are_have_to_be_forced_and_are_awaited_from_the_next_round_on() -> None:
+    job = running("a", "b", "c")
+    refused = job.command(ResizeCommand(BY, 9, 9))
+    assert not refused.done
+    assert refused.detail.startswith("the job has 3 nodes, so that with 9 at least its next failure would stop it")
+    assert "until 6 more have joined" in refused.detail
+    forced = job.command(ResizeCommand(BY, 9, 9, force=True))
+    assert forced.done
+    assert forced.detail.endswith("to 9:9 nodes, from the next round on, which needs 6 more nodes")
+    seen = job.status()
+    assert (seen.phase, seen.min_nodes) == (Phase.RUNNING, 9)
+    assert "nodes     3 (next round: min 9, max 9)" in status_lines(seen)
+
+
+def test_a_node_that_is_drained_is_shown_so_and_its_end_says_by_whom() -> None:
+    job = running("a", "b")
+    job.command(DrainCommand(BY, "b"))
+    assert {each.host: each.drained_by for each in job.status().nodes} == {"a": "", "b": BY}
+    job.hears("b", LeaveRequest(why=f"drained by {BY}"))
+    assert job.status().events[-1].text == f"round 0 ended: b (rank 1): a node left (drained by {BY})"
+
+
+def test_with_a_notice_the_round_ends_by_the_drain_and_not_by_something_unknown() -> None:
+    job = running("a", "b")
+    job.hears("b", Preempt(0, 30.0, f"is drained by {BY}"))
+    for name in "ab":
+        job.hears(name, Drain(0, needs_consent=True))
+    assert f"b (rank 1) is drained by {BY}" in job.status().events[-1].text
+
+
+FOLLOW = CollectCommand(BY, CollectKind.LOGS, (), LogSelection(20, 77))
+
+
+def asked_for_logs(told: list[Told]) -> list[str]:
+    return [chr(session) for session, each in told if isinstance(each, CollectRequested)]
+
+
+def test_logs_are_followed_through_rounds_until_the_job_ends() -> None:
+    job = Job(Settings("job", 2, 3, last_call_timeout=0.0))
+    for name in "ab":
+        job.node(name)
+    told = job.ask(FOLLOW)
+    assert asked_for_logs(told) == ["a", "b"]
+    asked = next(each for _, each in told if isinstance(each, CollectRequested))
+    assert (asked.logs, asked.most > 0) == (FOLLOW.logs, True)
+    job.hears("b", CollectedPart(asked.number, b"x", True))
+    assert asked_for_logs(job.told(job.coordinator.pop_sends())) == ["b"], "as it was read"
+    job.command(RestartCommand(BY))
+    job.hears("a", JOINED)
+    job.node("c")
+    told = job.hears("b", JOINED)
+    assert "c" in asked_for_logs(told), "a node that is new"
+    told = job.ask(StopCommand(BY))
+    assert not [each for _, each in told if isinstance(each, CommandReply) and not each.detail]
+    told = []
+    for name in "abc":
+        told += job.hears(name, CollectedPart(asked.number, b"last words", True))
+    replies = [each for session, each in told if session == WATCHER]
+    assert replies[-1] == CommandReply(True, "")
+    assert sum(isinstance(each, CollectedPart) for each in replies) == 3
+    assert asked_for_logs(told) == []
+
+
+def test_logs_of_the_last_round_are_there_while_none_runs() -> None:
+    job = running("a", "b")
+    job.hears("b", Fail(0, CAUSE, 3))
+    assert asked_for_logs(job.ask(CollectCommand(BY, CollectKind.LOGS, (1,)))) == ["a", "b"]
+
+
+def test_logs_of_some_ranks_come_from_their_nodes() -> None:
+    job = running("a", "b", "c")
+    assert asked_for_logs(job.ask(CollectCommand(BY, CollectKind.LOGS, (5, 4, 0)))) == ["c", "a"]
 
 
 def test_a_stop_of_a_job_that_is_over_says_so() -> None:

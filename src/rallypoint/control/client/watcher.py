@@ -104,7 +104,7 @@ class WatcherSession:
                 )
             if message.is_last:
                 data, self._data = bytes(self._data), bytearray()
-                return decode_snapshot(data)
+                return decode_snapshot(data)._replace(endpoint=str(self._where.endpoint))
 
     def _opened(self) -> ClientSession:
         if self._session is None:

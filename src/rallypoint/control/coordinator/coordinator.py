@@ -303,7 +303,7 @@ class Coordinator:
 
     def _on_leave(self, speaker: SessionRecord, request: LeaveRequest, now: float) -> None:
         self._pending.pop(speaker.node, None)
-        self.operate(speaker.node, Exit(), now)
+        self.operate(speaker.node, Exit(detail=request.why), now)
         if request.wants_reply:
             left = standing_without(self.state, speaker.node, self.settings)
             # When a node of our own process leaves, we go too.

@@ -42,6 +42,7 @@ from rallypoint.control.protocol.observation import (
     Totals,
     snapshot_parts,
 )
+from rallypoint.failures.cause import Ending
 
 _LEAST_SHOWN = 8
 """Rows of a large job with which nothing is the matter."""
@@ -65,6 +66,7 @@ class _Report(NamedTuple):
         progress_age = self.said.progress_age
         return self.said._replace(
             progress_age=progress_age if progress_age < 0 else progress_age + since,
+            agent_age=self.said.agent_age if self.said.agent_age < 0 else self.said.agent_age + since,
             output_ages=tuple(each if each < 0 else each + since for each in self.said.output_ages),
         )
 
@@ -103,9 +105,11 @@ class JobView(NamedTuple):
     last_heard: Callable[[], Mapping[NodeId, float]]
     reports: Mapping[NodeId, _Report]
     reports_changes: int
+    drained: Mapping[NodeId, str]
+    """Nodes that were asked to leave, and by whom."""
 
     @classmethod
-    def of(cls, job: Coordinator, reports: Reports, now: float) -> JobView:
+    def of(cls, job: Coordinator, reports: Reports, now: float, drained: Mapping[NodeId, str] = {}) -> JobView:
         """The view of a job at this moment."""
         return cls(
             now,
@@ -119,6 +123,7 @@ class JobView(NamedTuple):
             job.sessions.copied(),
             dict(reports.by_node),
             reports.changes,
+            dict(drained),
         )
 
 
@@ -140,6 +145,10 @@ class _Reported(NamedTuple):
     most_step: int
     in_place_of: tuple[str, ...]
     steps: Steps | None
+    command: str
+    log_folder: str
+    began: float
+    """When the oldest agent was started, on the coordinator's clock."""
     lagging: tuple[NodeId, ...]
     """The nodes of ranks that are behind by more than a step, the last one first."""
 
@@ -159,6 +168,8 @@ class SnapshotMaker:
     def __init__(self) -> None:
         self._members = _Members({}, False, (), 0)
         self._reported: tuple[int, int, Sequence[_Place], _Reported] | None = None
+        self._began = math.inf
+        """When the oldest agent was started of which a report has come."""
 
     def row(self, view: JobView, node: NodeId) -> Snapshot:
         """The snapshot with the row of this node."""
@@ -205,6 +216,8 @@ class SnapshotMaker:
         not_shown: int,
     ) -> Snapshot:
         state, settings, now = view.state, view.settings, view.now
+        said = self._said(view, members)
+        self._began = min(self._began, said.began)
         short = 0 if state.complete else max(0, settings.min_nodes - len(state.participants))
         held = state.restart_delay and not state.complete
         return Snapshot(
@@ -219,13 +232,15 @@ class SnapshotMaker:
             expected=() if state.complete else missing(state, settings),
             nodes=tuple(_row(view, heard, each) for each in places),
             not_shown=not_shown,
-            totals=_totals(state, heard, self._said(view, members), members.workers),
+            totals=_totals(state, heard, said, members.workers),
             ended_rounds=state.ledger,
             max_restarts=state.max_restarts,
             backoff=max(0.0, backoff_ends(state, view.clock) - now) if held else 0.0,
-            failures=tuple(_failure(each, now) for each in view.failures),
+            failures=_failures(view.failures, now),
             events=tuple(_event(each, now) for each in view.events),
             detail="" if state.verdict is None else verdict_sentence(state.verdict),
+            ending=_ending(state),
+            age=max(0.0, now - self._began),
         )
 
 
@@ -242,6 +257,11 @@ class PendingSnapshot:
         if not self._parts:
             self._parts = snapshot_parts(self._make(self._view))
         return self._parts
+
+
+def _ending(state: State) -> Ending | None:
+    verdict = state.verdict
+    return None if verdict is None or verdict.outcome is Outcome.SUCCEEDED else verdict.ending
 
 
 _PHASE_OF_OUTCOME = {
@@ -290,6 +310,7 @@ def _first(
         heapq.nsmallest(SHOWN_NODES, state.quiet),
         (node for _, node in heapq.nsmallest(SHOWN_NODES, silent)),
         () if state.preempted is None else (state.preempted.node,),
+        view.drained,
         lagging,
         state.wait_list,
         state.redundancy_list,
@@ -335,12 +356,13 @@ def _row(view: JobView, heard: Mapping[NodeId, float], place: _Place) -> NodeVie
         succeeded=runs and node in state.succeeded,
         report=report.aged(view.now) if runs and report is not None and report.said.round == state.round else None,
         quiet=node in state.quiet,
+        drained_by=view.drained.get(node, ""),
     )
 
 
 def _reported(view: JobView, places: Sequence[_Place]) -> _Reported:
     if not view.state.complete:
-        return _Reported(0, -1, -1, (), None, ())
+        return _Reported(0, -1, -1, (), None, "", "", math.inf, ())
     found = [
         (place, report.said)
         for place in places
@@ -361,12 +383,19 @@ def _reported(view: JobView, places: Sequence[_Place]) -> _Reported:
             if 0 <= step < median
         )
         behind = heapq.nsmallest(_MOST_BEHIND, late, key=lambda each: each[:2])
+    first = next((report for place, report in found if place.group_rank == 0), NodeReport(-1))
     return _Reported(
         len(found),
         min(reached, default=-1),
         max(reached, default=-1),
         tuple(sorted({report.in_place_of for _, report in found if report.in_place_of})),
         _steps(view.state, every, behind),
+        first.command,
+        first.log_folder,
+        min(
+            (view.reports[place.node].at - said.agent_age for place, said in found if said.agent_age >= 0),
+            default=math.inf,
+        ),
         tuple(place.node for step, _, place in behind if step <= median - _LAGS),
     )
 
@@ -388,6 +417,8 @@ def _totals(state: State, heard: Mapping[NodeId, float], said: _Reported, worker
         most_step=said.most_step,
         in_place_of=said.in_place_of,
         steps=said.steps,
+        command=said.command,
+        log_folder=said.log_folder,
     )
 
 
@@ -397,6 +428,13 @@ def _steps(state: State, every: Sequence[int], behind: Sequence[tuple[int, int, 
     median = every[len(every) // 2]
     named = (Straggler(rank, name_of(state, place.node), step, median - step) for step, rank, place in behind)
     return Steps(median, len(every), bisect_left(every, median), tuple(named))
+
+
+def _failures(failures: Sequence[Failure], now: float) -> tuple[FailureView, ...]:
+    found = [_failure(each, now) for each in failures]
+    if found and (cause := failures[-1][3]) is not None:
+        found[-1] = found[-1]._replace(traceback=cause.traceback)
+    return tuple(found)
 
 
 def _failure(failure: Failure, now: float) -> FailureView:

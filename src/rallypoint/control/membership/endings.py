@@ -122,7 +122,7 @@ def _block_of(node: NodeId, participant: Participant) -> int:
 def drain_detail(state: State, name: str) -> str:
     """Why the round is drained, with the consent of the node of this name."""
     if state.preempted is not None:
-        return f"{name_of(state, state.preempted.node)} will be taken away"
+        return f"{name_of(state, state.preempted.node)} {state.preempted.why or 'will be taken away'}"
     if not state.wait_list:
         return f"{name} asks for another"
     who = join_names(names_of(state, state.wait_list))

@@ -481,7 +481,7 @@ def with_consent(state: State, node: NodeId, settings: Settings) -> State:
 def _preempt(operation: Preempt, state: State, node: NodeId, _view: ClockView, _settings: Settings) -> Step:
     if state.closed or state.is_preempted or not state.runs(node, operation.round) or state.succeeded:
         return Stop.DONE
-    said = Preemption(node, operation.seconds)
+    said = Preemption(node, operation.seconds, why=operation.why)
     return Stop.DONE if state.preempted == said else state._replace(preempted=said)
 
 

@@ -189,7 +189,9 @@ class JobProgress(NamedTuple):
 
 
 class Preemption(NamedTuple):
-    """A node that will be taken away in `seconds`; with `whole_job` all will be: `who` was told so, as `why` says."""
+    """A node that will be taken away in `seconds`, as `why` says if that is known; with `whole_job` all will be: `who`
+    was told so.
+    """
 
     node: NodeId
     seconds: float
@@ -440,10 +442,14 @@ class Drain(NamedTuple):
 
 
 class Preempt(NamedTuple):
-    """This node will be taken away `seconds` from now, and takes no part in a round after `round`."""
+    """This node will be taken away `seconds` from now, and takes no part in a round after `round`.
+
+    `why` says by whom, as in "is drained by ann@login"; empty if that is not known.
+    """
 
     round: int
     seconds: float
+    why: str = ""
 
 
 class PreemptJob(NamedTuple):

@@ -49,6 +49,12 @@ class NodeReport(NamedTuple):
     """The last step of each worker, -1 if it has reported none; empty if none has, or there are very many."""
     in_place_of: str = ""
     """What was started on that node, if that was torch's own launcher (`rallyctl shim`)."""
+    log_folder: str = ""
+    """The folder of this node's logs; empty if it has none."""
+    command: str = ""
+    """The command that has started the agent, secrets masked; from the node of group rank 0 only."""
+    agent_age: float = -1.0
+    """For how long the agent has run."""
 
 
 class CollectKind(StrEnum):
@@ -58,14 +64,31 @@ class CollectKind(StrEnum):
     BUNDLE = "bundle"
     HANG = "hang"
     """The evidence of a hang, of all workers."""
+    LOGS = "logs"
+    """What workers have written."""
+
+
+class LogSelection(NamedTuple):
+    """Which part of the logs is collected: the last `lines` of each output.
+
+    Whoever follows has drawn a `cursor`, and is sent what is new since the last answer to it; 0 for none. Such a
+    request is answered when there is something new, or after a while.
+    """
+
+    lines: int = 0
+    cursor: int = 0
 
 
 class CollectRequested(NamedTuple):
-    """Collect something from a node's workers, or from that of a global `rank`; answered by `CollectedPart`s."""
+    """Collect something from a node's workers, or from those of the global `ranks`; answered by `CollectedPart`s. Logs
+    may have `most` bytes in all.
+    """
 
     number: int
     kind: CollectKind
-    rank: int = -1
+    ranks: tuple[int, ...] = ()
+    logs: LogSelection = LogSelection()
+    most: int = 0
 
 
 class CollectedPart(NamedTuple):
@@ -159,9 +182,12 @@ class NextStore(NamedTuple):
 
 
 class LeaveRequest(NamedTuple):
-    """Take no part any more. With `wants_reply` it is answered by `LeaveReply`, each time it is sent."""
+    """Take no part any more. With `wants_reply` it is answered by `LeaveReply`, each time it is sent. `why` is for the
+    other nodes, as in "drained by ann@login"; empty for a signal.
+    """
 
     wants_reply: bool = False
+    why: str = ""
 
 
 class Heartbeat(NamedTuple):
@@ -281,7 +307,7 @@ class NodesWaiting(NamedTuple):
 
 
 class Preempted(NamedTuple):
-    """`node` will be taken away in `seconds`: `round` should end in order before that.
+    """`node` will be taken away in `seconds`, as `why` says if that is known: `round` should end in order before that.
 
     With `whole_job` the job then ends, because `node` was told so in the way that `why` says.
     """

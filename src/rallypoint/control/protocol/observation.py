@@ -16,8 +16,16 @@ from typing import NamedTuple
 import msgspec
 
 from rallypoint.control.membership.state import Ledger
-from rallypoint.control.protocol.messages import MAX_PART, CollectedPart, CollectKind, NodeReport, Taken
+from rallypoint.control.protocol.messages import (
+    MAX_PART,
+    CollectedPart,
+    CollectKind,
+    LogSelection,
+    NodeReport,
+    Taken,
+)
 from rallypoint.control.protocol.validation import validated
+from rallypoint.failures.cause import Ending
 
 MAX_SNAPSHOT = 64 * 1024 * 1024
 """Bytes that a snapshot may have in all."""
@@ -60,7 +68,8 @@ class NodeView(NamedTuple):
 
     `silent_for` is how many seconds ago it was last heard, -1 if that is not counted: it shares the coordinator's
     process, or has no session (`connected`). Its workers have the global ranks from `first_rank` on, -1 with no round.
-    `quiet`: they have given no sign of life for a long time (`--hang-timeout`).
+    `quiet`: they have given no sign of life for a long time (`--hang-timeout`). `drained_by` is the operator that has
+    asked the node to leave, which it has not yet done; empty if none has.
     """
 
     name: str
@@ -77,6 +86,7 @@ class NodeView(NamedTuple):
     succeeded: bool = False
     report: NodeReport | None = None
     quiet: bool = False
+    drained_by: str = ""
 
 
 class Straggler(NamedTuple):
@@ -123,6 +133,10 @@ class Totals(NamedTuple):
     """What was started on nodes, where that was torch's own launcher."""
     steps: Steps | None = None
     """None where fewer than two ranks report theirs."""
+    command: str = ""
+    """The command that has started the agent of group rank 0; empty if it is not known."""
+    log_folder: str = ""
+    """The folder of the logs on that node."""
 
     @property
     def in_round(self) -> int:
@@ -131,7 +145,7 @@ class Totals(NamedTuple):
 
 
 class FailureView(NamedTuple):
-    """A failure of the job: of a worker, or of a node (`rank` -1)."""
+    """A failure of the job: of a worker, or of a node (`rank` -1). Only the last one has its `traceback`."""
 
     seconds_ago: float
     round: int
@@ -142,6 +156,7 @@ class FailureView(NamedTuple):
     pid: int
     exitcode: int
     message: str
+    traceback: str = ""
 
 
 class EventKind(StrEnum):
@@ -174,7 +189,7 @@ class Snapshot(NamedTuple):
 
     `phase_for` is for how many seconds the phase has lasted, `missing` how many nodes have to join until there are
     `min_nodes`, `expected` a few names of those, `backoff` the seconds for which the next round is still held back.
-    `max_restarts` is -1 if it was not given.
+    `max_restarts` is -1 if it was not given. `age` is for how many seconds the job has run, as far as its nodes know.
     """
 
     job: str
@@ -200,6 +215,11 @@ class Snapshot(NamedTuple):
     """The last ones, oldest first."""
     detail: str = ""
     """How the job has ended, in a sentence; empty before."""
+    ending: Ending | None = None
+    """The kind of this end; None before, and for a success."""
+    age: float = 0.0
+    endpoint: str = ""
+    """Where the coordinator was reached; made on the watcher's own side, never sent."""
 
 
 class JobSummary(NamedTuple):
@@ -249,20 +269,22 @@ class StopCommand(NamedTuple):
 
 
 class ResizeCommand(NamedTuple):
-    """Change the minimal and maximal number of nodes of future rounds."""
+    """Change the minimal and maximal number of nodes of future rounds; with `force`, also to more than there are."""
 
     by: str
     min_nodes: int
     max_nodes: int
+    force: bool = False
 
 
 class CollectCommand(NamedTuple):
-    """Collect something from all nodes, or from the worker of one global `rank`. Answered by `CollectedPart`s of each
-    node, then by a `CommandReply`."""
+    """Collect something from all nodes, or from the workers of some global `ranks`. Answered by `CollectedPart`s of
+    each node, then by a `CommandReply`: if logs are followed, when the job has ended."""
 
     by: str
     kind: CollectKind
-    rank: int = -1
+    ranks: tuple[int, ...] = ()
+    logs: LogSelection = LogSelection()
 
 
 Command = RestartCommand | DrainCommand | StopCommand | ResizeCommand | CollectCommand

@@ -62,6 +62,10 @@ _NUMBERS: Mapping[str, NumberRange] = {
     "lease": NumberRange(0.1, _DAY),
     "heartbeat_interval": NumberRange(0.0, _DAY),
     "deadline": NumberRange(-math.inf, math.inf),
+    "lines": NumberRange(0, 2**31),
+    "cursor": NumberRange(0, 2**40),
+    "most": NumberRange(0, 2**31),
+    "ranks": NumberRange(0, MAX_NODES * MAX_WORKERS),
 }
 """The range of a number, by the name of its field."""
 _ROUND_NUMBER = NumberRange(-1, _ROUNDS // 2)

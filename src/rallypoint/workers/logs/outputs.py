@@ -20,7 +20,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.errors import UserError, user_error
@@ -128,6 +128,11 @@ class Outputs:
         for pump in self._pumps:
             pump.wake()
         return last
+
+    def relayed(self, local_rank: int, stream: int) -> Callable[[int], tuple[int, bytes]] | None:
+        """See `PContext.relayed`."""
+        relay = self._relays[stream].get(local_rank)
+        return None if relay is None else relay.since
 
     def age(self, local_rank: int) -> float:
         """Seconds since a worker has written something that passes through here or goes to a file; -1 if it has not, or
