@@ -413,7 +413,6 @@ class Actions(Source):
 
 
 def _left_by(step: steps.End, number: Signals) -> SignalException:
-    """What ends a node that leaves after a signal, or as after that one because an operator has drained it."""
     by, saved = step.drained_by, bool(step.saved)
     if step.standing:
         how = f"was drained by {by} and has left the job" if by else f"has left the job after {signal_name(number)}"

@@ -15,7 +15,7 @@ from rallypoint.cli.following import Follower, Lines
 from rallypoint.cli.job_verbs import collect, receive, targets, unnamed, with_session
 from rallypoint.control.client.dialing import DialTarget
 from rallypoint.control.client.watcher import UnreachableError, WatcherSession, operator_name
-from rallypoint.control.protocol.messages import CollectedPart, CollectKind, LogSelection
+from rallypoint.control.protocol.messages import CollectedPart, CollectKind
 from rallypoint.control.protocol.observation import CollectCommand, CommandReply, JobList, Snapshot, WatchRequest
 
 _RANKS = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?")
@@ -34,15 +34,15 @@ def logs(options: argparse.Namespace) -> int:
     if options.follow:
         follower = _LogFollower(lambda: targets(options), options.rdzv_id, ranks, options.lines, show.take)
         seen = asyncio.run(follower.run())
-        if isinstance(seen, JobList):
-            raise unnamed(seen)
         if follower.refusal:
             raise RallypointError(follower.refusal)
+        if isinstance(seen, JobList):
+            raise unnamed(seen)
         print_error(f"rallyctl: {seen.detail}")
         return 0
 
     async def once(session: WatcherSession) -> int:
-        session.send(CollectCommand(operator_name(), CollectKind.LOGS, ranks, LogSelection(options.lines)))
+        session.send(CollectCommand(operator_name(), CollectKind.LOGS, ranks, options.lines))
         reply = await collect(session, show.take)
         if not reply.done:
             raise RallypointError(reply.detail)
@@ -118,8 +118,8 @@ class _LogFollower(Follower):
         super().__init__(find, job, _Notes())
         self.refusal = ""
         """Why the job's logs cannot be followed, if they cannot."""
-        selection = LogSelection(lines, 1 + secrets.randbelow(2**39))
-        self._command = CollectCommand(operator_name(), CollectKind.LOGS, ranks, selection)
+        cursor = 1 + secrets.randbelow(2**39)
+        self._command = CollectCommand(operator_name(), CollectKind.LOGS, ranks, lines, cursor)
         self._take = take
 
     async def _listen(self, session: WatcherSession) -> Snapshot | JobList:

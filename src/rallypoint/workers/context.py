@@ -33,6 +33,7 @@ from rallypoint.workers.reaper.client import Command, ReaperClient
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
     from rallypoint.failures.failure import OomKills, ProcessFailure
+    from rallypoint.workers.logs.pump import Relay
     from rallypoint.workers.preload.client import PreloadManager
     from rallypoint.workers.resumable import LeavingWorkers
     from rallypoint.workers.stop import NoSweep, Stop
@@ -260,11 +261,9 @@ class PContext(ABC):
         """
         return partial(self._outputs[local_rank].last_lines, local_rank) if local_rank in self._outputs else bytes
 
-    def relayed(self, local_rank: int, stream: int) -> Callable[[int], tuple[int, bytes]] | None:
-        """What reads a worker's standard output (0) or standard error (1) on its way through this process, as
-        `Relay.since` does, from any thread; None if it takes another way.
-        """
-        return self._outputs[local_rank].relayed(local_rank, stream) if local_rank in self._outputs else None
+    def relay(self, local_rank: int, stream: int) -> Relay | None:
+        """The relay of standard output (0) or standard error (1), if that has one."""
+        return self._outputs[local_rank].relays[stream].get(local_rank) if local_rank in self._outputs else None
 
     def exit_fds(self) -> list[int]:
         """Descriptors of processes that had not ended at the last `poll`; readable once they have."""

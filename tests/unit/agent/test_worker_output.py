@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ import pytest
 
 from rallypoint.agent.features import worker_output
 from rallypoint.agent.features.worker_output import OutputReader
-from rallypoint.control.protocol.messages import CollectKind, CollectRequested, LogSelection
+from rallypoint.control.protocol.messages import CollectKind, CollectRequested
 from rallypoint.observe.worker_logs import NodeLogs, decode_logs, log_lines
 
 ROOM = 64 * 1024
@@ -25,8 +25,11 @@ class Context:
     stderrs: Mapping[int, str] = field(default_factory=dict)
     passed: bytes = b""
 
-    def relayed(self, local_rank: int, stream: int) -> Callable[[int], tuple[int, bytes]] | None:
-        return (lambda at: (at, self.passed[at:])) if stream == 1 else None
+    def relay(self, _local_rank: int, stream: int) -> Context | None:
+        return self if stream == 1 else None
+
+    def since(self, at: int) -> tuple[int, bytes]:
+        return at, self.passed[at:]
 
 
 class Node:
@@ -49,7 +52,7 @@ class Node:
         self.workers.pcontext = Context({local: str(path) for local, path in enumerate(self.files)}, nowhere)
 
     def ask(self, lines: int = 20, cursor: int = 0, ranks: tuple[int, ...] = (), most: int = ROOM) -> NodeLogs:
-        asked = CollectRequested(1, CollectKind.LOGS, ranks, LogSelection(lines, cursor), most)
+        asked = CollectRequested(1, CollectKind.LOGS, ranks, lines, cursor, most)
         data = self.reader.begin(asked)()
         assert len(data) <= most
         return decode_logs(data)
@@ -147,7 +150,7 @@ def test_whoever_follows_is_answered_when_the_agent_ends(tmp_path: Path, monkeyp
     monkeypatch.setattr(worker_output, "_LONGEST_WAIT", 3600.0)
     node = Node(tmp_path)
     answers: list[bytes] = []
-    asked = CollectRequested(1, CollectKind.LOGS, (), LogSelection(5, 7), ROOM)
+    asked = CollectRequested(1, CollectKind.LOGS, (), 5, 7, ROOM)
     read = node.reader.begin(asked)
     thread = threading.Thread(target=lambda: answers.append(read()))
     node.reader.watch(thread)

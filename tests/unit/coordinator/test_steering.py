@@ -30,7 +30,6 @@ from rallypoint.control.protocol.messages import (
     DrainRequested,
     JoinRequest,
     LeaveRequest,
-    LogSelection,
     NodeReport,
     OperatorAction,
     Placed,
@@ -267,7 +266,7 @@ def test_with_a_notice_the_round_ends_by_the_drain_and_not_by_something_unknown(
     assert f"b (rank 1) is drained by {BY}" in job.status().events[-1].text
 
 
-FOLLOW = CollectCommand(BY, CollectKind.LOGS, (), LogSelection(20, 77))
+FOLLOW = CollectCommand(BY, CollectKind.LOGS, (), 20, 77)
 
 
 def asked_for_logs(told: list[Told]) -> list[str]:
@@ -281,7 +280,7 @@ def test_logs_are_followed_through_rounds_until_the_job_ends() -> None:
     told = job.ask(FOLLOW)
     assert asked_for_logs(told) == ["a", "b"]
     asked = next(each for _, each in told if isinstance(each, CollectRequested))
-    assert (asked.logs, asked.most > 0) == (FOLLOW.logs, True)
+    assert (asked.lines, asked.cursor, asked.most > 0) == (20, 77, True)
     job.hears("b", CollectedPart(asked.number, b"x", True))
     assert asked_for_logs(job.told(job.coordinator.pop_sends())) == ["b"], "as it was read"
     job.command(RestartCommand(BY))

@@ -21,7 +21,6 @@ from rallypoint.control.protocol.messages import (
     DrainRequested,
     JoinRequest,
     LeaveRequest,
-    LogSelection,
     NodeReport,
     Notification,
     Placed,
@@ -322,7 +321,8 @@ OPERATOR = st.one_of(
         st.just(BY),
         st.just(CollectKind.LOGS),
         st.lists(st.integers(0, 3)).map(tuple),
-        st.builds(LogSelection, st.just(20), st.integers(0, 1)),
+        st.just(20),
+        st.integers(0, 1),
     ),
 )
 

@@ -152,6 +152,7 @@ class Reporter:
         if (latest := folder.latest()) is not None:
             step, age = latest.step, max(0.0, SYSTEM_CLOCK.monotonic() - latest.at)
         context, group = self._workers.pcontext, self._workers.group
+        attempt = "" if context is None else attempt_folder(context.error_files.values())
         return NodeReport(
             round_,
             pids,
@@ -159,7 +160,7 @@ class Reporter:
             progress_age=age,
             steps=folder.steps(),
             in_place_of=group.spec.in_place_of,
-            log_folder="" if context is None else os.path.dirname(attempt_folder(context.error_files.values())),
+            log_folder=attempt and os.path.dirname(os.path.abspath(attempt)),
             command="" if group.group_rank else _command(),
             agent_age=time.monotonic() - self._workers.began,
         )

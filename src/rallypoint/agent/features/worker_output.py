@@ -25,6 +25,7 @@ from rallypoint.agent.workers import WorkerController
 from rallypoint.base.private_files import open_regular
 from rallypoint.control.protocol.messages import CollectRequested
 from rallypoint.observe.worker_logs import CONSOLE, OVERHEAD, OVERHEAD_OF_PIECE, LogPiece, NodeLogs, encode_logs
+from rallypoint.workers.logs.pump import Relay
 
 _LONGEST_WAIT, _LOOK_EVERY = 10.0, 0.2
 """Seconds until a follower is answered if nothing is new, and between looks. Only while somebody follows."""
@@ -79,7 +80,7 @@ class OutputReader:
     def begin(self, request: CollectRequested) -> Callable[[], bytes]:
         """Look at the workers, on the loop's thread. Returns what reads their outputs, on another one."""
         found, notes = _outputs_of(self._workers, request.ranks)
-        cursor = request.logs.cursor
+        cursor = request.cursor
         if not cursor:
             return partial(_Follower().read, request, found, notes)
         follower = self._followers.setdefault(cursor, _Follower())
@@ -137,7 +138,7 @@ class _Follower:
             for each in found:
                 self._tails.setdefault(each.key, _Tail(each, self._begin)).rank = each.rank
             self._begin = 0
-            pieces = list(self._pieces(request, set() if ended or not request.logs.cursor else present))
+            pieces = list(self._pieces(request, set() if ended or not request.cursor else present))
             self._tails = {key: tail for key, tail in self._tails.items() if key in present}
             new = [each for each in notes if each not in self._told]
             self._told = notes
@@ -151,7 +152,7 @@ class _Follower:
                 return
             tail = self._tails.pop(key)
             self._tails[key] = tail  # the last ones are the first to be read the next time
-            if data := tail.take(request.logs.lines, share, whole=key in growing):
+            if data := tail.take(request.lines, share, whole=key in growing):
                 left -= len(data) + OVERHEAD_OF_PIECE
                 yield LogPiece(tail.rank, data)
 
@@ -176,8 +177,8 @@ def _outputs_of(workers: WorkerController, ranks: Sequence[int]) -> tuple[list[_
                 output = _Output(worker.global_rank, (path,), partial(_read_file, path))
             elif (console := _console(end)) is not None:
                 output = console
-            elif (relayed := context.relayed(worker.local_rank, end)) is not None:
-                read = partial(_read_relayed, relayed)
+            elif (relay := context.relay(worker.local_rank, end)) is not None:
+                read = partial(_read_relayed, relay)
                 output = _Output(worker.global_rank, (context, worker.local_rank, end), read)
             else:
                 notes = [_NOT_HERE]
@@ -212,8 +213,8 @@ def _read_file(
     return at or 0, b""
 
 
-def _read_relayed(relayed: Callable[[int], tuple[int, bytes]], at: int | None, most: int) -> tuple[int, bytes]:
-    begin, data = relayed(at or 0)
+def _read_relayed(relay: Relay, at: int | None, most: int) -> tuple[int, bytes]:
+    begin, data = relay.since(at or 0)
     if at is None and len(data) > most:
         return begin + len(data) - most, data[-most:]
     return begin, data[:most]

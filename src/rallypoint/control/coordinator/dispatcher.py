@@ -228,6 +228,11 @@ class Dispatcher:
             make = self._opened_watchers().snapshot(self._clock.monotonic())
         return make()
 
+    @property
+    def collects(self) -> bool:
+        """See `Watchers.collects`."""
+        return self._watchers is not None and self._watchers.collects
+
     def _opened_watchers(self) -> Watchers:
         if self._watchers is None:
             from rallypoint.control.coordinator.operators import Watchers

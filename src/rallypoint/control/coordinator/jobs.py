@@ -77,6 +77,8 @@ class ManyJobs:
     """The dispatchers of all jobs whose nodes have connected."""
 
     job = None
+    collects = False
+    """See `Dispatcher.collects`: it ends without its jobs."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock

@@ -135,6 +135,11 @@ class Watchers:
     def __len__(self) -> int:
         return len(self._watchers)
 
+    @property
+    def collects(self) -> bool:
+        """Whether nodes are to answer a watcher."""
+        return bool(self._collections)
+
     def pop_sends(self) -> list[tuple[int, WatcherNotification | PendingSnapshot]]:
         """Take the messages for watchers, by session."""
         sends, self.sends = self.sends, []
@@ -310,9 +315,9 @@ class Watchers:
         nodes = [each for each in self._nodes_of(command) if each in job.sessions]
         nodes.sort(key=lambda each: each not in job.state.quiet)  # there may not be room for all
         is_logs = kind is CollectKind.LOGS
-        follows = is_logs and command.logs.cursor > 0 and job.state.verdict is None
+        follows = is_logs and command.cursor > 0 and job.state.verdict is None
         most = LIMITS[kind].of_node if follows else min(_MOST_OF_LOGS, room_for_each(kind, len(nodes)))
-        requested = CollectRequested(number, kind, command.ranks, command.logs, most if is_logs else 0)
+        requested = CollectRequested(number, kind, command.ranks, command.lines, command.cursor, most if is_logs else 0)
         ask = partial(job.send_to, notification=requested)
         made = Collection(kind, nodes, job.sessions.__contains__, ask, now, follows=follows)
         self._collections[number] = _Collected(session, made, command.ranks)

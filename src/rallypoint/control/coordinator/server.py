@@ -7,6 +7,7 @@ and prove the secret within a deadline, and each frame is bounded and typed. Of 
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
@@ -147,6 +148,8 @@ class ControlServer:
             self._timer.cancel()
         connections = self._connections
         assert connections is not None, "it serves"
+        if self.jobs.collects:  # nodes that end with the job answer a watcher first
+            await self._until_collected(linger)
         for connection in list(connections.open):
             connection.finish(why)
         if connections.open:
@@ -160,6 +163,21 @@ class ControlServer:
         connections.close()
         for listener in self._listeners:
             listener.close()
+
+    async def _until_collected(self, linger: float) -> None:
+        import asyncio
+
+        done = asyncio.Event()
+
+        def check() -> None:
+            if not self.jobs.collects:
+                done.set()
+
+        self.jobs.on_change = lambda: self._loop.call(check)
+        check()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(done.wait(), linger)
+        self.jobs.on_change = do_nothing
 
     def _arm_soon(self) -> None:
         """Set the timer on the loop's thread; once for all that happens until then."""

@@ -444,7 +444,7 @@ class Drain(NamedTuple):
 class Preempt(NamedTuple):
     """This node will be taken away `seconds` from now, and takes no part in a round after `round`.
 
-    `why` says by whom, as in "is drained by ann@login"; empty if that is not known.
+    `why`, if known: "is drained by ann@login".
     """
 
     round: int

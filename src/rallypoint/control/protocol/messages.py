@@ -68,26 +68,18 @@ class CollectKind(StrEnum):
     """What workers have written."""
 
 
-class LogSelection(NamedTuple):
-    """Which part of the logs is collected: the last `lines` of each output.
-
-    Whoever follows has drawn a `cursor`, and is sent what is new since the last answer to it; 0 for none. Such a
-    request is answered when there is something new, or after a while.
-    """
-
-    lines: int = 0
-    cursor: int = 0
-
-
 class CollectRequested(NamedTuple):
-    """Collect something from a node's workers, or from those of the global `ranks`; answered by `CollectedPart`s. Logs
-    may have `most` bytes in all.
+    """Collect something from a node's workers, or from those of the global `ranks`; answered by `CollectedPart`s.
+
+    Of logs the last `lines` of each output, of `most` bytes in all. Whoever follows them has drawn a `cursor` that is
+    not 0, and is answered when there is more than was sent for it before, or after a while.
     """
 
     number: int
     kind: CollectKind
     ranks: tuple[int, ...] = ()
-    logs: LogSelection = LogSelection()
+    lines: int = 0
+    cursor: int = 0
     most: int = 0
 
 
@@ -183,7 +175,7 @@ class NextStore(NamedTuple):
 
 class LeaveRequest(NamedTuple):
     """Take no part any more. With `wants_reply` it is answered by `LeaveReply`, each time it is sent. `why` is for the
-    other nodes, as in "drained by ann@login"; empty for a signal.
+    others: "drained by ann@login", empty for a signal.
     """
 
     wants_reply: bool = False

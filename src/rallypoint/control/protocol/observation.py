@@ -20,7 +20,6 @@ from rallypoint.control.protocol.messages import (
     MAX_PART,
     CollectedPart,
     CollectKind,
-    LogSelection,
     NodeReport,
     Taken,
 )
@@ -279,12 +278,13 @@ class ResizeCommand(NamedTuple):
 
 class CollectCommand(NamedTuple):
     """Collect something from all nodes, or from the workers of some global `ranks`. Answered by `CollectedPart`s of
-    each node, then by a `CommandReply`: if logs are followed, when the job has ended."""
+    each node, then by a `CommandReply`: if logs are followed, when the job has ended. See `CollectRequested`."""
 
     by: str
     kind: CollectKind
     ranks: tuple[int, ...] = ()
-    logs: LogSelection = LogSelection()
+    lines: int = 0
+    cursor: int = 0
 
 
 Command = RestartCommand | DrainCommand | StopCommand | ResizeCommand | CollectCommand

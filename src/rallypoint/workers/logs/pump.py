@@ -118,7 +118,7 @@ class Relay:
             return without_long_middles(bytes(self._last))[-TAIL_SIZE:]
 
     def since(self, at: int) -> tuple[int, bytes]:
-        """What was read since so many bytes, as far as it is kept, and how many bytes there were before it."""
+        """What was read after so many bytes, as far as it is kept, behind how many bytes. For any thread."""
         with self._lock:
             kept = bytes(self._last[-max(0, self._length - at) :]) if at < self._length else b""
             return self._length - len(kept), kept
