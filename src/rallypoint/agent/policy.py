@@ -262,7 +262,7 @@ def notify_before_leaving(status: PolicyState, notice: float) -> Decision:
 
 
 def leave_job(status: PolicyState, number: int, *, saved: bool = False) -> Decision:
-    """Leave the job to the others, because this signal arrived, or an operator drains this node.
+    """Leave the job to the others: this signal arrived, or a drain.
 
     `saved`: all workers of the round have acknowledged the notice.
     """

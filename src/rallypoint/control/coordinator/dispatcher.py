@@ -230,7 +230,6 @@ class Dispatcher:
 
     @property
     def collects(self) -> bool:
-        """See `Watchers.collects`."""
         return self._watchers is not None and self._watchers.collects
 
     def _opened_watchers(self) -> Watchers:

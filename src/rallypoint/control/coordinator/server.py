@@ -171,9 +171,9 @@ class ControlServer:
 
         def check() -> None:
             if not self.jobs.collects:
-                done.set()
+                self._loop.call(done.set)
 
-        self.jobs.on_change = lambda: self._loop.call(check)
+        self.jobs.on_change = check
         check()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(done.wait(), linger)

@@ -71,8 +71,8 @@ class CollectKind(StrEnum):
 class CollectRequested(NamedTuple):
     """Collect something from a node's workers, or from those of the global `ranks`; answered by `CollectedPart`s.
 
-    Of logs the last `lines` of each output, of `most` bytes in all. Whoever follows them has drawn a `cursor` that is
-    not 0, and is answered when there is more than was sent for it before, or after a while.
+    Of logs the last `lines` of each output, of `most` bytes in all. Whoever follows them has drawn a `cursor`, not 0,
+    and is answered when there is more for it, or after a while.
     """
 
     number: int
