@@ -98,6 +98,37 @@ def test_a_launch_in_place_of_torchs_says_so() -> None:
     assert not any(each.startswith("launcher") for each in status_lines(snapshot()))
 
 
+def test_where_a_job_is_and_what_it_failed_with_is_shown_if_it_is_known() -> None:
+    bare = status_lines(snapshot())
+    assert not any(each.startswith(("age", "endpoint", "command", "logs", "last traceback")) for each in bare)
+    failure = (
+        snapshot().failures[0]._replace(traceback="\n".join(["Traceback", *map(str, range(20)), "ValueError: boom"]))
+    )
+    known = snapshot(age=3700.0, endpoint="node0:29400", failures=(failure,))
+    known = known._replace(totals=known.totals._replace(command="rallyrun train.py", log_folder="/logs/job_n0"))
+    lines = status_lines(known)
+    for each in ("age       1h01m", "endpoint  node0:29400", "command   rallyrun train.py"):
+        assert each in lines
+    assert "logs      /logs/job_n0 on the node of rank 0" in lines
+    first = lines.index("last traceback, of rank 3 on n1")
+    assert lines[first + 1] == "  (10 more lines: --json)"
+    assert lines[first + 13] == "  ValueError: boom"
+    fields = status_fields(known, 1e9)
+    assert (fields["age_seconds"], fields["endpoint"], fields["command"]) == (
+        3700.0,
+        "node0:29400",
+        "rallyrun train.py",
+    )
+    assert fields["failures"][0]["traceback"] == failure.traceback
+
+
+def test_a_node_that_is_drained_and_a_size_that_is_pending_say_so() -> None:
+    lines = status_lines(snapshot(nodes=(node(0), node(1, drained_by="ann@login")), min_nodes=9, max_nodes=9))
+    assert any("participant, drained by ann@login" in each for each in lines)
+    assert "nodes     2 (next round: min 9, max 9)" in lines
+    assert "nodes     2 (min 2, max 4)" in status_lines(snapshot())
+
+
 def test_ranks_are_told_by_how_far_they_are_behind() -> None:
     seen = snapshot_with((120, 118), (120, 97), (120, -1))
     assert seen.totals.steps == (120, 5, 2, (Straggler(3, "n1 (rank 1)", 97, 23), Straggler(1, "n0 (rank 0)", 118, 2)))
