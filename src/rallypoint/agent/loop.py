@@ -117,6 +117,7 @@ class AgentLoop:
             notice_timeout=self._rendezvous.notice_timeout,
             checks_node=workers.begin_check is not None,
             on_hang=workers.group.spec.features.hangs.reaction,
+            hang_timeout=workers.group.spec.features.hangs.hang_timeout,
         )
         self._preemption: PreemptionTriggers | None = None
         if workers.group.spec.features.preemption.wanted:

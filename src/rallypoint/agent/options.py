@@ -142,6 +142,7 @@ class Command(NamedTuple):
     store_peers: str = ""
     exit_codes: str = "torchrun"
     host_prefix: str = "auto"
+    log_format: str = "auto"
 
 
 class Features(NamedTuple):
@@ -203,7 +204,7 @@ def checked_frameworks(names: Sequence[str]) -> tuple[str, ...]:
     """
     for name in names:
         if name not in FRAMEWORKS and name != "torch":
-            raise UserError(f"{name!r} is none of {', '.join(['torch', *FRAMEWORKS])}")
+            raise UserError(f"{name!r} is not one of {', '.join(['torch', *FRAMEWORKS])}")
     return tuple(name for name in FRAMEWORKS if name in names)
 
 
@@ -243,11 +244,17 @@ PREEMPTION = _group(
     Flag(
         "--stop-before-end",
         number,
-        "The same, this many seconds before Slurm ends the job; 0 for never",
+        "As on such a signal, this many seconds before Slurm ends the job; 0 for never",
         "SECONDS",
         bad=("-1", "nan", "inf", "soon"),
     ),
-    Flag("--requeue", whole_number, "Then have Slurm requeue the job, at most N times", "N", bad=("-1", "often", "3")),
+    Flag(
+        "--requeue",
+        whole_number,
+        "After that, Slurm requeues the job, at most N times",
+        "N",
+        bad=("-1", "often", "3"),
+    ),
 )
 
 HANGS = _group(
@@ -313,14 +320,14 @@ CHECKS = _group(
     Flag(
         "--node-check",
         shell_command,
-        "Shell command that must succeed before this node joins, and after a failure of its own",
+        "Shell command that must succeed before this node joins, and after its own failure",
         "COMMAND",
         bad=(" ",),
     ),
     Flag(
         "--node-check-timeout",
         duration,
-        "Time in which it must succeed",
+        "Time in which the node check must succeed",
         "SECONDS",
         bad=("0", "-1", "nan", "inf", "86401", "soon"),
     ),
@@ -388,5 +395,12 @@ OTHERS = _group(
         "Host name before each line: always, never, or auto, under srun",
         "WHEN",
         bad=("maybe", ""),
+    ),
+    Flag(
+        "--log-format",
+        OneOf("auto", "glog"),
+        "Form of our own lines: auto (for people on a terminal, else glog), or glog, with file and line",
+        "FORM",
+        bad=("json", ""),
     ),
 )

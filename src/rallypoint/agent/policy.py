@@ -147,6 +147,8 @@ class PolicyState(NamedTuple):
     checks_node: bool = False
     on_hang: str = ""
     """The action after a hang, besides reporting it (`OnHang`); the same for the whole run."""
+    hang_timeout: float = 0.0
+    """Seconds, for messages; the same for the whole run."""
     stopping: int = 0
     """The signal by which the workers are being stopped; 0 if they are not."""
     waiting: bool = False
@@ -178,6 +180,7 @@ class PolicyState(NamedTuple):
             self.notice_timeout,
             checks_node=self.checks_node,
             on_hang=self.on_hang,
+            hang_timeout=self.hang_timeout,
             link_down=self.link_down,
             preemption=self.preemption,
         )
@@ -332,7 +335,7 @@ def _log_round_end(event: messages.RoundEnded, then: str) -> str:
 def _next_round(end: RoundEnd) -> str:
     which = f" (restart {end.restarts})" if end.restarts.allowed else ""
     if not end.missing_nodes:
-        return f"the workers are restarted{which}"
+        return f"restarting the workers{which}"
     nodes = "node has" if end.missing_nodes == 1 else "nodes have"
     return f"the workers are stopped until {end.missing_nodes} more {nodes} come{which}"
 
@@ -539,11 +542,16 @@ def _on_drain_requested(status: PolicyState, event: messages.DrainRequested) -> 
 
 # A job that hangs
 
-_HANG_FOUND = "the job hangs: no rank of its {} has written output or reported progress for its --hang-timeout"
-HANG_CAUSE = "the job hangs: no rank has given a sign of life for its --hang-timeout"
+GRACE = 3
+"""The number of timeouts that a round has until its workers report progress."""
+_HANG_FOUND = (
+    "the job hangs: no rank of its {} has written output or reported progress for {:g} s (--hang-timeout; before the "
+    f"first progress of a round it is {GRACE} times that)"
+)
+_HANG_CAUSE = "the job hangs: no rank has given a sign of life for {:g} s (--hang-timeout)"
 _AFTER_HANG = {
     OnHang.REPORT: "nothing else is done (--on-hang=report)",
-    OnHang.RESTART: "it counts as a failure: the workers are restarted if that is left (--on-hang=restart)",
+    OnHang.RESTART: "it counts as a failure: the workers restart if a restart is left (--on-hang=restart)",
     OnHang.FAIL: "the job ends (--on-hang=fail)",
 }
 
@@ -554,12 +562,15 @@ def _on_hang(status: PolicyState, event: messages.HangFound | messages.HangRepor
         return status, ()
     if isinstance(event, messages.HangFound):
         nodes = "node" if event.nodes == 1 else f"{event.nodes} nodes"
-        return status, (warning(f"{_HANG_FOUND.format(nodes)}; collecting what the workers are doing"),)
+        return status, (warning(f"{_HANG_FOUND.format(nodes, status.hang_timeout)}; collecting what the workers do"),)
     then = OnHang(status.on_hang or OnHang.REPORT)
     line = warning(f"{event.report.rstrip()}\n{_AFTER_HANG[then]}")
     if then is OnHang.REPORT:
         return status, (line,)
-    return status, (line, steps.FailHung(event.round, HANG_CAUSE, ends_job=then is OnHang.FAIL))
+    return status, (
+        line,
+        steps.FailHung(event.round, _HANG_CAUSE.format(status.hang_timeout), ends_job=then is OnHang.FAIL),
+    )
 
 
 # A job that is preempted as a whole

@@ -46,7 +46,7 @@ class Terminal:
 
     def draw(self, lines: Sequence[Line]) -> None:
         width, height = self.size
-        colours = "NO_COLOR" not in os.environ
+        colours = not os.environ.get("NO_COLOR")
         shown = [_styled(cut(each.text, width), each.style if colours else "") for each in lines[:height]]
         self._write(("" if self._taken else _TAKE) + "\x1b[H" + "\x1b[K\r\n".join(shown) + "\x1b[K\x1b[J")
         self._taken = True

@@ -58,11 +58,16 @@ def parameters_of(options: argparse.Namespace, endpoint: str) -> RendezvousParam
     return RendezvousParameters(options.rdzv_backend, endpoint, options.rdzv_id, 1, 1, **config)
 
 
-def targets(options: argparse.Namespace) -> list[DialTarget]:
-    """The places where the job's coordinator may be."""
+def endpoint_of(options: argparse.Namespace) -> str:
     if options.endpoint and options.rdzv_endpoint:
         raise UsageError("the endpoint is given twice; give it as ENDPOINT or as --rdzv-endpoint")
     endpoint: str = options.endpoint or options.rdzv_endpoint
+    return endpoint
+
+
+def targets(options: argparse.Namespace) -> list[DialTarget]:
+    """The places where the job's coordinator may be."""
+    endpoint = endpoint_of(options)
     if not endpoint:
         return _local_target(options)
     from rallypoint.agent.coordinators import coordinators
@@ -272,7 +277,7 @@ def stacks(options: argparse.Namespace) -> int:
         try:
             gathered.add(each for each in decode_stacks(data) if options.rank in (-1, each.rank))
         except ValueError as error:
-            print_error(f"rallyctl: what {node} has sent are no stacks: {error}")
+            print_error(f"rallyctl: what {node} has sent are not stacks: {error}")
 
     async def show(session: WatcherSession) -> int:
         session.send(CollectCommand(operator_name(), CollectKind.STACKS, options.rank))
@@ -304,7 +309,7 @@ def bundle(options: argparse.Namespace) -> int:
             try:
                 write_bundle(parent, names.get(node) or safe_name(node), decode_bundle(data))
             except ValueError as error:
-                print_error(f"rallyctl: what {node} has sent is no bundle: {error}")
+                print_error(f"rallyctl: what {node} has sent is not a bundle: {error}")
 
         try:
             _write_index(parent, seen)

@@ -68,7 +68,7 @@ def _rendezvous(id_help: str) -> tuple[Argument, ...]:
 _JOB: tuple[str | Argument, ...] = (
     "the job",
     _value("endpoint", "ENDPOINT", "the job's --rdzv-endpoint", nargs="?", default=""),
-    _value("--rdzv-endpoint", "ENDPOINT", "the same"),
+    _value("--rdzv-endpoint", "ENDPOINT", "another way to give ENDPOINT"),
     *_rendezvous("the job, where the control plane or this machine has several"),
 )
 """What selects the job of a verb."""
@@ -77,7 +77,7 @@ VERBS = (
     Verb(
         "demo",
         "show a job that loses a worker, then a node, and continues",
-        "Show what Rallypoint is for, on this machine and in half a minute: a job of two workers is trained "
+        "Show what Rallypoint does, on this machine in half a minute: a job of two workers is trained "
         "undisturbed; then again, with a worker killed half-way; then on three nodes (launchers on loopback), one of "
         "which is lost. It must resume each time and end with the same loss. Needs no torch. Exits with 1 if rallyrun "
         "does not do what it claims.",
@@ -132,7 +132,7 @@ VERBS = (
         _value(
             "--lost-after",
             "S",
-            "seconds of silence after which launcher and host take each other for lost (default: 30)",
+            "seconds of silence after which launcher and host count each other as lost (default: 30)",
             default="30",
         ),
         _value(
@@ -168,7 +168,7 @@ VERBS = (
         *_JOB,
         "output",
         _switch("--json", "print JSON (docs/reference/status.md)"),
-        _switch("--all", "show all nodes; of more than 100, otherwise those with which something is the matter"),
+        _switch("--all", "show all nodes; of more than 100, otherwise those that need attention"),
         _value("--node", "NODE", "show this node: its name, host, address or group rank", default=""),
         _switch(
             "--watch",
@@ -226,13 +226,14 @@ VERBS = (
         "check",
         "check whether this node can run a job",
         "Check this node before a job is started on it: shared memory, limits, space, names, the endpoint, GPUs "
-        "(docs/how-to/preflight.md). Prints a line for each check: PASS, WARN or FAIL, name, fact, remedy. "
-        "Exits with 0 if all have passed, 1 after a WARN, and 2 after a FAIL. rallyrun --preflight does the same on "
-        "every node of a job before it joins.",
-        "--endpoint=node1:29400 --require=shared-memory,gpus",
+        "(docs/how-to/preflight.md). Prints a line for each check: PASS, SKIP (not checked), WARN or FAIL, "
+        "name, fact, remedy. Exits with 1 after a WARN, with 2 after a FAIL, else with 0. rallyrun --preflight does "
+        "the same on every node of a job before it joins.",
+        "node1:29400 --require=shared-memory,gpus",
         "local_verbs:check",
         "what is checked",
-        _value("--endpoint", "HOST:PORT", "the job's --rdzv-endpoint (default: none)"),
+        _value("endpoint", "ENDPOINT", "the job's --rdzv-endpoint (default: none)", nargs="?", default=""),
+        _value("--rdzv-endpoint --endpoint", "ENDPOINT", "another way to give ENDPOINT"),
         *_rendezvous("the job's id, to ask its control plane for the time of day (etcd needs it)"),
         _value("--log-dir", "DIR", "folder of the logs (default: a temporary one)"),
         "answer",
@@ -304,7 +305,7 @@ VERBS = (
         "secret",
         "print a new secret for RALLYPOINT_SECRET",
         "Print a new secret: 32 random bytes as text. Give it to all nodes of a job, and to 'rallyctl serve', as "
-        "RALLYPOINT_SECRET or in a file that RALLYPOINT_SECRET_FILE names and nobody else may read.",
+        "RALLYPOINT_SECRET or in a file that RALLYPOINT_SECRET_FILE names and no other user may read.",
         "> job.secret",
         "local_verbs:secret",
     ),
@@ -339,8 +340,8 @@ VERBS = (
         "print a script that completes both commands in a shell",
         "Print a script that completes rallyrun and rallyctl: flags, values of flags, verbs and files. To install it, "
         "bash and tcsh: write it to a file that ~/.bashrc or ~/.tcshrc reads by 'source'; zsh: to DIR/_rallyrun, "
-        "with a DIR of $fpath; fish: to rallyrun.fish and to rallyctl.fish in ~/.config/fish/completions. It is whole "
-        "in itself: write it again after an upgrade. Wheels have the scripts too, and shells find them where the "
+        "with a DIR of $fpath; fish: to rallyrun.fish and to rallyctl.fish in ~/.config/fish/completions. It does not "
+        "read the package: write it again after an upgrade. Wheels have the scripts too; shells find them where the "
         "package is installed below /usr or /usr/local (docs/how-to/completion.md).",
         "bash > ~/.rallypoint.bash && echo 'source ~/.rallypoint.bash' >> ~/.bashrc",
         "local_verbs:completion",

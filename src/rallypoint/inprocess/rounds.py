@@ -229,7 +229,7 @@ class Channel:
             raise ValueError(f"{path} is of round {found['round']!r}, not of {round_}")
         variables = found["environment"]
         if not all(isinstance(value, str | None) for value in variables.values()):
-            raise ValueError(f"{path} has variables that are no text")
+            raise ValueError(f"{path} has variables that are not text")
         return {str(name): value for name, value in variables.items()}
 
 

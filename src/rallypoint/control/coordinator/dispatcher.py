@@ -346,7 +346,7 @@ class Dispatcher:
         if deliver is not None and not self._guarded_call(partial(deliver, notification)):
             disconnect = self._disconnect.get(session)
             if disconnect is not None:
-                self._guarded_call(partial(disconnect, "it could not be told what concerns its node"))
+                self._guarded_call(partial(disconnect, "it could not be notified"))
 
     def _job_log(self) -> JobLog:
         if self._log is None:

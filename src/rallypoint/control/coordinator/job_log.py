@@ -114,7 +114,7 @@ def timeout_sentence(subject: RendezvousName, progress: Progress, wall: float) -
         return (
             f"{subject} failed: {_removed_words(missed, wall)} within {age:.0f} s, "
             f"{_joined_words(progress, past=True)}; "
-            f"start a node in its place, or let the job go on with fewer (--nnodes={fewer})"
+            f"start a node in its place, or let the job continue with fewer (--nnodes={fewer})"
         )
     return (
         f"{subject} did not complete: {who} has waited for {seconds}, {_joined_words(progress, past=True)}; "

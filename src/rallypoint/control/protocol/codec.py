@@ -274,7 +274,7 @@ def decode_state(data: bytes) -> State:
     if not data.startswith(_VERSION):
         raise RendezvousStateError(
             f"the shared rendezvous state starts with {data[:24]!r}, which this version of Rallypoint did not write; "
-            "use the same version on all nodes, and a place and --rdzv-id of its own for each job"
+            "use the same version on all nodes, and for each job its own place and --rdzv-id"
         )
     if len(data) > MAX_STATE:
         raise RendezvousStateError(f"the shared rendezvous state has {len(data)} bytes, more than it may have")

@@ -190,7 +190,7 @@ def _check_addresses(values: Collection[str], record: Any) -> None:
     for each in values:
         if not _ADDRESS.fullmatch(each):
             raise ValidationError(
-                f"a {type(record).__name__} whose addresses have {_text(each[:64], '')!r} is refused; that is none"
+                f"a {type(record).__name__} whose addresses have {_text(each[:64], '')!r} is refused: no address"
             )
 
 

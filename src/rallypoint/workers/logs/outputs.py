@@ -197,7 +197,7 @@ class Outputs:
             pump.stop()
         deadline = Deadline.after(CLOSE_TIMEOUT)
         if not all(pump.join(deadline.remaining()) for pump in self._pumps):
-            _logger.warning("the console blocks; going on without waiting for it")
+            _logger.warning("the console blocks; continuing without waiting for it")
 
     def _open(self, end: int, rank: int, line_filter: LineFilter | None, *, relayed: bool) -> None:
         """Open a stream of a worker: `end` is 0 for standard output, 1 for standard error."""
