@@ -45,8 +45,8 @@ def block(results: Mapping[str, Any]) -> str:
             "|---|---|---|",
             *_lines(results["rows"]),
             "",
-            f"Medians of {rounds} rounds, in turn, {machine['cores']} cores ({machine['cpu']}), torch {machine['torch']}, "
-            f"{day}: [the chart](docs/bench.svg), [all figures](benchmarks/README.md).",
+            f"Medians of {rounds} rounds, in turn, {machine['cores']} cores, torch {machine['torch']}, {day}: "
+            "[the chart](docs/bench.svg), [all figures](benchmarks/README.md).",
             "",
             END,
         ]

@@ -347,7 +347,8 @@ class PContext(ABC):
         own = self.envs[rank].get("RANK")
         name = f"{f'local rank {rank}' if own is None else f'rank {own}'} on {os.uname().nodename}"
         path = self._outputs[rank].log_of(rank)
-        log.warning("the stacks of %s (pid %d) %s", name, pid, f"are in {os.path.abspath(path)}" if path else "follow")
+        where = f"are in {os.path.abspath(path)}" if path else "follow"
+        log.warning("the stacks of %s (pid %d), which Python titles a fatal error, %s", name, pid, where)
         self._outputs[rank].label(rank, f"[{name}] ")
 
     def output_ages(self) -> Callable[[], tuple[float, ...]]:
