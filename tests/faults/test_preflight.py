@@ -158,6 +158,7 @@ def test_whoever_is_held_up_by_a_dead_file_system_can_be_ended_and_leaves_nothin
     """Before anything else asks the folder."""
     if not os.path.exists("/dev/fuse"):
         pytest.skip("FAULT TEST DID NOT RUN: there is no /dev/fuse, by which a file system can be dead")
+    rallyrun.script("", "train.py")
     folder = rallyrun.folder / "dead"
     folder.mkdir()
     entry = ["unshare", "--mount", sys.executable, "-c", DEAD_FILE_SYSTEM, str(folder)]

@@ -166,7 +166,7 @@ def test_control_planes(at_once: AtOnce) -> None:
     [
         (["--require=disks"], ["--require=disks", "'disks'", *NAMES]),
         (["--endpoint=h", "--rdzv-backend=static"], ["has no port"]),
-        (["more"], ["more"]),
+        (["h:1", "more"], ["more"]),
     ],
 )
 def test_bad_input_is_one_sentence(flags: list[str], words: list[str], tmp_path: Path) -> None:

@@ -109,8 +109,8 @@ class _Run:
         self.options = by_cluster(self.options)
         from rallypoint.cli.convert import check_script, config_from_options, limit_threads
 
-        check_script(self.options, os.environ)
         config, program, arguments = config_from_options(self.options, os.environ)
+        check_script(self.options, os.environ)
         _warn_of_variables()
         limit_threads(config, os.environ)
         from rallypoint.agent.launch import elastic_launch

@@ -311,7 +311,7 @@ def judge_xid(errors: Iterable[Xid]) -> CheckResult:
     """Errors of the last hours that a program's own mistakes do not cause."""
     recent = [each for each in errors if each.ago < XID_HOURS * 3600 and each.number not in PROGRAM_XIDS]
     if not recent:
-        return passed(f"none in the last {XID_HOURS} hours but what programs cause")
+        return passed(f"none in the last {XID_HOURS} hours apart from those that programs cause")
     last = recent[-1]
     return warned(
         f"{len(recent)} in the last {XID_HOURS} hours, the last {last.ago / 3600:.1f} hours ago: "
