@@ -50,8 +50,8 @@ def terminal_rewrites_lines() -> bool:
     return os.environ.get("TERM", "dumb") not in {"", "dumb", "unknown"}
 
 
-def terminal_shows_colours() -> bool:
-    return terminal_rewrites_lines() and not os.environ.get("NO_COLOR")
+def colours_wanted() -> bool:
+    return not os.environ.get("NO_COLOR")
 
 
 class OutputLock:
@@ -235,6 +235,7 @@ def configure(label: str = "", program: str = "rallypoint", form: str = "auto") 
     if not any(isinstance(handler, StderrHandler) for handler in logger.handlers):
         handler = StderrHandler()
         for_people = form == "auto" and sys.stderr is not None and sys.stderr.isatty()
-        handler.setFormatter(_ForPeople(program, colours=terminal_shows_colours()) if for_people else _Glog())
+        colours = terminal_rewrites_lines() and colours_wanted()
+        handler.setFormatter(_ForPeople(program, colours=colours) if for_people else _Glog())
         logger.addHandler(handler)
         logger.propagate = False

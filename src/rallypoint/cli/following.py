@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from rallypoint.base.errors import RallypointError
-from rallypoint.base.log import terminal_rewrites_lines
+from rallypoint.base.log import colours_wanted, terminal_rewrites_lines
 from rallypoint.cli.exit import print_error
 from rallypoint.control.client.dialing import DialTarget
 from rallypoint.control.client.watcher import WatcherSession, open_session
@@ -46,7 +46,7 @@ class Terminal:
 
     def draw(self, lines: Sequence[Line]) -> None:
         width, height = self.size
-        colours = not os.environ.get("NO_COLOR")
+        colours = colours_wanted()
         shown = [_styled(cut(each.text, width), each.style if colours else "") for each in lines[:height]]
         self._write(("" if self._taken else _TAKE) + "\x1b[H" + "\x1b[K\r\n".join(shown) + "\x1b[K\x1b[J")
         self._taken = True
