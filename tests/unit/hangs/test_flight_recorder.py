@@ -190,7 +190,7 @@ def of_child(folder: Path, data: bytes) -> bytes:
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"[" * 100_000, b'{"entries":{}}', b"{}"])
 def test_what_is_no_dump_is_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match="it is no dump"):
+    with pytest.raises(ValueError, match="it is not a dump"):
         read_dump(data)
 
 
@@ -368,5 +368,5 @@ def test_a_small_pickle_that_is_large_as_json_is_refused(tmp_path: Path, kind: s
     path = tmp_path / "dump"
     path.write_bytes(pickle.dumps({"entries": value}))
     assert path.stat().st_size < 110_000
-    with path.open("rb") as file, pytest.raises(ValueError, match="no pickle of plain values"):
+    with path.open("rb") as file, pytest.raises(ValueError, match="not a pickle of plain values"):
         unpickled(file, 60)
