@@ -269,7 +269,7 @@ class Actions(Source):
         return steps.WorkersStopped(self._workers.ended_in_order(), waiting=bool(self._workers.survivors()))
 
     def _ended(self) -> None:
-        self._workers.folder.clear(keep=bool(self._workers.survivors()))
+        self._workers.folder.clear(keep=self._workers.keeps_folder())
         if self.fence is not None:
             self.fence.workers_ended()
 
@@ -299,7 +299,7 @@ class Actions(Source):
     def _start(self, step: steps.StartWorkers) -> None:
         self.last = self._held = None
         self._timers.pop(Timer.SIGNAL, None)
-        self._workers.group.notices = self._workers.folder.reset(keep=bool(self._workers.survivors()))
+        self._workers.group.notices = self._workers.folder.reset(keep=self._workers.keeps_folder())
         self.starting = step
         self._workers.begin_round(step.placement)
         if self._workers.preparation_failure() is None:  # otherwise it is reported when the loop asks for events

@@ -411,6 +411,10 @@ def _add_what_is_asked_for(workers: WorkerController, config: LaunchConfig, para
 
         command, timeout = asked.checks.node_check, asked.checks.node_check_timeout
         workers.begin_check = lambda: NodeCheck(command, timeout, workers.ensure_reaper())
+    if asked.recovery.standby:
+        from rallypoint.agent.standby_workers import add_standby_workers
+
+        add_standby_workers(workers, asked.recovery.standby)
     if asked.frameworks.worker_env:
         from rallypoint.agent.features.worker_env import add_worker_env
 

@@ -117,6 +117,8 @@ class Recovery(NamedTuple):
     preload: tuple[str, ...] = ()
     """Modules to import once; workers that are Python scripts are forked from that process if possible. `auto` among
     these stands for what the script imports, for workers that are started again."""
+    standby: int = 0
+    """How many processes of this node have run everything up to their place in a round, for workers that die."""
     inprocess_timeout: float = 10.0
     """Seconds within which the function of a worker with `rallypoint.inprocess` has to end after a round has ended;
     then the worker is killed and restarted."""
@@ -124,6 +126,11 @@ class Recovery(NamedTuple):
     """Whether the workers of a node that has not heard from the control plane for the lease are killed."""
     progress_file: str = ""
     """A file that the workers write when they have made progress, an integer or anything else; empty for none."""
+
+    @property
+    def preloaded(self) -> tuple[str, ...]:
+        """What is imported ahead: with standby workers, in any case what the script imports."""
+        return self.preload or (("auto",) if self.standby else ())
 
 
 class Output(NamedTuple):
@@ -337,6 +344,13 @@ OTHERS = _group(
         samples=("torch,torch.distributed", "json"),
         bad=("a-b", "torch,", "a,,b", "1a", "a b"),
         complete=("auto",),
+    ),
+    Flag(
+        "--standby",
+        whole_number,
+        "Standby workers of this node, prepared to take the place of one that dies (rallypoint.inprocess); 0 for none",
+        "N",
+        bad=("-1", "some"),
     ),
     Flag(
         "--inprocess-timeout",

@@ -506,7 +506,7 @@ OURS = frozenset(
     f"RALLYPOINT_{name}"
     for name in (
         *("SECRET", "SECRET_FILE", "ETCD_PASSWORD", "ETCD_PASSWORD_FILE"),
-        *("STORE", "NOTICES", "TERMINATION_GRACE"),
+        *("STORE", "NOTICES", "STANDBY", "TERMINATION_GRACE"),
         *("VERDICT_FILE", "TERMINATION_LOG", "HTTP_TOKEN_FILE", "INCIDENT_ENV", "SERVICE"),
         *("SHIM", "SHIM_PYTHON"),
     )

@@ -173,6 +173,12 @@ def rank_range(node: NodeView) -> str:
     return str(last) if last == node.first_rank else f"{node.first_rank}-{last}"
 
 
+def standby_workers(snapshot: Snapshot) -> tuple[int, int]:
+    """How many standby workers the nodes that are shown have: those that are ready, all."""
+    reports = [each.report for each in snapshot.nodes if each.report is not None]
+    return sum(each.standby_ready for each in reports), sum(len(each.standby) for each in reports)
+
+
 def node_state(node: NodeView) -> str:
     """The role of a node in the job, in a word or two."""
     if node.state is NodeState.PARTICIPANT and not node.connected:
@@ -204,6 +210,9 @@ def _head(snapshot: Snapshot, screen: OnScreen | None) -> Iterator[Line]:
     yield Line(f"round     {snapshot.round}")
     yield Line(f"nodes     {totals.in_round} (min {snapshot.min_nodes}, max {snapshot.max_nodes}){extra}")
     yield Line(f"restarts  {restarts_sentence(snapshot)}")
+    ready, standby = standby_workers(snapshot)
+    if standby:
+        yield Line(f"standby   {ready} of {standby} workers ready")
     if totals.in_place_of:
         yield Line(f"launcher  rallyrun, in place of {' and '.join(totals.in_place_of)} (rallyctl shim)")
     least, most = totals.least_step, totals.most_step
@@ -400,6 +409,8 @@ def _report(report: NodeReport) -> dict[str, Any]:
         "steps": [None if each < 0 else each for each in report.steps],
         "output_seconds_ago": [_known(each) for each in report.output_ages],
         "in_place_of": report.in_place_of or None,
+        "standby_pids": list(report.standby),
+        "standby_ready": report.standby_ready,
     }
 
 

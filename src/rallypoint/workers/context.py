@@ -95,6 +95,8 @@ class ProcessOptions(NamedTuple):
     """Signals that the processes ignore until they have handlers of their own."""
     reads_all_output: bool = False
     """Whether standard output that no file takes passes through this process too, so that `output_marks` shows it."""
+    standby: bool = False
+    """Whether no sweep touches the processes: they are in no round before another context adopts them."""
 
 
 class WorkerStart(NamedTuple):
@@ -192,7 +194,9 @@ class PContext(ABC):
         """The sweep that ends all that the workers have left."""
         from rallypoint.workers.stop import NoSweep, Sweep
 
-        return NoSweep() if self._reaper is None else Sweep(self._reaper, self._processes.values())
+        if self._reaper is None or self._options.standby:
+            return NoSweep()
+        return Sweep(self._reaper, self._processes.values())
 
     def _failure_reason(self, rank: int, exitcode: int) -> str:
         """Why a worker has failed, if its exit code does not show it; else, and if it has not failed, empty."""
@@ -239,15 +243,19 @@ class PContext(ABC):
             reads_all=options.reads_all_output,
         )
         self._outputs.update(dict.fromkeys(ranks, outputs))
-        cpus: Sequence[Collection[int]] = [()] * self.nprocs
-        if options.numa_options is not None:
-            from rallypoint.base.numa import worker_cpus
-
-            cpus = worker_cpus(options.numa_options, self.nprocs, os.environ) or cpus
+        cpus = self.cpus()
         for rank, process in self._start_each([WorkerStart(rank, *outputs.stdio(rank), cpus[rank]) for rank in ranks]):
             self._processes[rank] = process
             outputs.started(rank)
         self._processes = dict(sorted(self._processes.items()))
+
+    def cpus(self) -> Sequence[Collection[int]]:
+        cpus: Sequence[Collection[int]] = [()] * self.nprocs
+        if self._options.numa_options is not None:
+            from rallypoint.base.numa import worker_cpus
+
+            cpus = worker_cpus(self._options.numa_options, self.nprocs, os.environ) or cpus
+        return cpus
 
     # While they run
 
@@ -559,8 +567,11 @@ class SubprocessContext(PContext):
             if preload is not None:
                 forked = preload.start(argv, {**os.environ, **self.envs[rank]}, stdout, stderr, cpus)
             if forked is not None:
+                if self._options.standby:
+                    self._reaper.adopt(forked.pid, excluded=True)
                 yield rank, AdoptedProcess(self._reaper, forked)
             else:
                 commands[rank] = Command(argv, self.envs[rank], (None, stdout, stderr), cpus)
-        started = start_workers(self._reaper, [*commands.values()], os.environ) if commands else []
+        excluded = self._options.standby
+        started = start_workers(self._reaper, [*commands.values()], os.environ, excluded=excluded) if commands else []
         yield from ((rank, AdoptedProcess(self._reaper, each)) for rank, each in zip(commands, started, strict=True))

@@ -48,7 +48,8 @@ def test_a_status_is_reported_while_the_ages_of_outputs_are_awaited() -> None:
             return lambda: (float(known.wait(TIMEOUT)),)
 
     group = SimpleNamespace(workers=[], spec=SimpleNamespace(in_place_of=""))
-    workers = SimpleNamespace(group=group, folder=WorkerFolder(set, sent.put), pcontext=Context())
+    folder = WorkerFolder(set, sent.put)
+    workers = SimpleNamespace(group=group, folder=folder, pcontext=Context(), standby_facts=tuple)
     reporter = reports.Reporter(workers, sent.put)  # type: ignore[arg-type]
     for _ in range(2):
         reporter.take(ReportRequested(), 3)

@@ -98,6 +98,13 @@ def test_a_launch_in_place_of_torchs_says_so() -> None:
     assert not any(each.startswith("launcher") for each in status_lines(snapshot()))
 
 
+def test_standby_workers_are_counted() -> None:
+    reports = NodeReport(4, standby=(7, 8), standby_ready=1), NodeReport(4, standby=(9,), standby_ready=1)
+    nodes = tuple(node(number, report=each) for number, each in enumerate(reports))
+    assert "standby   2 of 3 workers ready" in status_lines(snapshot(nodes=nodes))
+    assert not any(each.startswith("standby") for each in status_lines(snapshot()))
+
+
 def test_ranks_are_told_by_how_far_they_are_behind() -> None:
     seen = snapshot_with((120, 118), (120, 97), (120, -1))
     assert seen.totals.steps == (120, 5, 2, (Straggler(3, "n1 (rank 1)", 97, 23), Straggler(1, "n0 (rank 0)", 118, 2)))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
-from rallypoint.agent.spec import Worker
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.light_typing import TYPE_CHECKING, TypeAlias
 from rallypoint.base.log import get_logger
@@ -31,14 +30,15 @@ Request: TypeAlias = "ReportRequested | CollectRequested | CollectedPart | Colle
 
 
 def _stacks(request: CollectRequested, workers: WorkerController) -> Callable[[], bytes]:
-    wanted = [each for each in workers.group.workers if request.rank in {-1, each.global_rank}]
-    return partial(_stacks_of, wanted)
+    found = {each.global_rank: each.id for each in workers.group.workers if isinstance(each.id, int)}
+    found |= {-number: each.pid for number, each in enumerate(workers.standby_facts(), 1)}  # they have no rank
+    return partial(_stacks_of, {rank: pid for rank, pid in found.items() if request.rank in {-1, rank}})
 
 
-def _stacks_of(workers: Sequence[Worker]) -> bytes:
+def _stacks_of(pids: Mapping[int, int]) -> bytes:
     from rallypoint.observe.hangs.evidence import stacks_of
 
-    return stacks_of({each.global_rank: each.id for each in workers if isinstance(each.id, int)})
+    return stacks_of(pids)
 
 
 def _bundle(_request: CollectRequested, workers: WorkerController) -> Callable[[], bytes]:
@@ -111,7 +111,17 @@ class Reporter:
         if (latest := folder.latest()) is not None:
             step, age = latest.step, max(0.0, SYSTEM_CLOCK.monotonic() - latest.at)
         place = self._workers.group.spec.in_place_of
-        return NodeReport(round_, pids, progress=step, progress_age=age, steps=folder.steps(), in_place_of=place)
+        standby = self._workers.standby_facts()
+        return NodeReport(
+            round_,
+            pids,
+            progress=step,
+            progress_age=age,
+            steps=folder.steps(),
+            in_place_of=place,
+            standby=tuple(each.pid for each in standby),
+            standby_ready=sum(each.prepared for each in standby),
+        )
 
     def _report(self, report: NodeReport) -> None:
         """Send a report; without the ages of outputs while the last query of those has not returned."""

@@ -49,6 +49,9 @@ class NodeReport(NamedTuple):
     """The last step of each worker, -1 if it has reported none; empty if none has, or there are very many."""
     in_place_of: str = ""
     """What was started on that node, if that was torch's own launcher (`rallyctl shim`)."""
+    standby: tuple[int, ...] = ()
+    """The pids of its standby workers, of which `standby_ready` wait for a place in a round."""
+    standby_ready: int = 0
 
 
 class CollectKind(StrEnum):

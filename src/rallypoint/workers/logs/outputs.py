@@ -24,7 +24,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.errors import UserError, user_error
-from rallypoint.base.light_typing import TYPE_CHECKING
+from rallypoint.base.light_typing import TYPE_CHECKING, Any
 from rallypoint.base.log import get_logger
 from rallypoint.workers.logs.console import Console, ConsoleStream
 from rallypoint.workers.logs.pump import CAPACITY, TAIL_SIZE, Pump, Relay, without_long_middles
@@ -159,6 +159,13 @@ class Outputs:
         """The file that a worker's standard error is in, or empty."""
         path = self._files[1].get(local_rank, "")
         return "" if path == os.devnull else path
+
+    def move(self, before: int, after: int) -> None:
+        """A worker has another local rank from now on."""
+        found: tuple[dict[int, Any], ...] = (*self._files, *self._teed, *self._relays)
+        for each in (*found, self._worker_ends, self._tails, self._collapsed):
+            if before in each:
+                each[after] = each.pop(before)
 
     def relabel(self, local_rank: int, prefix: str, rank: int) -> None:
         """A worker goes on with another global rank: from now on, start each of its teed lines with this prefix."""
