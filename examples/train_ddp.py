@@ -182,6 +182,7 @@ def train(options: argparse.Namespace, progress: Progress) -> None:
                 with notices.saving():
                     checkpoint.save(state)
             progress.tell("step", step=step)
+        notices.progress(step)
         if asked:
             dist.barrier()  # the checkpoint is there: who says so now says it for itself
             notices.acknowledge()

@@ -52,6 +52,8 @@ from rallypoint.control.protocol.messages import (
     Confirmed,
     ConfirmRequest,
     DrainRequested,
+    Fault,
+    FaultRequested,
     HangFound,
     HangReport,
     Heartbeat,
@@ -80,6 +82,7 @@ from rallypoint.control.protocol.observation import (
     CollectCommand,
     CommandReply,
     DrainCommand,
+    FaultCommand,
     JobList,
     JobSummary,
     Phase,
@@ -162,11 +165,13 @@ NOTICES: tuple[object, ...] = (
         SessionEnded("d"),
     ),
     *(ReportRequested(), CollectRequested(1, CollectKind.STACKS, 0), DrainRequested("u@h"), OperatorAction("u@h", "t")),
+    FaultRequested("u@h", Fault.HANG, 3, 5.0),
     *(HangFound(0, 2), CollectedPart(1, b"[]", True, "n"), CollectionEnded(1, 0, ("n",)), HangReport(1, 0, "r")),
 )
 WATCHER_REQUESTS: tuple[object, ...] = (
     *(WatchRequest(), WatchRequest(True), RestartCommand("u@h"), DrainCommand("u@h", "n"), StopCommand("u@h")),
     *(ResizeCommand("u@h", 1, 3), CollectCommand("u@h", CollectKind.STACKS, 2)),
+    FaultCommand("u@h", Fault.CUT, -1, "n", 5.0),
 )
 WATCHER_NOTICES: tuple[object, ...] = (
     *(SnapshotPart(b"x", True), JobList((JobSummary("j", Phase.RUNNING, 1, 2, 3),)), CommandReply(False, "d")),

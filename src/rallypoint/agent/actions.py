@@ -34,6 +34,7 @@ from rallypoint.notices import PREEMPTION
 from rallypoint.rendezvous.handler import FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL
 
 if TYPE_CHECKING:
+    from rallypoint.agent.features.drills import Drills
     from rallypoint.agent.features.live_line import LiveLine
     from rallypoint.agent.features.node_check import NodeCheck
     from rallypoint.agent.features.preemption import SlurmRequeue
@@ -92,6 +93,7 @@ class Actions(Source):
         """The last failure of this node's workers."""
         self._finished_at = 0.0
         self._reporter: Reporter | None = None
+        self._drills: Drills | None = None
         self._requeue: SlurmRequeue | None = None
 
     def carry_out(self, step: steps.Step, round_: int) -> None:  # noqa: C901 - a table
@@ -160,8 +162,19 @@ class Actions(Source):
                 | messages.CollectionEnded()
             ):
                 self._report(event, round_)
+            case messages.FaultRequested():
+                self._drill(event)
+            case messages.HangReport() if self._drills is not None:
+                self._drills.end_hang()
             case _:
                 pass
+
+    def _drill(self, request: messages.FaultRequested) -> None:
+        if self._drills is None:
+            from rallypoint.agent.features.drills import Drills
+
+            self._drills = Drills(self._workers)
+        self._drills.begin(request)
 
     def _report(self, request: Request, round_: int) -> None:
         if self._reporter is None:

@@ -212,6 +212,58 @@ VERBS = (
         *_JOB,
     ),
     Verb(
+        "drill",
+        "do a fault on purpose, and measure how the job recovers",
+        "Kill, pause, hang or cut off a worker or a node of a job that runs, so many times, and show what it took each "
+        "time: seconds until the fault was detected, until the next round and until the next step, restarts used, "
+        "steps lost. The seed chooses whom. What would end the job is refused without --force. Exits with 0 if all "
+        "faults were survived, 4 if one was not, and 1 if one was refused or the job cannot be reached "
+        "(docs/how-to/drill.md).",
+        "node1:29400 --kill=worker --times=10 --every=30",
+        "drill:drill",
+        *_JOB,
+        "fault",
+        _value(
+            "--kill",
+            "WHAT",
+            "worker: SIGKILL to a worker; agent: SIGKILL to an agent; node: agent and workers fall silent for two "
+            "leases, then SIGKILL",
+            choices=("worker", "agent", "node"),
+        ),
+        _value(
+            "--pause",
+            "SECONDS",
+            "stop a worker, or with --node a node's agent and workers, for so long (SIGSTOP, SIGCONT)",
+            type=float,
+            default=0.0,
+        ),
+        _switch("--hang", "stop a worker until --hang-timeout has found the hang"),
+        _value(
+            "--cut",
+            "SECONDS",
+            "for so long nothing passes between a node's agent and the control plane",
+            type=float,
+            default=0.0,
+        ),
+        "victim",
+        _value("--rank", "N", "the worker of this global rank (default: by the seed)", type=int, default=-1),
+        _value("--node", "NODE", "the node: name, host, address, pid@host or group rank (default: by the seed)"),
+        _value("--seed", "N", "chooses the victims (default: 0)", type=int, default=0),
+        "how often",
+        _value("--times", "N", "faults in all (default: 1)", type=int, default=1),
+        _value("--every", "SECONDS", "from one fault to the next, at least (default: 60)", type=float, default=60.0),
+        _value(
+            "--within",
+            "SECONDS",
+            "time for the next step after a fault, or it was not survived (default: 120)",
+            type=float,
+            default=120.0,
+        ),
+        _switch("--force", "also what may end the job"),
+        "output",
+        _switch("--json", "print JSON (docs/how-to/drill.md)"),
+    ),
+    Verb(
         "stacks",
         "show the Python stacks of a job's workers",
         "Show the Python stacks of workers that run, read by py-spy (pip install rallypoint[stacks]) without stopping "

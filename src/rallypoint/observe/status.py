@@ -398,6 +398,9 @@ def _report(report: NodeReport) -> dict[str, Any]:
         "progress": None if report.progress < 0 else report.progress,
         "progress_seconds_ago": _known(report.progress_age),
         "steps": [None if each < 0 else each for each in report.steps],
+        "first_step": None if report.first_step < 0 else report.first_step,
+        "first_step_seconds_ago": _known(report.first_step_age),
+        "step_before": None if report.step_before < 0 else report.step_before,
         "output_seconds_ago": [_known(each) for each in report.output_ages],
         "in_place_of": report.in_place_of or None,
     }

@@ -335,6 +335,10 @@ class PContext(ABC):
         those = self._processes if self._were_held is None else self._were_held
         return all(self._processes[rank].poll() in (0, *exit_codes_of(signal.SIGTERM)) for rank in those)
 
+    def descriptors(self) -> dict[int, int]:
+        """The pidfds of the processes that run, by local rank."""
+        return {rank: self._processes[rank].fileno() for rank in self.running}
+
     def forward_signal(self, number: int) -> None:
         for process in self._processes.values():
             process.forward_signal(number)

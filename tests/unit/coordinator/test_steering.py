@@ -27,6 +27,8 @@ from rallypoint.control.protocol.messages import (
     CollectKind,
     CollectRequested,
     DrainRequested,
+    Fault,
+    FaultRequested,
     JoinRequest,
     NodeReport,
     OperatorAction,
@@ -38,6 +40,8 @@ from rallypoint.control.protocol.observation import (
     CollectCommand,
     CommandReply,
     DrainCommand,
+    EventKind,
+    FaultCommand,
     Phase,
     ResizeCommand,
     RestartCommand,
@@ -257,3 +261,53 @@ def test_a_new_watcher_takes_the_place_of_the_one_that_has_been_silent_for_the_l
     dispatcher.detach(sessions[1])
     dispatcher.attach_watcher(lambda _: None, lambda _: None)
     assert ended == [1, 2]
+
+
+def test_a_fault_is_asked_of_the_node_that_has_the_worker_and_told_to_all() -> None:
+    job = running("a", "b")
+    reply = job.command(FaultCommand(BY, Fault.PAUSE_WORKER, rank=3, lasts=2.0))
+    assert reply == CommandReply(True, f"{BY} drills pause worker: rank 3 on b (rank 1), for 2 s at most")
+    wanted = FaultRequested(BY, Fault.PAUSE_WORKER, 3, 2.0)
+    assert [told for told in job.sent if isinstance(told[1], FaultRequested)] == [(ord("b"), wanted)]
+    assert {session for session, each in job.sent if isinstance(each, OperatorAction)} == {ord("a"), ord("b")}
+    event = job.status().events[-1]
+    assert (event.kind, event.text) == (EventKind.DRILL, reply.detail)
+
+
+def test_a_node_that_is_killed_is_silent_until_it_was_counted_as_lost() -> None:
+    job = running("a", "b")
+    assert job.command(FaultCommand(BY, Fault.KILL_NODE, node="b")).done
+    (wanted,) = [each for _, each in job.sent if isinstance(each, FaultRequested)]
+    assert wanted == FaultRequested(BY, Fault.KILL_NODE, -1, 2 * job.settings.lease)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        FaultCommand(BY, Fault.KILL_WORKER),
+        FaultCommand(BY, Fault.HANG, rank=4),
+        FaultCommand(BY, Fault.CUT),
+        FaultCommand(BY, Fault.KILL_AGENT, node="c"),
+    ],
+)
+def test_a_fault_for_nobody_is_refused(command: FaultCommand) -> None:
+    job = running("a", "b")
+    reply = job.command(command)
+    assert not reply.done
+    assert job.sent == [(WATCHER, reply)]
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_a_drill_does_not_take_the_control_plane_away(fault: Fault) -> None:
+    job = Job(Settings("job", 1, 1, last_call_timeout=0.0))
+    record = SessionRecord(NodeId("10.0.0.1", 7, 0, "host"), "10.0.0.1", in_this_process=True, local=True, leased=False)
+    job.coordinator.open(1, record, job.now)
+    job.coordinator.receive(1, JOINED, job.now)
+    reply = job.command(FaultCommand(BY, fault, rank=0, node="host", lasts=1.0))
+    assert reply.done == (fault not in {Fault.KILL_AGENT, Fault.KILL_NODE, Fault.CUT}), reply
+
+
+def test_who_may_not_give_commands_may_not_drill() -> None:
+    job = running("a", "b")
+    told = job.ask(FaultCommand(BY, Fault.KILL_WORKER, rank=0), refusal="not you")
+    assert told == [(WATCHER, CommandReply(False, "not you"))]

@@ -106,12 +106,15 @@ class Reporter:
 
     def _present(self, round_: int) -> NodeReport:
         pids = tuple(each.id if isinstance(each.id, int) else 0 for each in self._workers.group.workers)
-        folder, step, age = self._workers.folder, -1, -1.0
+        folder, now = self._workers.folder, SYSTEM_CLOCK.monotonic()
         folder.look()
-        if (latest := folder.latest()) is not None:
-            step, age = latest.step, max(0.0, SYSTEM_CLOCK.monotonic() - latest.at)
         place = self._workers.group.spec.in_place_of
-        return NodeReport(round_, pids, progress=step, progress_age=age, steps=folder.steps(), in_place_of=place)
+        report = NodeReport(round_, pids, steps=folder.steps(), in_place_of=place, step_before=folder.step_before)
+        if (latest := folder.latest()) is not None:
+            report = report._replace(progress=latest.step, progress_age=max(0.0, now - latest.at))
+        if (began := folder.began()) is not None:
+            report = report._replace(first_step=began.first, first_step_age=max(0.0, now - began.first_at))
+        return report
 
     def _report(self, report: NodeReport) -> None:
         """Send a report; without the ages of outputs while the last query of those has not returned."""

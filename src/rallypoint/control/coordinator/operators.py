@@ -41,6 +41,8 @@ from rallypoint.control.protocol.messages import (
     CollectedPart,
     CollectRequested,
     DrainRequested,
+    Fault,
+    FaultRequested,
     NodeAnswer,
     NodeReport,
     OperatorAction,
@@ -52,6 +54,8 @@ from rallypoint.control.protocol.observation import (
     Command,
     CommandReply,
     DrainCommand,
+    EventKind,
+    FaultCommand,
     ResizeCommand,
     RestartCommand,
     Snapshot,
@@ -183,10 +187,11 @@ class Watchers:
         """Carry out a command. Returns a text on what has happened."""
         job = self._job
         plan = plan_command(command, job.state, job.settings, job.sessions)
-        job.history.add("command", job.state.round, plan.text, now)
+        job.history.add(plan.kind.value, job.state.round, plan.text, now)
         job.send_to([each.node for each in job.sessions], OperatorAction(command.by, plan.text, plan.size))
-        if plan.drained is not None:
-            job.send_to([plan.drained], DrainRequested(command.by))
+        if plan.request is not None:
+            job.send_to([plan.request[0]], plan.request[1])
+        self.changed(now)
         if plan.operation is not None:
             job.operate(NodeId("", 0, 0, command.by), plan.operation, now)
         return plan.text
@@ -383,13 +388,14 @@ class Watchers:
 class Plan(NamedTuple):
     """The effect of a command.
 
-    `text` says what has happened, for people. `operation` is run on behalf of the operator, `drained` is the node that
-    is asked to leave.
+    `text` says what has happened, for people, as an event of this `kind`. `operation` is run on behalf of the operator,
+    `request` is sent to one node.
     """
 
     text: str
     operation: Operation | None = None
-    drained: NodeId | None = None
+    request: tuple[NodeId, DrainRequested | FaultRequested] | None = None
+    kind: EventKind = EventKind.COMMAND
 
     @property
     def size(self) -> NodeRange | None:
@@ -421,6 +427,8 @@ def plan_command(command: Command, state: State, settings: Settings, sessions: S
             return _drain(command, state, sessions)
         case ResizeCommand():
             return _resize(command, state, settings, sessions)
+        case FaultCommand():
+            return _fault(command, state, settings, sessions)
     raise CommandRefused(f"a {type(command).__name__} is not a command that changes a job")
 
 
@@ -434,15 +442,43 @@ def _restart(state: State, by: str) -> Plan:
 
 def _drain(command: DrainCommand, state: State, sessions: SessionRegistry) -> Plan:
     node = find_node(command.node, state)
-    name = name_of(state, node)
-    if node not in sessions:
-        raise CommandRefused(f"{name} is not connected at the moment; try again when it is back")
+    name = _connected(node, state, sessions)
     if node in sessions.local_nodes:
         raise CommandRefused(
             f"{name} hosts the control plane of this job, which would end with it; "
             "to end the job use 'rallyctl stop', to host it elsewhere use 'rallyctl serve' or --rdzv-backend=etcd"
         )
-    return Plan(f"{command.by} drains {name}", drained=node)
+    return Plan(f"{command.by} drains {name}", request=(node, DrainRequested(command.by)))
+
+
+def _connected(node: NodeId, state: State, sessions: SessionRegistry) -> str:
+    """The name of a node, which has to be connected."""
+    name = name_of(state, node)
+    if node not in sessions:
+        raise CommandRefused(f"{name} is not connected at the moment; try again when it is back")
+    return name
+
+
+_ENDS_CONTROL_PLANE = frozenset({Fault.KILL_AGENT, Fault.KILL_NODE, Fault.CUT})
+_DEATH_LEASES = 2
+"""Leases for which a node is silent that a drill kills: by then it was counted as lost, which is what is tried."""
+
+
+def _fault(command: FaultCommand, state: State, settings: Settings, sessions: SessionRegistry) -> Plan:
+    fault, rank = command.fault, command.rank if command.fault.is_of_worker else -1
+    if fault.is_of_worker and rank < 0:
+        raise CommandRefused(f"the drill '{fault.value}' needs a rank")
+    node = nodes_with_rank(rank, state)[0] if fault.is_of_worker else find_node(command.node, state)
+    name = _connected(node, state, sessions)
+    if fault in _ENDS_CONTROL_PLANE and node in sessions.local_nodes:
+        raise CommandRefused(
+            f"{name} hosts the control plane of this job, which is not there then to see what follows; "
+            "drill another node, or host it elsewhere ('rallyctl serve')"
+        )
+    lasts = _DEATH_LEASES * settings.lease if fault is Fault.KILL_NODE else command.lasts
+    what = f"{fault.value}: {f'rank {rank} on ' if fault.is_of_worker else ''}{name}"
+    text = f"{command.by} drills {what}{f', for {lasts:g} s at most' if lasts else ''}"
+    return Plan(text, request=(node, FaultRequested(command.by, fault, rank, lasts)), kind=EventKind.DRILL)
 
 
 def _resize(command: ResizeCommand, state: State, settings: Settings, sessions: SessionRegistry) -> Plan:

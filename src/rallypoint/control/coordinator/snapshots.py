@@ -62,10 +62,14 @@ class _Report(NamedTuple):
     def aged(self, now: float) -> NodeReport:
         """The report with its ages as they are now."""
         since = now - self.at
-        progress_age = self.said.progress_age
+
+        def aged(age: float) -> float:
+            return age if age < 0 else age + since
+
         return self.said._replace(
-            progress_age=progress_age if progress_age < 0 else progress_age + since,
-            output_ages=tuple(each if each < 0 else each + since for each in self.said.output_ages),
+            progress_age=aged(self.said.progress_age),
+            first_step_age=aged(self.said.first_step_age),
+            output_ages=tuple(map(aged, self.said.output_ages)),
         )
 
 

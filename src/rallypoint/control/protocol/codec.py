@@ -152,6 +152,8 @@ _TYPES: tuple[type, ...] = (
     messages.Confirmed,
     messages.Taken,
     messages.NextStore,
+    messages.FaultRequested,
+    observation.FaultCommand,
 )
 _TAG = {kind: tag for tag, kind in enumerate(_TYPES)}
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])

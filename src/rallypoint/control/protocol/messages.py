@@ -49,6 +49,11 @@ class NodeReport(NamedTuple):
     """The last step of each worker, -1 if it has reported none; empty if none has, or there are very many."""
     in_place_of: str = ""
     """What was started on that node, if that was torch's own launcher (`rallyctl shim`)."""
+    first_step: int = -1
+    """The first step that a worker has reported in this round, and how long ago: -1 if that is not known."""
+    first_step_age: float = -1.0
+    step_before: int = -1
+    """The last step that workers of this node had reported in an earlier round, -1 for none."""
 
 
 class CollectKind(StrEnum):
@@ -90,6 +95,35 @@ class DrainRequested(NamedTuple):
     """An operator asks this node to leave, after its workers were notified."""
 
     by: str
+
+
+class Fault(StrEnum):
+    """What a drill does to a job (`rallyctl drill`)."""
+
+    KILL_WORKER = "kill worker"
+    KILL_AGENT = "kill agent"
+    KILL_NODE = "kill node"
+    """A machine that is lost without a word: agent and workers stop, and are killed when they were counted as lost."""
+    PAUSE_WORKER = "pause worker"
+    PAUSE_NODE = "pause node"
+    HANG = "hang"
+    """A worker is stopped until the hang is reported."""
+    CUT = "cut"
+    """Nothing passes between a node and the control plane."""
+
+    @property
+    def is_of_worker(self) -> bool:
+        """Whether it befalls the worker of one rank; otherwise a node."""
+        return self in {Fault.KILL_WORKER, Fault.PAUSE_WORKER, Fault.HANG}
+
+
+class FaultRequested(NamedTuple):
+    """A drill: the node does this to itself, or to its worker of a global `rank`, at most for `lasts` seconds."""
+
+    by: str
+    fault: Fault
+    rank: int
+    lasts: float
 
 
 class OperatorAction(NamedTuple):
@@ -450,6 +484,7 @@ Notification = (
     | ReportRequested
     | CollectRequested
     | DrainRequested
+    | FaultRequested
     | OperatorAction
     | HangNotification
     | LinkDown

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from rallypoint.control.membership.state import Ledger
-from rallypoint.control.protocol.messages import MAX_PART, CollectedPart, CollectKind, NodeReport, Taken
+from rallypoint.control.protocol.messages import MAX_PART, CollectedPart, CollectKind, Fault, NodeReport, Taken
 from rallypoint.control.protocol.validation import validated
 
 MAX_SNAPSHOT = 64 * 1024 * 1024
@@ -155,6 +155,7 @@ class EventKind(StrEnum):
     JOB_PREEMPTED = "job preempted"
     HANG_FOUND = "hang found"
     COMMAND = "command"
+    DRILL = "drill"
     JOB_ENDED = "job ended"
 
 
@@ -256,6 +257,18 @@ class ResizeCommand(NamedTuple):
     max_nodes: int
 
 
+class FaultCommand(NamedTuple):
+    """Do `fault` on purpose to the worker of a global `rank`, or to a `node` (see `DrainCommand`), for `lasts` seconds
+    where it ends by itself.
+    """
+
+    by: str
+    fault: Fault
+    rank: int = -1
+    node: str = ""
+    lasts: float = 0.0
+
+
 class CollectCommand(NamedTuple):
     """Collect something from all nodes, or from the worker of one global `rank`. Answered by `CollectedPart`s of each
     node, then by a `CommandReply`."""
@@ -265,7 +278,7 @@ class CollectCommand(NamedTuple):
     rank: int = -1
 
 
-Command = RestartCommand | DrainCommand | StopCommand | ResizeCommand | CollectCommand
+Command = RestartCommand | DrainCommand | StopCommand | ResizeCommand | CollectCommand | FaultCommand
 WatcherRequest = WatchRequest | Taken | Command
 
 
