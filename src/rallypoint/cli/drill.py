@@ -29,6 +29,8 @@ from rallypoint.observe.drills import (
 
 NOT_SURVIVED = 4
 """The exit code where the job has not survived a fault; 1 if one was refused."""
+_MOST = 86400.0
+"""Seconds that a fault may last."""
 _LOOK_EVERY = 0.5
 """Seconds between two looks at the job: events have their own times, which this does not blur."""
 _KILLS = {"worker": Fault.KILL_WORKER, "agent": Fault.KILL_AGENT, "node": Fault.KILL_NODE}
@@ -55,13 +57,15 @@ def _wanted(options: argparse.Namespace) -> Drill:
     if options.node and options.rank >= 0:
         raise UsageError("give either --rank or --node")
     fault, lasts = _fault(options)
-    if fault.is_of_worker and options.node and fault is not Fault.PAUSE_WORKER:
+    if fault.is_of_worker and options.node:
         raise UsageError(f"'{fault.value}' befalls a worker; name one by --rank")
     if not fault.is_of_worker and options.rank >= 0:
         raise UsageError(f"'{fault.value}' befalls a node; name one by --node")
     least = min(options.times, options.every, options.within)
     if least < 0 or not options.times or not options.within:
         raise UsageError("--times, --every and --within have to be positive")
+    if not 0.0 <= lasts <= _MOST:
+        raise UsageError(f"{lasts:g} s is no time that a fault can last; give at most {_MOST:g}")
     return Drill(
         fault, options.times, options.seed, options.rank, options.node, lasts, options.within, forced=options.force
     )
@@ -122,7 +126,7 @@ class _Run:
             if time.monotonic() > until:
                 raise DrillRefused(f"for {self._drill.within:g} s not all nodes have reported that they make steps")
             await asyncio.sleep(_LOOK_EVERY)
-        return await all_nodes(self._session, seen)
+        return seen
 
     async def _end_of(self, begun: Begun) -> Trial:
         try:
@@ -137,7 +141,7 @@ class _Run:
         self._session.send(WatchRequest())
         seen = await receive(self._session, Snapshot)
         self._job = seen.job
-        return seen
+        return await all_nodes(self._session, seen)
 
     def show(self, *, as_json: bool) -> int:
         trials, stopped = self._trials, self.stopped

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import suppress
 from subprocess import DEVNULL, PIPE, Popen
 
 from rallypoint.base.light_typing import TYPE_CHECKING
@@ -55,17 +54,22 @@ class Drills:
         workers.at_end.callback(self._close)
 
     def begin(self, request: FaultRequested) -> None:
-        """Do what is requested."""
+        """Do what is requested; a cut is the link's to do."""
         self._freezers = [each for each in self._freezers if each.poll() is None]
         fault, workers = request.fault, self._targets(request)
         if fault.is_of_worker and not workers:
             log.warning("the drill changes nothing: rank %d does not run here at the moment", request.rank)
             return
-        match fault:
+        try:
+            self._do(request, workers)
+        except OSError as error:  # it has ended, or this machine has no process or descriptor left
+            log.warning("the drill cannot be done: %s", error)
+
+    def _do(self, request: FaultRequested, workers: list[int]) -> None:
+        match fault := request.fault:
             case Fault.KILL_WORKER:
                 for each in workers:
-                    with suppress(ProcessLookupError):
-                        signal.pidfd_send_signal(each, signal.SIGKILL)
+                    signal.pidfd_send_signal(each, signal.SIGKILL)
             case Fault.KILL_AGENT:
                 os.kill(os.getpid(), signal.SIGKILL)
             case Fault.PAUSE_WORKER | Fault.HANG:
@@ -80,8 +84,6 @@ class Drills:
                     self._freeze([*workers, own], request.lasts, kill=fault is Fault.KILL_NODE)
                 finally:
                     os.close(own)
-            case Fault.CUT:
-                pass  # the link has done it
 
     def end_hang(self) -> None:
         """The hang is reported: the worker goes on, unless it is ended for that."""
