@@ -292,6 +292,7 @@ class Actions(Source):
                 max_restarts=spec.max_restarts,
                 program=spec.get_program_name(),
                 restarts_workers=self._workers.restarts_all(),
+                domain=spec.features.topology.node_domain,
             ),
             keeps_place=self._workers.begin_check is None,
         )

@@ -324,6 +324,8 @@ def _parameters(config: LaunchConfig, run_id: str) -> RendezvousParameters:
     options = dict(config.rdzv_configs)
     if config.node_rank is not None:
         options["rank"] = config.node_rank
+    if config.features.topology.segment != 1:
+        options["segment"] = config.features.topology.segment
     parameters = RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,
@@ -342,6 +344,11 @@ def _workers(
     config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: list[Any], parameters: RendezvousParameters
 ) -> WorkerController:
     failure_grace = parameters.get_as_seconds("failure_grace", 0.0) if "failure_grace" in parameters.config else None
+    features = config.features
+    if given := features.topology.node_domain:
+        from rallypoint.clusters.topology import node_domain
+
+        features = features._replace(topology=features.topology._replace(node_domain=node_domain(given)))
     spec = WorkerSpec(
         role=config.role,
         local_world_size=config.nproc_per_node,
@@ -356,7 +363,7 @@ def _workers(
         duplicate_stdout_filters=config.duplicate_stdout_filters,
         duplicate_stderr_filters=config.duplicate_stderr_filters,
         virtual_local_rank=config.virtual_local_rank,
-        features=config.features,
+        features=features,
         in_place_of=IN_PLACE_OF.get(),
     )
     assert config.logs_specs is not None

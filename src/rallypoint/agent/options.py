@@ -135,6 +135,15 @@ class Output(NamedTuple):
     """Seconds within which equal teed lines of several ranks are shown once; 0 for never."""
 
 
+class Topology(NamedTuple):
+    """Which nodes stay together."""
+
+    node_domain: str = ""
+    """The machines whose GPUs are well connected with those of this one: a name, `auto`, or empty if not known."""
+    segment: int = 1
+    """The number of nodes of one domain that have adjacent group ranks."""
+
+
 class Command(NamedTuple):
     """What only the command acts on; without effect in a `LaunchConfig`."""
 
@@ -153,6 +162,7 @@ class Features(NamedTuple):
     frameworks: Frameworks = Frameworks()
     recovery: Recovery = Recovery()
     output: Output = Output()
+    topology: Topology = Topology()
     command: Command = Command()
 
     @classmethod
@@ -297,6 +307,23 @@ CLUSTERS = _group(
         samples=("auto", "lo"),
         bad=("eth99", "lo,,lo", "Auto"),
         complete=("auto",),
+    ),
+    Flag(
+        "--node-domain",
+        str,
+        "Name of the machines whose GPUs are connected with this node's, such as a rack; auto: by NVML or Slurm",
+        "NAME",
+        samples=("rack-7", "auto"),
+        bad=("a\tb", 256 * "x"),
+        complete=("auto",),
+    ),
+    Flag(
+        "--segment",
+        whole_number,
+        "Number of nodes of one domain that have adjacent group ranks; the minimum of --nnodes is a multiple of it",
+        "N",
+        samples=("1", "1"),
+        bad=("-1", "two", "3"),
     ),
 )
 

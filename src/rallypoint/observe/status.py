@@ -138,7 +138,9 @@ def phase_sentence(snapshot: Snapshot, screen: OnScreen | None = None) -> str:
     match snapshot.phase:
         case Phase.WAITING:
             who = f" ({', '.join(snapshot.expected)})" if snapshot.expected else ""
-            return f"waiting {since}: {participants} of {snapshot.min_nodes} nodes, {snapshot.missing} missing{who}"
+            joined = snapshot.min_nodes - snapshot.missing
+            whole = " in whole segments" if joined < participants else ""
+            return f"waiting {since}: {joined} of {snapshot.min_nodes} nodes{whole}, {snapshot.missing} missing{who}"
         case Phase.FORMING:
             return f"forming {since}: {participants} of at most {snapshot.max_nodes} nodes"
         case Phase.HELD_BACK:
@@ -224,6 +226,7 @@ def _node_lines(snapshot: Snapshot, screen: OnScreen | None, others: int) -> lis
             nodes = sorted(nodes, key=lambda each: each.state is NodeState.PARTICIPANT and each.connected)[:room]
     more = len(snapshot.nodes) - len(nodes) + snapshot.not_shown
     columns = [each for each in _COLUMNS if screen is None or screen.width >= each[1]]
+    columns = [each for each in columns if each[0] != "DOMAIN" or any(node.domain for node in snapshot.nodes)]
     rows = ([text(each, screen) for _, _, text in columns] for each in nodes)
     title, *texts = table([[name for name, _, _ in columns], *rows])
     lines = [Line(text, _NODE_STYLES.get(node_state(node), "")) for text, node in zip(texts, nodes, strict=True)]
@@ -238,7 +241,8 @@ _COLUMNS: tuple[tuple[str, int, Callable[[NodeView, OnScreen | None], str]], ...
     ("RANK", 0, lambda node, _: "-" if node.group_rank < 0 else str(node.group_rank)),
     ("NODE", 0, lambda node, _: node.host or node.name),
     ("ADDRESS", 60, lambda node, _: node.address),
-    ("STATE", 0, lambda node, _: node_state(node)),
+    ("DOMAIN", 0, lambda node, _: node.domain or "-"),
+    ("STATE", 0, lambda node, _: f"{node_state(node)}{node.waits_for and f', waits: {node.waits_for}'}"),
     ("RANKS", 0, lambda node, _: rank_range(node)),
     ("HEARD", 80, lambda node, screen: "-" if node.silent_for < 0 else _when(node.silent_for, screen)),
     ("PIDS", 100, _pids),
@@ -388,6 +392,8 @@ def _node(node: NodeView) -> dict[str, Any]:
         "local_world_size": node.workers,
         "role": node.role,
         "quiet": node.quiet,
+        "domain": node.domain or None,
+        "waits_for": node.waits_for or None,
         "workers": None if node.report is None else _report(node.report),
     }
 

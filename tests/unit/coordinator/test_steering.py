@@ -10,7 +10,7 @@ from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.dispatcher import MAX_WATCHERS, Dispatcher
 from rallypoint.control.coordinator.operators import Watchers
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.rules import resize
+from rallypoint.control.membership.rules import with_size
 from rallypoint.control.membership.state import (
     Drain,
     Fail,
@@ -59,9 +59,8 @@ def hosts(job: Job) -> tuple[list[str], list[str]]:
 def test_who_had_a_place_before_keeps_it_where_there_are_fewer() -> None:
     first, new = NodeId("a", 1, 0, "a"), NodeId("b", 1, 0, "b")
     info = NodeInfo("default", 1, "", 7000)
-    after = resize(
-        State(participants={new: Participant(info), first: Participant(info, previous_rank=0)}), NodeRange(1, 1)
-    )
+    state = State(participants={new: Participant(info), first: Participant(info, previous_rank=0)})
+    after = with_size(state, NodeRange(1, 1), Settings("job", 1, 2))
     assert (list(after.participants), list(after.redundancy_list)) == ([first], [new])
 
 

@@ -49,7 +49,7 @@ from rallypoint.control.coordinator.recovery import (
     recovered,
     recovery_timeout,
     with_later_rounds,
-    with_size,
+    with_size_of,
     without_given_up_join,
 )
 from rallypoint.control.coordinator.sessions import STRANGER_REFUSED, Liveness, SessionRecord, SessionRegistry
@@ -375,7 +375,7 @@ class Coordinator:
             self._started_with = self.settings
             liveness = self.sessions.liveness
             liveness.lease, liveness.outage_timeout = self.settings.lease, recovery_timeout(self.settings)
-        if (sized := with_size(self.state, request)) is not self.state:
+        if (sized := with_size_of(self.state, request, self.settings)) is not self.state:
             self._set(sized, now)
         if not may_have_been(request, self.settings) and not may_have_been(request, self._started_with):
             return
@@ -563,7 +563,7 @@ class Coordinator:
         if end is None or end.reason is not Reason.FAILURE or not end.restarts_workers:
             return {}
         some_go = before.preempted is not None or before.finished or len(after.survivors) != len(ended)
-        places = len(after.survivors) + len(after.wait_list)
+        places = len(after.survivors) + (len(after.wait_list) if self.settings.segment < 2 else 0)
         # A round that is not complete at once may lose its host: then another node needs a store that listens.
         if some_go or after.restart_delay or not self.settings.min_nodes <= places <= self.settings.max_nodes:
             return {}
@@ -579,6 +579,8 @@ class Coordinator:
         """The nodes whose waiting joins can perhaps continue now."""
         if _may_unblock_joins(before, after, self.settings):
             return list(self._pending)
+        if self.settings.segment > 1:  # then a spare waits for others of its domain, until one of these goes
+            return list(self._pending) if len(after.wait_list) < len(before.wait_list) else []
         if not after.redundancy_list or _places(after) >= _places(before):
             return []
         free = max(0, self.settings.max_nodes - _places(after))

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from rallypoint.base.endpoint import is_loopback
 from rallypoint.control.membership.mappings import tally
-from rallypoint.control.membership.rules import ClockView, assign_worker_ranks, settled, starts_at
+from rallypoint.control.membership.rules import ClockView, assign_worker_ranks, number_fitting, settled, starts_at
 from rallypoint.control.membership.state import (
     Join,
     NodeId,
@@ -137,13 +137,14 @@ def progress(
     common = Progress(
         round=state.round,
         complete=state.complete,
-        joined=len(state.participants),
+        joined=len(state.participants) if state.complete else number_fitting(state, settings),
         min_nodes=settings.min_nodes,
         max_nodes=settings.max_nodes,
         expected=missing(state, settings),
         spare=False,
         backoff=state.restart_delay,
         members=hosts_of(state.participants),
+        segment=settings.segment,
     )
     return progress_for(common, state, node, settings, view, ends_in=ends_in, reports=reports)
 
@@ -174,6 +175,7 @@ def abandoned_progress(state: State, settings: Settings, view: ClockView, *, rep
         expected=last.expected,
         spare=False,
         members=last.members,
+        segment=settings.segment,
         removed=_missing_nodes(state, view),
         gave_up_by=last.given_up_by,
         waited=last.seconds,

@@ -453,6 +453,9 @@ def _resize(command: ResizeCommand, state: State, settings: Settings, sessions: 
         raise CommandRefused(
             f"{least}:{most} is not a range of nodes; give MIN:MAX with 1 <= MIN <= MAX <= {MAX_NODES}"
         )
+    if least % settings.segment:
+        raise CommandRefused(f"rounds of this job have segments of {settings.segment} nodes; give a multiple as MIN")
+    most -= most % settings.segment
     nodes = known_to(state)
     if not nodes or any(node not in sessions for node in nodes):
         raise CommandRefused("not all nodes of the job have come to this coordinator; try again when they have")

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.notifications import Event, Failure, verdict_sentence
 from rallypoint.control.membership.endings import missing
-from rallypoint.control.membership.rules import ClockView, assign_worker_ranks, backoff_ends
+from rallypoint.control.membership.rules import ClockView, assign_worker_ranks, backoff_ends, number_fitting
 from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Settings, State, name_of
 from rallypoint.control.protocol.messages import NodeReport
 from rallypoint.control.protocol.observation import (
@@ -205,7 +205,7 @@ class SnapshotMaker:
         not_shown: int,
     ) -> Snapshot:
         state, settings, now = view.state, view.settings, view.now
-        short = 0 if state.complete else max(0, settings.min_nodes - len(state.participants))
+        short = 0 if state.complete else max(0, settings.min_nodes - number_fitting(state, settings))
         held = state.restart_delay and not state.complete
         return Snapshot(
             job=settings.run_id,
@@ -257,7 +257,7 @@ def phase_of(state: State, settings: Settings) -> Phase:
         return _PHASE_OF_OUTCOME[state.verdict.outcome]
     if state.complete:
         return Phase.RUNNING
-    if len(state.participants) < settings.min_nodes:
+    if number_fitting(state, settings) < settings.min_nodes:
         return Phase.WAITING
     return Phase.HELD_BACK if state.restart_delay else Phase.FORMING
 
@@ -335,7 +335,17 @@ def _row(view: JobView, heard: Mapping[NodeId, float], place: _Place) -> NodeVie
         succeeded=runs and node in state.succeeded,
         report=report.aged(view.now) if runs and report is not None and report.said.round == state.round else None,
         quiet=node in state.quiet,
+        domain="" if info is None else info.domain,
+        waits_for="" if runs or info is None else _what_it_waits_for(state, info, view.settings),
     )
+
+
+def _what_it_waits_for(state: State, info: NodeInfo, settings: Settings) -> str:
+    if settings.segment < 2:
+        return ""
+    from rallypoint.control.membership.segments import what_a_node_waits_for
+
+    return what_a_node_waits_for(state, info.domain, settings)
 
 
 def _reported(view: JobView, places: Sequence[_Place]) -> _Reported:

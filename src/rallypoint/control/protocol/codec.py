@@ -226,7 +226,7 @@ def version_of(data: bytes) -> int:
 # The state of a job, for shared backends and the journal: versioned and bounded besides.
 
 
-_VERSION = b"rallypoint-state-13:"
+_VERSION = b"rallypoint-state-14:"
 MAX_STATE = 64 * 1024 * 1024
 """Bytes that an encoded state may have: a kilobyte for each node of the largest job."""
 _MAX_NAME = 255

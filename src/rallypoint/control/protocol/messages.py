@@ -364,6 +364,8 @@ class Progress(NamedTuple):
     """For how many seconds that node has waited."""
     reports: bool = False
     """Whether this node is the one of the waiting nodes that logs it."""
+    segment: int = 1
+    """How many nodes of one domain are a segment; above 1, `joined` are those of whole ones."""
 
 
 class JoinRefused(NamedTuple):

@@ -60,7 +60,8 @@ class NodeView(NamedTuple):
 
     `silent_for` is how many seconds ago it was last heard, -1 if that is not counted: it shares the coordinator's
     process, or has no session (`connected`). Its workers have the global ranks from `first_rank` on, -1 with no round.
-    `quiet`: they have given no sign of life for a long time (`--hang-timeout`).
+    `quiet`: they have given no sign of life for a long time (`--hang-timeout`). `waits_for` is
+    what a node outside the round lacks to be in one, if ranks come in segments; `domain` as in `NodeInfo`.
     """
 
     name: str
@@ -77,6 +78,8 @@ class NodeView(NamedTuple):
     succeeded: bool = False
     report: NodeReport | None = None
     quiet: bool = False
+    domain: str = ""
+    waits_for: str = ""
 
 
 class Straggler(NamedTuple):

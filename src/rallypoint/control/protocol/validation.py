@@ -46,6 +46,7 @@ _NUMBERS: Mapping[str, NumberRange] = {
     "control_rank": NumberRange(-1, MAX_NODES - 1),
     "group_world_size": NumberRange(0, MAX_NODES),
     "max_restarts": NumberRange(-1, 2**31),
+    "segment": NumberRange(1, MAX_NODES),
     "min_nodes": NumberRange(1, MAX_NODES),
     "max_nodes": NumberRange(1, MAX_NODES),
     "round": NumberRange(-1, _ROUNDS),
@@ -90,7 +91,7 @@ _TEXTS: Mapping[str, int] = {
 """Bytes of UTF-8 that a text of several lines may have, by the name of its field: all texts of one message, with the
 other fields sent to nodes, fit a frame.
 """
-_LINES: Mapping[str, int] = {"host": 255}
+_LINES: Mapping[str, int] = {"host": 255, "domain": 255}
 """The same for a text of one line; `_MAX_TEXT` for others."""
 _MAX_TEXT = 4 * 1024
 _MAX_BYTES = 256
