@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from tests.jobs.launching import Launcher
-from tests.jobs.nodes import all_end, c10d, common
+import time
+
+from tests.jobs.launching import TIMEOUT, Launcher
+from tests.jobs.nodes import Node, all_end, c10d, common
 from tests.jobs.test_steering import Operator, endpoint_of
 
 SLURM = {"SLURM_TOPOLOGY_ADDR": "root.rack-b.n7.example.org", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.block.node"}
+
+
+def shown(ask: Operator, node: Node) -> tuple[str, str, str | None]:
+    """State, domain, and what it waits for, of a node that is about to come."""
+    deadline = time.monotonic() + TIMEOUT
+    while time.monotonic() < deadline:
+        for each in ask.status()[1]["nodes"]:
+            if each["pid"] == node.job.pid:
+                return each["state"], each["domain"], each["waits_for"]
+    raise AssertionError(f"node {node.name} has not come:\n{node.job.err}")
 
 
 def test_a_hole_is_filled_from_its_own_domain_and_else_a_whole_segment_moves_in(rallyrun: Launcher) -> None:
@@ -21,14 +33,10 @@ def test_a_hole_is_filled_from_its_own_domain_and_else_a_whole_segment_moves_in(
 
     other = job.start("B1", "--node-domain=auto", env=SLURM | {"LOGLEVEL": "INFO"})
     other.job.until_err("this node is in domain rack-b, as SLURM_TOPOLOGY_ADDR says")
-    other.job.until_err_or_end("waits as a spare")
+    assert shown(ask, other) == ("spare", "rack-b", "a place: all are taken")
     spare = job.start("A3", env={"PET_NODE_DOMAIN": "rack-a"})
-    spare.job.until_err_or_end("waits as a spare")
-    found = {each["pid"]: each for each in ask.status()[1]["nodes"]}
-    assert found[spare.job.pid]["domain"] == "rack-a"
-    assert (found[other.job.pid]["domain"], found[other.job.pid]["state"]) == ("rack-b", "spare")
-    assert found[other.job.pid]["waits_for"] == "a place: all are taken"
-    assert found[first.job.pid]["waits_for"] is None
+    assert shown(ask, spare) == ("spare", "rack-a", "a place: all are taken")
+    assert shown(ask, first) == ("participant", "rack-a", None)
 
     second.dies()
     first.comes_up(1, starts=2, world_size=2)

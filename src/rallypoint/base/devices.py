@@ -298,8 +298,8 @@ class _FabricInfo(ctypes.Structure):
 
 
 def nvml_fabrics(library: str = LIBRARY) -> list[str]:
-    """The NVLink domain and partition of each GPU, `UUID.CLIQUE` as in the label `nvidia.com/gpu.clique` of Kubernetes;
-    empty texts for GPUs that are in none. As `nvml_devices`; may hang for as long as the driver does.
+    """The NVLink domain and partition of each GPU, in the form of the label `nvidia.com/gpu.clique`: its UUID, a period
+    and the clique; empty texts for GPUs that are in none. As `nvml_devices`; may hang for as long as the driver does.
     """
     return _of_each_gpu(_fabric, library)
 

@@ -98,6 +98,21 @@ def test_a_launch_in_place_of_torchs_says_so() -> None:
     assert not any(each.startswith("launcher") for each in status_lines(snapshot()))
 
 
+def test_domains_are_shown_where_there_are_any_and_why_a_node_waits() -> None:
+    spare = node(1, state=NodeState.SPARE, group_rank=-1, waits_for="no whole segment in its domain (1 of 2 nodes)")
+    lines = status_lines(snapshot(nodes=(node(0, domain="rack-7"), spare)))
+    title = next(each for each in lines if each.startswith("RANK"))
+    assert title.split()[:5] == ["RANK", "NODE", "ADDRESS", "DOMAIN", "STATE"]
+    assert any("rack-7  participant" in each for each in lines)
+    assert any("spare, waits: no whole segment in its domain (1 of 2 nodes)" in each for each in lines)
+    assert "DOMAIN" not in "".join(status_lines(snapshot()))
+
+
+def test_a_job_that_lacks_whole_segments_counts_no_others() -> None:
+    seen = snapshot(Phase.WAITING, nodes=3, missing=2, min_nodes=4)
+    assert "2 of 4 nodes in whole segments, 2 missing" in status_lines(seen)[1]
+
+
 def test_ranks_are_told_by_how_far_they_are_behind() -> None:
     seen = snapshot_with((120, 118), (120, 97), (120, -1))
     assert seen.totals.steps == (120, 5, 2, (Straggler(3, "n1 (rank 1)", 97, 23), Straggler(1, "n0 (rank 0)", 118, 2)))

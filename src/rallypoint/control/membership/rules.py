@@ -131,9 +131,9 @@ def ready(state: State, view: ClockView, settings: Settings) -> bool:
 
 def settled(state: State, settings: Settings) -> bool:
     """Whether the forming round waits only for the moment of `starts_at`."""
-    if state.complete or not settings.min_nodes <= number_fitting(state, settings):
+    if state.complete or not _are_enough(state, settings):
         return False
-    return _is_full(state, settings) or last_call_decides(state) or not (state.survivors or state.wait_list)
+    return _is_full(state, settings) or last_call_decides(state) or not (_awaited(state, settings) or state.wait_list)
 
 
 def number_fitting(state: State, settings: Settings) -> int:
@@ -146,9 +146,20 @@ def number_fitting(state: State, settings: Settings) -> int:
 
 
 def _is_full(state: State, settings: Settings) -> bool:
-    """Whether the forming round needs no further node. With segments no survivor's place can be taken meanwhile."""
-    full = number_fitting(state, settings) == settings.max_nodes
-    return full and not (settings.segment > 1 and state.survivors)
+    """Whether the forming round needs no further node. With segments it is known only then who is in it."""
+    if len(state.participants) < settings.max_nodes or number_fitting(state, settings) != settings.max_nodes:
+        return False
+    return not (settings.segment > 1 and _awaited(state, settings))
+
+
+def _are_enough(state: State, settings: Settings) -> bool:
+    least = settings.min_nodes
+    return len(state.participants) >= least and number_fitting(state, settings) >= least
+
+
+def _awaited(state: State, settings: Settings) -> Mapping[NodeId, object]:
+    """The nodes that the forming round waits for: survivors, and with segments the spares, which all ask again."""
+    return state.survivors or (state.redundancy_list if settings.segment > 1 else {})
 
 
 def starts_at(state: State, view: ClockView, settings: Settings) -> float:
@@ -191,7 +202,9 @@ def needs_all(state: State, settings: Settings) -> bool:
     """Whether the forming round needs every node that has joined or is expected."""
     if state.complete or number_known_to(state) <= settings.min_nodes:
         return not state.complete
-    return settings.segment > 1 and not state.survivors and number_fitting(state, settings) < settings.min_nodes
+    if settings.segment < 2 or _awaited(state, settings):
+        return False
+    return number_fitting(state, settings) < settings.min_nodes
 
 
 def _join(operation: Join, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
@@ -290,7 +303,7 @@ def _add_participant(state: State, node: NodeId, node_info: NodeInfo, settings: 
 
 def _with_last_call(before: State, after: State, settings: Settings) -> State:
     """The state with a last call, if there are enough nodes only now."""
-    if number_fitting(before, settings) < settings.min_nodes <= number_fitting(after, settings):
+    if _are_enough(after, settings) and not _are_enough(before, settings):
         return after._replace(last_call=before.last_calls + 1, last_calls=before.last_calls + 1)
     return after
 

@@ -73,10 +73,10 @@ def settings_of(
     if join_timeout_key != "join_timeout":
         times["join_timeout"] = _positive(params, join_timeout_key, times["join_timeout"])
     segment = 1
-    if "segment" in params.config:
+    if (given := params.get("segment")) is not None:
         from rallypoint.control.membership.segments import checked_size
 
-        segment = checked_size(params.get("segment"), params.min_nodes, fixed_ranks=fixed_ranks)
+        segment = checked_size(given, params.min_nodes, fixed_ranks=fixed_ranks)
     return Settings(
         run_id=params.run_id,
         min_nodes=params.min_nodes,
