@@ -563,11 +563,12 @@ class Coordinator:
         if end is None or end.reason is not Reason.FAILURE or not end.restarts_workers:
             return {}
         some_go = before.preempted is not None or before.finished or len(after.survivors) != len(ended)
-        places = len(after.survivors) + (len(after.wait_list) if self.settings.segment < 2 else 0)
+        segments = self.settings.segment > 1  # then others may join, but those of before have the places
+        places = len(after.survivors) + (0 if segments else len(after.wait_list))
         # A round that is not complete at once may lose its host: then another node needs a store that listens.
         if some_go or after.restart_delay or not self.settings.min_nodes <= places <= self.settings.max_nodes:
             return {}
-        if any(each not in self._pending for each in after.wait_list):
+        if any(each not in self._pending for each in (*after.wait_list, *(after.redundancy_list if segments else ()))):
             return {}  # the round would wait for its join, and nobody's own would complete it
         if any((session := self.sessions.of(node)) is None or not session.keeps_place for node in ended):
             return {}
