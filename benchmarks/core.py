@@ -271,9 +271,10 @@ _IN_SEGMENTS = tuple(part._replace(name=f"{part.name}, in segments") for part in
 def _measured(jobs: int, nodes: int) -> Mapping[str, float]:
     """Microseconds a node, by part, of so many jobs of so many nodes."""
     found: dict[str, float] = {}
-    runs = ((_PARTS, 0, 1), (_KEPT, 0, 1), (_WITH_ROOM, nodes, 1))
-    runs += ((_IN_SEGMENTS[:2], 0, _SEGMENT), (_IN_SEGMENTS[2:], nodes, _SEGMENT))
-    for parts, room, segment in runs:
+    for parts, room, segment in (
+        *((_PARTS, 0, 1), (_KEPT, 0, 1), (_WITH_ROOM, nodes, 1)),
+        *((_IN_SEGMENTS[:2], 0, _SEGMENT), (_IN_SEGMENTS[2:], nodes, _SEGMENT)),
+    ):
         made = [_Job(nodes, room, segment) for _ in range(jobs)]
         for part in parts:
             for job in made:

@@ -25,7 +25,7 @@ def test_a_hole_is_filled_from_its_own_domain_and_else_a_whole_segment_moves_in(
     job = c10d(rallyrun, "2", "--segment=2")
     first = job.start("A1", "--node-domain=rack-a", env={"LOGLEVEL": "INFO"})
     first.job.until_err("control plane listens on port")
-    ask = Operator(rallyrun, endpoint_of(first))
+    ask = Operator(rallyrun, f"127.0.0.1:{endpoint_of(first)}")
     second = job.start("A2", "--node-domain=rack-a")
     for node in (first, second):
         node.comes_up(1, world_size=2)
