@@ -314,7 +314,7 @@ CLUSTERS = _group(
         "Name of the machines whose GPUs are connected with this node's, such as a rack; auto: by NVML or Slurm",
         "NAME",
         samples=("rack-7", "auto"),
-        bad=("a\tb", 256 * "x"),
+        bad=(" ", " rack"),
         complete=("auto",),
     ),
     Flag(

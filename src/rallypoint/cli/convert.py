@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 
 from rallypoint.agent.launch import LaunchConfig
-from rallypoint.agent.options import Features, Preemption
+from rallypoint.agent.options import Features, Preemption, Topology
 from rallypoint.base.endpoint import parse_endpoint
 from rallypoint.base.errors import UsageError, UserError, user_error
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
@@ -415,6 +415,10 @@ def checked(options: Options, environ: Mapping[str, str]) -> Features:
         _check_requeue(options, own.preemption, environ)
     if own.hangs.on_hang != "report" and not own.hangs.hang_timeout:
         _log.warning("%s=%s does nothing without --hang-timeout", options.source("on_hang"), own.hangs.on_hang)
+    if own.topology != Topology():
+        from rallypoint.clusters.topology import check_topology
+
+        check_topology(*own.topology, parse_nnodes(options.nnodes, options.source("nnodes"))[0])
     return own._replace(
         recovery=own.recovery._replace(progress_file=_progress_file(options)),
         output=own.output._replace(incident_dir=_incident_dir(options)),

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from rallypoint.base.devices import LIBRARY, nvml_fabrics
 from rallypoint.base.errors import UsageError
 from rallypoint.base.log import get_logger
+from rallypoint.control.membership.segments import checked_size
 
 _log = get_logger(__name__)
 
@@ -26,15 +27,21 @@ class Domain(NamedTuple):
     source: str
 
 
+def check_topology(domain: str, segment: int, min_nodes: int) -> None:
+    """Raises UsageError: no node can have such a domain, or no job of so many nodes such segments."""
+    if not _is_name(domain):
+        raise UsageError(
+            f"--node-domain={domain[:80]!r} is not a name of printable characters, without spaces around it, of "
+            f"{_MOST} bytes at most"
+        )
+    checked_size(segment, min_nodes, fixed_ranks=False)
+
+
 def node_domain(given: str) -> str:
     """The name of this node's domain: the one that was given, or what is found for `auto`, which is logged; empty if
-    nothing names it. Raises UsageError: no node can have such a name.
+    nothing names it.
     """
     if given != "auto":
-        if not _is_name(given):
-            raise UsageError(
-                f"--node-domain={given[:80]!r} is not a name of printable characters, {_MOST} bytes at most"
-            )
         return given
     found = find_domain(os.environ)
     if found is None:
@@ -69,4 +76,4 @@ def slurm_domain(address: str, pattern: str) -> str:
 
 
 def _is_name(text: str) -> bool:
-    return text.isprintable() and len(text.encode(errors="replace")) <= _MOST
+    return text == text.strip() and text.isprintable() and len(text.encode(errors="replace")) <= _MOST

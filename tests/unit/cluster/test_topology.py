@@ -10,7 +10,7 @@ import pytest
 
 from rallypoint.base.devices import nvml_fabrics
 from rallypoint.base.errors import UsageError
-from rallypoint.clusters.topology import find_domain, node_domain, slurm_domain
+from rallypoint.clusters.topology import check_topology, find_domain, slurm_domain
 
 BLOCK = {"SLURM_TOPOLOGY_ADDR": "block-3.node7", "SLURM_TOPOLOGY_ADDR_PATTERN": "block.node"}
 
@@ -35,10 +35,12 @@ def test_the_lowest_that_slurm_names(address: str, pattern: str, name: str) -> N
 
 
 def test_a_name_is_one_that_others_can_be_told() -> None:
-    assert node_domain("rack 7") == "rack 7"
-    for name in ("a\tb", 256 * "x", 128 * "é"):
-        with pytest.raises(UsageError, match="is not a name of printable characters, 255 bytes at most"):
-            node_domain(name)
+    check_topology("rack 7", 2, 4)
+    for name in ("a\tb", 256 * "x", 128 * "é", " rack"):
+        with pytest.raises(UsageError, match="is not a name of printable characters, without spaces around it, of 255"):
+            check_topology(name, 1, 1)
+    with pytest.raises(UsageError, match="--segment=2 is not a number of nodes that divides the minimum of --nnodes"):
+        check_topology("", 2, 3)
 
 
 def test_nobody_says(tmp_path: Path) -> None:
