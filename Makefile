@@ -17,12 +17,15 @@ FOR_AARCH64 = _PYTHON_HOST_PLATFORM=linux-aarch64 \
 # Where this says not to keep bytecode, each of the thousands of processes that tests start compiles the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: check record drift demo fuzz hops test test-all conformance-preload sweep chaos inprocess-kills sim lint docs man frameworks bench dist release-check lock clean
+.PHONY: check help record drift demo fuzz hops test test-all conformance-preload sweep chaos inprocess-kills sim lint docs man frameworks bench dist release-check lock clean
 
 check: $(DEV)  ## in a minute, without torch: lint, all tests that start no process, with fewer examples, and 200 simulated jobs
 	@$(MAKE) --no-print-directory lint
 	@$(BIN)/python -m pytest -q -n 3 --dist worksteal --quick -m "not (process or torch or etcd or root)" $(PURE) $(ARGS)
 	@$(BIN)/python -m tests.sim --seeds 200
+
+help:  ## this list
+	@awk -F ':.*## +' '/^[a-z-]+:.*## /{printf "  make %-20s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 demo: $(READY)  ## a training job of torch loses a worker, then a node, and continues
 	@$(BIN)/rallyctl demo --program examples/train_ddp.py $(ARGS)
@@ -52,7 +55,7 @@ sweep: $(READY)  ## the coordinator of a job on etcd dies at each of its steps
 chaos: $(READY)  ## random faults against real jobs of three agents (ARGS="--backend etcd --faults 100 --seed 7")
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
-inprocess-kills: $(READY)  ## training that goes on in process through 50 random kills of workers and nodes, to the same loss
+inprocess-kills: $(READY)  ## training that continues in process through 50 random kills of workers and nodes, to the same loss
 	@$(BIN)/python -m tests.inprocess_kills $(ARGS)
 
 hops: $(READY)  ## through how many functions and files one event runs (ARGS="kill term" for some)

@@ -1,4 +1,4 @@
-"""The chart that the README shows: how many times better than torchrun, one bar a figure, as SVG.
+"""The chart of the site: how many times better than torchrun, one bar a figure, as SVG.
 
 Every bar is of one and the same run. It reads on a light page and on a dark one.
 """
@@ -28,7 +28,7 @@ TITLES = {
     "worker SIGKILL to the next training step, one node of two workers: rallyrun": "next training step",
     f"worker SIGKILL to the next training step, one node of two workers: rallyrun {PRELOAD}": "the same, preloaded",
     "worker SIGKILL to the next training step, one node of two workers: rallyrun, in-process": "the same, in-process",
-    "agent SIGKILL to survivors' new workers' first line": "a whole agent killed",
+    "agent SIGKILL to survivors' new workers' first line": "1 of 3 launchers killed",
     "link down to the same (lease 3 s)": "a node's link down",
     "third agent's start to all new workers' first line": "a third node joins",
     "^C to the end of the last process, one node": "^C until all is gone",
@@ -43,11 +43,11 @@ TITLES = {
 }
 """The rows that are shown, by what they are called in the table, and what they are called here."""
 
-_WIDTH, _ROW, _TOP, _FOOT = 860, 24, 62, 46
-_LABELS, _VALUES = 220, 250
+_WIDTH, _ROW, _TOP, _FOOT = 900, 24, 62, 46
+_LABELS, _VALUES = 230, 280
 _LEFT, _RIGHT = _LABELS + 12, _WIDTH - _VALUES
 _LEAST, _MOST = 0.5, 1000.0
-"""Times better, at the left and the right end of the scale. Where torchrun never does it, the bar has no end."""
+"""Times better, at the left and the right end of the scale. Where torchrun did not do it in time, there is no bar."""
 _TICKS = (1, 10, 100, 1000)
 
 _STYLE = """
@@ -99,9 +99,9 @@ def draw(rows: Sequence[Row], machine: Machine, rounds: str) -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" '
-            f'aria-label="Rallypoint beside torchrun, times better">',
+            'aria-label="How many times better than torchrun">',
             f"<style>{_STYLE}</style>",
-            _text(12, 24, "Rallypoint beside torchrun: so many times better", "title"),
+            _text(12, 24, "How many times better than torchrun", "title"),
             *_scale(height - _FOOT),
             *(line for place, bar in enumerate(bars) for line in _drawn(bar, _TOP + _ROW * place)),
             _text(12, height - 24, middle, "small"),
@@ -123,7 +123,7 @@ def _bar(row: Row) -> _Bar | None:
         return None
     ours = f"{number(row.ours.median)} {row.unit}"
     if row.base is None:
-        return _Bar(title, math.inf, math.inf, math.inf, f"{ours}, torchrun never")
+        return _Bar(title, math.inf, math.inf, math.inf, f"{ours}, torchrun {row.never}")
     times = [row.base.median / value for value in (row.ours.median, *row.ours.spread)]
     if row.budget is not None and row.budget.at_least:
         times = [1 / each for each in times]
@@ -150,12 +150,13 @@ def _scale(bottom: float) -> list[str]:
 def _drawn(bar: _Bar, top: float) -> list[str]:
     base, end, middle = _at(1), _at(bar.times), top + _ROW / 2 - 2
     kind = "better" if bar.times >= 1 else "worse"
-    says = "" if math.isinf(bar.times) else f"{number(bar.times)} x: "
-    lines = [
-        _text(_LABELS, middle + 4, bar.title, "", "end"),
+    lines = [_text(_LABELS, middle + 4, bar.title, "", "end")]
+    if math.isinf(bar.times):
+        return [*lines, _text(_RIGHT + 12, middle + 4, bar.values, "small")]
+    lines += [
         f'<rect class="{kind}" x="{min(base, end)}" y="{top}" width="{max(1.0, abs(end - base)):.1f}" '
         f'height="{_ROW - 6}" rx="2"/>',
-        _text(_RIGHT + 12, middle + 4, f"{says}{bar.values}", "small"),
+        _text(_RIGHT + 12, middle + 4, f"{number(bar.times)} x: {bar.values}", "small"),
     ]
     if bar.worst != bar.best:
         lines.append(f'<line class="spread" x1="{_at(bar.worst)}" x2="{_at(bar.best)}" y1="{middle}" y2="{middle}"/>')

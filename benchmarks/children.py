@@ -100,10 +100,11 @@ class Child:
         except BrokenPipeError:
             raise BenchError(f"{self.name} has gone before it could be told what to do: {self.last_words()}") from None
 
-    def has_written(self, words: str) -> bool:
-        """Whether it has written these words to standard error."""
+    def has_written(self, words: str, times: int = 1) -> bool:
+        """Whether it has written these words to standard error, so many times."""
         # At a place of our own: the file's position is the process's too.
-        return words.encode() in os.pread(self._stderr.fileno(), os.fstat(self._stderr.fileno()).st_size, 0)
+        text = os.pread(self._stderr.fileno(), os.fstat(self._stderr.fileno()).st_size, 0)
+        return text.count(words.encode()) >= times
 
     def last_words(self) -> str:
         """The end of what it wrote to standard error, in one line."""

@@ -43,15 +43,16 @@ _BUDGET = Budget(1.3)
 _ONE, _MANY = "one job", f"{_JOBS} jobs"
 _CAUSE = Cause(0, 0, "host", 42, 1, "RuntimeError: no", "Traceback\n" * 400, 0.0, "")
 _TIMEOUT = 600.0
+_RACK, _SEGMENT = 16, 8
 _ARRIVAL = 2.0  # seconds for all that come to a running round
 
 
 class _Job:
     """A coordinator, its nodes, and what each was told last of its place. `now` stands still unless a part moves it."""
 
-    def __init__(self, nodes: int, more: int = 0) -> None:
+    def __init__(self, nodes: int, more: int = 0, segment: int = 1) -> None:
         """A job of so many nodes, and of up to `more` besides."""
-        self.settings = membership.Settings("bench", nodes - 8, nodes + more, last_call_timeout=1.0)
+        self.settings = membership.Settings("bench", nodes - 8, nodes + more, last_call_timeout=1.0, segment=segment)
         self.coordinator = Coordinator(self.settings, "first")
         self.nodes = [_node(number) for number in range(nodes)]
         self.sessions: dict[NodeId, int] = {}
@@ -123,7 +124,7 @@ def _node(number: int, kind: str = "node") -> NodeId:
 
 
 def _info(node: NodeId) -> NodeInfo:
-    return NodeInfo("default", 8, node.addr, 29500, program="train.py")
+    return NodeInfo("default", 8, node.addr, 29500, program="train.py", domain=f"rack-{node.number // _RACK}")
 
 
 def _nothing(_job: _Job) -> None:
@@ -227,7 +228,7 @@ def _one_more(job: _Job, node: NodeId) -> None:
 
 
 def _check_waiting(job: _Job) -> None:
-    if len(job.coordinator.state.wait_list) != len(job.nodes):
+    if len(job.coordinator.state.wait_list) * job.settings.segment != len(job.nodes):
         raise BenchError(f"{len(job.coordinator.state.wait_list)} nodes wait instead of {len(job.nodes)}")
 
 
@@ -263,12 +264,18 @@ _KEPT = (
 )
 _WITH_ROOM = (_Part("as many nodes come to a running round", _one_more, _check_waiting, _run_with_room),)
 
+_IN_SEGMENTS = tuple(part._replace(name=f"{part.name}, in segments") for part in (_PARTS[0], _PARTS[2], *_WITH_ROOM))
+"""The same with ranks in segments."""
+
 
 def _measured(jobs: int, nodes: int) -> Mapping[str, float]:
     """Microseconds a node, by part, of so many jobs of so many nodes."""
     found: dict[str, float] = {}
-    for parts, room in ((_PARTS, 0), (_KEPT, 0), (_WITH_ROOM, nodes)):
-        made = [_Job(nodes, room) for _ in range(jobs)]
+    for parts, room, segment in (
+        *((_PARTS, 0, 1), (_KEPT, 0, 1), (_WITH_ROOM, nodes, 1)),
+        *((_IN_SEGMENTS[:2], 0, _SEGMENT), (_IN_SEGMENTS[2:], nodes, _SEGMENT)),
+    ):
+        made = [_Job(nodes, room, segment) for _ in range(jobs)]
         for part in parts:
             for job in made:
                 part.ready(job)
@@ -311,7 +318,7 @@ def _run(settings: Settings) -> list[Row]:
             remarks,
         )
         for remarks in (turns.remarks(),)
-        for part in (*_PARTS, *_KEPT, *_WITH_ROOM)
+        for part in (*_PARTS, *_KEPT, *_WITH_ROOM, *_IN_SEGMENTS)
     ]
 
 

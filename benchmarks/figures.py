@@ -21,20 +21,12 @@ README = CHART.parent.parent / "README.md"
 BEGIN, END = "<!-- FIGURES, written by make bench -->", "<!-- END OF FIGURES -->"
 
 LABELS = {
-    "worker SIGKILL to restarted workers' first line, one node": "a worker is killed, until the new ones run",
-    "the same over two nodes": "the same over two nodes",
-    "worker SIGKILL to the next training step, one node of two workers: rallyrun": "until the next training step (DDP)",
-    "worker SIGKILL to the next training step, one node of two workers: rallyrun, in-process": "the same, in-process",
-    "agent SIGKILL to survivors' new workers' first line": "an agent is killed, until the other nodes go on",
-    "link down to the same (lease 3 s)": "a node's network is cut, until the others go on",
-    "third agent's start to all new workers' first line": "a node joins, until all work together",
+    "worker SIGKILL to restarted workers' first line, one node": "one of two workers is killed, until the new ones run",
+    "the same over two nodes": "the same, the workers on two nodes",
     "command to first line of the last of 2 workers": "start of two workers",
-    "memory of agent and helpers, 2 idle workers (PSS)": "memory of the agent",
-    "rendezvous of 64 nodes": "64 nodes meet",
-    "store, 1,024 plain sockets: requests": "worker store, 1,024 clients",
-    "--tee 3 from 8 workers: lines of 100 bytes": "`--tee` of 8 workers",
 }
-"""The rows that are shown, by what they are called in the table, and what they are called here."""
+"""The rows that are shown, by what they are called in the table, and what they are called here. A lost node is in the
+README's picture, where the workers train: torchrun comes back once their collectives have failed."""
 
 
 def block(results: Mapping[str, Any]) -> str:
@@ -53,9 +45,8 @@ def block(results: Mapping[str, Any]) -> str:
             "|---|---|---|",
             *_lines(results["rows"]),
             "",
-            f"Medians of {rounds} rounds, by turns, on {machine['cores']} cores ({machine['cpu']}), "
-            f"Python {machine['python']}, torch {machine['torch']}, {day}.",
-            "`make bench` measures them; [all of them, and how](benchmarks/README.md).",
+            f"Medians of {rounds} rounds, in turn, {machine['cores']} cores, torch {machine['torch']}, {day}: "
+            "[the chart](docs/bench.svg), [all figures](benchmarks/README.md).",
             "",
             END,
         ]

@@ -2,7 +2,11 @@
 
 Each turn is a whole job that has trained some steps, then loses a worker or a node by SIGKILL. What counts is the first
 step that is finished in the new round, as it is told on the launcher's standard output. Then the same with a model
-whose construction takes 5 s. A job that has not come back when the time is over never resumes; those are counted.
+whose construction takes 5 s, which each new process builds. A job that has not come back when the time is over never
+resumes; those are counted.
+
+`ten-kills` is one job per side that loses a worker ten times: a transformer (`programs/transformer.py`), whose loss
+must be that of a job in which nothing happens.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -50,7 +54,8 @@ class Variant:
     name: str
     command: str = "rallyrun"
     flags: tuple[str, ...] = ()
-    program: str = "train_ddp.py"
+    program: str = "examples/train_ddp.py"
+    arguments: tuple[str, ...] = ()
     ready: str = ""
     """What each agent writes to standard error when it has preloaded, where its workers do not wait for that."""
     budget: Budget | None = None
@@ -60,6 +65,11 @@ class Variant:
     def preloads(self) -> bool:
         """Whether each of its agents has a zygote."""
         return any(flag.startswith("--preload") for flag in self.flags)
+
+    @property
+    def standby(self) -> bool:
+        """Whether each of its agents has a standby worker."""
+        return "--standby=1" in self.flags
 
 
 TORCHRUN = Variant(THEIRS, "torchrun")
@@ -76,9 +86,16 @@ VARIANTS = (
     Variant(
         "rallyrun, in-process",
         flags=(PRELOAD,),
-        program="train_ddp_inprocess.py",
+        program="examples/train_ddp_inprocess.py",
         budget=Budget(0.03),
-        budget_construction=Budget(0.02),
+    ),
+    Variant(
+        "rallyrun, in-process --standby=1",
+        flags=("--standby=1",),
+        program="examples/train_ddp_inprocess.py",
+        ready="a standby worker is ready",
+        budget=Budget(0.03),
+        budget_construction=Budget(0.03),
     ),
 )
 """Ours; what each is compared with is torchrun in the same round."""
@@ -86,11 +103,12 @@ VARIANTS = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Nodes, the fewest that do, and workers of each."""
+    """Nodes, the fewest that do, workers of each, and further nodes that wait for a place."""
 
     nodes: int
     least: int
     workers: int
+    spares: int = 0
 
 
 class Job:
@@ -99,18 +117,23 @@ class Job:
     def __init__(self, variant: Variant, place: Place, construction: float) -> None:
         self._variant = variant
         self.pids: dict[int, int] = {}
+        self.losses = 0
+        """How many workers were killed; as many standby workers have taken their places."""
         with ExitStack() as undo:
             folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="rallybench-"))
             self.children = undo.enter_context(Children())
             program = [
-                str(ROOT / "examples" / variant.program),
+                str(ROOT / variant.program),
+                *variant.arguments,
                 "--steps=1000000",
                 "--progress=/dev/stdout",
                 f"--checkpoint-dir={folder}",
                 *([f"--construction-seconds={construction:g}"] if construction else []),
             ]
             endpoint = f"127.0.0.1:{free_port()}"
-            self.agents = [self._start(place, number, endpoint, program) for number in range(place.nodes)]
+            self.agents = [
+                self._start(place, number, endpoint, program) for number in range(place.nodes + place.spares)
+            ]
             self._undo = undo.pop_all()
 
     def __enter__(self) -> Job:
@@ -128,7 +151,7 @@ class Job:
             "--rdzv-id=bench",
         ]
         where = ["--standalone"] if place.nodes == 1 else meet
-        count = [f"--nproc-per-node={place.workers}", "--max-restarts=3"]
+        count = [f"--nproc-per-node={place.workers}", "--max-restarts=20"]
         argv = [launcher(self._variant.command), *where, *count, *self._variant.flags, *program]
         return self.children.start(f"{self._variant.name} (node {number})", argv)
 
@@ -155,7 +178,8 @@ class Job:
             others = [pid for pid in descendants(agent.pid) if pid not in self.pids.values()]
             if self._variant.preloads and not any(map(is_zygote, others)):
                 return None
-            if not agent.has_written(self._variant.ready):
+            times = 1 + (self.losses if self._variant.standby else 0)
+            if self._variant.ready and not agent.has_written(self._variant.ready, times):
                 return None
             for pid in others:
                 with suppress(OSError):
@@ -164,11 +188,13 @@ class Job:
 
     def kill_worker(self) -> None:
         """SIGKILL to global rank 1."""
+        self.losses += 1
         os.kill(self.pids[1], signal.SIGKILL)
 
     def kill_node(self) -> None:
-        """SIGKILL to an agent that does not host the control plane, and to all that is below it."""
-        victim = self.agents[-1]
+        """SIGKILL to an agent that does not host the control plane but has a worker, and to all that is below it."""
+        workers = set(self.pids.values())
+        victim = next(each for each in reversed(self.agents) if workers.intersection(descendants(each.pid)))
         self.children.expect_end(victim)
         for pid in [victim.pid, *descendants(victim.pid)]:
             with suppress(ProcessLookupError):  # those above it may have ended it already
@@ -187,12 +213,20 @@ class Job:
             print(f"  {self._variant.name} never resumed: {error}", file=sys.stderr)
             return math.inf
 
+    def step_after(self, step: int) -> dict[str, Any]:
+        """The event of the first step from this one on that is told. Raises BenchError."""
+        deadline = time.monotonic() + _START_TIMEOUT
+        while (event := self._event(deadline, f"step {step}")[1]).get("step", -1) < step or event["event"] != "step":
+            pass
+        return event
+
     def _event(self, deadline: float, awaited: str) -> tuple[float, dict[str, Any]]:
         """The next event that a worker tells, and when it came."""
         while (found := _EVENT.search((line := self.children.next_line(deadline, awaited)).text)) is None:
             pass
         event: dict[str, Any] = json.loads(found[0])
-        self.pids[event["rank"]] = event["pid"]
+        if event["rank"] >= 0:  # standby workers have none
+            self.pids[event["rank"]] = event["pid"]
         return line.at, event
 
 
@@ -244,6 +278,52 @@ def compared(what: str, turns: Turns[float], variant: Variant, construction: flo
     )
 
 
+# Ten kills of one job
+
+_KILLS, _KILLS_QUICK = 10, 2
+_TRANSFORMER = "benchmarks/programs/transformer.py"
+_KILLED = (
+    replace(TORCHRUN, program=_TRANSFORMER),
+    Variant("rallyrun --preload=auto", flags=("--preload=auto",), program=_TRANSFORMER, ready=VARIANTS[2].ready),
+    Variant("rallyrun, in-process", flags=("--preload=auto",), program=_TRANSFORMER, arguments=("--resumable",)),
+    replace(VARIANTS[-1], program=_TRANSFORMER, arguments=("--resumable",), budget=Budget(0.03)),
+)
+_ONE_NODE = Place(1, 1, 2)
+
+
+def _losses(variant: Variant, place: Place, kills: int, limit: float) -> tuple[list[float], int, float]:
+    """Seconds from each kill to the next step, and a step after the last one with its loss."""
+    found: list[float] = []
+    with Job(variant, place, _CONSTRUCTION) as job:
+        for _ in range(kills):
+            job.first_steps()
+            at = time.monotonic()
+            job.kill_worker()
+            found.append(job.next_step(at, limit))
+        event = job.step_after(_STEPS)
+        return found, event["step"], event["loss"]
+
+
+def _ten_kills(settings: Settings) -> list[Row]:
+    kills = _KILLS_QUICK if settings.quick else _KILLS
+    results = {each.name: _losses(each, _ONE_NODE, kills, _RESUME_TIMEOUT) for each in _KILLED}
+    with Job(_KILLED[0], _ONE_NODE, 0.0) as calm:
+        expected = {step: calm.step_after(step)["loss"] for step in sorted({step for _, step, _ in results.values()})}
+    theirs = results[THEIRS][0]
+    return [
+        Row(
+            f"{kills} SIGKILLs of one transformer, to the next step: {each.name}",
+            "s",
+            sample(results[each.name][0]),
+            sample(theirs),
+            each.budget,
+            remarks=(f"loss after the last one differs by {abs(loss - expected[step]):.1e}",),
+        )
+        for each in _KILLED[1:]
+        for _, step, loss in (results[each.name],)
+    ]
+
+
 CASES = (
     _case(
         "next-step",
@@ -258,4 +338,11 @@ CASES = (
         Job.kill_worker,
     ),
     _case("next-step-lost-node", "a node of three SIGKILLed to the next training step", Place(3, 2, 1), Job.kill_node),
+    _case(
+        "next-step-spare-node",
+        "a node of three SIGKILLed to the next training step, with a spare node",
+        Place(3, 3, 1, spares=1),
+        Job.kill_node,
+    ),
+    Case("ten-kills", "SIGKILLs of workers of one job, a transformer of 5 s construction, and its loss", _ten_kills),
 )

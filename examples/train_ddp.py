@@ -58,7 +58,7 @@ class Progress:
     def tell(self, event: str, **details: float) -> None:
         """Write one line: what happened, in which worker, and details."""
         if self._file is not None:
-            line = {"event": event, "rank": int(os.environ["RANK"]), "pid": os.getpid(), **details}
+            line = {"event": event, "rank": int(os.environ.get("RANK", "-1")), "pid": os.getpid(), **details}
             # So long that a pipe of one page holds only a few: the training does not get far ahead of who reads.
             os.write(self._file, (json.dumps(line).ljust(1000) + "\n").encode())
 
@@ -182,6 +182,7 @@ def train(options: argparse.Namespace, progress: Progress) -> None:
                 with notices.saving():
                     checkpoint.save(state)
             progress.tell("step", step=step)
+        notices.progress(step)
         if asked:
             dist.barrier()  # the checkpoint is there: who says so now says it for itself
             notices.acknowledge()

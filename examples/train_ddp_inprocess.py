@@ -1,11 +1,11 @@
 """As train_ddp.py, but workers that live go on in their processes when others die, with the model that they have.
 
-    rallyrun --standalone --nproc-per-node=2 --max-restarts=3 examples/train_ddp_inprocess.py
+    rallyrun --standalone --nproc-per-node=2 --max-restarts=3 --standby=1 examples/train_ddp_inprocess.py
 
 When a round ends, `train` is interrupted, and called again in the next one. Then some workers have finished a step that
-others have not, and those that are new have nothing, nor have survivors that were interrupted before they had a state:
-all receive the state of the one that is furthest. The checkpoint is read, and a large model loaded, only where nobody
-has a state.
+others have not, and those that are new have nothing: all receive the state of the one that is furthest
+(`round.agree`), and the checkpoint is read only where nobody has a state. Each process builds its model once, before
+its first round (`prepare`): with `--standby` one has done so when a worker dies, and takes its place.
 """
 
 from __future__ import annotations
@@ -18,77 +18,56 @@ from rallypoint import inprocess
 if TYPE_CHECKING:
     import argparse
 
-    from examples.train_ddp import Checkpoint, Progress, build_model, corpus, main, share
+    from examples.train_ddp import CONTEXT, Checkpoint, Progress, build_model, corpus, main, share
 else:
-    from train_ddp import Checkpoint, Progress, build_model, corpus, main, share
-
-NOTHING = -1
-"""The step of a worker that has no model yet."""
+    from train_ddp import CONTEXT, Checkpoint, Progress, build_model, corpus, main, share
 
 
 class Training:
     """What a worker has in memory, from one round to the next."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: argparse.Namespace, _progress: Progress) -> None:
         import torch
 
-        self.step = NOTHING
         self.mean = torch.full((), float("nan"), dtype=torch.float64)
         self.text = corpus()
-        self.model = build_model(seed=0)
+        self.model = build_model(options.seed, options.construction_seconds)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
+        self.model(
+            self.text[None, :CONTEXT]
+        ).sum().backward()  # so that the first step makes nothing for the first time
+        self.optimizer.zero_grad()
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """As it is saved and sent."""
-        model, optimizer = self.model.state_dict(), self.optimizer.state_dict()
-        return {"model": model, "optimizer": optimizer, "step": self.step, "loss": self.mean}
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "loss": self.mean}
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have the state of another worker, or of a checkpoint."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.mean = state["step"], state["loss"]
-
-    def start(self, options: argparse.Namespace) -> None:
-        """Nobody has a state: begin with the checkpoint, or anew."""
-        new = build_model(options.seed, options.construction_seconds).state_dict()
-        saved = Checkpoint(options.checkpoint_dir).load()
-        with inprocess.uninterrupted():
-            if saved is not None:
-                self.load(saved)
-            else:
-                self.model.load_state_dict(new)
-                self.step = 0
+        self.mean = state["loss"]
 
 
-def agree(training: Training, options: argparse.Namespace) -> None:
-    """Have all workers go on from the state of the one that is furthest."""
-    import torch
-    import torch.distributed as dist
-
-    steps = [torch.zeros((), dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(steps, torch.tensor(training.step))
-    furthest = max(steps)
-    if furthest == NOTHING:
-        training.start(options)
-    elif min(steps) < furthest:
-        source = steps.index(furthest)
-        sent: list[Any] = [training.state() if dist.get_rank() == source else None]
-        dist.broadcast_object_list(sent, source)
-        if training.step < furthest:
-            with inprocess.uninterrupted():
-                training.load(sent[0])
+def load(training: Training, memory: dict[str, Any], options: argparse.Namespace) -> int:
+    """Nobody has a state: begin with the checkpoint, or anew. Returns the last finished step."""
+    saved = Checkpoint(options.checkpoint_dir).load()
+    with inprocess.uninterrupted():
+        if saved is not None:
+            training.load_state_dict(saved)
+        memory["step"] = 0 if saved is None else saved["step"]
+    return int(memory["step"])
 
 
-def save(training: Training, options: argparse.Namespace) -> None:
+def save(training: Training, step: int, options: argparse.Namespace) -> None:
     """Replace the checkpoint."""
     from rallypoint import notices
 
     with notices.saving():
-        Checkpoint(options.checkpoint_dir).save(training.state())
+        Checkpoint(options.checkpoint_dir).save({**training.state_dict(), "step": step})
 
 
-@inprocess.resumable
+@inprocess.resumable(prepare=Training)
 def train(round_: inprocess.Round, options: argparse.Namespace, progress: Progress) -> None:
     """Train from where the workers are to the last step."""
     import torch
@@ -103,15 +82,15 @@ def train(round_: inprocess.Round, options: argparse.Namespace, progress: Progre
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if options.batch % world_size:
         raise SystemExit(f"--batch={options.batch} cannot be shared by {world_size} workers; choose a multiple")
-    if "training" not in round_.memory:
-        round_.memory["training"] = Training()
-    training: Training = round_.memory["training"]
-    agree(training, options)
+    training: Training = round_.prepared
+    first = round_.agree(training)
+    if first is None:
+        first = load(training, round_.memory, options)
     model, answered = DistributedDataParallel(training.model), 0
-    progress.tell("training", step=training.step)
+    progress.tell("training", step=first)
     if rank == 0:
-        print(f"{world_size} workers, from step {training.step}", flush=True)
-    for step in range(training.step + 1, options.steps + 1):
+        print(f"{world_size} workers, from step {first}", flush=True)
+    for step in range(first + 1, options.steps + 1):
         sample = share(training.text, step, options.seed, options.batch, rank, world_size)
         loss = cross_entropy(model(sample[:, :-1]).flatten(0, 1), sample[:, 1:].flatten())
         training.optimizer.zero_grad()
@@ -123,13 +102,13 @@ def train(round_: inprocess.Round, options: argparse.Namespace, progress: Progre
         dist.all_reduce(sums)
         with inprocess.uninterrupted():  # what others may go on from: all of the step, or nothing
             training.optimizer.step()
-            training.step, training.mean = step, sums[0].clone()
+            round_.memory["step"], training.mean = step, sums[0].clone()
         asked = bool(sums[1])
         if rank == 0:
             if asked or step % options.every == 0 or step == options.steps:
                 saved = ", saved before a stop" if asked else ""
                 print(f"step {step} loss {training.mean.item():.4f}{saved}", flush=True)
-                save(training, options)
+                save(training, step, options)
             progress.tell("step", step=step)
         if asked:
             dist.barrier()  # the checkpoint is there: who says so now says it for itself

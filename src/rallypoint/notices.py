@@ -46,8 +46,10 @@ VARIABLE = "RALLYPOINT_NOTICES"
 NOTICE_FILE = "notice.json"
 ACK_PREFIX = "ack."
 PROGRESS_PREFIX = "progress."
-FIFO_PREFIX, LEFT_PREFIX, ROUND_PREFIX = "inprocess.", "left.", "round."
+FIFO_PREFIX, LEFT_PREFIX, ROUND_PREFIX, PREPARED_PREFIX = "inprocess.", "left.", "round.", "prepared."
 """Prefixes of the files by which a worker goes on in the next round (`rallypoint.inprocess`)."""
+STANDBY_VARIABLE = "RALLYPOINT_STANDBY"
+"""What a standby worker has in place of a local rank, above those of all workers of its node."""
 PROGRESS_SIZE = 32
 """Bytes of a worker's progress file; a writer of 16 leaves out where it began."""
 

@@ -1,6 +1,6 @@
 """What must hold whatever happens to a job, over what its workers have written. Pure.
 
-A round is known by the address of its worker store, which no other round has.
+A round is known by what its first worker has put into its store: the kernel may give one port to several rounds.
 """
 
 from __future__ import annotations

@@ -27,16 +27,21 @@ _SETTLES = 0.5
 """Seconds for which all workers must run: a fault is not noticed at once."""
 
 WORKER = """
-import os, sys, time
+import os, signal, sys, time
+from rallypoint.store.client import TCPStore
+from rallypoint.store.errors import StoreError
 own = f"{os.environ['LIVES']}/{os.getpid()}"
-name = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+try:  # the first one names the round, for all that find its store
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    name = store.compare_set("round", "", f"{os.environ['MASTER_PORT']}-{os.getpid()}").decode()
+except StoreError:
+    signal.pause()  # the round is over: to fail now could be counted
 head = [name, os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["TORCHELASTIC_RESTART_COUNT"]]
 with open(own + ".new", "w") as file:
     file.write(" ".join([*head, str(time.monotonic())]))
 os.rename(own + ".new", own)
 seen = os.open(own + ".seen", os.O_WRONLY | os.O_CREAT)
-while not os.path.exists(os.environ["LIVES"] + "/finish"):
-    os.pwrite(seen, f"{time.monotonic():030.6f}".encode(), 0)
+while os.pwrite(seen, f"{time.monotonic():030.6f}".encode(), 0) and not os.path.exists(os.environ["LIVES"] + "/finish"):
     if os.path.exists(own + ".fail"):
         sys.exit(3)
     time.sleep(0.02)
@@ -157,7 +162,8 @@ class ChaosJob:
         members = [] if self._etcd is None else [each.pid for each in self._etcd.members if each.running]
         left = set(below(os.getpid())) - {*parts, *members}
         wrong += [f"a process is left: {pid}" for pid in sorted(left) if not self._is_ours(pid)]
-        wrong += [f"a file is left: {path.name}" for path in self.temporary.iterdir()]
+        left_files = [path.name for path in self.temporary.iterdir() if not path.name.startswith("rallypoint-ended-")]
+        wrong += [f"a file is left: {name}" for name in left_files]
         return wrong
 
     def _is_ours(self, pid: int) -> bool:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
+from rallypoint.store.server import StoreServer
 from tests.chaos.__main__ import play
 from tests.chaos.faults import KINDS, Backend, plan
 from tests.chaos.invariants import Life, breaches, current, is_whole
+from tests.chaos.job import ChaosJob
+from tests.ports import free_port
 
 
 def lives(round_: str, begun: float, size: int = 2, *, seen: float = 10.0, first_pid: int = 1) -> list[Life]:
@@ -38,6 +44,19 @@ def test_a_job_that_obeys_breaks_nothing_and_is_whole() -> None:
 )
 def test_each_breach_is_found(record: list[Life], rule: str) -> None:
     assert any(rule in each for each in breaches(record, 1.0))
+
+
+@pytest.mark.process
+def test_two_rounds_at_one_address_are_two(tmp_path: Path) -> None:
+    job, port = ChaosJob(tmp_path, Backend.C10D), free_port()
+    (job.lives / "finish").touch()
+    given = {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "0", "LIVES": str(job.lives)}
+    env = os.environ | given | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for _ in range(2):
+        with StoreServer("127.0.0.1", port):
+            subprocess.run([sys.executable, str(tmp_path / "worker.py")], env=env, check=True, timeout=90)
+    assert len({each.round for each in job.read()}) == 2
+    assert list(breaches(job.read(), 0.0)) == []
 
 
 def test_a_seed_draws_the_same_plan_and_only_what_the_backend_has() -> None:

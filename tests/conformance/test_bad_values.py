@@ -84,7 +84,7 @@ BAD = [
     *[value("--rdzv-conf", text, "=value") for text in ("foo", "a=1,b")],
     value("--rdzv-conf", "=x"),
     *[
-        bad([f"--rdzv-conf={key}=x"], "--rdzv-conf", repr(key), "flag of its own")
+        bad([f"--rdzv-conf={key}=x"], "--rdzv-conf", repr(key), "its own flag")
         for key in ("backend", "endpoint", "run_id", "local_addr")
     ],
     *[bad([f"--rdzv-conf=join_timeout={text}", "--standalone"], "join_timeout=", text, "=30") for text in ("abc", "0")],

@@ -109,7 +109,6 @@ def loss(ddp, batch):
 
 SNIPPET
     say("done", reached[-1])
-    dist.destroy_process_group()
 train(SimpleNamespace(steps=103))
 """
 

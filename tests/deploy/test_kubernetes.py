@@ -38,7 +38,7 @@ _CUSTOM = {
     "TrainingRuntime": TrainerV1alpha1TrainingRuntime,
     "TrainJob": TrainerV1alpha1TrainJob,
 }
-_OF_NO_USE = {CODES[each] for each in (Ending.PROGRAM, Ending.CONFIGURATION, Ending.REPEATED)}
+_OF_NO_USE = {CODES[each] for each in (Ending.PROGRAM, Ending.CONFIGURATION, Ending.REPEATED, Ending.STOPPED)}
 
 WITH_A_JOB = [*(each for each in KUSTOMIZATIONS if each != "control-plane"), *SAMPLES]
 

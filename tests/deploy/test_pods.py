@@ -94,6 +94,24 @@ def test_a_job_survives_the_loss_of_each_of_its_pods(kubelet: Kubelet, checkpoin
     assert third.termination_message == {}
 
 
+def test_an_evicted_pod_of_an_elastic_job_is_to_be_replaced(kubelet: Kubelet, checkpoints: Path) -> None:
+    job = the_job("job")
+    first = [start(kubelet, index, job, PET_NNODES="1:2") for index in (0, 1)]
+    for index, pod in enumerate(first):
+        pod.until_out(f"rank {2 * index} of 4 from the start")
+    (checkpoints / "save").touch()
+    first[0].until_out("saved")
+    first[1].signal(signal.SIGTERM)
+    assert first[1].ends() == 75, "with 0 its index would be complete"
+    assert "continues on 1 other node" in first[1].termination_message["message"]
+    first[0].until_out("rank 0 of 2 from a checkpoint")
+    second = start(kubelet, 1, job, PET_NNODES="1:2")
+    second.until_out("rank 2 of 4 from a checkpoint")
+    first[0].until_out("rank 0 of 4 from a checkpoint")
+    (checkpoints / "finish").touch()
+    assert [pod.ends() for pod in (first[0], second)] == [0, 0]
+
+
 def test_a_failure_of_the_program_ends_all_pods_with_its_code(kubelet: Kubelet, checkpoints: Path) -> None:
     (checkpoints / "save").touch()
     (checkpoints / "fail").touch()

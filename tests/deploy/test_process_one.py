@@ -141,7 +141,8 @@ def test_a_terminal_that_is_closed_ends_the_job(rallyrun: Launcher) -> None:
 def test_an_interrupt_from_the_terminal_is_heard_once(rallyrun: Launcher) -> None:
     saving = "import os, signal, sys, time\n"
     saving += "def save(*_):\n    time.sleep(0.5)\n    os.write(1, b'saved\\n')\n    sys.exit(0)\n"
-    script = rallyrun.script(saving + "signal.signal(signal.SIGINT, save)\nos.write(1, b'up\\n')\ntime.sleep(60)")
+    saving += "signal.signal(signal.SIGINT, save)\nos.write(1, b'up\\n')\nwhile True: time.sleep(0.02)"
+    script = rallyrun.script(saving)
     command = [*ENTER, "setsid", "--ctty", *RALLYRUN, "--nproc-per-node=1", script]
     terminal = Terminal(rallyrun, command)
     terminal.until("up")

@@ -282,7 +282,7 @@ def hung_in_a_collective(rallyrun: Launcher) -> None:
     after = meets(4, a, b, before=[before])
     go_on(before, after, {each.pid for each in before.values()} - {stuck})
     assert restarts(after) == 1
-    assert f"worker {stuck} (local rank 1) has not come out of its function within 4 s" in a.job.err
+    assert f"worker {stuck} (local rank 1) has not left its function within 4 s" in a.job.err
     finish(rallyrun, a, b)
 
 

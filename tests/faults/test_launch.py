@@ -115,7 +115,7 @@ def test_each_host_that_cannot_be_reached_has_its_line(hosts: Fixture) -> None:
         "deaf": "no ssh server listens there",
         "denied": "it accepts no key of yours",
         "n2": "its key is not the one in ~/.ssh/known_hosts",
-        "n3": "nobody answers",
+        "n3": "no answer",
         "nobody@n1": "its login shell ended with exit code 1",
     }.items():
         (line,) = [line for line in lines if line.startswith(f"rallyctl: {name} ")]

@@ -107,7 +107,7 @@ def test_a_forgotten_node_rank_is_told_at_once_and_ends_where_it_is_certain(net:
     assert "--master-addr" in alone.err
     right = start(rallyrun, first, *static())
     assert alone.ends() == 1
-    assert f"rallyrun: error: {told}; give this node a --node-rank of its own: another node" in alone.err
+    assert f"rallyrun: error: {told}; give this node its own --node-rank: another node" in alone.err
     late = start(rallyrun, second, *static("--node-rank=1"))
     assert [job.ends() for job in (right, late)] == [0, 0], (right.err, late.err)
     assert "must run" not in right.err + late.err

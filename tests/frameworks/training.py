@@ -83,6 +83,7 @@ def train(kind: str, folder: str) -> None:
     weights = sum(float(each.detach().double().sum()) for each in model.parameters())
     tell(f"final {float(loss.detach()):.9f} {weights:.9f}")
     torch.distributed.barrier()
+    del wrapped  # what holds the group goes first: else torch can wait forever for gloo's thread
     torch.distributed.destroy_process_group()
 
 

@@ -52,6 +52,8 @@ from rallypoint.control.protocol.messages import (
     Confirmed,
     ConfirmRequest,
     DrainRequested,
+    Fault,
+    FaultRequested,
     HangFound,
     HangReport,
     Heartbeat,
@@ -80,6 +82,7 @@ from rallypoint.control.protocol.observation import (
     CollectCommand,
     CommandReply,
     DrainCommand,
+    FaultCommand,
     JobList,
     JobSummary,
     Phase,
@@ -110,6 +113,7 @@ from rallypoint.observe.hangs.messages import (
 )
 from rallypoint.observe.hangs.report import MAX_LINES, report_lines, stack_lines
 from rallypoint.observe.status import status_json, status_lines
+from rallypoint.observe.worker_logs import LogPiece, NodeLogs, decode_logs, encode_logs, log_lines
 from tests.fuzz.target import Target
 
 SETTINGS = Settings("job", 1, 3, join_timeout=20.0, last_call_timeout=2.0)
@@ -161,12 +165,19 @@ NOTICES: tuple[object, ...] = (
         ConfigDiffers("n", (ConfigDifference("--x=", "1", "2"),)),
         SessionEnded("d"),
     ),
-    *(ReportRequested(), CollectRequested(1, CollectKind.STACKS, 0), DrainRequested("u@h"), OperatorAction("u@h", "t")),
+    *(
+        ReportRequested(),
+        CollectRequested(1, CollectKind.STACKS, (0,)),
+        DrainRequested("u@h"),
+        OperatorAction("u@h", "t"),
+    ),
+    FaultRequested("u@h", Fault.HANG, 3, 5.0),
     *(HangFound(0, 2), CollectedPart(1, b"[]", True, "n"), CollectionEnded(1, 0, ("n",)), HangReport(1, 0, "r")),
 )
 WATCHER_REQUESTS: tuple[object, ...] = (
     *(WatchRequest(), WatchRequest(True), RestartCommand("u@h"), DrainCommand("u@h", "n"), StopCommand("u@h")),
-    *(ResizeCommand("u@h", 1, 3), CollectCommand("u@h", CollectKind.STACKS, 2)),
+    *(ResizeCommand("u@h", 1, 3), CollectCommand("u@h", CollectKind.STACKS, (2,))),
+    FaultCommand("u@h", Fault.CUT, -1, "n", 5.0),
 )
 WATCHER_NOTICES: tuple[object, ...] = (
     *(SnapshotPart(b"x", True), JobList((JobSummary("j", Phase.RUNNING, 1, 2, 3),)), CommandReply(False, "d")),
@@ -336,6 +347,14 @@ def _snapshot_seeds() -> Sequence[bytes]:
     return [each for each in made if each]
 
 
+def worker_logs(data: bytes) -> None:
+    """What a node has sent of its workers' output; what that has in it is shown as lines without control characters."""
+    with suppress(ValueError):
+        found = decode_logs(data)
+        lines = [*found.notes, *log_lines(found, "n", labelled=True)]
+        assert all(each.replace("\t", "").isprintable() for each in lines)
+
+
 def bundles(data: bytes) -> None:
     """What another node has collected is files of a bounded size with names of ours, or an error."""
     with suppress(ValueError):
@@ -409,6 +428,11 @@ TARGETS = {
         dumps,
         lambda: [(_DUMPS / "server_3.json").read_bytes()],
         ("observe/hangs/dumps.py",),
+    ),
+    "worker-logs": Target(
+        worker_logs,
+        lambda: [encode_logs(NodeLogs((LogPiece(3, b"a\r\x1b[1mb\n"),), ("n",)))],
+        ("observe/worker_logs.py",),
     ),
     "bundles": Target(bundles, lambda: [encode_bundle([Piece("a/b.txt", b"x" * 100)])], ("observe/bundle.py",)),
     "signatures": Target(

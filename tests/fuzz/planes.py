@@ -237,7 +237,7 @@ TARGETS = {
     "plane": Target(
         plane,
         _plane_seeds,
-        ("control/coordinator/connection.py", "control/coordinator/server.py", "control/coordinator/session.py"),
+        tuple(f"control/coordinator/{name}.py" for name in ("connection", "server", "session", "transport")),
         executions=600,
     ),
     "link": Target(link, _link_seeds, ("control/client/dialing.py", "control/client/tcp_link.py"), executions=40),

@@ -35,6 +35,7 @@ TRUSTED: Mapping[str, str] = {
     "agent/features/incidents.py": _KERNEL,
     "cli/following.py": "our own lines, in what the terminal can show of them",
     "agent/features/local_socket.py": "a socket of the same user or root, says the kernel; four printable texts",
+    "agent/features/ended_jobs.py": "a file of the same user, in a folder of that user alone; each field is checked",
     "agent/third_party.py": "what agents of one job say over the store of another's handler",
     "rendezvous/handler.py": "the same",
     "rendezvous/elastic.py": "our own random bytes",

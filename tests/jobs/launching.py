@@ -145,7 +145,10 @@ class Job:
 
     def ends(self) -> int:
         """Wait for the end, also of its output; returns the exit code, negative for a signal."""
-        code = self._process.wait(TIMEOUT)
+        try:
+            code = self._process.wait(TIMEOUT)
+        except subprocess.TimeoutExpired as error:
+            raise AssertionError(f"after {TIMEOUT:.0f} s it has not ended\n{self.out}\n{self.err}") from error
         for reader in self._readers:
             reader.join(TIMEOUT)
             if reader.is_alive():  # to close what it reads from would wait for it
@@ -236,8 +239,9 @@ class Launcher:
                 yield int(name), command
 
     def left_files(self) -> list[str]:
-        """Temporary files that were not taken away."""
-        return sorted(str(path.relative_to(self._temporary)) for path in self._temporary.rglob("*"))
+        """Temporary files that were not taken away, but for how jobs have ended."""
+        found = sorted(str(path.relative_to(self._temporary)) for path in self._temporary.rglob("*"))
+        return [each for each in found if not each.startswith("rallypoint-ended-")]
 
 
 @contextmanager

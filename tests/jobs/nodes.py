@@ -85,14 +85,14 @@ class Nodes:
 
     def __init__(self, rallyrun: Launcher, *flags: str, env: dict[str, str] | None = None) -> None:
         self._rallyrun = rallyrun
-        self._flags = flags
+        self.flags = flags
         self._env = env or {}
         self.script = rallyrun.script(f"NAMES = {NAMES!r}\n{SCRIPT}")
 
     def start(self, name: str, *flags: str, env: dict[str, str] | None = None) -> Node:
         """Start the agent of a node that is called `name`."""
         merged = {**self._env, "NODE": name, **(env or {})}
-        return Node(name, self._rallyrun(*self._flags, *flags, self.script, env=merged))
+        return Node(name, self._rallyrun(*self.flags, *flags, self.script, env=merged))
 
     def host(self, name: str, env: dict[str, str] | None = None) -> Node:
         """Start an agent and wait until it hosts the control plane of a c10d job."""

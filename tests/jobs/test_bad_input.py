@@ -7,6 +7,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rallypoint.control.protocol.codec import MAGIC, frame
 from rallypoint.store.server import StoreServer
@@ -39,13 +40,20 @@ def test_a_program_that_does_not_exist_is_named(rallyrun: Launcher) -> None:
     refused(rallyrun("--standalone", "--no-python", "no-such-program"), "'no-such-program'", "PATH")
 
 
-def test_a_script_that_does_not_exist_is_named_by_python_in_the_report(rallyrun: Launcher) -> None:
-    job = rallyrun("--standalone", "no_such_script.py")
-    assert job.ends() == 1
-    report = job.err[job.err.index("Root Cause") :]
-    assert "exitcode  : 2 " in report
-    assert "no_such_script.py" in report
-    assert "Traceback" not in job.err
+def test_a_script_that_does_not_exist_is_refused_before_the_rendezvous(rallyrun: Launcher) -> None:
+    """Nobody else of the job is there, and this node does not wait for it."""
+    (rallyrun.folder / "train_all.py").touch()
+    alone = "--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}"
+    refused(
+        rallyrun(*alone, "train_al.py"), f"no script train_al.py in {rallyrun.folder};", "did you mean train_all.py?"
+    )
+    refused(rallyrun(*alone, "there/x.py"), "no script x.py in", "check the path")
+
+
+def test_a_script_that_another_interpreter_finds_is_not_looked_for(rallyrun: Launcher) -> None:
+    there = rallyrun.script("#!/bin/sh\n", "elsewhere")
+    Path(there).chmod(0o700)
+    assert rallyrun("--standalone", "in_the_container.py", env={"PYTHON_EXEC": there}).ends() == 0
 
 
 def test_more_workers_than_descriptors_are_refused_with_the_limit(rallyrun: Launcher) -> None:
@@ -105,9 +113,9 @@ def test_a_foreign_service_on_the_port_is_told_apart(rallyrun: Launcher) -> None
         variables = {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port)}
         jobs = {
             "": rallyrun(*at(port), script),
-            "give --master-port a port of its own": rallyrun(*node_1, f"--master-port={port}", script),
-            "give PET_MASTER_PORT a port of its own": rallyrun(*node_1, script, env=variables),
-            "give --rdzv-endpoint a port of its own": rallyrun(*node_1, f"--rdzv-endpoint=127.0.0.1:{port}", script),
+            "give --master-port its own port": rallyrun(*node_1, f"--master-port={port}", script),
+            "give PET_MASTER_PORT its own port": rallyrun(*node_1, script, env=variables),
+            "give --rdzv-endpoint its own port": rallyrun(*node_1, f"--rdzv-endpoint=127.0.0.1:{port}", script),
         }
         for words, job in jobs.items():
             refused(job, f"127.0.0.1:{port}", "not Rallypoint's control plane", words)

@@ -70,14 +70,14 @@ def _is_up(lines: list[str]) -> bool:
     return any('"NODE"' in line for line in lines)
 
 
-def a_stop_by_an_operator_is_143_on_all(rallyrun: Launcher) -> None:
+def a_stop_by_an_operator_is_94_on_all(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "2", CLASSIFIED)
     host = job.host("A")
     nodes = [host, job.start("B", env=told(rallyrun.folder, "B"))]
     for node in nodes:
         node.comes_up(1, world_size=2)
     assert Operator(rallyrun, f"127.0.0.1:{endpoint_of(host)}")("stop")[0] == 0
-    all_end(nodes, 143)
+    all_end(nodes, 94)
     assert verdict(rallyrun.folder, "B")["ending"] == "stopped"
 
 
@@ -138,7 +138,7 @@ def equal_lines_are_shown_once(rallyrun: Launcher) -> None:
 def test_endings(at_once: AtOnce) -> None:
     at_once(
         a_failure_is_the_same_on_both_nodes_and_kept_on_both,
-        a_stop_by_an_operator_is_143_on_all,
+        a_stop_by_an_operator_is_94_on_all,
         a_preemption_is_143_once_all_have_saved,
         a_rendezvous_that_times_out_is_75_on_all_who_waited,
         the_same_failure_again_is_93_on_both,

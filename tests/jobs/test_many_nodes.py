@@ -281,7 +281,7 @@ def test_when_the_budget_is_gone_there_is_one_report_and_the_same_first_failure_
     assert told_in_short(c) == short
     for node in nodes:
         assert "Traceback" not in node.job.err
-        assert "the workers are restarted (restart 1 of 1)" in node.job.err
+        assert "restarting the workers (restart 1 of 1)" in node.job.err
     for node in (a, b):
         assert "B fails in 1" in node.job.err
         assert "Restarts used: 1 of 1" in node.job.err

@@ -20,7 +20,8 @@ def say(*words):  # one write for a line: under -u, print makes two, and other w
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 say("up", os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"], os.getpid())
 {body}
-time.sleep(600)
+while True:
+    time.sleep(0.02)  # a signal right before a longer sleep would not end it
 """
 
 

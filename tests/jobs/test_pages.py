@@ -191,25 +191,6 @@ def _answers(port: int) -> bool:
         return False
 
 
-def test_what_cannot_be_served_is_one_sentence(rallyrun: Launcher) -> None:
-    readable = rallyrun.folder / "readable"
-    readable.write_text(f"{TOKEN}\n")
-    readable.chmod(0o644)
-    short = rallyrun.folder / "short"
-    short.write_text("short\n")
-    short.chmod(0o600)
-    for flags, text in (
-        (["--http=29480", f"--http-token-file={readable}"], "can be read or written by others"),
-        (["--http=29480", f"--http-token-file={short}"], "does not hold a token"),
-        (["--http-token-file=x"], "has an effect only with --http"),
-        (["--http=localhost:x"], "--http: endpoint"),
-    ):
-        job = rallyrun.command([*RALLYCTL, "serve", "--endpoint=127.0.0.1:0", *flags])
-        assert job.ends() == 2
-        assert text in job.err
-        assert "Traceback" not in job.err
-
-
 def test_scrapes_take_no_exit_code_from_the_agent(rallyrun: Launcher) -> None:
     """Each of many workers ends well, at a moment of its own, while the metrics of the agent are read all the time."""
     port, over = free_port(), threading.Event()

@@ -318,7 +318,8 @@ def a_node_that_leaves_in_order_ends_with_0(rallyrun: Launcher, *, ending: str) 
     host = job.host("host")
     handlers = {"by SIGTERM": "", "by SIGINT": "", "never": "signal.signal(15, lambda *_: None)"}
     handler = handlers.get(ending, f"signal.signal(15, lambda *_: os._exit({ending}))")
-    job.script = rallyrun.script(f"import os, signal, time\n{handler}\nos.write(1, b'up\\n')\ntime.sleep(99)", "l.py")
+    stays = "os.write(1, b'up\\n')\nwhile True: time.sleep(0.02)"  # a signal right before one sleep would not end it
+    job.script = rallyrun.script(f"import os, signal, time\n{handler}\n{stays}", "l.py")
     leaver = job.start("leaver").job
     leaver.until(lambda lines: "up" in lines, "its worker is up")
     host.comes_up(1, world_size=2)

@@ -104,13 +104,22 @@ def a_job_is_shown_restarted_resized_drained_and_stopped(rallyrun: Launcher) -> 
     for node in (nodes[0], spare):
         assert node.job.ends() == 1
         assert "has stopped the job before its workers had finished" in node.job.err
-    code, seen = Operator(rallyrun, f"127.0.0.1:{port}", "--rdzv-id=job").status()
-    assert (code, seen["phase"]) == (4, "stopped")
+    named = Operator(rallyrun, f"127.0.0.1:{port}", "--rdzv-id=job")
+    code, seen = named.status()
+    assert (code, seen["phase"], seen["restarts"]["requested"]) == (4, "stopped", 1)
+    assert seen["age_seconds"] > 0
+    assert not any("taken over" in each["text"] for each in seen["events"])
+    assert "has stopped the job" in seen["events"][-1]["text"]
+    code, text = ask("status", "--all")
+    assert (code, "job  stopped" in text) == (0, True)
+    code, text = named("stop")
+    assert (code, "the job has stopped already; nothing was changed" in text) == (1, True)
     code, text = ask("restart")
     assert (code, "no job at the moment" in text) == (1, True)
     code, text = ask("bundle")
     assert (code, "no job at the moment" in text) == (1, True)
-    assert json.loads(ask("status", "--json")[1]) == {"version": 1, "jobs": []}
+    listed = json.loads(ask("status", "--json")[1])
+    assert (listed["jobs"], [(each["job"], each["phase"]) for each in listed["ended"]]) == ([], [("job", "stopped")])
     assert "refused" not in server.err, "a list of jobs is an answer"
     server.signal(signal.SIGTERM)
     assert server.ends() == 0
@@ -125,32 +134,65 @@ def jobs_of_one_machine_are_found_without_an_endpoint(rallyrun: Launcher) -> Non
     code, seen = mine.status()
     assert (code, seen["phase"]) == (0, "running")
     assert seen["nodes"][0]["workers"]["pids"] == [int(each["pid"]) for each in node.last(2)]
-    assert mine("restart")[0] == 0
+    code, text = Operator(rallyrun, job[:8])("restart")
+    assert (code, f"rallyctl: restarting job {job}: running, 1 node" in text) == (0, True), text
     node.comes_up(2, starts=2)
     first.say("finish")
     assert node.job.ends() == 0
-    assert Operator(rallyrun, f"--rdzv-id={job}")("status")[0] == 1
+    for where in ([f"--rdzv-id={job}"], [job], [str(node.job.pid)]):
+        code, text = Operator(rallyrun, *where)("status")
+        assert (code, "succeeded" in text) == (5, True), text
+    code, text = mine("stop")
+    assert (code, "the last one succeeded" in text) == (1, True), text
+    code, text = Operator(rallyrun)("status", "--all", "--json")
+    (ended,) = json.loads(text)["ended"]
+    assert (code, ended["job"], ended["pid"], ended["outcome"], ended["round"]) == (
+        0,
+        job,
+        node.job.pid,
+        "succeeded",
+        1,
+    )
+
+
+def how_a_job_has_ended_is_known_on_its_machine(rallyrun: Launcher) -> None:
+    port = free_port()
+    where = f"localhost:{port}"
+    flags = ["--rdzv-backend=c10d", "--rdzv-id=ended", f"--rdzv-endpoint={where}", "--max-restarts=1"]
+    program = rallyrun.script("raise ValueError('boom')", "boom.py")
+    job = rallyrun(*flags, "--log-dir=logs", "--redirects=3", program)
+    assert job.ends() == 1
+    for name in (where, f"127.0.0.1:{port}", "ended", "boom.py"):
+        code, text = Operator(rallyrun, name)("status", "--json")
+        (ended,) = json.loads(text[text.index("{") :].rpartition("}")[0] + "}")["ended"]
+        assert (code, ended["pid"], ended["outcome"], ended["restarts"], ended["max_restarts"]) == (
+            *(4, job.pid, "failed", 1, 1),
+        )
+        assert ended["detail"].endswith("(exit code 1): ValueError: boom")
+        assert os.path.isdir(ended["log_dir"])
 
 
 def two_jobs_of_one_id_are_told_apart_by_their_endpoints(rallyrun: Launcher) -> None:
     flags = ["--rdzv-backend=c10d", "--rdzv-id=twins", "--nnodes=1"]
-    ports = [free_port(), free_port()]
+    ports = [free_port(), free_port(), free_port()]
     nodes = []
     for port in ports:
         jobs = Nodes(rallyrun, *flags, f"--rdzv-endpoint=127.0.0.1:{port}")
         nodes.append(jobs.start(f"of {port}"))
         nodes[-1].comes_up(1)
-    while len([each for each in local_jobs() if each.job == "twins"]) < 2:  # an agent is found after its workers' start
+    while len([each for each in local_jobs() if each.job == "twins"]) < 3:  # an agent is found after its workers' start
         assert all(each.job.pid in below(os.getpid()) for each in nodes)
     for verb in (["stop"], ["restart"], ["resize", "1:1"], ["stacks"], ["status"], ["bundle"]):
         code, text = Operator(rallyrun, "--rdzv-id=twins")(*verb)
         assert code == 2, (verb, text)
+        rows = {tuple(line.split()[:4]) for line in text.splitlines()}
         for port, node in zip(ports, nodes, strict=True):
-            assert f"127.0.0.1:{port} (agent {node.job.pid})" in text, text
-    code, text = Operator(rallyrun, f"127.0.0.1:{ports[1]}")("stop")
-    assert code == 0, text
-    nodes[1].job.ends()
-    assert Operator(rallyrun, "--rdzv-id=twins")("stop")[0] == 0, "the other one still runs, and is the only one"
+            assert (str(node.job.pid), "twins", "script.py", f"127.0.0.1:{port}") in rows, text
+    for node, name in ((nodes[1], f"127.0.0.1:{ports[1]}"), (nodes[2], str(nodes[2].job.pid))):
+        code, text = Operator(rallyrun, name)("stop")
+        assert (code, "stopping job twins: running, 1 node" in text) == (0, True), text
+        node.job.ends()
+    assert Operator(rallyrun, "twins")("stop")[0] == 0, "the other one still runs, and is the only one"
     nodes[0].job.ends()
 
 
@@ -189,6 +231,8 @@ def a_job_with_a_secret_is_shown_to_those_who_have_it(rallyrun: Launcher) -> Non
     assert Operator(rallyrun, where, "--rdzv-id=job", env={"RALLYPOINT_SECRET": SECRET[::-1]})("status")[0] == 1
     code, seen = Operator(rallyrun, where, "--rdzv-id=job", env=secret).status()
     assert (code, len(seen["nodes"])) == (0, 2)
+    code, seen = Operator(rallyrun, str(other.job.pid)).status()
+    assert (code, len(seen["nodes"])) == (0, 2), "on its machine, an agent of this user gives the job's token"
     job.say("finish")
     all_end([host, other], 0)
 
@@ -245,6 +289,7 @@ def test_jobs_are_watched_and_steered(at_once: AtOnce) -> None:
     at_once(
         a_job_is_shown_restarted_resized_drained_and_stopped,
         jobs_of_one_machine_are_found_without_an_endpoint,
+        how_a_job_has_ended_is_known_on_its_machine,
         two_jobs_of_one_id_are_told_apart_by_their_endpoints,
         a_static_job_is_shown_restarted_and_keeps_its_size,
         a_job_with_a_secret_is_shown_to_those_who_have_it,

@@ -324,7 +324,11 @@ class Agent:
         else:
             self._confirmation.requests_place()
             limit, restarted = self.job.scenario.max_restarts, self.workers.restarted
-            member = NodeInfo("default", self.plan.size, "", 0, None, limit, "train.py", restarts_workers=restarted)
+            member = NodeInfo(
+                *("default", self.plan.size, "", 0, None, limit, "train.py"),
+                restarts_workers=restarted,
+                domain=self.plan.domain,
+            )
             self.handler.join(member, keeps_place=not self.status.checks_node)
         self._ask_every = 2.0
         self._ask_again()

@@ -6,6 +6,7 @@ the coordinator and the agents believe is held against that.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -208,7 +209,8 @@ class Audit:
     def _check_size(self, book: RoundBook, before: State, after: State, request: Said) -> None:
         """Rounds have the size that was asked for last, and nothing but a command changes it."""
         if isinstance(request, ResizeCommand) and after.size != before.size:
-            self._sizes.add(NodeRange(request.min_nodes, request.max_nodes))
+            most = request.max_nodes - request.max_nodes % self._job.scenario.segment
+            self._sizes.add(NodeRange(request.min_nodes, most))
         elif after.size != before.size and not isinstance(request, ResumeRequest):
             raise Violation("the size changed by itself", f"{before.size} to {after.size} on {request}")
         settings = self._job.settings
@@ -252,7 +254,9 @@ class Audit:
         agent = next(each for each in self._job.agents.values() if each.host == by.partition(" ")[0])
         waited = self._job.world.now - agent.joined_at
         least = self._job.settings.min_nodes if before.size is None else before.size.min_nodes
-        if before.complete or len(known_to(before)) > least:
+        others = {number_of(node) for node in known_to(before) if not node.is_placeholder} - {agent.number}
+        unknown = sum(node.is_placeholder for node in known_to(before))
+        if before.complete or self._job.scenario.in_whole_segments(others) + unknown >= least:
             raise Violation("a rendezvous was abandoned that could do without a node", f"{by}: {before}")
         if waited < self._job.settings.join_timeout - 1e-6:
             raise Violation("a rendezvous was abandoned too early", f"by {by} after {waited:.3f} s")
@@ -332,12 +336,20 @@ class Audit:
             raise Violation("a round of a wrong size completed", f"{len(members)} nodes in round {name}")
         if sorted(members.values()) != list(range(len(state.participants))):
             raise Violation("group ranks are not 0..n-1", f"{members} in round {name}")
+        if self._job.scenario.in_whole_segments(members) != len(members) or not self._in_one_domain_each(members):
+            raise Violation("a segment is not of one domain", f"{members} in round {name}")
         if name in self.rounds:
             raise Violation("a round completed twice", f"{name}")
         if state.is_preempted:
             raise Violation("a preempted job began another round", f"{name}")
         self.rounds[name] = Round(name, members, state.ledger.failures)
         self._job.world.note(server.process, "round %s: %s", name, members)
+
+    def _in_one_domain_each(self, members: Mapping[int, int]) -> bool:
+        plans, size = self._job.plans, self._job.scenario.segment
+        return size < 2 or len({(rank // size, plans[node].domain) for node, rank in members.items()}) * size == len(
+            members
+        )
 
     def _check_end(self, book: RoundBook, before: State, after: State, step: AuditStep) -> None:
         request, facts = step.request, step.facts

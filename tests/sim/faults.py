@@ -91,6 +91,21 @@ def _agent_kill(job: Job, agent: Agent, _fault: Fault) -> None:
     _disconnect_all(job, agent)
 
 
+def _domain_killed(job: Job, agent: Agent, fault: Fault) -> None:
+    _strike_domain(job, agent, fault, _agent_kill)
+
+
+def _domain_off(job: Job, agent: Agent, fault: Fault) -> None:
+    _strike_domain(job, agent, fault, _power_off)
+
+
+def _strike_domain(job: Job, agent: Agent, fault: Fault, how: Callable[[Job, Agent, Fault], None]) -> None:
+    """All nodes of its domain are lost at once."""
+    for each in list(job.agents.values()):
+        if each.plan.domain == agent.plan.domain and each.process.alive:
+            how(job, each, fault)
+
+
 def _power_off(job: Job, agent: Agent, _fault: Fault) -> None:
     job.audit.disturb(agent.number)
     job.network.fall_silent(agent.process)
@@ -190,6 +205,8 @@ _ON_NODE: dict[str, Callable[[Job, Agent, Fault], None]] = {
     "worker-failure": _worker_failure,
     "agent-kill": _agent_kill,
     "power-off": _power_off,
+    "domain-killed": _domain_killed,
+    "domain-off": _domain_off,
     "terminate": _terminate,
     "preempt-job": _preempt_job,
     "agent-pause": _agent_pause,
@@ -249,7 +266,19 @@ _ON_ETCD: dict[str, Callable[[Job, Etcd, Fault], None]] = {
 OUTAGES = frozenset(("etcd-away", "etcd-cut-all", "watch-lost", "worker-failure", "clock-jump"))
 """Faults of etcd that are the same for all nodes, and what else makes no node lost."""
 LEAVING = frozenset(
-    (*_ON_ETCD, "agent-kill", "power-off", "server-kill", "server-power-off", "etcd-cut", "isolate", "lease-end", "cut")
+    (
+        *_ON_ETCD,
+        "agent-kill",
+        "power-off",
+        "domain-killed",
+        "domain-off",
+        "server-kill",
+        "server-power-off",
+        "etcd-cut",
+        "isolate",
+        "lease-end",
+        "cut",
+    )
 )
 """Faults after which something may be left in etcd."""
 

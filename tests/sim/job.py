@@ -99,6 +99,7 @@ class Job:
             lease=scenario.lease,
             notice_timeout=scenario.notice_timeout,
             restart_backoff=scenario.backoff,
+            segment=scenario.segment,
         )
         self.plans = {plan.number: plan for plan in scenario.nodes}
         self.agents: dict[int, Agent] = {}
@@ -244,9 +245,10 @@ class Job:
         elif self.etcd is None:
             able = []
         least = self.settings.min_nodes if state.size is None else state.size.min_nodes
+        enough = self.scenario.in_whole_segments(agent.number for agent in able)
         # A round may begin and end between two looks.
         moved, self._stuck_round = state.round != self._stuck_round, state.round
-        if moved or state.complete or self.audit.verdict or state.verdict or len(able) < least:
+        if moved or state.complete or self.audit.verdict or state.verdict or enough < least:
             self._stuck_since = None
         elif self._stuck_since is None:
             self._stuck_since = self.world.now

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -19,8 +19,9 @@ from rallypoint.control.election.machine import Election
 from rallypoint.control.election.steps import Changed, Fence, Procedure, Watched
 from rallypoint.control.election.takeover import Takeover
 from rallypoint.control.etcd import api
-from rallypoint.control.membership import rules
+from rallypoint.control.membership import rules, segments
 from rallypoint.control.membership.rules import ClockView, Step
+from rallypoint.control.membership.segments import Claim
 from rallypoint.control.membership.state import (
     Close,
     Fail,
@@ -49,7 +50,7 @@ from rallypoint.control.protocol.resume_state import ResumeState
 from rallypoint.failures.cause import Ending
 from tests.sim import job, link
 from tests.sim.job import run
-from tests.sim.scenario import generate
+from tests.sim.scenario import FIRST_WITH_DOMAINS, generate
 from tests.sim.stores import Stores
 
 
@@ -248,6 +249,21 @@ def _all_survivors_stay() -> AbstractContextManager[object]:
     return patch.object(rules, "_join_forming_round", bad)
 
 
+def _segments_of_any_domain() -> AbstractContextManager[object]:
+    """Nodes are in one segment whatever their domains are."""
+    ranks = segments.segment_ranks
+
+    def bad(claims: Mapping[NodeId, Claim], size: int, most: int) -> dict[NodeId, int]:
+        return ranks({node: each._replace(domain="") for node, each in claims.items()}, size, most)
+
+    return patch.object(segments, "segment_ranks", bad)
+
+
+def _parts_count_as_segments() -> AbstractContextManager[object]:
+    """A round begins with enough nodes, although they are not whole segments."""
+    return patch.object(segments, "nodes_in_segments", lambda joined, settings: min(len(joined), settings.max_nodes))
+
+
 def _failure_cuts_saving() -> AbstractContextManager[object]:
     """A failure ends the round though the other nodes of a preempted job still save."""
     fail = rules._fail
@@ -295,6 +311,8 @@ BUGS = (
     Mutation("a restart on request costs a restart", _restart_costs),
     Mutation("a drained node stays", _drained_stays, found_by=143),
     Mutation("a round is larger than the job was made", _all_survivors_stay, found_by=2299),
+    Mutation("a segment has nodes of several domains", _segments_of_any_domain, found_by=FIRST_WITH_DOMAINS),
+    Mutation("parts of segments count as nodes", _parts_count_as_segments, found_by=FIRST_WITH_DOMAINS + 15),
     Mutation("a departure closes the job", _departure_closes),
     Mutation("the lease compares another host's wall clock", _wall_clock, found_by=41),
     Mutation("a message is taken without its round", _without_round),

@@ -7,7 +7,8 @@ as little as possible of the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from random import Random
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ class NodePlan(NamedTuple):
     size: int = 1
     hosts: bool = False
     resumable: bool = False
+    domain: str = ""
 
 
 class Fault(NamedTuple):
@@ -87,11 +89,20 @@ class Scenario(NamedTuple):
     """The longest that the user's check of a node takes, in seconds; 0 where there is none."""
     silences: bool = False
     """Whether workers fall silent now and then, and give signs again."""
+    segment: int = 1
+    """The number of nodes of one domain with adjacent ranks."""
 
     @property
     def hosted(self) -> bool:
         """Whether a node hosts the control server from the beginning."""
         return any(node.hosts and not node.start for node in self.nodes)
+
+    def in_whole_segments(self, numbers: Iterable[int]) -> int:
+        """How many of these nodes whole segments come to."""
+        domains = {node.number: node.domain for node in self.nodes}
+        return (
+            sum(count // self.segment for count in Counter(domains[each] for each in numbers).values()) * self.segment
+        )
 
     def stream(self, name: str) -> Random:
         """The random stream of that name."""
@@ -196,12 +207,47 @@ _OPERATOR_SHARE = 0.3
 _PREEMPTED_SHARE = 0.11
 _COMMANDS = {"op-watch": 3, "op-restart": 3, "op-drain": 3, "op-resize": 3, "op-stop": 1}
 """How often an operator does what, in the seeds that have one."""
+FIRST_WITH_DOMAINS, WITH_DOMAINS_EVERY = 1_000_000, 5
 INPROCESS_TIMEOUT = 2.0
 """Seconds that a worker has to come out of its function."""
 
 
+def has_domains(seed: int) -> bool:
+    """Whether the job of this seed has ranks in segments; seeds below a million are what they were without these."""
+    return seed >= FIRST_WITH_DOMAINS and seed % WITH_DOMAINS_EVERY == 0
+
+
 def generate(seed: int) -> Scenario:
     """The scenario of a seed."""
+    return _in_domains(_generate(seed)) if has_domains(seed) else _generate(seed)
+
+
+def _in_domains(scenario: Scenario) -> Scenario:
+    """The same job on machines that form domains, some of which are lost as a whole; from a stream of its own."""
+    rng = Random(f"domains/{scenario.seed}")
+    segment, number = rng.choice([2, 2, 3]), rng.choice([1, 2, 3, 4])
+    least = segment * max(1, scenario.min_nodes // segment)
+    most = least + segment * rng.choice([0, 0, 1, 2])
+    nodes = [node._replace(domain=f"rack-{rng.randrange(number)}") for node in scenario.nodes]
+    scenario = scenario._replace(segment=segment, min_nodes=least, max_nodes=most, nodes=tuple(nodes))
+    enough = least + rng.choice([0, 0, segment, 2 * segment])
+    while scenario.in_whole_segments(node.number for node in nodes) < enough:
+        nodes.append(NodePlan(len(nodes), rng.uniform(0, 2), domain=f"rack-{rng.randrange(number)}"))
+        scenario = scenario._replace(nodes=tuple(nodes))
+    later = rng.choice([0, 0, segment, 2 * segment])
+    nodes += [
+        NodePlan(len(nodes) + each, rng.uniform(2, 20), domain=f"rack-{rng.randrange(number)}") for each in range(later)
+    ]
+    scenario = scenario._replace(nodes=tuple(nodes))
+    lost = [
+        Fault(rng.uniform(0.0, 20.0), rng.choice(["domain-killed", "domain-off"]), rng.choice(nodes).number)
+        for _ in range(rng.choice([0, 1, 1, 2]))
+    ]
+    over = max([scenario.calm, *(fault.at + 0.5 for fault in lost), *(node.start + 0.5 for node in nodes)])
+    return scenario._replace(faults=tuple(sorted([*scenario.faults, *lost])), calm=over)
+
+
+def _generate(seed: int) -> Scenario:
     rng = Random(f"scenario/{seed}")
     count = rng.choice([1, 2, 2, 3, 3, 4, 5, 8])
     min_nodes = rng.randint(1, count)

@@ -117,8 +117,8 @@ class AuditedDispatcher(Dispatcher):
             self._server.tells(self._numbers_due.popleft(), notice)
         super()._deliver_to(session, notice)
 
-    def _guarded_call(self, call: Callable[[], None]) -> bool:
-        call()
+    def _guarded_call(self, call: Callable[..., None], *arguments: object) -> bool:
+        call(*arguments)
         return True
 
 

@@ -13,18 +13,19 @@ from tests.effort import examples
 from tests.sim.agent import Agent
 from tests.sim.job import run
 from tests.sim.mutations import BUGS, Mutation, find_mutation
-from tests.sim.scenario import generate
+from tests.sim.scenario import FIRST_WITH_DOMAINS, WITH_DOMAINS_EVERY, generate
 from tests.sim.shrink import shrink, trace
 
 _ONCE_BROKEN = (234238403,)
 """Seeds that broke a rule when they were new; the defects are mended."""
-_SEEDS = 200
+_SEEDS, _SEEDS_WITH_DOMAINS = 200, 60
 _TEETH = 1_000
 
 
 def test_seeds_keep_every_rule() -> None:
     """The same seeds for the same commit; `python -m tests.sim`, which `make test-all` runs too, draws its own."""
-    for seed in (*range(examples(_SEEDS)), *_ONCE_BROKEN):
+    with_domains = range(FIRST_WITH_DOMAINS, FIRST_WITH_DOMAINS + examples(_SEEDS_WITH_DOMAINS) * WITH_DOMAINS_EVERY)
+    for seed in (*range(examples(_SEEDS)), *_ONCE_BROKEN, *with_domains[::WITH_DOMAINS_EVERY]):
         result = run(generate(seed))
         if result.violation is not None:
             pytest.fail(f"replay: python -m tests.sim --seed {seed} --shrink\n{trace(shrink(result))}", pytrace=False)

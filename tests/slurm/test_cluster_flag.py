@@ -100,8 +100,8 @@ def test_without_the_flag_one_node_warns_of_worlds_of_one(jobs: SlurmJobs) -> No
     job = jobs.batch(f"srun --label {jobs.rallyrun()}", nodes=2)
     assert job.ends() == "COMPLETED"
     assert job.count("of 1 in run 0: up") == 2
-    assert job.count(r"0: .*step 0 has 2 nodes, and --nnodes is 1: each of them runs a job of its own") == 1
-    assert job.count("runs a job of its own") == 1
+    assert job.count(r"0: .*step 0 has 2 nodes, and --nnodes is 1: each of them runs its own job") == 1
+    assert job.count("runs its own job") == 1
 
 
 def test_the_step_of_a_node_is_killed_and_the_others_go_on(jobs: SlurmJobs) -> None:

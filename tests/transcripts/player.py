@@ -3,10 +3,10 @@
 A transcript is a file of blocks. A block is one or more commands, a line `----`, and what they led to. The coordinator
 that plays is the production one; only its clock is made up: it stands still except where `wait` moves it.
 
-    job min=2 max=3 last_call=30     a new coordinator (and a new job; notice=, healthy=, backoff=, repeats=)
+    job min=2 max=3 last_call=30     a new coordinator (and a new job; notice=, healthy=, backoff=, repeats=, segment=)
     replaced                         the coordinator and all sessions are lost; a new, empty one takes over
     open a addr=10.0.0.1             a session for node a
-    join a size=2 role=x port=7001 hint=1 timeout=600; keeps: it may be given places without a request
+    join a size=2 role=x port=7001 hint=1 timeout=600 domain=rack; keeps: it may be given places without a request
     next-store a port=7100           a would serve the next round's store there
     fail a max=3 restarts            a worker of a's has failed, and none of a's can go on in its process
     succeed a | drain a | leave a | end a | inquire a | heartbeat a
@@ -127,6 +127,7 @@ class Player:
                 min_healthy_time=float(options.get("healthy", 60)),
                 restart_backoff=float(options.get("backoff", 0)),
                 same_failure_limit=int(options.get("repeats", 0)),
+                segment=int(options.get("segment", 1)),
             ),
             "0",
         )
@@ -193,6 +194,7 @@ class Player:
             options.get("address", ""),
             int(options.get("port", 7000)),
             None if hint is None else int(hint),
+            domain=options.get("domain", ""),
         )
         join = JoinRequest(member, float(options.get("timeout", 600)), keeps_place="keeps" in options)
         return self._say(names, lambda: join)

@@ -23,6 +23,8 @@ class _Nothing(MetaPathFinder, Loader):
         module.disable = lambda function, *_given, **_named: function
         module.graph_break = lambda *_given, **_named: None
         module.utils = SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer")
+        # `init_process_group` calls it where an optimizer was made before.
+        module.trace_rules = SimpleNamespace(clear_lru_cache=lambda: None)
 
 
 sys.meta_path.insert(0, _Nothing())

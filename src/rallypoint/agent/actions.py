@@ -34,6 +34,7 @@ from rallypoint.notices import PREEMPTION
 from rallypoint.rendezvous.handler import FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL
 
 if TYPE_CHECKING:
+    from rallypoint.agent.features.drills import Drills
     from rallypoint.agent.features.live_line import LiveLine
     from rallypoint.agent.features.node_check import NodeCheck
     from rallypoint.agent.features.preemption import SlurmRequeue
@@ -92,6 +93,7 @@ class Actions(Source):
         """The last failure of this node's workers."""
         self._finished_at = 0.0
         self._reporter: Reporter | None = None
+        self._drills: Drills | None = None
         self._requeue: SlurmRequeue | None = None
 
     def carry_out(self, step: steps.Step, round_: int) -> None:  # noqa: C901 - a table
@@ -160,8 +162,19 @@ class Actions(Source):
                 | messages.CollectionEnded()
             ):
                 self._report(event, round_)
+            case messages.FaultRequested():
+                self._drill(event)
+            case messages.HangReport() if self._drills is not None:
+                self._drills.end_hang()
             case _:
                 pass
+
+    def _drill(self, request: messages.FaultRequested) -> None:
+        if self._drills is None:
+            from rallypoint.agent.features.drills import Drills
+
+            self._drills = Drills(self._workers)
+        self._drills.begin(request)
 
     def _report(self, request: Request, round_: int) -> None:
         if self._reporter is None:
@@ -262,6 +275,8 @@ class Actions(Source):
             raise
         finally:
             self._ended()
+            if self._reporter is not None:
+                self._reporter.close()
 
     def _stopped(self) -> steps.WorkersStopped:
         self._workers.group.state = WorkerState.STOPPED
@@ -269,7 +284,7 @@ class Actions(Source):
         return steps.WorkersStopped(self._workers.ended_in_order(), waiting=bool(self._workers.survivors()))
 
     def _ended(self) -> None:
-        self._workers.folder.clear(keep=bool(self._workers.survivors()))
+        self._workers.folder.clear(keep=self._workers.keeps_folder())
         if self.fence is not None:
             self.fence.workers_ended()
 
@@ -292,6 +307,7 @@ class Actions(Source):
                 max_restarts=spec.max_restarts,
                 program=spec.get_program_name(),
                 restarts_workers=self._workers.restarts_all(),
+                domain=spec.features.topology.node_domain,
             ),
             keeps_place=self._workers.begin_check is None,
         )
@@ -299,7 +315,7 @@ class Actions(Source):
     def _start(self, step: steps.StartWorkers) -> None:
         self.last = self._held = None
         self._timers.pop(Timer.SIGNAL, None)
-        self._workers.group.notices = self._workers.folder.reset(keep=bool(self._workers.survivors()))
+        self._workers.group.notices = self._workers.folder.reset(keep=self._workers.keeps_folder())
         self.starting = step
         self._workers.begin_round(step.placement)
         if self._workers.preparation_failure() is None:  # otherwise it is reported when the loop asks for events
@@ -365,12 +381,7 @@ class Actions(Source):
             case steps.NodeChecked(failure=failure):
                 raise PreflightError(failure)
             case steps.SignalArrived(number=number):
-                name = signal_name(number)
-                if step.standing:
-                    left = f"this node has left the job after {name}; the job {step.standing}"
-                    raise NodeLeftInOrder(left, Signals(number))
-                text = f"Process {os.getpid()} got signal {name}"
-                raise SignalException(text, Signals(number), saved=bool(step.saved))
+                raise _left_by(step, Signals(number))
             case failed:
                 error = error_of(failed)
                 assert error is not None
@@ -413,3 +424,14 @@ class Actions(Source):
             reported_elsewhere=not own and not self._rendezvous.hosts_coordinator,
             ending=verdict.ending,
         )
+
+
+def _left_by(step: steps.End, number: Signals) -> SignalException:
+    by, saved = step.drained_by, bool(step.saved)
+    if step.standing:
+        how = f"was drained by {by} and has left the job" if by else f"has left the job after {signal_name(number)}"
+        return NodeLeftInOrder(f"this node {how}; the job {step.standing}", number, saved=saved, drained=bool(by))
+    if by:
+        text = f"this node was drained by {by}, and the job does not continue without it"
+        return SignalException(text, number, saved=saved, drained=True)
+    return SignalException(f"Process {os.getpid()} got signal {signal_name(number)}", number, saved=saved)

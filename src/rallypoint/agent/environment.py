@@ -9,6 +9,7 @@ from rallypoint.agent.spec import Worker, WorkerGroup, WorkerSpec
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.failures.record import VARIABLE as ERROR_FILE_VARIABLE
+from rallypoint.notices import STANDBY_VARIABLE
 from rallypoint.notices import VARIABLE as NOTICES_VARIABLE
 from rallypoint.workers.context import macros
 
@@ -91,7 +92,7 @@ _PER_WORKER = frozenset(
     (
         *("LOCAL_RANK", "RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
         *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_TIMER_FILE"),
-        *(NOTICES_VARIABLE, ERROR_FILE_VARIABLE),
+        *(NOTICES_VARIABLE, STANDBY_VARIABLE, ERROR_FILE_VARIABLE),
     )
 )
 """What a worker finds in its environment that is of no other, or of no other round."""
@@ -108,7 +109,7 @@ def preload_manager(
         progress: whether the workers that run now have made progress.
     """
     spec = group.spec
-    names = spec.features.recovery.preload
+    names = spec.features.recovery.preloaded
     if not names:
         return None
     if not isinstance(spec.entrypoint, str):

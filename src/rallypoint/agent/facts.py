@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rallypoint.agent.spec import Worker
     from rallypoint.failures.failure import ProcessFailure
     from rallypoint.workers.context import PContext
+    from rallypoint.workers.resumable import StandbyFacts
 
 
 class WorkerFacts(NamedTuple):
@@ -59,6 +60,8 @@ class NodeFacts(NamedTuple):
     """By global rank."""
     output_ages: Callable[[], tuple[float, ...]]
     """Returns the seconds since each worker, by local rank, has written something, -1 if unknown; reads log files."""
+    standby: tuple[StandbyFacts, ...] = ()
+    """The standby workers, which are in no round."""
 
     @property
     def attempt_folder(self) -> str:
@@ -85,7 +88,7 @@ class NodeFacts(NamedTuple):
 
 def attempt_folder(error_files: Iterable[str]) -> str:
     """The folder of the start of workers that have these error files; empty if there is none."""
-    path = next((each for each in error_files if each), "")
+    path = next((each for each in error_files if each and each != os.devnull), "")
     return os.path.dirname(os.path.dirname(path))
 
 

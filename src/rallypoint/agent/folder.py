@@ -75,14 +75,15 @@ _LAYOUT = struct.Struct("=qq")
 class Reached(NamedTuple):
     """The progress of workers: the step, -1 if unknown, and when it was reached, on the monotonic clock.
 
-    `first` is the first step reported in the round, -1 if that is not known, `mark` a value that changes with the file,
-    whatever its contents.
+    `first` is the first step reported in the round, -1 if that is not known, and `first_at` when that was; `mark` is a
+    value that changes with the file, whatever its contents.
     """
 
     step: int
     at: float
     first: int = -1
     mark: tuple[int, int, int] = (0, 0, 0)
+    first_at: float = 0.0
 
 
 class WorkerFolder(Source):
@@ -130,6 +131,8 @@ class WorkerFolder(Source):
         self._since = -math.inf
         self._best = -1
         """The highest step that the job had reached before this round."""
+        self.step_before = -1
+        """The last step that workers of this node had reported in an earlier round, -1 for none."""
         self._look_at = math.inf
         self._idle = _FIRST_LOOK
         self._used = False
@@ -262,6 +265,8 @@ class WorkerFolder(Source):
         """
         self._round, self._ranks, self._best = round_, ranks, best
         self._since = since
+        if self._of_workers is not None:
+            self.step_before = self._of_workers.step
         self._of_workers = self._of_file = None
         self._reported, self._reported_step = False, best
         self._idle = _FIRST_LOOK
@@ -287,8 +292,16 @@ class WorkerFolder(Source):
 
     def steps(self) -> tuple[int, ...]:
         """The last step of each worker of the round, by local rank, -1 for none; empty if none has reported any."""
-        told = steps_of_workers(self._folder, self._ranks if self._ranks <= _MAX_TOLD else 0, self._since)
+        told = self._told()
         return tuple(-1 if each is None else each.step for each in told) if any(told) else ()
+
+    def began(self) -> Reached | None:
+        """What the worker has reported that was the first to do so in this round; None if that is not known."""
+        known = (each for each in self._told() if each is not None and each.first >= 0)
+        return min(known, key=lambda each: each.first_at, default=None)
+
+    def _told(self) -> tuple[Reached | None, ...]:
+        return steps_of_workers(self._folder, self._ranks if self._ranks <= _MAX_TOLD else 0, self._since)
 
     def file_mark(self) -> tuple[int, int, int] | None:
         """A value that changes with the progress file; None if there is none or it was not read yet. Any thread."""
@@ -403,7 +416,7 @@ def _read_worker(path: str, since: float) -> Reached | None:
         return None
     if step < 0 or at / 1e9 < since:
         return None
-    return Reached(step, at / 1e9, -1 if first_at / 1e9 < since else first)
+    return Reached(step, at / 1e9, -1 if first_at / 1e9 < since else first, first_at=first_at / 1e9)
 
 
 # The file

@@ -21,9 +21,9 @@ from signal import SIGKILL, SIGTERM, Signals
 
 from rallypoint.agent.sources import Preparation
 from rallypoint.agent.spec import WorkerGroup
-from rallypoint.base.light_typing import TYPE_CHECKING
+from rallypoint.base.light_typing import TYPE_CHECKING, Protocol
 from rallypoint.base.log import get_logger
-from rallypoint.workers.resumable import LeavingWorkers, WorkerChannel
+from rallypoint.workers.resumable import LeavingWorkers, StandbyFacts, WorkerChannel
 
 if TYPE_CHECKING:
     from rallypoint.agent.signals import GracePeriods
@@ -31,6 +31,21 @@ if TYPE_CHECKING:
     from rallypoint.workers.stop import Stop
 
 log = get_logger(__name__)
+
+
+class StandbySource(Protocol):
+    """Has processes ready that take the places of workers (`standby_workers`)."""
+
+    def facts(self) -> tuple[StandbyFacts, ...]:
+        """What is known of them."""
+        ...
+
+    def holds_folder(self) -> bool:
+        """Whether one waits in the folder that is shared with workers."""
+        ...
+
+    def enter(self, context: PContext) -> None:
+        """Let those that wait take the places of a context that is not started yet and has no process for these."""
 
 
 def find_held_workers(group: WorkerGroup, grace: GracePeriods, *, keeps_workers: bool) -> HeldWorkers | None:

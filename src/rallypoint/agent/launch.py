@@ -273,6 +273,8 @@ def launch_agent(
     assert config.logs_specs is not None
     parameters = _parameters(config, run_id)
     alone = parameters.max_nodes == 1
+    workers: WorkerController | None = None
+    ended_by: BaseException | None = None
     with ignore_signals_at_exit(), nullcontext() if alone else register_on_host(parameters, os.environ):
         try:
             if config.features.checks.preflight:
@@ -283,8 +285,16 @@ def launch_agent(
             workers = _workers(config, entrypoint, args, parameters)
             health = _health(workers, config, health_check_server)
             return _run(workers, health, config.role, program_name(entrypoint, args))
+        except BaseException as error:
+            ended_by = error
+            raise
         finally:
             config.logs_specs.clean_up()
+            if workers is not None:
+                from rallypoint.agent.features.ended_jobs import record_end
+
+                record_end(workers, ended_by)
+            ended_by = None  # its traceback has this frame
 
 
 def _run(
@@ -324,6 +334,8 @@ def _parameters(config: LaunchConfig, run_id: str) -> RendezvousParameters:
     options = dict(config.rdzv_configs)
     if config.node_rank is not None:
         options["rank"] = config.node_rank
+    if config.features.topology.segment != 1:
+        options["segment"] = config.features.topology.segment
     parameters = RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,
@@ -342,6 +354,11 @@ def _workers(
     config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: list[Any], parameters: RendezvousParameters
 ) -> WorkerController:
     failure_grace = parameters.get_as_seconds("failure_grace", 0.0) if "failure_grace" in parameters.config else None
+    features = config.features
+    if given := features.topology.node_domain:
+        from rallypoint.clusters.topology import node_domain
+
+        features = features._replace(topology=features.topology._replace(node_domain=node_domain(given)))
     spec = WorkerSpec(
         role=config.role,
         local_world_size=config.nproc_per_node,
@@ -356,7 +373,7 @@ def _workers(
         duplicate_stdout_filters=config.duplicate_stdout_filters,
         duplicate_stderr_filters=config.duplicate_stderr_filters,
         virtual_local_rank=config.virtual_local_rank,
-        features=config.features,
+        features=features,
         in_place_of=IN_PLACE_OF.get(),
     )
     assert config.logs_specs is not None
@@ -411,6 +428,10 @@ def _add_what_is_asked_for(workers: WorkerController, config: LaunchConfig, para
 
         command, timeout = asked.checks.node_check, asked.checks.node_check_timeout
         workers.begin_check = lambda: NodeCheck(command, timeout, workers.ensure_reaper())
+    if asked.recovery.standby:
+        from rallypoint.agent.standby_workers import add_standby_workers
+
+        add_standby_workers(workers, asked.recovery.standby)
     if asked.frameworks.worker_env:
         from rallypoint.agent.features.worker_env import add_worker_env
 
@@ -425,7 +446,7 @@ def _random_run_id() -> str:
     from random import SystemRandom
 
     run_id = str(SystemRandom().randrange(10**9))
-    log.warning("the config has no run_id; this agent goes by %s, which no other agent will share", run_id)
+    log.warning("the config has no run_id; this agent uses %s, which no other agent will share", run_id)
     return run_id
 
 

@@ -117,6 +117,7 @@ class AgentLoop:
             notice_timeout=self._rendezvous.notice_timeout,
             checks_node=workers.begin_check is not None,
             on_hang=workers.group.spec.features.hangs.reaction,
+            hang_timeout=workers.group.spec.features.hangs.hang_timeout,
         )
         self._preemption: PreemptionTriggers | None = None
         if workers.group.spec.features.preemption.wanted:
@@ -212,9 +213,9 @@ class AgentLoop:
             self._progress_probe.woken()
 
     def _open_local_socket(self) -> None:
-        from rallypoint.agent.features.local_socket import LocalSocket
+        from rallypoint.agent.features.local_socket import LocalSocket, job_of
 
-        self._local_socket = LocalSocket(self._rendezvous.local_job)
+        self._local_socket = LocalSocket(lambda: job_of(self._workers))
         self._local_socket.open()
         self._sources.append(self._local_socket)
 

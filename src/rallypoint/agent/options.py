@@ -18,6 +18,7 @@ from rallypoint.base.flags import (
     Flag,
     FlagGroup,
     OneOf,
+    count,
     duration,
     module_names,
     number,
@@ -117,6 +118,8 @@ class Recovery(NamedTuple):
     preload: tuple[str, ...] = ()
     """Modules to import once; workers that are Python scripts are forked from that process if possible. `auto` among
     these stands for what the script imports, for workers that are started again."""
+    standby: int = 0
+    """How many processes of this node have run everything up to their place in a round, for workers that die."""
     inprocess_timeout: float = 10.0
     """Seconds within which the function of a worker with `rallypoint.inprocess` has to end after a round has ended;
     then the worker is killed and restarted."""
@@ -124,6 +127,11 @@ class Recovery(NamedTuple):
     """Whether the workers of a node that has not heard from the control plane for the lease are killed."""
     progress_file: str = ""
     """A file that the workers write when they have made progress, an integer or anything else; empty for none."""
+
+    @property
+    def preloaded(self) -> tuple[str, ...]:
+        """What is imported ahead: with standby workers, in any case what the script imports."""
+        return self.preload or (("auto",) if self.standby else ())
 
 
 class Output(NamedTuple):
@@ -135,6 +143,15 @@ class Output(NamedTuple):
     """Seconds within which equal teed lines of several ranks are shown once; 0 for never."""
 
 
+class Topology(NamedTuple):
+    """Which nodes stay together."""
+
+    node_domain: str = ""
+    """The machines whose GPUs are well connected with those of this one: a name, `auto`, or empty if not known."""
+    segment: int = 1
+    """The number of nodes of one domain that have adjacent group ranks."""
+
+
 class Command(NamedTuple):
     """What only the command acts on; without effect in a `LaunchConfig`."""
 
@@ -142,6 +159,7 @@ class Command(NamedTuple):
     store_peers: str = ""
     exit_codes: str = "torchrun"
     host_prefix: str = "auto"
+    log_format: str = "auto"
 
 
 class Features(NamedTuple):
@@ -153,6 +171,7 @@ class Features(NamedTuple):
     frameworks: Frameworks = Frameworks()
     recovery: Recovery = Recovery()
     output: Output = Output()
+    topology: Topology = Topology()
     command: Command = Command()
 
     @classmethod
@@ -203,7 +222,7 @@ def checked_frameworks(names: Sequence[str]) -> tuple[str, ...]:
     """
     for name in names:
         if name not in FRAMEWORKS and name != "torch":
-            raise UserError(f"{name!r} is none of {', '.join(['torch', *FRAMEWORKS])}")
+            raise UserError(f"{name!r} is not one of {', '.join(['torch', *FRAMEWORKS])}")
     return tuple(name for name in FRAMEWORKS if name in names)
 
 
@@ -243,11 +262,17 @@ PREEMPTION = _group(
     Flag(
         "--stop-before-end",
         number,
-        "The same, this many seconds before Slurm ends the job; 0 for never",
+        "As on such a signal, this many seconds before Slurm ends the job; 0 for never",
         "SECONDS",
         bad=("-1", "nan", "inf", "soon"),
     ),
-    Flag("--requeue", whole_number, "Then have Slurm requeue the job, at most N times", "N", bad=("-1", "often", "3")),
+    Flag(
+        "--requeue",
+        count,
+        "After that, Slurm requeues the job, at most N times",
+        "N",
+        bad=("-1", "often", "3"),
+    ),
 )
 
 HANGS = _group(
@@ -298,6 +323,23 @@ CLUSTERS = _group(
         bad=("eth99", "lo,,lo", "Auto"),
         complete=("auto",),
     ),
+    Flag(
+        "--node-domain",
+        str,
+        "Name of the machines whose GPUs are connected with this node's, such as a rack; auto: by NVML or Slurm",
+        "NAME",
+        samples=("rack-7", "auto"),
+        bad=(" ", " rack"),
+        complete=("auto",),
+    ),
+    Flag(
+        "--segment",
+        whole_number,
+        "Number of nodes of one domain that have adjacent group ranks; the minimum of --nnodes is a multiple of it",
+        "N",
+        samples=("1", "1"),
+        bad=("-1", "two", "3"),
+    ),
 )
 
 CHECKS = _group(
@@ -313,14 +355,14 @@ CHECKS = _group(
     Flag(
         "--node-check",
         shell_command,
-        "Shell command that must succeed before this node joins, and after a failure of its own",
+        "Shell command that must succeed before this node joins, and after its own failure",
         "COMMAND",
         bad=(" ",),
     ),
     Flag(
         "--node-check-timeout",
         duration,
-        "Time in which it must succeed",
+        "Time in which the node check must succeed",
         "SECONDS",
         bad=("0", "-1", "nan", "inf", "86401", "soon"),
     ),
@@ -337,6 +379,13 @@ OTHERS = _group(
         samples=("torch,torch.distributed", "json"),
         bad=("a-b", "torch,", "a,,b", "1a", "a b"),
         complete=("auto",),
+    ),
+    Flag(
+        "--standby",
+        count,
+        "Standby workers of this node, prepared to take the place of one that dies (rallypoint.inprocess); 0 for none",
+        "N",
+        bad=("-1", "some"),
     ),
     Flag(
         "--inprocess-timeout",
@@ -370,7 +419,7 @@ OTHERS = _group(
     Flag(
         "--exit-codes",
         OneOf("torchrun", "classified"),
-        "Exit codes: torchrun's, or classified for schedulers: 1, 2, 75 (try again), 93 (do not), 124, 143",
+        "Exit codes: torchrun's, or classified for schedulers: 1, 2, 75 (try again), 93 and 94 (do not), 124, 143",
         "WHICH",
         bad=("mine", ""),
     ),
@@ -388,5 +437,12 @@ OTHERS = _group(
         "Host name before each line: always, never, or auto, under srun",
         "WHEN",
         bad=("maybe", ""),
+    ),
+    Flag(
+        "--log-format",
+        OneOf("auto", "glog"),
+        "Form of our own lines: auto (for people on a terminal, else glog), or glog, with file and line",
+        "FORM",
+        bad=("json", ""),
     ),
 )

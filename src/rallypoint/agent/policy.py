@@ -147,6 +147,8 @@ class PolicyState(NamedTuple):
     checks_node: bool = False
     on_hang: str = ""
     """The action after a hang, besides reporting it (`OnHang`); the same for the whole run."""
+    hang_timeout: float = 0.0
+    """Seconds, for messages; the same for the whole run."""
     stopping: int = 0
     """The signal by which the workers are being stopped; 0 if they are not."""
     waiting: bool = False
@@ -162,6 +164,8 @@ class PolicyState(NamedTuple):
     posted_notice: PostedNotice | None = None
     leave_signal: int = 0
     """The signal because of which this node leaves when the round ends or the time of the notice is over; else 0."""
+    drained_by: str = ""
+    """The operator that drains this node, which then leaves as after SIGTERM; empty if none does."""
     interrupted: bool = False
     """Whether an interrupt has arrived."""
     link_down: bool = False
@@ -178,6 +182,7 @@ class PolicyState(NamedTuple):
             self.notice_timeout,
             checks_node=self.checks_node,
             on_hang=self.on_hang,
+            hang_timeout=self.hang_timeout,
             link_down=self.link_down,
             preemption=self.preemption,
         )
@@ -246,26 +251,32 @@ def _query_standing() -> tuple[steps.Step, ...]:
     return LeaveRequest(wants_reply=True), SetTimer(Timer.QUERY, _LEAVING_EVERY)
 
 
-def notify_before_leaving(status: PolicyState, why: str, notice: float) -> Decision:
+def _why_it_leaves(status: PolicyState, number: int) -> str:
+    return f"{status.drained_by} drains this node" if status.drained_by else f"Received {signal_name(number)}"
+
+
+def notify_before_leaving(status: PolicyState, notice: float) -> Decision:
     """Give the workers time to save before this node leaves: at most this many seconds of notice."""
     seconds = min(status.notice_timeout, notice)
-    line = warning(f"{why}; the workers have {seconds:g} s to save and acknowledge")
-    then = (line, Preempt(status.round, seconds), steps.PostNotice(PREEMPTION, "", seconds))
+    line = warning(f"{_why_it_leaves(status, SIGTERM)}; the workers have {seconds:g} s to save and acknowledge")
+    told = Preempt(status.round, seconds, f"is drained by {status.drained_by}" if status.drained_by else "")
+    then = (line, told, steps.PostNotice(PREEMPTION, "", seconds))
     return status._replace(posted_notice=PostedNotice(PREEMPTION), leave_signal=SIGTERM), then
 
 
-def leave_job(status: PolicyState, number: int, why: str = "", *, saved: bool = False) -> Decision:
-    """Leave the job to the others, because this signal arrived, or for another reason to end the workers by it.
+def leave_job(status: PolicyState, number: int, *, saved: bool = False) -> Decision:
+    """Leave the job to the others: this signal arrived, or a drain.
 
     `saved`: all workers of the round have acknowledged the notice.
     """
-    text = f"{why or f'Received {signal_name(number)}'}; ending the workers and leaving the job"
-    before: list[steps.Step] = [warning(text), LeaveRequest()]
+    by = status.drained_by
+    text = f"{_why_it_leaves(status, number)}; ending the workers and leaving the job"
+    before: list[steps.Step] = [warning(text), LeaveRequest(why=f"drained by {by}" if by else "")]
     if status.phase is Phase.RUNNING and number == SIGTERM:
         before.append(steps.PostStopNotice())
     if status.stopping and number != status.stopping:
         before.append(steps.ForwardSignal(number))
-    return end(status, steps.End(SignalArrived(number), saved=saved), *before, by=number)
+    return end(status, steps.End(SignalArrived(number), saved=saved, drained_by=by), *before, by=number)
 
 
 # The rounds
@@ -332,7 +343,7 @@ def _log_round_end(event: messages.RoundEnded, then: str) -> str:
 def _next_round(end: RoundEnd) -> str:
     which = f" (restart {end.restarts})" if end.restarts.allowed else ""
     if not end.missing_nodes:
-        return f"the workers are restarted{which}"
+        return f"restarting the workers{which}"
     nodes = "node has" if end.missing_nodes == 1 else "nodes have"
     return f"the workers are stopped until {end.missing_nodes} more {nodes} come{which}"
 
@@ -340,7 +351,7 @@ def _next_round(end: RoundEnd) -> str:
 _REASONS: dict[Reason, Callable[[RoundEnd], str]] = {
     Reason.FAILURE: lambda end: f"{end.node or 'a node'} has failed",
     Reason.LOST: lambda end: f"{end.node or 'a node'} was lost" + (f" ({end.detail})" if end.detail else ""),
-    Reason.DEPARTED: lambda end: f"{end.node or 'a node'} has left",
+    Reason.DEPARTED: lambda end: f"{end.node or 'a node'} has left" + (f" ({end.detail})" if end.detail else ""),
     Reason.GAVE_UP: lambda end: f"{end.node or 'a node'} has given up",
     Reason.REQUESTED: lambda end: f"{end.node} asks for a restart",
     Reason.DRAINED: lambda end: end.detail or end.reason.value,
@@ -427,7 +438,7 @@ def _on_signal(status: PolicyState, event: SignalArrived) -> Decision:
     if number == SIGTERM and status.leave_signal:
         return status, ()
     if number == SIGTERM and status.can_notify_workers:
-        return notify_before_leaving(status, "Received SIGTERM", event.notice)
+        return notify_before_leaving(status, event.notice)
     return leave_job(status._replace(interrupted=number in INTERRUPTS), number)
 
 
@@ -511,7 +522,8 @@ def _on_node_preempted(status: PolicyState, event: messages.Preempted) -> Decisi
         return status, ()
     if status.phase is not Phase.RUNNING or (status.posted_notice is not None and status.posted_notice.ready):
         return status._replace(posted_notice=PostedNotice(PREEMPTION, ready=True)), (_drain(status),)
-    line = warning(f"{event.node} will be taken away; the workers have {event.seconds:g} s to save and acknowledge")
+    why = event.why or "will be taken away"
+    line = warning(f"{event.node} {why}; the workers have {event.seconds:g} s to save and acknowledge")
     return status._replace(posted_notice=PostedNotice(PREEMPTION)), (
         line,
         steps.PostNotice(PREEMPTION, event.node, event.seconds),
@@ -531,19 +543,24 @@ def _on_drain_requested(status: PolicyState, event: messages.DrainRequested) -> 
     """An operator takes this node away."""
     if status.leave_signal or status.phase in LEAVES:
         return status, ()
-    why = f"{event.by} drains this node"
+    drained = status._replace(drained_by=event.by)
     if status.can_notify_workers:
-        return notify_before_leaving(status, why, status.notice_timeout)
-    return leave_job(status, SIGTERM, why)
+        return notify_before_leaving(drained, status.notice_timeout)
+    return leave_job(drained, SIGTERM)
 
 
 # A job that hangs
 
-_HANG_FOUND = "the job hangs: no rank of its {} has written output or reported progress for its --hang-timeout"
-HANG_CAUSE = "the job hangs: no rank has given a sign of life for its --hang-timeout"
+GRACE = 3
+"""The number of timeouts that a round has until its workers report progress."""
+_HANG_FOUND = (
+    "the job hangs: no rank of its {} has written output or reported progress for {:g} s (--hang-timeout; before the "
+    f"first progress of a round it is {GRACE} times that)"
+)
+_HANG_CAUSE = "the job hangs: no rank has given a sign of life for {:g} s (--hang-timeout)"
 _AFTER_HANG = {
     OnHang.REPORT: "nothing else is done (--on-hang=report)",
-    OnHang.RESTART: "it counts as a failure: the workers are restarted if that is left (--on-hang=restart)",
+    OnHang.RESTART: "it counts as a failure: the workers restart if a restart is left (--on-hang=restart)",
     OnHang.FAIL: "the job ends (--on-hang=fail)",
 }
 
@@ -554,12 +571,15 @@ def _on_hang(status: PolicyState, event: messages.HangFound | messages.HangRepor
         return status, ()
     if isinstance(event, messages.HangFound):
         nodes = "node" if event.nodes == 1 else f"{event.nodes} nodes"
-        return status, (warning(f"{_HANG_FOUND.format(nodes)}; collecting what the workers are doing"),)
+        return status, (warning(f"{_HANG_FOUND.format(nodes, status.hang_timeout)}; collecting what the workers do"),)
     then = OnHang(status.on_hang or OnHang.REPORT)
     line = warning(f"{event.report.rstrip()}\n{_AFTER_HANG[then]}")
     if then is OnHang.REPORT:
         return status, (line,)
-    return status, (line, steps.FailHung(event.round, HANG_CAUSE, ends_job=then is OnHang.FAIL))
+    return status, (
+        line,
+        steps.FailHung(event.round, _HANG_CAUSE.format(status.hang_timeout), ends_job=then is OnHang.FAIL),
+    )
 
 
 # A job that is preempted as a whole

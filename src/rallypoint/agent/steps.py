@@ -224,12 +224,14 @@ class End(NamedTuple):
 
     `event` ends the agent: the verdict, a rendezvous that has failed, a check of this node that has not passed, or a
     signal. `standing` is a text on how the job continues without this node after a signal; empty if it does not.
-    `saved`: whether all workers of this node had acknowledged a notice; None if that says nothing.
+    `saved`: whether all workers of this node had acknowledged a notice; None if that says nothing. `drained_by` is the
+    operator that has drained this node, if one has.
     """
 
     event: JobEnded | JoinRefused | LinkLost | NodeChecked | SignalArrived
     standing: str = ""
     saved: bool | None = None
+    drained_by: str = ""
 
 
 Step = (

@@ -45,10 +45,11 @@ from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, take_pres
 if TYPE_CHECKING:
     from rallypoint.agent.events import AgentEvents
     from rallypoint.agent.features.node_check import NodeCheck
-    from rallypoint.agent.held_workers import HeldWorkers
+    from rallypoint.agent.held_workers import HeldWorkers, StandbySource
     from rallypoint.control.membership.state import NodeRanks
     from rallypoint.failures.failure import ProcessFailure
     from rallypoint.workers.preload.client import PreloadManager
+    from rallypoint.workers.resumable import StandbyFacts
     from rallypoint.workers.stop import Stop
     from rallypoint.workers.timers import FileTimerRequest
     from rallypoint.workers.watchdog import StuckProcess, WorkerMonitor
@@ -86,7 +87,7 @@ class WorkerController:
         stuck_after: float | None = None,
     ) -> None:
         self.group = WorkerGroup(spec)
-        self.began = time.monotonic()
+        self.began, self.began_at = time.monotonic(), time.time()
         self.events: AgentEvents | None = None
         """Records the run, where somebody wants that (`record_events`)."""
         self.rendezvous = rendezvous
@@ -127,6 +128,8 @@ class WorkerController:
         self._output_paths_logged = False
         self._forwarding: SignalForwarding | None = None
         self._forwarded: set[int] = set()
+        self.standby: StandbySource | None = None
+        """Has processes ready for workers that die, where that was asked for."""
         self._held: HeldWorkers | None = None
         """Holds workers between rounds, once one has announced that it can be."""
 
@@ -148,7 +151,7 @@ class WorkerController:
     def prepare(self) -> None:
         """The run begins: prepare what can be prepared while the nodes find each other."""
         reaper = self.ensure_reaper()
-        if self.group.spec.features.recovery.preload:
+        if self.group.spec.features.recovery.preloaded:
             self._preload = preload_manager(self.group, reaper, self.folder.made)
             if self._preload is not None:
                 self.sources.append(self._preload)
@@ -196,6 +199,9 @@ class WorkerController:
     def assign(self, placement: Placement) -> list[Worker]:
         """The workers of this node with their ranks, all of which the placement holds."""
         return workers_of(placement.ranks, self.group.spec)
+
+    def preloads(self) -> bool:
+        return self._preload is not None and self._preload.busy
 
     def preparing(self) -> bool:
         """Whether workers that are due to start have to wait."""
@@ -246,32 +252,41 @@ class WorkerController:
             self._forwarding.reset()
         if self._preload is not None:
             self._preload.ensure_zygote(reaper)
-        filters = spec.duplicate_stdout_filters, spec.duplicate_stderr_filters
-        preemption, collapse = spec.features.preemption, spec.features.output.tee_collapse
-        ignored = preemption.ignored if preemption.preempt_signals else frozenset[int]()
-        numa, method, watched = spec.numa_options, self.start_method, self.hang_watch is not None
-        options = ProcessOptions(numa, *filters, method, self._preload, collapse, ignored, watched)
+        options = self.process_options()
         kind: type[PContext] = SubprocessContext
         if not isinstance(spec.entrypoint, str):
             from rallypoint.workers.functions.context import FunctionContext
 
             kind = FunctionContext
         context = kind(spec.role, spec.entrypoint, args, envs, self.logs_specs, prefixes, reaper, options)
-        # What the reaper removes if this process ends without doing so.
-        temporary, pipes = self.logs_specs.temporary, [] if watchdog is None else watchdog.files
-        whole = [*([group.notices] if group.notices else []), *pipes]
-        reaper.set_cleanup(empty=[temporary] if temporary else [], whole=whole)
+        self.set_cleanup(reaper)
         if spec.features.hangs.flight_recorder:
             from rallypoint.agent.features.flight_recorder import switch_on
 
             switch_on(context, group.notices, self.pcontext)
         group.survived = () if self._held is None else self._held.enter(context)
+        if self.standby is not None:
+            self.standby.enter(context)
         context.start()
         self.pcontext, self.failures, pids = context, {}, context.pids()
         self._output_paths_logged = self._output_paths_logged or log_only_in_files(context.dest, spec.role)
         if watchdog is not None:
             watchdog.watch(pids.values())
         return dict(pids)
+
+    def process_options(self) -> ProcessOptions:
+        spec = self.group.spec
+        filters = spec.duplicate_stdout_filters, spec.duplicate_stderr_filters
+        preemption, collapse = spec.features.preemption, spec.features.output.tee_collapse
+        ignored = preemption.ignored if preemption.preempt_signals else frozenset[int]()
+        numa, method, watched = spec.numa_options, self.start_method, self.hang_watch is not None
+        return ProcessOptions(numa, *filters, method, self._preload, collapse, ignored, watched)
+
+    def set_cleanup(self, reaper: ReaperClient) -> None:
+        # What the reaper removes if this process ends without doing so.
+        temporary, pipes = self.logs_specs.temporary, [] if self._watchdog is None else self._watchdog.files
+        whole = [*([self.group.notices] if self.group.notices else []), *pipes]
+        reaper.set_cleanup(empty=[temporary] if temporary else [], whole=whole)
 
     def started(self, ids: Mapping[int, object]) -> None:
         """Note that the workers have been started, with these ids by local rank."""
@@ -451,6 +466,7 @@ class WorkerController:
             running=frozenset(self.running()),
             failures={} if context is None else self.failures,
             output_ages=tuple if context is None else context.output_ages(),
+            standby=self.standby_facts(),
         )
         return self.seen
 
@@ -552,6 +568,13 @@ class WorkerController:
     def survivors(self) -> Collection[int]:
         """Local ranks of the workers that have left their round and wait in their processes for the next one."""
         return () if self.pcontext is None else self.pcontext.held
+
+    def keeps_folder(self) -> bool:
+        """Whether processes go on that know the folder which is shared with the workers."""
+        return bool(self.survivors()) or (self.standby is not None and self.standby.holds_folder())
+
+    def standby_facts(self) -> tuple[StandbyFacts, ...]:
+        return () if self.standby is None else self.standby.facts()
 
     def _look_ahead(self) -> None:
         """Workers have written something into their folder: import what reading it at the end of the round needs."""

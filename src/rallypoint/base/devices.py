@@ -11,12 +11,13 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from rallypoint.base.errors import UserError
 
+T = TypeVar("T")
 VISIBLE, VISIBLE_ROCM = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 """ROCm reads both, and prefers the second."""
 
@@ -168,6 +169,10 @@ def nvml_devices(library: str = LIBRARY) -> list[tuple[str, str]]:
 
     Empty without the library (its name or path), or if it does not work.
     """
+    return _of_each_gpu(_device, library)
+
+
+def _of_each_gpu(asked: Callable[[ctypes.CDLL, int], T], library: str) -> list[T]:
     try:
         nvml = ctypes.CDLL(library)
         if nvml.nvmlInit_v2():
@@ -178,7 +183,7 @@ def nvml_devices(library: str = LIBRARY) -> list[tuple[str, str]]:
         count = ctypes.c_uint()
         if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
             return []
-        return [_device(nvml, number) for number in range(count.value)]
+        return [asked(nvml, number) for number in range(count.value)]
     except AttributeError:  # a library older than these functions
         return []
     finally:
@@ -277,3 +282,36 @@ def _asked(nvml: ctypes.CDLL, function: str, *arguments: object) -> bool:
     """Whether the library, the GPU and its settings know an answer, which is then in the arguments."""
     found = getattr(nvml, function, None)
     return found is not None and found(*arguments) == 0
+
+
+_COMPLETED = 3
+"""The value of `nvmlGpuFabricState_t` of a GPU that is registered with its fabric."""
+
+
+class _FabricInfo(ctypes.Structure):
+    _fields_ = (
+        ("cluster", ctypes.c_ubyte * 16),
+        ("status", ctypes.c_uint),
+        ("clique", ctypes.c_uint),
+        ("state", ctypes.c_ubyte),
+    )
+
+
+def nvml_fabrics(library: str = LIBRARY) -> list[str]:
+    """The NVLink domain and partition of each GPU, in the form of the label `nvidia.com/gpu.clique`: its UUID, a period
+    and the clique; empty texts for GPUs that are in none. As `nvml_devices`; may hang for as long as the driver does.
+    """
+    return _of_each_gpu(_fabric, library)
+
+
+def _fabric(nvml: ctypes.CDLL, number: int) -> str:
+    handle, info = ctypes.c_void_p(), _FabricInfo()
+    if nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(number), ctypes.byref(handle)):
+        return ""
+    known = _asked(nvml, "nvmlDeviceGetGpuFabricInfo", handle, ctypes.byref(info))
+    cluster = bytes(info.cluster)
+    if not known or info.state != _COMPLETED or info.status or not any(cluster):  # one machine alone has none
+        return ""
+    from uuid import UUID
+
+    return f"{UUID(bytes=cluster)}.{info.clique}"

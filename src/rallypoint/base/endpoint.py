@@ -79,7 +79,7 @@ def _look_up(host: str, port: int, kind: int, flags: int = 0) -> list[tuple[int,
         name = host.encode() if _is_plain(host) else host
         found = socket.getaddrinfo(name, port, type=kind, flags=flags)
     except UnicodeError as error:  # from the codec for names
-        raise OSError(errno.EINVAL, f"{host!r} is no host name: {error}") from None
+        raise OSError(errno.EINVAL, f"{host!r} is not a host name: {error}") from None
     results = [(family, kind, protocol, target) for family, kind, protocol, _, target in found]
     return sorted(results, key=lambda result: result[3][0] == "::1")
 

@@ -62,16 +62,19 @@ class PreflightError(RallypointError):
 
 
 class SignalException(RallypointError):
-    """A signal, of the number `sigval`, asked this process to end. `saved`: all workers had acknowledged the notice."""
+    """A signal, of the number `sigval`, asked this process to end, or an operator did (`drained`). `saved`: all workers
+    had acknowledged the notice.
+    """
 
-    def __init__(self, msg: str, sigval: int, *, saved: bool = False) -> None:
+    def __init__(self, msg: str, sigval: int, *, saved: bool = False, drained: bool = False) -> None:
         super().__init__(msg)
         self.sigval = sigval
         self.saved = saved
+        self.drained = drained
 
 
 class NodeLeftInOrder(SignalException):
-    """A signal asked this node to end; its workers have ended in order, and the job goes on without it."""
+    """This node was asked to end; its workers have ended in order, and the job goes on without it."""
 
 
 class JobPreempted(RallypointError):

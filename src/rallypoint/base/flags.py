@@ -94,6 +94,14 @@ def whole_number(text: str) -> int:
         raise UsageError(f"{text!r} is not a whole number, such as 3") from None
 
 
+def count(text: str) -> int:
+    """A whole number from 0 on."""
+    found = whole_number(text)
+    if found < 0:
+        raise UsageError(f"{text!r} is out of range; give 0 or more")
+    return found
+
+
 def number(text: str) -> float:
     try:
         return float(text)

@@ -1,7 +1,8 @@
-"""Rallypoint's own log lines, on standard error, in the form that torchrun's users know.
+"""Rallypoint's own log lines, on standard error: for a person on a terminal, elsewhere as torchrun's users know them.
 
-`LOGLEVEL` sets the level (default WARNING), contract section 1.12; each line starts with the level's letter, the date
-and time, the process and the source line, contract section 5.8. The label, if one is set, comes before all of it.
+`LOGLEVEL` sets the level (default WARNING), contract section 1.12. On a terminal a message begins with the time and the
+program; in a file or a pipe each line starts with the level's letter, the date and time, the process and the source
+line, contract section 5.8. The label, if one is set, comes before all of it.
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ ERASE_LINE = "\r\x1b[K"
 def terminal_rewrites_lines() -> bool:
     """Whether the terminal that `TERM` names can rewrite a line."""
     return os.environ.get("TERM", "dumb") not in {"", "dumb", "unknown"}
+
+
+def colours_wanted() -> bool:
+    return not os.environ.get("NO_COLOR")
 
 
 class OutputLock:
@@ -120,7 +125,7 @@ def with_label(text: str) -> str:
     return _label + text.replace("\n", f"\n{_label}") if _label else text
 
 
-class _Lines(logging.Formatter):
+class _Glog(logging.Formatter):
     """Every line of a message gets the prefix, so that a grep for the process finds all of it."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -133,6 +138,30 @@ class _Lines(logging.Formatter):
         if record.exc_info:
             text = f"{text}\n{self.formatException(record.exc_info)}"
         return with_label("\n".join(prefix + line for line in text.split("\n")))
+
+
+_SHOWN_LEVELS = ((logging.ERROR, "error: ", "31"), (logging.WARNING, "", "33"), (logging.NOTSET, "", "36"))
+"""From the highest: the level, the word for it before the message, and the code of its colour."""
+
+
+class _ForPeople(logging.Formatter):
+    """The time, the program and the message; the lines that follow in a message are as they are."""
+
+    def __init__(self, program: str, *, colours: bool) -> None:
+        super().__init__()
+        self._program = program
+        self._colours = colours
+
+    def format(self, record: logging.LogRecord) -> str:
+        word, colour = next((word, code) for level, word, code in _SHOWN_LEVELS if record.levelno >= level)
+        moment = time.strftime("%H:%M:%S", time.localtime(record.created))
+        who = f"{self._program}: {word}"
+        if self._colours:
+            moment, who = f"\x1b[2m{moment}\x1b[0m", f"\x1b[{colour}m{who}\x1b[0m"
+        text = record.getMessage().strip("\n").removeprefix("[default] ")  # the role that nobody has named
+        if record.exc_info:
+            text = f"{text}\n{self.formatException(record.exc_info)}"
+        return with_label(f"{moment} {who}{text}")
 
 
 class StderrHandler(logging.Handler):
@@ -188,9 +217,16 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
-def configure(label: str = "") -> None:
+def configure(label: str = "", program: str = "rallypoint", form: str = "auto") -> None:
     """Send Rallypoint's records to standard error at the level of `LOGLEVEL`, each line behind `label`. Idempotent.
-    Raises UserError: `LOGLEVEL` names no level.
+
+    Args:
+        label: what each line begins with, such as this host's name.
+        program: who speaks, in lines for people.
+        form: `glog`, or `auto`: for people on a terminal, `glog` elsewhere.
+
+    Raises:
+        UserError: `LOGLEVEL` names no level.
     """
     global _label
     _label = label
@@ -198,6 +234,8 @@ def configure(label: str = "") -> None:
     logger.setLevel(log_level())
     if not any(isinstance(handler, StderrHandler) for handler in logger.handlers):
         handler = StderrHandler()
-        handler.setFormatter(_Lines())
+        for_people = form == "auto" and sys.stderr is not None and sys.stderr.isatty()
+        colours = terminal_rewrites_lines() and colours_wanted()
+        handler.setFormatter(_ForPeople(program, colours=colours) if for_people else _Glog())
         logger.addHandler(handler)
         logger.propagate = False

@@ -15,9 +15,8 @@ from __future__ import annotations
 import os
 import socket
 import struct
-import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from enum import Enum, auto
 from errno import ENOENT, ENOTCONN
 
@@ -138,8 +137,9 @@ NOT_HERE = -1
 """Instead of a user id: no process of this machine (of this network namespace) holds the other end."""
 
 _SOCK_DIAG, _BY_FAMILY, _REQUEST = 4, 20, 1
-_QUERY = struct.Struct("=BBBBI")  # family, protocol, extensions, padding, states
+_QUERY = struct.Struct("=BBBBI4s16s16sI8s")  # family, protocol, extensions, padding, states, and the socket's id
 _PORTS = struct.Struct("!HH")
+_ANY_STATE = 0xFFFFFFFF
 _ANY_COOKIE = b"\xff" * 8
 _FOUND = struct.Struct("=xB62xII")  # inet_diag_msg (linux/inet_diag.h): its state, user and inode
 _ESTABLISHED = 1
@@ -177,17 +177,20 @@ def peer_user(connected: socket.socket) -> int:
     """The user id of the process at the other end of a TCP connection; `NOT_HERE` if no process here holds that. Raises
     OSError: the connection has ended, or the kernel cannot be asked.
     """
-    return _user_of(_side(connected.getpeername()), _side(connected.getsockname()))
+    with closing(_Kernel()) as kernel:
+        return _user_of(kernel, _side(connected.getpeername()), _side(connected.getsockname()))
 
 
-def _user_of(peer: _Side, own: _Side) -> int:
+def _user_of(kernel: _Kernel, peer: _Side, own: _Side) -> int:
     global _netlink_works
-    with suppress(OSError):
-        found = _ask(peer, own)
+    try:
+        found = _ask(kernel, peer, own)
         # The kernel answers alike where it has no such socket and where it cannot look: it has this one.
-        _netlink_works = _netlink_works or found != NOT_HERE or _ask(own, peer) != NOT_HERE
+        _netlink_works = _netlink_works or found != NOT_HERE or _ask(kernel, own, peer) != NOT_HERE
         if _netlink_works:
             return found
+    except OSError:
+        pass
     return _read_tables(peer, own)
 
 
@@ -200,9 +203,41 @@ def is_own_user(uid: int) -> bool:
     return uid in {os.geteuid(), 0}
 
 
+class _Kernel:
+    """A netlink socket, from the first question to `close`. One thread at a time asks."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+
+    def ask(self, request: bytes) -> bytes:
+        """The kernel's answer. OSError: there is none, and the next question is asked on another socket."""
+        try:
+            if self._socket is None:
+                self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG)
+                self._socket.setblocking(False)  # the answer is there as soon as the request is sent
+            self._socket.send(request)
+            return self._socket.recv(4096)
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
 class PeerUsers:
+    """For one thread; to be closed."""
+
     def __init__(self) -> None:
         self._own_addresses: frozenset[str] | None = None
+        self._kernel = _Kernel()
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._kernel.close()
 
     def peer_of(self, connected: socket.socket) -> Peer:
         try:
@@ -216,7 +251,7 @@ class PeerUsers:
             local = is_loopback(own.address) or own.address == peer.address
             if not local and peer.address not in self._addresses_here():
                 return Peer.REMOTE
-            uid = _user_of(peer, own)
+            uid = _user_of(self._kernel, peer, own)
         except OSError:
             return Peer.UNKNOWN
         if uid == NOT_HERE:
@@ -242,22 +277,12 @@ def _side(name: SocketName) -> _Side:
     return _Side(family, address, name[1], name[3] if len(name) == 4 and family == socket.AF_INET6 else 0)
 
 
-def _ask(source: _Side, target: _Side) -> int:
+def _ask(kernel: _Kernel, source: _Side, target: _Side) -> int:
     """The user of the established socket from `source` to `target`, by sock_diag(7)."""
-    wanted = b"".join(
-        (
-            _QUERY.pack(source.family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF),
-            _PORTS.pack(source.port, target.port),
-            source.packed.ljust(16, b"\0"),
-            target.packed.ljust(16, b"\0"),
-            source.scope.to_bytes(4, sys.byteorder),
-            _ANY_COOKIE,
-        )
-    )
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
-        kernel.setblocking(False)  # the answer is there as soon as the request is sent
-        kernel.send(_HEADER.pack(_HEADER.size + len(wanted), _BY_FAMILY, _REQUEST, 1, 0) + wanted)
-        answer = kernel.recv(4096)
+    header = (_HEADER.size + _QUERY.size, _BY_FAMILY, _REQUEST, 1, 0)
+    ports = _PORTS.pack(source.port, target.port)
+    which = (source.family, socket.IPPROTO_TCP, 0, 0, _ANY_STATE, ports, source.packed, target.packed, source.scope)
+    answer = kernel.ask(_HEADER.pack(*header) + _QUERY.pack(*which, _ANY_COOKIE))
     if _HEADER.unpack_from(answer)[1] == _ERROR:
         error = -int(struct.unpack_from("=i", answer, _HEADER.size)[0])
         if error != ENOENT:

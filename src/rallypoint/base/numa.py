@@ -88,8 +88,7 @@ def bindings(mode: AffinityMode, topology: Topology, allowed: Cpus, workers: int
     """
     if workers > len(topology.gpu_nodes):
         raise UserError(
-            f"{workers} workers cannot each be bound near a GPU of its own, since there are "
-            f"{len(topology.gpu_nodes)} GPUs here"
+            f"{workers} workers cannot each be bound near their own GPU: there are {len(topology.gpu_nodes)} GPUs here"
         )
     return [_checked(gpu, _BY_MODE[mode](topology, allowed, gpu), topology) for gpu in range(workers)]
 

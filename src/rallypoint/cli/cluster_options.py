@@ -151,7 +151,7 @@ def warn_of_own_worlds(options: Options, environ: Mapping[str, str]) -> None:
         return  # it is reported where it is checked
     if most == 1:
         _log.warning(
-            "%s has %d nodes, and %s is 1: each of them runs a job of its own, whose world is that node; write "
+            "%s has %d nodes, and %s is 1: each of them runs its own job, alone; write "
             "--cluster=%s to make them one job, or --standalone if that is meant",
             *(started.title, started.nodes, options.source("nnodes"), started.flag),
         )

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 
 from rallypoint.agent.launch import LaunchConfig
-from rallypoint.agent.options import Features, Preemption
+from rallypoint.agent.options import Features, Preemption, Topology
 from rallypoint.base.endpoint import parse_endpoint
 from rallypoint.base.errors import UsageError, UserError, user_error
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
@@ -120,18 +120,30 @@ def entry_point(options: Options, environ: Mapping[str, str]) -> tuple[EntryPoin
     return python, ("-u", *module_flag, script, *arguments)
 
 
+def check_script(options: Options, environ: Mapping[str, str]) -> None:
+    """Raises UserError: there is no such script. What another interpreter, a macro or `python -m` makes of its name is
+    not checked.
+    """
+    script = options.training_script
+    elsewhere = options.module or options.no_python or "PYTHON_EXEC" in environ
+    if elsewhere or "$" in script or script.startswith("-") or os.path.exists(script):
+        return
+    folder, name = os.path.split(os.path.abspath(script))
+    try:
+        meant = closest_match(name, [each for each in os.listdir(folder) if each.endswith(".py")])
+    except OSError:
+        meant = ""
+    raise UserError(f"there is no script {name} in {folder}; {f'did you mean {meant}?' if meant else 'check the path'}")
+
+
 def limit_threads(config: LaunchConfig, environ: MutableMapping[str, str]) -> None:
     """Set one OpenMP thread for each of several workers, unless the user has set a number (contract section 1.10)."""
     if config.nproc_per_node < 2 or "OMP_NUM_THREADS" in environ:
         return
     environ["OMP_NUM_THREADS"] = "1"
-    bar = "*" * 41
     _log.warning(
-        "\n%s\nOMP_NUM_THREADS is not set: each of the %d workers gets OMP_NUM_THREADS=1, so that together they do not "
-        "overload this machine. Set it to what suits your program best.\n%s",
-        bar,
+        "OMP_NUM_THREADS is not set, so each of the %d workers gets OMP_NUM_THREADS=1; set what suits your program",
         config.nproc_per_node,
-        bar,
     )
 
 
@@ -277,8 +289,7 @@ def _count_devices(text: str, environ: Mapping[str, str], source: str) -> int:
         return count
     visible = f" with {variable}={environ[variable]!r}" if variable in environ else " on this machine"
     raise UserError(
-        f"{source}={text} counts {vendor} GPUs, and there is none that could be opened{visible}; "
-        "write a number, cpu or auto"
+        f"{source}={text} counts {vendor} GPUs, and none could be opened{visible}; write a number, cpu or auto"
     )
 
 
@@ -346,14 +357,11 @@ def _is_default_static(options: Options, max_nodes: int) -> bool:
 def _standalone(configs: dict[str, Any], announce: bool) -> RendezvousChoice:
     choice = RendezvousChoice("c10d", "localhost:0", _uuid4(), configs, None)
     if announce:
-        bar = "*" * 38
         _log.info(
-            "\n%s\nRendezvous info:\n--rdzv-backend=%s --rdzv-endpoint=%s --rdzv-id=%s\n%s\n",
-            bar,
+            "the rendezvous of this job is --rdzv-backend=%s --rdzv-endpoint=%s --rdzv-id=%s",
             choice.backend,
             choice.endpoint,
             choice.run_id,
-            bar,
         )
     return choice
 
@@ -400,7 +408,7 @@ def _configs(options: Options) -> dict[str, str]:
         configs = parse_rdzv_conf(options.rdzv_conf)
     for key in _RESERVED:
         if key in configs:
-            raise UserError(f"{source} has the key {key!r}, which has a flag of its own; use that")
+            raise UserError(f"{source} has the key {key!r}, which has its own flag; use that")
     return configs
 
 
@@ -415,6 +423,10 @@ def checked(options: Options, environ: Mapping[str, str]) -> Features:
         _check_requeue(options, own.preemption, environ)
     if own.hangs.on_hang != "report" and not own.hangs.hang_timeout:
         _log.warning("%s=%s does nothing without --hang-timeout", options.source("on_hang"), own.hangs.on_hang)
+    if own.topology != Topology():
+        from rallypoint.clusters.topology import check_topology
+
+        check_topology(*own.topology, parse_nnodes(options.nnodes, options.source("nnodes"))[0])
     return own._replace(
         recovery=own.recovery._replace(progress_file=_progress_file(options)),
         output=own.output._replace(incident_dir=_incident_dir(options)),
@@ -443,15 +455,13 @@ def _check_deadline(options: Options, asked: Preemption, environ: Mapping[str, s
     now = time.time()
     end = end_time(environ, now) if seconds else None
     if end is not None and now < end <= now + seconds:
-        raise UsageError(f"{given} is no less than the {end - now:.0f} s that this job has left; give less")
+        raise UsageError(f"{given} is not less than the {end - now:.0f} s that this job has left; give less")
 
 
 def _check_requeue(options: Options, asked: Preemption, environ: Mapping[str, str]) -> None:
-    given = f"{options.source('requeue')}={asked.requeue}"
-    if asked.requeue < 0:
-        raise UsageError(f"{given} is out of range; give 0 or more")
     if not asked.requeue:
         return
+    given = f"{options.source('requeue')}={asked.requeue}"
     if not asked.wanted:
         raise UsageError(f"{given} is for a job that is preempted; give --preempt-signals or --stop-before-end too")
     from shutil import which
@@ -462,10 +472,10 @@ def _check_requeue(options: Options, asked: Preemption, environ: Mapping[str, st
     if not job:
         raise UsageError(f"{given} requeues a job of Slurm, and this is not one: SLURM_JOB_ID is not set; leave it out")
     if environ.get("ENVIRONMENT") != "BATCH":
-        _log.warning("%s: Slurm requeues batch jobs only, and this seems to be none; start it by sbatch", given)
+        _log.warning("%s: Slurm requeues batch jobs only, and this is not one; start it by sbatch", given)
     if which("scontrol", path=environ.get("PATH")) is None:
         _log.warning(
-            "%s: scontrol is not on the PATH, so that nobody can be asked to requeue job %s; have it in the container, "
+            "%s: scontrol is not on the PATH, so job %s cannot be requeued; add it to the container, "
             "or let the batch script run 'scontrol requeue %s' when srun has ended with 143",
             given,
             job,
@@ -505,8 +515,8 @@ _SIMILARITY = 0.5
 OURS = frozenset(
     f"RALLYPOINT_{name}"
     for name in (
-        *("SECRET", "SECRET_FILE", "ETCD_PASSWORD", "ETCD_PASSWORD_FILE"),
-        *("STORE", "NOTICES", "TERMINATION_GRACE"),
+        *("ENDPOINT", "SECRET", "SECRET_FILE", "ETCD_PASSWORD", "ETCD_PASSWORD_FILE"),
+        *("STORE", "NOTICES", "STANDBY", "TERMINATION_GRACE"),
         *("VERDICT_FILE", "TERMINATION_LOG", "HTTP_TOKEN_FILE", "INCIDENT_ENV", "SERVICE"),
         *("SHIM", "SHIM_PYTHON"),
     )

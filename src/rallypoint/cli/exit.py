@@ -42,17 +42,15 @@ def exit_code_of(work: Callable[[], None], program: str = "rallyrun", finish: Fi
 def _ended(work: Callable[[], None], program: str) -> tuple[BaseException | None, int]:
     """Do the work. Returns what has ended it, which has been printed, and the exit code."""
 
-    preempted: JobPreempted | None = None
+    asked: NodeLeftInOrder | JobPreempted | None = None
 
     def recorded() -> None:
-        nonlocal preempted
+        nonlocal asked
         try:
             work()
-        except NodeLeftInOrder as left:  # on request, and nothing has failed
-            print_error(f"{program}: {left}")
-        except JobPreempted as error:  # nor here
+        except (NodeLeftInOrder, JobPreempted) as error:  # on request, and nothing has failed
             print_error(f"{program}: {error}")
-            preempted = error
+            asked = error
 
     try:
         record(recorded)()
@@ -72,7 +70,7 @@ def _ended(work: Callable[[], None], program: str) -> tuple[BaseException | None
             traceback.print_exc()
         print_error(f"{program}: error: {type(error).__name__} was {_who_raised(error)}")
         return error, FAILED
-    return preempted, 0 if preempted is None else PREEMPTED
+    return asked, PREEMPTED if isinstance(asked, JobPreempted) else 0
 
 
 def _code_of(error: RallypointError) -> int:
@@ -88,7 +86,7 @@ def _error_sentence(error: RallypointError, program: str) -> str:
 
     if isinstance(error, ChildFailedError):
         return str(error)
-    if isinstance(error, SignalException):
+    if isinstance(error, SignalException) and not error.drained:
         from rallypoint.base.signals import signal_name
 
         return f"{program}: stopped by {signal_name(error.sigval)}"
@@ -106,6 +104,10 @@ def _who_raised(error: Exception) -> str:
     return "unexpected: a defect of Rallypoint, please report it"
 
 
+class OutputError(RallypointError):
+    """Standard output cannot be written."""
+
+
 def print_error(text: str) -> None:
     """Write a line to standard error, if it can be written; otherwise the exit code must suffice."""
     if sys.stderr is not None:  # `print` would take standard output then
@@ -114,9 +116,7 @@ def print_error(text: str) -> None:
 
 
 def print_answer(text: str) -> None:
-    """Write a command's answer to standard output, as lines. Raises RallypointError: it has no reader, or the disk is
-    full.
-    """
+    """Write a command's answer to standard output, as lines. Raises OutputError: no reader, or the disk is full."""
     write_answer(f"{text}\n")
 
 
@@ -126,4 +126,4 @@ def write_answer(text: str) -> None:
         print(text, end="", flush=True)
     except OSError as error:
         drop_output(sys.stdout)
-        raise RallypointError(f"standard output cannot be written: {error.strerror}; send it elsewhere") from None
+        raise OutputError(f"standard output cannot be written: {error.strerror}; send it elsewhere") from None

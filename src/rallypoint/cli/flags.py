@@ -186,7 +186,13 @@ GROUPS = (
                 "TEXTS",
                 default=(),
             ),
-            Flag("--duplicate-stderr-filters", split_filters, "The same for stderr", "TEXTS", default=()),
+            Flag(
+                "--duplicate-stderr-filters",
+                split_filters,
+                "As for stdout, for stderr",
+                "TEXTS",
+                default=(),
+            ),
             Flag(
                 "--logs-specs",
                 str,

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from rallypoint.base.errors import RallypointError
-from rallypoint.base.log import terminal_rewrites_lines
-from rallypoint.cli.exit import print_error
+from rallypoint.base.log import colours_wanted, terminal_rewrites_lines
+from rallypoint.cli.exit import OutputError, print_error
 from rallypoint.control.client.dialing import DialTarget
 from rallypoint.control.client.watcher import WatcherSession, open_session
 from rallypoint.control.protocol.observation import JobList, Snapshot, WatchRequest
@@ -46,7 +46,7 @@ class Terminal:
 
     def draw(self, lines: Sequence[Line]) -> None:
         width, height = self.size
-        colours = "NO_COLOR" not in os.environ
+        colours = colours_wanted()
         shown = [_styled(cut(each.text, width), each.style if colours else "") for each in lines[:height]]
         self._write(("" if self._taken else _TAKE) + "\x1b[H" + "\x1b[K\r\n".join(shown) + "\x1b[K\x1b[J")
         self._taken = True
@@ -164,6 +164,8 @@ class Follower:
             while True:
                 try:
                     return await self._follow()
+                except OutputError:
+                    raise
                 except RallypointError as error:
                     if self._last is None:
                         raise
@@ -196,15 +198,19 @@ class Follower:
                 return seen
             if not isinstance(seen, Snapshot):
                 continue
-            if self._noted:
-                self._noted = False
-                again = self._last is not None and self._last.incarnation == seen.incarnation
-                self._display.note(f"the control plane is reachable again{'' if again else ', started anew'}")
-                self._display.note("")
-            self._last, self._job = seen, seen.job
-            self._display.show(seen)
+            self.show(seen)
             if seen.detail:
                 return seen
+
+    def show(self, seen: Snapshot) -> None:
+        """Show a snapshot that has come."""
+        if self._noted:
+            self._noted = False
+            again = self._last is not None and self._last.incarnation == seen.incarnation
+            self._display.note(f"the control plane is reachable again{'' if again else ', started anew'}")
+            self._display.note("")
+        self._last, self._job = seen, seen.job
+        self._display.show(seen)
 
 
 class _TerminalSignals:

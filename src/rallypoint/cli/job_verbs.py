@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, TypeVar
 from rallypoint.base.errors import RallypointError, UsageError, UserError
 from rallypoint.cli.exit import print_answer, print_error
 from rallypoint.cli.parse import parse_nnodes
-from rallypoint.control.client.watcher import WatcherSession, open_session, operator_name, with_all_nodes
+from rallypoint.control.client.watcher import (
+    UnreachableError,
+    WatcherSession,
+    open_session,
+    operator_name,
+    with_all_nodes,
+)
 from rallypoint.control.protocol.messages import CollectedPart, CollectKind
 from rallypoint.control.protocol.observation import (
     CollectCommand,
@@ -31,8 +37,9 @@ from rallypoint.control.protocol.observation import (
 )
 
 if TYPE_CHECKING:
+    from rallypoint.agent.features.ended_jobs import EndedJob
+    from rallypoint.cli.local_jobs import RunningJob
     from rallypoint.control.client.dialing import DialTarget
-    from rallypoint.rendezvous.handler import LocalJob
     from rallypoint.rendezvous.params import RendezvousParameters
 
 PHASE_CODES = {"running": 0, "waiting": 3, "forming": 3, "held back": 3, "failed": 4, "stopped": 4, "succeeded": 5}
@@ -55,62 +62,40 @@ def parameters_of(options: argparse.Namespace, endpoint: str) -> RendezvousParam
     from rallypoint.rendezvous.params import RendezvousParameters, parse_rdzv_conf
 
     config = parse_rdzv_conf(options.rdzv_conf)
-    return RendezvousParameters(options.rdzv_backend, endpoint, options.rdzv_id, 1, 1, **config)
+    return RendezvousParameters(options.rdzv_backend or "c10d", endpoint, options.rdzv_id, 1, 1, **config)
 
 
 def targets(options: argparse.Namespace) -> list[DialTarget]:
-    """The places where the job's coordinator may be."""
+    """The places where the job's coordinator may be. A job of this machine is found once: from then on the options say
+    its id, and how its agent is reached.
+    """
+    from rallypoint.cli.local_jobs import is_endpoint, job_named, targets_of
+    from rallypoint.rendezvous.params import parse_rdzv_conf
+
+    if options.found is None:
+        endpoint = given_endpoint(options)
+        found = None if is_endpoint(endpoint) else job_named(endpoint, options.rdzv_id)
+        if found is None:
+            from rallypoint.agent.coordinators import coordinators
+
+            return coordinators(parameters_of(options, endpoint))
+        options.found = found.first
+        options.rdzv_id = found.first.job
+    return targets_of(options.found, parse_rdzv_conf(options.rdzv_conf))
+
+
+def given_endpoint(options: argparse.Namespace) -> str:
+    """The endpoint, or the name of the job, that the user has given; empty for none. What `PET_*` variables say beside
+    an endpoint goes with it.
+    """
     if options.endpoint and options.rdzv_endpoint:
         raise UsageError("the endpoint is given twice; give it as ENDPOINT or as --rdzv-endpoint")
-    endpoint: str = options.endpoint or options.rdzv_endpoint
-    if not endpoint:
-        return _local_target(options)
-    from rallypoint.agent.coordinators import coordinators
-
-    return coordinators(parameters_of(options, endpoint))
-
-
-def _local_target(options: argparse.Namespace) -> list[DialTarget]:
-    jobs = [each for each in local_jobs_of_user() if options.rdzv_id in {"", each.job}]
-    if len(jobs) == 1:
-        options.rdzv_id, options.rdzv_backend, options.rdzv_endpoint = jobs[0][1:]
-        _take_token(jobs[0])
-        return targets(options)
-    named = f" with --rdzv-id={options.rdzv_id}" if options.rdzv_id else ""
-    if len({each.job for each in jobs}) == 1:
-        raise UsageError(
-            f"there are {len(jobs)} jobs {jobs[0].job!r} on this machine, {_places(jobs)}; give the endpoint of one"
-        )
-    if jobs:
-        raise UsageError(
-            f"there are {len(jobs)} jobs on this machine; name one by --rdzv-id ('rallyctl status' lists them)"
-        )
-    raise RallypointError(f"no job of this user{named} runs on this machine; give the job's --rdzv-endpoint")
-
-
-def _places(jobs: list[LocalJob]) -> str:
-    """Where jobs of one id are, in words."""
-    shown = [f"at {each.endpoint} (agent {each.pid})" for each in jobs[:_MOST_NAMED]]
-    return " and ".join([*shown, "others"] if len(jobs) > _MOST_NAMED else shown)
-
-
-def _take_token(job: LocalJob) -> None:
-    """If this command was given no secret, take the token of a job of this user from its agent."""
-    from rallypoint.agent.features.local_socket import local_token
-    from rallypoint.base.secrets import SECRET
-
-    if not {SECRET, f"{SECRET}_FILE"} & os.environ.keys() and (token := local_token(job)):
-        os.environ[SECRET] = token
-
-
-def local_jobs_of_user() -> list[LocalJob]:
-    """The jobs on this machine that this user may see, each once: all agents of a job report the same, and two jobs of
-    one id differ in their endpoints.
-    """
-    from rallypoint.agent.features.local_socket import local_jobs
-
-    found = {each[1:]: each for each in local_jobs()}
-    return sorted(found.values(), key=lambda each: (each.job, each.pid))
+    given: str = options.endpoint or options.rdzv_endpoint or os.environ.get("RALLYPOINT_ENDPOINT", "")
+    if given or not os.environ.get("PET_RDZV_ENDPOINT"):
+        return given
+    for name in ("rdzv_backend", "rdzv_id", "rdzv_conf"):
+        setattr(options, name, getattr(options, name) or os.environ.get(f"PET_{name.upper()}", ""))
+    return os.environ["PET_RDZV_ENDPOINT"]
 
 
 def with_session(options: argparse.Namespace, use: Callable[[WatcherSession], Awaitable[int]]) -> int:
@@ -130,7 +115,7 @@ async def receive(session: WatcherSession, kind: type[_Seen]) -> _Seen:
         if isinstance(seen, kind):
             return seen
         if isinstance(seen, JobList):
-            raise _unnamed(seen)
+            raise unnamed(seen)
 
 
 async def collect(session: WatcherSession, take: Callable[[str, bytes], None]) -> CommandReply:
@@ -151,10 +136,10 @@ async def collect(session: WatcherSession, take: Callable[[str, bytes], None]) -
         elif isinstance(seen, CommandReply):
             return seen
         elif isinstance(seen, JobList):
-            raise _unnamed(seen)
+            raise unnamed(seen)
 
 
-def _unnamed(jobs: JobList) -> RallypointError:
+def unnamed(jobs: JobList) -> RallypointError:
     """The error for a command that names no job, if the control plane has several or none."""
     if not jobs.jobs:
         return RallypointError("the control plane has no job at the moment; nothing was changed")
@@ -167,11 +152,32 @@ def _unnamed(jobs: JobList) -> RallypointError:
 
 
 def status(options: argparse.Namespace) -> int:
-    if not options.endpoint and not options.rdzv_endpoint and not options.rdzv_id:
-        jobs = local_jobs_of_user()
-        if len(jobs) != 1:
-            return _list_local_jobs(jobs, options)
+    from rallypoint.cli.local_jobs import NoJobError, past_jobs, past_jobs_named, running_jobs, show_past
 
+    endpoint = given_endpoint(options)
+    if not endpoint and not options.rdzv_id:
+        jobs = running_jobs()
+        if options.all or len(jobs) != 1:
+            return _list_local_jobs(jobs, past_jobs(), options)
+    try:
+        return _status_of_running(options)
+    except (NoJobError, UnreachableError) as error:
+        if not (past := past_jobs_named(endpoint, options.rdzv_id)):
+            raise
+        if isinstance(error, UnreachableError):
+            print_error(f"rallyctl: {error}")
+        return show_past(past[0], options)
+
+
+def _list_local_jobs(jobs: list[RunningJob], past: list[EndedJob], options: argparse.Namespace) -> int:
+    from rallypoint.cli.local_jobs import looked_at, show_jobs
+    from rallypoint.rendezvous.params import parse_rdzv_conf
+
+    show_jobs(looked_at(jobs, parse_rdzv_conf(options.rdzv_conf)), past, options)
+    return 0 if jobs or (options.all and past) else 1
+
+
+def _status_of_running(options: argparse.Namespace) -> int:
     if options.watch:
         if options.node or options.all:
             raise UsageError("--watch shows the nodes that need attention; leave --node and --all out")
@@ -222,32 +228,15 @@ def _watch(options: argparse.Namespace) -> int:
     return PHASE_CODES[seen.phase.value]
 
 
-def _list_local_jobs(jobs: list[LocalJob], options: argparse.Namespace) -> int:
-    from rallypoint.observe.status import table
-
-    if options.json:
-        from rallypoint.observe.status import VERSION
-
-        print_answer(json.dumps({"version": VERSION, "jobs": [each._asdict() for each in jobs]}, indent=2))
-    elif jobs:
-        rows = [("JOB", "BACKEND", "ENDPOINT", "AGENT")]
-        print_answer(
-            "\n".join(table([*rows, *((each.job, each.backend, each.endpoint, str(each.pid)) for each in jobs)]))
-        )
-    else:
-        print_answer("no job of this user runs on this machine; give the --rdzv-endpoint of one that runs elsewhere")
-    return 0 if jobs else 1
-
-
 def _print_jobs(jobs: JobList, options: argparse.Namespace) -> None:
     if options.json:
         from rallypoint.observe.status import jobs_json
 
-        print_answer(jobs_json(jobs.jobs))
+        print_answer(jobs_json(jobs, time.time()))
     else:
         from rallypoint.observe.status import job_lines
 
-        print_answer("\n".join(job_lines(jobs.jobs)))
+        print_answer("\n".join(job_lines(jobs, with_ended=options.all)))
 
 
 def _print_status(snapshot: Snapshot, options: argparse.Namespace) -> None:
@@ -262,6 +251,10 @@ def _print_status(snapshot: Snapshot, options: argparse.Namespace) -> None:
         print_answer("\n".join(status_lines(snapshot, width)))
 
 
+def _ranks(options: argparse.Namespace) -> tuple[int, ...]:
+    return () if options.rank < 0 else (options.rank,)
+
+
 def stacks(options: argparse.Namespace) -> int:
     from rallypoint.observe.hangs.evidence import decode_stacks
     from rallypoint.observe.hangs.report import GatheredStacks
@@ -272,10 +265,10 @@ def stacks(options: argparse.Namespace) -> int:
         try:
             gathered.add(each for each in decode_stacks(data) if options.rank in (-1, each.rank))
         except ValueError as error:
-            print_error(f"rallyctl: what {node} has sent are no stacks: {error}")
+            print_error(f"rallyctl: what {node} has sent are not stacks: {error}")
 
     async def show(session: WatcherSession) -> int:
-        session.send(CollectCommand(operator_name(), CollectKind.STACKS, options.rank))
+        session.send(CollectCommand(operator_name(), CollectKind.STACKS, _ranks(options)))
         reply = await collect(session, take)
         if lines := gathered.lines():
             print_answer("\n".join(lines))
@@ -292,7 +285,7 @@ def bundle(options: argparse.Namespace) -> int:
     async def show(session: WatcherSession) -> int:
         session.send(WatchRequest())
         seen = await all_nodes(session, await receive(session, Snapshot))
-        session.send(CollectCommand(operator_name(), CollectKind.BUNDLE, options.rank))
+        session.send(CollectCommand(operator_name(), CollectKind.BUNDLE, _ranks(options)))
         moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         parent = os.path.join(options.output, safe_name(seen.job), f"on-demand-{moment}")
         names = {each.name: f"{safe_name(each.host)}-{each.pid}" for each in seen.nodes}
@@ -304,7 +297,7 @@ def bundle(options: argparse.Namespace) -> int:
             try:
                 write_bundle(parent, names.get(node) or safe_name(node), decode_bundle(data))
             except ValueError as error:
-                print_error(f"rallyctl: what {node} has sent is no bundle: {error}")
+                print_error(f"rallyctl: what {node} has sent is not a bundle: {error}")
 
         try:
             _write_index(parent, seen)
@@ -328,8 +321,15 @@ def bundle(options: argparse.Namespace) -> int:
 # Verbs that change it
 
 
-def _command(options: argparse.Namespace, make: Callable[[str], Command]) -> int:
+def _command(options: argparse.Namespace, doing: str, make: Callable[[str], Command]) -> int:
+    """Say which job it is, and how it stands, before anything is done to it."""
+
     async def give(session: WatcherSession) -> int:
+        from rallypoint.observe.status import job_words
+
+        session.send(WatchRequest())
+        seen = await receive(session, Snapshot)
+        print_error(f"rallyctl: {doing} job {seen.job}: {job_words(seen)}")
         session.send(make(operator_name()))
         reply = await receive(session, CommandReply)
         if not reply.done:
@@ -341,20 +341,26 @@ def _command(options: argparse.Namespace, make: Callable[[str], Command]) -> int
 
 
 def restart(options: argparse.Namespace) -> int:
-    return _command(options, RestartCommand)
+    return _command(options, "restarting", RestartCommand)
 
 
 def stop(options: argparse.Namespace) -> int:
-    return _command(options, StopCommand)
+    return _command(options, "stopping", StopCommand)
 
 
 def drain(options: argparse.Namespace) -> int:
-    return _command(options, lambda by: DrainCommand(by, options.node))
+    from rallypoint.cli.local_jobs import either_order
+
+    either_order(options, "node", re.compile(r".+"))
+    return _command(options, f"draining {options.node} of", lambda by: DrainCommand(by, options.node))
 
 
 def resize(options: argparse.Namespace) -> int:
+    from rallypoint.cli.local_jobs import either_order
+
+    either_order(options, "size", re.compile(r"[0-9]+(:[0-9]+)?"))
     try:
         least, most = parse_nnodes(options.size, "MIN:MAX")
     except UserError as error:
         raise UsageError(str(error)) from None
-    return _command(options, lambda by: ResizeCommand(by, least, most))
+    return _command(options, "resizing", lambda by: ResizeCommand(by, least, most, options.force))

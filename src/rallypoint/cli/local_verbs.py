@@ -54,20 +54,19 @@ def check(options: argparse.Namespace) -> int:
 
 
 def _check_inputs(options: argparse.Namespace) -> CheckInputs:
+    from rallypoint.cli.job_verbs import given_endpoint, parameters_of
     from rallypoint.clusters.preflight.results import CheckInputs
 
     log_dir = os.path.abspath(options.log_dir) if options.log_dir else ""
-    if not options.endpoint:
+    endpoint = given_endpoint(options)
+    if not endpoint:
         if options.rdzv_conf or options.rdzv_id:
-            raise UsageError(
-                "--rdzv-id and --rdzv-conf have an effect only with --endpoint; give that, or leave them out"
-            )
+            raise UsageError("--rdzv-id and --rdzv-conf have no effect without an endpoint; give it, or leave them out")
         return CheckInputs(log_dir)
     from rallypoint.agent.features.preflight import inputs_of
-    from rallypoint.cli.job_verbs import parameters_of
 
     try:
-        return inputs_of(parameters_of(options, options.endpoint), log_dir)
+        return inputs_of(parameters_of(options, endpoint), log_dir)
     except UserError as error:
         raise UsageError(str(error)) from None
 

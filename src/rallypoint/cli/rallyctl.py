@@ -47,7 +47,7 @@ def _value(name: str, metavar: str, text: str, **more: Any) -> Argument:
 
 
 def _switch(name: str, text: str) -> Argument:
-    return Argument((name,), {"help": text, "action": "store_true"})
+    return Argument(tuple(name.split()), {"help": text, "action": "store_true"})
 
 
 def _several(name: str, metavar: str, text: str) -> Argument:
@@ -59,7 +59,7 @@ def _rendezvous(id_help: str) -> tuple[Argument, ...]:
     backends = ("c10d", "static", "etcd")
     text = "c10d, static or etcd (default: c10d)"
     return (
-        _value("--rdzv-backend", "NAME", text, default="c10d", choices=backends),
+        _value("--rdzv-backend", "NAME", text, choices=backends),
         _value("--rdzv-id", "ID", id_help),
         _value("--rdzv-conf", "K=V,...", "options of the backend, such as tls_ca"),
     )
@@ -67,8 +67,15 @@ def _rendezvous(id_help: str) -> tuple[Argument, ...]:
 
 _JOB: tuple[str | Argument, ...] = (
     "the job",
-    _value("endpoint", "ENDPOINT", "the job's --rdzv-endpoint", nargs="?", default=""),
-    _value("--rdzv-endpoint", "ENDPOINT", "the same"),
+    _value(
+        "endpoint",
+        "ENDPOINT",
+        "the job's --rdzv-endpoint; of a job on this machine also its id, number, port or script (default: "
+        "$RALLYPOINT_ENDPOINT, $PET_RDZV_ENDPOINT, or the only job here)",
+        nargs="?",
+        default="",
+    ),
+    _value("--rdzv-endpoint", "ENDPOINT", "another way to give ENDPOINT"),
     *_rendezvous("the job, where the control plane or this machine has several"),
 )
 """What selects the job of a verb."""
@@ -77,7 +84,7 @@ VERBS = (
     Verb(
         "demo",
         "show a job that loses a worker, then a node, and continues",
-        "Show what Rallypoint is for, on this machine and in half a minute: a job of two workers is trained "
+        "Show what Rallypoint does, on this machine in half a minute: a job of two workers is trained "
         "undisturbed; then again, with a worker killed half-way; then on three nodes (launchers on loopback), one of "
         "which is lost. It must resume each time and end with the same loss. Needs no torch. Exits with 1 if rallyrun "
         "does not do what it claims.",
@@ -132,7 +139,7 @@ VERBS = (
         _value(
             "--lost-after",
             "S",
-            "seconds of silence after which launcher and host take each other for lost (default: 30)",
+            "seconds of silence after which launcher and host count each other as lost (default: 30)",
             default="30",
         ),
         _value(
@@ -160,15 +167,19 @@ VERBS = (
         "status",
         "show the status of a job",
         "Show the status of a job: phase, round, nodes, restarts, last failures and events. The command never counts "
-        "as a node. Without an endpoint it shows the jobs of this machine. Exits with 0 while the job runs, 3 while it "
-        "waits for nodes or forms a round, 4 if it has failed or was stopped, 5 if it has succeeded, and 1 if it "
-        "cannot be reached.",
+        "as a node. Without an endpoint it shows the job of this machine, or lists several. Exits with 0 while the job "
+        "runs, 3 while it waits for nodes or forms a round, 4 if it has failed or was stopped, 5 if it has succeeded, "
+        "and 1 if it cannot be reached.",
         "node1:29400 --watch",
         "job_verbs:status",
         *_JOB,
         "output",
         _switch("--json", "print JSON (docs/reference/status.md)"),
-        _switch("--all", "show all nodes; of more than 100, otherwise those with which something is the matter"),
+        _switch(
+            "--all",
+            "show all nodes (of more than 100, otherwise those that need attention); without an endpoint all jobs of "
+            "this machine, those that have ended too",
+        ),
         _value("--node", "NODE", "show this node: its name, host, address or group rank", default=""),
         _switch(
             "--watch",
@@ -205,11 +216,102 @@ VERBS = (
         "resize",
         "change how many nodes a job has",
         "Change how many nodes the rounds to come have at least and at most. It does not end the round that runs; "
-        "waiting nodes and spares that have a place then are taken in at once.",
+        "waiting nodes and spares that have a place then are taken in at once. More nodes than there are, as the "
+        "least, are refused: the next failure would stop the job until they have come.",
         "4:8 node1:29400",
         "job_verbs:resize",
         _value("size", "MIN:MAX", "numbers of nodes, as for --nnodes"),
         *_JOB,
+        "safety",
+        _switch("--force", "also if there are fewer than MIN nodes"),
+    ),
+    Verb(
+        "logs",
+        "show what a job's workers write",
+        "Show the last lines that the workers of a job have written, from any node of it, and with --follow what they "
+        "write from then on, through restarts, until the job ends. The nodes send what is in log files (--tee, "
+        "--redirects), or in the file that a node writes its console to; standard error in any case.",
+        "-f 3 8-15 node1:29400",
+        "log_verbs:logs",
+        _value("operands", "RANK|ENDPOINT", "global ranks, as 3 or 8-15 (default: all); the job's endpoint", nargs="*"),
+        *(each for each in _JOB if isinstance(each, str) or each.names != ("endpoint",)),
+        "output",
+        _switch("-f --follow", "follow the job until it ends"),
+        _value("-n --lines", "N", "last lines of each output that are shown (default: 20)", type=int, default=20),
+    ),
+    Verb(
+        "events",
+        "show what happens to a job",
+        "Show the latest 200 events of a job, a line each: rounds that began or ended, nodes that came or were lost, "
+        "commands, hangs, the end. With --follow those that are to come too, until the job ends.",
+        "node1:29400 --follow",
+        "log_verbs:events",
+        *_JOB,
+        "output",
+        _switch("-f --follow", "follow the job until it ends"),
+        _switch("--json", "print each event as JSON on one line (docs/reference/status.md)"),
+    ),
+    Verb(
+        "wait",
+        "wait for the end of a job",
+        "Wait until a job has ended, through restarts of its control plane, and say how. Exits with 0 if it has "
+        "succeeded, and otherwise with the code of rallyrun --exit-codes=classified: 1, 2, 75, 93, 94, 124 or 143 "
+        "(docs/reference/exit-codes.md); with 69 if the job cannot be reached.",
+        "node1:29400",
+        "log_verbs:wait",
+        *_JOB,
+    ),
+    Verb(
+        "drill",
+        "do a fault on purpose, and measure how the job recovers",
+        "Kill, pause, hang or cut off a worker or a node of a job that runs, so many times, and show what it took each "
+        "time: seconds until the fault was detected, until the next round and until the next step, restarts used, "
+        "steps lost. The seed chooses whom. What would end the job is refused without --force. Exits with 0 if all "
+        "faults were survived, 4 if one was not, and 1 if one was refused or the job cannot be reached "
+        "(docs/how-to/drill.md).",
+        "node1:29400 --kill=worker --times=10 --every=30",
+        "drill:drill",
+        *_JOB,
+        "fault",
+        _value(
+            "--kill",
+            "WHAT",
+            "worker: SIGKILL to a worker; agent: SIGKILL to an agent; node: agent and workers fall silent for two "
+            "leases, then SIGKILL",
+            choices=("worker", "agent", "node"),
+        ),
+        _value(
+            "--pause",
+            "SECONDS",
+            "stop a worker, or with --node a node's agent and workers, for so long (SIGSTOP, SIGCONT)",
+            type=float,
+            default=0.0,
+        ),
+        _switch("--hang", "stop a worker until --hang-timeout has found the hang"),
+        _value(
+            "--cut",
+            "SECONDS",
+            "for so long nothing passes between a node's agent and the control plane",
+            type=float,
+            default=0.0,
+        ),
+        "victim",
+        _value("--rank", "N", "the worker of this global rank (default: by the seed)", type=int, default=-1),
+        _value("--node", "NODE", "the node: name, host, address, pid@host or group rank (default: by the seed)"),
+        _value("--seed", "N", "chooses the victims (default: 0)", type=int, default=0),
+        "how often",
+        _value("--times", "N", "faults in all (default: 1)", type=int, default=1),
+        _value("--every", "SECONDS", "from one fault to the next, at least (default: 60)", type=float, default=60.0),
+        _value(
+            "--within",
+            "SECONDS",
+            "time for the next step after a fault, or it was not survived (default: 120)",
+            type=float,
+            default=120.0,
+        ),
+        _switch("--force", "also what may end the job"),
+        "output",
+        _switch("--json", "print JSON (docs/how-to/drill.md)"),
     ),
     Verb(
         "stacks",
@@ -226,13 +328,14 @@ VERBS = (
         "check",
         "check whether this node can run a job",
         "Check this node before a job is started on it: shared memory, limits, space, names, the endpoint, GPUs "
-        "(docs/how-to/preflight.md). Prints a line for each check: PASS, WARN or FAIL, name, fact, remedy. "
-        "Exits with 0 if all have passed, 1 after a WARN, and 2 after a FAIL. rallyrun --preflight does the same on "
-        "every node of a job before it joins.",
-        "--endpoint=node1:29400 --require=shared-memory,gpus",
+        "(docs/how-to/preflight.md). Prints a line for each check: PASS, SKIP (not checked), WARN or FAIL, "
+        "name, fact, remedy. Exits with 1 after a WARN, with 2 after a FAIL, else with 0. rallyrun --preflight does "
+        "the same on every node of a job before it joins.",
+        "node1:29400 --require=shared-memory,gpus",
         "local_verbs:check",
         "what is checked",
-        _value("--endpoint", "HOST:PORT", "the job's --rdzv-endpoint (default: none)"),
+        _value("endpoint", "ENDPOINT", "the job's --rdzv-endpoint (default: none)", nargs="?", default=""),
+        _value("--rdzv-endpoint --endpoint", "ENDPOINT", "another way to give ENDPOINT"),
         *_rendezvous("the job's id, to ask its control plane for the time of day (etcd needs it)"),
         _value("--log-dir", "DIR", "folder of the logs (default: a temporary one)"),
         "answer",
@@ -304,7 +407,7 @@ VERBS = (
         "secret",
         "print a new secret for RALLYPOINT_SECRET",
         "Print a new secret: 32 random bytes as text. Give it to all nodes of a job, and to 'rallyctl serve', as "
-        "RALLYPOINT_SECRET or in a file that RALLYPOINT_SECRET_FILE names and nobody else may read.",
+        "RALLYPOINT_SECRET or in a file that RALLYPOINT_SECRET_FILE names and no other user may read.",
         "> job.secret",
         "local_verbs:secret",
     ),
@@ -339,8 +442,8 @@ VERBS = (
         "print a script that completes both commands in a shell",
         "Print a script that completes rallyrun and rallyctl: flags, values of flags, verbs and files. To install it, "
         "bash and tcsh: write it to a file that ~/.bashrc or ~/.tcshrc reads by 'source'; zsh: to DIR/_rallyrun, "
-        "with a DIR of $fpath; fish: to rallyrun.fish and to rallyctl.fish in ~/.config/fish/completions. It is whole "
-        "in itself: write it again after an upgrade. Wheels have the scripts too, and shells find them where the "
+        "with a DIR of $fpath; fish: to rallyrun.fish and to rallyctl.fish in ~/.config/fish/completions. It does not "
+        "read the package: write it again after an upgrade. Wheels have the scripts too; shells find them where the "
         "package is installed below /usr or /usr/local (docs/how-to/completion.md).",
         "bash > ~/.rallypoint.bash && echo 'source ~/.rallypoint.bash' >> ~/.bashrc",
         "local_verbs:completion",
@@ -364,7 +467,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         set_up_process()
     words = sys.argv[1:] if argv is None else argv
-    options = build_parser().parse_args(words)
+    options = _parsed(words)
     from rallypoint.cli.exit import exit_code_of
 
     answer: int | None = 0
@@ -380,6 +483,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code_of(answered, "rallyctl") or answer or 0
 
 
+class _VerbParser(Parser):
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """As argparse does, with the verb that an unknown one is most like."""
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            from rallypoint.cli.convert import closest_match
+
+            meant = closest_match(value, action.choices)
+            hint = f"did you mean {meant}? " if meant else ""
+            self.error(f"there is no verb {value!r}; {hint}'rallyctl --help' lists all")
+        super()._check_value(action, value)
+
+
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    """The arguments. An operand that comes after flags which follow the first ones would not be taken by argparse."""
+    parser = build_parser()
+    options, late = parser.parse_known_args(words)
+    for word in late:
+        given = vars(options)
+        if not word.startswith("-") and "operands" in given:
+            options.operands.append(word)
+        elif not word.startswith("-") and given.get("endpoint") == "":
+            options.endpoint = word
+        else:
+            parser.error(f"unrecognized arguments: {' '.join(late)}")
+    return options
+
+
 def load(work: str) -> Callable[[argparse.Namespace], int | None]:
     module, _, name = work.partition(":")
     found: Callable[[argparse.Namespace], int | None] = getattr(import_module(f"rallypoint.cli.{module}"), name)
@@ -388,7 +518,7 @@ def load(work: str) -> Callable[[argparse.Namespace], int | None]:
 
 def build_parser() -> argparse.ArgumentParser:
     about = "Inspect and control jobs of rallyrun, and run services for them."
-    parser = Parser("rallyctl", description=about, formatter_class=HelpFormatter)
+    parser = _VerbParser("rallyctl", description=about, formatter_class=HelpFormatter)
     parser.add_argument("--version", action=ShowVersion, command="rallyctl")
     parser.add_argument(
         "--slurm", metavar="JOBID", default="", help="run the verb on the first node of this Slurm job, through srun"
@@ -399,7 +529,7 @@ def build_parser() -> argparse.ArgumentParser:
         page = verbs.add_parser(
             verb.name, help=verb.summary, description=verb.text, epilog=epilog, formatter_class=HelpFormatter
         )
-        page.set_defaults(work=verb.work)
+        page.set_defaults(work=verb.work, found=None)
         section: argparse._ActionsContainer = page
         for each in verb.arguments:
             if isinstance(each, str):

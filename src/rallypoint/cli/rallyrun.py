@@ -100,15 +100,17 @@ class _Run:
         prestart()  # it starts up during the imports that follow
         from rallypoint.workers.logs.specs import host_label
 
-        configure(host_label(self.options.features.command.host_prefix, os.environ))
+        command = self.options.features.command
+        configure(host_label(command.host_prefix, os.environ), "rallyrun", command.log_format)
         if self._in_place_of:
             from rallypoint.agent.launch import announce
 
             announce(self._in_place_of)  # before any other line
         self.options = by_cluster(self.options)
-        from rallypoint.cli.convert import config_from_options, limit_threads
+        from rallypoint.cli.convert import check_script, config_from_options, limit_threads
 
         config, program, arguments = config_from_options(self.options, os.environ)
+        check_script(self.options, os.environ)
         _warn_of_variables()
         limit_threads(config, os.environ)
         from rallypoint.agent.launch import elastic_launch

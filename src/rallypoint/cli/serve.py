@@ -39,7 +39,7 @@ _MANAGER_TIMEOUT = 1.0
 
 
 def serve(options: argparse.Namespace) -> None:
-    configure()
+    configure(program="rallyctl")
     check_for_loop()
     text: str = options.endpoint
     try:
@@ -114,7 +114,7 @@ def _tell_manager(state: str) -> None:
             sender.sendto(state.encode(), f"\0{path[1:]}" if path.startswith("@") else path)
     except OSError as error:
         log.warning(
-            "the service manager at NOTIFY_SOCKET=%s cannot be told %r: %s; unset it, or check that socket",
+            "the service manager at NOTIFY_SOCKET=%s could not be sent %r: %s; unset it, or check that socket",
             *(path, state, error.strerror or error),
         )
 
@@ -142,7 +142,7 @@ def _pages(jobs: ManyJobs, options: argparse.Namespace) -> Serving | None:
         )
 
     def gather() -> Sequence[Family]:
-        summaries = jobs.summaries()
+        summaries = jobs.listed().jobs
         found = (jobs.find(each.job) for each in summaries)
         snapshots = [each.snapshot() for each in found if each is not None]
         return [build_family(), *jobs_families(summaries), *job_families(snapshots)]

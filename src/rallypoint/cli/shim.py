@@ -102,7 +102,7 @@ class _Environment:
     def refusal(self) -> str:
         """Why this environment is left alone; empty if it is the user's own."""
         if not self._kind:
-            return f"{self._prefix} is no virtual environment but a Python that is installed for all programs"
+            return f"{self._prefix} is not a virtual environment but a Python for all programs"
         owner = self._prefix.stat().st_uid
         if owner != os.geteuid():
             return f"the environment {self._prefix} belongs to {_user(owner)}, and not to {_user(os.geteuid())}"

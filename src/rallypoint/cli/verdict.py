@@ -58,14 +58,15 @@ CODES = {
     Ending.PROGRAM: 1,
     Ending.CONFIGURATION: 2,
     Ending.INFRASTRUCTURE: 75,  # EX_TEMPFAIL of sysexits.h
-    Ending.REPEATED: 93,
+    Ending.REPEATED: 93,  # this and 94: not to be tried again
     Ending.HANG: 124,  # as of timeout(1)
     Ending.PREEMPTED: 143,  # 128 + SIGTERM
-    Ending.STOPPED: 143,
+    Ending.STOPPED: 94,
 }
 """The exit code of each ending."""
 
-_SUCCESSES = (NodeLeftInOrder, RendezvousGracefulExitError)
+POD_INDEX = "JOB_COMPLETION_INDEX"
+"""Kubernetes sets it in the pods of an Indexed Job, which does not replace one that has ended with 0."""
 _ENDINGS: tuple[tuple[type[BaseException], Ending], ...] = (
     (UserError, Ending.CONFIGURATION),
     (JobPreempted, Ending.PREEMPTED),
@@ -94,8 +95,11 @@ class Classified(NamedTuple):
 SUCCESS = Classified(None, 0)
 
 
-def classified(error: BaseException | None) -> Classified:
-    if error is None or isinstance(error, _SUCCESSES):
+def classified(error: BaseException | None, *, is_pod: bool = False) -> Classified:
+    """`is_pod`: this node is a pod, to be replaced if it was evicted from a job that continues without it."""
+    if error is None or isinstance(error, RendezvousGracefulExitError):
+        return SUCCESS
+    if isinstance(error, NodeLeftInOrder) and (error.drained or not is_pod):
         return SUCCESS
     if isinstance(error, KeyboardInterrupt):
         return Classified(None, 130)
@@ -121,7 +125,7 @@ def ending_of(error: BaseException) -> Ending:
 
 def finish(error: BaseException | None, code: int, job: str, wants_classified: bool, environ: Mapping[str, str]) -> int:
     """Write the verdict of a run if that is requested; `code` is torchrun's exit code. Returns the exit code."""
-    found = classified(error)
+    found = classified(error, is_pod=POD_INDEX in environ)
     code = found.code if wants_classified else code
     verdict = verdict_of(error, found, code, job)
     path = environ.get(VERDICT_FILE, "")

@@ -2,10 +2,15 @@
 
     from rallypoint import inprocess
 
-    @inprocess.resumable
+    def build():                          # once in each process, before its first round
+        model = Model()
+        return {"model": model, "optimizer": AdamW(model.parameters())}
+
+    @inprocess.resumable(prepare=build)
     def train(round):                     # called again, in the same process, for each round
         dist.init_process_group("gloo")   # as always, from the environment
-        model = round.memory.get("model") or load_from_checkpoint()
+        if round.agree(round.prepared) is None:  # else all have the state of the worker that is furthest
+            load_checkpoint(round.prepared)
         ...
 
     train()
@@ -14,7 +19,8 @@ When a round ends, because a worker died or a node joins, the function is interr
 alive: whatever torch waits for is aborted, and `RoundEnded` is raised in the main thread. Once the function has
 returned or raised, process groups are destroyed; when the next round begins, its variables are set in `os.environ` and
 the function is called again. `round.survived` is then true, and `round.memory` is a dict that outlives rounds; what
-the function has put there, and not `survived`, says how far it came. Ranks may have changed.
+the function has put there, and not `survived`, says how far it came. Ranks may have changed. `prepare` is optional;
+with `rallyrun --standby=1` a further process has run it, and takes the place of a worker that dies.
 
 A part that must be done as a whole or not at all, such as an optimizer's step, goes into `uninterrupted`. Let
 `RoundEnded` pass: it is not an `Exception`, so `except Exception` does not catch it. The function is not interrupted

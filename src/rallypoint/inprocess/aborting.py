@@ -81,27 +81,27 @@ def run_hooks() -> None:
 
 def abort_groups() -> None:
     """Make every wait for another worker return, on whichever thread it is."""
-    c10d = _c10d()
-    if c10d is None:
+    groups = c10d()
+    if groups is None:
         return
     end_connections(_number("MASTER_PORT"), _number("WORLD_SIZE") if _makes_a_group() else 0)
-    _abort_nccl(c10d)
+    _abort_nccl(groups)
 
 
 def destroy_groups() -> None:
     """Forget all groups, so that `init_process_group` can be called again. After `abort_groups`, in the main thread.
     Raises Exception: whatever torch raises.
     """
-    c10d = _c10d()
-    if c10d is None:
+    groups = c10d()
+    if groups is None:
         return
-    names = c10d._world.pg_names
-    if not c10d.is_initialized() and names:  # interrupted while the first group was made
-        c10d._update_default_pg(next(iter(names)))
-    if c10d.is_initialized():
-        c10d.destroy_process_group()
+    names = groups._world.pg_names
+    if not groups.is_initialized() and names:  # interrupted while the first group was made
+        groups._update_default_pg(next(iter(names)))
+    if groups.is_initialized():
+        groups.destroy_process_group()
     # A group that was counted and never made would give the next ones other names than they have in new workers.
-    c10d._world.group_count = 0
+    groups._world.group_count = 0
 
 
 def _makes_a_group() -> bool:
@@ -117,7 +117,7 @@ def _number(variable: str) -> int:
     return int(value) if value.isdecimal() else 0
 
 
-def _c10d() -> Any:
+def c10d() -> Any:
     """torch's module of groups; None if it has not been imported, or not completely yet."""
     found = sys.modules.get(_C10D)
     return found if hasattr(found, "init_process_group") and hasattr(found, "_world") else None

@@ -12,6 +12,10 @@ Laws:
 4. `left` is written when no process group of the old round is left. A failure on the way there ends the process, and
    the agent starts another.
 5. A forked process takes no part in this.
+6. What prepares the function (`prepare`) runs once, before the first call, and is never interrupted. A process that
+   prepares is in no round: it answers `leave` at once, and enters the round that is the present one when it is done.
+7. A standby worker is such a process that has no local rank before the agent gives it one, and then enters a round like
+   any other. One that cannot be told ends: it must never call the function by itself.
 
 The channel between an agent and a worker are files in the notice directory. Laws:
 
@@ -19,8 +23,10 @@ The channel between an agent and a worker are files in the notice directory. Law
    It stays, without a reader, when the function has ended for good: so the agent knows that a process that replaces a
    failed or succeeded worker can continue, too.
 2. The agent writes lines into it: `leave <ROUND>`, that round has ended; `enter <ROUND>`, a new one has begun, and its
-   variables are in `round.<LOCAL_RANK>.json`.
-3. The worker answers `leave` with an empty file `left.<LOCAL_RANK>.<ROUND>`.
+   variables are in `round.<LOCAL_RANK>.json`; `rank <LOCAL_RANK>`, that is the local rank of this process from now on:
+   a standby worker has one of `RALLYPOINT_STANDBY` first, above those of workers, and the agent renames the FIFO.
+3. The worker answers `leave` with an empty file `left.<LOCAL_RANK>.<ROUND>`, and makes `prepared.<LOCAL_RANK>` when
+   `prepare` has returned.
 4. One process speaks for a local rank: a FIFO that another process reads is left alone.
 
 An interruption reaches the function in the main thread from another thread, so that blocking system calls return too.
@@ -46,17 +52,20 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import wraps
 from threading import Condition, Thread
 from types import CodeType, FrameType
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar, overload
 
 from rallypoint import notices
 from rallypoint.base.private_files import make_private, open_regular
 from rallypoint.inprocess.aborting import Aborting, destroy_groups, run_hooks
-from rallypoint.notices import FIFO_PREFIX, LEFT_PREFIX, ROUND_PREFIX
+from rallypoint.notices import FIFO_PREFIX, LEFT_PREFIX, PREPARED_PREFIX, ROUND_PREFIX, STANDBY_VARIABLE
+
+if TYPE_CHECKING:
+    from rallypoint.inprocess.agreement import Stateful
 
 _IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
 _FINALIZERS = (("weakref", "finalize"), ("multiprocessing.util", "Finalize"))
@@ -153,14 +162,14 @@ def _free_signal() -> int:
     raise OSError("each real-time signal has a handler, or this system has none")
 
 
-LEAVE, ENTER = "leave", "enter"
+LEAVE, ENTER, RANK = "leave", "enter", "rank"
 
 
 class Order(NamedTuple):
-    """An order from the agent: `verb` is LEAVE or ENTER."""
+    """An order from the agent: `verb` is LEAVE or ENTER with a round, or RANK with a local rank."""
 
     verb: str
-    round: int
+    number: int
 
 
 class Channel:
@@ -171,7 +180,7 @@ class Channel:
             OSError: there is no space, the folder is not ours alone, a FIFO cannot be made, or another process reads
                 that of this local rank.
         """
-        self._folder, self._rank = folder, rank
+        self._folder, self.rank = folder, rank
         self._path = os.path.join(folder, FIFO_PREFIX + rank)
         self._rest = b""
         make_private(folder)
@@ -213,7 +222,14 @@ class Channel:
         Raises:
             OSError: the agent cannot be told.
         """
-        path = os.path.join(self._folder, f"{LEFT_PREFIX}{self._rank}.{round_}")
+        self._tell(f"{LEFT_PREFIX}{self.rank}.{round_}")
+
+    def tell_prepared(self) -> None:
+        """Tell the agent that this process has prepared its function. Raises OSError."""
+        self._tell(f"{PREPARED_PREFIX}{self.rank}")
+
+    def _tell(self, name: str) -> None:
+        path = os.path.join(self._folder, name)
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
 
     def environment(self, round_: int) -> dict[str, str | None]:
@@ -222,20 +238,20 @@ class Channel:
         Raises:
             OSError, ValueError, KeyError, TypeError: the file is missing or invalid.
         """
-        path = os.path.join(self._folder, f"{ROUND_PREFIX}{self._rank}.json")
+        path = os.path.join(self._folder, f"{ROUND_PREFIX}{self.rank}.json")
         with open(open_regular(path), encoding="utf-8") as file:
             found = json.load(file)
         if found["round"] != round_:
             raise ValueError(f"{path} is of round {found['round']!r}, not of {round_}")
         variables = found["environment"]
         if not all(isinstance(value, str | None) for value in variables.values()):
-            raise ValueError(f"{path} has variables that are no text")
+            raise ValueError(f"{path} has variables that are not text")
         return {str(name): value for name, value in variables.items()}
 
 
 def parse(line: bytes) -> Order | None:
     verb, _, number = line.decode("ascii", "replace").partition(" ")
-    if verb in (LEAVE, ENTER) and number.isdecimal() and number.isascii():
+    if verb in (LEAVE, ENTER, RANK) and number.isdecimal() and number.isascii():
         return Order(verb, int(number))
     return None
 
@@ -261,10 +277,12 @@ again because it has no effect while the function handles an exception, and may 
 class ResumableLoop:
     """Calls the function for one round after another: owns the channel, and what is known about rounds."""
 
-    def __init__(self, folder: str, rank: str) -> None:
+    def __init__(self, folder: str, rank: str, *, standby: bool = False) -> None:
         """Announce this process as resumable. OSError, ValueError: this is not possible; the text says why."""
         self.survived = False
-        """Whether this process has ever entered another round than its first."""
+        """Whether the function was called here in an earlier round."""
+        self._standby = standby
+        self._preparing = True
         self._ended = self._entered = self._current = self._left = -1
         """Rounds: the last that was announced to end, to begin; the one that the function is in, that it has left."""
         self._changed = Condition()
@@ -277,12 +295,19 @@ class ResumableLoop:
         self._listener.start()
         self._channel.announce()
 
-    def run(self, call: Callable[[], R]) -> R:
-        """Call the function for each round, until it returns.
+    def run(self, prepare: Callable[[], object] | None, call: Callable[[], R]) -> R:
+        """Prepare the function, if it wants that, and call it for each round, until it returns.
 
         Raises:
-            BaseException: whatever it raised while its round went on.
+            BaseException: whatever one of them raised; the function, while its round went on.
         """
+        if prepare is not None:
+            prepare()
+            self._channel.tell_prepared()
+        with self._changed:
+            self._preparing = False
+        if self._standby or self._has_ended():
+            self._wait_for_round()
         while not (returned := self._call(call)):
             self._leave()
             self._wait_for_round()
@@ -334,6 +359,7 @@ class ResumableLoop:
             self._aborting.wait()
         run_hooks()  # again, for groups that were made meanwhile
         destroy_groups()
+        self.survived = True
         self._left = self._ended
         self._channel.tell_left(self._left)
 
@@ -350,7 +376,6 @@ class ResumableLoop:
             else:
                 os.environ[name] = value
         self._current = self._entered
-        self.survived = True
 
     def _has_ended(self) -> bool:
         """Whether the round in which the function is, or was last, has ended. The number of the first is unknown."""
@@ -377,10 +402,16 @@ class ResumableLoop:
 
     def _take(self, order: Order) -> None:
         with self._changed:
-            if order.verb == LEAVE:
-                self._ended = max(self._ended, order.round)
+            if order.verb == RANK:
+                self._channel.rank = str(order.number)
+            elif order.verb == LEAVE:
+                self._ended = max(self._ended, order.number)
+                if self._preparing:
+                    self._left = self._ended
+                    with suppress(OSError):  # it is ended by the agent, which waits no longer than for others
+                        self._channel.tell_left(self._left)
             else:
-                self._entered = max(self._entered, order.round)
+                self._entered = max(self._entered, order.number)
             self._changed.notify_all()
 
 
@@ -404,11 +435,33 @@ class Round(NamedTuple):
     `survived`: this process ran in an earlier round, perhaps without finishing a step: what it has is in `memory`, a
     dict that outlives rounds, empty in a new process.
     `restart_count`: restarts that the job has used, as in `TORCHELASTIC_RESTART_COUNT`.
+    `prepared`: what `prepare` has returned in this process; None without it.
     """
 
     survived: bool
     memory: dict[str, Any]
     restart_count: int
+    prepared: Any = None
+
+    def agree(self, state: Stateful | Mapping[str, Stateful] | None) -> int | None:
+        """Have all workers go on from the same step. All of them call it, after `init_process_group`.
+
+        Who is furthest is known by `memory["step"]`: set it to the step that is finished together with the state that
+        this step has changed, in one block of `uninterrupted`. A worker without it has nothing.
+
+        Args:
+            state: what all workers have alike: an object with `state_dict` and `load_state_dict`, or a dict of such.
+                The worker that is furthest sends its own, through host memory, to those that are behind, who load it.
+                None if each worker has only a part: then nothing can be sent, and the answer is a step only if all
+                workers have finished the same one.
+
+        Returns:
+            The step that all have finished now, which is also in `memory["step"]`; None if they have to read the
+            checkpoint, or begin: no worker has anything that the others could go on from.
+        """
+        from rallypoint.inprocess.agreement import agree
+
+        return agree(self.memory, state)
 
 
 _memory: dict[str, Any] = {}
@@ -417,11 +470,24 @@ _loop: ResumableLoop | None = None
 _survived = False
 
 
-def resumable(function: Callable[Concatenate[Round, P], R]) -> Callable[P, R]:
-    """Call `function` for each round, in this process, until it returns. A decorator.
+@overload
+def resumable(function: Callable[Concatenate[Round, P], R], /) -> Callable[P, R]: ...
+
+
+@overload
+def resumable(
+    *, prepare: Callable[..., object] | None = None
+) -> Callable[[Callable[Concatenate[Round, P], R]], Callable[P, R]]: ...
+
+
+def resumable(function: Callable[..., Any] | None = None, /, *, prepare: Callable[..., object] | None = None) -> Any:
+    """Call `function` for each round, in this process, until it returns. A decorator, with or without arguments.
 
     Args:
         function: takes the `Round`, and then the arguments of the call, which are the same in each round.
+        prepare: called once in each process, before its first round, with the arguments of the call; `round.prepared`
+            is what it returned. With `--standby`, processes that have no rank yet run it too, ahead of a failure: it
+            and what stands before it may use neither ranks and devices nor other workers.
 
     Returns:
         A function without the first argument. It returns what the last call returned, or raises what the last call
@@ -430,21 +496,35 @@ def resumable(function: Callable[Concatenate[Round, P], R]) -> Callable[P, R]:
     Raises:
         TypeError: it is a generator or a coroutine, where a call only makes an object.
     """
-    if getattr(getattr(function, "__code__", None), "co_flags", 0) & _MAKES_AN_OBJECT:
-        raise TypeError(f"{function!r} cannot be resumable; wrap the plain function that runs it")
+    if function is None:
+        return lambda decorated: _for_each_round(decorated, prepare)
+    return _for_each_round(function, prepare)
+
+
+def _for_each_round(function: Callable[..., R], prepare: Callable[..., object] | None) -> Callable[..., R]:
+    for each in (function, prepare):
+        if getattr(getattr(each, "__code__", None), "co_flags", 0) & _MAKES_AN_OBJECT:
+            raise TypeError(f"{each!r} cannot be resumable; wrap the plain function that runs it")
 
     @wraps(function)
-    def for_each_round(*args: P.args, **kwargs: P.kwargs) -> R:
+    def for_each_round(*args: Any, **kwargs: Any) -> R:
+        prepared: object = None
+
+        def begin() -> None:
+            nonlocal prepared
+            prepared = None if prepare is None else prepare(*args, **kwargs)
+
         def call() -> R:
-            return function(_round(), *args, **kwargs)
+            return function(_round(prepared), *args, **kwargs)
 
         global _loop, _survived
         loop = _announced()
         if loop is None:
+            begin()
             return call()
         _loop = loop
         try:
-            return loop.run(call)
+            return loop.run(None if prepare is None else begin, call)
         finally:
             _survived, _loop = _survived or loop.survived, None
             loop.stop()
@@ -452,20 +532,23 @@ def resumable(function: Callable[Concatenate[Round, P], R]) -> Callable[P, R]:
     return for_each_round
 
 
-def _round() -> Round:
+def _round(prepared: object) -> Round:
     survived = _survived or (_loop is not None and _loop.survived)
     count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
-    return Round(survived, _memory, int(count) if count.isdecimal() else 0)
+    return Round(survived, _memory, int(count) if count.isdecimal() else 0, prepared)
 
 
 def _announced() -> ResumableLoop | None:
-    folder, rank = os.environ.get(notices.VARIABLE), os.environ.get("LOCAL_RANK")
+    folder, place = os.environ.get(notices.VARIABLE), os.environ.pop(STANDBY_VARIABLE, None)
+    rank = place or os.environ.get("LOCAL_RANK")
     on_main_thread = threading.current_thread() is threading.main_thread()
     if not folder or not rank or (_loop is not None and on_main_thread):
         return None
     try:
-        return ResumableLoop(folder, rank)
+        return ResumableLoop(folder, rank, standby=place is not None)
     except (OSError, ValueError, AttributeError) as error:
+        if place is not None:
+            raise
         from warnings import warn
 
         warn(

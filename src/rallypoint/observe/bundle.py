@@ -355,7 +355,7 @@ def read_incidents(paths: Iterable[str]) -> Incidents:
         except OSError as error:
             notes.append(f"{path} cannot be read: {error.strerror}")
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
-            notes.append(f"{path} is no summary of an incident that this version can read")
+            notes.append(f"{path} is not a summary of an incident that this version can read")
         if len(found) >= _MAX_BUNDLES:
             notes.append(f"there are more than {_MAX_BUNDLES} incidents; the others are left out")
             break

@@ -55,6 +55,7 @@ from rallypoint.control.coordinator.jobs import ServedJobs
 from rallypoint.control.protocol.messages import Taken
 from rallypoint.control.protocol.observation import (
     JobList,
+    JobSummary,
     Snapshot,
     SnapshotPart,
     WatcherNotification,
@@ -106,7 +107,7 @@ class LocalJobs:
     async def look(self, job: str, *, all_nodes: bool = False) -> Seen:
         dispatcher = self._find(job)
         if dispatcher is None:
-            return JobList(self._jobs.summaries())
+            return self._jobs.listed()
         with _LocalWatch(dispatcher) as watch:
 
             async def ask(request: WatchRequest) -> Snapshot:
@@ -141,10 +142,11 @@ class LocalJobs:
         return dispatcher
 
     async def _follow_list(self) -> AsyncIterator[Seen | None]:
-        last: JobList | None = None
+        last: list[JobSummary] | None = None
         while self._jobs.find("") is None:
-            now = JobList(self._jobs.summaries())
-            yield now if now != last else None
+            listed = self._jobs.listed()
+            now = [each._replace(phase_for=0.0) for each in (*listed.jobs, *listed.ended)]
+            yield listed if now != last else None
             last = now
             await asyncio.sleep(_LIST_EVERY)
 
@@ -335,7 +337,7 @@ class Site:
         return document(HTTPStatus.OK, kind, text, request.bodiless)
 
     def _fields(self, seen: Seen) -> dict[str, Any]:
-        return jobs_fields(seen.jobs) if isinstance(seen, JobList) else status_fields(seen, self._now())
+        return jobs_fields(seen, self._now()) if isinstance(seen, JobList) else status_fields(seen, self._now())
 
     _PAGES: ClassVar = {"/status.json": _status, "/events": _events, "/metrics": _show_metrics}
 

@@ -21,6 +21,7 @@ from rallypoint.control.protocol.messages import NodeReport
 from rallypoint.control.protocol.observation import (
     FailureView,
     JobEvent,
+    JobList,
     JobSummary,
     NodeState,
     NodeView,
@@ -38,6 +39,8 @@ _LOW = 30
 """Lines of a screen below which fewer are."""
 _LEAST_NODES = 3
 """Rows of nodes that a screen shows however low it is."""
+_TRACEBACK = 12
+"""Lines of the last traceback that are shown: its end."""
 _STRAGGLERS = 10
 """How many ranks are shown that are behind the others: the last of them."""
 NODE_STATES = (*(each.value for each in NodeState), "unreachable", "succeeded")
@@ -89,6 +92,7 @@ def drawing(snapshot: Snapshot, screen: OnScreen | None = None) -> list[Line]:
     below = [
         *([] if low else _straggler_lines(snapshot)),
         *_titled("last failures", _failure_lines(snapshot, screen)[-1 if low else -_FAILURES :]),
+        *([] if low else _traceback_lines(snapshot)),
         *_titled("last events", _event_lines(snapshot, screen)[-3 if low else -_EVENTS :]),
     ]
     return [*head, *_node_lines(snapshot, screen, len(head) + len(below)), *below]
@@ -110,12 +114,29 @@ def cut(text: str, width: int) -> str:
     return f"{text}…"
 
 
-def job_lines(jobs: Sequence[JobSummary]) -> list[str]:
-    if not jobs:
-        return ["no jobs"]
-    rows = [("JOB", "PHASE", "ROUND", "NODES")]
-    rows += [(each.job, each.phase.value, str(each.round), f"{each.nodes}/{each.max_nodes}") for each in jobs]
-    return table(rows)
+def job_lines(jobs: JobList, *, with_ended: bool) -> list[str]:
+    """The jobs of a control plane, and those that have ended there, or how many there are."""
+    rows = [("JOB", "PHASE", "AGE", "NODES", "RESTARTS")]
+    for each in jobs.jobs:
+        nodes = f"{each.nodes} of {each.max_nodes}"
+        rows.append((each.job, each.phase.value, duration(each.age), nodes, str(each.round)))
+    lines = table(rows) if jobs.jobs else ["no jobs"]
+    if jobs.ended and not with_ended:
+        return [*lines, f"{len(jobs.ended)} {'has' if len(jobs.ended) == 1 else 'have'} ended: --all shows them"]
+    if jobs.ended:
+        past = [("JOB", "OUTCOME", "ENDED", "TOOK", "RESTARTS", "WHY")]
+        for each in jobs.ended:
+            times = (f"{duration(each.phase_for)} ago", duration(each.age))
+            past.append((each.job, each.phase.value, *times, str(each.round), each.detail))
+        lines += ["", "ended", *table(past)]
+    return lines
+
+
+def job_words(snapshot: Snapshot) -> str:
+    """A job in a few words: its phase, nodes and progress."""
+    nodes, step = snapshot.totals.in_round, snapshot.totals.most_step
+    progress = f", step {step}" if step >= 0 else ""
+    return f"{snapshot.phase.value}, {nodes} node{'' if nodes == 1 else 's'}{progress}"
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -138,7 +159,9 @@ def phase_sentence(snapshot: Snapshot, screen: OnScreen | None = None) -> str:
     match snapshot.phase:
         case Phase.WAITING:
             who = f" ({', '.join(snapshot.expected)})" if snapshot.expected else ""
-            return f"waiting {since}: {participants} of {snapshot.min_nodes} nodes, {snapshot.missing} missing{who}"
+            joined = snapshot.min_nodes - snapshot.missing
+            whole = " in whole segments" if joined < participants else ""
+            return f"waiting {since}: {joined} of {snapshot.min_nodes} nodes{whole}, {snapshot.missing} missing{who}"
         case Phase.FORMING:
             return f"forming {since}: {participants} of at most {snapshot.max_nodes} nodes"
         case Phase.HELD_BACK:
@@ -147,7 +170,8 @@ def phase_sentence(snapshot: Snapshot, screen: OnScreen | None = None) -> str:
         case Phase.RUNNING:
             return f"running {since}"
         case _:
-            return f"{snapshot.phase.value} {_when(snapshot.phase_for, screen)}: {snapshot.detail}"
+            when = f"{_when(snapshot.phase_for, screen)}, after {duration(snapshot.age)}"
+            return f"{snapshot.phase.value} {when}: {snapshot.detail}"
 
 
 def restarts_sentence(snapshot: Snapshot) -> str:
@@ -165,6 +189,17 @@ def restarts_sentence(snapshot: Snapshot) -> str:
     return f"{used}{left}"
 
 
+def size_words(snapshot: Snapshot) -> str:
+    """`min 2, max 4`; if the round that runs has fewer or more nodes, an operator has changed that since it began."""
+    size = f"min {snapshot.min_nodes}, max {snapshot.max_nodes}"
+    fits = snapshot.min_nodes <= snapshot.totals.in_round <= snapshot.max_nodes
+    return size if fits or snapshot.phase is not Phase.RUNNING else f"next round: {size}"
+
+
+def age_words(snapshot: Snapshot, screen: OnScreen | None = None) -> str:
+    return duration(snapshot.age) if screen is None else f"since {_when(snapshot.age, screen)}"
+
+
 def rank_range(node: NodeView) -> str:
     """`4-7`, the global ranks of a node's workers; `-` where it has none."""
     if node.first_rank < 0 or not node.workers:
@@ -173,11 +208,23 @@ def rank_range(node: NodeView) -> str:
     return str(last) if last == node.first_rank else f"{node.first_rank}-{last}"
 
 
+def standby_workers(snapshot: Snapshot) -> tuple[int, int]:
+    """How many standby workers the nodes that are shown have: those that are ready, all."""
+    reports = [each.report for each in snapshot.nodes if each.report is not None]
+    return sum(each.standby_ready for each in reports), sum(len(each.standby) for each in reports)
+
+
 def node_state(node: NodeView) -> str:
     """The role of a node in the job, in a word or two."""
     if node.state is NodeState.PARTICIPANT and not node.connected:
         return "unreachable"
     return "succeeded" if node.succeeded else node.state.value
+
+
+def state_words(node: NodeView) -> str:
+    """The same, with who has asked the node to leave, and what it waits for."""
+    drained = f", drained by {node.drained_by}" if node.drained_by else ""
+    return node_state(node) + drained + (f", waits: {node.waits_for}" if node.waits_for else "")
 
 
 _STYLES = {
@@ -202,8 +249,19 @@ def _head(snapshot: Snapshot, screen: OnScreen | None) -> Iterator[Line]:
         kinds += [("expected", totals.expected), ("quiet", totals.quiet)]
     extra = "".join(f", {count} {what}" for what, count in kinds if count)
     yield Line(f"round     {snapshot.round}")
-    yield Line(f"nodes     {totals.in_round} (min {snapshot.min_nodes}, max {snapshot.max_nodes}){extra}")
+    yield Line(f"nodes     {totals.in_round} ({size_words(snapshot)}){extra}")
     yield Line(f"restarts  {restarts_sentence(snapshot)}")
+    ready, standby = standby_workers(snapshot)
+    if standby:
+        yield Line(f"standby   {ready} of {standby} workers ready")
+    if not snapshot.detail:
+        yield Line(f"age       {age_words(snapshot, screen)}")
+    if snapshot.endpoint:
+        yield Line(f"endpoint  {snapshot.endpoint}")
+    if totals.command:
+        yield Line(f"command   {totals.command}")
+    if totals.log_folder:
+        yield Line(f"logs      {totals.log_folder}{' on the node of rank 0' if totals.in_round > 1 else ''}")
     if totals.in_place_of:
         yield Line(f"launcher  rallyrun, in place of {' and '.join(totals.in_place_of)} (rallyctl shim)")
     least, most = totals.least_step, totals.most_step
@@ -224,6 +282,7 @@ def _node_lines(snapshot: Snapshot, screen: OnScreen | None, others: int) -> lis
             nodes = sorted(nodes, key=lambda each: each.state is NodeState.PARTICIPANT and each.connected)[:room]
     more = len(snapshot.nodes) - len(nodes) + snapshot.not_shown
     columns = [each for each in _COLUMNS if screen is None or screen.width >= each[1]]
+    columns = [each for each in columns if each[0] != "DOMAIN" or any(node.domain for node in snapshot.nodes)]
     rows = ([text(each, screen) for _, _, text in columns] for each in nodes)
     title, *texts = table([[name for name, _, _ in columns], *rows])
     lines = [Line(text, _NODE_STYLES.get(node_state(node), "")) for text, node in zip(texts, nodes, strict=True)]
@@ -238,7 +297,8 @@ _COLUMNS: tuple[tuple[str, int, Callable[[NodeView, OnScreen | None], str]], ...
     ("RANK", 0, lambda node, _: "-" if node.group_rank < 0 else str(node.group_rank)),
     ("NODE", 0, lambda node, _: node.host or node.name),
     ("ADDRESS", 60, lambda node, _: node.address),
-    ("STATE", 0, lambda node, _: node_state(node)),
+    ("DOMAIN", 0, lambda node, _: node.domain or "-"),
+    ("STATE", 0, lambda node, _: state_words(node)),
     ("RANKS", 0, lambda node, _: rank_range(node)),
     ("HEARD", 80, lambda node, screen: "-" if node.silent_for < 0 else _when(node.silent_for, screen)),
     ("PIDS", 100, _pids),
@@ -258,6 +318,16 @@ def _straggler_lines(snapshot: Snapshot) -> list[Line]:
     return _titled(f"steps behind the median of {steps.ranks} ranks, which is {steps.median}", lines)
 
 
+def _traceback_lines(snapshot: Snapshot) -> list[Line]:
+    last = snapshot.failures[-1] if snapshot.failures else None
+    if last is None or not last.traceback:
+        return []
+    lines = last.traceback.rstrip().splitlines()
+    cut_off = [Line(f"  ({len(lines) - _TRACEBACK} more lines: --json)", "dim")] if len(lines) > _TRACEBACK else []
+    shown = [Line(f"  {each}") for each in lines[-_TRACEBACK:]]
+    return _titled(f"last traceback, of rank {last.rank} on {last.host}", [*cut_off, *shown])
+
+
 def failure_text(failure: FailureView) -> str:
     lost = f"{failure.node} was lost: " if failure.rank < 0 and not failure.pid else ""
     return f"round {failure.round}: {lost}{failure.message}"
@@ -274,21 +344,32 @@ def _event_lines(snapshot: Snapshot, screen: OnScreen | None) -> list[Line]:
 # Successive lines
 
 
-class ChangeLines:
+class NewEvents:
+    """The events of successive snapshots, each once."""
+
     def __init__(self) -> None:
         self._incarnation = ""
         self._number = 0
-        """Of the last event that was told."""
+        """Of the last event that was taken."""
+
+    def take(self, snapshot: Snapshot) -> Sequence[JobEvent]:
+        if snapshot.incarnation != self._incarnation:
+            self._incarnation, self._number = snapshot.incarnation, 0
+        news = [each for each in snapshot.events if each.number > self._number]
+        self._number = max([self._number, *(each.number for each in news)])
+        return news
+
+
+class ChangeLines:
+    def __init__(self) -> None:
+        self._events = NewEvents()
         self._standing: tuple[object, ...] | None = None
         """What was last said of how the job stands, but for how long."""
 
     def lines(self, snapshot: Snapshot, now: float) -> Iterator[str]:
         """What is new in it, each line with a time of day; `now` is in seconds since 1970."""
         first = self._standing is None
-        if snapshot.incarnation != self._incarnation:
-            self._incarnation, self._number = snapshot.incarnation, 0
-        news = [each for each in snapshot.events if each.number > self._number]
-        self._number = max([self._number, *(each.number for each in news)])
+        news = self._events.take(snapshot)
         if not first:  # who begins to watch is told how things stand, and not the past
             yield from (f"{clock_time(now - each.seconds_ago)} {each.text}" for each in news)
         standing = _standing(snapshot)
@@ -328,6 +409,9 @@ def status_fields(snapshot: Snapshot, now: float) -> dict[str, Any]:
         "phase": snapshot.phase.value,
         "since": moment(now - snapshot.phase_for),
         "phase_seconds": round(snapshot.phase_for, 3),
+        "age_seconds": round(snapshot.age, 3),
+        "endpoint": snapshot.endpoint or None,
+        "command": snapshot.totals.command or None,
         "round": snapshot.round,
         "min_nodes": snapshot.min_nodes,
         "max_nodes": snapshot.max_nodes,
@@ -349,19 +433,37 @@ def status_fields(snapshot: Snapshot, now: float) -> dict[str, Any]:
         "failures": [_failure(each, now) for each in snapshot.failures],
         "events": [_event(each, now) for each in snapshot.events],
         "detail": snapshot.detail,
+        "ending": None if snapshot.ending is None else snapshot.ending.name.lower(),
     }
 
 
-def jobs_json(jobs: Sequence[JobSummary]) -> str:
-    return json.dumps(jobs_fields(jobs), indent=2)
+def event_json(event: JobEvent, now: float) -> str:
+    return json.dumps(_event(event, now))
 
 
-def jobs_fields(jobs: Sequence[JobSummary]) -> dict[str, Any]:
-    rows = [
-        {"job": job, "phase": phase.value, "round": round_, "nodes": nodes, "max_nodes": most}
-        for job, phase, round_, nodes, most in jobs
-    ]
-    return {"version": VERSION, "jobs": rows}
+def jobs_json(jobs: JobList, now: float) -> str:
+    return json.dumps(jobs_fields(jobs, now), indent=2)
+
+
+def jobs_fields(jobs: JobList, now: float) -> dict[str, Any]:
+    return {
+        "version": VERSION,
+        "jobs": [_summary(each, now) for each in jobs.jobs],
+        "ended": [_summary(each, now) for each in jobs.ended],
+    }
+
+
+def _summary(job: JobSummary, now: float) -> dict[str, Any]:
+    return {
+        "job": job.job,
+        "phase": job.phase.value,
+        "since": moment(now - job.phase_for),
+        "age_seconds": round(job.age, 3),
+        "round": job.round,
+        "nodes": job.nodes,
+        "max_nodes": job.max_nodes,
+        "detail": job.detail,
+    }
 
 
 def moment(seconds: float) -> str:
@@ -388,6 +490,9 @@ def _node(node: NodeView) -> dict[str, Any]:
         "local_world_size": node.workers,
         "role": node.role,
         "quiet": node.quiet,
+        "drained_by": node.drained_by or None,
+        "domain": node.domain or None,
+        "waits_for": node.waits_for or None,
         "workers": None if node.report is None else _report(node.report),
     }
 
@@ -398,8 +503,14 @@ def _report(report: NodeReport) -> dict[str, Any]:
         "progress": None if report.progress < 0 else report.progress,
         "progress_seconds_ago": _known(report.progress_age),
         "steps": [None if each < 0 else each for each in report.steps],
+        "first_step": None if report.first_step < 0 else report.first_step,
+        "first_step_seconds_ago": _known(report.first_step_age),
+        "step_before": None if report.step_before < 0 else report.step_before,
         "output_seconds_ago": [_known(each) for each in report.output_ages],
         "in_place_of": report.in_place_of or None,
+        "standby_pids": list(report.standby),
+        "standby_ready": report.standby_ready,
+        "log_folder": report.log_folder or None,
     }
 
 
@@ -433,6 +544,7 @@ def _failure(failure: FailureView, now: float) -> dict[str, Any]:
         "pid": failure.pid or None,
         "exitcode": None if failure.rank < 0 else failure.exitcode,
         "message": failure.message,
+        "traceback": failure.traceback or None,
     }
 
 

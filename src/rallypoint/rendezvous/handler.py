@@ -222,9 +222,16 @@ is twice the previous one: a spare that waits for days must not fill the log.
 
 
 class LocalJob(NamedTuple):
-    """What an agent tells commands on its machine about its job, in terms of `--rdzv-backend` and the like."""
+    """What an agent tells commands on its machine about its job, in terms of `--rdzv-backend` and the like.
+
+    `script` is the base name of what its workers run, `began` when it began, in seconds since 1970; that and the pid
+    distinguish it from all other agents of the machine. `user` is the uid that it runs as, which its socket shows.
+    """
 
     pid: int
     job: str
     backend: str
     endpoint: str
+    script: str = ""
+    began: float = 0.0
+    user: int = -1

@@ -187,7 +187,7 @@ class StoreRendezvousBackend(RendezvousBackend):
         except binascii.Error:
             raise RendezvousStateError(
                 f"the key {self._key!r} holds {text[:24]!r}, which is not a rendezvous state; "
-                "use a store and an --rdzv-id of its own for each job"
+                "use for each job its own store and --rdzv-id"
             ) from None
 
     def _connection_error(self, error: StoreError) -> RendezvousConnectionError:

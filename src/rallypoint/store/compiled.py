@@ -54,9 +54,12 @@ class CompiledTransport:
         )
         self.serve = self._sockets.serve
         self.run_once = self._sockets.run_once
-        self.close = self._sockets.close
         self.release_memory = self._sockets.release_memory
         self.set_peers(granted.peers)
+
+    def close(self) -> None:
+        self._sockets.close()
+        self._users.close()
 
     def add_connection(self, client: socket.socket, data: bytes = b"") -> None:
         set_options(client, self._context.guard)

@@ -480,6 +480,7 @@ class PlainTransport:
         for connection in list(self._connections):
             self._drop(connection)
         self._selector.close()
+        self._users.close()
 
     def release_memory(self) -> None:
         """Nothing is left to do: the interpreter gives the memory back."""

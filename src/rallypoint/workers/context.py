@@ -33,6 +33,7 @@ from rallypoint.workers.reaper.client import Command, ReaperClient
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
     from rallypoint.failures.failure import OomKills, ProcessFailure
+    from rallypoint.workers.logs.pump import Relay
     from rallypoint.workers.preload.client import PreloadManager
     from rallypoint.workers.resumable import LeavingWorkers
     from rallypoint.workers.stop import NoSweep, Stop
@@ -95,6 +96,8 @@ class ProcessOptions(NamedTuple):
     """Signals that the processes ignore until they have handlers of their own."""
     reads_all_output: bool = False
     """Whether standard output that no file takes passes through this process too, so that `output_marks` shows it."""
+    standby: bool = False
+    """Whether no sweep touches the processes: they are in no round before another context adopts them."""
 
 
 class WorkerStart(NamedTuple):
@@ -192,7 +195,9 @@ class PContext(ABC):
         """The sweep that ends all that the workers have left."""
         from rallypoint.workers.stop import NoSweep, Sweep
 
-        return NoSweep() if self._reaper is None else Sweep(self._reaper, self._processes.values())
+        if self._reaper is None or self._options.standby:
+            return NoSweep()
+        return Sweep(self._reaper, self._processes.values())
 
     def _failure_reason(self, rank: int, exitcode: int) -> str:
         """Why a worker has failed, if its exit code does not show it; else, and if it has not failed, empty."""
@@ -239,15 +244,19 @@ class PContext(ABC):
             reads_all=options.reads_all_output,
         )
         self._outputs.update(dict.fromkeys(ranks, outputs))
-        cpus: Sequence[Collection[int]] = [()] * self.nprocs
-        if options.numa_options is not None:
-            from rallypoint.base.numa import worker_cpus
-
-            cpus = worker_cpus(options.numa_options, self.nprocs, os.environ) or cpus
+        cpus = self.cpus()
         for rank, process in self._start_each([WorkerStart(rank, *outputs.stdio(rank), cpus[rank]) for rank in ranks]):
             self._processes[rank] = process
             outputs.started(rank)
         self._processes = dict(sorted(self._processes.items()))
+
+    def cpus(self) -> Sequence[Collection[int]]:
+        cpus: Sequence[Collection[int]] = [()] * self.nprocs
+        if self._options.numa_options is not None:
+            from rallypoint.base.numa import worker_cpus
+
+            cpus = worker_cpus(self._options.numa_options, self.nprocs, os.environ) or cpus
+        return cpus
 
     # While they run
 
@@ -259,6 +268,10 @@ class PContext(ABC):
         the worker is in another context, and from any thread.
         """
         return partial(self._outputs[local_rank].last_lines, local_rank) if local_rank in self._outputs else bytes
+
+    def relay(self, local_rank: int, stream: int) -> Relay | None:
+        """The relay of standard output (0) or standard error (1), if that has one."""
+        return self._outputs[local_rank].relays[stream].get(local_rank) if local_rank in self._outputs else None
 
     def exit_fds(self) -> list[int]:
         """Descriptors of processes that had not ended at the last `poll`; readable once they have."""
@@ -335,6 +348,10 @@ class PContext(ABC):
         those = self._processes if self._were_held is None else self._were_held
         return all(self._processes[rank].poll() in (0, *exit_codes_of(signal.SIGTERM)) for rank in those)
 
+    def descriptors(self) -> dict[int, int]:
+        """The pidfds of the processes that run, by local rank."""
+        return {rank: self._processes[rank].fileno() for rank in self.running}
+
     def forward_signal(self, number: int) -> None:
         for process in self._processes.values():
             process.forward_signal(number)
@@ -347,7 +364,8 @@ class PContext(ABC):
         own = self.envs[rank].get("RANK")
         name = f"{f'local rank {rank}' if own is None else f'rank {own}'} on {os.uname().nodename}"
         path = self._outputs[rank].log_of(rank)
-        log.warning("the stacks of %s (pid %d) %s", name, pid, f"are in {os.path.abspath(path)}" if path else "follow")
+        where = f"are in {os.path.abspath(path)}" if path else "follow"
+        log.warning("the stacks of %s (pid %d), which Python titles a fatal error, %s", name, pid, where)
         self._outputs[rank].label(rank, f"[{name}] ")
 
     def output_ages(self) -> Callable[[], tuple[float, ...]]:
@@ -559,8 +577,11 @@ class SubprocessContext(PContext):
             if preload is not None:
                 forked = preload.start(argv, {**os.environ, **self.envs[rank]}, stdout, stderr, cpus)
             if forked is not None:
+                if self._options.standby:
+                    self._reaper.adopt(forked.pid, excluded=True)
                 yield rank, AdoptedProcess(self._reaper, forked)
             else:
                 commands[rank] = Command(argv, self.envs[rank], (None, stdout, stderr), cpus)
-        started = start_workers(self._reaper, [*commands.values()], os.environ) if commands else []
+        excluded = self._options.standby
+        started = start_workers(self._reaper, [*commands.values()], os.environ, excluded=excluded) if commands else []
         yield from ((rank, AdoptedProcess(self._reaper, each)) for rank, each in zip(commands, started, strict=True))

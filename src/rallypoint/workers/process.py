@@ -185,8 +185,10 @@ class WorkerProcess(AdoptedProcess):
         super().__init__(reaper, started)
 
 
-def start_workers(reaper: ReaperClient, commands: Sequence[Command], env: Mapping[str, str]) -> list[StartedWorker]:
-    """Start all of them, with these variables in the environment of each; or none.
+def start_workers(
+    reaper: ReaperClient, commands: Sequence[Command], env: Mapping[str, str], *, excluded: bool = False
+) -> list[StartedWorker]:
+    """Start all of them, with these variables in the environment of each; or none. `excluded`: see `spawn`.
 
     Raises:
         UserError: there is no such program, it cannot be executed, or its arguments are too long.
@@ -194,7 +196,7 @@ def start_workers(reaper: ReaperClient, commands: Sequence[Command], env: Mappin
         RallypointError: this machine has no room for another process, or its descriptor.
     """
     try:
-        return reaper.spawn(commands, env)
+        return reaper.spawn(commands, env, excluded)
     except OSError as error:
         raise _start_error(commands[0].argv[0], error) from None
 

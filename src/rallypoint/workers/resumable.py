@@ -2,9 +2,11 @@
 
 It is the notice directory, with these files for the worker of each local rank:
 
-    inprocess.<rank>     a FIFO, made and read by the worker: it can go on. Lines `leave <round>` and `enter <round>`
+    inprocess.<rank>     a FIFO, made and read by the worker: it can go on. Lines `leave <round>` and `enter <round>`,
+                         and `rank <rank>` to a standby worker, whose FIFO is then renamed
     left.<rank>.<round>  made by the worker: its function has ended, and it waits for `enter`
     round.<rank>.json    the environment of the round that it will enter
+    prepared.<rank>      made by the worker: it has prepared its function
 
 Laws:
 
@@ -20,10 +22,10 @@ import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from rallypoint.base.light_typing import TYPE_CHECKING
+from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.base.private_files import is_private, make_private, replace_file
-from rallypoint.notices import ACK_PREFIX, FIFO_PREFIX, LEFT_PREFIX, PROGRESS_PREFIX, ROUND_PREFIX
+from rallypoint.notices import ACK_PREFIX, FIFO_PREFIX, LEFT_PREFIX, PREPARED_PREFIX, PROGRESS_PREFIX, ROUND_PREFIX
 
 if TYPE_CHECKING:
     from rallypoint.base.inotify import Inotify
@@ -32,6 +34,13 @@ log = get_logger(__name__)
 
 POLL = 0.05
 """Seconds between looks at the folder if inotify is not available."""
+
+
+class StandbyFacts(NamedTuple):
+    """A standby worker. `prepared`: whether it waits for a place in a round."""
+
+    pid: int
+    prepared: bool
 
 
 class WorkerChannel:
@@ -51,6 +60,20 @@ class WorkerChannel:
     def left(self, round_: int) -> set[int]:
         """Local ranks of the workers that have left this round."""
         return {rank for rank, rest in self._entries(LEFT_PREFIX) if rest == str(round_)}
+
+    def prepared(self) -> set[int]:
+        """Local ranks whose worker has prepared its function."""
+        return {rank for rank, rest in self._entries(PREPARED_PREFIX) if not rest}
+
+    def become(self, place: int, rank: int) -> bool:
+        """Give a standby worker a local rank in place of the one that it was started with; whether it has it now."""
+        if not self._send(place, f"rank {rank}\n"):
+            return False
+        try:
+            os.rename(*(os.path.join(self.folder, f"{FIFO_PREFIX}{each}") for each in (place, rank)))
+        except OSError:
+            return False
+        return True
 
     def leave(self, rank: int, round_: int) -> bool:
         """Tell a worker that this round has ended; returns whether there is a reader."""
@@ -79,7 +102,7 @@ class WorkerChannel:
 
     def remove(self, ranks: Collection[int]) -> None:
         """Remove all files that workers of these local ranks have made here, and those made for them."""
-        for prefix in (FIFO_PREFIX, LEFT_PREFIX, ROUND_PREFIX, PROGRESS_PREFIX, ACK_PREFIX):
+        for prefix in (FIFO_PREFIX, LEFT_PREFIX, ROUND_PREFIX, PREPARED_PREFIX, PROGRESS_PREFIX, ACK_PREFIX):
             for name in self._names(prefix, ranks):
                 with contextlib.suppress(OSError):
                     os.unlink(os.path.join(self.folder, name))

@@ -337,8 +337,7 @@ class Stop:
         for each in self._in(Stage.LEAVING):
             if now >= each.until and not self._waits_for_writes(each, now):
                 log.warning(
-                    "worker %d (local rank %d) has not come out of its function within %g s: it is ended and started "
-                    "again",
+                    "worker %d (local rank %d) has not left its function within %g s: it is ended and started again",
                     *(each.process.pid, each.rank, self._leaving_time),
                 )
                 self._request_stacks(each, now)
@@ -430,7 +429,7 @@ class Stop:
             worker.is_logged = True
             pid, what = worker.process.pid, worker.writing.what
             if worker.stage is Stage.LEAVING:
-                log.warning("worker %d is writing %s; it has %.0f s more to come out", pid, what, left)
+                log.warning("worker %d is writing %s; it has %.0f s more to leave its function", pid, what, left)
             else:
                 log.warning("worker %d is writing %s; it is stopped when that is done, or in %.0f s", pid, what, left)
         return True

@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -44,17 +44,21 @@ def test_a_status_is_reported_while_the_ages_of_outputs_are_awaited() -> None:
     known = threading.Event()
 
     class Context:
+        error_files: ClassVar = {0: "/logs/job_x/attempt_0/0/error.json"}
+
         def output_ages(self) -> Callable[[], tuple[float, ...]]:
             return lambda: (float(known.wait(TIMEOUT)),)
 
-    group = SimpleNamespace(workers=[], spec=SimpleNamespace(in_place_of=""))
-    workers = SimpleNamespace(group=group, folder=WorkerFolder(set, sent.put), pcontext=Context())
+    group = SimpleNamespace(workers=[], spec=SimpleNamespace(in_place_of=""), group_rank=1)
+    folder = WorkerFolder(set, sent.put)
+    workers = SimpleNamespace(group=group, folder=folder, pcontext=Context(), standby_facts=tuple)
     reporter = reports.Reporter(workers, sent.put)  # type: ignore[arg-type]
     for _ in range(2):
         reporter.take(ReportRequested(), 3)
-    assert sent.get(timeout=TIMEOUT) == NodeReport(3, ())
+    expected = NodeReport(3, (), log_folder="/logs/job_x")
+    assert sent.get(timeout=TIMEOUT) == expected
     known.set()
-    assert sent.get(timeout=TIMEOUT) == NodeReport(3, (), output_ages=(1.0,))
+    assert sent.get(timeout=TIMEOUT) == expected._replace(output_ages=(1.0,))
 
 
 class Reports:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.agent.features.hangs import GRACE, RoundSigns, Seen
+from rallypoint.agent.features.hangs import RoundSigns, Seen
 from rallypoint.agent.folder import Reached
-from rallypoint.agent.policy import OnHang, Phase, PolicyState, decide
+from rallypoint.agent.policy import GRACE, OnHang, Phase, PolicyState, decide
 from rallypoint.agent.steps import FailHung, LogLine
 from rallypoint.control.protocol.messages import HangFound, HangReport
 from tests.effort import examples
@@ -121,7 +121,7 @@ def test_a_node_is_quiet_as_long_as_nothing_has_come(events: list[tuple[float, s
 
 
 def hearing(on_hang: str, phase: Phase = Phase.RUNNING) -> PolicyState:
-    return PolicyState(phase=phase, round=3, on_hang=on_hang)
+    return PolicyState(phase=phase, round=3, on_hang=on_hang, hang_timeout=600.0)
 
 
 @pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.FINISHED])
@@ -133,7 +133,8 @@ def test_the_report_comes_before_anything_is_done(then: OnHang, phase: Phase) ->
     (line,) = steps
     assert isinstance(line, LogLine)
     assert line.warning
-    assert "its 2 nodes" in line.text
+    assert "its 2 nodes has written output or reported progress for 600 s (--hang-timeout; before" in line.text
+    assert "it is 3 times that" in line.text
     after, steps = decide(status, HangReport(1, 3, "all sleep\n"))
     assert after == status, "nothing is stopped before the round has ended for all"
     assert isinstance(steps[0], LogLine)

@@ -15,7 +15,7 @@ from rallypoint.base.kernel import until_readable
 from rallypoint.base.secrets import SECRET, Secret, new_secret, token
 from rallypoint.rendezvous.handler import LocalJob
 
-JOB = LocalJob(os.getpid(), "job", "c10d", "127.0.0.1:29400")
+JOB = LocalJob(os.getpid(), "job", "c10d", "127.0.0.1:29400", "train.py", 1e9 + 0.25, os.getuid())
 
 
 @contextmanager
@@ -76,7 +76,15 @@ def test_an_agent_that_knows_no_endpoint_yet_is_not_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [b"", b"\xff\xfe\0a\0b\0c", b"1\0job", b"x\0job\0c10d\0h:1\0", b"1\0\x1b[2J\0c10d\0h:1\0"]
+    "answer",
+    [
+        b"",
+        b"\xff\xfe\0a\0b\0c",
+        b"1\0job",
+        b"x\0job\0c10d\0h:1\0s\x001.0\0",
+        b"1\0\x1b[2J\0c10d\0h:1\0s\x001.0\0",
+        b"1\0job\0c10d\0h:1\0s\0long ago\0",
+    ],
 )
 def test_what_is_no_agents_answer_is_passed_over(answer: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:

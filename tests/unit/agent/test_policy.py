@@ -50,6 +50,7 @@ from rallypoint.control.membership.state import (
     Verdict,
 )
 from rallypoint.control.protocol.messages import (
+    DrainRequested,
     Heartbeat,
     JobEnded,
     JoinRefused,
@@ -284,6 +285,19 @@ def test_the_leave_is_requested_at_once_and_the_signal_is_the_workers_too() -> N
     assert acts(placed(0), TERM)[1:] == [LeaveRequest(), PostStopNotice(), StopWorkers(SIGTERM, shared=True)]
     assert acts(HUP) == [LeaveRequest(), left(SIGHUP)]
     assert acts(TERM) == [LeaveRequest(), *QUERY]
+
+
+@pytest.mark.parametrize("notice", [0, 30])
+def test_a_drained_node_says_by_whom_to_the_others_and_at_its_end(notice: float) -> None:
+    ann, saved = "ann@login", notice > 0
+    consented: list[Event] = [WorkersReady(), drained(0)] if notice else []
+    status, steps = after(placed(0), DrainRequested(ann), *consented, IN_ORDER, LEAVE_OVER, notice=notice)
+    assert status.phase is Phase.ENDED
+    assert f"{ann} drains this node" in next(each.text for each in steps if isinstance(each, LogLine))
+    assert not any("SIGTERM" in each.text for each in steps if isinstance(each, LogLine))
+    assert LeaveRequest(why=f"drained by {ann}") in steps
+    assert steps[-1] == End(SignalArrived(SIGTERM), saved=saved, drained_by=ann)
+    assert [each.why for each in steps if isinstance(each, Preempt)] == [f"is drained by {ann}"] * bool(notice)
 
 
 WAITING = WorkersStopped(waiting=True)

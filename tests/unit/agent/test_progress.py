@@ -135,6 +135,26 @@ def test_what_a_worker_that_goes_on_has_told_in_the_round_before_is_of_that_roun
     assert latest is not None
     assert (tracker.made(), tracker.steps(), latest.step) == (True, (48,), 48)
     assert latest.first == -1, "the first that its file has is of the round before"
+    assert (tracker.began(), tracker.step_before) == (None, 47)
+
+
+def test_the_first_step_of_a_round_and_the_last_one_before_are_known(
+    tracker: WorkerFolder, call: Call, tmp_path: Path
+) -> None:
+    begin(tracker, 4, str(tmp_path / "notices"), 2, -1)
+    assert (tracker.began(), tracker.step_before) == (None, -1)
+    call(41, rank=1)
+    after = time.monotonic()
+    call(42, rank=1)
+    call(42, rank=0)
+    began = tracker.began()
+    assert began is not None
+    assert (began.first, began.first_at <= after) == (41, True), "that of the worker that came first"
+    tracker.end_round()
+    begin(tracker, 5, str(tmp_path / "others"), 2, 42)
+    assert (tracker.began(), tracker.step_before) == (None, 42)
+    begin(tracker, 6, str(tmp_path / "others"), 2, 42)
+    assert tracker.step_before == 42, "a round without a step takes nothing away"
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 15, b"\xff" * 16, bytes(5)])

@@ -114,7 +114,7 @@ def test_ompi_agrees_with_what_jax_is_led_to() -> None:
 def test_names() -> None:
     assert checked_frameworks(["ompi", "torch", "jax", "ompi"]) == ("jax", "ompi")
     assert checked_frameworks(["torch"]) == ()
-    with pytest.raises(UserError, match="'horovod' is none of torch, jax, tf, ompi"):
+    with pytest.raises(UserError, match="'horovod' is not one of torch, jax, tf, ompi"):
         checked_frameworks(["horovod"])
 
 

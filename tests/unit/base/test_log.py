@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
+import sys
 import threading
 from collections.abc import Callable
 
@@ -14,6 +17,58 @@ from rallypoint.workers.logs.console import ConsoleSink, ConsoleStream
 from tests.interrupts import interrupt_everywhere
 
 _DEADLINE = 120.0
+
+
+@pytest.fixture
+def logger(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
+    """Ours, not configured yet, and left as it was afterwards."""
+    own = logging.getLogger("rallypoint")
+    for name, value in {"handlers": [], "propagate": True, "level": logging.WARNING}.items():
+        monkeypatch.setattr(own, name, value)
+    monkeypatch.setattr(log, "_label", "")
+    return own
+
+
+def said(capsys: pytest.CaptureFixture[str], logger: logging.Logger) -> list[str]:
+    logger.warning("[default] round 0 is over\n  1 rank (3)")
+    logger.error("[trainer] no")
+    return capsys.readouterr().err.split("\n")
+
+
+TIME = r"[0-2]\d:[0-5]\d:[0-6]\d"
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_on_a_terminal_a_line_is_for_people(
+    no_color: str, logger: logging.Logger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", no_color)
+    log.configure("node3: ", "rallyrun")
+    first, second, third, _ = said(capsys, logger)
+    assert ("\x1b" in first, "\x1b" in third) == (not no_color, not no_color)
+    first, third = (re.sub(r"\x1b\[\d+m", "", line) for line in (first, third))
+    assert re.fullmatch(rf"node3: {TIME} rallyrun: round 0 is over", first)
+    assert second == "node3:   1 rank (3)"
+    assert re.fullmatch(rf"node3: {TIME} rallyrun: error: \[trainer\] no", third)
+
+
+@pytest.mark.parametrize(("on_terminal", "form"), [(False, "auto"), (True, "glog")])
+def test_elsewhere_each_line_has_the_form_that_torchruns_users_know(
+    on_terminal: bool,
+    form: str,
+    logger: logging.Logger,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: on_terminal)
+    log.configure("", "rallyrun", form)
+    lines = said(capsys, logger)
+    prefix = rf"\d{{4}} {TIME}\.\d{{6}} {os.getpid()} \S+test_log\.py:\d+\] "
+    assert re.fullmatch(rf"W{prefix}\[default\] round 0 is over", lines[0])
+    assert re.fullmatch(rf"W{prefix}  1 rank \(3\)", lines[1])
+    assert re.fullmatch(rf"E{prefix}\[trainer\] no", lines[2])
 
 
 def test_a_line_that_a_worker_has_begun_is_not_continued(capsys: pytest.CaptureFixture[str]) -> None:

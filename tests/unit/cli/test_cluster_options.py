@@ -188,7 +188,7 @@ SEVERAL = {
 @pytest.mark.parametrize(
     ("flags", "warns"),
     [
-        ([], "is 1: each of them runs a job of its own"),
+        ([], "is 1: each of them runs its own job"),
         (["--nnodes=1"], "--nnodes is 1: each of them"),
         (["--nnodes=2"], "they are to meet at 127.0.0.1"),
         (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:1"], "they are to meet at localhost"),

@@ -139,7 +139,7 @@ def test_gpus_are_counted_where_there_are_some() -> None:
     else:
         cards = xpu_count({}, integrated=False)
         assert local_world_size("auto", {}) == (cards or len(os.sched_getaffinity(0)))
-        with pytest.raises(UserError, match=r"NVIDIA GPUs, and there is none.* on this machine"):
+        with pytest.raises(UserError, match=r"NVIDIA GPUs, and none could be opened.* on this machine"):
             local_world_size("gpu", {})
 
 

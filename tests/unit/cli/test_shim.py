@@ -120,7 +120,7 @@ def test_the_python_of_the_system_is_refused(
     for verb in ("on", "off"):
         code, said = answer(capsys, verb)
         assert code == 1
-        assert "is no virtual environment but a Python that is installed for all programs" in said
+        assert "is not a virtual environment but a Python for all programs" in said
         assert len(said.splitlines()) == 1
     assert "refused" in answer(capsys, "status")[1]
     assert environment.files() == {}

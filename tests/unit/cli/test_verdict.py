@@ -67,7 +67,7 @@ def failed(ending: Ending) -> ChildFailedError:
         (failed(Ending.REPEATED), 93),
         (failed(Ending.HANG), 124),
         (SignalException("got SIGTERM", SIGTERM, saved=True), 143),
-        (RendezvousClosedError("stopped", ending=Ending.STOPPED), 143),
+        (RendezvousClosedError("stopped", ending=Ending.STOPPED), 94),
         (JobPreempted("n1 received SIGUSR2"), 143),
         (SignalException("got SIGINT", SIGINT), 130),
         (SignalException("got SIGHUP", SIGHUP), 129),
@@ -77,6 +77,21 @@ def failed(ending: Ending) -> ChildFailedError:
 )
 def test_the_code_of_each_end(error: BaseException | None, code: int) -> None:
     assert classified(error).code == code
+
+
+@pytest.mark.parametrize(
+    ("left", "is_pod", "code"),
+    [
+        (NodeLeftInOrder("evicted", SIGTERM), True, 75),
+        (NodeLeftInOrder("evicted", SIGTERM, saved=True), True, 143),
+        (NodeLeftInOrder("drained", SIGTERM, saved=True, drained=True), True, 0),
+        (NodeLeftInOrder("asked to leave", SIGTERM, saved=True), False, 0),
+    ],
+)
+def test_only_an_evicted_pod_is_to_be_replaced_where_its_job_continues(
+    left: NodeLeftInOrder, is_pod: bool, code: int
+) -> None:
+    assert classified(left, is_pod=is_pod).code == code
 
 
 def test_each_ending_has_a_code() -> None:

@@ -11,6 +11,7 @@ from rallypoint.control.protocol.messages import CollectKind
 from tests.unit.coordinator.test_snapshots import node_id
 
 BUNDLE = LIMITS[CollectKind.BUNDLE]
+LOGS = LIMITS[CollectKind.LOGS]
 
 
 class Collected:
@@ -95,6 +96,51 @@ def test_all_of_it_ends_in_time() -> None:
         job.made.tick(now)
     assert now == BUNDLE.longest
     assert len(job.made.silent) + job.made.not_asked == 12_500
+
+
+class Followed(Collected):
+    def __init__(self, nodes: int) -> None:
+        super().__init__(0, CollectKind.LOGS)
+        self.nodes = [node_id(number) for number in range(nodes)]
+        self.asked = []
+        self.made = Collection(CollectKind.LOGS, self.nodes, self._in_reach, self.asked.extend, 0.0, follows=True)
+
+
+def test_who_is_followed_is_asked_again_when_its_answer_was_read_and_not_before() -> None:
+    job = Followed(2)
+    first, second = job.nodes
+    assert job.made.pass_on(second, b"x", True) == b"x"
+    assert job.asked == [first, second]
+    job.made.taken(1.0)
+    assert job.asked == [first, second, second]
+    job.made.tick(LOGS.seconds + 0.5)
+    assert job.asked == [first, second, second, first], "who has not answered in time is asked again"
+    assert not job.made.is_over
+
+
+def test_what_follows_is_without_a_limit_in_all_and_with_one_for_each_answer() -> None:
+    job = Followed(1)
+    part = bytes(LOGS.of_node)
+    for _ in range(2 * LOGS.of_all // len(part)):
+        assert job.made.pass_on(job.nodes[0], part, True) == part
+        job.made.taken(1.0)
+
+
+def test_nodes_that_come_are_followed_once_and_those_that_go_are_not_waited_for() -> None:
+    job = Followed(2)
+    job.made.add([*job.nodes, node_id(7)], 1.0)
+    assert job.asked == [*job.nodes, node_id(7)]
+    job.away = {job.nodes[0]}
+    job.made.forget(job.nodes[0], 1.0)
+    job.made.finish(2.0)
+    over = [job.made.is_over]
+    for node in (job.nodes[1], node_id(7)):
+        assert job.made.pass_on(node, b"last words", True) == b"last words"
+        job.made.taken(2.0)
+        over.append(job.made.is_over)
+    assert over == [False, False, True], "who was asked may still answer"
+    assert job.asked == [*job.nodes, node_id(7)]
+    assert (job.made.lost, job.made.silent) == ([], [])
 
 
 @given(st.integers(0, 200), st.lists(st.tuples(st.sampled_from(["send", "read", "lose", "wait"]), st.integers(0, 200))))

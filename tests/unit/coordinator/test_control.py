@@ -23,14 +23,19 @@ from rallypoint.control.membership.state import Fail, NodeId, NodeInfo, Refusal,
 from rallypoint.control.protocol.codec import MAGIC
 from rallypoint.control.protocol.messages import (
     ConfigDiffers,
+    Fault,
+    FaultRequested,
     JoinRefused,
     JoinRequest,
     LinkDown,
     LinkLost,
     Notification,
+    OperatorAction,
     Placed,
     ResumeRequest,
+    RoundEnded,
 )
+from rallypoint.control.protocol.observation import FaultCommand
 from rallypoint.failures.cause import Cause
 from rallypoint.rendezvous.elastic import own_node
 from tests.ports import free_port
@@ -112,6 +117,20 @@ def test_why_a_session_was_ended_is_the_one_reason_that_there_was() -> None:
     assert why[1:] == ["nothing was heard from it for 3 s"]
 
 
+def test_a_link_that_a_drill_cuts_says_and_hears_nothing_until_that_is_over() -> None:
+    with served(nodes=1) as (dispatcher, endpoint):
+        node = Node(endpoint)
+        node.join()
+        assert isinstance(node.hears(), Placed)
+        watcher, begun = dispatcher.attach_watcher(lambda _told: None, lambda _why: None), time.monotonic()
+        dispatcher.receive_from_watcher(watcher, FaultCommand("u@h", Fault.CUT, node="0", lasts=0.5))
+        assert [type(node.hears()) for _ in range(2)] == [OperatorAction, FaultRequested]
+        node.link.send(Fail(0, CAUSE, 3))
+        assert isinstance(node.hears(), RoundEnded), "and the session is the same"
+        assert time.monotonic() >= begun + 0.5
+        node.link.close()
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])
 def test_a_server_that_never_comes_is_given_up_at_the_deadline(host: str) -> None:
     node = Node(Endpoint(host, free_port()), wait=0.3)
@@ -147,8 +166,8 @@ def test_the_bytes_of_an_unauthenticated_peer_cost_a_log_line(data: bytes, caplo
         node.join()
         assert isinstance(node.hears(), Placed)
         node.link.close()
-    refusals = [line for line in caplog.messages if "refused" in line]
-    assert len(refusals) == 1, caplog.messages
+    (refusal,) = [line for line in caplog.messages if "refused" in line]
+    assert refusal.startswith("control connection from 127.0.0.1:")
 
 
 def test_an_error_that_nobody_foresaw_is_told_too() -> None:

@@ -99,7 +99,7 @@ def test_accepted_connections_have_the_options_of_the_listener() -> None:
         with socket.create_connection(("127.0.0.1", server.port), TIMEOUT) as made:
             SocketNode(made).greets(ClientHandshake("job", None, b"n", JOB).hello("h", NodeId("h", 1, 7)))
             (accepted,) = server.connections
-            own = accepted._transport.get_extra_info("socket")
+            own = accepted._transport.socket
             options = (socket.TCP_NODELAY, _TCP_THIN_LINEAR_TIMEOUTS)
             assert [own.getsockopt(socket.IPPROTO_TCP, each) for each in options] == [1, 1]
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from itertools import chain
 
 import pytest
 
@@ -21,6 +22,7 @@ from rallypoint.control.membership.state import (
     Succeed,
     Verdict,
 )
+from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.handshake import ClientHandshake, HandshakeError
 from rallypoint.control.protocol.messages import (
     Heartbeat,
@@ -33,6 +35,7 @@ from rallypoint.control.protocol.messages import (
     ResumeRequest,
     RoundEnded,
 )
+from rallypoint.control.protocol.observation import EventKind, JobList, JobSummary, Phase, job_list_parts
 from rallypoint.failures.cause import Cause
 
 CAUSE = Cause(0, 0, "a", 42, -9, "Signal 9 (SIGKILL)", "", 0.0, "")
@@ -146,6 +149,48 @@ def test_the_id_of_an_ended_job_is_free_when_its_nodes_have_gone(caplog: pytest.
     early.goes()
     new.says(Succeed(0))
     assert JobEnded(Verdict(Outcome.SUCCEEDED)) in new.told
+
+
+def test_how_a_job_has_ended_stays() -> None:
+    world = World()
+    node = Node(world, 1)
+    for round_ in (0, 1):
+        node.joins()
+        world.clock.now += 5.0
+        node.says(Fail(round_, CAUSE, 1))
+    assert isinstance(node.told[-1], JobEnded)
+    node.goes()
+    world.passes(90.0)
+    found = world.jobs.find("job")
+    assert found is not None
+    seen = found.snapshot()
+    assert (seen.phase, seen.phase_for, seen.age, seen.round) == (Phase.FAILED, 90.0, 10.0, 1)
+    assert seen.ended_rounds.failures == 2
+    assert [each.message for each in seen.failures] == [CAUSE.headline, CAUSE.headline]
+    assert [each.kind for each in seen.events if each.kind is EventKind.COORDINATOR_STARTED] == []
+    assert seen.events[-1].kind is EventKind.JOB_ENDED
+    listed = world.jobs.listed()
+    assert listed.jobs == ()
+    assert [(each.job, each.phase, each.phase_for, each.age) for each in listed.ended] == [
+        ("job", Phase.FAILED, 90.0, 10.0)
+    ]
+    assert listed.ended[0].detail == f"the job has failed: {CAUSE.headline}"
+    for number in range(2, 130):
+        other = Node(world, number, job=f"job{number}")
+        other.joins()
+        other.says(Succeed(0))
+        other.goes()
+    assert [each.job for each in world.jobs.listed().ended] == [f"job{number}" for number in range(129, 29, -1)]
+
+
+def test_a_list_of_jobs_fits_into_messages() -> None:
+    jobs = tuple(JobSummary(f"{number:0255}", Phase.FAILED, 1, 2, 3, detail="x" * 200) for number in range(250))
+    parts = list(job_list_parts(JobList(jobs, jobs[:20])))
+    assert [each.is_last for each in parts] == [False, False, True]
+    assert all(len(codec.encode(each)) < codec.MAX_FRAME for each in parts)
+    assert tuple(chain.from_iterable(each.jobs for each in parts)) == jobs
+    assert tuple(chain.from_iterable(each.ended for each in parts)) == jobs[:20]
+    assert [*job_list_parts(JobList(()))] == [JobList(())], "an empty list is an answer too"
 
 
 def test_a_node_that_comes_back_after_the_end_is_told_of_it_and_never_meets_the_next_job() -> None:

@@ -58,7 +58,7 @@ def test_who_waits_says_for_whom_and_how_long(progress: Progress, words: str) ->
         (
             FIXED._replace(removed=LOST),
             "failed: n3 (rank 2) was lost at 00:09:42 and nobody has taken its place within 18 s, 2 of 3 "
-            "nodes were in (n1, n2), 1 was missing; start a node in its place, or let the job go on with fewer "
+            "nodes were in (n1, n2), 1 was missing; start a node in its place, or let the job continue with fewer "
             "(--nnodes=2:3)",
         ),
         (ELASTIC._replace(complete=True), "did not take n1 in within 10 s: round 0 runs with 2 nodes (n1, n2)"),

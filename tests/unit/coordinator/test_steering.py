@@ -10,7 +10,7 @@ from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.dispatcher import MAX_WATCHERS, Dispatcher
 from rallypoint.control.coordinator.operators import Watchers
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.rules import resize
+from rallypoint.control.membership.rules import with_size
 from rallypoint.control.membership.state import (
     Drain,
     Fail,
@@ -18,6 +18,7 @@ from rallypoint.control.membership.state import (
     NodeInfo,
     NodeRange,
     Participant,
+    Preempt,
     PreemptJob,
     Settings,
     State,
@@ -27,7 +28,10 @@ from rallypoint.control.protocol.messages import (
     CollectKind,
     CollectRequested,
     DrainRequested,
+    Fault,
+    FaultRequested,
     JoinRequest,
+    LeaveRequest,
     NodeReport,
     OperatorAction,
     Placed,
@@ -38,6 +42,8 @@ from rallypoint.control.protocol.observation import (
     CollectCommand,
     CommandReply,
     DrainCommand,
+    EventKind,
+    FaultCommand,
     Phase,
     ResizeCommand,
     RestartCommand,
@@ -45,7 +51,8 @@ from rallypoint.control.protocol.observation import (
     WatchRequest,
 )
 from rallypoint.control.protocol.resume_state import ResumeState, after_notification, requests_to_repeat
-from tests.unit.coordinator.test_watching import BY, CAUSE, WATCHER, Job, running, snapshot_in
+from rallypoint.observe.status import status_lines
+from tests.unit.coordinator.test_watching import BY, CAUSE, WATCHER, Job, Told, running, snapshot_in
 
 JOINED = JoinRequest(NodeInfo("default", 2, "", 7000, None, 3), 600.0)
 
@@ -59,10 +66,10 @@ def hosts(job: Job) -> tuple[list[str], list[str]]:
 def test_who_had_a_place_before_keeps_it_where_there_are_fewer() -> None:
     first, new = NodeId("a", 1, 0, "a"), NodeId("b", 1, 0, "b")
     info = NodeInfo("default", 1, "", 7000)
-    after = resize(
-        State(participants={new: Participant(info), first: Participant(info, previous_rank=0)}), NodeRange(1, 1)
-    )
+    state = State(participants={new: Participant(info), first: Participant(info, previous_rank=0)})
+    after = with_size(state, NodeRange(1, 1), Settings("job", 1, 2))
     assert (list(after.participants), list(after.redundancy_list)) == ([first], [new])
+    assert (after.last_call, after.last_calls) == (1, 1), "there are enough nodes now"
 
 
 def test_a_round_that_is_held_back_is_not_larger_than_the_job_was_made() -> None:
@@ -233,6 +240,80 @@ def test_nobody_waits_for_a_node_that_is_lost_while_it_collects() -> None:
     ]
 
 
+def test_more_nodes_than_there_are_have_to_be_forced_and_are_awaited_from_the_next_round_on() -> None:
+    job = running("a", "b", "c")
+    refused = job.command(ResizeCommand(BY, 9, 9))
+    assert not refused.done
+    assert refused.detail.startswith("the job has 3 nodes, so that with 9 at least its next failure would stop it")
+    assert "until 6 more have joined" in refused.detail
+    forced = job.command(ResizeCommand(BY, 9, 9, force=True))
+    assert forced.done
+    assert forced.detail.endswith("to 9:9 nodes, from the next round on, which needs 6 more nodes")
+    seen = job.status()
+    assert (seen.phase, seen.min_nodes) == (Phase.RUNNING, 9)
+    assert "nodes     3 (next round: min 9, max 9)" in status_lines(seen)
+
+
+def test_a_node_that_is_drained_is_shown_so_and_its_end_says_by_whom() -> None:
+    job = running("a", "b")
+    job.command(DrainCommand(BY, "b"))
+    assert {each.host: each.drained_by for each in job.status().nodes} == {"a": "", "b": BY}
+    job.hears("b", LeaveRequest(why=f"drained by {BY}"))
+    assert job.status().events[-1].text == f"round 0 ended: b (rank 1): a node left (drained by {BY})"
+
+
+def test_with_a_notice_the_round_ends_by_the_drain_and_not_by_something_unknown() -> None:
+    job = running("a", "b")
+    job.hears("b", Preempt(0, 30.0, f"is drained by {BY}"))
+    for name in "ab":
+        job.hears(name, Drain(0, needs_consent=True))
+    assert f"b (rank 1) is drained by {BY}" in job.status().events[-1].text
+
+
+FOLLOW = CollectCommand(BY, CollectKind.LOGS, (), 20, 77)
+
+
+def asked_for_logs(told: list[Told]) -> list[str]:
+    return [chr(session) for session, each in told if isinstance(each, CollectRequested)]
+
+
+def test_logs_are_followed_through_rounds_until_the_job_ends() -> None:
+    job = Job(Settings("job", 2, 3, last_call_timeout=0.0))
+    for name in "ab":
+        job.node(name)
+    told = job.ask(FOLLOW)
+    assert asked_for_logs(told) == ["a", "b"]
+    asked = next(each for _, each in told if isinstance(each, CollectRequested))
+    assert (asked.lines, asked.cursor, asked.most > 0) == (20, 77, True)
+    job.hears("b", CollectedPart(asked.number, b"x", True))
+    assert asked_for_logs(job.told(job.coordinator.pop_sends())) == ["b"], "as it was read"
+    job.command(RestartCommand(BY))
+    job.hears("a", JOINED)
+    job.node("c")
+    told = job.hears("b", JOINED)
+    assert "c" in asked_for_logs(told), "a node that is new"
+    told = job.ask(StopCommand(BY))
+    assert not [each for _, each in told if isinstance(each, CommandReply) and not each.detail]
+    told = []
+    for name in "abc":
+        told += job.hears(name, CollectedPart(asked.number, b"last words", True))
+    replies = [each for session, each in told if session == WATCHER]
+    assert replies[-1] == CommandReply(True, "")
+    assert sum(isinstance(each, CollectedPart) for each in replies) == 3
+    assert asked_for_logs(told) == []
+
+
+def test_logs_of_the_last_round_are_there_while_none_runs() -> None:
+    job = running("a", "b")
+    job.hears("b", Fail(0, CAUSE, 3))
+    assert asked_for_logs(job.ask(CollectCommand(BY, CollectKind.LOGS, (1,)))) == ["a", "b"]
+
+
+def test_logs_of_some_ranks_come_from_their_nodes() -> None:
+    job = running("a", "b", "c")
+    assert asked_for_logs(job.ask(CollectCommand(BY, CollectKind.LOGS, (5, 4, 0)))) == ["c", "a"]
+
+
 def test_a_stop_of_a_job_that_is_over_says_so() -> None:
     job = running("a", "b")
     assert job.command(StopCommand(BY)).done
@@ -257,3 +338,53 @@ def test_a_new_watcher_takes_the_place_of_the_one_that_has_been_silent_for_the_l
     dispatcher.detach(sessions[1])
     dispatcher.attach_watcher(lambda _: None, lambda _: None)
     assert ended == [1, 2]
+
+
+def test_a_fault_is_asked_of_the_node_that_has_the_worker_and_told_to_all() -> None:
+    job = running("a", "b")
+    reply = job.command(FaultCommand(BY, Fault.PAUSE_WORKER, rank=3, lasts=2.0))
+    assert reply == CommandReply(True, f"{BY} drills pause worker: rank 3 on b (rank 1), for 2 s at most")
+    wanted = FaultRequested(BY, Fault.PAUSE_WORKER, 3, 2.0)
+    assert [told for told in job.sent if isinstance(told[1], FaultRequested)] == [(ord("b"), wanted)]
+    assert {session for session, each in job.sent if isinstance(each, OperatorAction)} == {ord("a"), ord("b")}
+    event = job.status().events[-1]
+    assert (event.kind, event.text) == (EventKind.DRILL, reply.detail)
+
+
+def test_a_node_that_is_killed_is_silent_until_it_was_counted_as_lost() -> None:
+    job = running("a", "b")
+    assert job.command(FaultCommand(BY, Fault.KILL_NODE, node="b")).done
+    (wanted,) = [each for _, each in job.sent if isinstance(each, FaultRequested)]
+    assert wanted == FaultRequested(BY, Fault.KILL_NODE, -1, 2 * job.settings.lease)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        FaultCommand(BY, Fault.KILL_WORKER),
+        FaultCommand(BY, Fault.HANG, rank=4),
+        FaultCommand(BY, Fault.CUT),
+        FaultCommand(BY, Fault.KILL_AGENT, node="c"),
+    ],
+)
+def test_a_fault_for_nobody_is_refused(command: FaultCommand) -> None:
+    job = running("a", "b")
+    reply = job.command(command)
+    assert not reply.done
+    assert job.sent == [(WATCHER, reply)]
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_a_drill_does_not_take_the_control_plane_away(fault: Fault) -> None:
+    job = Job(Settings("job", 1, 1, last_call_timeout=0.0))
+    record = SessionRecord(NodeId("10.0.0.1", 7, 0, "host"), "10.0.0.1", in_this_process=True, local=True, leased=False)
+    job.coordinator.open(1, record, job.now)
+    job.coordinator.receive(1, JOINED, job.now)
+    reply = job.command(FaultCommand(BY, fault, rank=0, node="host", lasts=1.0))
+    assert reply.done == (fault not in {Fault.KILL_AGENT, Fault.KILL_NODE, Fault.CUT}), reply
+
+
+def test_who_may_not_give_commands_may_not_drill() -> None:
+    job = running("a", "b")
+    told = job.ask(FaultCommand(BY, Fault.KILL_WORKER, rank=0), refusal="not you")
+    assert told == [(WATCHER, CommandReply(False, "not you"))]

@@ -185,4 +185,4 @@ def test_more_addresses_than_a_store_can_be_told_are_not_told(monkeypatch: pytes
     assert told.addresses == ()
     found, warning = peers_of(MEMBERS, [told], OWN, "10.0.0.1")
     assert found is None
-    assert "since its members have 4 addresses, more than the 3 that a store can be told" in warning
+    assert "since its members have 4 addresses, more than the 3 that a store can be given" in warning

@@ -259,7 +259,11 @@ def test_a_node_is_drained_by_any_of_its_names(name: str) -> None:
         (ResizeCommand(BY, 2, 2), "already"),
         (ResizeCommand(BY, 3, 2), "not a range"),
         (ResizeCommand(BY, 1, 10**6), "not a range"),
-        (CollectCommand(BY, CollectKind.STACKS, 7), "no rank 7"),
+        (
+            ResizeCommand(BY, 3, 9),
+            "the job has 2 nodes, so that with 3 at least its next failure would stop it until 1 more",
+        ),
+        (CollectCommand(BY, CollectKind.STACKS, (7,)), "no rank 7"),
     ],
 )
 def test_what_cannot_be_done_says_why_and_changes_nothing(command: Command, words: str) -> None:
@@ -309,9 +313,17 @@ OPERATOR = st.one_of(
     st.just(WatchRequest()),
     st.just(WatchRequest(follow=True)),
     st.just(RestartCommand(BY)),
-    st.builds(ResizeCommand, st.just(BY), st.integers(0, 3), st.integers(0, 4)),
+    st.builds(ResizeCommand, st.just(BY), st.integers(0, 3), st.integers(0, 4), st.booleans()),
     st.builds(DrainCommand, st.just(BY), st.sampled_from(["0", "1", "n2"])),
-    st.builds(CollectCommand, st.just(BY), st.just(CollectKind.STACKS), st.integers(-1, 3)),
+    st.builds(CollectCommand, st.just(BY), st.just(CollectKind.STACKS), st.lists(st.integers(0, 3)).map(tuple)),
+    st.builds(
+        CollectCommand,
+        st.just(BY),
+        st.just(CollectKind.LOGS),
+        st.lists(st.integers(0, 3)).map(tuple),
+        st.just(20),
+        st.integers(0, 1),
+    ),
 )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import heapq
 import math
+from logging import DEBUG, WARNING
 
 import pytest
 
 from rallypoint.control.election import steps
 from rallypoint.control.election.keys import SEATS
 from rallypoint.control.election.machine import ARRIVALS, LONG_PAUSE, LOOK_LATE, LOOK_SOON, PAUSE
-from rallypoint.control.election.procedures import STATE_TTL
+from rallypoint.control.election.procedures import STATE_TTL, StepContext
 from rallypoint.control.election.steps import CandidatePhase, EndTerm, Revoke, StartTerm, Watched
 from rallypoint.control.etcd.api import (
     EtcdLeaseGone,
@@ -32,6 +33,14 @@ def leads(cluster: Cluster, agent: Agent) -> bool:
 
 def kinds(effects: list[steps.Effect]) -> list[type]:
     return [type(each.request if isinstance(each, steps.Ask) else each) for each in effects]
+
+
+def test_a_problem_is_a_warning_once_in_five_minutes() -> None:
+    context = StepContext()
+    for context.now, problem in ((0.0, REFUSED), (299.0, REFUSED), (299.0, AWAY), (598.0, AWAY), (599.0, AWAY)):
+        context.warn(problem, "it fails")
+    levels = [each.level for each in context.pop_effects() if isinstance(each, steps.WriteLog)]
+    assert levels == [WARNING, DEBUG, WARNING, DEBUG, WARNING]
 
 
 # Who leads

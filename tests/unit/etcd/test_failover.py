@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -91,6 +92,30 @@ def test_nobody_there(host: str, why: str) -> None:
     with pytest.raises(EtcdUnreachable, match=f"{where}{why}"):
         client.put(b"k", b"")
     client.close()
+
+
+def test_the_pauses_between_attempts_grow() -> None:
+    attempts = 0
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def refuse() -> None:
+            nonlocal attempts
+            while True:
+                try:
+                    listener.accept()[0].close()
+                except OSError:
+                    return
+                attempts += 1
+
+        refusing = threading.Thread(target=refuse)
+        refusing.start()
+        client = EtcdClient([Endpoint("127.0.0.1", listener.getsockname()[1])], timeout_s=3.0)
+        with pytest.raises(EtcdUnreachable):
+            client.range(b"key")
+        client.close()
+        listener.shutdown(socket.SHUT_RDWR)
+        refusing.join()
+    assert attempts <= 20, "each attempt is two connections: the second is asked what is wrong"
 
 
 def test_threads_that_ask_while_members_fall_are_all_answered(

@@ -171,7 +171,10 @@ def test_a_pickle_is_read_by_a_child_with_limits_that_runs_nothing(tmp_path: Pat
     ]
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda data: of_child(tmp_path, data), [(RECORDED / "missing_0").read_bytes(), *bad]))
-    assert answers == [json_of((RECORDED / "missing_0").read_bytes()), *[b"it is no pickle of plain values"] * len(bad)]
+    assert answers == [
+        json_of((RECORDED / "missing_0").read_bytes()),
+        *[b"it is not a pickle of plain values"] * len(bad),
+    ]
     assert not made.exists()
 
 
@@ -187,7 +190,7 @@ def of_child(folder: Path, data: bytes) -> bytes:
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"[" * 100_000, b'{"entries":{}}', b"{}"])
 def test_what_is_no_dump_is_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match="it is no dump"):
+    with pytest.raises(ValueError, match="it is not a dump"):
         read_dump(data)
 
 
@@ -203,7 +206,7 @@ def test_what_is_no_dump_is_refused(data: bytes) -> None:
     ],
 )
 def test_an_entry_of_another_form_is_refused(entry: object) -> None:
-    with pytest.raises(ValueError, match=r"it is no dump of a flight recorder: .*entries\[0\]"):
+    with pytest.raises(ValueError, match=r"it is not a dump of a flight recorder: .*entries\[0\]"):
         dumped([entry])
 
 
@@ -285,7 +288,7 @@ def test_a_rank_that_cannot_be_asked_or_does_not_answer_is_told(folder: Path, mo
     recorders = {rank: each for rank in range(5) if (each := recorder_of(rank, environ))}
     late, *others = take_dumps(recorders, "")
     thread.join()
-    assert "and has written no whole dump (it is no pickle of plain values) within 2 s" in late.why_none
+    assert "and has written no whole dump (it is not a pickle of plain values) within 2 s" in late.why_none
     assert {each.why_none for each in others} == {
         "no process group of NCCL and no worker server of torch is there to ask"
     }
@@ -365,5 +368,5 @@ def test_a_small_pickle_that_is_large_as_json_is_refused(tmp_path: Path, kind: s
     path = tmp_path / "dump"
     path.write_bytes(pickle.dumps({"entries": value}))
     assert path.stat().st_size < 110_000
-    with path.open("rb") as file, pytest.raises(ValueError, match="no pickle of plain values"):
+    with path.open("rb") as file, pytest.raises(ValueError, match="not a pickle of plain values"):
         unpickled(file, 60)

@@ -31,7 +31,7 @@ from rallypoint.observe.hangs.messages import (
     short_lines,
     summary_of,
 )
-from rallypoint.observe.hangs.report import MAX_LINES, GatheredStacks, groups_of, report_lines
+from rallypoint.observe.hangs.report import MAX_LINES, GatheredStacks, groups_of, ranks_text, report_lines
 
 PACKAGES = "/opt/env/lib/python3.12/site-packages"
 WRAPPER = Frame("_exception_logger.<locals>.wrapper", f"{PACKAGES}/torch/distributed/c10d_logger.py", 83)
@@ -273,3 +273,9 @@ def test_stacks_of_many_nodes_are_grouped_as_they_come() -> None:
         "1 rank (7777): py-spy gave no answer  <- differs",
     ]
     assert lines.count("    Trainer.step (train.py:41)") == 1
+
+
+def test_standby_workers_have_no_rank() -> None:
+    assert ranks_text([0, 1, 5]) == "3 ranks (0-1, 5)"
+    assert ranks_text([-1]) == "1 standby worker"
+    assert ranks_text([3, -1, -2]) == "1 rank (3) and 2 standby workers"

@@ -58,9 +58,14 @@ class Agent:
         line, _, self._rest = self._rest.partition(b"\n")
         return line.decode()
 
-    def order(self, *lines: str) -> None:
+    def says_on(self) -> None:
+        """Give the worker the line that it reads on standard input."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+
+    def order(self, *lines: str, fifo: Path | None = None) -> None:
         """Write into the FIFO, all at once."""
-        file = os.open(self.fifo, os.O_WRONLY | os.O_NONBLOCK)
+        file = os.open(fifo or self.fifo, os.O_WRONLY | os.O_NONBLOCK)
         try:
             os.write(file, "".join(f"{line}\n" for line in lines).encode())
         finally:
@@ -79,7 +84,11 @@ class Agent:
 
     def wait_until_left(self, round_: int) -> None:
         """Wait until the worker is out of that round."""
-        path, began = self.folder / f"{LEFT_PREFIX}0.{round_}", time.monotonic()
+        self.wait_for(f"{LEFT_PREFIX}0.{round_}")
+
+    def wait_for(self, name: str) -> None:
+        """Wait until the worker has made this file."""
+        path, began = self.folder / name, time.monotonic()
         watch = Inotify()
         try:
             watch.watch(str(self.folder), CREATED)

@@ -592,3 +592,73 @@ def test_it_brings_no_torch_along_and_little_else() -> None:
         *(f"rallypoint.inprocess.{each}" for each in ("aborting", "rounds")),
     }
     assert not {"logging", "torch", "msgspec", "multiprocessing"} & modules
+
+
+PREPARES = """
+def prepare(word):
+    say("prepares", word)
+    sys.stdin.readline()
+    return word
+
+@inprocess.resumable(prepare=prepare)
+def train(round, word):
+    say("in", os.environ.get("RANK"), os.environ.get("LOCAL_RANK"), round.survived, round.prepared)
+    if os.environ.get("RANK") == "end":
+        return
+    time.sleep(60)
+train("this")
+"""
+
+
+@process
+def test_what_is_prepared_is_prepared_once_in_a_process(tmp_path: Path) -> None:
+    with worker(tmp_path, PREPARES, RANK="0") as agent:
+        assert agent.line() == "prepares this"
+        agent.says_on()
+        assert agent.line() == "in 0 0 False this"
+        assert (agent.folder / "prepared.0").exists()
+        agent.next_round(0, RANK="end")
+        assert agent.line() == "in end 0 True this"
+        assert agent.end() == (0, "")
+
+
+@process
+def test_who_prepares_leaves_a_round_at_once_and_enters_the_present_one_when_it_is_done(tmp_path: Path) -> None:
+    with worker(tmp_path, PREPARES, RANK="0") as agent:
+        assert agent.line() == "prepares this"
+        agent.order("leave 0")
+        agent.wait_until_left(0)
+        agent.enter(1, RANK="1")
+        agent.order("leave 1")
+        agent.wait_until_left(1)
+        agent.enter(2, RANK="end")
+        agent.says_on()
+        assert agent.line() == "in end 0 False this"
+        assert agent.end() == (0, "")
+
+
+@process
+def test_a_standby_worker_waits_for_a_rank_and_a_round(tmp_path: Path) -> None:
+    with worker(tmp_path, PREPARES, LOCAL_RANK="", RALLYPOINT_STANDBY="7") as agent:
+        assert agent.line() == "prepares this"
+        agent.says_on()
+        agent.wait_for("prepared.7")
+        assert not agent.fifo.exists()
+        standby = agent.folder / "inprocess.7"
+        agent.order("rank 0", fifo=standby)
+        standby.rename(agent.fifo)
+        agent.next_round(0, RANK="0", LOCAL_RANK="0", RALLYPOINT_STANDBY=None)
+        assert agent.line() == "in 0 0 False this"
+        agent.next_round(1, RANK="end")
+        assert agent.line() == "in end 0 True this"
+        assert agent.end() == (0, "")
+
+
+@process
+def test_a_standby_worker_that_cannot_be_told_ends_and_calls_nothing(tmp_path: Path) -> None:
+    (tmp_path / "notices").mkdir(mode=0o755)
+    with worker(tmp_path, PREPARES, RALLYPOINT_STANDBY="7") as agent:
+        assert agent.line() == ""
+        code, errors = agent.end()
+        assert code == 1
+        assert "it is not a folder of this user alone" in errors

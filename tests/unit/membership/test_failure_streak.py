@@ -80,7 +80,7 @@ def failed(state: State, view: ClockView, settings: Settings = SETTINGS) -> Stat
     [
         (RecordProgress(3, 41), JobProgress(41, 3, True)),
         (RecordProgress(3, 40), JobProgress(40, 2, True)),
-        (RecordProgress(3, 7), JobProgress(40, 2, True)),
+        (RecordProgress(3, 0), JobProgress(40, 2, True)),
         (RecordProgress(3), JobProgress(40, 3, True)),
         (RecordProgress(3, -1, made=False), JobProgress(40, 2, True)),
         (RecordProgress(3, 90, made=False), JobProgress(90, 2, True)),

@@ -40,8 +40,9 @@ def totals_of(nodes: Sequence[NodeView]) -> Totals:
     """What is counted over these nodes, if they are all."""
     reports = [each.report for each in nodes if each.report is not None]
     reached = [each.progress for each in reports if each.progress >= 0]
+    counts: dict[str, Any] = Counter(node_state(each) for each in nodes)
     return Totals(
-        **Counter(node_state(each) for each in nodes),
+        **counts,
         quiet=sum(each.quiet for each in nodes),
         reported=len(reports),
         workers=sum(each.workers for each in nodes if each.first_rank >= 0),

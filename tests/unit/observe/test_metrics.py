@@ -49,7 +49,7 @@ def everything() -> list[Family]:
     snapshot = job.snapshot()._replace(max_restarts=3)
     return [
         build_family(),
-        *jobs_families(job.summaries()),
+        *jobs_families(job.listed().jobs),
         *job_families([snapshot]),
         *node_families(node),
     ]

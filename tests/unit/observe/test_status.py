@@ -10,9 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.agent.features.ended_jobs import OUTCOMES, EndedJob
 from rallypoint.cli.job_verbs import PHASE_CODES
+from rallypoint.cli.local_jobs import OUTCOME_CODES, RunningJob, jobs_here_json
 from rallypoint.control.protocol.messages import NodeReport
-from rallypoint.control.protocol.observation import EventKind, JobSummary, NodeState, Phase, Snapshot, Straggler
+from rallypoint.control.protocol.observation import (
+    EventKind,
+    JobList,
+    JobSummary,
+    NodeState,
+    Phase,
+    Snapshot,
+    Straggler,
+)
 from rallypoint.observe.status import (
     ChangeLines,
     jobs_json,
@@ -49,6 +59,10 @@ def at(value: object, path: str) -> object:
     return value
 
 
+SUMMARY = JobSummary("job", Phase.RUNNING, 1, 2, 3)
+HERE = LocalJob(7, "job", "c10d", "node1:29400", "train.py", 1e9, 0)
+ENDED = EndedJob(HERE, 1e9 + 5, "failed", "rank 0 failed", 2, 2, 3, "/logs")
+
 KINDS = {"integer": int, "string": str, "boolean": bool, "object": dict, "list": list}
 
 
@@ -56,11 +70,8 @@ KINDS = {"integer": int, "string": str, "boolean": bool, "object": dict, "list":
     ("title", "text"),
     [
         ("A job", status_json(snapshot(), 1e9)),
-        ("The jobs of a control plane", jobs_json([JobSummary("job", Phase.RUNNING, 1, 2, 3)])),
-        (
-            "The jobs of this machine",
-            json.dumps({"version": 1, "jobs": [LocalJob(7, "job", "c10d", "node1:29400")._asdict()]}),
-        ),
+        ("The jobs of a control plane", jobs_json(JobList((SUMMARY,), (SUMMARY,)), 1e9)),
+        ("The jobs of this machine", jobs_here_json([RunningJob((HERE,), snapshot())], [ENDED], 1e9)),
     ],
     ids=["a job", "jobs", "jobs here"],
 )
@@ -84,6 +95,7 @@ def test_exit_codes_are_documented() -> None:
     rows = re.findall(r"^\| (\d) \|", PAGE.partition("## Exit codes")[2].partition("\n## ")[0], re.MULTILINE)
     assert sorted(map(int, rows)) == sorted({*PHASE_CODES.values(), 1, 2})
     assert set(PHASE_CODES) == {each.value for each in Phase}
+    assert set(OUTCOME_CODES) == OUTCOMES
 
 
 def snapshot_with(*steps: tuple[int, ...]) -> Snapshot:
@@ -96,6 +108,59 @@ def test_a_launch_in_place_of_torchs_says_so() -> None:
     nodes = (node(0, report=NodeReport(4, in_place_of="torchrun")), node(1))
     assert "launcher  rallyrun, in place of torchrun (rallyctl shim)" in status_lines(snapshot(nodes=nodes))
     assert not any(each.startswith("launcher") for each in status_lines(snapshot()))
+
+
+def test_where_a_job_is_and_what_it_failed_with_is_shown_if_it_is_known() -> None:
+    bare = status_lines(snapshot())
+    assert not any(each.startswith(("endpoint", "command", "logs", "last traceback")) for each in bare)
+    failure = (
+        snapshot().failures[0]._replace(traceback="\n".join(["Traceback", *map(str, range(20)), "ValueError: boom"]))
+    )
+    known = snapshot(age=3700.0, endpoint="node0:29400", failures=(failure,))
+    known = known._replace(totals=known.totals._replace(command="rallyrun train.py", log_folder="/logs/job_n0"))
+    lines = status_lines(known)
+    for each in ("age       1h01m", "endpoint  node0:29400", "command   rallyrun train.py"):
+        assert each in lines
+    assert "logs      /logs/job_n0 on the node of rank 0" in lines
+    first = lines.index("last traceback, of rank 3 on n1")
+    assert lines[first + 1] == "  (10 more lines: --json)"
+    assert lines[first + 13] == "  ValueError: boom"
+    fields = status_fields(known, 1e9)
+    assert (fields["age_seconds"], fields["endpoint"], fields["command"]) == (
+        3700.0,
+        "node0:29400",
+        "rallyrun train.py",
+    )
+    assert fields["failures"][0]["traceback"] == failure.traceback
+
+
+def test_a_node_that_is_drained_and_a_size_that_is_pending_say_so() -> None:
+    lines = status_lines(snapshot(nodes=(node(0), node(1, drained_by="ann@login")), min_nodes=9, max_nodes=9))
+    assert any("participant, drained by ann@login" in each for each in lines)
+    assert "nodes     2 (next round: min 9, max 9)" in lines
+    assert "nodes     2 (min 2, max 4)" in status_lines(snapshot())
+
+
+def test_domains_are_shown_where_there_are_any_and_why_a_node_waits() -> None:
+    spare = node(1, state=NodeState.SPARE, group_rank=-1, waits_for="no whole segment in its domain (1 of 2 nodes)")
+    lines = status_lines(snapshot(nodes=(node(0, domain="rack-7"), spare)))
+    title = next(each for each in lines if each.startswith("RANK"))
+    assert title.split()[:5] == ["RANK", "NODE", "ADDRESS", "DOMAIN", "STATE"]
+    assert any("rack-7  participant" in each for each in lines)
+    assert any("spare, waits: no whole segment in its domain (1 of 2 nodes)" in each for each in lines)
+    assert "DOMAIN" not in "".join(status_lines(snapshot()))
+
+
+def test_a_job_that_lacks_whole_segments_counts_no_others() -> None:
+    seen = snapshot(Phase.WAITING, nodes=3, missing=2, min_nodes=4)
+    assert "2 of 4 nodes in whole segments, 2 missing" in status_lines(seen)[1]
+
+
+def test_standby_workers_are_counted() -> None:
+    reports = NodeReport(4, standby=(7, 8), standby_ready=1), NodeReport(4, standby=(9,), standby_ready=1)
+    nodes = tuple(node(number, report=each) for number, each in enumerate(reports))
+    assert "standby   2 of 3 workers ready" in status_lines(snapshot(nodes=nodes))
+    assert not any(each.startswith("standby") for each in status_lines(snapshot()))
 
 
 def test_ranks_are_told_by_how_far_they_are_behind() -> None:

@@ -13,15 +13,15 @@ import pytest
 from rallypoint.base.devices import GpuHealth, NvmlHealth, nvml_health
 from rallypoint.clusters.preflight import machine
 from rallypoint.clusters.preflight.machine import GIBIBYTE, MEBIBYTE, NO_LIMIT, Room, Xid
-from rallypoint.clusters.preflight.results import CheckInputs, CheckResult
+from rallypoint.clusters.preflight.results import CheckInputs, CheckResult, Status
 from rallypoint.failures.failure import log_entries
 
 
 def status(result: CheckResult, *values: str) -> str:
     """The status, after looking for values in what is told."""
     assert [each for each in values if each not in f"{result.fact}; {result.remedy}"] == [], result
-    assert bool(result.remedy) == (result.status != "PASS"), "a remedy where something is wrong, and only there"
-    return result.status if result.known else "not known"
+    assert bool(result.remedy) == (result.status in ("WARN", "FAIL")), "a remedy where it is needed, and only there"
+    return result.status
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_open_files(soft: int, hard: int, values: list[str], expected: str) -> N
 @pytest.mark.parametrize(
     ("devices", "limit", "expected"),
     [
-        ([], 0, "not known"),
+        ([], 0, "SKIP"),
         (["mlx5_0"], (64 << 20) - 1, "FAIL"),
         (["mlx5_0"], 64 << 20, "WARN"),
         (["mlx5_0"], NO_LIMIT, "PASS"),
@@ -71,7 +71,7 @@ def test_the_limits_of_this_process_are_read() -> None:
     files, _, processes = machine.process_limits(CheckInputs())
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert "unlimited" in files.fact or str(soft) in files.fact
-    assert processes.known
+    assert processes.status is not Status.SKIP
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_log_folder_that_is_not_there_yet_is_judged_by_the_one_above_it(tmp_pa
     assert status(found, str(tmp_path / "file"), "Not a directory") == "FAIL"
     for none in ("", "/dev/null"):
         (found,) = machine.log_space(CheckInputs(none))
-        assert not found.known
+        assert found.status is Status.SKIP
 
 
 def test_the_temporary_folder_that_is_wanted_counts_and_not_what_stands_in_for_it(
@@ -143,7 +143,7 @@ def eight(last: GpuHealth = GPU) -> NvmlHealth:
 @pytest.mark.parametrize(
     ("health", "numbers", "values", "expected"),
     [
-        (None, (0, 0, 0), [], "not known"),
+        (None, (0, 0, 0), [], "SKIP"),
         (None, (8, 8, 0), ["libnvidia-ml.so.1", "8 GPUs"], "WARN"),
         (NvmlHealth("Driver/library version mismatch"), (8, 8, 0), ["version mismatch"], "FAIL"),
         (eight(GPU._replace(trouble="GPU is lost", address="GPU 7")), (8, 8, 0), ["1 of 8", "GPU 7"], "FAIL"),
@@ -160,9 +160,9 @@ def test_gpus(health: NvmlHealth | None, numbers: tuple[int, int, int], values: 
 @pytest.mark.parametrize(
     ("health", "values", "expected"),
     [
-        (None, [], "not known"),
+        (None, [], "SKIP"),
         (eight(), ["8 GPUs"], "PASS"),
-        (NvmlHealth("", "570.1", (GPU._replace(errors=-1),)), ["ECC"], "not known"),
+        (NvmlHealth("", "570.1", (GPU._replace(errors=-1),)), ["ECC"], "SKIP"),
         (eight(GPU._replace(errors=3)), ["3 on 0000:3b:00.0"], "FAIL"),
         (eight(GPU._replace(remap_pending=True)), ["0000:3b:00.0"], "WARN"),
         (eight(GPU._replace(remap_failed=True, remap_pending=True)), ["0000:3b:00.0"], "FAIL"),

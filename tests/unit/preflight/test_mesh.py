@@ -90,7 +90,7 @@ def test_nodes_that_have_not_told_are_named_by_what_is_known() -> None:
         "n0 cannot reach the node of group rank 7: no route to host",
     ]
     (line,) = mesh_lines({0: Finding("n0", "x:1")}, 8)
-    assert line.text.endswith("the node of group rank 4 and 3 more have not told whom they reach")
+    assert line.text.endswith("the node of group rank 4 and 3 more have not reported theirs")
 
 
 def test_nodes_that_take_no_part_are_named() -> None:
@@ -171,5 +171,5 @@ def test_a_finding_is_checked(data: bytes) -> None:
     ],
 )
 def test_lines_are_checked(data: bytes) -> None:
-    with pytest.raises(ValueError, match="what group rank 0 tells of the mesh cannot be used"):
+    with pytest.raises(ValueError, match="what group rank 0 reports of the mesh cannot be used"):
         decode_lines(data, 4)

@@ -10,7 +10,7 @@ from rallypoint.base.endpoint import Endpoint
 from rallypoint.clusters.preflight import network
 from rallypoint.clusters.preflight.dialing import Attempt, LookUp, Outcome
 from rallypoint.clusters.preflight.network import Answer, Place
-from rallypoint.clusters.preflight.results import CheckInputs
+from rallypoint.clusters.preflight.results import CheckInputs, Status
 from tests.unit.preflight.test_machine import status
 
 NODE = Endpoint("node1", 29400)
@@ -36,7 +36,7 @@ def test_the_name_of_this_machine(found: LookUp, foreign: list[str], values: lis
 
 def test_a_job_of_one_node_tells_nobody_its_address() -> None:
     (found,) = network.own_name(CheckInputs(max_nodes=1))
-    assert not found.known
+    assert found.status is Status.SKIP
 
 
 def place(*attempts: Attempt, here: bool = False, took: float = 0.01) -> Place:
@@ -52,7 +52,7 @@ UNKNOWN = Place(NODE, LookUp(error="Name or service not known"))
 @pytest.mark.parametrize(
     ("places", "values", "expected"),
     [
-        ([], [], "not known"),
+        ([], [], "SKIP"),
         ([place(OPEN)], ["node1:29400", "10.0.0.1"], "PASS"),
         ([place(CLOSED, here=True)], ["(this machine)"], "PASS"),
         ([place(SILENT)], ["10.0.0.2"], "FAIL"),
@@ -99,8 +99,8 @@ def test_an_address_is_not_told_twice() -> None:
 
 def test_the_control_plane() -> None:
     assert network.judge_control_plane(Answer(welcome="it answers")).status == "PASS"
-    assert not network.judge_control_plane(Answer(absent="nobody yet")).known
-    assert not network.judge_control_plane(Answer()).known
+    assert network.judge_control_plane(Answer(absent="nobody yet")).status == "SKIP"
+    assert network.judge_control_plane(Answer()).status == "SKIP"
     refused = network.judge_control_plane(Answer(refusal="a sentence with its remedy"))
     assert (refused.status, refused.fact, refused.remedy) == ("FAIL", "a sentence with its remedy", "")
 
@@ -108,7 +108,7 @@ def test_the_control_plane() -> None:
 @pytest.mark.parametrize(
     ("offset", "uncertainty", "values", "expected"),
     [
-        (None, 0.0, [], "not known"),
+        (None, 0.0, [], "SKIP"),
         (0.999, 0.0, ["0.999 s ahead of"], "PASS"),
         (1.0, 0.0, [], "WARN"),
         (-1.5, 0.1, ["1.500 s behind", "0.100 s"], "WARN"),
@@ -138,13 +138,13 @@ def test_the_port(trouble: str, ephemeral: tuple[int, int], reserved: list[tuple
 def test_the_port_is_looked_at_where_the_control_plane_would_listen() -> None:
     def found(port: int, backend: str) -> str:
         _, _, result, _ = network.endpoint(CheckInputs(endpoints=(("127.0.0.1", port),), backend=backend))
-        return result.status if result.known else "not known"
+        return result.status
 
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as taken:
         listening, outgoing = server.getsockname()[1], taken.getsockname()[1]
         assert found(listening, "c10d") == "PASS", "somebody listens, who is asked by another check"
         assert found(outgoing, "c10d") == "FAIL", "an outgoing connection has it"
-        assert found(outgoing, "etcd") == "not known"
+        assert found(outgoing, "etcd") == "SKIP"
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_what_no_proxy_spares(host: str, spared: str, is_spared: bool) -> None:
     ("environ", "hosts", "values", "expected"),
     [
         ({"http_proxy": ""}, ["node1"], [], "PASS"),
-        ({"http_proxy": "http://p"}, [], ["http_proxy"], "not known"),
+        ({"http_proxy": "http://p"}, [], ["http_proxy"], "SKIP"),
         ({"http_proxy": "http://me:secret@p"}, ["node1"], ["http_proxy", "node1"], "WARN"),
         ({"HTTPS_PROXY": "http://p"}, ["node1"], ["HTTPS_PROXY", "node1"], "WARN"),
         ({"http_proxy": "http://p", "no_proxy": "node1"}, ["node1"], ["node1"], "PASS"),

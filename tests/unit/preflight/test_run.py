@@ -20,9 +20,9 @@ from rallypoint.clusters.preflight.results import (
     admit,
     counts,
     failed,
-    not_known,
     passed,
     results_json,
+    skipped,
     warned,
     with_required,
     worst,
@@ -99,13 +99,13 @@ def test_a_process_that_dies_in_a_check_is_told_at_once(monkeypatch: pytest.Monk
 GOOD = passed("23 GiB free")._replace(name="disk")
 POOR = warned("1 MiB free", "make room")._replace(name="disk")
 BAD = failed("it is gone", "mount it")._replace(name="shm")
-DARK = not_known("there are none")._replace(name="gpus")
+DARK = skipped("there are none")._replace(name="gpus")
 
 
 def test_a_line_has_the_status_the_name_the_fact_and_the_remedy() -> None:
     assert str(GOOD) == "PASS disk: 23 GiB free"
     assert str(POOR) == "WARN disk: 1 MiB free; make room"
-    assert str(DARK) == "PASS gpus: not checked: there are none"
+    assert str(DARK) == "SKIP gpus: there are none"
 
 
 @pytest.mark.parametrize(
@@ -127,16 +127,16 @@ def test_a_required_check_has_to_be_known_and_to_pass() -> None:
 
 def test_json_has_a_version_and_every_field() -> None:
     told = json.loads(results_json([POOR, DARK]))
-    assert told["version"] == 1
+    assert told["version"] == 2
     assert told["status"] == "WARN"
     assert told["checks"] == [
-        {"name": "disk", "status": "WARN", "fact": "1 MiB free", "remedy": "make room", "known": True},
-        {"name": "gpus", "status": "PASS", "fact": "there are none", "remedy": "", "known": False},
+        {"name": "disk", "status": "WARN", "fact": "1 MiB free", "remedy": "make room"},
+        {"name": "gpus", "status": "SKIP", "fact": "there are none", "remedy": ""},
     ]
 
 
 def test_counts() -> None:
-    assert counts([GOOD, DARK, BAD]) == "2 PASS, 1 FAIL"
+    assert counts([GOOD, DARK, BAD]) == "1 PASS, 1 SKIP, 1 FAIL"
     assert counts([]) == "no checks"
 
 

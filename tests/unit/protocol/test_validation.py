@@ -81,6 +81,11 @@ def test_terminal_escapes_become_question_marks_and_lines_stay() -> None:
     assert validated(JoinRequest(MEMBER._replace(role="a\nb"), 1.0)).node_info.role == "a?b"
 
 
+def test_the_name_of_a_domain_is_short_and_printable() -> None:
+    said = NodeInfo("default", 1, "10.0.0.1", 7000, domain="rack\x1b[31m" + 300 * "é")
+    assert validated(said).domain == f"rack?[31m{123 * 'é'}"
+
+
 def test_a_failure_of_any_text_fits_the_frame_by_which_others_are_told() -> None:
     endless = 70_000 * "\U0001f600"
     cause = CAUSE._replace(host=endless, traceback=endless, message=endless, error_file=endless)

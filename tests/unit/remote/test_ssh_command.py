@@ -27,7 +27,7 @@ def test_the_users_options_come_first() -> None:
     [
         (255, "ssh: Could not resolve hostname n: Name or service not known", "its name is not known here"),
         (255, "ssh: connect to host n port 22: Connection refused", "no ssh server listens there"),
-        (255, "ssh: connect to host n port 22: Connection timed out", "nobody answers"),
+        (255, "ssh: connect to host n port 22: Connection timed out", "no answer"),
         (255, "ssh: connect to host n port 22: No route to host", "no way leads there"),
         (255, "ssh: connect to host n port 22: Network is unreachable", "no way leads there"),
         (255, "Host key verification failed.", "connect once by hand: ssh me@n"),

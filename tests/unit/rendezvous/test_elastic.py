@@ -186,7 +186,8 @@ def test_a_job_that_has_ended_is_not_joined(tmp_path: Path) -> None:
     with (
         handlers("c10d", file, 1, store_type="file") as later,
         pytest.raises(
-            RendezvousClosedError, match="no node can join it any more: it has succeeded; give a new job an --rdzv-id"
+            RendezvousClosedError,
+            match="can join it any more: it has succeeded; give a new job its own --rdzv-id",
         ),
     ):
         meet(later)

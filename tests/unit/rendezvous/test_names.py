@@ -63,7 +63,7 @@ def test_who_comes_back_keeps_its_rank_in_its_name() -> None:
 def test_many_are_a_few_and_a_number() -> None:
     nodes = [NodeId("h", number, 0, f"n{number}") for number in range(7)]
     assert join_names(names_of(State(), nodes)) == "n0, n1, n2, n3 and 3 more"
-    assert join_names(names_of(State(), nodes[:2])) == "n0 and n1"
+    assert join_names(names_of(State(), nodes[:4])) == "n0, n1, n2 and n3"
     assert join_names(()) == ""
 
 

@@ -31,7 +31,7 @@ print(checks.fork_obstacle() or checks.thread_obstacle())"""
             "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
             "it starts 1 thread that stays: Thread-1 (wait)",
         ),
-        ("import subprocess; process = subprocess.Popen(['true'])", "it starts a process that goes on"),
+        ("import subprocess; process = subprocess.Popen(['true'])", "it starts a process that continues"),
         ("import subprocess; subprocess.run(['true'])", "None"),
         ("import socket; kept = socket.socket()", "share (socket:["),
         ("import asyncio; kept = asyncio.new_event_loop()", "that copies would share"),

@@ -76,7 +76,7 @@ def test_only_interpreters_themselves(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "other").symlink_to(PYTHON)
     (tmp_path / "pythonx").symlink_to("/bin/sh")
     for program in ("./python", "/bin/sh", "/no/such/python", "nothing-on-the-path"):
-        with pytest.raises(NotForkable, match="no Python interpreter itself"):
+        with pytest.raises(NotForkable, match="not itself a Python interpreter"):
             parse_command([program, "train.py"])
     parse_command([str(tmp_path / "other"), "train.py"])
     monkeypatch.setenv("PATH", os.path.dirname(PYTHON))

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.process
 
 DEAF = "import os, signal; signal.signal(15, signal.SIG_IGN); os.write(1, b'up'); signal.pause()"
-GENTLE = "import os, signal; signal.signal(15, lambda *_: os._exit(0)); os.write(1, b'up'); signal.pause()"
+STAYS = "import time\nwhile True: time.sleep(0.02)"
+"""Until a handler ends it: a signal right before a pause would not end that."""
+GENTLE = f"import os, signal; signal.signal(15, lambda *_: os._exit(0)); os.write(1, b'up'); {STAYS}"
 
 
 Up = Callable[..., WorkerProcess]
@@ -240,7 +242,8 @@ def test_a_reaper_that_is_known_to_be_lost_wakes_whoever_waits_for_the_sweep(rea
 
 HELPING = """
 import os, signal, subprocess, sys
-helper = "import os, signal; signal.signal(15, {heeds}); os.write(1, b'x'); [signal.pause() for _ in range(99)]"
+helper = "import os, signal, time; signal.signal(15, {heeds}); os.write(1, b'x'); "
+helper += "[time.sleep(0.02) for _ in range(9999)]"
 end = subprocess.Popen([sys.executable, "-c", helper], stdout=subprocess.PIPE, start_new_session=True)
 end.stdout.read(1)
 """
@@ -330,7 +333,7 @@ def test_a_checkpoint_that_is_being_written_is_not_cut(
         text = SAVING.format(path=str(path), started="_ or os.write(1, b'up')") + "save(); signal.pause()"
     else:
         text = SAVING.format(path=str(path), started="pass")
-        text += "signal.signal(15, save); os.write(1, b'up'); signal.pause(); signal.pause()"
+        text += f"signal.signal(15, save); os.write(1, b'up'); {STAYS}"
     process = up(text)
     before = SYSTEM_CLOCK.monotonic()
     # It has three seconds to begin with its save, which takes five.

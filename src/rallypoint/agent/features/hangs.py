@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from rallypoint.agent.facts import NodeFacts
 from rallypoint.agent.folder import Reached, steps_of_workers
-from rallypoint.agent.policy import OnHang
+from rallypoint.agent.policy import GRACE, OnHang
 from rallypoint.agent.sources import Source
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-GRACE = 3
-"""The number of timeouts that a round has until its workers report progress."""
 _LOOKS = 8
 """Looks within one timeout."""
 _SHORTEST, _LONGEST = 0.05, 15.0

@@ -89,7 +89,10 @@ class Incident(NamedTuple):
 
 
 class IncidentFacts(NamedTuple):
-    """This node, and its processes that run, by rank: unlike their pids, these never stand for other processes."""
+    """This node, and its processes that run, by rank: unlike their pids, these never stand for other processes.
+
+    Standby workers, which have no rank, have negative numbers.
+    """
 
     node: NodeFacts
     running: Mapping[int, ProcessStat]
@@ -99,6 +102,7 @@ def incident_facts(workers: WorkerController) -> IncidentFacts:
     """What is known at this moment. On the loop's thread."""
     node = workers.look()
     found = {each.rank: read_stat(each.pid) for each in node.processes if each.exit_code is None}
+    found |= {-number: read_stat(each.pid) for number, each in enumerate(node.standby, 1)}
     return IncidentFacts(node, {rank: process for rank, process in found.items() if process is not None})
 
 
@@ -221,7 +225,7 @@ def record_incidents(workers: WorkerController, folder: str) -> None:
 def _until_ended(facts: IncidentFacts) -> None:
     """Wait until the workers have ended, but at most for the time that they have."""
     until = time.monotonic() + _ENDED
-    for process in facts.running.values():
+    for process in (process for rank, process in facts.running.items() if rank >= 0):  # standby workers go on
         fd = signal_process(process)
         if fd is None:  # it has ended already; its pid may be another's by now
             continue
@@ -262,6 +266,7 @@ def summary_of(incident: Incident, facts: NodeFacts) -> dict[str, Any]:
             "group_world_size": facts.group_world_size,
             "ranks": [each.rank for each in facts.processes],
             "pids": [each.pid for each in facts.processes],
+            "standby": [each._asdict() for each in facts.standby],
         },
         "restarts_used": facts.restarts,
         "program": facts.program,

@@ -21,14 +21,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 from rallypoint.agent.sources import Source
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger, printable
 from rallypoint.rendezvous.handler import LocalJob
+
+if TYPE_CHECKING:
+    from rallypoint.agent.workers import WorkerController
 
 _log = get_logger(__name__)
 
 _PREFIX = "rallypoint/agent/"
 _MAX_ANSWER = 16 * 1024
-_FIELDS = 5
+_FIELDS = len(LocalJob._fields)
+"""All but the user, and the token."""
 _TIMEOUT = 5.0
 """Seconds that all agents have to answer. On a machine with no processor to spare an agent takes more than one."""
 _BUSY_TIMEOUT, _RETRY = 0.1, 0.01
@@ -71,13 +76,20 @@ class LocalSocket(Source):
             with asking, suppress(OSError):
                 if _uid_of_peer(asking) in {os.getuid(), 0} and (job := self._answer()) is not None:
                     asking.setblocking(False)
-                    asking.send("\0".join([*map(str, job), _token_of(job.job)]).encode())
+                    asking.send("\0".join([*map(str, job[:-1]), _token_of(job.job)]).encode())
 
     def close(self) -> None:
         """Stop listening. Idempotent."""
         if self._socket is not None:
             self._socket.close()
             self._socket, self._listens = None, False
+
+
+def job_of(workers: WorkerController) -> LocalJob | None:
+    """The job of an agent, as it is told to commands here; None while it is not known where its coordinator is."""
+    found = workers.rendezvous.local_job()
+    script = workers.group.spec.get_program_name()
+    return None if found is None else found._replace(script=script, began=workers.began_at)
 
 
 def local_jobs() -> Iterator[LocalJob]:
@@ -104,8 +116,8 @@ def _answers(begin: str = "") -> Iterator[tuple[LocalJob, str]]:
     with suppress(OSError):
         names = [each for each in _names() if each.startswith(f"{_PREFIX}{begin}")]
         with _Questions([_address(each) for each in names]) as questions:
-            for pid, job, backend, endpoint, token in questions.answers():
-                yield LocalJob(int(pid), job, backend, endpoint), token
+            for user, (pid, job, backend, endpoint, script, began, token) in questions.answers():
+                yield LocalJob(int(pid), job, backend, endpoint, script, float(began), user), token
 
 
 class _Questions:
@@ -117,7 +129,7 @@ class _Questions:
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses
         self._asking: dict[int, tuple[str, socket.socket, bytearray]] = {}
-        self._answers: dict[str, list[str]] = {}
+        self._answers: dict[str, tuple[int, list[str]]] = {}
         self._poll = select.poll()
 
     def __enter__(self) -> _Questions:
@@ -127,8 +139,8 @@ class _Questions:
         for _, asking, _ in self._asking.values():
             asking.close()
 
-    def answers(self) -> Iterator[list[str]]:
-        """The answers that are complete when all have answered, or the time is over."""
+    def answers(self) -> Iterator[tuple[int, list[str]]]:
+        """The answers that are complete when all have answered, or the time is over, each with its agent's user."""
         began = time.monotonic()
         busy = [each for each in self._addresses if not self._connect(each)]
         while (self._asking or busy) and (elapsed := time.monotonic() - began) < _TIMEOUT:
@@ -177,11 +189,11 @@ class _Questions:
             return
         self._poll.unregister(asking)
         del self._asking[descriptor]
-        asking.close()
-        with suppress(UnicodeDecodeError):
+        with asking, suppress(OSError, ValueError):
             fields = data.decode().split("\0")
             if len(fields) == _FIELDS and fields[0].isdecimal() and all(each.isprintable() for each in fields):
-                self._answers[address] = fields
+                float(fields[5])
+                self._answers[address] = _uid_of_peer(asking), fields
 
 
 def _address(name: str) -> str:

@@ -159,7 +159,7 @@ class JobDeadline(Source):
         self._over = False
         """Whether there is nothing more to wait for."""
         if self._end is None and not self._job:
-            self._unknown(f"{END_TIME} is not set, and this is no Slurm job (SLURM_JOB_ID is not set)")
+            self._unknown(f"{END_TIME} is not set, and this is not a Slurm job (SLURM_JOB_ID is not set)")
 
     # A monitor of the agent's loop
 

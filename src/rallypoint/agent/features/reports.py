@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 
-from rallypoint.agent.spec import Worker
+from rallypoint.agent.facts import attempt_folder
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.light_typing import TYPE_CHECKING, TypeAlias
 from rallypoint.base.log import get_logger
@@ -23,22 +25,27 @@ from rallypoint.control.protocol.messages import (
 
 if TYPE_CHECKING:
     from rallypoint.agent.features.hangs import HangReporter
+    from rallypoint.agent.features.worker_output import OutputReader
     from rallypoint.agent.workers import WorkerController
 
 log = get_logger(__name__)
+
+_PROGRAMS = {"rallyrun", "torchrun"}
+_LONGEST_COMMAND = 1000
 
 Request: TypeAlias = "ReportRequested | CollectRequested | CollectedPart | CollectionEnded"
 
 
 def _stacks(request: CollectRequested, workers: WorkerController) -> Callable[[], bytes]:
-    wanted = [each for each in workers.group.workers if request.rank in {-1, each.global_rank}]
-    return partial(_stacks_of, wanted)
+    found = {each.global_rank: each.id for each in workers.group.workers if isinstance(each.id, int)}
+    found |= {-number: each.pid for number, each in enumerate(workers.standby_facts(), 1)}  # they have no rank
+    return partial(_stacks_of, {rank: pid for rank, pid in found.items() if not request.ranks or rank in request.ranks})
 
 
-def _stacks_of(workers: Sequence[Worker]) -> bytes:
+def _stacks_of(pids: Mapping[int, int]) -> bytes:
     from rallypoint.observe.hangs.evidence import stacks_of
 
-    return stacks_of({each.global_rank: each.id for each in workers if isinstance(each.id, int)})
+    return stacks_of(pids)
 
 
 def _bundle(_request: CollectRequested, workers: WorkerController) -> Callable[[], bytes]:
@@ -63,6 +70,14 @@ _COLLECTORS: Mapping[CollectKind, Callable[[CollectRequested, WorkerController],
 """Functions that look at the workers on the loop's thread, and return the function that is then run off it."""
 
 
+def _start_collecting(
+    request: CollectRequested, gather: Callable[[], bytes], send: Callable[[CollectedPart], None]
+) -> threading.Thread:
+    thread = threading.Thread(target=_collect, args=(request, gather, send), name="collect", daemon=True)
+    thread.start()
+    return thread
+
+
 def _collect(request: CollectRequested, gather: Callable[[], bytes], send: Callable[[CollectedPart], None]) -> None:
     try:
         data = gather()
@@ -72,6 +87,19 @@ def _collect(request: CollectRequested, gather: Callable[[], bytes], send: Calla
     cuts = range(0, max(1, len(data)), MAX_PART)
     for at in cuts:
         send(CollectedPart(request.number, data[at : at + MAX_PART], at + MAX_PART >= len(data)))
+
+
+@cache
+def _command() -> str:
+    """The command that has started this agent."""
+    from shlex import join
+
+    from rallypoint.observe.bundle import mask_command
+
+    words = sys.orig_argv
+    if len(words) > 1 and os.path.basename(words[1]) in _PROGRAMS:
+        words = [os.path.basename(words[1]), *words[2:]]
+    return join(mask_command(words))[:_LONGEST_COMMAND]
 
 
 class Reporter:
@@ -89,14 +117,21 @@ class Reporter:
         self._send = send
         self._thread: threading.Thread | None = None
         self._hang: HangReporter | None = None
+        self._outputs: OutputReader | None = None
 
     def take(self, request: Request, round_: int) -> None:
         """Begin what is requested, in this round."""
         if isinstance(request, ReportRequested):
             self._report(self._present(round_))
+        elif isinstance(request, CollectRequested) and request.kind is CollectKind.LOGS:
+            if self._outputs is None:
+                from rallypoint.agent.features.worker_output import OutputReader
+
+                self._outputs = OutputReader(self._workers)
+            self._outputs.watch(_start_collecting(request, self._outputs.begin(request), self._send))
         elif isinstance(request, CollectRequested):
             gather = _COLLECTORS[request.kind](request, self._workers)
-            threading.Thread(target=_collect, args=(request, gather, self._send), name="collect", daemon=True).start()
+            _start_collecting(request, gather, self._send)
         else:
             if self._hang is None:
                 from rallypoint.agent.features.hangs import HangReporter
@@ -104,14 +139,33 @@ class Reporter:
                 self._hang = HangReporter(self._send)
             self._hang.add(request)
 
+    def close(self) -> None:
+        """The workers are gone: whoever follows their output is sent the rest."""
+        if self._outputs is not None:
+            self._outputs.close()
+
     def _present(self, round_: int) -> NodeReport:
         pids = tuple(each.id if isinstance(each.id, int) else 0 for each in self._workers.group.workers)
-        folder, step, age = self._workers.folder, -1, -1.0
+        folder, now = self._workers.folder, SYSTEM_CLOCK.monotonic()
         folder.look()
+        context, group, standby = self._workers.pcontext, self._workers.group, self._workers.standby_facts()
+        attempt = "" if context is None else attempt_folder(context.error_files.values())
+        report = NodeReport(
+            round_,
+            pids,
+            steps=folder.steps(),
+            in_place_of=group.spec.in_place_of,
+            standby=tuple(each.pid for each in standby),
+            standby_ready=sum(each.prepared for each in standby),
+            log_folder=attempt and os.path.dirname(os.path.abspath(attempt)),
+            command="" if group.group_rank else _command(),
+            step_before=folder.step_before,
+        )
         if (latest := folder.latest()) is not None:
-            step, age = latest.step, max(0.0, SYSTEM_CLOCK.monotonic() - latest.at)
-        place = self._workers.group.spec.in_place_of
-        return NodeReport(round_, pids, progress=step, progress_age=age, steps=folder.steps(), in_place_of=place)
+            report = report._replace(progress=latest.step, progress_age=max(0.0, now - latest.at))
+        if (began := folder.began()) is not None:
+            report = report._replace(first_step=began.first, first_step_age=max(0.0, now - began.first_at))
+        return report
 
     def _report(self, report: NodeReport) -> None:
         """Send a report; without the ages of outputs while the last query of those has not returned."""

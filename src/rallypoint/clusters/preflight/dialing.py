@@ -155,7 +155,7 @@ def dial_all(targets: Sequence[Target], own: MeshNode, timeout: float = DIAL_TIM
 def _why_not_reached(who: MeshNode, own: MeshNode, attempt: Attempt) -> str:
     if attempt.outcome is Outcome.ACCEPTED:
         if attempt.greeting is None:
-            return "the connection is made and nobody answers"
+            return "the connection is made but nothing answers"
         return why_another(who, attempt.greeting)
     why = (attempt.words or os.strerror(errno.ETIMEDOUT)).lower()
     if attempt.outcome is not Outcome.SILENT and who.node != own.node and is_local_address(attempt.address):

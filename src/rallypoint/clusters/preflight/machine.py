@@ -24,8 +24,8 @@ from rallypoint.clusters.preflight.results import (
     CheckResult,
     by_amount,
     failed,
-    not_known,
     passed,
+    skipped,
     warned,
 )
 from rallypoint.failures.failure import KERNEL_LOG, LogEntry, log_entries, own_cgroup_path, raw_entries
@@ -68,7 +68,7 @@ def temp_space(_inputs: CheckInputs) -> Iterator[CheckResult]:
 def log_space(inputs: CheckInputs) -> Iterator[CheckResult]:
     """Look at the log folder, or the nearest one above it that is there."""
     if inputs.log_dir in ("", os.devnull):
-        yield not_known("no log folder was given: logs go to the temporary folder")
+        yield skipped("no log folder was given: logs go to the temporary folder")
         return
     folder = os.path.abspath(inputs.log_dir)
     while not os.path.lexists(folder) and folder != "/":
@@ -162,7 +162,7 @@ def judge_open_files(soft: int, hard: int) -> CheckResult:
 def judge_locked_memory(limit: int, infiniband: Sequence[str]) -> CheckResult:
     """Only InfiniBand needs much of it: these are its devices. The limit is in bytes."""
     if not infiniband:
-        return not_known("there are no InfiniBand devices, which alone need it")
+        return skipped("there are no InfiniBand devices, which alone need it")
     if limit == NO_LIMIT:
         return passed(f"memory may be locked without limit for {', '.join(infiniband)}")
     text = f"{limit / MEBIBYTE:.3g} MiB may be locked, and {', '.join(infiniband)} needs more"
@@ -246,7 +246,7 @@ def judge_gpus(health: NvmlHealth | None, listed: int = 0, visible: int = 0, wor
     """
     if health is None:
         if not listed:
-            return not_known("there is no NVIDIA driver")
+            return skipped("there is no NVIDIA driver")
         return warned(
             f"{LIBRARY} is not there, so nothing is known of {listed} GPUs",
             "install it with the driver; in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility",
@@ -270,7 +270,7 @@ def judge_gpus(health: NvmlHealth | None, listed: int = 0, visible: int = 0, wor
 def judge_gpu_memory(health: NvmlHealth | None) -> CheckResult:
     known = [] if health is None else [each for each in health.gpus if not each.trouble]
     if not known:
-        return not_known("there is no GPU")
+        return skipped("there is no GPU")
     worn = [each.address for each in known if each.remap_failed]
     if worn:
         return failed(f"rows of memory could not be replaced on {', '.join(worn)}", "have the GPU replaced")
@@ -282,7 +282,7 @@ def judge_gpu_memory(health: NvmlHealth | None) -> CheckResult:
     if pending:
         return warned(f"memory is to be replaced at the next reset of {', '.join(pending)}", reset)
     if all(each.errors < 0 for each in known):
-        return not_known("ECC is off, or not there")
+        return skipped("ECC is off, or not there")
     return passed(f"no errors on {len(known)} GPUs since the driver was loaded")
 
 
@@ -290,7 +290,7 @@ def xid(_inputs: CheckInputs) -> Iterator[CheckResult]:
     try:
         yield judge_xid(xid_errors(log_entries(raw_entries()), time.monotonic()))
     except OSError as error:
-        yield not_known(f"{KERNEL_LOG} cannot be read ({error.strerror})")
+        yield skipped(f"{KERNEL_LOG} cannot be read ({error.strerror})")
 
 
 class Xid(NamedTuple):
@@ -311,7 +311,7 @@ def judge_xid(errors: Iterable[Xid]) -> CheckResult:
     """Errors of the last hours that a program's own mistakes do not cause."""
     recent = [each for each in errors if each.ago < XID_HOURS * 3600 and each.number not in PROGRAM_XIDS]
     if not recent:
-        return passed(f"none in the last {XID_HOURS} hours but what programs cause")
+        return passed(f"none in the last {XID_HOURS} hours apart from those that programs cause")
     last = recent[-1]
     return warned(
         f"{len(recent)} in the last {XID_HOURS} hours, the last {last.ago / 3600:.1f} hours ago: "

@@ -79,9 +79,7 @@ def mesh_lines(findings: Mapping[int, Finding], count: int, absent: Mapping[int,
         text = f"{names.several(without)} {was} started without --preflight; give all nodes of a job the same"
         lines.append(MeshLine(text, names.of(without[0]), tuple(without)))
     if missing := [rank for rank in range(count) if rank not in findings and rank not in absent]:
-        not_told = (
-            "did not report in time which nodes it reaches" if len(missing) == 1 else "have not told whom they reach"
-        )
+        not_told = "did not report in time which nodes it reaches" if len(missing) == 1 else "have not reported theirs"
         text = f"{names.several(missing)} {not_told}"
         lines.append(MeshLine(text, "", tuple(missing)))
     pairs = {(dialler, rank): why for dialler, each in findings.items() for rank, why in each.failures.items()}
@@ -180,7 +178,7 @@ def decode_finding(data: bytes, rank: int, count: int) -> Finding:
         dialled = set(dialled_ranks(rank, count))
         found = {_rank(each, count): _text(why) for each, why in failures}
         if not dialled.issuperset(found):
-            raise ValueError("it tells of nodes that it does not dial")
+            raise ValueError("it reports nodes that it does not dial")
         return Finding(_text(node), _text(where), found)
     except (ValueError, TypeError, RecursionError) as error:
         raise _unusable(f"what group rank {rank} has found of the mesh", error) from None
@@ -201,7 +199,7 @@ def decode_lines(data: bytes, count: int) -> tuple[int, list[MeshLine]]:
             for text, node, ranks in lines
         ]
     except (ValueError, TypeError, RecursionError) as error:
-        raise _unusable("what group rank 0 tells of the mesh", error) from None
+        raise _unusable("what group rank 0 reports of the mesh", error) from None
 
 
 def _loaded(data: bytes, parts: int) -> list[Any]:
@@ -209,7 +207,7 @@ def _loaded(data: bytes, parts: int) -> list[Any]:
         raise ValueError(f"it has {len(data)} bytes")
     loaded = json.loads(data)
     if not isinstance(loaded, list) or len(loaded) != parts:
-        raise ValueError(f"it is no list of {parts}")
+        raise ValueError(f"it is not a list of {parts}")
     return loaded
 
 

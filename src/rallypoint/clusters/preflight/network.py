@@ -18,7 +18,7 @@ from rallypoint.base.endpoint import Endpoint, host_name, is_local_address, is_l
 from rallypoint.base.errors import RallypointError, UserError
 from rallypoint.base.procfs import local_port_range, read_text
 from rallypoint.clusters.preflight.dialing import CONNECT, SLOW, Attempt, LookUp, Outcome, attempt_all, look_up
-from rallypoint.clusters.preflight.results import CheckInputs, CheckResult, failed, not_known, passed, warned
+from rallypoint.clusters.preflight.results import CheckInputs, CheckResult, failed, passed, skipped, warned
 
 if TYPE_CHECKING:
     from rallypoint.control.client.dialing import DialTarget
@@ -37,7 +37,7 @@ _SLOW_DNS = "take DNS servers that do not answer out of resolv.conf"
 
 def own_name(inputs: CheckInputs) -> Iterator[CheckResult]:
     if inputs.max_nodes == 1:
-        yield not_known("the job has no other node that could be told an address")
+        yield skipped("the job has no other node that needs an address")
         return
     found = look_up(socket.gethostname())
     yield judge_host_name(host_name(), found, [each for each in found.addresses if not is_local_address(each)])
@@ -51,13 +51,13 @@ def judge_host_name(name: str, found: LookUp, foreign: Sequence[str]) -> CheckRe
     remedy = f"give {name} the address by which other nodes reach this one, in DNS or /etc/hosts"
     if found.unanswered:
         return warned(
-            f"nobody answers what {name} stands for within {found.took:.0f} s", f"see the DNS servers, or {remedy}"
+            f"the look-up of {name} is not answered within {found.took:.0f} s", f"see the DNS servers, or {remedy}"
         )
     if found.error:
         return warned(f"{name} does not resolve ({found.error})", remedy)
     text = f"{name} is {', '.join(found.addresses)}"
     if all(map(is_loopback, found.addresses)):
-        return warned(f"{text}, a loopback address: other nodes that are told it reach themselves", remedy)
+        return warned(f"{text}, a loopback address: other nodes that use it reach themselves", remedy)
     if foreign:
         return warned(f"{text}, of which {', '.join(foreign)} is not an address of this machine", remedy)
     if found.took >= SLOW:
@@ -92,7 +92,7 @@ def endpoint(inputs: CheckInputs) -> Iterator[CheckResult]:
     yield judge_endpoint(places, is_ours=is_ours, joins=inputs.joins)
     answer = _ask(inputs, places) if places else Answer()
     yield judge_control_plane(answer)
-    yield _port(places[0]) if places and is_ours else not_known("there is no endpoint at which Rallypoint would listen")
+    yield _port(places[0]) if places and is_ours else skipped("there is no endpoint at which Rallypoint would listen")
     yield judge_clock(answer)
 
 
@@ -110,7 +110,7 @@ def judge_endpoint(places: Sequence[Place], *, is_ours: bool = True, joins: bool
     """
     judged = [_judge_place(each, is_ours=is_ours, joins=joins) for each in places]
     if not judged:
-        return not_known(_NO_ENDPOINT)
+        return skipped(_NO_ENDPOINT)
     if len(judged) == 1:
         return judged[0]
     text = "; ".join(each.fact for each in judged)
@@ -126,7 +126,7 @@ def _judge_place(place: Place, *, is_ours: bool, joins: bool) -> CheckResult:
     dns = "check the endpoint, DNS and /etc/hosts"
     if found.unanswered:
         return failed(
-            f"nobody answers what {where.host} stands for within {found.took:.0f} s", f"see the DNS servers; {dns}"
+            f"the look-up of {where.host} is not answered within {found.took:.0f} s", f"see the DNS servers; {dns}"
         )
     if found.error:
         return failed_yet(f"{where.host} does not resolve ({found.error})", dns)
@@ -146,7 +146,7 @@ def _judge_place(place: Place, *, is_ours: bool, joins: bool) -> CheckResult:
 
 _OUTCOMES = {
     Outcome.ACCEPTED: "accepts connections",
-    Outcome.REFUSED: "is reached, and nobody listens at the port",
+    Outcome.REFUSED: "is reached, but nothing listens at the port",
     Outcome.SILENT: "does not answer",
 }
 
@@ -181,7 +181,7 @@ def _ask(inputs: CheckInputs, places: Sequence[Place]) -> Answer:
     if inputs.coordinators is None:
         return Answer(absent=f"what answers for the backend {inputs.backend!r} is not Rallypoint's to ask")
     if not any(place.having(Outcome.ACCEPTED) for place in places):
-        return Answer(absent="nobody listens at the endpoint")
+        return Answer(absent="nothing listens at the endpoint")
     import asyncio
 
     from rallypoint.control.etcd.api import EtcdError
@@ -192,7 +192,7 @@ def _ask(inputs: CheckInputs, places: Sequence[Place]) -> Answer:
         return Answer(refusal=str(error))
     except RallypointError as error:
         return Answer(absent=str(error))
-    answer = Answer(absent="nobody is coordinator at the moment")
+    answer = Answer(absent="no node is coordinator at the moment")
     for target in targets:
         answer = asyncio.run(_greet(target, inputs.job))
         if answer.welcome:
@@ -215,7 +215,7 @@ async def _greet(target: DialTarget, job: str) -> Answer:
     except HandshakeError as error:
         return Answer(refusal=str(error))
     except ConnectionRefusedError:
-        return Answer(absent=f"nobody listens at {target.endpoint} at the moment")
+        return Answer(absent=f"nothing listens at {target.endpoint} at the moment")
     except RETRYABLE as error:
         return Answer(
             refusal=f"what listens at {target.endpoint} does not answer as Rallypoint's control plane does "
@@ -233,14 +233,14 @@ async def _greet(target: DialTarget, job: str) -> Answer:
 def judge_control_plane(answer: Answer) -> CheckResult:
     if answer.refusal:
         return failed(answer.refusal, "")
-    return passed(answer.welcome) if answer.welcome else not_known(answer.absent or _NO_ENDPOINT)
+    return passed(answer.welcome) if answer.welcome else skipped(answer.absent or _NO_ENDPOINT)
 
 
 def judge_clock(answer: Answer) -> CheckResult:
     """How far the clock at the endpoint is from this one. Rallypoint itself compares no clocks; people do."""
     offset, uncertainty = answer.offset, answer.uncertainty
     if offset is None:
-        return not_known("no control plane has told the time of day")
+        return skipped("no control plane has reported the time of day")
     way = "ahead of" if offset > 0 else "behind"
     text = f"the coordinator's clock is {abs(offset):.3f} s {way} this one's, give or take {uncertainty:.3f} s"
     sure = max(0.0, abs(offset) - uncertainty)
@@ -255,7 +255,7 @@ def judge_clock(answer: Answer) -> CheckResult:
 
 def _port(place: Place) -> CheckResult:
     if not place.is_here:
-        return not_known(f"{place.endpoint.host} is not this machine; run the check there")
+        return skipped(f"{place.endpoint.host} is not this machine; run the check there")
     port = place.endpoint.port
     if place.having(Outcome.ACCEPTED):
         return passed(f"somebody listens at port {port} (see control-plane)")
@@ -319,7 +319,7 @@ def judge_proxy(environ: Mapping[str, str], hosts: Sequence[str]) -> CheckResult
     if not names:
         return passed("no proxy variable is set")
     if not hosts:
-        return not_known(f"{names} set, and no endpoint is given that they could divert")
+        return skipped(f"{names} set, and no endpoint is given that they could divert")
     spared = ",".join(environ.get(name, "") for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"))
     caught = [each for each in hosts if not is_spared(each, spared)]
     if not caught:

@@ -2,10 +2,9 @@
 
 Laws:
 
-1. PASS: nothing is in the way. Where a check does not apply here, or its fact cannot be known, it is a PASS that is not
-   `known`: the fact says why, and the line "not checked".
+1. PASS: nothing is in the way. SKIP: the check does not apply here, or its fact cannot be known; the fact says why.
 2. WARN: the job may run, and something will be slow, unreliable or misleading. FAIL: it cannot work as it is.
-3. Who requires a check wants it known and passed: anything else is a FAIL then.
+3. A check that is required has to pass: a SKIP is a FAIL then too.
 """
 
 from __future__ import annotations
@@ -26,11 +25,12 @@ _log = get_logger(__name__)
 
 class Status(StrEnum):
     PASS = "PASS"
+    SKIP = "SKIP"
     WARN = "WARN"
     FAIL = "FAIL"
 
 
-EXIT_CODES = {Status.PASS: 0, Status.WARN: 1, Status.FAIL: 2}
+EXIT_CODES = {Status.PASS: 0, Status.SKIP: 0, Status.WARN: 1, Status.FAIL: 2}
 """The exit code of `rallyctl check`, by the worst status."""
 
 
@@ -44,16 +44,13 @@ class CheckResult(NamedTuple):
     status: Status
     fact: str
     remedy: str = ""
-    known: bool = True
-    """Whether anything was found out."""
 
     def __str__(self) -> str:
         return f"{self.status.value} {self.name}: {self.finding}"
 
     @property
     def finding(self) -> str:
-        fact = self.fact if self.known else f"not checked: {self.fact}"
-        return f"{fact}; {self.remedy}" if self.remedy else fact
+        return f"{self.fact}; {self.remedy}" if self.remedy else self.fact
 
 
 def passed(fact: str) -> CheckResult:
@@ -68,9 +65,8 @@ def failed(fact: str, remedy: str) -> CheckResult:
     return CheckResult("", Status.FAIL, fact, remedy)
 
 
-def not_known(why: str) -> CheckResult:
-    """The check does not apply here, or its fact cannot be known."""
-    return CheckResult("", Status.PASS, why, known=False)
+def skipped(why: str) -> CheckResult:
+    return CheckResult("", Status.SKIP, why)
 
 
 def by_amount(fact: str, amount: float, least: float, enough: float, remedy: str) -> CheckResult:
@@ -127,7 +123,8 @@ class Check(NamedTuple):
 
 
 def worst(results: Iterable[CheckResult]) -> Status:
-    return max((each.status for each in results), key=EXIT_CODES.__getitem__, default=Status.PASS)
+    made = (each.status for each in results if each.status is not Status.SKIP)
+    return max(made, key=EXIT_CODES.__getitem__, default=Status.PASS)
 
 
 def with_required(results: Iterable[CheckResult], names: Collection[str]) -> list[CheckResult]:
@@ -136,8 +133,9 @@ def with_required(results: Iterable[CheckResult], names: Collection[str]) -> lis
 
 
 def _required(result: CheckResult) -> CheckResult:
-    if not result.known:
-        return result._replace(status=Status.FAIL, remedy="it is required, so see to it that it can be")
+    if result.status is Status.SKIP:
+        fact = f"not checked: {result.fact}"
+        return result._replace(status=Status.FAIL, fact=fact, remedy="it is required, so see to it that it can be")
     return result if result.status is Status.PASS else result._replace(status=Status.FAIL)
 
 
@@ -147,7 +145,7 @@ def counts(results: Sequence[CheckResult]) -> str:
     return ", ".join(f"{number} {status}" for number, status in found if number) or "no checks"
 
 
-VERSION = 1
+VERSION = 2
 """The version of the JSON. Fields are added within a version, never renamed or removed."""
 
 
@@ -168,7 +166,7 @@ def admit(results: Sequence[CheckResult], mode: str) -> None:
     failures = [each for each in results if each.status is Status.FAIL] if mode == REQUIRE else []
     told_by_error = failures if len(failures) == 1 else []
     for each in results:
-        if each.status is not Status.PASS and each not in told_by_error:
+        if EXIT_CODES[each.status] and each not in told_by_error:
             _log.warning("%s", each)
     if failures:
         raise PreflightError(_sentence(failures))

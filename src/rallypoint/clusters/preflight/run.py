@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from rallypoint.base.clock import Deadline
 from rallypoint.clusters.preflight import machine, network
-from rallypoint.clusters.preflight.results import Check, CheckInputs, CheckResult, Status, failed, not_known, warned
+from rallypoint.clusters.preflight.results import Check, CheckInputs, CheckResult, Status, failed, skipped, warned
 
 
 def _no_answer(what: str) -> CheckResult:
@@ -38,7 +38,7 @@ CHECKS = (
     Check(
         ("open-files", "locked-memory", "processes"),
         machine.process_limits,
-        not_known("the limits could not be read in time"),
+        skipped("the limits could not be read in time"),
     ),
     Check(
         ("host-name",),
@@ -50,7 +50,7 @@ CHECKS = (
         network.endpoint,
         warned("the endpoint could not be examined in time", "see whether DNS and the endpoint answer"),
     ),
-    Check(("proxy",), network.proxy, not_known("the environment could not be read in time")),
+    Check(("proxy",), network.proxy, skipped("the environment could not be read in time")),
     Check(
         ("gpus", "gpu-memory"),
         machine.gpus,
@@ -59,7 +59,7 @@ CHECKS = (
         ),
         may_hang=True,
     ),
-    Check(("xid",), machine.xid, not_known("the kernel's log could not be read in time")),
+    Check(("xid",), machine.xid, skipped("the kernel's log could not be read in time")),
 )
 """All checks, in the order in which their results are shown; `docs/how-to/preflight.md` describes each."""
 

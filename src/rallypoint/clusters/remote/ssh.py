@@ -81,7 +81,7 @@ def ssh_command(host: Host, options: SshOptions) -> list[str]:
 _MEANINGS: tuple[tuple[str, str], ...] = (
     ("could not resolve hostname", "its name is not known here; look at its spelling, /etc/hosts and ~/.ssh/config"),
     ("connection refused", "no ssh server listens there; start sshd, or set its port in ~/.ssh/config"),
-    ("timed out", "nobody answers; look whether it is up, and at firewalls between here and there"),
+    ("timed out", "no answer; check that it is up, and firewalls between here and there"),
     ("no route to host|network is unreachable", "no way leads there; look at the network and at firewalls"),
     (
         "host key verification failed|identification has changed|host key is known",

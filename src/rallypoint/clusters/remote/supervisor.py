@@ -152,7 +152,7 @@ class Launcher:
         try:
             return [decode_request(bytes(line)) for line in lines]
         except ValueError as error:
-            self.gone = f"a message came that is none ({error})"
+            self.gone = f"an invalid message came ({error})"
             return []
 
     def check(self) -> None:

@@ -347,7 +347,7 @@ class Dialer:
     def _foreign_service_error(self, what: str) -> HandshakeError:
         return HandshakeError(
             f"what listens at {self._endpoint} is not Rallypoint's control plane: {what}; "
-            f"give {self._flag.replace('addr', 'port').replace('ADDR', 'PORT')} a port of its own"
+            f"give {self._flag.replace('addr', 'port').replace('ADDR', 'PORT')} its own port"
         )
 
 

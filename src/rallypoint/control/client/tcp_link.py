@@ -11,6 +11,7 @@ Laws:
    closes a session at the previous place when it is told to (`recheck_endpoint`).
 5. A connection that has only fallen silent is kept until the server has answered in the next one: closing it would be
    the first thing that the server sees when the silence ends, and means the end of a node.
+6. A drill that cuts the link (`Fault.CUT`) is a silence of both sides: nothing is sent, read or dialed meanwhile.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ from rallypoint.control.protocol.errors import FrameError
 from rallypoint.control.protocol.handshake import HandshakeError
 from rallypoint.control.protocol.messages import (
     Deliver,
+    Fault,
+    FaultRequested,
     Heartbeat,
     LeaveRequest,
     LinkDown,
@@ -108,6 +111,11 @@ class TcpLink:
         """See `Link.confirmed_at`."""
         self._heartbeats: deque[float] = deque()
         """When those of this session were sent that have no answer yet, on `BOOT_CLOCK`."""
+        self._cut_until = -math.inf
+        """Until when a drill cuts the link, on the monotonic clock."""
+        self._cut_task: asyncio.Task[None] | None = None
+        self._unsent: list[bytes] = []
+        """What the session is sent when that is over."""
         self._waiting_since: float | None = None
         self._embedded = True
         """Whether the server lives inside an agent of the job, by the last session; before the first it may."""
@@ -148,7 +156,9 @@ class TcpLink:
         self._update_resume_state(after_request(self._resume_state, request, SYSTEM_CLOCK.monotonic()))
         if self._rejoin_requested is not None and not self._resume_state.refused:
             self._rejoin_requested.set()
-        if self._session is not None:
+        if self._session is not None and self._is_cut():
+            self._unsent.append(payload)
+        elif self._session is not None:
             self._session.send(payload)
 
     def _recheck_endpoint(self) -> None:
@@ -216,6 +226,7 @@ class TcpLink:
         try:
             while True:
                 payload = await self._receive_patiently(session, welcome.lease)
+                await self._while_cut()
                 self._on_notification(codec.decode_notification(payload))
         except TimeoutError as error:
             why, kept = str(error), True
@@ -223,6 +234,7 @@ class TcpLink:
             why = self._end_detail or error_words(error) or type(error).__name__
         finally:
             self._session = None
+            self._unsent.clear()
             heartbeats.cancel()
             if kept:
                 self._silent_connections.append(session.writer)
@@ -256,7 +268,29 @@ class TcpLink:
             for _ in range(min(notification.number, len(self._heartbeats))):
                 self.confirmed_at = self._heartbeats.popleft()
         elif not self._closed:
+            if isinstance(notification, FaultRequested) and notification.fault is Fault.CUT:
+                self._cut(now, notification.lasts)
             self._deliver(notification)
+
+    # A drill
+
+    def _cut(self, now: float, seconds: float) -> None:
+        self._cut_until = now + seconds
+        self._cut_task = asyncio.ensure_future(self._send_after_cut())
+
+    def _is_cut(self) -> bool:
+        return SYSTEM_CLOCK.monotonic() < self._cut_until
+
+    async def _while_cut(self) -> None:
+        while self._is_cut():
+            await asyncio.sleep(self._cut_until - SYSTEM_CLOCK.monotonic())
+
+    async def _send_after_cut(self) -> None:
+        await self._while_cut()
+        unsent, self._unsent = self._unsent, []
+        if self._session is not None:
+            for payload in unsent:
+                self._session.send(payload)
 
     async def _send_heartbeats(self, session: ClientSession) -> None:
         heartbeat = _payload(Heartbeat())
@@ -268,6 +302,7 @@ class TcpLink:
             session.send(heartbeat)
         while True:
             await asyncio.sleep(wanted or session.welcome.lease / 3)
+            await self._while_cut()
             self._heartbeats.append(BOOT_CLOCK.monotonic())
             session.send(heartbeat)
 
@@ -290,6 +325,7 @@ class TcpLink:
             until = give_up_at(self._resume_state, since, self._settings.join_timeout)
             return max(0.0, until - SYSTEM_CLOCK.monotonic())
 
+        await self._while_cut()
         return await self._redialer.open(
             self._resume_state.opened,
             self._embedded,

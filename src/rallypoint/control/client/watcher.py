@@ -51,6 +51,7 @@ class WatcherSession:
         self._settings = Settings(job, 1, 1)
         self._session: ClientSession | None = None
         self._data = bytearray()
+        self._jobs = JobList(())
 
     async def __aenter__(self) -> WatcherSession:
         """Open the session, unless it is open."""
@@ -86,7 +87,8 @@ class WatcherSession:
         self._opened().send(codec.encode(request))
 
     async def receive(self) -> Observation:
-        """Wait for the next message; parts of a snapshot are put together. Whoever sends is told what has been read.
+        """Wait for the next message; parts of a snapshot, or of a list, are put together. Whoever sends is told
+        what has been read.
 
         Raises:
             UnreachableError: the session was lost.
@@ -95,6 +97,12 @@ class WatcherSession:
             message = await self._next()
             if isinstance(message, CollectedPart | SnapshotPart) and message.is_last:
                 self.send(Taken(message.number if isinstance(message, CollectedPart) else 0))
+            if isinstance(message, JobList):
+                self._jobs = JobList(self._jobs.jobs + message.jobs, self._jobs.ended + message.ended)
+                if not message.is_last:
+                    continue
+                listed, self._jobs = self._jobs, JobList(())
+                return listed
             if not isinstance(message, SnapshotPart):
                 return message
             self._data += message.data
@@ -104,7 +112,7 @@ class WatcherSession:
                 )
             if message.is_last:
                 data, self._data = bytes(self._data), bytearray()
-                return decode_snapshot(data)
+                return decode_snapshot(data)._replace(endpoint=str(self._where.endpoint))
 
     def _opened(self) -> ClientSession:
         if self._session is None:

@@ -6,12 +6,14 @@ Laws:
    whoever reads slowly is sent slowly, and is not cut off for that.
 2. What is passed on is bounded, for each node and in all. Nodes for which nothing is left are not asked, and counted.
 3. A node that does not answer in time is no longer awaited.
+4. A collection that follows does not end by itself: a node is asked again when the receiver has read its answer.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rallypoint.base.light_typing import NamedTuple
 from rallypoint.control.membership.state import NodeId
@@ -38,8 +40,15 @@ LIMITS: Mapping[CollectKind, Limits] = {
     CollectKind.HANG: Limits(1024, 64 * _KIB, 64 * _MIB, 15.0, 60.0),
     CollectKind.STACKS: Limits(1024, 64 * _KIB, 64 * _MIB, 30.0, 300.0),
     CollectKind.BUNDLE: Limits(32, 2 * _MIB, 256 * _MIB, 30.0, 900.0),
+    CollectKind.LOGS: Limits(1024, 64 * _KIB, 64 * _MIB, 30.0, 300.0),
 }
 """What is unread at a time fits into what a connection may leave unread (`control.coordinator.connection`)."""
+
+
+def room_for_each(kind: CollectKind, nodes: int) -> int:
+    """The bytes that are passed on of each of so many nodes."""
+    limits = LIMITS[kind]
+    return max(limits.of_node, min(_MOST_OF_FEW, limits.of_all // max(1, nodes)))
 
 
 class Collection:
@@ -51,6 +60,7 @@ class Collection:
         in_reach: whether a node can be asked now.
         ask: asks some nodes.
         now: seconds on the clock of all times.
+        follows: whether nodes are asked again and again.
     """
 
     def __init__(
@@ -60,9 +70,12 @@ class Collection:
         in_reach: Callable[[NodeId], bool],
         ask: Callable[[Sequence[NodeId]], None],
         now: float,
+        *,
+        follows: bool = False,
     ) -> None:
         self.limits = LIMITS[kind]
-        self._of_node = max(self.limits.of_node, min(_MOST_OF_FEW, self.limits.of_all // max(1, len(nodes))))
+        self.follows = self._asks_again = follows
+        self._of_node = room_for_each(kind, len(nodes))
         self._left = deque(nodes)
         self._in_reach = in_reach
         self._ask = ask
@@ -75,7 +88,7 @@ class Collection:
         self._size = 0
         self._is_full = False
         """Whether no more nodes are asked: there is no room for what they would send, or no time."""
-        self._ends_at = now + self.limits.longest
+        self._ends_at = math.inf if follows else now + self.limits.longest
         self.silent: list[NodeId] = []
         self.lost: list[NodeId] = []
         self.cut: dict[NodeId, None] = {}
@@ -89,7 +102,7 @@ class Collection:
     @property
     def is_over(self) -> bool:
         """Whether nothing more is expected."""
-        return not self._sizes and (not self._left or self._is_full)
+        return not self._sizes and (not self._left or self._is_full) and not self._asks_again
 
     @property
     def not_asked(self) -> int:
@@ -99,7 +112,8 @@ class Collection:
     def pass_on(self, node: NodeId, data: bytes, is_last: bool) -> bytes:
         """A node of it has sent a part. Returns what of that is passed on."""
         size = self._sizes[node] = self._sizes[node] + len(data)
-        self._size += len(data)
+        if not self.follows:
+            self._size += len(data)
         self._is_full = self._is_full or self._size > self.limits.of_all
         if size > self._of_node or self._is_full:
             self.cut[node] = None
@@ -111,14 +125,30 @@ class Collection:
     def taken(self, now: float) -> None:
         """The receiver has read all of one node."""
         if self._unread:
-            self._until.pop(self._unread.popleft(), None)
+            node = self._unread.popleft()
+            self._until.pop(node, None)
+            if self._asks_again:
+                self._left.append(node)
             self._ask_more(now)
+
+    def add(self, nodes: Iterable[NodeId], now: float) -> None:
+        """Follow these nodes too."""
+        known = {*self._left, *self._sizes, *self._unread}
+        self._left.extend(each for each in nodes if each not in known)
+        self._ask_more(now)
+
+    def finish(self, now: float) -> None:
+        """Follow no longer: whoever was asked may still answer for a while, and nobody is asked again."""
+        if self._asks_again:
+            self._asks_again, self._ends_at = False, now + self.limits.seconds
+            self._left.clear()
 
     def forget(self, node: NodeId, now: float) -> None:
         """A node is gone."""
         if self._sizes.pop(node, None) is not None:
             del self._until[node]
-            self.lost.append(node)
+            if not self.follows:
+                self.lost.append(node)
             self._ask_more(now)
 
     def tick(self, now: float) -> None:
@@ -127,7 +157,7 @@ class Collection:
         for node in [each for each, until in self._until.items() if min(until, self._ends_at) <= now]:
             del self._until[node]
             if self._sizes.pop(node, None) is not None:
-                self.silent.append(node)
+                (self._left if self._asks_again else self.silent).append(node)
         self._ask_more(now)
 
     def wake_at(self) -> float:
@@ -136,12 +166,14 @@ class Collection:
 
     def _ask_more(self, now: float) -> None:
         wave: list[NodeId] = []
+        away: list[NodeId] = []
         while self._left and not self._is_full and len(self._until) < self.limits.at_once:
             node = self._left.popleft()
             if self._in_reach(node):
                 self._until[node], self._sizes[node] = now + self.limits.seconds, 0
                 wave.append(node)
             else:
-                self.lost.append(node)
+                (away if self.follows else self.lost).append(node)
+        self._left.extend(away)  # they may come back
         if wave:
             self._ask(wave)

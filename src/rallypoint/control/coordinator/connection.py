@@ -26,6 +26,7 @@ from rallypoint.base.log import RateLimitedLog, get_logger
 from rallypoint.base.netlink import Peer, PeerUsers, SocketName
 from rallypoint.control.coordinator.session import HEARTBEAT, ServerSession
 from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.coordinator.transport import Transport, Transports
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import MAGIC, TLS_HANDSHAKE, FrameReader, frame
 from rallypoint.control.protocol.errors import FrameError
@@ -63,8 +64,6 @@ suffice to show that it is alive.
 _TLS_THREADS = min(8, len(os.sched_getaffinity(0)) + 1)
 """Threads for TLS handshakes: one that is held up leaves another."""
 
-_UNKNOWN = "an unknown address"
-
 _TLS_ONLY = (
     "this control plane speaks TLS only; give this node tls_cert, tls_key and tls_ca in --rdzv-conf, as the others"
 )
@@ -76,14 +75,13 @@ OTHER_USER_REFUSED = (
 )
 
 
-class ControlConnection(asyncio.Protocol):
+class ControlConnection:
     """An unauthenticated connection first, a node's session after the handshake."""
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, transport: Transport) -> None:
         self._all = connections
+        self._transport = transport
         self._reader = FrameReader()
-        self._session: ServerSession
-        """Set by `connection_made`."""
         self._channel: TlsChannel | None = None
         self.is_shaking_hands = False
         """Whether a TLS handshake, of this connection, is going on on another thread."""
@@ -102,26 +100,19 @@ class ControlConnection(asyncio.Protocol):
         """What has arrived and waits until its tenant may use the loop again."""
         self._is_own_user = False
         """Whether it is known that a process of our own user, or of root, is at the other end."""
-
-    # asyncio's side
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A connection has been made."""
-        self._transport = transport
-        self._loop = asyncio.get_running_loop()
-        peer = transport.get_extra_info("peername")
-        self._peer_host = unmapped_address(str(peer[0])) if isinstance(peer, tuple) else ""
-        self._peer_address = f"{self._peer_host}:{peer[1]}" if self._peer_host else _UNKNOWN
-        served, host = self._all.served, self._peer_host.partition("%")[0] or _UNKNOWN
+        self._peer_host = unmapped_address(transport.peer_name[0])
+        served = connections.served
         nonce = b"" if served.keys is None else os.urandom(16)
-        self._session = ServerSession(served.jobs, served.keys, nonce, self, host)
-        if not self._all.has_room(transport.get_extra_info("socket").fileno()):
-            self._all.limiter.log_refusal(
+        self._session = ServerSession(served.jobs, served.keys, nonce, self, self._peer_host.partition("%")[0])
+        if not connections.has_room(transport.socket.fileno()):
+            connections.limiter.log_refusal(
                 "control connection from %s refused: no descriptor is left for it", self._peer
             )
             self._done = True
             transport.abort()  # without a word, so that it comes again
-        self._all.opened(self)
+        connections.opened(self)
+
+    # Its transport's side
 
     def data_received(self, data: bytes) -> None:
         """Bytes have arrived."""
@@ -130,22 +121,22 @@ class ControlConnection(asyncio.Protocol):
             if self._unread or (wait := shares.wait(self._tenant)):
                 self._read_later(data, 0.0 if self._unread else wait)
                 return
-            begun = self._loop.time()
+            begun = self._all.event_loop.time()
         self._receive(data)
         if shares is not None and begun:
-            shares.used(self._tenant, self._loop.time() - begun)
+            shares.used(self._tenant, self._all.event_loop.time() - begun)
 
     def _read_later(self, data: bytes, wait: float) -> None:
         """Its tenant has used more than its share of the loop's time."""
         self._unread += data
         if wait:
-            self._transport.pause_reading()
-            self._loop.call_later(wait, self._read_now)
+            self._transport.pause()
+            self._all.event_loop.call_later(wait, self._read_now)
 
     def _read_now(self) -> None:
         data, self._unread = self._unread, b""
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
+        if not self._transport.is_closing:
+            self._transport.resume()
             self.data_received(data)
 
     def _receive(self, data: bytes) -> None:
@@ -184,7 +175,7 @@ class ControlConnection(asyncio.Protocol):
             log.exception("control connection from %s: a message could not be handled; it is closed", self._peer)
             self.abort()
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, error: OSError | None) -> None:
         """The other side, or we, have disconnected."""
         how = "its connection was closed before it left" if error is None else f"its connection broke: {error}"
         self._session.detach(how)
@@ -218,9 +209,7 @@ class ControlConnection(asyncio.Protocol):
 
     def _admit(self) -> bool:
         """Whether this peer, which proves nothing about the job, is served at all (the laws at the top)."""
-        own, name = (self._transport.get_extra_info(each) for each in ("sockname", "peername"))
-        # Without these two it has gone.
-        peer = self._all.peer_between(own, name) if own and name else Peer.OTHER_USER
+        peer = self._all.peer_between(self._transport.own_name, self._transport.peer_name)
         self._is_own_user = peer is Peer.OWN_USER
         if peer is Peer.OTHER_USER and self._all.served.is_open:
             self._refuse(OTHER_USER_REFUSED)
@@ -230,16 +219,16 @@ class ControlConnection(asyncio.Protocol):
     def _shake_hands(self, channel: TlsChannel, data: bytes) -> None:
         """Go on with TLS's handshake on another thread, and read no more before it has ended."""
         self.is_shaking_hands = True
-        self._transport.pause_reading()
-        work = self._loop.run_in_executor(self._all.tls_threads, channel.receive, data)
+        self._transport.pause()
+        work = self._all.event_loop.run_in_executor(self._all.tls_threads, channel.receive, data)
         work.add_done_callback(partial(self._shaken, channel))
 
     def _shaken(self, channel: TlsChannel, work: asyncio.Future[bytes]) -> None:
         self.is_shaking_hands = False
-        if work.cancelled() or self._done or self._transport.is_closing():
+        if work.cancelled() or self._done or self._transport.is_closing:
             work.cancelled() or work.exception()  # or asyncio says that nobody has looked at it
             return
-        self._transport.resume_reading()
+        self._transport.resume()
         self._take(self._decrypted(channel, work.result))
 
     def _decrypted(self, channel: TlsChannel, receive: Callable[[], bytes]) -> bytes:
@@ -261,12 +250,9 @@ class ControlConnection(asyncio.Protocol):
         self._done = True
         self._all.closed(self)  # and with that it does not count as unauthenticated any more
         try:
-            own = socket.socket(fileno=os.dup(self._transport.get_extra_info("socket").fileno()))
-            fallback(own, data)
-        except OSError as error:  # no descriptors, or no threads
+            fallback(self._transport.hand_over(), data)
+        except OSError as error:  # no threads
             self._close(f"what else is served on this port cannot take it over: {error}")
-        else:
-            self._transport.abort()  # which closes our descriptor, and not the connection
 
     def _refuse(self, sentence: str) -> None:
         self._session.refuse(sentence)
@@ -277,19 +263,19 @@ class ControlConnection(asyncio.Protocol):
     def describe(self, hello: Hello) -> SessionRecord:
         """The handshake is done."""
         if self._all.shares is not None:
-            tenant = hello.job if self._all.served.keys is not None else self._peer_host.partition("%")[0] or _UNKNOWN
+            tenant = hello.job if self._all.served.keys is not None else self._peer_host.partition("%")[0]
             self._all.shares.enter(tenant)
             self._tenant = tenant
         self._limit = _WATCHER_LIMIT if hello.is_watcher else _WRITE_BUFFER_LIMIT
         self._takes_plain = self._session.signers is None and not (hello.is_watcher or hello.only_greets)
-        own = usable_address(unmapped_address(str(self._transport.get_extra_info("sockname")[0])))
+        own = usable_address(unmapped_address(self._transport.own_name[0]))
         trusted = self._is_own_user or not self._all.served.is_open
         here = hello.node.pid == os.getpid() and hello.address == own and trusted
         return SessionRecord(
             hello.node,
             hello.address,
             own,
-            self._peer_host and usable_address(self._peer_host),
+            usable_address(self._peer_host),
             hello.settings,
             in_this_process=here,
             local=here and self._all.served.has_local_nodes,
@@ -316,7 +302,7 @@ class ControlConnection(asyncio.Protocol):
 
     def disconnect(self, why: str) -> None:
         """The coordinator has ended the session; from any thread."""
-        self._loop.call_soon_threadsafe(self._end_session, why)
+        self._all.event_loop.call_soon_threadsafe(self._end_session, why)
 
     def _end_session(self, why: str) -> None:
         self._all.limiter.log_end("control connection from %s is closed: %s", self._peer, why)
@@ -328,12 +314,12 @@ class ControlConnection(asyncio.Protocol):
 
     @property
     def _peer(self) -> str:
-        name = self._session.node_name
-        return f"{self._peer_address} ({name})" if name else self._peer_address
+        name, address = self._session.node_name, f"{self._peer_host}:{self._transport.peer_name[1]}"
+        return f"{address} ({name})" if name else address
 
     def send_collected(self, payload: bytes) -> None:
         """Send what another node has collected: much of it at once does not mean that this one reads nothing."""
-        if not self._transport.get_write_buffer_size():
+        if not self._transport.unsent:
             self._collected = 0
         if self._collected + len(payload) <= _COLLECTED_LIMIT:
             self._collected += len(payload)
@@ -345,13 +331,13 @@ class ControlConnection(asyncio.Protocol):
         signed = payloads if signers is None else map(signers.outgoing.sign, payloads)
         data = b"".join((b"" if self._magic_sent else MAGIC, *map(frame, signed)))
         self._magic_sent = True
-        if self._done or self._transport.is_closing():
+        if self._done or self._transport.is_closing:
             return
         if self._channel is not None:
             self._channel.send(data)
             data = self._channel.to_send()
         self._transport.write(data)
-        if self._transport.get_write_buffer_size() > self._limit + 2 * self._collected:  # TLS adds a little
+        if len(self._transport.unsent) > self._limit + 2 * self._collected:  # TLS adds a little
             log.warning("control connection from %s does not read what it is sent; it is closed", self._peer)
             self._transport.abort()
 
@@ -360,13 +346,13 @@ class ControlConnection(asyncio.Protocol):
         if why and not self._done:
             self._session.end(why)
         self._done = True
-        if self._channel is not None and not self._transport.is_closing():
+        if self._channel is not None and not self._transport.is_closing:
             self._channel.close_notify()
             self._transport.write(self._channel.to_send())
-        if not self._session.is_open:
-            self._transport.close()
-        elif self._transport.can_write_eof():
+        if self._session.is_open:
             self._transport.write_eof()
+        else:
+            self._transport.close()
 
     def abort(self) -> None:
         """Disconnect at once."""
@@ -414,8 +400,10 @@ class Connections:
 
     def __init__(self, served: Served, loop: LoopThread) -> None:
         self.served = served
+        self.event_loop = asyncio.get_running_loop()
         self.open: set[ControlConnection] = set()
         self.limiter = ConnectionLimiter()
+        self.transports = Transports(partial(ControlConnection, self), self.limiter.log_refusal)
         self.shares: Shares | None = None
         """The shares of the tenants, if there are several."""
         if served.jobs.job is None:
@@ -441,10 +429,6 @@ class Connections:
         self.posting = False
         self.last_encoded: tuple[Notification | WatcherNotification, bytes] | None = None
         """The last notification, and its bytes: often many receive the same."""
-
-    def new(self) -> ControlConnection:
-        """One that has just been accepted."""
-        return ControlConnection(self)
 
     def peer_between(self, own: SocketName, peer_name: SocketName) -> Peer:
         """Who is at the other end of a connection, by the names of both ends."""
@@ -480,7 +464,9 @@ class Connections:
 
     def close(self) -> None:
         """There are no more connections."""
+        self.transports.close()
         self.limiter.close()
+        self._users.close()
         if self.tls_threads is not None:
             self.tls_threads.shutdown(wait=False, cancel_futures=True)
 

@@ -49,7 +49,7 @@ from rallypoint.control.coordinator.recovery import (
     recovered,
     recovery_timeout,
     with_later_rounds,
-    with_size,
+    with_size_of,
     without_given_up_join,
 )
 from rallypoint.control.coordinator.sessions import STRANGER_REFUSED, Liveness, SessionRecord, SessionRegistry
@@ -195,12 +195,15 @@ class Coordinator:
         self._all_released = False
         self._ticked_at = -math.inf
 
-    def restore(self, state: State, now: float) -> None:
-        """Continue with the state that a previous coordinator of our incarnation has left."""
+    def restore(self, state: State, now: float, history: JobHistory | None = None) -> None:
+        """Continue with the state, and perhaps the history, that a previous coordinator of our incarnation has left."""
         self._set(state, now)
         self._restored = bool(state.origin)
         self._completed_a_round = not self._restored and (state.complete or state.round > 0)
-        self.history.taken_over(State(), state, now)
+        if history is None:
+            self.history.taken_over(State(), state, now)
+        else:
+            self.history = history
         if self._any_unreported():
             self._placeholders_until = now + recovery_timeout(self.settings)
 
@@ -303,7 +306,7 @@ class Coordinator:
 
     def _on_leave(self, speaker: SessionRecord, request: LeaveRequest, now: float) -> None:
         self._pending.pop(speaker.node, None)
-        self.operate(speaker.node, Exit(), now)
+        self.operate(speaker.node, Exit(detail=request.why), now)
         if request.wants_reply:
             left = standing_without(self.state, speaker.node, self.settings)
             # When a node of our own process leaves, we go too.
@@ -375,7 +378,7 @@ class Coordinator:
             self._started_with = self.settings
             liveness = self.sessions.liveness
             liveness.lease, liveness.outage_timeout = self.settings.lease, recovery_timeout(self.settings)
-        if (sized := with_size(self.state, request)) is not self.state:
+        if (sized := with_size_of(self.state, request, self.settings)) is not self.state:
             self._set(sized, now)
         if not may_have_been(request, self.settings) and not may_have_been(request, self._started_with):
             return
@@ -563,11 +566,12 @@ class Coordinator:
         if end is None or end.reason is not Reason.FAILURE or not end.restarts_workers:
             return {}
         some_go = before.preempted is not None or before.finished or len(after.survivors) != len(ended)
-        places = len(after.survivors) + len(after.wait_list)
+        segments = self.settings.segment > 1  # then others may join, but those of before have the places
+        places = len(after.survivors) + (0 if segments else len(after.wait_list))
         # A round that is not complete at once may lose its host: then another node needs a store that listens.
         if some_go or after.restart_delay or not self.settings.min_nodes <= places <= self.settings.max_nodes:
             return {}
-        if any(each not in self._pending for each in after.wait_list):
+        if any(each not in self._pending for each in (*after.wait_list, *(after.redundancy_list if segments else ()))):
             return {}  # the round would wait for its join, and nobody's own would complete it
         if any((session := self.sessions.of(node)) is None or not session.keeps_place for node in ended):
             return {}
@@ -579,6 +583,8 @@ class Coordinator:
         """The nodes whose waiting joins can perhaps continue now."""
         if _may_unblock_joins(before, after, self.settings):
             return list(self._pending)
+        if self.settings.segment > 1:  # then a spare waits for others of its domain, until one of these goes
+            return list(self._pending) if len(after.wait_list) < len(before.wait_list) else []
         if not after.redundancy_list or _places(after) >= _places(before):
             return []
         free = max(0, self.settings.max_nodes - _places(after))

@@ -37,10 +37,11 @@ from rallypoint.control.protocol.messages import (
 
 if TYPE_CHECKING:
     from rallypoint.control.coordinator.job_log import JobLog
+    from rallypoint.control.coordinator.notifications import JobHistory
     from rallypoint.control.coordinator.operators import Watchers
     from rallypoint.control.coordinator.snapshots import PendingSnapshot
     from rallypoint.control.protocol.handshake import Hello
-    from rallypoint.control.protocol.observation import JobSummary, Snapshot, WatcherNotification, WatcherRequest
+    from rallypoint.control.protocol.observation import JobList, Snapshot, WatcherNotification, WatcherRequest
 
 log = get_logger(__name__)
 
@@ -64,10 +65,11 @@ class JournalSink(Protocol):
 
 
 class RestoredState(NamedTuple):
-    """What a previous coordinator has left: its name and its state."""
+    """What a previous coordinator has left: its name and its state; and its history, if it was in this process."""
 
     incarnation: str
     state: State
+    history: JobHistory | None = None
 
 
 class _PendingNotification(NamedTuple):
@@ -105,7 +107,7 @@ class Dispatcher:
         incarnation = os.urandom(8).hex() if restored is None else restored.incarnation
         self._coordinator = Coordinator(settings, incarnation, learns_settings=learns_settings)
         if restored is not None:
-            self._coordinator.restore(restored.state, clock.monotonic())
+            self._coordinator.restore(restored.state, clock.monotonic(), restored.history)
         self._clock = clock
         self._journal = journal
         self._logs_progress = logs_progress
@@ -162,11 +164,17 @@ class Dispatcher:
         """This one, if it serves that job; an empty `job` means any."""
         return self if job in {"", self.settings.run_id} else None
 
-    def summaries(self) -> tuple[JobSummary, ...]:
-        """The summary of the one job."""
+    def listed(self) -> JobList:
+        """The one job, as a list."""
         from rallypoint.control.coordinator.snapshots import summary_of
+        from rallypoint.control.protocol.observation import JobList
 
-        return (summary_of(self.state, self.settings),)
+        return JobList((summary_of(self.state, self.settings, self.history, self.now()),))
+
+    @property
+    def history(self) -> JobHistory:
+        """What has happened in the job, for reading only."""
+        return self._coordinator.history
 
     @property
     def state(self) -> State:
@@ -227,6 +235,10 @@ class Dispatcher:
         with self._lock:
             make = self._opened_watchers().snapshot(self._clock.monotonic())
         return make()
+
+    @property
+    def collects(self) -> bool:
+        return self._watchers is not None and self._watchers.collects
 
     def _opened_watchers(self) -> Watchers:
         if self._watchers is None:
@@ -343,10 +355,10 @@ class Dispatcher:
         elif self._logs_progress and isinstance(notification, Progress | JoinRefused):
             self._job_log().log_progress(notification, self._clock.monotonic())
         deliver = self._deliver.get(session)
-        if deliver is not None and not self._guarded_call(partial(deliver, notification)):
+        if deliver is not None and not self._guarded_call(deliver, notification):
             disconnect = self._disconnect.get(session)
             if disconnect is not None:
-                self._guarded_call(partial(disconnect, "it could not be told what concerns its node"))
+                self._guarded_call(disconnect, "it could not be notified")
 
     def _job_log(self) -> JobLog:
         if self._log is None:
@@ -355,10 +367,10 @@ class Dispatcher:
             self._log = JobLog(self.settings.run_id)
         return self._log
 
-    def _guarded_call(self, call: Callable[[], None]) -> bool:
+    def _guarded_call(self, call: Callable[..., None], *arguments: object) -> bool:
         """Call a function of one session; returns whether it succeeded."""
         try:
-            call()
+            call(*arguments)
         except Exception:
             log.exception("job %r: a node could not be notified; its session ends", self.settings.run_id)
             return False

@@ -57,7 +57,8 @@ def live_words(progress: Progress) -> tuple[str, str]:
     """A short form, for a line that is rewritten: the text before the elapsed time, and the text after it."""
     joined, short = progress.joined, progress.min_nodes - progress.joined
     if progress.spare:
-        return "waiting as a spare", f"all {progress.max_nodes} places of round {progress.round} are taken"
+        of_all = f"all {progress.max_nodes} places of round {progress.round} are taken"
+        return "waiting as a spare", of_all if progress.segment < 2 else f"round {progress.round} runs"
     if progress.complete:
         return "waiting for the next round", f"round {progress.round} runs with {_nodes(joined)}"
     if short > 0:
@@ -114,7 +115,7 @@ def timeout_sentence(subject: RendezvousName, progress: Progress, wall: float) -
         return (
             f"{subject} failed: {_removed_words(missed, wall)} within {age:.0f} s, "
             f"{_joined_words(progress, past=True)}; "
-            f"start a node in its place, or let the job go on with fewer (--nnodes={fewer})"
+            f"start a node in its place, or let the job continue with fewer (--nnodes={fewer})"
         )
     return (
         f"{subject} did not complete: {who} has waited for {seconds}, {_joined_words(progress, past=True)}; "
@@ -124,6 +125,8 @@ def timeout_sentence(subject: RendezvousName, progress: Progress, wall: float) -
 
 def _joined_words(progress: Progress, *, past: bool = False) -> str:
     joined, names = progress.joined, _names(progress.members)
+    if progress.spare and progress.segment > 1:
+        return f"round {progress.round} runs without this node, which waits as a spare: for a place in a segment"
     if progress.spare:
         return f"all {progress.max_nodes} places of round {progress.round} are taken; this node waits as a spare"
     if progress.complete:
@@ -137,7 +140,8 @@ def _joined_words(progress: Progress, *, past: bool = False) -> str:
     awaited = join_names([printable(each) for each in progress.expected])
     if awaited:  # all that are missing, if the number is fixed and no node has left for good
         awaited = f": {awaited}" if missing and fixed and not progress.removed else f", still to come: {awaited}"
-    return f"{joined} of {bounds} nodes {many} in{names}{missing}{awaited}"
+    whole = f" (whole segments of {progress.segment} nodes of one domain)" if progress.segment > 1 else ""
+    return f"{joined} of {bounds} nodes{whole} {many} in{names}{missing}{awaited}"
 
 
 def _removed_clause(progress: Progress, wall: float) -> str:
@@ -241,6 +245,8 @@ def differences(node_info: NodeInfo, own: Settings | None, state: State, job: Se
     those in effect.
     """
     found: list[ConfigDifference] = []
+    if own is not None and own.segment != job.segment:
+        found.append(ConfigDifference("--segment=", str(own.segment), str(job.segment)))
     if own is not None and (own.min_nodes, own.max_nodes) != (job.min_nodes, job.max_nodes):
         found.append(ConfigDifference("--nnodes=", _range(own), _range(job)))
     if 0 <= state.max_restarts != node_info.max_restarts >= 0:

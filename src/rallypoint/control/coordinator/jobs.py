@@ -5,8 +5,8 @@ Laws:
 1. A job's dispatcher is created when a new node names an unknown job, with the settings of this node. When the job has
    ended and the last of its nodes has left, the id is free at once: the next new node begins a new job.
 2. A node that comes back names the coordinator that it had a session with. If that has ended its job, the node gets the
-   verdict, from a dispatcher that holds nothing else. It never begins the job again, and never joins a new one of the
-   same id.
+   verdict, from a dispatcher that holds nothing else but what is shown of a job that has ended. It never begins the job
+   again, and never joins a new one of the same id.
 3. A job without a verdict and without sessions is kept for a while, for nodes that are only unreachable. If it has no
    node left, the next new node takes its id, with new counts; nodes that come back later fill the new dispatcher with
    what they hold, as they would fill a restarted one.
@@ -31,11 +31,12 @@ from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.descriptors import connection_limit
 from rallypoint.base.log import get_logger
 from rallypoint.control.coordinator.dispatcher import Dispatcher, RestoredState, do_nothing
-from rallypoint.control.membership.state import Settings, State, Verdict
+from rallypoint.control.coordinator.notifications import JobHistory
+from rallypoint.control.membership.state import Settings, State
 from rallypoint.control.protocol.handshake import HandshakeError, Hello
 
 if TYPE_CHECKING:
-    from rallypoint.control.protocol.observation import JobSummary
+    from rallypoint.control.protocol.observation import JobList
 
 log = get_logger(__name__)
 
@@ -50,13 +51,20 @@ _IDLE_JOB_KEPT = 60.0
 """Seconds for which a job without nodes and without a verdict is remembered."""
 _MOST_ENDED, _ENDED_KEPT = 4096, 86400.0
 """Verdicts that are remembered for nodes that were unreachable at the time, and for how many seconds."""
+_EVENTS_KEPT, _FAILURES_KEPT = 20, 5
+"""The newest ones of a job that has ended."""
+_MOST_LISTED = 100
+"""Jobs that have ended which a list has."""
 _MOST_NAMES, _LONGEST_NAME = 8, 64
 """Coordinators by which a job is remembered, and characters in the name of one."""
 
 
 class _EndedJob(NamedTuple):
+    """How a job has ended: `state` has no node any more."""
+
     settings: Settings
-    verdict: Verdict
+    state: State
+    history: JobHistory
     until: float
 
 
@@ -77,6 +85,8 @@ class ManyJobs:
     """The dispatchers of all jobs whose nodes have connected."""
 
     job = None
+    collects = False
+    """See `Dispatcher.collects`: it ends without its jobs."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
@@ -125,13 +135,21 @@ class ManyJobs:
             ended = [(incarnation, each) for (name, incarnation), each in self._ended.items() if name == job]
             return self._verdict_dispatcher(*ended[-1]) if ended else None
 
-    def summaries(self) -> tuple[JobSummary, ...]:
-        """All jobs, one line each."""
+    def listed(self) -> JobList:
+        """All jobs, one line each, and those that ended last."""
         from rallypoint.control.coordinator.snapshots import summary_of
+        from rallypoint.control.protocol.observation import JobList
 
+        now = self.now()
         with self._lock:
             jobs = [job.dispatcher for job in self._jobs.values()]
-        return tuple(summary_of(each.state, each.settings) for each in jobs)
+            ended = {id(each.history): each for each in reversed(self._ended.values()) if each.until > now}
+        newest = itertools.islice(ended.values(), _MOST_LISTED)
+        running, over = (
+            tuple(summary_of(each.state, each.settings, each.history, now) for each in every)
+            for every in (jobs, newest)
+        )
+        return JobList(running, over)
 
     @property
     def names(self) -> frozenset[str]:
@@ -231,15 +249,23 @@ class ManyJobs:
         """Free the id. The dispatcher keeps serving its remaining sessions."""
         del self._jobs[name]
         job.forgotten_at = math.inf
-        verdict = job.dispatcher.state.verdict
+        state = job.dispatcher.state
+        verdict = state.verdict
         log.info("job %r is forgotten", name)
         if verdict is None:
             return
         if verdict.cause is not None:
             log.warning("job %r has failed: %s; restarts used: %s", name, verdict.cause.headline, verdict.restarts)
-        until = self._clock.monotonic() + _ENDED_KEPT
+        ended = _EndedJob(
+            job.dispatcher.settings,
+            State(
+                closed=True, verdict=verdict, round=state.round, ledger=state.ledger, max_restarts=state.max_restarts
+            ),
+            _kept(job.dispatcher.history),
+            self._clock.monotonic() + _ENDED_KEPT,
+        )
         for incarnation in job.incarnations:
-            self._ended[name, incarnation] = _EndedJob(job.dispatcher.settings, verdict, until)
+            self._ended[name, incarnation] = ended
         while len(self._ended) > _MOST_ENDED:
             self._ended.popitem(last=False)
 
@@ -250,8 +276,8 @@ class ManyJobs:
         return self._ended.get((hello.job, hello.incarnation))
 
     def _verdict_dispatcher(self, incarnation: str, ended: _EndedJob) -> Dispatcher:
-        """A dispatcher for one node that comes back after the end; it holds only the verdict."""
-        restored = RestoredState(incarnation, State(closed=True, verdict=ended.verdict))
+        """A dispatcher for one node that comes back after the end, or for who asks how the job has ended."""
+        restored = RestoredState(incarnation, ended.state, _kept(ended.history))
         return self._on_change_of(Dispatcher(ended.settings, self._clock, restored=restored)).dispatcher
 
     # When what is due. With the lock held.
@@ -282,6 +308,16 @@ def _is_over(dispatcher: Dispatcher) -> bool:
     state = dispatcher.state
     known = state.participants or state.wait_list or state.redundancy_list or state.survivors
     return not dispatcher.members and (state.verdict is not None or not known)
+
+
+def _kept(history: JobHistory) -> JobHistory:
+    """A copy of what is kept of a job that has ended: the newest alone, without tracebacks."""
+    kept = JobHistory()
+    kept.events.extend(list(history.events)[-_EVENTS_KEPT:])
+    for at, round_, node, cause, detail in list(history.failures)[-_FAILURES_KEPT:]:
+        kept.failures.append((at, round_, node, cause and cause._replace(traceback=""), detail))
+    kept.phase_since, kept.began = history.phase_since, history.began
+    return kept
 
 
 def _origin(peer: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from rallypoint.base.endpoint import is_loopback
 from rallypoint.control.membership.mappings import tally
-from rallypoint.control.membership.rules import ClockView, assign_worker_ranks, settled, starts_at
+from rallypoint.control.membership.rules import ClockView, assign_worker_ranks, number_fitting, settled, starts_at
 from rallypoint.control.membership.state import (
     Join,
     NodeId,
@@ -137,13 +137,14 @@ def progress(
     common = Progress(
         round=state.round,
         complete=state.complete,
-        joined=len(state.participants),
+        joined=len(state.participants) if state.complete else number_fitting(state, settings),
         min_nodes=settings.min_nodes,
         max_nodes=settings.max_nodes,
         expected=missing(state, settings),
         spare=False,
         backoff=state.restart_delay,
         members=hosts_of(state.participants),
+        segment=settings.segment,
     )
     return progress_for(common, state, node, settings, view, ends_in=ends_in, reports=reports)
 
@@ -174,6 +175,7 @@ def abandoned_progress(state: State, settings: Settings, view: ClockView, *, rep
         expected=last.expected,
         spare=False,
         members=last.members,
+        segment=settings.segment,
         removed=_missing_nodes(state, view),
         gave_up_by=last.given_up_by,
         waited=last.seconds,
@@ -250,13 +252,15 @@ class JobHistory:
         self.failures: deque[Failure] = deque(maxlen=MAX_FAILURES)
         self.phase_since: float | None = None
         """When a round last began or ended to form or run, or the job ended; None before anything has happened."""
+        self.began: float | None = None
+        """When the first of that happened here."""
         self._number = 0
 
     def record(self, before: State, after: State, now: float) -> None:
         """The state has changed."""
         same = (before.round, before.complete, before.closed) == (after.round, after.complete, after.closed)
         if self.phase_since is None or not same:
-            self.phase_since = now
+            self._enter_phase(now)
         if before.round != after.round and before.complete and after.ended is not None:
             self._record_round_end(after.ended, now)
         if after.complete and (not before.complete or before.round != after.round):
@@ -282,7 +286,7 @@ class JobHistory:
         """A coordinator continues from an earlier one, or from a node's report: how old that state is, is not known."""
         if (before.round, before.complete, before.closed) == (state.round, state.complete, state.closed):
             return
-        self.phase_since = now
+        self._enter_phase(now)
         runs = f"round {state.round} {'runs' if state.complete else 'forms'}"
         how = runs if state.verdict is None else verdict_sentence(state.verdict)
         self.add("coordinator started", state.round, f"another coordinator has taken over: {how}", now)
@@ -291,6 +295,10 @@ class JobHistory:
         """Record an event; `text` is one sentence."""
         self._number += 1
         self.events.append((now, self._number, kind, round_, text, node))
+
+    def _enter_phase(self, now: float) -> None:
+        self.phase_since = now
+        self.began = now if self.began is None else self.began
 
     def _record_round_end(self, end: RoundEnd, now: float) -> None:
         if end.cause is not None:

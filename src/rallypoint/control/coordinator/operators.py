@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-from rallypoint.control.coordinator.collection import Collection
+from rallypoint.control.coordinator.collection import LIMITS, Collection, room_for_each
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.sessions import SessionRegistry
 from rallypoint.control.coordinator.snapshots import JobView, PendingSnapshot, Reports, SnapshotMaker
@@ -39,8 +41,11 @@ from rallypoint.control.membership.state import (
 )
 from rallypoint.control.protocol.messages import (
     CollectedPart,
+    CollectKind,
     CollectRequested,
     DrainRequested,
+    Fault,
+    FaultRequested,
     NodeAnswer,
     NodeReport,
     OperatorAction,
@@ -52,6 +57,8 @@ from rallypoint.control.protocol.observation import (
     Command,
     CommandReply,
     DrainCommand,
+    EventKind,
+    FaultCommand,
     ResizeCommand,
     RestartCommand,
     Snapshot,
@@ -79,6 +86,8 @@ thousands cost the coordinator no more than a few of their heartbeats.
 _STARTED = 0.5
 """Seconds after the start of a round until reports on its workers are requested, if there is a follower."""
 _MOST_NAMED = 8
+_MOST_OF_LOGS = 1024 * 1024
+"""Bytes of one node's logs that are asked for at once, if there are few nodes."""
 
 
 @dataclass(slots=True)
@@ -97,6 +106,7 @@ class _Collected(NamedTuple):
 
     watcher: int
     nodes: Collection
+    ranks: tuple[int, ...] = ()
 
 
 class Watchers:
@@ -119,11 +129,20 @@ class Watchers:
         self._due_at = math.inf
         self._told_at = -math.inf
         self._collections: dict[int, _Collected] = {}
+        self._drained: dict[NodeId, str] = {}
+        """Nodes that were asked to leave, and by whom."""
+        self._followed_round = -1
+        """The round whose nodes are followed."""
         job.parts.append(self)
         job.on_change = self.changed
 
     def __len__(self) -> int:
         return len(self._watchers)
+
+    @property
+    def collects(self) -> bool:
+        """Whether nodes are to answer a watcher."""
+        return bool(self._collections)
 
     def pop_sends(self) -> list[tuple[int, WatcherNotification | PendingSnapshot]]:
         """Take the messages for watchers, by session."""
@@ -183,16 +202,22 @@ class Watchers:
         """Carry out a command. Returns a text on what has happened."""
         job = self._job
         plan = plan_command(command, job.state, job.settings, job.sessions)
-        job.history.add("command", job.state.round, plan.text, now)
+        job.history.add(plan.kind.value, job.state.round, plan.text, now)
         job.send_to([each.node for each in job.sessions], OperatorAction(command.by, plan.text, plan.size))
-        if plan.drained is not None:
-            job.send_to([plan.drained], DrainRequested(command.by))
+        if plan.request is not None:
+            node, request = plan.request
+            if isinstance(request, DrainRequested):
+                self._drained[node] = command.by
+            job.send_to([node], request)
+        self.changed(now)
         if plan.operation is not None:
             job.operate(NodeId("", 0, 0, command.by), plan.operation, now)
         return plan.text
 
     def changed(self, now: float) -> None:
         """The state has changed: followers must be sent a snapshot."""
+        if self._collections:
+            self._follow_nodes(now)
         for each in self._watchers.values():
             if each.follows:
                 each.wants = True
@@ -258,6 +283,7 @@ class Watchers:
         """A node is gone: its answers are no longer awaited."""
         self._reports.forget(node)
         self._awaited.discard(node)
+        self._drained.pop(node, None)
         for asked in self._collections.values():
             asked.nodes.forget(node, now)
         self._end_collections()
@@ -286,20 +312,43 @@ class Watchers:
         return partial(self._maker.snapshot, self._view(now))
 
     def _view(self, now: float) -> JobView:
-        return JobView.of(self._job, self._reports, now)
+        return JobView.of(self._job, self._reports, now, self._drained)
 
     # Collections from nodes
 
     def _collect(self, session: int, command: CollectCommand, now: float) -> None:
-        job, number = self._job, next(self._job.collections)
-        nodes = [each for each in nodes_with_rank(command.rank, job.state) if each in job.sessions]
+        job, number, kind = self._job, next(self._job.collections), command.kind
+        nodes = [each for each in self._nodes_of(command) if each in job.sessions]
         nodes.sort(key=lambda each: each not in job.state.quiet)  # there may not be room for all
-        requested = CollectRequested(number, command.kind, command.rank)
+        is_logs = kind is CollectKind.LOGS
+        follows = is_logs and command.cursor > 0 and job.state.verdict is None
+        most = LIMITS[kind].of_node if follows else min(_MOST_OF_LOGS, room_for_each(kind, len(nodes)))
+        requested = CollectRequested(number, kind, command.ranks, command.lines, command.cursor, most if is_logs else 0)
         ask = partial(job.send_to, notification=requested)
-        self._collections[number] = _Collected(
-            session, Collection(command.kind, nodes, job.sessions.__contains__, ask, now)
-        )
+        made = Collection(kind, nodes, job.sessions.__contains__, ask, now, follows=follows)
+        self._collections[number] = _Collected(session, made, command.ranks)
+        self._followed_round = job.state.round if job.state.complete else -1
         self._end_collections()
+
+    def _nodes_of(self, command: CollectCommand) -> Sequence[NodeId]:
+        state = self._job.state
+        if command.kind is CollectKind.LOGS and not state.complete:  # what the workers of the last round have written
+            return [each for each in known_to(state) if not each.is_placeholder]
+        return nodes_with_ranks(command.ranks, state)
+
+    def _follow_nodes(self, now: float) -> None:
+        """Whoever follows is sent what the nodes of a new round write too, until the job ends."""
+        state = self._job.state
+        if state.verdict is not None:
+            for asked in self._collections.values():
+                asked.nodes.finish(now)
+            self._end_collections()
+        elif state.complete and state.round != self._followed_round:
+            self._followed_round = state.round
+            for asked in self._collections.values():
+                if asked.nodes.follows:
+                    with suppress(CommandRefused):  # the new round has no such rank
+                        asked.nodes.add(nodes_with_ranks(asked.ranks, state), now)
 
     def collected(self, node: NodeId, part: CollectedPart, now: float) -> None:
         """A node has sent a part of a collection."""
@@ -312,7 +361,7 @@ class Watchers:
 
     def _end_collections(self) -> None:
         for number in [each for each, asked in self._collections.items() if asked.nodes.is_over]:
-            watcher, nodes = self._collections.pop(number)
+            watcher, nodes, _ = self._collections.pop(number)
             detail = "; ".join(self._left_out(nodes))
             self.sends.append((watcher, CommandReply(done=not detail, detail=detail)))
 
@@ -383,13 +432,14 @@ class Watchers:
 class Plan(NamedTuple):
     """The effect of a command.
 
-    `text` says what has happened, for people. `operation` is run on behalf of the operator, `drained` is the node that
-    is asked to leave.
+    `text` says what has happened, for people, as an event of this `kind`. `operation` is run on behalf of the operator,
+    `request` is sent to one node.
     """
 
     text: str
     operation: Operation | None = None
-    drained: NodeId | None = None
+    request: tuple[NodeId, DrainRequested | FaultRequested] | None = None
+    kind: EventKind = EventKind.COMMAND
 
     @property
     def size(self) -> NodeRange | None:
@@ -421,6 +471,8 @@ def plan_command(command: Command, state: State, settings: Settings, sessions: S
             return _drain(command, state, sessions)
         case ResizeCommand():
             return _resize(command, state, settings, sessions)
+        case FaultCommand():
+            return _fault(command, state, settings, sessions)
     raise CommandRefused(f"a {type(command).__name__} is not a command that changes a job")
 
 
@@ -434,15 +486,43 @@ def _restart(state: State, by: str) -> Plan:
 
 def _drain(command: DrainCommand, state: State, sessions: SessionRegistry) -> Plan:
     node = find_node(command.node, state)
-    name = name_of(state, node)
-    if node not in sessions:
-        raise CommandRefused(f"{name} is not connected at the moment; try again when it is back")
+    name = _connected(node, state, sessions)
     if node in sessions.local_nodes:
         raise CommandRefused(
             f"{name} hosts the control plane of this job, which would end with it; "
             "to end the job use 'rallyctl stop', to host it elsewhere use 'rallyctl serve' or --rdzv-backend=etcd"
         )
-    return Plan(f"{command.by} drains {name}", drained=node)
+    return Plan(f"{command.by} drains {name}", request=(node, DrainRequested(command.by)))
+
+
+def _connected(node: NodeId, state: State, sessions: SessionRegistry) -> str:
+    """The name of a node, which has to be connected."""
+    name = name_of(state, node)
+    if node not in sessions:
+        raise CommandRefused(f"{name} is not connected at the moment; try again when it is back")
+    return name
+
+
+_ENDS_CONTROL_PLANE = frozenset({Fault.KILL_AGENT, Fault.KILL_NODE, Fault.CUT})
+_DEATH_LEASES = 2
+"""Leases for which a node is silent that a drill kills: by then it was counted as lost, which is what is tried."""
+
+
+def _fault(command: FaultCommand, state: State, settings: Settings, sessions: SessionRegistry) -> Plan:
+    fault, rank = command.fault, command.rank if command.fault.is_of_worker else -1
+    if fault.is_of_worker and rank < 0:
+        raise CommandRefused(f"the drill '{fault.value}' needs a rank")
+    node = nodes_with_ranks((rank,), state)[0] if fault.is_of_worker else find_node(command.node, state)
+    name = _connected(node, state, sessions)
+    if fault in _ENDS_CONTROL_PLANE and node in sessions.local_nodes:
+        raise CommandRefused(
+            f"{name} hosts the control plane of this job, which is not there then to see what follows; "
+            "drill another node, or host it elsewhere ('rallyctl serve')"
+        )
+    lasts = _DEATH_LEASES * settings.lease if fault is Fault.KILL_NODE else command.lasts
+    what = f"{fault.value}: {f'rank {rank} on ' if fault.is_of_worker else ''}{name}"
+    text = f"{command.by} drills {what}{f', for {lasts:g} s at most' if lasts else ''}"
+    return Plan(text, request=(node, FaultRequested(command.by, fault, rank, lasts)), kind=EventKind.DRILL)
 
 
 def _resize(command: ResizeCommand, state: State, settings: Settings, sessions: SessionRegistry) -> Plan:
@@ -453,13 +533,31 @@ def _resize(command: ResizeCommand, state: State, settings: Settings, sessions: 
         raise CommandRefused(
             f"{least}:{most} is not a range of nodes; give MIN:MAX with 1 <= MIN <= MAX <= {MAX_NODES}"
         )
+    if least % settings.segment:
+        raise CommandRefused(f"rounds of this job have segments of {settings.segment} nodes; give a multiple as MIN")
+    most -= most % settings.segment
     nodes = known_to(state)
     if not nodes or any(node not in sessions for node in nodes):
         raise CommandRefused("not all nodes of the job have come to this coordinator; try again when they have")
     if (least, most) == (settings.min_nodes, settings.max_nodes):
         raise CommandRefused(f"the job has {least}:{most} nodes already")
-    text = f"{command.by} has resized the job from {settings.min_nodes}:{settings.max_nodes} to {least}:{most} nodes"
-    return Plan(text, Resize(NodeRange(least, most)))
+    short = max(0, least - len(nodes))
+    if short and not command.force:
+        stops = "its next failure would stop it" if state.complete else "its next round would wait"
+        raise CommandRefused(
+            f"the job has {_count(len(nodes))}, so that with {least} at least {stops} until {short} more "
+            f"{'has' if short == 1 else 'have'} joined; start them first, or use --force"
+        )
+    was, now = f"{settings.min_nodes}:{settings.max_nodes}", f"{least}:{most}"
+    then = ", from the next round on" if state.complete else ""
+    needs = f", which needs {_count(short, 'more ')}" if short else ""
+    return Plan(
+        f"{command.by} has resized the job from {was} to {now} nodes{then}{needs}", Resize(NodeRange(least, most))
+    )
+
+
+def _count(number: int, more: str = "") -> str:
+    return f"{number} {more}node{'' if number == 1 else 's'}"
 
 
 def find_node(wanted: str, state: State) -> NodeId:
@@ -479,8 +577,8 @@ def find_node(wanted: str, state: State) -> NodeId:
     raise CommandRefused(f"the job has no node {wanted!r}; it has {have}")
 
 
-def nodes_with_rank(rank: int, state: State) -> list[NodeId]:
-    """The participants of the running round; with a `rank` that is not negative, the one whose worker has it.
+def nodes_with_ranks(ranks: Sequence[int], state: State) -> list[NodeId]:
+    """The participants of the running round; if there are `ranks`, those whose workers have these.
 
     Raises:
         CommandRefused: no round runs, or it has no such rank.
@@ -488,17 +586,22 @@ def nodes_with_rank(rank: int, state: State) -> list[NodeId]:
     if not state.complete:
         raise CommandRefused("no round is running, so there are no workers")
     in_order = sorted(state.participants.items(), key=lambda entry: entry[1].rank)
-    if rank < 0:
+    if not ranks:
         return [node for node, _ in in_order]
-    ends = itertools.accumulate(each.node_info.local_world_size for _, each in in_order)
-    for place, ((node, each), end) in enumerate(zip(in_order, ends, strict=True)):
-        if place != each.rank:
+    known = [each for place, (_, each) in enumerate(in_order) if place == each.rank]
+    ends = list(itertools.accumulate(each.node_info.local_world_size for each in known))
+    found: dict[NodeId, None] = {}
+    for rank in ranks:
+        place = bisect_right(ends, rank)
+        if place < len(ends):
+            found[in_order[place][0]] = None
+        elif len(ends) < len(in_order):
             raise CommandRefused(
                 f"a node with lower ranks has succeeded and left, so it is not known which node has {rank}"
             )
-        if rank < end:
-            return [node]
-    raise CommandRefused(f"the job has no rank {rank}; see 'rallyctl status'")
+        else:
+            raise CommandRefused(f"the job has no rank {rank}; see 'rallyctl status'")
+    return list(found)
 
 
 def _names(state: State, node: NodeId) -> set[str]:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from rallypoint.control.coordinator.notifications import preempted
 from rallypoint.control.membership.mappings import with_entry, without
-from rallypoint.control.membership.rules import end_round, resize, with_consent
+from rallypoint.control.membership.rules import end_round, number_fitting, with_consent, with_size
 from rallypoint.control.membership.state import (
     NodeId,
     NodeInfo,
@@ -90,12 +90,12 @@ def may_have_been(request: ResumeRequest, settings: Settings) -> bool:
     return request.group_world_size <= settings.max_nodes or request.size is not None
 
 
-def with_size(state: State, request: ResumeRequest) -> State:
+def with_size_of(state: State, request: ResumeRequest, settings: Settings) -> State:
     """The state with the number of nodes of a round, if only the nodes know that an operator has changed it."""
     size = request.size
     if size is None or state.size is not None or size.min_nodes > size.max_nodes:
         return state
-    return resize(state, size)
+    return with_size(state, size, settings)
 
 
 def with_later_rounds(state: State, request: ResumeRequest) -> State:
@@ -146,7 +146,7 @@ def without_given_up_join(
         end = RoundEnd(state.round, Reason.LOST, name_of(state, node), detail=_GIVEN_UP_DETAIL)
         return _over_for(state, node, end, settings)
     after = state._replace(participants=without(state.participants, node))
-    if len(after.participants) < settings.min_nodes:
+    if number_fitting(after, settings) < settings.min_nodes:
         after = after._replace(last_call=0)
     if place.previous_rank is None:
         return after._replace(wait_list=with_entry(state.wait_list, node, place.node_info))
@@ -172,7 +172,7 @@ def _adopt_round(state: State, node: NodeId, request: ResumeRequest, settings: S
     held = {(node if rank == request.group_rank else NodeId.placeholder(rank)): rank for rank in ranks}
     forming = {} if state.complete else state.participants
     new_nodes = {each: participant.node_info for each, participant in forming.items()} | dict(state.wait_list)
-    places = max(0, settings.max_nodes - len(held))
+    places = max(0, settings.max_nodes - len(held)) if settings.segment < 2 else 0
     wait_list = {each: new_nodes[each] for each in sorted(new_nodes)[:places]}
     spares = {each: new_nodes[each] for each in sorted(new_nodes)[places:]}
     running = state._replace(

@@ -7,12 +7,13 @@ and prove the secret within a deadline, and each frame is bounded and typed. Of 
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from rallypoint.base.endpoint import LISTEN_BACKLOG, Endpoint, is_loopback
+from rallypoint.base.endpoint import Endpoint, is_loopback
 from rallypoint.base.log import get_logger
 from rallypoint.base.loop import LoopThread, shared_loop
 from rallypoint.control.coordinator.dispatcher import do_nothing
@@ -72,7 +73,6 @@ class ControlServer:
         self._connections: Connections | None = None
         """Set on the loop's thread, when it serves."""
         self._loop = loop or shared_loop()
-        self._servers: list[asyncio.Server] = []
         self._serves = False
         self._arming = False
         self._timer: asyncio.TimerHandle | None = None
@@ -81,7 +81,7 @@ class ControlServer:
         if keys is None and tls is None:
             self._warn_if_open()
         jobs.on_change = self._arm_soon
-        self._loop.call(self._start)
+        self._loop.call(self._serve)
 
     @property
     def connections(self) -> Collection[ControlConnection]:
@@ -117,36 +117,28 @@ class ControlServer:
                 linger + _CLOSE_TIMEOUT,
             )
 
-    def _start(self) -> None:
-        import asyncio
-
-        self._starting = asyncio.ensure_future(self._serve())
-
-    async def _serve(self) -> None:
-        import asyncio
-
+    def _serve(self) -> None:
         from rallypoint.control.coordinator.connection import Connections, Served
 
         served = Served(self.jobs, self._keys, self._tls, self._fallback, self._has_local_nodes)
         self._connections = connections = Connections(served, self._loop)
-        loop = asyncio.get_running_loop()
         for listener in self._listeners:
-            self._servers.append(await loop.create_server(connections.new, sock=listener, backlog=LISTEN_BACKLOG))
+            connections.transports.listen(listener)
         self._serves = True
         self._arm()
 
     async def _close_all(self, linger: float, why: str) -> None:
         import asyncio
 
-        await self._starting
         self._serves = False
-        for server in self._servers:
-            server.close()
         self.jobs.on_change = do_nothing
         if self._timer is not None:
             self._timer.cancel()
         connections = self._connections
         assert connections is not None, "it serves"
+        connections.transports.stop_listening()
+        if self.jobs.collects:  # nodes that end with the job answer a watcher first
+            await self._until_collected(linger)
         for connection in list(connections.open):
             connection.finish(why)
         if connections.open:
@@ -158,8 +150,21 @@ class ControlServer:
             connection.abort()
         await asyncio.sleep(0)  # let the aborted transports report that they are closed
         connections.close()
-        for listener in self._listeners:
-            listener.close()
+
+    async def _until_collected(self, linger: float) -> None:
+        import asyncio
+
+        done = asyncio.Event()
+
+        def check() -> None:
+            if not self.jobs.collects:
+                self._loop.call(done.set)
+
+        self.jobs.on_change = check
+        check()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(done.wait(), linger)
+        self.jobs.on_change = do_nothing
 
     def _arm_soon(self) -> None:
         """Set the timer on the loop's thread; once for all that happens until then."""

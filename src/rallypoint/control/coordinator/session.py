@@ -25,7 +25,7 @@ from rallypoint.control.protocol.handshake import (
     version_error,
 )
 from rallypoint.control.protocol.messages import Heartbeat, JoinRequest, LeaveRequest, Notification, SessionEnded
-from rallypoint.control.protocol.observation import JobList
+from rallypoint.control.protocol.observation import job_list_parts
 
 if TYPE_CHECKING:
     from rallypoint.control.coordinator.dispatcher import Dispatcher
@@ -133,7 +133,7 @@ class ServerSession:
             request = codec.decode_request(payload)
             if isinstance(request, Heartbeat):  # in another encoding than ours
                 return self.heartbeat()
-            if isinstance(request, LeaveRequest | JoinRequest):
+            if isinstance(request, (LeaveRequest, JoinRequest)):
                 self._leaving = isinstance(request, LeaveRequest)
             return None if self._dispatcher.receive(self.number, request) else self.end_reason
         if self.has_answered:
@@ -237,7 +237,8 @@ class ServerSession:
         welcome = Welcome(lease, "" if dispatcher is None else dispatcher.incarnation)
         self._output.send(codec.encode(welcome))
         if dispatcher is None:
-            self._output.send(codec.encode(JobList(self._jobs.summaries())))
+            for part in job_list_parts(self._jobs.listed()):
+                self._output.send(codec.encode(part))
             self.has_answered = True
             return
         trusted = dispatcher.remote_control or self.signers is not None or record.is_own_user

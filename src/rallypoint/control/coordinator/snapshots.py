@@ -20,9 +20,9 @@ from itertools import chain, filterfalse
 from typing import NamedTuple
 
 from rallypoint.control.coordinator.coordinator import Coordinator
-from rallypoint.control.coordinator.notifications import Event, Failure, verdict_sentence
+from rallypoint.control.coordinator.notifications import Event, Failure, JobHistory, verdict_sentence
 from rallypoint.control.membership.endings import missing
-from rallypoint.control.membership.rules import ClockView, assign_worker_ranks, backoff_ends
+from rallypoint.control.membership.rules import ClockView, assign_worker_ranks, backoff_ends, number_fitting
 from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Settings, State, name_of
 from rallypoint.control.protocol.messages import NodeReport
 from rallypoint.control.protocol.observation import (
@@ -42,7 +42,10 @@ from rallypoint.control.protocol.observation import (
     Totals,
     snapshot_parts,
 )
+from rallypoint.failures.cause import Ending
 
+_LONGEST_DETAIL = 200
+"""Characters of a list's sentence on how a job has ended."""
 _LEAST_SHOWN = 8
 """Rows of a large job with which nothing is the matter."""
 _MOST_BEHIND = 100
@@ -62,10 +65,14 @@ class _Report(NamedTuple):
     def aged(self, now: float) -> NodeReport:
         """The report with its ages as they are now."""
         since = now - self.at
-        progress_age = self.said.progress_age
+
+        def aged(age: float) -> float:
+            return age if age < 0 else age + since
+
         return self.said._replace(
-            progress_age=progress_age if progress_age < 0 else progress_age + since,
-            output_ages=tuple(each if each < 0 else each + since for each in self.said.output_ages),
+            progress_age=aged(self.said.progress_age),
+            first_step_age=aged(self.said.first_step_age),
+            output_ages=tuple(map(aged, self.said.output_ages)),
         )
 
 
@@ -98,14 +105,17 @@ class JobView(NamedTuple):
     settings: Settings
     clock: ClockView
     phase_since: float | None
+    age: float
     failures: tuple[Failure, ...]
     events: tuple[Event, ...]
     last_heard: Callable[[], Mapping[NodeId, float]]
     reports: Mapping[NodeId, _Report]
     reports_changes: int
+    drained: Mapping[NodeId, str]
+    """Nodes that were asked to leave, and by whom."""
 
     @classmethod
-    def of(cls, job: Coordinator, reports: Reports, now: float) -> JobView:
+    def of(cls, job: Coordinator, reports: Reports, now: float, drained: Mapping[NodeId, str] = {}) -> JobView:
         """The view of a job at this moment."""
         return cls(
             now,
@@ -114,11 +124,13 @@ class JobView(NamedTuple):
             job.settings,
             job.clock_view(now),
             job.history.phase_since,
+            age_of(job.history, now, job.state),
             tuple(job.history.failures),
             tuple(job.history.events),
             job.sessions.copied(),
             dict(reports.by_node),
             reports.changes,
+            dict(drained),
         )
 
 
@@ -140,6 +152,8 @@ class _Reported(NamedTuple):
     most_step: int
     in_place_of: tuple[str, ...]
     steps: Steps | None
+    command: str
+    log_folder: str
     lagging: tuple[NodeId, ...]
     """The nodes of ranks that are behind by more than a step, the last one first."""
 
@@ -205,7 +219,8 @@ class SnapshotMaker:
         not_shown: int,
     ) -> Snapshot:
         state, settings, now = view.state, view.settings, view.now
-        short = 0 if state.complete else max(0, settings.min_nodes - len(state.participants))
+        said = self._said(view, members)
+        short = 0 if state.complete else max(0, settings.min_nodes - number_fitting(state, settings))
         held = state.restart_delay and not state.complete
         return Snapshot(
             job=settings.run_id,
@@ -219,13 +234,15 @@ class SnapshotMaker:
             expected=() if state.complete else missing(state, settings),
             nodes=tuple(_row(view, heard, each) for each in places),
             not_shown=not_shown,
-            totals=_totals(state, heard, self._said(view, members), members.workers),
+            totals=_totals(state, heard, said, members.workers),
             ended_rounds=state.ledger,
             max_restarts=state.max_restarts,
             backoff=max(0.0, backoff_ends(state, view.clock) - now) if held else 0.0,
-            failures=tuple(_failure(each, now) for each in view.failures),
+            failures=_failures(view.failures, now),
             events=tuple(_event(each, now) for each in view.events),
             detail="" if state.verdict is None else verdict_sentence(state.verdict),
+            ending=_ending(state),
+            age=view.age,
         )
 
 
@@ -244,6 +261,11 @@ class PendingSnapshot:
         return self._parts
 
 
+def _ending(state: State) -> Ending | None:
+    verdict = state.verdict
+    return None if verdict is None or verdict.outcome is Outcome.SUCCEEDED else verdict.ending
+
+
 _PHASE_OF_OUTCOME = {
     Outcome.SUCCEEDED: Phase.SUCCEEDED,
     Outcome.FAILED: Phase.FAILED,
@@ -257,15 +279,30 @@ def phase_of(state: State, settings: Settings) -> Phase:
         return _PHASE_OF_OUTCOME[state.verdict.outcome]
     if state.complete:
         return Phase.RUNNING
-    if len(state.participants) < settings.min_nodes:
+    if number_fitting(state, settings) < settings.min_nodes:
         return Phase.WAITING
     return Phase.HELD_BACK if state.restart_delay else Phase.FORMING
 
 
-def summary_of(state: State, settings: Settings) -> JobSummary:
+def age_of(history: JobHistory, now: float, state: State) -> float:
+    """For how many seconds the job has been known here; of one that has ended, how long it lasted."""
+    if history.began is None or history.phase_since is None:
+        return 0.0
+    return (now if state.verdict is None else history.phase_since) - history.began
+
+
+def summary_of(state: State, settings: Settings, history: JobHistory, now: float) -> JobSummary:
     """One entry of a list of jobs."""
-    nodes = len(state.participants)
-    return JobSummary(settings.run_id, phase_of(state, settings), state.round, nodes, settings.max_nodes)
+    return JobSummary(
+        settings.run_id,
+        phase_of(state, settings),
+        state.round,
+        len(state.participants),
+        settings.max_nodes,
+        phase_for=0.0 if history.phase_since is None else now - history.phase_since,
+        age=age_of(history, now, state),
+        detail="" if state.verdict is None else verdict_sentence(state.verdict)[:_LONGEST_DETAIL],
+    )
 
 
 def _all(state: State, members: _Members) -> Sequence[_Place]:
@@ -290,6 +327,7 @@ def _first(
         heapq.nsmallest(SHOWN_NODES, state.quiet),
         (node for _, node in heapq.nsmallest(SHOWN_NODES, silent)),
         () if state.preempted is None else (state.preempted.node,),
+        view.drained,
         lagging,
         state.wait_list,
         state.redundancy_list,
@@ -335,12 +373,23 @@ def _row(view: JobView, heard: Mapping[NodeId, float], place: _Place) -> NodeVie
         succeeded=runs and node in state.succeeded,
         report=report.aged(view.now) if runs and report is not None and report.said.round == state.round else None,
         quiet=node in state.quiet,
+        drained_by=view.drained.get(node, ""),
+        domain="" if info is None else info.domain,
+        waits_for="" if runs or info is None else _what_it_waits_for(state, info, view.settings),
     )
+
+
+def _what_it_waits_for(state: State, info: NodeInfo, settings: Settings) -> str:
+    if settings.segment < 2:
+        return ""
+    from rallypoint.control.membership.segments import what_a_node_waits_for
+
+    return what_a_node_waits_for(state, info.domain, settings)
 
 
 def _reported(view: JobView, places: Sequence[_Place]) -> _Reported:
     if not view.state.complete:
-        return _Reported(0, -1, -1, (), None, ())
+        return _Reported(0, -1, -1, (), None, "", "", ())
     found = [
         (place, report.said)
         for place in places
@@ -361,12 +410,15 @@ def _reported(view: JobView, places: Sequence[_Place]) -> _Reported:
             if 0 <= step < median
         )
         behind = heapq.nsmallest(_MOST_BEHIND, late, key=lambda each: each[:2])
+    first = next((report for place, report in found if place.group_rank == 0), NodeReport(-1))
     return _Reported(
         len(found),
         min(reached, default=-1),
         max(reached, default=-1),
         tuple(sorted({report.in_place_of for _, report in found if report.in_place_of})),
         _steps(view.state, every, behind),
+        first.command,
+        first.log_folder,
         tuple(place.node for step, _, place in behind if step <= median - _LAGS),
     )
 
@@ -388,6 +440,8 @@ def _totals(state: State, heard: Mapping[NodeId, float], said: _Reported, worker
         most_step=said.most_step,
         in_place_of=said.in_place_of,
         steps=said.steps,
+        command=said.command,
+        log_folder=said.log_folder,
     )
 
 
@@ -397,6 +451,13 @@ def _steps(state: State, every: Sequence[int], behind: Sequence[tuple[int, int, 
     median = every[len(every) // 2]
     named = (Straggler(rank, name_of(state, place.node), step, median - step) for step, rank, place in behind)
     return Steps(median, len(every), bisect_left(every, median), tuple(named))
+
+
+def _failures(failures: Sequence[Failure], now: float) -> tuple[FailureView, ...]:
+    found = [_failure(each, now) for each in failures]
+    if found and (cause := failures[-1][3]) is not None:
+        found[-1] = found[-1]._replace(traceback=cause.traceback)
+    return tuple(found)
 
 
 def _failure(failure: Failure, now: float) -> FailureView:

@@ -80,7 +80,7 @@ def peers_notification(state: State, sessions: SessionRegistry) -> list[StorePee
         return []
     addresses = [each for each in found if not is_loopback(each)]
     if len(addresses) > _MAX_ADDRESSES:
-        doubt = f"its members have {len(addresses)} addresses, more than the {_MAX_ADDRESSES} that a store can be told"
+        doubt = f"its members have {len(addresses)} addresses, more than the {_MAX_ADDRESSES} that a store can be given"
         addresses = []
     starts = range(0, max(1, len(addresses)), _PART)
     return [

@@ -342,8 +342,9 @@ IDLE = 1.1
 """Seconds without a word from a member after which a watch asks for its status: no longer than a lease of 3 s is kept
 silent."""
 _DEFAULT_REMEDY = "see whether most of its members run"
-_PAUSE = 0.1
-"""Seconds between two rounds over all members."""
+_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
+"""Seconds between two rounds over all members: at most the first, doubled until one has answered, up to the second. A
+random part of it, so that the agents of a large job do not all return in the same instant."""
 _PERMISSION_DENIED = 7
 
 
@@ -367,6 +368,7 @@ class Cluster:
         self._opening = asyncio.Lock()
         self._last_troubles: dict[Endpoint, MemberTrouble] = {}
         self._attempt = ATTEMPT
+        self._pause = _PAUSE
         self._closed = False
 
     async def ask(self, method: Method, body: bytes, timeout_s: float) -> bytes:
@@ -410,6 +412,11 @@ class Cluster:
         """A member did what it was asked for then: the next attempt needs as long, or somewhat longer."""
         took = asyncio.get_running_loop().time() - asked_at
         self._attempt = min(max(ATTEMPT, 2 * took), _MAX_ATTEMPT)
+        self._pause = _PAUSE
+
+    async def _rest(self) -> None:
+        pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
+        await asyncio.sleep(random.uniform(pause / 2, pause))
 
     async def _move_on(self, member: Member, trouble: MemberTrouble) -> None:
         """Use another member, where that can help."""
@@ -423,7 +430,8 @@ class Cluster:
     async def leave(self, member: Member, trouble: MemberTrouble) -> None:
         """Use another member from now on, for everything."""
         self._leave(member)
-        await asyncio.sleep(0 if trouble.ends else _PAUSE)  # no busy loop, where each member refuses at once
+        if not trouble.ends:
+            await self._rest()  # no busy loop, where each member refuses at once
 
     async def log_in(self, member: Member) -> None:
         """Fetch a new token for all that goes over `member`; if that fails for now, another member is used next.
@@ -484,7 +492,7 @@ class Cluster:
         if len(refusals) == len(self._order):
             raise EtcdRefused(refusals[0].sentence)
         self._attempt = min(2 * self._attempt, _MAX_ATTEMPT)
-        await asyncio.sleep(_PAUSE)
+        await self._rest()
         return None
 
     def _leave(self, member: Member) -> None:

@@ -1,4 +1,4 @@
-"""What only some jobs need: streaks of failures, hangs, abandoned rendezvous, and their names. Pure; imported late.
+"""What only some jobs need: streaks of failures, hangs, abandoned rendezvous, another size. Pure; imported late.
 
 A round hangs while all its participants are quiet. Each node times its own workers, on its own clock, and reports when
 it becomes quiet and when it is no longer. Laws:
@@ -19,6 +19,7 @@ from rallypoint.control.membership.state import (
     AbandonedRendezvous,
     FailureStreak,
     NodeId,
+    NodeRange,
     Participant,
     Settings,
     State,
@@ -75,13 +76,15 @@ def hang_began(before: State, after: State) -> bool:
     return is_hung(after) and not (after.round == before.round and is_hung(before))
 
 
-def abandoned_rendezvous(state: State, node: NodeId, seconds: float, settings: Settings) -> AbandonedRendezvous:
+def abandoned_rendezvous(
+    state: State, node: NodeId, seconds: float, joined: int, settings: Settings
+) -> AbandonedRendezvous:
     """The state of the rendezvous that `node` has given up after this many seconds."""
     return AbandonedRendezvous(
         state.abandoned.number + 1,
         name_of(state, node),
         seconds,
-        len(state.participants),
+        joined,
         hosts_of(state.participants),
         missing(state, settings),
     )
@@ -122,8 +125,42 @@ def _block_of(node: NodeId, participant: Participant) -> int:
 def drain_detail(state: State, name: str) -> str:
     """Why the round is drained, with the consent of the node of this name."""
     if state.preempted is not None:
-        return f"{name_of(state, state.preempted.node)} will be taken away"
+        return f"{name_of(state, state.preempted.node)} {state.preempted.why or 'will be taken away'}"
     if not state.wait_list:
         return f"{name} asks for another"
     who = join_names(names_of(state, state.wait_list))
     return f"the new node {who} is taken in" if len(state.wait_list) == 1 else f"the new nodes {who} are taken in"
+
+
+def resized(state: State, size: NodeRange, number: int, *, has_segments: bool) -> State:
+    """The state after an operator has given rounds this number of nodes, where `number` could be in one now.
+
+    A node without a place any more waits as a spare, with segments from the next round on; a forming round that now has
+    enough nodes begins its last call.
+    """
+    least, most = size
+    after = state._replace(size=size)
+    if not has_segments:
+        after = _without_excess(after, most)
+    if after.complete or (after.last_call and least <= number):
+        return after
+    if number < least:
+        return after._replace(last_call=0)
+    return after._replace(last_call=after.last_calls + 1, last_calls=after.last_calls + 1)
+
+
+def _without_excess(state: State, most: int) -> State:
+    """At most this many nodes keep their places in the forming round, or in the next one; the others become spares."""
+    # Nodes with a place in the previous round take precedence.
+    in_order = sorted(state.participants, key=lambda node: state.participants[node].previous_rank is None)
+    out = () if state.complete else in_order[most:]
+    room = most - len(state.participants) + len(out) - len(state.survivors)
+    wait = list(state.wait_list)[max(0, room) :]
+    if not out and not wait:
+        return state
+    spares = {each: state.participants[each].node_info for each in out} | {each: state.wait_list[each] for each in wait}
+    return state._replace(
+        participants={node: each for node, each in state.participants.items() if node not in spares},
+        wait_list={node: each for node, each in state.wait_list.items() if node not in spares},
+        redundancy_list={**state.redundancy_list, **spares},
+    )

@@ -20,6 +20,8 @@ Laws:
 7. Once the whole job is preempted its round ends only with it: when all its nodes have consented, failed or succeeded.
 8. A round has at most one counted failure: a node that reports another for the same round finds it over.
 9. No time here was measured on another host's clock: a `ClockView` is one observer's own.
+10. With segments only the nodes of whole segments count in laws 4 and 6, more than max nodes may join a round that
+    forms, and `segments` says who is in it: law 3 holds there as far as whole segments let it.
 """
 
 from __future__ import annotations
@@ -129,16 +131,41 @@ def ready(state: State, view: ClockView, settings: Settings) -> bool:
 
 def settled(state: State, settings: Settings) -> bool:
     """Whether the forming round waits only for the moment of `starts_at`."""
-    count = len(state.participants)
-    if state.complete or not settings.min_nodes <= count:
+    if state.complete or not _are_enough(state, settings):
         return False
-    return count == settings.max_nodes or last_call_decides(state) or not (state.survivors or state.wait_list)
+    return _is_full(state, settings) or last_call_decides(state) or not (_awaited(state, settings) or state.wait_list)
+
+
+def number_fitting(state: State, settings: Settings) -> int:
+    """How many nodes the forming round would have now: all that have joined, or those of whole segments."""
+    if settings.segment < 2:
+        return len(state.participants)
+    from rallypoint.control.membership.segments import nodes_in_segments
+
+    return nodes_in_segments(state.participants, settings)
+
+
+def _is_full(state: State, settings: Settings) -> bool:
+    """Whether the forming round needs no further node. With segments it is known only then who is in it."""
+    if len(state.participants) < settings.max_nodes or number_fitting(state, settings) != settings.max_nodes:
+        return False
+    return not (settings.segment > 1 and _awaited(state, settings))
+
+
+def _are_enough(state: State, settings: Settings) -> bool:
+    least = settings.min_nodes
+    return len(state.participants) >= least and number_fitting(state, settings) >= least
+
+
+def _awaited(state: State, settings: Settings) -> Mapping[NodeId, object]:
+    """The nodes that the forming round waits for: survivors, and with segments the spares, which all ask again."""
+    return state.survivors or (state.redundancy_list if settings.segment > 1 else {})
 
 
 def starts_at(state: State, view: ClockView, settings: Settings) -> float:
     """When a round that is `settled` will be complete, on the clock of the view."""
     moment = backoff_ends(state, view) if state.restart_delay else -math.inf
-    if len(state.participants) == settings.max_nodes or not last_call_decides(state):
+    if _is_full(state, settings) or not last_call_decides(state):
         return moment
     return math.inf if view.last_call_at is None else max(moment, view.last_call_at + settings.last_call_timeout)
 
@@ -160,16 +187,24 @@ def _was_there(_node: NodeId, participant: Participant) -> bool:
     return participant.previous_rank is not None
 
 
-def has_place(state: State, node: NodeId, settings: Settings) -> bool:
+def has_place(state: State, node: NodeId, domain: str, settings: Settings) -> bool:
     """Whether the node holds a place of this or the next round, or one is left for it (law 3)."""
     if node in state.participants or node in state.wait_list or node in state.survivors:
         return True
+    if settings.segment > 1:
+        from rallypoint.control.membership.segments import completes_segment
+
+        return not state.complete or completes_segment(state, node, domain, settings)
     return len(state.participants) + len(state.wait_list) + len(state.survivors) < settings.max_nodes
 
 
 def needs_all(state: State, settings: Settings) -> bool:
     """Whether the forming round needs every node that has joined or is expected."""
-    return not state.complete and number_known_to(state) <= settings.min_nodes
+    if state.complete or number_known_to(state) <= settings.min_nodes:
+        return not state.complete
+    if settings.segment < 2 or _awaited(state, settings):
+        return False
+    return number_fitting(state, settings) < settings.min_nodes
 
 
 def _join(operation: Join, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
@@ -177,7 +212,7 @@ def _join(operation: Join, state: State, node: NodeId, view: ClockView, settings
     if state.closed:
         return Refusal.SPARE_NOT_NEEDED if spare else Refusal.CLOSED
     if spare:
-        if has_place(state, node, settings):
+        if has_place(state, node, state.redundancy_list[node].domain, settings):
             return state._replace(redundancy_list=without(state.redundancy_list, node))
         return _heartbeat_or_wait(state, view, settings)
     if state.complete and node in state.participants:
@@ -211,7 +246,7 @@ def _wait_for_next(operation: Join, state: State, node: NodeId, view: ClockView,
     if node in state.wait_list:
         return _heartbeat_or_wait(state, view, settings)
     # torch lets any number of nodes onto the wait list while one place is free, and drops those that get none.
-    if not has_place(state, node, settings):
+    if not has_place(state, node, operation.node_info.domain, settings):
         return _add_spare(state, node, operation.node_info)
     return state._replace(
         wait_list=with_entry(state.wait_list, node, operation.node_info),
@@ -224,7 +259,8 @@ def _join_forming_round(operation: Join, state: State, node: NodeId, view: Clock
         return _complete(state, settings) if ready(state, view, settings) else _heartbeat_or_wait(state, view, settings)
     # While the places of survivors are kept for them, one more new node is a spare even though the round still forms.
     # There may be more survivors than places, after an operator has reduced the job.
-    if len(state.participants) < settings.max_nodes and has_place(state, node, settings):
+    more = settings.segment > 1 or len(state.participants) < settings.max_nodes
+    if more and has_place(state, node, operation.node_info.domain, settings):
         return _add_participant(state, node, operation.node_info, settings)
     return _add_spare(state, node, operation.node_info)
 
@@ -249,6 +285,7 @@ def _heartbeat_due(view: ClockView, settings: Settings) -> bool:
 
 def _add_participant(state: State, node: NodeId, node_info: NodeInfo, settings: Settings) -> State:
     entered = Participant(node_info, previous_rank=state.survivors.get(node))
+    is_replacement = entered.previous_rank is None and settings.segment < 2  # with segments that is not known yet
     if state.is_initial:
         state = state._replace(removed=(), max_restarts=-1, programs={})
     participants = with_entry(state.participants, node, entered)
@@ -256,14 +293,19 @@ def _add_participant(state: State, node: NodeId, node_info: NodeInfo, settings: 
         participants=participants,
         wait_list=without(state.wait_list, node),
         survivors=without(state.survivors, node),
-        removed=_without_replaced(state.removed, node) if entered.previous_rank is None else state.removed,
+        removed=_without_replaced(state.removed, node) if is_replacement else state.removed,
         max_restarts=node_info.max_restarts if state.max_restarts < 0 else state.max_restarts,
         programs=_with_program(state.programs, node_info),
     )
-    if len(participants) == settings.min_nodes:
-        after = after._replace(last_call=state.last_calls + 1, last_calls=state.last_calls + 1)
-    full = len(participants) == settings.max_nodes
-    return _complete(after, settings) if full and not state.restart_delay else after
+    after = _with_last_call(state, after, settings)
+    return _complete(after, settings) if _is_full(after, settings) and not state.restart_delay else after
+
+
+def _with_last_call(before: State, after: State, settings: Settings) -> State:
+    """The state with a last call, if there are enough nodes only now."""
+    if _are_enough(after, settings) and not _are_enough(before, settings):
+        return after._replace(last_call=before.last_calls + 1, last_calls=before.last_calls + 1)
+    return after
 
 
 def _rejoin(operation: Rejoin, state: State, _node: NodeId, view: ClockView, settings: Settings) -> Step:
@@ -271,10 +313,7 @@ def _rejoin(operation: Rejoin, state: State, _node: NodeId, view: ClockView, set
     if not state.survivors:
         return _complete(state, settings) if ready(state, view, settings) else Stop.WAIT
     back = {node: Participant(info, previous_rank=state.survivors[node]) for node, info in operation.node_infos.items()}
-    after = state._replace(participants={**state.participants, **back}, survivors={})
-    if len(state.participants) < settings.min_nodes <= len(after.participants):
-        after = after._replace(last_call=state.last_calls + 1, last_calls=state.last_calls + 1)
-    return after
+    return _with_last_call(state, state._replace(participants={**state.participants, **back}, survivors={}), settings)
 
 
 def _without_replaced(gone: tuple[RemovedNode, ...], node: NodeId) -> tuple[RemovedNode, ...]:
@@ -298,9 +337,15 @@ def _add_spare(state: State, node: NodeId, node_info: NodeInfo) -> State:
 
 def _complete(state: State, settings: Settings) -> State:
     nodes, entries = sorted(state.participants), state.participants.items()
-    previous = {node: each.previous_rank for node, each in entries if each.previous_rank is not None}
-    hints = {node: hint for node, each in entries if (hint := each.node_info.rank_hint) is not None}
-    ranks = assign_group_ranks(nodes, None if settings.fixed_ranks else previous, hints)
+    if settings.segment > 1:
+        from rallypoint.control.membership.segments import ranks_and_spares
+
+        ranks, spares = ranks_and_spares(state, nodes, settings)
+        nodes, state = [node for node in nodes if node in ranks], state._replace(redundancy_list=spares)
+    else:
+        previous = {node: each.previous_rank for node, each in entries if each.previous_rank is not None}
+        hints = {node: hint for node, each in entries if (hint := each.node_info.rank_hint) is not None}
+        ranks = assign_group_ranks(nodes, None if settings.fixed_ranks else previous, hints)
     return state._replace(
         complete=True,
         restarts=state.ledger.failures,
@@ -324,7 +369,7 @@ def _abandon(state: State, node: NodeId, seconds: float, settings: Settings) -> 
         heartbeats={},
         last_call=0,
         restart_delay=0.0,
-        abandoned=abandoned_rendezvous(state, node, seconds, settings),
+        abandoned=abandoned_rendezvous(state, node, seconds, number_fitting(state, settings), settings),
     )
 
 
@@ -344,13 +389,25 @@ def _removed(state: State, node: NodeId, reason: Reason, detail: str, settings: 
         return _without_participant(state, node, reason, detail, settings)
     if node in state.wait_list:
         after = state._replace(wait_list=without(state.wait_list, node))
-        # The drain that the others were asked to agree to is no longer wanted.
-        return after if after.wait_list or after.preempted else after._replace(consents=frozenset())
+        return _without_needless_waits(state, after, (), settings)
     if node in state.redundancy_list:
-        return state._replace(redundancy_list=without(state.redundancy_list, node))
+        after = state._replace(redundancy_list=without(state.redundancy_list, node))
+        return _without_needless_waits(state, after, (node,), settings)
     if node in state.survivors:
         return state._replace(survivors=without(state.survivors, node), removed=_with_removed(state, node, reason))
     return None
+
+
+def _without_needless_waits(before: State, after: State, gone: Sequence[NodeId], settings: Settings) -> State:
+    """The state after nodes that waited are gone."""
+    if settings.segment > 1:
+        from rallypoint.control.membership.segments import without_partial_segments
+
+        after = without_partial_segments(before, after, gone, settings.segment)
+    if before.wait_list and not after.wait_list and not after.preempted:
+        # The drain that the others were asked to agree to is no longer wanted.
+        return after._replace(consents=frozenset())
+    return after
 
 
 def _without_participant(state: State, node: NodeId, reason: Reason, detail: str, settings: Settings) -> State:
@@ -363,7 +420,7 @@ def _without_participant(state: State, node: NodeId, reason: Reason, detail: str
     if state.complete and state.is_preempted:
         return _end_job_if_all_done(after._replace(consents=with_member(after.consents, node)))
     if not state.complete:
-        return after._replace(last_call=0) if len(after.participants) < settings.min_nodes else after
+        return after._replace(last_call=0) if number_fitting(after, settings) < settings.min_nodes else after
     return end_round(after, _round_end(after, reason, name_of(state, node), settings, detail=detail))
 
 
@@ -391,8 +448,7 @@ def without_nodes(state: State, nodes: Sequence[NodeId], reason: Reason, setting
         heartbeats=without_all(state.heartbeats, gone),
         removed=(*state.removed, *removed)[:_MAX_REMOVED],
     )
-    if state.wait_list and not after.wait_list and not after.preempted:
-        after = after._replace(consents=frozenset())
+    after = _without_needless_waits(state, after, nodes, settings)
     if state.closed or len(after.participants) == len(state.participants):
         return after
     if state.complete:
@@ -400,7 +456,7 @@ def without_nodes(state: State, nodes: Sequence[NodeId], reason: Reason, setting
         for each in nodes:
             consents = with_member(consents, each) if each in state.participants else consents
         return _end_job_if_all_done(after._replace(consents=consents))
-    return after._replace(last_call=0) if len(after.participants) < settings.min_nodes else after
+    return after._replace(last_call=0) if number_fitting(after, settings) < settings.min_nodes else after
 
 
 # The end of rounds and of the job
@@ -481,7 +537,7 @@ def with_consent(state: State, node: NodeId, settings: Settings) -> State:
 def _preempt(operation: Preempt, state: State, node: NodeId, _view: ClockView, _settings: Settings) -> Step:
     if state.closed or state.is_preempted or not state.runs(node, operation.round) or state.succeeded:
         return Stop.DONE
-    said = Preemption(node, operation.seconds)
+    said = Preemption(node, operation.seconds, why=operation.why)
     return Stop.DONE if state.preempted == said else state._replace(preempted=said)
 
 
@@ -600,39 +656,16 @@ def _keep_alive(operation: KeepLeaseAlive, state: State, _node: NodeId, view: Cl
     return Refusal.TIMEOUT if view.now >= operation.deadline else state
 
 
-def _resize(operation: Resize, state: State, _node: NodeId, _view: ClockView, _settings: Settings) -> Step:
-    return Stop.DONE if state.size == operation.size else resize(state, operation.size)
+def _resize(operation: Resize, state: State, _node: NodeId, _view: ClockView, settings: Settings) -> Step:
+    return Stop.DONE if state.size == operation.size else with_size(state, operation.size, settings)
 
 
-def resize(state: State, size: NodeRange) -> State:
-    """The state after an operator has given rounds this number of nodes.
+def with_size(state: State, size: NodeRange, settings: Settings) -> State:
+    """The state after an operator has given rounds this number of nodes."""
+    from rallypoint.control.membership.endings import resized
 
-    A node without a place any more waits as a spare; a forming round that now has enough nodes begins its last call.
-    """
-    least, most = size
-    after = _without_excess(state._replace(size=size), most)
-    if after.complete or (after.last_call and least <= len(after.participants)):
-        return after
-    if len(after.participants) < least:
-        return after._replace(last_call=0)
-    return after._replace(last_call=after.last_calls + 1, last_calls=after.last_calls + 1)
-
-
-def _without_excess(state: State, most: int) -> State:
-    """At most this many nodes keep their places in the forming round, or in the next one; the others become spares."""
-    # Nodes with a place in the previous round take precedence.
-    in_order = sorted(state.participants, key=lambda node: state.participants[node].previous_rank is None)
-    out = () if state.complete else in_order[most:]
-    room = most - len(state.participants) + len(out) - len(state.survivors)
-    wait = list(state.wait_list)[max(0, room) :]
-    if not out and not wait:
-        return state
-    spares = {each: state.participants[each].node_info for each in out} | {each: state.wait_list[each] for each in wait}
-    return state._replace(
-        participants={node: each for node, each in state.participants.items() if node not in spares},
-        wait_list={node: each for node, each in state.wait_list.items() if node not in spares},
-        redundancy_list={**state.redundancy_list, **spares},
-    )
+    number = number_fitting(state, settings._replace(**size._asdict()))
+    return resized(state, size, number, has_segments=settings.segment > 1)
 
 
 _RULES: dict[type, Callable[[Any, State, NodeId, ClockView, Settings], Step]] = {

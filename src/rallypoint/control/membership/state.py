@@ -48,7 +48,8 @@ class NodeInfo(NamedTuple):
     `address` and `store_port` say where the worker store of this node listens, if it becomes group rank 0; `rank_hint`
     is the group rank that it requests. `max_restarts` and `program` are what it was started with, -1 and empty if not
     given: the values of the first node become the job's, and others are warned if theirs differ. `restarts_workers`
-    says that not all workers that this node had in the previous round can go on in their processes.
+    says that not all workers that this node had in the previous round can go on in their processes. `domain` names the
+    machines whose GPUs are well connected with those of this one, empty if that is not known (`segments`).
     """
 
     role: str
@@ -59,6 +60,7 @@ class NodeInfo(NamedTuple):
     max_restarts: int = -1
     program: str = ""
     restarts_workers: bool = False
+    domain: str = ""
 
 
 class NodeRanks(NamedTuple):
@@ -189,7 +191,9 @@ class JobProgress(NamedTuple):
 
 
 class Preemption(NamedTuple):
-    """A node that will be taken away in `seconds`; with `whole_job` all will be: `who` was told so, as `why` says."""
+    """A node that will be taken away in `seconds`, as `why` says if that is known; with `whole_job` all will be: `who`
+    was told so.
+    """
 
     node: NodeId
     seconds: float
@@ -377,6 +381,8 @@ class Settings(NamedTuple):
     """How many times in a row the same first failure may end a round without progress; 0 for any number."""
     remote_control: bool = False
     """Whether a coordinator among the nodes accepts commands from other machines if there is no secret."""
+    segment: int = 1
+    """The number of nodes of one domain that have adjacent group ranks; divides `min_nodes` and `max_nodes`."""
 
 
 # The operations that a node can request, and how they end.
@@ -440,10 +446,14 @@ class Drain(NamedTuple):
 
 
 class Preempt(NamedTuple):
-    """This node will be taken away `seconds` from now, and takes no part in a round after `round`."""
+    """This node will be taken away `seconds` from now, and takes no part in a round after `round`.
+
+    `why`, if known: "is drained by ann@login".
+    """
 
     round: int
     seconds: float
+    why: str = ""
 
 
 class PreemptJob(NamedTuple):

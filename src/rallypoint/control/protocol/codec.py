@@ -152,6 +152,8 @@ _TYPES: tuple[type, ...] = (
     messages.Confirmed,
     messages.Taken,
     messages.NextStore,
+    messages.FaultRequested,
+    observation.FaultCommand,
 )
 _TAG = {kind: tag for tag, kind in enumerate(_TYPES)}
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
@@ -226,7 +228,7 @@ def version_of(data: bytes) -> int:
 # The state of a job, for shared backends and the journal: versioned and bounded besides.
 
 
-_VERSION = b"rallypoint-state-13:"
+_VERSION = b"rallypoint-state-14:"
 MAX_STATE = 64 * 1024 * 1024
 """Bytes that an encoded state may have: a kilobyte for each node of the largest job."""
 _MAX_NAME = 255
@@ -274,7 +276,7 @@ def decode_state(data: bytes) -> State:
     if not data.startswith(_VERSION):
         raise RendezvousStateError(
             f"the shared rendezvous state starts with {data[:24]!r}, which this version of Rallypoint did not write; "
-            "use the same version on all nodes, and a place and --rdzv-id of its own for each job"
+            "use the same version on all nodes, and for each job its own place and --rdzv-id"
         )
     if len(data) > MAX_STATE:
         raise RendezvousStateError(f"the shared rendezvous state has {len(data)} bytes, more than it may have")

@@ -49,7 +49,7 @@ class SignatureError(FrameError):
 _ERRORS: dict[Refusal, tuple[type[RallypointError], str]] = {
     Refusal.CLOSED: (
         RendezvousClosedError,
-        "the job has ended, no node can join it any more: {detail}; give a new job an --rdzv-id of its own",
+        "the job has ended, no node can join it any more: {detail}; give a new job its own --rdzv-id",
     ),
     Refusal.TIMEOUT: (
         RendezvousTimeoutError,
@@ -58,7 +58,7 @@ _ERRORS: dict[Refusal, tuple[type[RallypointError], str]] = {
     ),
     Refusal.RANK_TAKEN: (
         RendezvousClosedError,
-        "another node has joined with this node's rank ({detail}); give each node a --node-rank of its own",
+        "another node has joined with this node's rank ({detail}); give each node its own --node-rank",
     ),
     Refusal.SPARE_NOT_NEEDED: (RendezvousGracefulExitError, "the job has ended without needing this spare ({detail})"),
 }

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Keys: TypeAlias = Callable[[str], tuple[bytes, ...]]
 """The keys that are accepted from nodes of a job, by its id."""
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 """Raised with every change of a message. Two things never change, so that versions can tell each other apart: a `Hello`
 begins with the version, and a `HandshakeRefused` is one sentence."""
 
@@ -130,7 +130,7 @@ class ServerHandshake:
         if self.job is not None and names_job and hello.job != self.job:
             return (
                 f"this control plane belongs to job {self.job!r}, not to {hello.job!r}; "
-                "give all nodes of a job the same --rdzv-id, and each job an endpoint of its own"
+                "give all nodes of a job the same --rdzv-id, and each job its own endpoint"
             )
         if self.keys is not None and not hello.has_secret:
             return "this job has a secret; set RALLYPOINT_SECRET on this node as on the others"

@@ -49,6 +49,18 @@ class NodeReport(NamedTuple):
     """The last step of each worker, -1 if it has reported none; empty if none has, or there are very many."""
     in_place_of: str = ""
     """What was started on that node, if that was torch's own launcher (`rallyctl shim`)."""
+    standby: tuple[int, ...] = ()
+    """The pids of its standby workers, of which `standby_ready` wait for a place in a round."""
+    standby_ready: int = 0
+    log_folder: str = ""
+    """The folder of this node's logs; empty if it has none."""
+    command: str = ""
+    """The command that has started the agent, secrets masked; from the node of group rank 0 only."""
+    first_step: int = -1
+    """The first step that a worker has reported in this round, and how long ago: -1 if that is not known."""
+    first_step_age: float = -1.0
+    step_before: int = -1
+    """The last step that workers of this node had reported in an earlier round, -1 for none."""
 
 
 class CollectKind(StrEnum):
@@ -58,14 +70,23 @@ class CollectKind(StrEnum):
     BUNDLE = "bundle"
     HANG = "hang"
     """The evidence of a hang, of all workers."""
+    LOGS = "logs"
+    """What workers have written."""
 
 
 class CollectRequested(NamedTuple):
-    """Collect something from a node's workers, or from that of a global `rank`; answered by `CollectedPart`s."""
+    """Collect something from a node's workers, or from those of the global `ranks`; answered by `CollectedPart`s.
+
+    Of logs the last `lines` of each output, of `most` bytes in all. Whoever follows them has drawn a `cursor`, not 0,
+    and is answered when there is more for it, or after a while.
+    """
 
     number: int
     kind: CollectKind
-    rank: int = -1
+    ranks: tuple[int, ...] = ()
+    lines: int = 0
+    cursor: int = 0
+    most: int = 0
 
 
 class CollectedPart(NamedTuple):
@@ -90,6 +111,35 @@ class DrainRequested(NamedTuple):
     """An operator asks this node to leave, after its workers were notified."""
 
     by: str
+
+
+class Fault(StrEnum):
+    """What a drill does to a job (`rallyctl drill`)."""
+
+    KILL_WORKER = "kill worker"
+    KILL_AGENT = "kill agent"
+    KILL_NODE = "kill node"
+    """A machine that is lost without a word: agent and workers stop, and are killed when they were counted as lost."""
+    PAUSE_WORKER = "pause worker"
+    PAUSE_NODE = "pause node"
+    HANG = "hang"
+    """A worker is stopped until the hang is reported."""
+    CUT = "cut"
+    """Nothing passes between a node and the control plane."""
+
+    @property
+    def is_of_worker(self) -> bool:
+        """Whether it befalls the worker of one rank; otherwise a node."""
+        return self in {Fault.KILL_WORKER, Fault.PAUSE_WORKER, Fault.HANG}
+
+
+class FaultRequested(NamedTuple):
+    """A drill: the node does this to itself, or to its worker of a global `rank`, at most for `lasts` seconds."""
+
+    by: str
+    fault: Fault
+    rank: int
+    lasts: float
 
 
 class OperatorAction(NamedTuple):
@@ -159,9 +209,12 @@ class NextStore(NamedTuple):
 
 
 class LeaveRequest(NamedTuple):
-    """Take no part any more. With `wants_reply` it is answered by `LeaveReply`, each time it is sent."""
+    """Take no part any more. With `wants_reply` it is answered by `LeaveReply`, each time it is sent. `why` is for the
+    others: "drained by ann@login", empty for a signal.
+    """
 
     wants_reply: bool = False
+    why: str = ""
 
 
 class Heartbeat(NamedTuple):
@@ -281,7 +334,7 @@ class NodesWaiting(NamedTuple):
 
 
 class Preempted(NamedTuple):
-    """`node` will be taken away in `seconds`: `round` should end in order before that.
+    """`node` will be taken away in `seconds`, as `why` says if that is known: `round` should end in order before that.
 
     With `whole_job` the job then ends, because `node` was told so in the way that `why` says.
     """
@@ -364,6 +417,8 @@ class Progress(NamedTuple):
     """For how many seconds that node has waited."""
     reports: bool = False
     """Whether this node is the one of the waiting nodes that logs it."""
+    segment: int = 1
+    """How many nodes of one domain are a segment; above 1, `joined` are those of whole ones."""
 
 
 class JoinRefused(NamedTuple):
@@ -450,6 +505,7 @@ Notification = (
     | ReportRequested
     | CollectRequested
     | DrainRequested
+    | FaultRequested
     | OperatorAction
     | HangNotification
     | LinkDown

@@ -10,14 +10,16 @@ A watcher is a session that is never a node: it is sent the state of the job, an
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
 import msgspec
 
 from rallypoint.control.membership.state import Ledger
-from rallypoint.control.protocol.messages import MAX_PART, CollectedPart, CollectKind, NodeReport, Taken
+from rallypoint.control.protocol.messages import MAX_PART, CollectedPart, CollectKind, Fault, NodeReport, Taken
 from rallypoint.control.protocol.validation import validated
+from rallypoint.failures.cause import Ending
 
 MAX_SNAPSHOT = 64 * 1024 * 1024
 """Bytes that a snapshot may have in all."""
@@ -25,6 +27,10 @@ SHOWN_NODES = 100
 """Nodes of a job up to which a snapshot has a row for each."""
 PAGE_NODES = 1000
 """Rows in a snapshot that is one part of all of them (`WatchRequest.first`)."""
+
+
+_JOBS_IN_PART = 100
+"""Running and ended jobs in one message of a list."""
 
 
 # The state of a job
@@ -60,7 +66,9 @@ class NodeView(NamedTuple):
 
     `silent_for` is how many seconds ago it was last heard, -1 if that is not counted: it shares the coordinator's
     process, or has no session (`connected`). Its workers have the global ranks from `first_rank` on, -1 with no round.
-    `quiet`: they have given no sign of life for a long time (`--hang-timeout`).
+    `quiet`: they have given no sign of life for a long time (`--hang-timeout`). `drained_by` is the operator that has
+    asked the node to leave, which it has not yet done; empty if none has. `domain` as in `NodeInfo`; `waits_for` is
+    what a node outside the round lacks to be in one, if ranks come in segments.
     """
 
     name: str
@@ -77,6 +85,9 @@ class NodeView(NamedTuple):
     succeeded: bool = False
     report: NodeReport | None = None
     quiet: bool = False
+    drained_by: str = ""
+    domain: str = ""
+    waits_for: str = ""
 
 
 class Straggler(NamedTuple):
@@ -123,6 +134,10 @@ class Totals(NamedTuple):
     """What was started on nodes, where that was torch's own launcher."""
     steps: Steps | None = None
     """None where fewer than two ranks report theirs."""
+    command: str = ""
+    """The command that has started the agent of group rank 0; empty if it is not known."""
+    log_folder: str = ""
+    """The folder of the logs on that node."""
 
     @property
     def in_round(self) -> int:
@@ -131,7 +146,7 @@ class Totals(NamedTuple):
 
 
 class FailureView(NamedTuple):
-    """A failure of the job: of a worker, or of a node (`rank` -1)."""
+    """A failure of the job: of a worker, or of a node (`rank` -1). Only the last one has its `traceback`."""
 
     seconds_ago: float
     round: int
@@ -142,6 +157,7 @@ class FailureView(NamedTuple):
     pid: int
     exitcode: int
     message: str
+    traceback: str = ""
 
 
 class EventKind(StrEnum):
@@ -155,6 +171,7 @@ class EventKind(StrEnum):
     JOB_PREEMPTED = "job preempted"
     HANG_FOUND = "hang found"
     COMMAND = "command"
+    DRILL = "drill"
     JOB_ENDED = "job ended"
 
 
@@ -174,7 +191,7 @@ class Snapshot(NamedTuple):
 
     `phase_for` is for how many seconds the phase has lasted, `missing` how many nodes have to join until there are
     `min_nodes`, `expected` a few names of those, `backoff` the seconds for which the next round is still held back.
-    `max_restarts` is -1 if it was not given.
+    `max_restarts` is -1 if it was not given. `age` is for how many seconds the job has run, as far as its nodes know.
     """
 
     job: str
@@ -200,16 +217,25 @@ class Snapshot(NamedTuple):
     """The last ones, oldest first."""
     detail: str = ""
     """How the job has ended, in a sentence; empty before."""
+    ending: Ending | None = None
+    """The kind of this end; None before, and for a success."""
+    age: float = 0.0
+    """For how many seconds the coordinator has known the job; of one that has ended, how long it lasted."""
+    endpoint: str = ""
+    """Where the coordinator was reached; made on the watcher's own side, never sent."""
 
 
 class JobSummary(NamedTuple):
-    """One job of a control plane that serves many."""
+    """One job of a control plane that serves many; `phase_for`, `age` and `detail` are those of `Snapshot`."""
 
     job: str
     phase: Phase
     round: int
     nodes: int
     max_nodes: int
+    phase_for: float = 0.0
+    age: float = 0.0
+    detail: str = ""
 
 
 # Messages of a watcher
@@ -249,23 +275,38 @@ class StopCommand(NamedTuple):
 
 
 class ResizeCommand(NamedTuple):
-    """Change the minimal and maximal number of nodes of future rounds."""
+    """Change the minimal and maximal number of nodes of future rounds; with `force`, also to more than there are."""
 
     by: str
     min_nodes: int
     max_nodes: int
+    force: bool = False
+
+
+class FaultCommand(NamedTuple):
+    """Do `fault` on purpose to the worker of a global `rank`, or to a `node` (see `DrainCommand`), for `lasts` seconds
+    where it ends by itself.
+    """
+
+    by: str
+    fault: Fault
+    rank: int = -1
+    node: str = ""
+    lasts: float = 0.0
 
 
 class CollectCommand(NamedTuple):
-    """Collect something from all nodes, or from the worker of one global `rank`. Answered by `CollectedPart`s of each
-    node, then by a `CommandReply`."""
+    """Collect something from all nodes, or from the workers of some global `ranks`. Answered by `CollectedPart`s of
+    each node, then by a `CommandReply`: if logs are followed, when the job has ended. See `CollectRequested`."""
 
     by: str
     kind: CollectKind
-    rank: int = -1
+    ranks: tuple[int, ...] = ()
+    lines: int = 0
+    cursor: int = 0
 
 
-Command = RestartCommand | DrainCommand | StopCommand | ResizeCommand | CollectCommand
+Command = RestartCommand | DrainCommand | StopCommand | ResizeCommand | CollectCommand | FaultCommand
 WatcherRequest = WatchRequest | Taken | Command
 
 
@@ -280,9 +321,13 @@ class SnapshotPart(NamedTuple):
 
 
 class JobList(NamedTuple):
-    """The jobs of a control plane that serves many."""
+    """The jobs of a control plane that serves many, and those that have ended there, the newest first. A message has a
+    part of them; a watcher's session puts them together.
+    """
 
     jobs: tuple[JobSummary, ...]
+    ended: tuple[JobSummary, ...] = ()
+    is_last: bool = True
 
 
 class CommandReply(NamedTuple):
@@ -304,6 +349,13 @@ def snapshot_parts(snapshot: Snapshot) -> tuple[SnapshotPart, ...]:
     data = _encode(snapshot)
     cuts = range(0, len(data), MAX_PART)
     return tuple(SnapshotPart(data[at : at + MAX_PART], at + MAX_PART >= len(data)) for at in cuts)
+
+
+def job_list_parts(jobs: JobList) -> Iterator[JobList]:
+    """The messages that carry a list of jobs."""
+    for at in range(0, max(len(jobs.jobs), len(jobs.ended), 1), _JOBS_IN_PART):
+        end = at + _JOBS_IN_PART
+        yield JobList(jobs.jobs[at:end], jobs.ended[at:end], end >= max(len(jobs.jobs), len(jobs.ended)))
 
 
 def decode_snapshot(data: bytes) -> Snapshot:

@@ -46,6 +46,7 @@ _NUMBERS: Mapping[str, NumberRange] = {
     "control_rank": NumberRange(-1, MAX_NODES - 1),
     "group_world_size": NumberRange(0, MAX_NODES),
     "max_restarts": NumberRange(-1, 2**31),
+    "segment": NumberRange(1, MAX_NODES),
     "min_nodes": NumberRange(1, MAX_NODES),
     "max_nodes": NumberRange(1, MAX_NODES),
     "round": NumberRange(-1, _ROUNDS),
@@ -59,9 +60,16 @@ _NUMBERS: Mapping[str, NumberRange] = {
     "most_step": NumberRange(-1, 2**63 - 1),
     "median": NumberRange(-1, 2**63 - 1),
     "behind": NumberRange(-1, 2**63 - 1),
+    "first_step": NumberRange(-1, 2**63 - 1),
+    "step_before": NumberRange(-1, 2**63 - 1),
+    "lasts": NumberRange(0.0, _DAY),
     "lease": NumberRange(0.1, _DAY),
     "heartbeat_interval": NumberRange(0.0, _DAY),
     "deadline": NumberRange(-math.inf, math.inf),
+    "lines": NumberRange(0, 2**31),
+    "cursor": NumberRange(0, 2**40),
+    "most": NumberRange(0, 2**31),
+    "ranks": NumberRange(0, MAX_NODES * MAX_WORKERS),
 }
 """The range of a number, by the name of its field."""
 _ROUND_NUMBER = NumberRange(-1, _ROUNDS // 2)
@@ -90,7 +98,7 @@ _TEXTS: Mapping[str, int] = {
 """Bytes of UTF-8 that a text of several lines may have, by the name of its field: all texts of one message, with the
 other fields sent to nodes, fit a frame.
 """
-_LINES: Mapping[str, int] = {"host": 255}
+_LINES: Mapping[str, int] = {"host": 255, "domain": 255}
 """The same for a text of one line; `_MAX_TEXT` for others."""
 _MAX_TEXT = 4 * 1024
 _MAX_BYTES = 256
@@ -190,7 +198,7 @@ def _check_addresses(values: Collection[str], record: Any) -> None:
     for each in values:
         if not _ADDRESS.fullmatch(each):
             raise ValidationError(
-                f"a {type(record).__name__} whose addresses have {_text(each[:64], '')!r} is refused; that is none"
+                f"a {type(record).__name__} whose addresses have {_text(each[:64], '')!r} is refused: no address"
             )
 
 

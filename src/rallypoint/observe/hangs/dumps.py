@@ -243,7 +243,7 @@ def read_dump(data: bytes) -> Dump:
     try:
         return _json.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(f"it is no dump of a flight recorder: {error}") from None
+        raise ValueError(f"it is not a dump of a flight recorder: {error}") from None
 
 
 def record_of(rank: int, dump: Dump) -> RankRecord:

@@ -72,7 +72,12 @@ class Group(NamedTuple):
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    return f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'} ({_some(ranges(ranks))})"
+    """Which ranks; standby workers have negative numbers (`agent/features/reports`)."""
+    own = [each for each in ranks if each >= 0]
+    standby = len(ranks) - len(own)
+    texts = [f"{len(own)} rank{'' if len(own) == 1 else 's'} ({_some(ranges(own))})"] if own else []
+    texts += [f"{standby} standby worker{'' if standby == 1 else 's'}"] if standby else []
+    return " and ".join(texts)
 
 
 def _some(found: Sequence[str]) -> str:

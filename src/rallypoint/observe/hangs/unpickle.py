@@ -61,7 +61,7 @@ def unpickled(file: IO[bytes], timeout: float) -> bytes:
     except subprocess.TimeoutExpired:
         raise ValueError("reading it takes too long") from None
     if done.returncode:
-        raise ValueError("it is no pickle of plain values")
+        raise ValueError("it is not a pickle of plain values")
     return done.stdout
 
 

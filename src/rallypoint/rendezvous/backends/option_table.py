@@ -172,6 +172,7 @@ OPTIONS = (
         "does not report progress.",
         beyond_torchrun=True,
     ),
+    OptionText("segment", "1", _ELASTIC, "As `--segment`, which takes precedence.", beyond_torchrun=True),
     OptionText("store_peers", "the members", _ALL, "As `--store-peers`, which takes precedence.", beyond_torchrun=True),
 )
 """The keys, those of torchrun first. What a plug-in reads, it knows."""

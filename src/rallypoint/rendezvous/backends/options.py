@@ -72,10 +72,15 @@ def settings_of(
     times = {name: _positive(params, name, default) for name, default in _DEFAULTS.items()}
     if join_timeout_key != "join_timeout":
         times["join_timeout"] = _positive(params, join_timeout_key, times["join_timeout"])
+    segment = 1
+    if (given := params.get("segment")) is not None:
+        from rallypoint.control.membership.segments import checked_size
+
+        segment = checked_size(given, params.min_nodes, fixed_ranks=fixed_ranks)
     return Settings(
         run_id=params.run_id,
         min_nodes=params.min_nodes,
-        max_nodes=params.max_nodes,
+        max_nodes=params.max_nodes - params.max_nodes % segment,
         join_timeout=times["join_timeout"],
         last_call_timeout=times["last_call_timeout"],
         close_timeout=times["close_timeout"],
@@ -92,6 +97,7 @@ def settings_of(
         remote_control=not counts_heartbeats and bool(params.get_as_bool(_REMOTE_CONTROL)),
         fixed_ranks=fixed_ranks,
         counts_heartbeats=counts_heartbeats,
+        segment=segment,
     )
 
 

@@ -151,7 +151,7 @@ class EndpointCheck:
         endpoint, flag = self._target.endpoint, self._target.flag
         if not self._addresses:
             return f"{flag} names {endpoint.host!r}, which has no address here ({why}); name an address"
-        told = f"{must_run_sentence(endpoint, self._addresses)}; give this node a --node-rank of its own"
+        told = f"{must_run_sentence(endpoint, self._addresses)}; give this node its own --node-rank"
         if self._answered_at is not None:
             return f"{told}: {why}"
         return f"{told}, or check {flag}: it does not lead here ({why}); behind NAT or a virtual address it may yet"

@@ -112,7 +112,7 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
             port = self.endpoint_flag.replace("addr", "port").replace("ADDR", "PORT")
             raise RendezvousConnectionError(
                 f"node rank 0 cannot listen at {self._endpoint}: {error.strerror}; give {port} a free port, or, if "
-                "rank 0 of this job runs on this machine already, give this node a --node-rank of its own"
+                "rank 0 of this job runs on this machine already, give this node its own --node-rank"
             ) from None
         allow_nodes(self.settings.max_nodes)
         self._dispatcher = dispatcher = Dispatcher(self.settings)

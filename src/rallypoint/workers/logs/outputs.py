@@ -24,7 +24,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.errors import UserError, user_error
-from rallypoint.base.light_typing import TYPE_CHECKING
+from rallypoint.base.light_typing import TYPE_CHECKING, Any
 from rallypoint.base.log import get_logger
 from rallypoint.workers.logs.console import Console, ConsoleStream
 from rallypoint.workers.logs.pump import CAPACITY, TAIL_SIZE, Pump, Relay, without_long_middles
@@ -81,7 +81,7 @@ class Outputs:
         """By stream."""
         self._collapsed: dict[int, list[CollapsedStream]] = {}
         self._worker_ends: dict[int, list[int | None]] = {rank: [None, None] for rank in ranks}
-        self._relays: tuple[dict[int, Relay], dict[int, Relay]] = {}, {}
+        self.relays: tuple[dict[int, Relay], dict[int, Relay]] = {}, {}
         self._tails: dict[int, list[Tail | None]] = {rank: [None, None] for rank in ranks}
         self._console = Console(stdout, stderr)
         self._pumps: list[Pump] = []
@@ -121,7 +121,7 @@ class Outputs:
 
         Empty if the file is gone.
         """
-        relay = self._relays[1].get(local_rank)
+        relay = self.relays[1].get(local_rank)
         if relay is None:
             return _tail_of_file(self._files[1].get(local_rank, ""))
         last = relay.last_lines()
@@ -133,7 +133,7 @@ class Outputs:
         """Seconds since a worker has written something that passes through here or goes to a file; -1 if it has not, or
         that is not known. It asks the file system.
         """
-        relays = (each.get(local_rank) for each in self._relays)
+        relays = (each.get(local_rank) for each in self.relays)
         read_at = (each.read_at for each in relays if each is not None)
         ages = [time.monotonic() - at for at in read_at if at is not None]
         for path in self.paths(local_rank):
@@ -148,7 +148,7 @@ class Outputs:
         It asks the file system. Any thread may call it.
         """
         files = (path for paths in self._files for path in paths.values())
-        relays = (each for all_of in self._relays for each in all_of.values())
+        relays = (each for all_of in self.relays for each in all_of.values())
         return [each.read_at for each in relays], [_mark(path) for path in files if path and path != os.devnull]
 
     def paths(self, local_rank: int) -> tuple[str, str]:
@@ -159,6 +159,13 @@ class Outputs:
         """The file that a worker's standard error is in, or empty."""
         path = self._files[1].get(local_rank, "")
         return "" if path == os.devnull else path
+
+    def move(self, before: int, after: int) -> None:
+        """A worker has another local rank from now on."""
+        found: tuple[dict[int, Any], ...] = (*self._files, *self._teed, *self.relays)
+        for each in (*found, self._worker_ends, self._tails, self._collapsed):
+            if before in each:
+                each[after] = each.pop(before)
 
     def relabel(self, local_rank: int, prefix: str, rank: int) -> None:
         """A worker goes on with another global rank: from now on, start each of its teed lines with this prefix."""
@@ -178,7 +185,7 @@ class Outputs:
 
     def label(self, local_rank: int, label: str) -> None:
         """From now on, start each line of a worker's standard error with this where it is shown."""
-        relay = self._relays[1].get(local_rank)
+        relay = self.relays[1].get(local_rank)
         if relay is not None:
             relay.label(os.fsencode(label))
             for pump in self._pumps:
@@ -197,13 +204,13 @@ class Outputs:
             pump.stop()
         deadline = Deadline.after(CLOSE_TIMEOUT)
         if not all(pump.join(deadline.remaining()) for pump in self._pumps):
-            _logger.warning("the console blocks; going on without waiting for it")
+            _logger.warning("the console blocks; continuing without waiting for it")
 
     def _open(self, end: int, rank: int, line_filter: LineFilter | None, *, relayed: bool) -> None:
         """Open a stream of a worker: `end` is 0 for standard output, 1 for standard error."""
         path, prefix = self._files[end].get(rank, ""), self._prefixes.get(rank, "")
         if relayed and path in ("", os.devnull):
-            self._relays[end][rank] = relay = Relay(None if path else self._console.open_stream(end))
+            self.relays[end][rank] = relay = Relay(None if path else self._console.open_stream(end))
             self._pumps[-end].relays.add(relay)
             self._worker_ends[rank][end] = relay.worker_end
         elif path:

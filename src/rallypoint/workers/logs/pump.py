@@ -73,6 +73,8 @@ class Relay:
         self._label = b""
         self._in_line = False  # whether what was read last has not ended its line
         self._last = bytearray()
+        self._length = 0
+        """Bytes that were read in all."""
         self._ended = False
         self.read_at: float | None = None
         """When the worker was last heard, on the monotonic clock."""
@@ -115,6 +117,12 @@ class Relay:
         with self._lock:
             return without_long_middles(bytes(self._last))[-TAIL_SIZE:]
 
+    def since(self, at: int) -> tuple[int, bytes]:
+        """What was read after so many bytes, as far as it is kept, behind how many bytes. For any thread."""
+        with self._lock:
+            kept = bytes(self._last[-max(0, self._length - at) :]) if at < self._length else b""
+            return self._length - len(kept), kept
+
     def close(self) -> None:
         """Close the reading end; `last_lines` stays available. Idempotent."""
         with self._lock:
@@ -129,6 +137,7 @@ class Relay:
             self._in_line = not chunk.endswith(b"\n")
         self.read_at = time.monotonic()
         self._last += chunk
+        self._length += len(chunk)
         if len(self._last) > 4 * TAIL_SIZE:  # rarely, since it copies
             self._last[:] = without_long_middles(bytes(self._last))[-TAIL_SIZE:]
 

@@ -133,6 +133,11 @@ class LogsSpecs(ABC):
     def root_log_dir(self) -> str | None:
         """The base folder, for messages; None if there is none yet."""
 
+    @property
+    def run_log_dir(self) -> str | None:
+        """The folder of this run on this node, for messages: the base folder, unless there is one for each run."""
+        return self.root_log_dir
+
     def clean_up(self) -> None:
         """Called once after the job: remove what was not needed. Does nothing here."""
         return
@@ -201,6 +206,11 @@ class DefaultLogsSpecs(LogsSpecs):
     def root_log_dir(self) -> str | None:
         """The base folder; None until the first start if the user named none."""
         return self._root_log_dir
+
+    @property
+    def run_log_dir(self) -> str | None:
+        """The folder of this run on this node, if it has one."""
+        return self._run_log_dir
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Make the folders of this start, and add `TORCHELASTIC_ERROR_FILE` to each worker's environment.

@@ -144,6 +144,13 @@ class PreloadManager:
         """Whether workers that are about to start must wait."""
         return self._first and self._zygote is not None and self._zygote.phase is ZygotePhase.IMPORTING
 
+    @property
+    def busy(self) -> bool:
+        """Whether a zygote is about to begin, or imports."""
+        return self._reaper is not None or (
+            self._zygote is not None and self._zygote.phase in (ZygotePhase.IMPORTING, ZygotePhase.UNFORKABLE)
+        )
+
     def fds(self) -> list[int]:
         return [] if self._zygote is None else self._zygote.fds()
 

@@ -372,7 +372,7 @@ def _child() -> str | None:
         posix.waitid(posix.P_ALL, 0, posix.WEXITED | posix.WNOHANG | posix.WNOWAIT)
     except ChildProcessError:
         return None
-    return "it starts a process that goes on"
+    return "it starts a process that continues"
 
 
 def _descriptor(ours: Collection[int]) -> str | None:

@@ -307,7 +307,7 @@ class ReaperClient:
             return
         how = silence or (exit_words(code) if ended else "the connection to it broke")
         killed = code == -signal.SIGKILL and not silence
-        where = " (its kernel's log tells of the OOM killer)" if killed else ""
+        where = " (its kernel's log reports the OOM killer)" if killed else ""
         self.lost_reason = (
             f"the reaper (process {self.pid}), which starts the workers and ends what they leave, is lost: {how}; "
             f"look at what else ends processes on this machine{where}"

@@ -1,0 +1,116 @@
+"""Does to this node what a drill wants (`rallyctl drill`); everybody else finds it as they would find a real fault.
+
+Laws:
+
+1. Only what is this agent's own is touched: its workers, through their pidfds, and itself. A worker that is killed so
+   counts as one that something else has killed.
+2. Whatever is stopped has a process beside it that lets it go on, or kills it, when the time is over: an agent that is
+   stopped could not. If the agent ends before, it does so at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from subprocess import DEVNULL, PIPE, Popen
+
+from rallypoint.base.light_typing import TYPE_CHECKING
+from rallypoint.base.log import get_logger
+from rallypoint.control.protocol.messages import Fault, FaultRequested
+
+if TYPE_CHECKING:
+    from rallypoint.agent.workers import WorkerController
+
+log = get_logger(__name__)
+
+_FREEZER = """
+import select, signal, sys
+last, seconds, *targets = sys.argv[1:]
+def tell(number):
+    for each in map(int, targets):
+        try:
+            signal.pidfd_send_signal(each, number)
+        except OSError:
+            pass
+tell(signal.SIGSTOP)
+select.select([0], [], [], float(seconds))
+tell(int(last))
+"""
+"""Stops the processes of some pidfds, and sends them a last signal after some seconds, or when its input ends."""
+
+
+class Drills:
+    """The drills of one agent, on its loop's thread. Nothing here waits.
+
+    Args:
+        workers: of this node.
+    """
+
+    def __init__(self, workers: WorkerController) -> None:
+        self._workers = workers
+        self._freezers: list[Popen[bytes]] = []
+        self._hang: Popen[bytes] | None = None
+        workers.at_end.callback(self._close)
+
+    def begin(self, request: FaultRequested) -> None:
+        """Do what is requested; a cut is the link's to do."""
+        self._freezers = [each for each in self._freezers if each.poll() is None]
+        fault, workers = request.fault, self._targets(request)
+        if fault.is_of_worker and not workers:
+            log.warning("the drill changes nothing: rank %d does not run here at the moment", request.rank)
+            return
+        try:
+            self._do(request, workers)
+        except OSError as error:  # it has ended, or this machine has no process or descriptor left
+            log.warning("the drill cannot be done: %s", error)
+
+    def _do(self, request: FaultRequested, workers: list[int]) -> None:
+        match fault := request.fault:
+            case Fault.KILL_WORKER:
+                for each in workers:
+                    signal.pidfd_send_signal(each, signal.SIGKILL)
+            case Fault.KILL_AGENT:
+                os.kill(os.getpid(), signal.SIGKILL)
+            case Fault.PAUSE_WORKER | Fault.HANG:
+                if fault is Fault.HANG and self._workers.hang_watch is None:
+                    log.warning("this node was started without --hang-timeout: nothing looks for this hang")
+                freezer = self._freeze(workers, request.lasts)
+                if fault is Fault.HANG:
+                    self._hang = freezer
+            case Fault.KILL_NODE | Fault.PAUSE_NODE:
+                own = os.pidfd_open(os.getpid())
+                try:
+                    self._freeze([*workers, own], request.lasts, kill=fault is Fault.KILL_NODE)
+                finally:
+                    os.close(own)
+
+    def end_hang(self) -> None:
+        """The hang is reported: the worker goes on, unless it is ended for that."""
+        freezer, self._hang = self._hang, None
+        if freezer is not None:
+            _release(freezer)
+
+    def _targets(self, request: FaultRequested) -> list[int]:
+        """The descriptors of the workers that are concerned and run."""
+        context = self._workers.pcontext
+        fds = {} if context is None else context.descriptors()
+        ranks = {each.local_rank: each.global_rank for each in self._workers.group.workers}
+        return [fd for local, fd in fds.items() if not request.fault.is_of_worker or ranks[local] == request.rank]
+
+    def _freeze(self, targets: list[int], seconds: float, *, kill: bool = False) -> Popen[bytes]:
+        last = signal.SIGKILL if kill else signal.SIGCONT
+        words = [sys.executable, "-I", "-S", "-c", _FREEZER, f"{last:d}", f"{seconds:f}", *map(str, targets)]
+        freezer = Popen(words, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, pass_fds=targets, start_new_session=True)
+        self._freezers.append(freezer)
+        return freezer
+
+    def _close(self) -> None:
+        for each in self._freezers:
+            _release(each)
+            each.wait()
+
+
+def _release(freezer: Popen[bytes]) -> None:
+    assert freezer.stdin is not None
+    freezer.stdin.close()

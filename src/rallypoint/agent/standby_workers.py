@@ -1,0 +1,310 @@
+"""Standby workers of this node (`--standby`): processes that have run everything up to their place in a round.
+
+Imported with the flag only. Each is started as a worker is, without a rank, and waits in `rallypoint.inprocess` as one
+that goes on waits between two rounds; the coordinator and other nodes know nothing of it.
+
+Laws:
+
+1. One is started only where a worker has said that its function has a `prepare`, or, on a node that waits for its first
+   round, where the script's text does: any other script would train by itself, without a rank.
+2. It is in no round before it enters: no sweep touches it, and its end is no failure. From then on it is a worker.
+3. It is started when the present workers have made progress, or `START_AFTER` after their start, at a low priority if
+   that can be taken back; what they import is preloaded first.
+4. Each that ends or is stuck is told. After `MAX_LOST` of which none has entered meanwhile, no more are started.
+5. Nothing here waits, except for the milliseconds that a process takes to start or to be killed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Collection
+from contextlib import suppress
+from signal import SIGKILL
+
+from rallypoint.agent.environment import constant_environment
+from rallypoint.agent.sources import Source
+from rallypoint.agent.spec import WorkerState
+from rallypoint.base.clock import SYSTEM_CLOCK
+from rallypoint.base.errors import RallypointError
+from rallypoint.base.kernel import readable
+from rallypoint.base.light_typing import TYPE_CHECKING
+from rallypoint.base.log import get_logger
+from rallypoint.base.process_table import read_stat
+from rallypoint.notices import STANDBY_VARIABLE
+from rallypoint.notices import VARIABLE as NOTICES_VARIABLE
+from rallypoint.workers.context import HeldWorker, PContext, SubprocessContext, macros
+from rallypoint.workers.resumable import StandbyFacts, WorkerChannel
+
+if TYPE_CHECKING:
+    from rallypoint.agent.workers import WorkerController
+
+log = get_logger(__name__)
+
+START_AFTER = 10.0
+"""Seconds from the start of workers that report no progress to that of standby workers."""
+PREPARE_TIMEOUT = 600.0
+"""Seconds in which one has to be prepared; then it is stuck."""
+MAX_LOST = 3
+_FIRST_LOOK, _LONGEST_LOOK = 0.5, 60.0
+"""Seconds between looks at the folder while something is awaited there; each is twice the one before."""
+_NICE = 10
+"""How much lower the priority is: about a tenth of a processor that others want."""
+_KILL_TIMEOUT = 1.0
+"""Seconds in which the end of one that is killed is waited for; the reaper ends what is left when the run is over."""
+_MAX_SCRIPT = 1024 * 1024
+
+
+class _Standby:
+    def __init__(self, place: int, context: PContext, now: float) -> None:
+        self.place, self.context, self.since = place, context, now
+        self.prepared = False
+        self.pid = context.pids()[0]
+
+
+class StandbyWorkers(Source):
+    """The standby workers of one agent.
+
+    Args:
+        workers: the controller of this node's workers.
+        count: how many are kept.
+    """
+
+    def __init__(self, workers: WorkerController, count: int) -> None:
+        self._workers = workers
+        self._group = workers.group
+        self._count = count
+        self._waiting: list[_Standby] = []
+        self._next = workers.group.spec.local_world_size
+        """The next one's number in the folder, above those of workers, and never used again."""
+        self._lost = 0
+        self._asked = False
+        """Whether the script is known to prepare what a standby worker can run."""
+        self._start_at = SYSTEM_CLOCK.monotonic() + START_AFTER
+        self._pause = _FIRST_LOOK
+        self._progress = False
+        """Whether the present workers are known to have made progress."""
+        self._told = ""
+        self._lowers_priority = _priority_can_be_restored()
+        if why := self._obstacle():
+            self._give_up(why)
+
+    def facts(self) -> tuple[StandbyFacts, ...]:
+        """What is known of them."""
+        return tuple(StandbyFacts(each.pid, each.prepared) for each in self._waiting)
+
+    def holds_folder(self) -> bool:
+        """Whether one waits in the folder that is shared with workers."""
+        return bool(self._waiting)
+
+    def _obstacle(self) -> str:
+        spec = self._group.spec
+        if not isinstance(spec.entrypoint, str):
+            return "the workers are functions"
+        if spec.virtual_local_rank:
+            return "with --virtual-local-rank all workers have one local rank"
+        if macros.substitute(spec.args, "0") != macros.substitute(spec.args, "1"):
+            return "the script's arguments depend on the local rank"
+        return ""
+
+    # For the loop
+
+    def fds(self) -> list[int]:
+        return [fd for each in self._waiting for fd in each.context.exit_fds()]
+
+    def wake_at(self) -> float:
+        awaited = not all(each.prepared for each in self._waiting)
+        return self._start_at if awaited or self._may_start() else math.inf
+
+    def step(self) -> None:
+        """Look after those that wait, and start what is missing if that is due."""
+        now = SYSTEM_CLOCK.monotonic()
+        for each in tuple(self._waiting):
+            if (ended := each.context.poll()) is not None:
+                failure = ended.failures.get(0)
+                self._lose(each, "has ended" if failure is None else f"has failed: {failure.text}")
+            elif not each.prepared and now >= each.since + PREPARE_TIMEOUT:
+                self._lose(each, f"has not prepared its function in {PREPARE_TIMEOUT:.0f} s, and was killed")
+        if not self._progress and self._workers.folder.made():
+            self._progress, self._start_at = True, now
+        if now < self._start_at:
+            return
+        self._start_at, self._pause = now + self._pause, min(2 * self._pause, _LONGEST_LOOK)
+        self._note_prepared()
+        if self._may_start() and self._is_asked_for() and not self._workers.preloads():
+            self._start()
+
+    def _may_start(self) -> bool:
+        """Whether one is missing while workers run, or while this node waits for its first round."""
+        runs = self._group.state is WorkerState.HEALTHY or self._group.placement is None
+        return runs and len(self._waiting) < self._count and self._lost < MAX_LOST
+
+    def _note_prepared(self) -> None:
+        if all(each.prepared for each in self._waiting):
+            return
+        prepared = WorkerChannel(self._group.notices).prepared()
+        for each in self._waiting:
+            if not each.prepared and each.place in prepared:
+                each.prepared = True
+                log.warning("[%s] a standby worker is ready (process %d)", self._group.spec.role, each.pid)
+
+    def _is_asked_for(self) -> bool:
+        if self._asked:
+            return True
+        if self._group.placement is None:
+            self._asked = _text_prepares(self._group.spec.args)
+            return self._asked
+        self._asked = bool(WorkerChannel(self._group.notices).prepared())
+        if not self._asked and self._workers.folder.made():
+            why = "the script has no function of rallypoint.inprocess with `prepare`"
+            self._tell(f"{why}; what it imports is preloaded for workers that are started again")
+        return self._asked
+
+    # Start and end
+
+    def _start(self) -> None:
+        spec, reaper = self._group.spec, self._workers.ensure_reaper()
+        assert isinstance(spec.entrypoint, str)
+        self._group.notices = self._group.notices or self._workers.folder.reset()
+        if not self._group.notices:
+            return
+        env = {
+            **constant_environment(spec, os.environ),
+            NOTICES_VARIABLE: self._group.notices,
+            STANDBY_VARIABLE: str(self._next),
+            "TORCHELASTIC_RESTART_COUNT": "standby",  # the name of its folder for logs
+        }
+        options = self._workers.process_options()._replace(standby=True)
+        args, logs = tuple(macros.substitute(spec.args, "0")), self._workers.logs_specs
+        try:
+            context = SubprocessContext("standby", spec.entrypoint, {0: args}, {0: env}, logs, None, reaper, options)
+            context.envs[0]["TORCHELASTIC_RESTART_COUNT"] = str(self._group.restarts)
+            self._workers.set_cleanup(reaper)
+            context.start()
+        except RallypointError as error:
+            self._give_up(str(error))
+            return
+        started = _Standby(self._next, context, SYSTEM_CLOCK.monotonic())
+        self._next += 1
+        self._waiting.append(started)
+        self._pause = _FIRST_LOOK
+        if self._lowers_priority:
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, started.pid, os.getpriority(os.PRIO_PROCESS, 0) + _NICE)
+
+    def _lose(self, standby: _Standby, how: str) -> None:
+        self._remove(standby)
+        self._lost += 1
+        then = "another follows" if self._lost < MAX_LOST else f"no more are started after {MAX_LOST}"
+        log.warning("[%s] the standby worker %d %s; %s", self._group.spec.role, standby.pid, how, then)
+
+    def _remove(self, standby: _Standby) -> None:
+        self._waiting.remove(standby)
+        _end(standby.context.hand_over(0))
+        WorkerChannel(self._group.notices).remove({standby.place})
+
+    def _give_up(self, why: str) -> None:
+        self._lost = MAX_LOST
+        self._tell(why)
+
+    def _tell(self, why: str) -> None:
+        if why != self._told:
+            self._told = why
+            log.warning("[%s] no standby workers: %s", self._group.spec.role, why)
+
+    def close(self) -> None:
+        """The run is over."""
+        for each in tuple(self._waiting):
+            self._remove(each)
+        self._workers.folder.clear()
+
+    # The next round
+
+    def enter(self, context: PContext) -> None:
+        """Let those that wait take the places of a context that is not started yet and has no process for these."""
+        assert self._group.placement is not None
+        free = [rank for rank in range(context.nprocs) if rank not in context.pids()]
+        channel = WorkerChannel(self._group.notices)
+        channel.remove(free)
+        self._note_prepared()
+        self._start_at, self._pause = SYSTEM_CLOCK.monotonic() + START_AFTER, _FIRST_LOOK
+        self._progress = False
+        for each in sorted(self._waiting, key=lambda each: not each.prepared):
+            if free and self._takes_place(each, free[0], channel, context):
+                rank = free.pop(0)
+                log.warning(
+                    "[%s] a standby worker enters as local rank %d (process %d)", self._group.spec.role, rank, each.pid
+                )
+
+    def _takes_place(self, standby: _Standby, rank: int, channel: WorkerChannel, context: PContext) -> bool:
+        seen = read_stat(standby.pid)
+        if standby.context.poll() is not None or seen is None or seen.state in "Tt":
+            return False  # `step` finds out about one that has ended; one that is stopped may go on later
+        if not channel.become(standby.place, rank):  # it has not come that far
+            return False
+        assert self._group.placement is not None
+        round_, held = self._group.placement.round, standby.context.hand_over(0)
+        self._waiting.remove(standby)
+        self._lost = 0
+        if self._lowers_priority:
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PGRP, standby.pid, os.getpriority(os.PRIO_PROCESS, 0))
+        gone = dict.fromkeys(held.environment.keys() - context.envs[rank].keys())
+        if not channel.enter(rank, round_, {**gone, **context.envs[rank]}):
+            _end(held)
+            return False
+        held.outputs.move(0, rank)
+        if cpus := context.cpus()[rank]:
+            _bind(standby.pid, cpus)
+        self._workers.ensure_reaper().adopt(standby.pid)
+        context.adopt(rank, held)
+        return True
+
+
+def add_standby_workers(workers: WorkerController, count: int) -> None:
+    """Keep this many standby workers for the run."""
+    workers.standby = found = StandbyWorkers(workers, count)
+    workers.sources.append(found)
+    workers.at_end.callback(found.close)
+
+
+def _end(held: HeldWorker) -> None:
+    held.process.signal(SIGKILL)
+    readable(held.process.fileno(), _KILL_TIMEOUT)
+    held.outputs.close()
+    held.process.release()
+
+
+def _priority_can_be_restored() -> bool:
+    """Whether this process may raise a priority again that it has lowered, tried on a thread that ends then."""
+    may = []
+
+    def attempt() -> None:
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, own + 1)
+            os.setpriority(os.PRIO_PROCESS, 0, own)
+            may.append(True)
+
+    thread = threading.Thread(target=attempt, name="rallypoint-priority")
+    thread.start()
+    thread.join()
+    return bool(may)
+
+
+def _bind(pid: int, cpus: Collection[int]) -> None:
+    """Bind all threads of a process to these processors, where they still exist."""
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            os.sched_setaffinity(int(thread), cpus)
+
+
+def _text_prepares(args: Collection[object]) -> bool:
+    """Whether one of the command's words is a script that uses `inprocess.resumable(prepare=...)`."""
+    for each in map(str, args):
+        if each.endswith(".py"):
+            with suppress(OSError), open(each, "rb") as file:
+                text = file.read(_MAX_SCRIPT)
+                return b"inprocess" in text and b"prepare=" in text
+    return False

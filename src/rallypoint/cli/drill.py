@@ -1,0 +1,156 @@
+"""The verb `drill`: faults on purpose in a job that runs, and how long it took each time until it had recovered."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+
+from rallypoint.base.errors import RallypointError, UsageError
+from rallypoint.cli.exit import print_answer, print_error
+from rallypoint.cli.job_verbs import all_nodes, receive, with_session
+from rallypoint.control.client.watcher import UnreachableError, WatcherSession, operator_name
+from rallypoint.control.protocol.messages import Fault
+from rallypoint.control.protocol.observation import CommandReply, FaultCommand, Snapshot, WatchRequest
+from rallypoint.observe.drills import (
+    Begun,
+    Drill,
+    DrillRefused,
+    Trial,
+    choose,
+    drill_fields,
+    is_passed,
+    is_settled,
+    outcome,
+    sentence,
+    trial_lines,
+)
+
+NOT_SURVIVED = 4
+"""The exit code where the job has not survived a fault; 1 if one was refused."""
+_MOST = 86400.0
+"""Seconds that a fault may last."""
+_LOOK_EVERY = 0.5
+"""Seconds between two looks at the job: events have their own times, which this does not blur."""
+_KILLS = {"worker": Fault.KILL_WORKER, "agent": Fault.KILL_AGENT, "node": Fault.KILL_NODE}
+
+
+def drill(options: argparse.Namespace) -> int:
+    wanted = _wanted(options)
+
+    async def run(session: WatcherSession) -> int:
+        run = _Run(session, wanted, options.every)
+        try:
+            await run.all_trials()
+        except (UnreachableError, KeyboardInterrupt, asyncio.CancelledError) as error:
+            run.stopped = str(error) or "interrupted"
+        return run.show(as_json=options.json)
+
+    return with_session(options, run)
+
+
+def _wanted(options: argparse.Namespace) -> Drill:
+    given = [name for name in ("kill", "pause", "hang", "cut") if getattr(options, name)]
+    if len(given) != 1:
+        raise UsageError("give one fault: --kill, --pause, --hang or --cut")
+    if options.node and options.rank >= 0:
+        raise UsageError("give either --rank or --node")
+    fault, lasts = _fault(options)
+    if fault.is_of_worker and options.node:
+        raise UsageError(f"'{fault.value}' befalls a worker; name one by --rank")
+    if not fault.is_of_worker and options.rank >= 0:
+        raise UsageError(f"'{fault.value}' befalls a node; name one by --node")
+    least = min(options.times, options.every, options.within)
+    if least < 0 or not options.times or not options.within:
+        raise UsageError("--times, --every and --within have to be positive")
+    if not 0.0 <= lasts <= _MOST:
+        raise UsageError(f"{lasts:g} s is no time that a fault can last; give at most {_MOST:g}")
+    return Drill(
+        fault, options.times, options.seed, options.rank, options.node, lasts, options.within, forced=options.force
+    )
+
+
+def _fault(options: argparse.Namespace) -> tuple[Fault, float]:
+    if options.kill:
+        return _KILLS[options.kill], 0.0
+    if options.hang:
+        return Fault.HANG, options.within
+    if options.cut:
+        return Fault.CUT, options.cut
+    return Fault.PAUSE_NODE if options.node else Fault.PAUSE_WORKER, options.pause
+
+
+class _Run:
+    """One drill, on a session with the job's coordinator."""
+
+    def __init__(self, session: WatcherSession, drill: Drill, every: float) -> None:
+        self._session = session
+        self._drill = drill
+        self._every = every
+        self._trials: list[Trial] = []
+        self._job = ""
+        self.stopped = ""
+        """Why not all faults were done."""
+
+    async def all_trials(self) -> None:
+        due = time.monotonic()
+        for number in range(1, self._drill.times + 1):
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            due = time.monotonic() + self._every
+            try:
+                begun = await self._begin(number)
+            except DrillRefused as refused:
+                self.stopped = str(refused)
+                return
+            print_error(f"rallyctl: {number} of {self._drill.times}: {begun.text}")
+            self._trials.append(await self._end_of(begun))
+            if not self._trials[-1].survived or self._trials[-1].note:
+                self.stopped = "" if number == self._drill.times else self._trials[-1].note
+                return
+
+    async def _begin(self, number: int) -> Begun:
+        """Do one fault. Raises DrillRefused: it is not done."""
+        before = await self._settled()
+        drill, victim = self._drill, choose(self._drill, number, before)
+        self._session.send(FaultCommand(operator_name(), drill.fault, victim.rank, victim.key, drill.lasts))
+        reply = await receive(self._session, CommandReply)
+        if not reply.done:
+            raise DrillRefused(reply.detail)
+        return Begun(drill, number, victim, reply.detail, before)
+
+    async def _settled(self) -> Snapshot:
+        """How the job stands, once all of it is well again, or has ended."""
+        until = time.monotonic() + self._drill.within
+        while not (seen := await self._look()).detail and not is_settled(seen):
+            if time.monotonic() > until:
+                raise DrillRefused(f"for {self._drill.within:g} s not all nodes have reported that they make steps")
+            await asyncio.sleep(_LOOK_EVERY)
+        return seen
+
+    async def _end_of(self, begun: Begun) -> Trial:
+        try:
+            while True:
+                await asyncio.sleep(_LOOK_EVERY)
+                if (done := outcome(begun, await self._look())) is not None:
+                    return done
+        except UnreachableError as error:  # it may have ended with the job
+            return Trial(begun.number, begun.drill.fault, begun.victim, note=str(error))
+
+    async def _look(self) -> Snapshot:
+        self._session.send(WatchRequest())
+        seen = await receive(self._session, Snapshot)
+        self._job = seen.job
+        return await all_nodes(self._session, seen)
+
+    def show(self, *, as_json: bool) -> int:
+        trials, stopped = self._trials, self.stopped
+        if not trials and not as_json:
+            raise RallypointError(stopped)
+        if as_json:
+            print_answer(json.dumps(drill_fields(self._drill, self._job, trials, stopped), indent=2))
+        else:
+            print_answer("\n".join([*trial_lines(trials), "", sentence(trials, stopped)]))
+        if all(each.survived for each in trials):
+            return 0 if is_passed(self._drill, trials) else 1
+        return NOT_SURVIVED

@@ -1,0 +1,351 @@
+"""The jobs of this machine, those that run and those that have ended, and what people call them.
+
+Laws:
+
+1. A job is named by its id, by its number (the process id of one of its agents), by its port or by its script; the
+   first characters of an id are enough. What names several jobs is refused with a list of them: a verb never guesses.
+2. Agents are of one job only if they meet at the same place under the same id; those that have ended, only if they ran
+   at the same time too.
+3. An endpoint, `host:port`, names no job of this machine: it is dialled as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rallypoint.agent.features.ended_jobs import EndedJob, ended_jobs
+from rallypoint.agent.features.local_socket import local_jobs, local_token
+from rallypoint.base.errors import RallypointError, UsageError
+from rallypoint.cli.exit import print_answer
+from rallypoint.control.client.watcher import open_session
+from rallypoint.control.protocol.observation import Snapshot, WatchRequest
+from rallypoint.observe.status import VERSION, duration, moment, table
+from rallypoint.rendezvous.handler import LocalJob
+
+if TYPE_CHECKING:
+    from rallypoint.control.client.dialing import DialTarget
+
+_ENDPOINT = re.compile(r".+:[0-9]+")
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_SHORT = 8
+"""Characters of a made-up id that a list shows."""
+_LEAST_PREFIX = 4
+"""Characters of an id that name the job."""
+_MOST_CANDIDATES = 8
+_LOOK = 3.0
+"""Seconds that all coordinators have to say how their jobs stand."""
+OUTCOME_CODES = {"succeeded": 5, "failed": 4, "stopped": 4, "left": 1}
+"""The exit codes of `rallyctl status` for a job that has ended here; after `left` it is not known how it stands."""
+
+
+class NoJobError(RallypointError):
+    """No job of this machine has that name."""
+
+
+class RunningJob(NamedTuple):
+    """The agents of a job on this machine, the oldest first, and how the job stands if its coordinator has said so."""
+
+    agents: tuple[LocalJob, ...]
+    seen: Snapshot | None = None
+
+    @property
+    def first(self) -> LocalJob:
+        return self.agents[0]
+
+
+def running_jobs() -> list[RunningJob]:
+    """The jobs on this machine that this user may see, the oldest first."""
+    found: dict[tuple[str, ...], list[LocalJob]] = {}
+    for each in sorted(local_jobs(), key=lambda each: each.began):
+        found.setdefault(_meeting(each), []).append(each)
+    return [RunningJob(tuple(agents)) for agents in found.values()]
+
+
+def past_jobs() -> list[EndedJob]:
+    """The jobs of this user that have ended here, the newest first. Of several agents of one job the last counts that
+    knows how the job has ended.
+    """
+    kept: list[EndedJob] = []
+    for each in ended_jobs():
+        together = (
+            place
+            for place, other in enumerate(kept)
+            if _meeting(other.job) == _meeting(each.job) and other.job.began < each.ended
+        )
+        place = next(together, -1)
+        if place < 0:
+            kept.append(each)
+        elif kept[place].outcome == "left":
+            kept[place] = each
+    return kept
+
+
+def _meeting(job: LocalJob) -> tuple[str, str, str]:
+    return job.job, job.backend, job.endpoint
+
+
+# Names
+
+
+def is_endpoint(word: str) -> bool:
+    """Whether a word is a whole endpoint, or several."""
+    return _ENDPOINT.fullmatch(word) is not None
+
+
+def jobs_named(word: str, jobs: Sequence[RunningJob]) -> list[RunningJob]:
+    exact = [each for each in jobs if any(_is_name(word, agent) for agent in each.agents)]
+    return exact or [each for each in jobs if _begins_id(word, each.first)]
+
+
+def past_jobs_named(word: str, job: str) -> list[EndedJob]:
+    """The jobs of an id (empty for any) that have ended here, and that a word or an endpoint names; newest first."""
+    jobs = [each for each in past_jobs() if job in {"", each.job.job}]
+    if is_endpoint(word):
+        return [each for each in jobs if _on_loopback(each.job.endpoint) == _on_loopback(word)]
+    exact = [each for each in jobs if not word or _is_name(word, each.job)]
+    return exact or [each for each in jobs if _begins_id(word, each.job)]
+
+
+def _is_name(word: str, job: LocalJob) -> bool:
+    return word in {job.job, str(job.pid), job.endpoint.rpartition(":")[2]} or os.path.basename(word) == job.script
+
+
+def _begins_id(word: str, job: LocalJob) -> bool:
+    return len(word) >= _LEAST_PREFIX and job.job.startswith(word)
+
+
+def _on_loopback(endpoint: str) -> str:
+    return endpoint.replace("localhost:", "127.0.0.1:")
+
+
+def job_named(word: str, job: str) -> RunningJob | None:
+    """The job on this machine that a word names (empty for the only one), of this id (empty for any).
+
+    Returns:
+        None if the word names none, but can be a host's name.
+
+    Raises:
+        UsageError: there are several. NoJobError: there is none.
+    """
+    jobs = [each for each in running_jobs() if job in {"", each.first.job}]
+    found = jobs_named(word, jobs) if word else jobs
+    what = word or job
+    if len(found) == 1:
+        return found[0]
+    if found:
+        which = f"{what!r} names {len(found)} jobs" if what else f"there are {len(found)} jobs"
+        raise UsageError(f"{which} on this machine; give the number, port or endpoint of one:\n{_candidates(found)}")
+    if past := past_jobs_named(word, job) if what else []:
+        raise NoJobError(f"no job {what!r} runs on this machine; the last one {_ending(past[0], time.time())}")
+    if word and not word.isdecimal() and os.sep not in word and not word.endswith(".py"):
+        return None
+    named = f" is named {what!r} (by id, number, port or script)" if what else ""
+    raise NoJobError(
+        f"no job of this user{named or ' runs'} on this machine; "
+        + ("'rallyctl status' lists those that run" if named else "give the job's --rdzv-endpoint")
+    )
+
+
+def _candidates(jobs: Sequence[RunningJob]) -> str:
+    firsts = [each.first for each in jobs[:_MOST_CANDIDATES]]
+    now = time.time()
+    rows = [(str(each.pid), each.job, each.script, each.endpoint, duration(now - each.began)) for each in firsts]
+    lines = table([("NUMBER", "JOB", "SCRIPT", "ENDPOINT", "AGE"), *rows])
+    more = [f"and {len(jobs) - len(firsts)} more; 'rallyctl status' lists all"] if len(jobs) > len(firsts) else []
+    return "\n".join([*lines, *more])
+
+
+def either_order(options: argparse.Namespace, operand: str, fits: re.Pattern[str]) -> None:
+    """Find out which of two words is the job and which the verb's own operand, which matches `fits`.
+
+    Raises:
+        UsageError: both could be.
+    """
+    first, second = getattr(options, operand), options.endpoint
+    orders = [each for each in ((first, second), (second, first)) if fits.fullmatch(each[0])] if second else []
+    found = [each for each in orders if is_endpoint(each[1])]
+    if len(orders) > 1 and not found:
+        jobs = running_jobs()
+        found = [each for each in orders if jobs_named(each[1], jobs)]
+    if len(found) > 1:
+        raise UsageError(f"both {first} and {second} can be the job; give the job as --rdzv-endpoint")
+    if chosen := found or orders:
+        setattr(options, operand, chosen[0][0])
+        options.endpoint = chosen[0][1]
+
+
+# Where they are, and how they stand
+
+
+def targets_of(job: LocalJob, config: Mapping[str, Any]) -> list[DialTarget]:
+    """The places where the coordinator of a job of this machine may be. If this command was given no secret, the job's
+    token comes from its agent.
+    """
+    from rallypoint.agent.coordinators import coordinators
+    from rallypoint.base.secrets import Secret
+    from rallypoint.rendezvous.params import RendezvousParameters
+
+    found = coordinators(RendezvousParameters(job.backend, job.endpoint, job.job, 1, 1, **config))
+    if all(each.key is not None for each in found) or not (token := local_token(job)):
+        return found
+    key = Secret((token,)).keys(job.job)[0]
+    return [each._replace(key=key) for each in found]
+
+
+def looked_at(jobs: Sequence[RunningJob], config: Mapping[str, Any]) -> list[RunningJob]:
+    """The jobs with how they stand; all are asked side by side."""
+
+    async def look(job: RunningJob) -> RunningJob:
+        try:
+            async with asyncio.timeout(_LOOK):
+                where = await asyncio.to_thread(targets_of, job.first, config)
+                async with await open_session(where, job.first.job) as session:
+                    session.send(WatchRequest())
+                    while not isinstance(seen := await session.receive(), Snapshot):
+                        pass
+                    return job._replace(seen=seen)
+        except (RallypointError, OSError, TimeoutError):
+            return job
+
+    async def look_at_all() -> list[RunningJob]:
+        return await asyncio.gather(*map(look, jobs))
+
+    return asyncio.run(look_at_all())
+
+
+# How they are shown
+
+
+def jobs_here_json(jobs: Sequence[RunningJob], past: Sequence[EndedJob], now: float) -> str:
+    rows = {"jobs": [_running_fields(each, now) for each in jobs], "ended": [_past_fields(each) for each in past]}
+    return json.dumps({"version": VERSION, **rows}, indent=2)
+
+
+def show_jobs(jobs: Sequence[RunningJob], past: Sequence[EndedJob], options: argparse.Namespace) -> None:
+    """Print the jobs of this machine."""
+    now = time.time()
+    if options.json:
+        print_answer(jobs_here_json(jobs, past, now))
+        return
+    none = "no job of this user runs on this machine; give the --rdzv-endpoint of one that runs elsewhere"
+    lines = _running_lines(jobs, now) if jobs else [none]
+    if options.all and past:
+        lines += ["", "ended", *_past_lines(past, now)]
+    elif past:
+        lines.append(f"{len(past)} {'has' if len(past) == 1 else 'have'} ended here: rallyctl status --all")
+    print_answer("\n".join(lines))
+
+
+def _running_lines(jobs: Sequence[RunningJob], now: float) -> list[str]:
+    rows = [("JOB", "PHASE", "AGE", "NODES", "RESTARTS", "SCRIPT", "USER", "ENDPOINT", "NUMBER")]
+    for job, seen in ((each.first, each.seen) for each in jobs):
+        stands = ("unreachable", "-", "-")
+        if seen is not None:
+            nodes = f"{seen.totals.in_round} of {seen.max_nodes}"
+            stands = (seen.phase.value, nodes, str(seen.round))
+        phase, nodes, restarts = stands
+        more = (job.script or "-", _user(job.user), job.endpoint, str(job.pid))
+        rows.append((_short(job.job), phase, duration(now - job.began), nodes, restarts, *more))
+    return table(rows)
+
+
+def _past_lines(jobs: Sequence[EndedJob], now: float) -> list[str]:
+    rows = [("JOB", "OUTCOME", "ENDED", "TOOK", "RESTARTS", "SCRIPT", "NUMBER", "WHY")]
+    for each in jobs:
+        job = each.job
+        times = (f"{duration(now - each.ended)} ago", duration(each.seconds))
+        rows.append(
+            (
+                _short(job.job),
+                each.outcome,
+                *times,
+                str(max(0, each.round)),
+                job.script or "-",
+                str(job.pid),
+                each.detail,
+            )
+        )
+    return table(rows)
+
+
+def show_past(job: EndedJob, options: argparse.Namespace) -> int:
+    """Print how a job has ended; returns the exit code."""
+    if options.json:
+        print_answer(jobs_here_json([], [job], time.time()))
+        return OUTCOME_CODES[job.outcome]
+    rows = {
+        "job": job.job.job,
+        "phase": f"{_ending(job, time.time())}",
+        "took": duration(job.seconds),
+        "round": "none" if job.round < 0 else str(job.round),
+        "restarts": f"{job.restarts} of {job.max_restarts} used",
+        "script": job.job.script,
+        "agent": f"{job.job.pid} on this machine",
+        "logs": job.log_dir or "none",
+    }
+    print_answer("\n".join(f"{name:<8}  {text}" for name, text in rows.items()))
+    return OUTCOME_CODES[job.outcome]
+
+
+def _ending(job: EndedJob, now: float) -> str:
+    how = "left by this node" if job.outcome == "left" else job.outcome
+    return f"{how} {duration(now - job.ended)} ago{f': {job.detail}' if job.detail else ''}"
+
+
+def _short(job: str) -> str:
+    return job[:_SHORT] if _UUID.fullmatch(job) else job
+
+
+def _user(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _job_fields(job: LocalJob) -> dict[str, Any]:
+    return {
+        "job": job.job,
+        "backend": job.backend,
+        "endpoint": job.endpoint,
+        "pid": job.pid,
+        "script": job.script,
+        "user": _user(job.user),
+        "began": moment(job.began),
+    }
+
+
+def _running_fields(job: RunningJob, now: float) -> dict[str, Any]:
+    seen = job.seen
+    return {
+        **_job_fields(job.first),
+        "age_seconds": round(now - job.first.began, 3),
+        "agents": [each.pid for each in job.agents],
+        "phase": None if seen is None else seen.phase.value,
+        "round": None if seen is None else seen.round,
+        "nodes": None if seen is None else seen.totals.in_round,
+        "max_nodes": None if seen is None else seen.max_nodes,
+    }
+
+
+def _past_fields(job: EndedJob) -> dict[str, Any]:
+    return {
+        **_job_fields(job.job),
+        "ended": moment(job.ended),
+        "age_seconds": round(job.seconds, 3),
+        "outcome": job.outcome,
+        "detail": job.detail,
+        "round": None if job.round < 0 else job.round,
+        "restarts": job.restarts,
+        "max_restarts": job.max_restarts,
+        "log_dir": job.log_dir,
+    }

@@ -1,0 +1,213 @@
+"""`rallyctl logs`, `events` and `wait`: what a job writes, what happens to it, and how it ends."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from rallypoint.base.errors import RallypointError, UsageError, UserError
+from rallypoint.cli.exit import OutputError, print_answer, print_error
+from rallypoint.cli.following import Follower, Lines
+from rallypoint.cli.job_verbs import collect, receive, targets, unnamed, with_session
+from rallypoint.control.client.dialing import DialTarget
+from rallypoint.control.client.watcher import UnreachableError, WatcherSession, operator_name
+from rallypoint.control.protocol.messages import CollectedPart, CollectKind
+from rallypoint.control.protocol.observation import CollectCommand, CommandReply, JobList, Snapshot, WatchRequest
+
+_RANKS = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?")
+_MOST_RANKS = 1024
+_LAST_WORDS = 5.0
+"""Seconds for which the nodes of a job that has ended may still send what was written."""
+UNREACHABLE = 69
+"""The exit code of `wait` if the job cannot be reached: EX_UNAVAILABLE of sysexits.h. Others are those of the job."""
+
+
+def logs(options: argparse.Namespace) -> int:
+    ranks = _take_operands(options)
+    if options.lines < 0:
+        raise UsageError(f"--lines={options.lines} is negative")
+    show = _LogLines(labelled=len(ranks) != 1)
+    if options.follow:
+        follower = _LogFollower(lambda: targets(options), options.rdzv_id, ranks, options.lines, show.take)
+        seen = asyncio.run(follower.run())
+        if follower.refusal:
+            raise RallypointError(follower.refusal)
+        if isinstance(seen, JobList):
+            raise unnamed(seen)
+        print_error(f"rallyctl: {seen.detail}")
+        return 0
+
+    async def once(session: WatcherSession) -> int:
+        session.send(CollectCommand(operator_name(), CollectKind.LOGS, ranks, options.lines))
+        reply = await collect(session, show.take)
+        if not reply.done:
+            raise RallypointError(reply.detail)
+        return 0
+
+    return with_session(options, once)
+
+
+def _take_operands(options: argparse.Namespace) -> tuple[int, ...]:
+    """The ranks among the operands; what is none is the endpoint."""
+    options.endpoint = ""
+    ranks: dict[int, None] = {}
+    for each in options.operands:
+        if found := _RANKS.fullmatch(each):
+            first, last = int(found[1]), int(found[2] or found[1])
+            if not first <= last < first + _MOST_RANKS:
+                raise UsageError(f"{each!r} is not a range of at most {_MOST_RANKS} ranks; give FIRST-LAST")
+            ranks |= dict.fromkeys(range(first, last + 1))
+        elif options.endpoint:
+            raise UsageError(
+                f"{each!r} is not a rank, and the endpoint is {options.endpoint!r}; give ranks as 0 or 8-15"
+            )
+        else:
+            options.endpoint = each
+    if len(ranks) > _MOST_RANKS:
+        raise UsageError(f"{len(ranks)} ranks are too many; name {_MOST_RANKS} at most, or none for all")
+    return tuple(ranks)
+
+
+class _LogLines:
+    """Prints what nodes send."""
+
+    def __init__(self, *, labelled: bool) -> None:
+        self._labelled = labelled
+        self._told: set[str] = set()
+
+    def take(self, node: str, data: bytes) -> None:
+        from rallypoint.observe.worker_logs import decode_logs, log_lines
+
+        try:
+            found = decode_logs(data)
+        except ValueError as error:
+            print_error(f"rallyctl: what {node} has sent are no logs: {error}")
+            return
+        for note in found.notes:
+            if note not in self._told:
+                self._told.add(note)
+                print_error(f"rallyctl: {note}")
+        if lines := list(log_lines(found, node, labelled=self._labelled)):
+            print_answer("\n".join(lines))
+
+
+class _Notes(Lines):
+    """A display of notes alone, for people: on standard error."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda text: print_error(f"rallyctl: {text}"))
+
+    def show(self, snapshot: Snapshot) -> None: ...
+
+
+class _LogFollower(Follower):
+    """Follows what workers write until the job ends. Each node is asked again when what it has sent was read."""
+
+    def __init__(
+        self,
+        find: Callable[[], Sequence[DialTarget]],
+        job: str,
+        ranks: tuple[int, ...],
+        lines: int,
+        take: Callable[[str, bytes], None],
+    ) -> None:
+        super().__init__(find, job, _Notes())
+        self.refusal = ""
+        """Why the job's logs cannot be followed, if they cannot."""
+        cursor = 1 + secrets.randbelow(2**39)
+        self._command = CollectCommand(operator_name(), CollectKind.LOGS, ranks, lines, cursor)
+        self._take = take
+
+    async def _listen(self, session: WatcherSession) -> Snapshot | JobList:
+        session.send(self._command)
+        ended: Snapshot | None = None
+        parts: dict[str, bytearray] = {}
+        try:
+            async with asyncio.timeout(None) as limit:
+                while True:
+                    seen = await session.receive()
+                    match seen:
+                        case CollectedPart():
+                            self._add(parts, seen)
+                        case Snapshot():
+                            self.show(seen)
+                            if seen.detail and ended is None:
+                                ended = seen
+                                limit.reschedule(asyncio.get_running_loop().time() + _LAST_WORDS)
+                        case JobList():
+                            return seen
+                        case CommandReply():
+                            if not seen.done:
+                                self.refusal = seen.detail
+                            if ended is not None or self.refusal:
+                                return ended or JobList(())
+        except (UnreachableError, TimeoutError):
+            if ended is None:
+                raise
+            return ended
+
+    def _add(self, parts: dict[str, bytearray], part: CollectedPart) -> None:
+        parts.setdefault(part.node, bytearray()).extend(part.data)
+        if part.is_last:
+            self._take(part.node, bytes(parts.pop(part.node)))
+
+
+def events(options: argparse.Namespace) -> int:
+    display = _EventLines(as_json=options.json)
+    if options.follow:
+        seen = asyncio.run(Follower(lambda: targets(options), options.rdzv_id, display).run())
+        if isinstance(seen, JobList):
+            raise unnamed(seen)
+        return 0
+
+    async def once(session: WatcherSession) -> int:
+        session.send(WatchRequest())
+        display.show(await receive(session, Snapshot))
+        return 0
+
+    return with_session(options, once)
+
+
+class _EventLines(_Notes):
+    """A line for each event of the job, from the oldest that is known on."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        from rallypoint.observe.status import NewEvents
+
+        super().__init__()
+        self._as_json = as_json
+        self._events = NewEvents()
+
+    def show(self, snapshot: Snapshot) -> None:
+        if lines := list(self._lines(snapshot)):
+            print_answer("\n".join(lines))
+
+    def _lines(self, snapshot: Snapshot) -> Iterator[str]:
+        from rallypoint.observe.status import event_json
+
+        now = time.time()
+        for each in self._events.take(snapshot):
+            at = time.localtime(now - each.seconds_ago)
+            yield event_json(each, now) if self._as_json else f"{time.strftime('%Y-%m-%d %H:%M:%S', at)} {each.text}"
+
+
+def wait(options: argparse.Namespace) -> int:
+    from rallypoint.cli.verdict import CODES
+    from rallypoint.control.protocol.observation import Phase
+    from rallypoint.failures.cause import Ending
+
+    try:
+        seen = asyncio.run(Follower(lambda: targets(options), options.rdzv_id, _Notes()).run())
+    except RallypointError as error:
+        if isinstance(error, UserError | OutputError):
+            raise
+        print_error(f"rallyctl: error: {error}")
+        return UNREACHABLE
+    if isinstance(seen, JobList):
+        raise unnamed(seen)
+    print_answer(seen.detail)
+    return 0 if seen.phase is Phase.SUCCEEDED else CODES[seen.ending or Ending.PROGRAM]

@@ -1,0 +1,79 @@
+"""Which domain this node is in: the machines whose GPUs are better connected with its own than others are.
+
+What the GPUs' driver says holds before what a scheduler says: an NVLink domain is what ranks are kept together for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from rallypoint.base.devices import LIBRARY, nvml_fabrics
+from rallypoint.base.errors import UsageError
+from rallypoint.base.log import get_logger
+from rallypoint.control.membership.segments import checked_size
+
+_log = get_logger(__name__)
+
+_MOST = 255
+_ADDRESS, _PATTERN = "SLURM_TOPOLOGY_ADDR", "SLURM_TOPOLOGY_ADDR_PATTERN"
+
+
+class Domain(NamedTuple):
+    """A domain, and what has named it, for people."""
+
+    name: str
+    source: str
+
+
+def check_topology(domain: str, segment: int, min_nodes: int) -> None:
+    """Raises UsageError: no node can have such a domain, or no job of so many nodes such segments."""
+    if not _is_name(domain):
+        raise UsageError(
+            f"--node-domain={domain[:80]!r} is not a name of printable characters, without spaces around it, of "
+            f"{_MOST} bytes at most"
+        )
+    checked_size(segment, min_nodes, fixed_ranks=False)
+
+
+def node_domain(given: str) -> str:
+    """The name of this node's domain: the one that was given, or what is found for `auto`, which is logged; empty if
+    nothing names it.
+    """
+    if given != "auto":
+        return given
+    found = find_domain(os.environ)
+    if found is None:
+        _log.warning(
+            "--node-domain=auto: neither NVML nor %s says in which domain this node is, so it counts as one of those "
+            "without a name; give --node-domain=NAME, or PET_NODE_DOMAIN",
+            _ADDRESS,
+        )
+        return ""
+    _log.info("this node is in domain %s, as %s says", found.name, found.source)
+    return found.name
+
+
+def find_domain(environ: Mapping[str, str], library: str = LIBRARY) -> Domain | None:
+    """The domain of this node, by NVML (the library's name or path) or by Slurm's variables; None if neither knows."""
+    fabrics = nvml_fabrics(library)
+    if len(set(fabrics)) == 1 and fabrics[0]:
+        return Domain(fabrics[0], "NVML")
+    name = slurm_domain(environ.get(_ADDRESS, ""), environ.get(_PATTERN, ""))
+    return Domain(name, _ADDRESS) if name else None
+
+
+def slurm_domain(address: str, pattern: str) -> str:
+    """The block or the lowest switch of `root.leaf-3.node7`, whose pattern is `switch.switch.node`; empty if none.
+
+    The name of the node, which comes last, may have periods too.
+    """
+    *kinds, last = pattern.split(".")
+    *names, _node = address.split(".", len(kinds))
+    name = names[-1] if kinds and last == "node" and len(names) == len(kinds) else ""
+    return name if _is_name(name) else ""
+
+
+def _is_name(text: str) -> bool:
+    return text == text.strip() and text.isprintable() and len(text.encode(errors="replace")) <= _MOST

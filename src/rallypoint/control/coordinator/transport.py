@@ -1,0 +1,301 @@
+"""The sockets of a control server's connections: one epoll set, which the process's event loop watches as one file.
+
+In place of the event loop's transports, which took a fifth of what a node costs in its first round (decision 22). Laws:
+
+1. All of this is used on the loop's thread. What the loop's other users have to do comes after some events at most.
+2. A connection is told of its end once, and never from within a call of its own.
+3. A defect in what a connection does ends that connection alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from select import EPOLLIN, EPOLLOUT
+from typing import Any, Protocol
+
+from rallypoint.base.log import get_logger
+
+log = get_logger(__name__)
+
+_AT_ONCE = 64
+"""Events that are handled, and connections that are accepted for one of them, before others have their turn."""
+_MANY = 256
+"""Connections above which the events of a while are handled together: to be woken for each would cost as much again.
+"""
+_REST = 0.004
+"""Seconds of that while."""
+_READ = 65536
+"""Bytes that are read at once."""
+_RETRY = 1.0
+"""Seconds for which nobody is accepted after the kernel has refused that, for lack of descriptors or memory."""
+
+
+class Receiver(Protocol):
+    """A connection, which hears of what happens to its transport."""
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have arrived."""
+
+    def connection_lost(self, error: OSError | None) -> None:
+        """It has ended; `error` is None if one of the sides has closed it."""
+
+
+class Transports:
+    """All transports of one server, and its listeners.
+
+    Args:
+        accepted: makes the connection of a new transport.
+        log_refusal: logs that nobody is accepted for a while.
+    """
+
+    def __init__(self, accepted: Callable[[Transport], Receiver], log_refusal: Callable[..., None]) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._accepted = accepted
+        self._log_refusal = log_refusal
+        self._epoll = select.epoll()
+        self._listeners: dict[int, socket.socket] = {}
+        self._transports: dict[int, Transport] = {}
+        """Those that wait for events, by descriptor."""
+        self._rest: asyncio.TimerHandle | None = None
+        self._is_watched = False
+        """Whether the loop waits for events of the set, and not for a moment."""
+        self._wait(0)
+
+    def listen(self, listener: socket.socket) -> None:
+        """Accept what connects to it, until `stop_listening`."""
+        listener.setblocking(False)
+        self._listeners[listener.fileno()] = listener
+        self._epoll.register(listener, EPOLLIN)
+
+    def stop_listening(self) -> None:
+        """Accept nobody any more, and close the listeners. Idempotent."""
+        while self._listeners:
+            descriptor, listener = self._listeners.popitem()
+            with suppress(OSError):  # it is not waited for just now
+                self._epoll.unregister(descriptor)
+            listener.close()
+
+    def close(self) -> None:
+        """There are no more transports."""
+        self.stop_listening()
+        if self._rest is not None:
+            self._rest.cancel()
+        self.loop.remove_reader(self._epoll.fileno())
+        self._epoll.close()
+
+    def watch(self, transport: Transport, before: int, events: int) -> None:
+        """Wait for these events of a transport, instead of those `before`."""
+        descriptor = transport.socket.fileno()
+        if not events:
+            del self._transports[descriptor]
+            self._epoll.unregister(descriptor)
+        elif before:
+            self._epoll.modify(descriptor, events)
+        else:
+            self._transports[descriptor] = transport
+            self._epoll.register(descriptor, events)
+
+    def _wait(self, found: int) -> None:
+        """Have the loop call again: in a while if there are many connections, at once if so many events were found that
+        there may be more; else as soon as there is one.
+        """
+        rests = len(self._transports) > _MANY
+        if rests:
+            self._rest = self.loop.call_later(_REST if found < _AT_ONCE else 0.0, self._handle_events)
+        if rests and self._is_watched:
+            self.loop.remove_reader(self._epoll.fileno())
+        elif not rests and not self._is_watched:  # which takes a time that is linear in the connections
+            self.loop.add_reader(self._epoll.fileno(), self._handle_events)
+        self._is_watched = not rests
+
+    def _handle_events(self) -> None:
+        found = self._epoll.poll(0, _AT_ONCE)
+        self._wait(len(found))
+        for descriptor, events in found:
+            transport = self._transports.get(descriptor)
+            if transport is None:
+                self._accept_from(descriptor)
+                continue
+            try:
+                transport.on_events(events)
+            except Exception:
+                log.exception("a defect ends a control connection from %s", transport.peer_name[0])
+                transport.abort()
+
+    def _accept_from(self, descriptor: int) -> None:
+        for _ in range(_AT_ONCE):
+            listener = self._listeners.get(descriptor)  # whoever is accepted may have had us stop
+            if listener is None:
+                return
+            try:
+                accepted, name = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._log_refusal("no control connection is accepted for %g s: %s", _RETRY, error)
+                self._epoll.unregister(descriptor)
+                self.loop.call_later(_RETRY, self._accept_again, listener)
+                return
+            accepted.setblocking(False)
+            transport = Transport(self, accepted, name)
+            transport.open(self._accepted(transport))
+
+    def _accept_again(self, listener: socket.socket) -> None:
+        if listener.fileno() in self._listeners:
+            self._epoll.register(listener, EPOLLIN)
+
+
+class Transport:
+    """One accepted connection. What cannot be sent at once waits in `unsent`."""
+
+    __slots__ = (
+        "_all",
+        "_ends_output",
+        "_has_ended",
+        "_is_paused",
+        "_receiver",
+        "_watched",
+        "is_closing",
+        "own_name",
+        "peer_name",
+        "socket",
+        "unsent",
+    )
+
+    def __init__(self, transports: Transports, accepted: socket.socket, peer_name: Any) -> None:
+        self._all = transports
+        self.socket = accepted
+        self.own_name, self.peer_name = accepted.getsockname(), peer_name
+        """Both ends, as the kernel says."""
+        self.unsent = bytearray()
+        self.is_closing = False
+        self._receiver: Receiver | None = None
+        """The connection, until it has been told of the end."""
+        self._has_ended = self._ends_output = self._is_paused = False
+        self._watched = 0
+        """The events that the set waits for."""
+
+    def open(self, receiver: Receiver) -> None:
+        """Read from now on."""
+        self._receiver = receiver
+        self._watch()
+
+    def write(self, data: bytes) -> None:
+        """Send this as soon as possible; dropped when it is closing."""
+        if self.is_closing or not data:
+            return
+        if self.unsent:
+            self.unsent += data
+            return
+        try:
+            sent = self.socket.send(data, socket.MSG_NOSIGNAL)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError as error:
+            self._end(error)
+            return
+        if sent < len(data):
+            self.unsent += data[sent:]
+            self._watch()
+
+    def write_eof(self) -> None:
+        """Say that nothing follows what was written. Idempotent."""
+        self._ends_output = True
+        if not self.unsent and not self._has_ended:
+            with suppress(OSError):  # it is not connected any more, which is found out when it is read
+                self.socket.shutdown(socket.SHUT_WR)
+
+    def pause(self) -> None:
+        """Read nothing until `resume`."""
+        self._is_paused = True
+        self._watch()
+
+    def resume(self) -> None:
+        """Read again."""
+        self._is_paused = False
+        self._watch()
+
+    def close(self) -> None:
+        """Read nothing more, and end it when all that was written has been sent. Idempotent."""
+        if not self.is_closing:
+            self.is_closing = True
+            if self.unsent:
+                self._watch()
+            else:
+                self._end(None)
+
+    def abort(self) -> None:
+        """End it now. Idempotent."""
+        self._end(None)
+
+    def hand_over(self) -> socket.socket:
+        """End this transport, and not its connection, which is the caller's from now on."""
+        self._end(None)
+        return socket.socket(fileno=self.socket.detach())
+
+    def on_events(self, events: int) -> None:
+        """The set has found these."""
+        if events & ~EPOLLOUT and self._watched & EPOLLIN:
+            self._read()
+        if events & ~EPOLLIN and self._watched & EPOLLOUT:
+            self._send_rest()
+
+    def _read(self) -> None:
+        try:
+            data = self.socket.recv(_READ)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._end(error)
+            return
+        if not data:
+            self.close()
+        elif self._receiver is not None:
+            self._receiver.data_received(data)
+
+    def _send_rest(self) -> None:
+        try:
+            del self.unsent[: self.socket.send(self.unsent, socket.MSG_NOSIGNAL)]
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._end(error)
+            return
+        if self.unsent:
+            return
+        if self.is_closing:
+            self._end(None)
+            return
+        self._watch()
+        if self._ends_output:
+            self.write_eof()
+
+    def _watch(self) -> None:
+        """Have the set wait for what is of interest now. Of nothing it would report some all the time."""
+        wanted = EPOLLOUT if self.unsent else 0
+        if not (self.is_closing or self._is_paused):
+            wanted |= EPOLLIN
+        if self._has_ended or wanted == self._watched:
+            return
+        self._all.watch(self, self._watched, wanted)
+        self._watched = wanted
+
+    def _end(self, error: OSError | None) -> None:
+        if self._has_ended:
+            return
+        self.is_closing = True
+        self.unsent.clear()
+        self._is_paused = True
+        self._watch()
+        self._has_ended = True
+        self._all.loop.call_soon(self._report_end, error)
+
+    def _report_end(self, error: OSError | None) -> None:
+        receiver, self._receiver = self._receiver, None
+        self.socket.close()
+        if receiver is not None:
+            receiver.connection_lost(error)

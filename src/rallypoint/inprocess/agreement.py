@@ -1,0 +1,70 @@
+"""`Round.agree`: all workers of a round go on from the state of the one that is furthest.
+
+Laws:
+
+1. Nothing of torch is imported: a function that has no process group has nobody to agree with.
+2. State and step change together or not at all: a worker that is interrupted between the two would pass on a state as
+   that of another step.
+3. What is sent is in host memory, and each worker puts it where its own state is: a tensor on a device of the sender
+   would be made on a device of that number at the receiver.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from rallypoint.inprocess.aborting import c10d
+from rallypoint.notices import uninterrupted
+
+STEP = "step"
+"""The key in `round.memory` of the last step that this worker has finished."""
+
+
+class Stateful(Protocol):
+    """Has a state, as modules, optimizers and schedulers of torch have."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> object: ...
+
+
+def agree(memory: dict[str, Any], state: Stateful | Mapping[str, Stateful] | None) -> int | None:
+    """See `Round.agree`."""
+    own, groups = memory.get(STEP), c10d()
+    if groups is None or not groups.is_initialized():
+        return own
+    steps: list[int | None] = [None] * groups.get_world_size()
+    groups.all_gather_object(steps, own)
+    known = [each for each in steps if each is not None]
+    if len(known) == len(steps) and min(known) == max(known):
+        return own
+    if not known or state is None:
+        memory.pop(STEP, None)
+        return None
+    furthest = max(known)
+    source = steps.index(furthest)
+    parts = state if isinstance(state, Mapping) else {"": state}
+    mine = {name: on_host(each.state_dict()) for name, each in parts.items()} if groups.get_rank() == source else None
+    sent = [mine]
+    groups.broadcast_object_list(sent, source)
+    if own != furthest:
+        assert sent[0] is not None
+        with uninterrupted():
+            for name, each in parts.items():
+                each.load_state_dict(sent[0][name])
+            memory[STEP] = furthest
+    return furthest
+
+
+def on_host(value: Any) -> Any:
+    """The same with each tensor in host memory, in dicts, lists and tuples."""
+    tensor = getattr(sys.modules.get("torch"), "Tensor", ())
+    if isinstance(value, tensor):
+        return value.detach().cpu()
+    if isinstance(value, Mapping):
+        return {key: on_host(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(on_host, value))
+    return value

@@ -1,0 +1,406 @@
+"""A drill of a job: whom a fault befalls, when it is refused, and what became of it (`rallyctl drill`). Pure.
+
+Laws:
+
+1. The same seed chooses the same victims among the same workers and nodes, whatever became of the faults before.
+2. A fault that would end the job is refused, unless it is forced: one that needs a restart where none is left, or that
+   takes a node where no more than the minimum are there.
+3. All times are differences of ages in one snapshot, and so of the coordinator's clock: no two clocks are compared.
+4. What is only known to have happened before a moment is an upper bound, and shown as one. What is not known is shown
+   as that.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from rallypoint.control.protocol.messages import Fault, NodeReport
+from rallypoint.control.protocol.observation import EventKind, JobEvent, NodeState, NodeView, Phase, Snapshot
+from rallypoint.observe.status import table
+
+VERSION = 1
+"""Of the JSON."""
+_FOUND = frozenset({EventKind.ROUND_ENDED, EventKind.NODE_LOST, EventKind.HANG_FOUND, EventKind.JOB_ENDED})
+"""The events that show that a fault was detected."""
+_MAY_PASS = frozenset({Fault.PAUSE_WORKER, Fault.PAUSE_NODE, Fault.CUT})
+"""The faults that end by themselves, and may pass without being detected."""
+_KILLS_NODE = frozenset({Fault.KILL_AGENT, Fault.KILL_NODE})
+_TAKES_CONTROL_PLANE = _KILLS_NODE | {Fault.CUT}
+_USES_RESTART = frozenset({Fault.KILL_WORKER, Fault.KILL_AGENT, Fault.HANG})
+"""Those of an agent too: workers of other nodes may fail before its loss is known."""
+
+
+class DrillRefused(Exception):
+    """This fault is not done; one sentence says why, and what to do."""
+
+
+class Drill(NamedTuple):
+    """What was asked for: so many faults, of one kind.
+
+    `rank` and `node` name the victim; otherwise the seed chooses one each time. `lasts` is for how many seconds a pause
+    or a cut lasts, `within` how many the job has until its next step, from the end of those on.
+    """
+
+    fault: Fault
+    times: int = 1
+    seed: int = 0
+    rank: int = -1
+    node: str = ""
+    lasts: float = 0.0
+    within: float = 120.0
+    forced: bool = False
+
+    @property
+    def limit(self) -> float:
+        return self.within + (self.lasts if self.fault in _MAY_PASS else 0.0)
+
+
+class Victim(NamedTuple):
+    """A node, or the worker of a global rank on it. `key` is what a command calls the node."""
+
+    node: str
+    key: str
+    rank: int = -1
+
+    @property
+    def text(self) -> str:
+        return self.node if self.rank < 0 else f"rank {self.rank} on {self.node}"
+
+
+class Begun(NamedTuple):
+    """A fault that was done. `text` is that of its event, `before` how the job stood."""
+
+    drill: Drill
+    number: int
+    victim: Victim
+    text: str
+    before: Snapshot
+
+
+class Trial(NamedTuple):
+    """What became of one fault. All times are in seconds since it; None where that has not happened, or is not known.
+
+    `step` is the first step after it, or, with `seen_by` "output", the first output; an upper bound unless `is_exact`.
+    `lost` is how many steps are made again.
+    """
+
+    number: int
+    fault: Fault
+    victim: Victim
+    survived: bool = False
+    detected: float | None = None
+    round: float | None = None
+    step: float | None = None
+    is_exact: bool = True
+    seen_by: str = ""
+    restarts: int = 0
+    lost: int | None = None
+    note: str = ""
+
+
+# Whom it befalls
+
+
+def choose(drill: Drill, number: int, seen: Snapshot) -> Victim:
+    """The victim of the fault of this number, from 1 on.
+
+    Raises:
+        DrillRefused: the fault would end the job, or there is no such victim.
+    """
+    why = _refusal(drill, number, seen)
+    if why:
+        raise DrillRefused(why)
+    found = victims(drill, seen)
+    if not found:
+        raise DrillRefused(_nobody(drill))
+    return random.Random(f"{drill.seed}:{number}").choice(found)
+
+
+def victims(drill: Drill, seen: Snapshot) -> list[Victim]:
+    """All whom the fault may befall."""
+    nodes = [each for each in seen.nodes if each.state is NodeState.PARTICIPANT and each.connected]
+    nodes = [each for each in nodes if not each.succeeded]
+    if drill.fault in _TAKES_CONTROL_PLANE:
+        nodes = [each for each in nodes if not hosts_control_plane(each)]
+    if drill.node:
+        nodes = [each for each in nodes if drill.node in _names(each)]
+    if not drill.fault.is_of_worker:
+        return [Victim(each.name, _key(each)) for each in nodes]
+    return [
+        Victim(each.name, _key(each), rank)
+        for each in nodes
+        if each.first_rank >= 0
+        for rank in range(each.first_rank, each.first_rank + each.workers)
+        if drill.rank in (-1, rank)
+    ]
+
+
+def hosts_control_plane(node: NodeView) -> bool:
+    return node.connected and node.silent_for < 0
+
+
+def _key(node: NodeView) -> str:
+    return f"{node.pid}@{node.host or node.address}"
+
+
+def _names(node: NodeView) -> set[str]:
+    return {node.name, node.host, node.address, _key(node), str(node.group_rank)}
+
+
+def _nobody(drill: Drill) -> str:
+    if drill.rank >= 0:
+        return f"no node of the round that runs has rank {drill.rank}; see 'rallyctl status'"
+    which = f"{drill.node!r}" if drill.node else "any node"
+    if drill.fault in _TAKES_CONTROL_PLANE:
+        return (
+            f"'{drill.fault.value}' cannot be done to {which}: it is not there, or hosts the control plane, which has "
+            "to see what follows; name another node, or host it elsewhere ('rallyctl serve')"
+        )
+    return f"'{drill.fault.value}' cannot be done to {which}: it is not in the round that runs; see 'rallyctl status'"
+
+
+def _refusal(drill: Drill, number: int, seen: Snapshot) -> str:
+    """Why this fault is not done; empty if it can be."""
+    if seen.phase is not Phase.RUNNING:
+        return seen.detail or f"no round is running (the job is {seen.phase.value})"
+    if drill.forced:
+        return ""
+    left = max(0, seen.max_restarts) - seen.ended_rounds.failures
+    needed = drill.times - number + 1 if drill.fault is Fault.KILL_WORKER else int(drill.fault in _USES_RESTART)
+    if left < needed:
+        return (
+            f"'{drill.fault.value}' {needed} more time{'s'[: needed != 1]} may end the job, which has "
+            f"{max(0, left)} restart{'s'[: left != 1]} left; start it with a higher --max-restarts, or use --force"
+        )
+    there = seen.totals.in_round + seen.totals.spare + seen.totals.waiting
+    if drill.fault in _KILLS_NODE and there - 1 < seen.min_nodes:
+        return (
+            f"'{drill.fault.value}' leaves {there - 1} node{'s'[: there != 2]}, and the job needs {seen.min_nodes}; "
+            "start a spare node, or use --force if something starts the node again"
+        )
+    return ""
+
+
+def is_settled(seen: Snapshot) -> bool:
+    """Whether all nodes of the round have reported, and have made a step again, if they had made any before: another
+    fault now would be measured together with what was before it.
+    """
+    reports = [each.report for each in seen.nodes if each.report is not None]
+    there = 0 < seen.totals.in_round <= seen.totals.reported
+    return there and all(each.progress >= 0 or each.step_before < 0 for each in reports)
+
+
+# What became of it
+
+
+def outcome(begun: Begun, seen: Snapshot) -> Trial | None:
+    """What became of a fault, as far as this snapshot shows; None while that is open."""
+    drill, before = begun.drill, begun.before
+    fault = next((each for each in reversed(seen.events) if _is_fault(each, begun)), None)
+    if fault is None:
+        return None
+    since = _since(fault)
+    later = [each for each in seen.events if each.number > fault.number]
+    found = next((since(each.seconds_ago) for each in later if each.kind in _FOUND), None)
+    started = [since(each.seconds_ago) for each in later if _starts_round(each, seen.round)]
+    trial = Trial(
+        begun.number,
+        drill.fault,
+        begun.victim,
+        detected=found,
+        round=started[-1] if started else None,
+        restarts=seen.ended_rounds.failures - before.ended_rounds.failures,
+    )
+    if seen.detail:
+        return trial._replace(survived=seen.phase is Phase.SUCCEEDED, note=seen.detail)
+    if seen.phase is Phase.RUNNING and (done := _recovered(begun, seen, trial, since)) is not None:
+        return done._replace(survived=True)
+    if fault.seconds_ago < drill.limit:
+        return None
+    what = "it was not detected" if found is None and drill.fault not in _MAY_PASS else "there was no step"
+    return trial._replace(note=f"{what} within {drill.limit:g} s")
+
+
+def _is_fault(event: JobEvent, begun: Begun) -> bool:
+    last = begun.before.events[-1].number if begun.before.events else 0
+    return event.kind is EventKind.DRILL and event.text == begun.text and event.number > last
+
+
+def _starts_round(event: JobEvent, round_: int) -> bool:
+    return event.kind is EventKind.ROUND_STARTED and event.round == round_
+
+
+def _since(fault: JobEvent) -> Callable[[float], float]:
+    return lambda seconds_ago: max(0.0, fault.seconds_ago - seconds_ago)
+
+
+def _recovered(begun: Begun, seen: Snapshot, trial: Trial, since: Callable[[float], float]) -> Trial | None:
+    """The trial with its next step; None while there is none."""
+    reports = [each.report for each in seen.nodes if each.report is not None]
+    told = [each.report for each in begun.before.nodes if each.report is not None]
+    if seen.round > begun.before.round:
+        if trial.round is None:
+            return None
+        wanted = min(sum(map(_has_made_steps, told)), seen.totals.in_round)
+        made = [each for each in reports if each.progress >= 0]
+        if made and len(made) >= wanted:
+            return _with_first_step(trial, reports, made, since)
+        return None if wanted else _by_output(trial, told, reports, trial.round, since)
+    if trial.detected is None and begun.drill.fault not in _MAY_PASS:
+        return None
+    over = begun.drill.lasts if trial.detected is None else trial.detected
+    if since(0.0) <= over or not _is_back(begun.victim, seen, over, since):
+        return None
+    if any(each.progress >= 0 for each in told):
+        moments = [since(each.progress_age) for each in reports if each.progress >= 0]
+        if not moments or min(moments) <= over:
+            return None
+        return trial._replace(step=max(moments), is_exact=False, seen_by="progress", lost=0)
+    return _by_output(trial, told, reports, over, since)
+
+
+def _has_made_steps(report: NodeReport) -> bool:
+    return max(report.progress, report.step_before) >= 0
+
+
+def _with_first_step(
+    trial: Trial, reports: Sequence[NodeReport], made: Sequence[NodeReport], since: Callable[[float], float]
+) -> Trial:
+    """The trial with the first step of the next round. Workers that go on in their processes do not tell theirs."""
+    first = [each for each in made if each.first_step >= 0]
+    if not first:
+        return trial._replace(step=max(since(each.progress_age) for each in made), is_exact=False, seen_by="progress")
+    at, before = max(since(each.first_step_age) for each in first), max(each.step_before for each in reports)
+    lost = None if before < 0 else max(0, before + 1 - min(each.first_step for each in first))
+    return trial._replace(step=at, seen_by="progress", lost=lost)
+
+
+def _by_output(
+    trial: Trial,
+    told: Sequence[NodeReport],
+    reports: Sequence[NodeReport],
+    over: float,
+    since: Callable[[float], float],
+) -> Trial | None:
+    """The trial with the first output after this moment. Where no worker had ever written any, none is waited for."""
+    moments = [since(age) for each in reports for age in each.output_ages if age >= 0]
+    after = [each for each in moments if each > over]
+    if after:
+        return trial._replace(step=min(after), is_exact=False, seen_by="output")
+    wrote = any(age >= 0 for each in told for age in each.output_ages)
+    return None if wrote or not reports else trial
+
+
+def _is_back(victim: Victim, seen: Snapshot, over: float, since: Callable[[float], float]) -> bool:
+    """Whether the coordinator has heard from the victim's node after this moment."""
+    for each in seen.nodes:
+        if _key(each) == victim.key:
+            return each.connected and (each.silent_for < 0 or since(each.silent_for) > over)
+    return victim.rank >= 0
+
+
+# How it is shown
+
+
+def trial_lines(trials: Sequence[Trial]) -> list[str]:
+    """The table."""
+    rows: list[Sequence[str]] = [("#", "FAULT", "ON", "DETECTED", "ROUND", "STEP", "RESTARTS", "STEPS LOST", "")]
+    rows += [
+        (
+            str(each.number),
+            each.fault.value,
+            each.victim.text,
+            _seconds(each.detected),
+            _seconds(each.round),
+            _step(each),
+            str(each.restarts),
+            "-" if each.lost is None else str(each.lost),
+            "" if each.survived else "not survived",
+        )
+        for each in trials
+    ]
+    return table(rows)
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} s" if value >= 10 else f"{value:.2f} s"
+
+
+def _step(trial: Trial) -> str:
+    bound = "" if trial.is_exact or trial.step is None else "<= "
+    return f"{bound}{_seconds(trial.step)}{' (output)' if trial.seen_by == 'output' else ''}"
+
+
+def sentence(trials: Sequence[Trial], stopped: str = "") -> str:
+    """The result in one sentence; `stopped` says why no more were tried, if there were to be."""
+    parts = [f"{sum(each.survived for each in trials)} of {len(trials)} survived"]
+    parts += [f"fault {each.number} ({each.victim.text}) was not: {each.note}" for each in trials if not each.survived]
+    timed = [each for each in trials if each.survived and each.step is not None]
+    if timed:
+        middle, slowest = median(each.step or 0.0 for each in timed), max(timed, key=lambda each: each.step or 0.0)
+        bound = "" if all(each.is_exact for each in timed) else "at most "
+        parts.append(f"median {bound}{_seconds(middle)}")
+        parts.append(f"the slowest, {slowest.victim.text}, took {_step(slowest)}{_where(slowest)}")
+    elif any(each.survived and not each.note for each in trials):
+        parts.append("when the next step was is not known: the workers report no progress (notices.progress)")
+    known = [each.lost for each in trials if each.lost is not None]
+    if known:
+        parts.append(f"{sum(known)} steps lost in all")
+    if stopped:
+        parts.append(f"no more were tried: {stopped}")
+    return "; ".join(parts)
+
+
+def _where(trial: Trial) -> str:
+    """Where the time went, for a fault that ended the round."""
+    if trial.detected is None or trial.round is None or trial.step is None:
+        return ""
+    formed, step = trial.round - trial.detected, trial.step - trial.round
+    return (
+        f": {_seconds(trial.detected)} until it was detected, {_seconds(formed)} until the next round, "
+        f"{_seconds(step)} until its first {'output' if trial.seen_by == 'output' else 'step'}"
+    )
+
+
+def drill_fields(drill: Drill, job: str, trials: Sequence[Trial], stopped: str) -> dict[str, Any]:
+    """The result as JSON (`docs/how-to/drill.md`)."""
+    return {
+        "version": VERSION,
+        "job": job,
+        "fault": drill.fault.value.replace(" ", "_"),
+        "times": drill.times,
+        "seed": drill.seed,
+        "survived": sum(each.survived for each in trials),
+        "succeeded": is_passed(drill, trials),
+        "trials": [
+            {
+                "number": each.number,
+                "node": each.victim.node,
+                "rank": None if each.victim.rank < 0 else each.victim.rank,
+                "survived": each.survived,
+                "detected_seconds": _rounded(each.detected),
+                "round_seconds": _rounded(each.round),
+                "step_seconds": _rounded(each.step),
+                "step_is_exact": each.is_exact and each.step is not None,
+                "seen_by": each.seen_by or None,
+                "restarts": each.restarts,
+                "steps_lost": each.lost,
+                "note": each.note,
+            }
+            for each in trials
+        ],
+        "stopped": stopped,
+        "sentence": sentence(trials, stopped),
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def is_passed(drill: Drill, trials: Sequence[Trial]) -> bool:
+    """Whether all faults that were asked for were done and survived."""
+    return len(trials) == drill.times and all(each.survived for each in trials)

@@ -1,0 +1,190 @@
+"""`rallyctl logs`, `events` and `wait`, of jobs of several nodes."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from functools import partial
+
+from tests.jobs.launching import RALLYRUN, TIMEOUT, AtOnce, Job, Launcher
+from tests.jobs.nodes import Node, all_end, c10d
+from tests.jobs.test_control_plane import RALLYCTL, outside, serve
+from tests.jobs.test_steering import SECRET, Operator, endpoint_of
+from tests.ports import free_port
+
+TEED = ("--tee=3", "--log-dir=logs", "--nproc-per-node=2")
+
+
+def follow(rallyrun: Launcher, host: Node, *words: str) -> Job:
+    return rallyrun.command([*RALLYCTL, *words, f"127.0.0.1:{endpoint_of(host)}"])
+
+
+def of_rank(rank: int, lines: list[str]) -> list[str]:
+    label = f"[rank{rank}]: "
+    return [each.removeprefix(label) for each in lines if each.startswith(label)]
+
+
+def logs_of_all_nodes_are_followed_through_a_restart_to_the_last_line(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "2", "--max-restarts=1", *TEED)
+    host = job.host("A")
+    nodes = [host, job.start("B")]
+    follower = follow(rallyrun, host, "logs", "-f")
+    for rank in range(4):
+        follower.until(lambda lines, rank=rank: len(of_rank(rank, lines)) == 1, f"rank {rank} is up")  # type: ignore[misc]
+    job.say("fail-B-0")
+    for rank in range(4):
+        follower.until(
+            lambda lines, rank=rank: sum("NODE" in each for each in of_rank(rank, lines)) == 2,  # type: ignore[misc]
+            f"rank {rank} is up again",
+        )
+    job.say("finish")
+    all_end(nodes, 0)
+    assert follower.ends() == 0, follower.err
+    assert "the job has succeeded" in follower.err
+    for rank in range(4):
+        first, *failed, second, last = of_rank(rank, follower.out)
+        assert [json.loads(each)["TORCHELASTIC_RESTART_COUNT"] for each in (first, second)] == ["0", "1"]
+        assert [json.loads(each)["RANK"] for each in (first, second)] == [str(rank)] * 2
+        assert set(failed) <= {"B fails in 0"}
+        assert last == "done", "what is written last is shown too"
+    assert any("B fails in 0" in each for each in follower.out)
+
+
+def the_last_lines_of_some_ranks(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "2", *TEED)
+    host = job.host("A")
+    nodes = [host, job.start("B")]
+    for node in nodes:
+        node.job.until(lambda lines: sum('"NODE"' in each for each in lines) == 2, "its workers are up")
+    ask = Operator(rallyrun, f"127.0.0.1:{endpoint_of(host)}")
+    code, text = ask("logs", "3")
+    assert (code, json.loads(text)["RANK"]) == (0, "3"), "of one rank the lines are as they are"
+    code, text = ask("logs", "0", "2-3")
+    assert code == 0
+    assert sorted(each.partition(":")[0] for each in text.splitlines()) == ["[rank0]", "[rank2]", "[rank3]"]
+    code, text = ask("logs", "4")
+    assert (code, "no rank 4" in text) == (1, True)
+    code, text = ask("logs", "-f", "4")
+    assert (code, "no rank 4" in text) == (1, True)
+    code, text = ask("status")
+    assert "command   " in text
+    assert f"logs      {rallyrun.folder / 'logs'}/job_" in text
+    job.say("finish")
+    all_end(nodes, 0)
+
+
+def a_console_that_is_a_file_is_shown_without_other_log_files(rallyrun: Launcher) -> None:
+    port = free_port()
+    script = rallyrun.script("import time\nprint('begins', flush=True)\ntime.sleep(600)\n", "begins.py")
+    flags = ["--nnodes=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--nproc-per-node=2"]
+    command = shlex.join([*RALLYRUN, *flags, script])
+    job = rallyrun.command(["sh", "-c", f"exec {command} > out.txt 2>&1"])
+    ask = Operator(rallyrun, f"127.0.0.1:{port}")
+    deadline, lines = time.monotonic() + TIMEOUT, list[str]()
+    while lines.count("begins") < 2 and time.monotonic() < deadline:
+        lines = [each.partition("]: ")[2] for each in ask("logs")[1].splitlines()]
+    assert lines.count("begins") == 2, "of both workers, in the one file of their node"
+    assert ask("stop")[0] == 0
+    assert job.ends() == 1
+
+
+def what_happens_is_followed_and_the_end_is_waited_for(rallyrun: Launcher, *, how: str, code: int) -> None:
+    port = free_port()
+    server = serve(rallyrun, port)
+    job = outside(rallyrun, port, "2")
+    nodes = [job.start("A"), job.start("B")]
+    for node in nodes:
+        node.comes_up(1, world_size=2)
+    where = (f"127.0.0.1:{port}", "--rdzv-id=job")
+    waiting = rallyrun.command([*RALLYCTL, "wait", *where])
+    events = rallyrun.command([*RALLYCTL, "events", "-f", "--json", *where])
+    events.until(lambda lines: any("round_started" in each for each in lines), "what was before is shown")
+    if how == "stop":
+        assert Operator(rallyrun, *where)("stop")[0] == 0
+    else:
+        job.say(how)
+    for node in nodes:
+        node.job.ends()
+    assert waiting.ends() == code, waiting.err
+    assert waiting.out[0].startswith("the job has ")
+    assert events.ends() == 0
+    told = [json.loads(each) for each in events.out]
+    assert [each["number"] for each in told] == sorted({each["number"] for each in told}), "each once"
+    assert told[-1]["kind"] == "job_ended"
+    server.signal(15)
+    assert server.ends() == 0
+
+
+def a_job_that_is_not_there_cannot_be_waited_for(rallyrun: Launcher) -> None:
+    code, text = Operator(rallyrun, f"127.0.0.1:{free_port()}")("wait")
+    assert (code, "no control plane answers" in text) == (69, True)
+
+
+def logs_of_a_job_with_a_secret_are_for_those_who_have_it(rallyrun: Launcher) -> None:
+    secret = {"RALLYPOINT_SECRET": SECRET}
+    job = c10d(rallyrun, "1", *TEED, env=secret)
+    host = job.host("A")
+    host.job.until(lambda lines: sum('"NODE"' in each for each in lines) == 2, "its workers are up")
+    where = f"127.0.0.1:{endpoint_of(host)}"
+    code, text = Operator(rallyrun, where)("logs")
+    assert code == 1
+    assert "NODE" not in text
+    code, text = Operator(rallyrun, where, env=secret)("logs")
+    assert (code, text.count('"NODE"')) == (0, 2), text
+    job.say("finish")
+    assert host.job.ends() == 0
+
+
+def a_size_that_cannot_be_reached_is_forced_and_shown_as_pending(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "2")
+    host = job.host("A")
+    nodes = [host, job.start("B")]
+    for node in nodes:
+        node.comes_up(1, world_size=2)
+    ask = Operator(rallyrun, f"127.0.0.1:{endpoint_of(host)}")
+    code, text = ask("resize", "9")
+    assert code == 1
+    assert "its next failure would stop it until 7 more have joined" in text
+    code, text = ask("resize", "9", "--force")
+    assert (code, "from the next round on, which needs 7 more nodes" in text) == (0, True)
+    assert "(next round: min 9, max 9)" in ask("status")[1]
+    assert ask("stop")[0] == 0
+    all_end(nodes, 1)
+
+
+def a_drained_node_says_by_whom(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "1:2", "--exit-codes=classified")
+    host = job.host("A")
+    nodes = [host, job.start("B", env={"RALLYPOINT_VERDICT_FILE": str(rallyrun.folder / "b.json")})]
+    for node in nodes:
+        node.comes_up(1, world_size=2)
+    ask = Operator(rallyrun, f"127.0.0.1:{endpoint_of(host)}")
+    assert ask("drain", "1")[0] == 0
+    assert nodes[1].job.ends() == 0
+    assert "drains this node" in nodes[1].job.err
+    assert "after SIGTERM" not in nodes[1].job.err
+    message = json.loads((rallyrun.folder / "b.json").read_text())["message"]
+    assert message.startswith("this node was drained by ")
+    assert message.endswith("and has left the job; the job continues on 1 other node")
+    host.comes_up(1, starts=2, world_size=1)
+    assert "has left (drained by " in host.job.err
+    assert any("a node left (drained by " in each["text"] for each in ask.status()[1]["events"])
+    job.say("finish")
+    assert host.job.ends() == 0
+
+
+def test_what_a_job_writes_and_what_happens_to_it(at_once: AtOnce) -> None:
+    at_once(
+        logs_of_all_nodes_are_followed_through_a_restart_to_the_last_line,
+        the_last_lines_of_some_ranks,
+        a_console_that_is_a_file_is_shown_without_other_log_files,
+        *(
+            partial(what_happens_is_followed_and_the_end_is_waited_for, how=how, code=code)
+            for how, code in (("finish", 0), ("fail-A-0", 1), ("stop", 94))
+        ),
+        a_job_that_is_not_there_cannot_be_waited_for,
+        logs_of_a_job_with_a_secret_are_for_those_who_have_it,
+        a_size_that_cannot_be_reached_is_forced_and_shown_as_pending,
+        a_drained_node_says_by_whom,
+    )

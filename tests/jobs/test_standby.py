@@ -1,0 +1,289 @@
+"""Standby workers (`--standby`) take the places of workers that die; whatever happens to them costs nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+from tests.jobs.launching import AtOnce, Job, Launcher
+from tests.jobs.nodes import Nodes, c10d
+from tests.jobs.test_control_plane import RALLYCTL
+from tests.jobs.test_inprocess import finishes, goes_on, is_new, say, ups
+
+WORKER = """
+import os, sys, time
+from rallypoint import inprocess, notices
+
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
+def prepare():
+    standby = "RANK" not in os.environ
+    say("prepares", "standby" if standby else "worker", os.getpid())
+    while standby and os.path.exists("hold"):
+        time.sleep(0.02)
+    if standby and os.path.exists("fail"):
+        raise ValueError("there is nothing to build")
+    return os.getpid()
+
+@inprocess.resumable(prepare=prepare)
+def train(round):
+    assert round.prepared == os.getpid()
+    rank, count = os.environ["RANK"], round.restart_count
+    calls = round.memory["calls"] = round.memory.get("calls", 0) + 1
+    assert round.survived == (calls > 1)
+    say("up", rank, os.environ["WORLD_SIZE"], count, os.getpid(), calls)
+    step = 0
+    while not os.path.exists("finish"):
+        if os.path.exists(f"hang-{count}"):
+            time.sleep(0.02)
+            continue
+        notices.progress(step)
+        step += 1
+        time.sleep(0.02)
+    say("done", rank, os.environ["LOCAL_RANK"])
+
+train()
+"""
+
+
+def standbys(job: Job) -> list[int]:
+    """The pids of the standby workers that have begun to prepare, in the order in which they did."""
+    return [int(line.split()[-1]) for line in job.out if "prepares standby" in line]
+
+
+def next_standby(job: Job, number: int, *, ready: bool = True) -> int:
+    """The pid of the `number`-th standby worker of a node, from 1 on, once it prepares, or is ready."""
+    job.until(lambda lines: sum("prepares standby" in line for line in lines) >= number, f"standby worker {number}")
+    pid = standbys(job)[number - 1]
+    if ready:
+        job.until_err(f"a standby worker is ready (process {pid})")
+    return pid
+
+
+def start(rallyrun: Launcher, *flags: str, workers: int = 2) -> Job:
+    common = ("--standalone", f"--nproc-per-node={workers}", "--max-restarts=9", "--standby=1")
+    return rallyrun(*common, *flags, rallyrun.script(WORKER))
+
+
+def one_takes_the_place_of_who_dies_and_another_follows(rallyrun: Launcher) -> None:
+    job = start(rallyrun, "--tee=3", "--log-dir=logs")
+    before = ups(job, (0, 1), 2)
+    for count, victim in ((1, 1), (2, 0)):
+        standby = next_standby(job, count)
+        os.kill(before[victim].pid, signal.SIGKILL)
+        after = ups(job, (0, 1), 2, count)
+        assert goes_on(before[1 - victim], after[1 - victim])
+        assert (after[victim].pid, after[victim].calls) == (standby, 1)
+        before = after
+    finishes(rallyrun, job)
+    assert sorted(line for line in job.out if "done" in line) == ["[default0]:done 0 0", "[default1]:done 1 1"]
+    (log,) = rallyrun.folder.glob("logs/*/attempt_2/0/stdout.log")
+    assert log.resolve().parent.parent.name == "attempt_standby.1"
+
+
+def of_two_that_die_at_once_one_is_replaced_by_it(rallyrun: Launcher) -> None:
+    job = start(rallyrun, workers=3)
+    before, standby = ups(job, (0, 1, 2), 3), next_standby(job, 1)
+    job.signal(signal.SIGSTOP)
+    for rank in (0, 1):
+        os.kill(before[rank].pid, signal.SIGKILL)
+    job.signal(signal.SIGCONT)
+    after = ups(job, (0, 1, 2), 3, 1)
+    assert goes_on(before[2], after[2])
+    assert after[0].pid == standby
+    assert is_new(before[1], after[1])
+    finishes(rallyrun, job)
+
+
+def one_that_is_killed_costs_nothing(rallyrun: Launcher) -> None:
+    say(rallyrun, "hold")
+    job = start(rallyrun)
+    before = ups(job, (0, 1), 2)
+    os.kill(first := next_standby(job, 1, ready=False), signal.SIGKILL)
+    job.until_err(f"the standby worker {first} has failed: Signal 9 (SIGKILL) received by PID {first}; another follows")
+    (rallyrun.folder / "hold").unlink()
+    os.kill(second := next_standby(job, 2), signal.SIGKILL)
+    job.until_err(f"the standby worker {second} has failed")
+    third = next_standby(job, 3)
+    os.kill(before[0].pid, signal.SIGKILL)
+    assert ups(job, (0, 1), 2, 1)[0].pid == third
+    finishes(rallyrun, job)
+
+
+def one_that_cannot_prepare_costs_nothing(rallyrun: Launcher) -> None:
+    say(rallyrun, "fail")
+    job = start(rallyrun)
+    before = ups(job, (0, 1), 2)
+    job.until_err("no more are started after 3")
+    assert "ValueError: there is nothing to build" in job.err
+    os.kill(before[0].pid, signal.SIGKILL)
+    assert is_new(before[0], ups(job, (0, 1), 2, 1)[0])
+    finishes(rallyrun, job)
+    assert len(standbys(job)) == 3
+
+
+def one_that_still_prepares_takes_the_place_and_dies_as_a_worker(rallyrun: Launcher) -> None:
+    say(rallyrun, "hold")
+    job = start(rallyrun)
+    before, standby = ups(job, (0, 1), 2), next_standby(job, 1, ready=False)
+    os.kill(before[1].pid, signal.SIGKILL)
+    job.until_err(f"a standby worker enters as local rank 1 (process {standby})")
+    second = ups(job, (0,), 2, 1)
+    assert goes_on(before[0], second[0])
+    os.kill(standby, signal.SIGKILL)
+    after = ups(job, (0, 1), 2, 2)
+    assert goes_on(second[0], after[0])
+    (rallyrun.folder / "hold").unlink()
+    finishes(rallyrun, job)
+
+
+def one_that_still_prepares_leaves_the_round_of_another_death(rallyrun: Launcher) -> None:
+    say(rallyrun, "hold")
+    job = start(rallyrun, workers=3)
+    before, standby = ups(job, (0, 1, 2), 3), next_standby(job, 1, ready=False)
+    os.kill(before[1].pid, signal.SIGKILL)
+    job.until_err(f"a standby worker enters as local rank 1 (process {standby})")
+    ups(job, (0, 2), 3, 1)
+    os.kill(before[2].pid, signal.SIGKILL)
+    ups(job, (0, 2), 3, 2)
+    assert job.err.count("2 of 3 workers continue in their processes") == 2
+    (rallyrun.folder / "hold").unlink()
+    assert ups(job, (1,), 3, 2)[1].pid == standby
+    finishes(rallyrun, job)
+
+
+def one_that_is_stopped_is_left_out(rallyrun: Launcher) -> None:
+    job = start(rallyrun)
+    before, standby = ups(job, (0, 1), 2), next_standby(job, 1)
+    os.kill(standby, signal.SIGSTOP)
+    os.kill(before[1].pid, signal.SIGKILL)
+    after = ups(job, (0, 1), 2, 1)
+    assert after[1].pid not in (before[1].pid, standby)
+    os.kill(standby, signal.SIGCONT)
+    os.kill(after[1].pid, signal.SIGKILL)
+    assert ups(job, (0, 1), 2, 2)[1].pid == standby
+    finishes(rallyrun, job)
+
+
+def a_hang_does_not_disturb_it(rallyrun: Launcher) -> None:
+    job = start(rallyrun, "--hang-timeout=3", "--on-hang=restart", "--log-dir=logs")
+    before, standby = ups(job, (0, 1), 2), next_standby(job, 1)
+    say(rallyrun, "hang-0")
+    after = ups(job, (0, 1), 2, 1)
+    assert goes_on(before[0], after[0])
+    os.kill(after[0].pid, signal.SIGKILL)
+    assert ups(job, (0, 1), 2, 2)[0].pid == standby
+    finishes(rallyrun, job)
+
+
+def it_ends_with_the_job(rallyrun: Launcher, number: int) -> None:
+    job = start(rallyrun)
+    ups(job, (0, 1), 2)
+    standby = next_standby(job, 1)
+    job.signal(number)
+    assert job.ends() == (-signal.SIGKILL if number == signal.SIGKILL else 1)
+    rallyrun.until_gone(standby)
+
+
+def a_script_that_prepares_nothing_has_none(rallyrun: Launcher) -> None:
+    script = WORKER.replace("@inprocess.resumable(prepare=prepare)", "@inprocess.resumable").replace(
+        "    assert round.prepared == os.getpid()\n", ""
+    )
+    job = rallyrun("--standalone", "--nproc-per-node=2", "--standby=1", rallyrun.script(script))
+    job.until_err("Preloaded for workers that are started again")
+    job.until_err("no standby workers: the script has no function of rallypoint.inprocess with `prepare`")
+    finishes(rallyrun, job)
+    assert not standbys(job)
+
+
+def test_on_one_node(at_once: AtOnce) -> None:
+    def by_sigterm(rallyrun: Launcher) -> None:
+        it_ends_with_the_job(rallyrun, signal.SIGTERM)
+
+    def by_sigkill(rallyrun: Launcher) -> None:
+        it_ends_with_the_job(rallyrun, signal.SIGKILL)
+
+    at_once(
+        one_takes_the_place_of_who_dies_and_another_follows,
+        of_two_that_die_at_once_one_is_replaced_by_it,
+        one_that_is_killed_costs_nothing,
+        one_that_cannot_prepare_costs_nothing,
+        one_that_still_prepares_takes_the_place_and_dies_as_a_worker,
+        one_that_still_prepares_leaves_the_round_of_another_death,
+        one_that_is_stopped_is_left_out,
+        a_hang_does_not_disturb_it,
+        by_sigterm,
+        by_sigkill,
+        a_script_that_prepares_nothing_has_none,
+    )
+
+
+# Several nodes
+
+
+def nodes_of(rallyrun: Launcher, nnodes: str, *flags: str, conf: str = "") -> Nodes:
+    nodes = c10d(rallyrun, nnodes, "--max-restarts=9", "--standby=1", *flags, conf=conf)
+    nodes.script = rallyrun.script(WORKER)
+    return nodes
+
+
+def who_is_the_only_one_of_its_node_is_replaced(rallyrun: Launcher) -> None:
+    nodes = nodes_of(rallyrun, "2")
+    a, b = nodes.host("A"), nodes.start("B")
+    before = {**ups(a.job, (0,), 2), **ups(b.job, (1,), 2)}
+    standby = {0: next_standby(a.job, 1), 1: next_standby(b.job, 1)}
+    for rank, job, other in ((1, b.job, a.job), (0, a.job, b.job)):
+        os.kill(before[rank].pid, signal.SIGKILL)
+        assert ups(job, (rank,), 2, 2 - rank)[rank].pid == standby[rank]
+        after = ups(other, (1 - rank,), 2, 2 - rank)[1 - rank]
+        assert goes_on(before[1 - rank], after)
+        before[1 - rank] = after
+        before[rank] = ups(job, (rank,), 2, 2 - rank)[rank]
+    finishes(rallyrun, a.job, b.job)
+
+
+def nodes_come_go_and_are_drained_beside_it(rallyrun: Launcher) -> None:
+    nodes = nodes_of(rallyrun, "1:3", conf="last_call_timeout=3")
+    a = nodes.host("A")
+    first, standby = ups(a.job, (0,), 1)[0], next_standby(a.job, 1)
+    b = nodes.start("B")
+    second = ups(a.job, (0,), 2)[0]
+    assert goes_on(first, second)
+    other = next_standby(b.job, 1)
+    where = next(flag.partition("=")[2] for flag in nodes.flags if "endpoint" in flag)
+    status = rallyrun.command([*RALLYCTL, "status", where, "--rdzv-id=job"])
+    assert status.ends() == 0, status.err
+    assert "standby   2 of 2 workers ready" in status.out
+    drain = rallyrun.command([*RALLYCTL, "drain", f"{os.uname().nodename}/{b.job.pid}", where, "--rdzv-id=job"])
+    drain.ends()
+    b.job.signal(signal.SIGTERM)
+    b.job.ends()
+    rallyrun.until_gone(other)
+    third = ups(a.job, (0,), 1)[0]
+    assert goes_on(second, third)
+    os.kill(third.pid, signal.SIGKILL)
+    assert ups(a.job, (0,), 1, 1)[0].pid == standby
+    finishes(rallyrun, a.job)
+
+
+def a_spare_node_is_ready_before_it_is_needed(rallyrun: Launcher) -> None:
+    nodes = nodes_of(rallyrun, "2")
+    a, b = nodes.host("A"), nodes.start("B")
+    ups(a.job, (0,), 2), ups(b.job, (1,), 2)
+    spare = nodes.start("C")
+    standby = next_standby(spare.job, 1)
+    b.dies()
+    spare.job.until(
+        lambda lines: any(re.match(rf"up 1 2 \d {standby} 1", line) for line in lines), "its standby worker"
+    )
+    finishes(rallyrun, a.job, spare.job)
+
+
+def test_on_several_nodes(at_once: AtOnce) -> None:
+    at_once(
+        who_is_the_only_one_of_its_node_is_replaced,
+        nodes_come_go_and_are_drained_beside_it,
+        a_spare_node_is_ready_before_it_is_needed,
+    )

@@ -1,0 +1,214 @@
+"""How a job is found and named: by what people call it, in either order, and never by a guess."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from rallypoint.agent.features.ended_jobs import EndedJob
+from rallypoint.base.errors import UsageError
+from rallypoint.cli import local_jobs
+from rallypoint.cli.job_verbs import given_endpoint
+from rallypoint.cli.local_jobs import (
+    NoJobError,
+    either_order,
+    is_endpoint,
+    job_named,
+    past_jobs,
+    past_jobs_named,
+    running_jobs,
+    show_jobs,
+    show_past,
+)
+from rallypoint.cli.rallyctl import build_parser, main
+from rallypoint.rendezvous.handler import LocalJob
+
+UUID = "3d2754c7-f1c6-4315-b465-30afa32ec2c9"
+AGENTS = (
+    LocalJob(14, "none", "static", "127.0.0.1:29611", "train.py", 1000.0, 0),
+    LocalJob(12, "none", "static", "127.0.0.1:29612", "eval.py", 1001.0, 0),
+    LocalJob(13, UUID, "c10d", "127.0.0.1:43333", "train.py", 999.0, 0),
+    LocalJob(15, "opjob", "c10d", "node1:29400", "__main__", 1002.0, 0),
+    LocalJob(16, "opjob", "c10d", "node1:29400", "__main__", 1003.0, 0),
+)
+ANY = re.compile(".+")
+
+
+def ended(job: LocalJob, at: float, outcome: str = "failed") -> EndedJob:
+    return EndedJob(job, at, outcome, "rank 0 failed", 1, 1, 3, "")
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> list[EndedJob]:
+    past: list[EndedJob] = []
+    monkeypatch.setattr(local_jobs, "local_jobs", lambda: iter(AGENTS))
+    monkeypatch.setattr(local_jobs, "ended_jobs", lambda: iter(past))
+    for name in ("RALLYPOINT_ENDPOINT", "PET_RDZV_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    return past
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    return build_parser().parse_args(words)
+
+
+def test_two_jobs_of_one_id_are_two_and_two_agents_of_one_job_are_one() -> None:
+    assert [[each.pid for each in job.agents] for job in running_jobs()] == [[13], [14], [12], [15, 16]]
+
+
+@pytest.mark.parametrize(
+    ("word", "pid"),
+    [
+        ("14", 14),
+        ("29612", 12),
+        ("eval.py", 12),
+        ("./examples/eval.py", 12),
+        (UUID, 13),
+        ("3d2754c7", 13),
+        ("opjob", 15),
+        ("opj", None),
+        ("opjo", 15),
+        ("16", 15),
+        ("node1", None),
+    ],
+)
+def test_what_names_a_job(word: str, pid: int | None) -> None:
+    found = job_named(word, "")
+    assert (None if found is None else found.first.pid) == pid
+
+
+@pytest.mark.parametrize("word", ["none", "train.py", ""])
+def test_what_names_several_is_refused_with_their_list(word: str) -> None:
+    with pytest.raises(UsageError, match="give the number, port or endpoint of one") as refused:
+        job_named(word, "")
+    named = {"none": (14, 12), "train.py": (14, 13), "": (12, 13, 14, 15)}[word]
+    listed = [line.split()[0] for line in str(refused.value).splitlines()[2:]]
+    assert sorted(map(int, listed)) == sorted(named)
+
+
+def test_an_id_narrows_down() -> None:
+    found = job_named("train.py", "none")
+    assert found is not None
+    assert found.first.pid == 14
+    with pytest.raises(UsageError, match="'none' names 2 jobs"):
+        job_named("", "none")
+
+
+@pytest.mark.parametrize("word", ["4242", "no.py", "there/is/none"])
+def test_what_names_none_and_is_no_host_is_said(word: str) -> None:
+    with pytest.raises(NoJobError, match=f"no job of this user is named '{word}'"):
+        job_named(word, "")
+
+
+def test_a_job_that_has_ended_is_no_host(machine: list[EndedJob]) -> None:
+    machine.append(ended(LocalJob(9, "gone", "c10d", "localhost:29400", "a.py", 990.0, 0), time.time() - 12.5))
+    with pytest.raises(
+        NoJobError, match="no job 'gone' runs on this machine; the last one failed 12s ago: rank 0 failed"
+    ):
+        job_named("gone", "")
+
+
+def test_jobs_that_have_ended_are_named_as_those_that_run(machine: list[EndedJob]) -> None:
+    job = LocalJob(9, UUID, "c10d", "localhost:29400", "a.py", 990.0, 0)
+    machine.extend([ended(job._replace(pid=10, began=2000.0), 2010.0), ended(job, 1000.0)])
+    for word in (UUID, "3d2754c7", "29400", "a.py", "x/a.py", "localhost:29400", "127.0.0.1:29400"):
+        assert [each.job.pid for each in past_jobs_named(word, "")] == [10, 9], word
+    assert [each.job.pid for each in past_jobs_named("9", "")] == [9]
+    assert past_jobs_named("node1:29400", "") == []
+    assert past_jobs_named("29400", "other") == []
+
+
+def test_of_several_agents_of_one_job_the_last_that_knows_its_end_counts(machine: list[EndedJob]) -> None:
+    job = LocalJob(9, "job", "c10d", "localhost:29400", "a.py", 990.0, 0)
+    left = ended(job, 1005.0, "left")
+    other = ended(job._replace(pid=10), 1004.0)
+    before = ended(job._replace(pid=8, began=900.0), 980.0)
+    machine.extend([left, other, before])
+    assert past_jobs() == [other, before]
+
+
+@pytest.mark.parametrize(
+    ("words", "operand", "job"),
+    [
+        (["drain", "node7", "node1:29400"], "node7", "node1:29400"),
+        (["drain", "node1:29400", "node7"], "node7", "node1:29400"),
+        (["drain", "0", "opjob"], "0", "opjob"),
+        (["drain", "opjob", "0"], "0", "opjob"),
+        (["drain", "29612", "1"], "1", "29612"),
+        (["drain", "node7", "node1"], "node7", "node1"),
+        (["drain", "node7"], "node7", ""),
+        (["resize", "1:2", "opjob"], "1:2", "opjob"),
+        (["resize", "opjob", "1:2"], "1:2", "opjob"),
+        (["resize", "node1:29400", "4"], "4", "node1:29400"),
+        (["resize", "4:8", "node1:29400"], "4:8", "node1:29400"),
+        (["resize", "29612", "4"], "4", "29612"),
+    ],
+)
+def test_the_job_and_the_operand_come_in_either_order(words: list[str], operand: str, job: str) -> None:
+    options, name = parsed(*words), "node" if words[0] == "drain" else "size"
+    either_order(options, name, ANY if name == "node" else re.compile(r"[0-9]+(:[0-9]+)?"))
+    assert (getattr(options, name), options.endpoint) == (operand, job)
+
+
+@pytest.mark.parametrize("words", [["drain", "29611", "29612"], ["drain", "node1:29400", "node2:29400"]])
+def test_what_could_be_either_is_refused(words: Sequence[str]) -> None:
+    with pytest.raises(UsageError, match="can be the job; give the job as --rdzv-endpoint"):
+        either_order(parsed(*words), "node", ANY)
+
+
+def test_the_environment_names_a_job_where_the_command_line_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert given_endpoint(parsed("stop")) == ""
+    for name, value in {"ENDPOINT": "etcd1:2379", "BACKEND": "etcd", "ID": "job7", "CONF": "a=b"}.items():
+        monkeypatch.setenv(f"PET_RDZV_{name}", value)
+    options = parsed("stop")
+    assert given_endpoint(options) == "etcd1:2379"
+    assert (options.rdzv_backend, options.rdzv_id, options.rdzv_conf) == ("etcd", "job7", "a=b")
+    options = parsed("stop", "--rdzv-id=other")
+    given_endpoint(options)
+    assert options.rdzv_id == "other"
+    monkeypatch.setenv("RALLYPOINT_ENDPOINT", "opjob")
+    options = parsed("stop")
+    assert (given_endpoint(options), options.rdzv_id) == ("opjob", "")
+    assert given_endpoint(parsed("stop", "node2:29400")) == "node2:29400"
+
+
+@pytest.mark.parametrize(("word", "meant"), [("stauts", "status"), ("dran", "drain"), ("qqq", "")])
+def test_an_unknown_verb_is_answered_with_the_nearest(
+    word: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([word])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert f"there is no verb {word!r}" in said
+    assert (f"did you mean {meant}?" in said) == bool(meant)
+
+
+def test_the_list_says_what_people_know_a_job_by(machine: list[EndedJob], capsys: pytest.CaptureFixture[str]) -> None:
+    machine.append(ended(LocalJob(9, "gone", "c10d", "localhost:29400", "a.py", 990.0, 0), 1000.0))
+    show_jobs(running_jobs(), past_jobs(), parsed("status"))
+    head, *rows, note = capsys.readouterr().out.splitlines()
+    assert head.split() == ["JOB", "PHASE", "AGE", "NODES", "RESTARTS", "SCRIPT", "USER", "ENDPOINT", "NUMBER"]
+    assert [each.split()[0] for each in rows] == ["3d2754c7", "none", "none", "opjob"]
+    assert [each.split()[-1] for each in rows] == ["13", "14", "12", "15"]
+    assert note == "1 has ended here: rallyctl status --all"
+    show_jobs([], past_jobs(), parsed("status", "--all"))
+    none, _, title, head, row = capsys.readouterr().out.splitlines()
+    assert (none.partition(";")[0], title) == ("no job of this user runs on this machine", "ended")
+    assert head.split() == ["JOB", "OUTCOME", "ENDED", "TOOK", "RESTARTS", "SCRIPT", "NUMBER", "WHY"]
+    assert row.split()[:2] == ["gone", "failed"]
+    assert row.endswith("rank 0 failed")
+
+
+@pytest.mark.parametrize(("outcome", "code"), [("failed", 4), ("stopped", 4), ("succeeded", 5), ("left", 1)])
+def test_how_a_job_has_ended_is_an_exit_code(outcome: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    found = ended(AGENTS[3], 1012.0, outcome)._replace(log_dir="/logs")
+    assert show_past(found, parsed("status")) == code
+    said = capsys.readouterr().out
+    for text in ("opjob", "10s", "1 of 3 used", "__main__", "/logs", "rank 0 failed"):
+        assert text in said
+    assert is_endpoint(found.job.endpoint)

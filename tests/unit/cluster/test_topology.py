@@ -1,0 +1,90 @@
+"""Which domain a node is in: by NVML, of which only the library is a stand-in, and by Slurm's variables."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rallypoint.base.devices import nvml_fabrics
+from rallypoint.base.errors import UsageError
+from rallypoint.clusters.topology import check_topology, find_domain, slurm_domain
+
+BLOCK = {"SLURM_TOPOLOGY_ADDR": "block-3.node7", "SLURM_TOPOLOGY_ADDR_PATTERN": "block.node"}
+
+
+@pytest.mark.parametrize(
+    ("address", "pattern", "name"),
+    [
+        ("root_switch.CELL1.leaf-3.belenos386", "switch.switch.switch.node", "leaf-3"),
+        ("block-3.node7", "block.node", "block-3"),
+        ("root.leaf.node7.example.org", "switch.switch.node", "leaf"),
+        ("node7", "node", ""),
+        ("node7.example.org", "node", ""),
+        ("leaf.node7", "switch.switch.node", ""),
+        ("", "", ""),
+        ("leaf", "", ""),
+        (f"{'x' * 256}.node7", "block.node", ""),
+        ("a\nb.node7", "block.node", ""),
+    ],
+)
+def test_the_lowest_that_slurm_names(address: str, pattern: str, name: str) -> None:
+    assert slurm_domain(address, pattern) == name
+
+
+def test_a_name_is_one_that_others_can_be_told() -> None:
+    check_topology("rack 7", 2, 4)
+    for name in ("a\tb", 256 * "x", 128 * "é", " rack"):
+        with pytest.raises(UsageError, match="is not a name of printable characters, without spaces around it, of 255"):
+            check_topology(name, 1, 1)
+    with pytest.raises(UsageError, match="--segment=2 is not a number of nodes that divides the minimum of --nnodes"):
+        check_topology("", 2, 3)
+
+
+def test_nobody_says(tmp_path: Path) -> None:
+    assert find_domain({}, str(tmp_path / "none.so")) is None
+
+
+_LIBRARY = """
+#include <string.h>
+struct fabric { unsigned char cluster[16]; unsigned status, clique; unsigned char state; };
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned n, void **handle) { *handle = (void *)(long)(n + 1); return 0; }
+#ifndef OLD
+int nvmlDeviceGetGpuFabricInfo(void *handle, struct fabric *info) {
+    memset(info->cluster, CLUSTER, 16); info->status = STATUS; info->state = STATE;
+    info->clique = (long)handle == 2 ? CLIQUE : 32766;
+    return 0;
+}
+#endif
+"""
+_GIVEN = {"CLUSTER": "0xab", "STATUS": "0", "STATE": "3", "CLIQUE": "32766"}
+_NAME = "abababab-abab-abab-abab-abababababab.32766"
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for a stand-in of the library")
+@pytest.mark.parametrize(
+    ("given", "fabrics", "domain"),
+    [
+        ({}, [_NAME, _NAME], (_NAME, "NVML")),
+        ({"CLUSTER": "0"}, ["", ""], ("block-3", "SLURM_TOPOLOGY_ADDR")),
+        ({"STATE": "2"}, ["", ""], ("block-3", "SLURM_TOPOLOGY_ADDR")),
+        ({"STATUS": "15"}, ["", ""], ("block-3", "SLURM_TOPOLOGY_ADDR")),
+        ({"OLD": "1"}, ["", ""], ("block-3", "SLURM_TOPOLOGY_ADDR")),
+        ({"CLIQUE": "7"}, [_NAME, f"{_NAME[:36]}.7"], ("block-3", "SLURM_TOPOLOGY_ADDR")),
+    ],
+)
+@pytest.mark.process
+def test_the_management_library(
+    tmp_path: Path, given: dict[str, str], fabrics: list[str], domain: tuple[str, str]
+) -> None:
+    library = tmp_path / "libnvidia-ml.so.1"
+    defined = [f"-D{name}={value}" for name, value in (_GIVEN | given).items()]
+    command = ["cc", "-shared", "-fPIC", *defined, "-x", "c", "-", "-o", str(library)]
+    subprocess.run(command, input=_LIBRARY, text=True, check=True)
+    assert nvml_fabrics(str(library)) == fabrics
+    assert find_domain(BLOCK, str(library)) == domain

@@ -1,0 +1,111 @@
+"""`Round.agree`, with several workers as threads and a group that passes objects on, in the place of torch's."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rallypoint.inprocess import Round, agreement
+
+
+class Part:
+    """Has a state, as a module of torch has."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def state_dict(self) -> object:
+        return copy.deepcopy(self.value)
+
+    def load_state_dict(self, state: object) -> None:
+        self.value = state
+
+
+class Groups:
+    """Collectives of workers that are threads; each has its rank in `local`."""
+
+    def __init__(self, size: int) -> None:
+        self._barrier, self._objects = threading.Barrier(size), [None] * size
+        self.local, self.size = threading.local(), size
+        self.broadcasts = 0
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def get_world_size(self) -> int:
+        return self.size
+
+    def get_rank(self) -> int:
+        return int(self.local.rank)
+
+    def all_gather_object(self, found: list[Any], own: Any) -> None:
+        self._objects[self.get_rank()] = own
+        self._barrier.wait(30)
+        found[:] = self._objects
+        self._barrier.wait(30)
+
+    def broadcast_object_list(self, sent: list[Any], source: int) -> None:
+        if self.get_rank() == source:
+            self._objects[source] = sent[0]
+            self.broadcasts += 1
+        self._barrier.wait(30)
+        sent[0] = copy.deepcopy(self._objects[source])
+        self._barrier.wait(30)
+
+
+def agreed(
+    monkeypatch: pytest.MonkeyPatch, steps: list[int | None], state: Callable[[int], Any]
+) -> tuple[list[int | None], list[dict[str, Any]], list[Any], Groups]:
+    """What each worker is told, and has in memory and as its state then."""
+    groups = Groups(len(steps))
+    monkeypatch.setattr(agreement, "c10d", lambda: groups)
+    memories = [{} if step is None else {"step": step} for step in steps]
+    states, told = [state(rank) for rank in range(len(steps))], list[int | None]([None] * len(steps))
+
+    def work(rank: int) -> None:
+        groups.local.rank = rank
+        told[rank] = Round(False, memories[rank], 0).agree(states[rank])
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(steps))]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    return told, memories, states, groups
+
+
+def test_who_is_behind_has_the_state_of_who_is_furthest(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, memories, states, groups = agreed(
+        monkeypatch, [4, None, 5, 5], lambda rank: {"model": Part([rank]), "optimizer": Part({"rank": rank})}
+    )
+    assert told == [5] * 4
+    assert memories == [{"step": 5}] * 4
+    assert [each["model"].value for each in states] == [[2], [2], [2], [3]]
+    assert [each["optimizer"].value["rank"] for each in states] == [2, 2, 2, 3]
+    assert groups.broadcasts == 1
+
+
+def test_nothing_is_sent_where_all_are_at_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, _, states, groups = agreed(monkeypatch, [7, 7], Part)
+    assert (told, [each.value for each in states], groups.broadcasts) == ([7, 7], [0, 1], 0)
+
+
+def test_where_nobody_has_anything_all_read_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert agreed(monkeypatch, [None, None], Part)[0] == [None, None]
+
+
+def test_parts_of_a_state_are_kept_only_if_all_are_at_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert agreed(monkeypatch, [3, 3], lambda _: None)[0] == [3, 3]
+    cases: list[list[int | None]] = [[3, 4], [3, None]]
+    for steps in cases:
+        told, memories, _, _ = agreed(monkeypatch, steps, lambda _: None)
+        assert (told, memories) == ([None, None], [{}, {}])
+
+
+def test_without_a_group_a_worker_has_what_it_has() -> None:
+    assert Round(False, {"step": 3}, 0).agree(Part(1)) == 3
+    assert Round(False, {}, 0).agree(Part(1)) is None
