@@ -182,8 +182,6 @@ _ENVIRONMENT: tuple[Callable[[str], object], ...] = (
 
 
 def _with(variable: str, text: str, read: Callable[[], object]) -> object:
-    if "\0" in text:
-        return None
     with patch.dict(os.environ, {variable: text}), patch.dict("rallypoint.base.secrets._taken", clear=True):
         return read()
 
@@ -191,6 +189,8 @@ def _with(variable: str, text: str, read: Callable[[], object]) -> object:
 def settings(data: bytes) -> None:
     """One value of a variable, an option or a flag: what it says, or one sentence."""
     which, text = (data[0], os.fsdecode(data[1:])) if data else (0, "")
+    if "\0" in text:  # which neither a variable nor an argument can have
+        return
     with no_errors():
         for read in _ENVIRONMENT:
             with suppress(UserError):

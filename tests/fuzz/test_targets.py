@@ -32,6 +32,11 @@ _DECODING = re.compile(
 )
 
 
+@pytest.mark.parametrize("name", ["evidence", "remote-messages"])
+def test_what_is_nested_too_deeply_to_decode_is_refused(name: str) -> None:
+    TARGETS[name].run(b'{"unknown":' + b"[" * 100_000)
+
+
 def test_each_file_that_decodes_is_fuzzed_or_trusted_for_a_reason() -> None:
     decoding = {
         str(path.relative_to(PACKAGE))

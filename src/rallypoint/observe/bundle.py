@@ -235,7 +235,7 @@ def decode_bundle(data: bytes) -> tuple[Piece, ...]:
     """
     try:
         pieces = _decoder.decode(inflated(data, 2 * ON_DEMAND_LIMIT))
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(str(error)) from None
     names = {each.name for each in pieces}
     bad = next((name for name in names if not _NAME.fullmatch(name)), None)

@@ -46,7 +46,7 @@ def decode_logs(data: bytes) -> NodeLogs:
         return NodeLogs(())
     try:
         pieces, notes = _decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(str(error)) from None
     return NodeLogs(pieces, tuple(_clean(each[:_LONGEST_NOTE]) for each in notes[:_MOST_NOTES]))
 

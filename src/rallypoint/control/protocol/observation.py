@@ -366,5 +366,5 @@ def decode_snapshot(data: bytes) -> Snapshot:
     """
     try:
         return validated(_decoder.decode(data))
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(str(error)) from None

@@ -109,7 +109,7 @@ def check_stacks(data: bytes) -> Sequence[WorkerStacks]:
     """The same for what is not compressed."""
     try:
         sent = _decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(str(error)) from None
     found = []
     for each in sent:

@@ -334,7 +334,7 @@ def check_evidence(data: bytes) -> NodeEvidence:
     """The same for what is not compressed."""
     try:
         found = _decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(str(error)) from None
     # All of it at once, where no text can hold what the whole does not show: nearly always, at a tenth of the cost.
     plain = b"\\" not in data and data.decode().isprintable()
