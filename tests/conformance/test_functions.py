@@ -162,7 +162,6 @@ def test_a_tensor_is_handed_over(launcher: Launcher, record: Record, temporary: 
         ["--run-path", "--start-method=fork", "script.py"],
         ["--run-path", "--start-method=forkserver", "script.py", "a b"],
         ["--run-path", "script.py", "x", "7"],
-        ["--run-path", "no-such-script.py"],
     ],
 )
 def test_the_same_comes_of_run_path(

@@ -104,7 +104,13 @@ EXITS = [
     ],
     Case("7.6 an exception", (), RAISES, code=1),
     Case("7.6 an exception, redirected", f"{_LOGS} -r 3", "raise SystemExit(3)", code=1),
-    Case("7.6 a script that is missing", (), words=("no-such-script.py",), code=1),
+    Case(
+        "7.6 a script that is missing",
+        (),
+        words=("no-such-script.py",),
+        code=1,
+        differs=("a missing script starts nothing",),
+    ),
     Case("7.6 a script that is a folder", (), words=("tmp",), code=1),
     Case("7.6 a script that is no Python", (), "this is no Python", code=1),
 ]

@@ -37,6 +37,10 @@ def _only_ours(theirs: object, ours: object) -> bool:
     return theirs == ABSENT and ours != ABSENT
 
 
+def _only_torchs(theirs: object, ours: object) -> bool:
+    return theirs != ABSENT and ours == ABSENT
+
+
 def _both(theirs: object, ours: object) -> bool:
     return ABSENT not in (theirs, ours)
 
@@ -94,6 +98,9 @@ ALWAYS = Difference(
 )
 
 DIFFERENCES = {
+    "a missing script starts nothing": Difference(
+        "a script that does not exist is found before the rendezvous", {"stderr/0/report/*": _only_torchs}
+    ),
     "functions lead a session": Difference(
         "a stop finds what workers have left, so those that are functions lead a session of their own too",
         {"worker/*/leads a session": _values(False, True)},
