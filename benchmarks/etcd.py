@@ -114,8 +114,8 @@ def _killed(etcd: EtcdCluster, of_coordinator: bool) -> float:
 
 def _coordinator(etcd: EtcdCluster) -> int:
     """The pid of the agent whose key is the oldest."""
-    oldest = etcd.ctl("get", "--prefix", f"{_KEYS}nodes/", "--sort-by=CREATE", "--limit=1", "--print-value-only")
-    return int(json.loads(oldest)["name"][1])
+    oldest = etcd.ctl("get", "--prefix", f"{_KEYS}candidates/", "--sort-by=CREATE", "--limit=1", "--print-value-only")
+    return int(json.loads(oldest)["pid"])
 
 
 def _killed_embedded() -> float:
