@@ -71,28 +71,20 @@ import os, sys, time
 from types import SimpleNamespace
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import AdamW
 from rallypoint import inprocess
 
 def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 
-def build(options):
-    model = torch.nn.Linear(2, 1)
-    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+class Model(torch.nn.Linear):
+    def __init__(self, options):
+        super().__init__(2, 1)
 
-def load_checkpoint(model, optimizer):
+def load_checkpoint(state):
     say("checkpoint")
     return 100
-
-def broadcast(model, optimizer, step, source):
-    sent = [step]
-    dist.broadcast_object_list(sent, source)
-    return sent[0]
-
-def load(model, optimizer, state):
-    return state
 
 reached = []
 def batch(step):
@@ -120,8 +112,10 @@ def snippet() -> str:
     return found
 
 
-def test_the_function_of_the_page_reads_the_checkpoint_until_a_step_was_finished(tmp_path: Path) -> None:
-    """A worker dies before the first step after a resume from step 100, and another after that step."""
+def test_the_function_of_the_page_reads_the_checkpoint_once(tmp_path: Path) -> None:
+    """A worker dies before the first step after a resume from step 100, and another after that step: each time the
+    survivor's state is sent.
+    """
     with launching(tmp_path) as rallyrun:
         script = rallyrun.script(AROUND.replace("SNIPPET", snippet()))
         # Each new worker would import them anew, which DistributedDataParallel() does: minutes on a busy machine.
@@ -133,7 +127,7 @@ def test_the_function_of_the_page_reads_the_checkpoint_until_a_step_was_finished
         assert job.ends() == 0, job.err
     steps = [line.rpartition(" ")[0] for line in job.out if line.startswith(("lives", "dies"))]
     assert sorted(steps) == ["dies 101", "dies 102", "lives 101", "lives 102"]
-    assert job.out.count("checkpoint") == 4, "by both, in the first round and in the second"
+    assert job.out.count("checkpoint") == 2, "by both, in the first round"
     assert job.out.count("done 103") == 2
 
 

@@ -112,7 +112,7 @@ def test_a_watchdog_hears_of_a_loop_that_goes_on_and_not_of_one_that_is_stuck(ra
 
 def test_a_manager_that_is_not_there_costs_one_warning_each_time(rallyrun: Launcher) -> None:
     job = rallyrun.command(SERVE, {"NOTIFY_SOCKET": "/nowhere/notify"})
-    job.until_err("cannot be told 'READY=1")
+    job.until_err("could not be sent 'READY=1")
     job.signal(signal.SIGTERM)
     assert job.ends() == 0
     assert job.err.count("NOTIFY_SOCKET=/nowhere/notify") == 2

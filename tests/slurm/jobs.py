@@ -154,7 +154,8 @@ class SlurmJobs:
             job.ends()
         left = {name: pids for name in self.cluster.nodes if (pids := self._left(name))}
         assert not left, f"processes were left on the nodes: {left}"
-        assert not list(self._temporary.iterdir()), "temporary files were left"
+        left_files = [each.name for each in self._temporary.iterdir() if not each.name.startswith("rallypoint-ended-")]
+        assert not left_files, "temporary files were left"
 
     def _left(self, name: str) -> list[int]:
         wait_until(lambda: not self.cluster.pids(name, "worker.py"), lambda: f"no worker is left on {name}")
