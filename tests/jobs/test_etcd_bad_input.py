@@ -94,7 +94,7 @@ def test_without_the_package_the_sentence_says_what_to_install(rallyrun: Launche
     hidden += "u.find_spec = lambda name, *more: None if name == 'grpclib' else f(name, *more)\n"
     hidden += "from rallypoint.cli.rallyrun import main; sys.exit(main())"
     command = [sys.executable, "-c", hidden, *flags(at(etcd)), rallyrun.script(FINE)]
-    refused(rallyrun.command(command), "grpclib", "pip install 'rallypoint[etcd]'")
+    refused(rallyrun.command(command), "grpclib", "pip install grpclib")
 
 
 @pytest.fixture(name="secured", scope="module")

@@ -41,8 +41,11 @@ _LEAST_PREFIX = 4
 _MOST_CANDIDATES = 8
 _LOOK = 3.0
 """Seconds that all coordinators have to say how their jobs stand."""
-OUTCOME_CODES = {"succeeded": 5, "failed": 4, "stopped": 4, "left": 1}
-"""The exit codes of `rallyctl status` for a job that has ended here; after `left` it is not known how it stands."""
+OUTCOME_CODES = {"succeeded": 5, "failed": 4, "stopped": 4, "left": 1, "killed": 1}
+"""The exit codes of `rallyctl status` for a job that has ended here; 1 where it is not known how it stands."""
+
+
+UNKNOWN = {name for name, code in OUTCOME_CODES.items() if code == 1}
 
 
 class NoJobError(RallypointError):
@@ -82,7 +85,7 @@ def past_jobs() -> list[EndedJob]:
         place = next(together, -1)
         if place < 0:
             kept.append(each)
-        elif kept[place].outcome == "left":
+        elif kept[place].outcome in UNKNOWN:
             kept[place] = each
     return kept
 
@@ -143,7 +146,8 @@ def job_named(word: str, job: str) -> RunningJob | None:
         which = f"{what!r} names {len(found)} jobs" if what else f"there are {len(found)} jobs"
         raise UsageError(f"{which} on this machine; give the number, port or endpoint of one:\n{_candidates(found)}")
     if past := past_jobs_named(word, job) if what else []:
-        raise NoJobError(f"no job {what!r} runs on this machine; the last one {_ending(past[0], time.time())}")
+        logs = f"; its logs are in {past[0].log_dir}" if past[0].log_dir else ""
+        raise NoJobError(f"no job {what!r} runs on this machine; the last one {_ending(past[0], time.time())}{logs}")
     if word and not word.isdecimal() and os.sep not in word and not word.endswith(".py"):
         return None
     named = f" is named {what!r} (by id, number, port or script)" if what else ""
@@ -171,9 +175,9 @@ def either_order(options: argparse.Namespace, operand: str, fits: re.Pattern[str
     first, second = getattr(options, operand), options.endpoint
     orders = [each for each in ((first, second), (second, first)) if fits.fullmatch(each[0])] if second else []
     found = [each for each in orders if is_endpoint(each[1])]
-    if len(orders) > 1 and not found:
+    if len(orders) != 1 and not found and second:
         jobs = running_jobs()
-        found = [each for each in orders if jobs_named(each[1], jobs)]
+        found = [each for each in orders or [(second, first)] if is_endpoint(each[1]) or jobs_named(each[1], jobs)]
     if len(found) > 1:
         raise UsageError(f"both {first} and {second} can be the job; give the job as --rdzv-endpoint")
     if chosen := found or orders:
