@@ -11,7 +11,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from docs.file_names import with_file_names
 from docs.generate import write_pages
 from docs.repository_links import adapted
-from docutils import nodes
 from sphinx.util.nodes import make_refnode
 
 from rallypoint import __version__
@@ -49,7 +48,7 @@ def _read(app: Any, name: str, content: list[str]) -> None:
 
 def _keep_short_literals_whole(app: Any, tree: Any, _page: str) -> None:
     """A flag or a command of a few words is not broken between two lines; a sentence is."""
-    for each in tree.findall(nodes.literal):
+    for each in tree.findall(lambda node: node.tagname == "literal"):
         length = len(each.astext())
         each["classes"] += [name for name, most in (("short", 24), ("very-short", 12)) if length <= most]
 

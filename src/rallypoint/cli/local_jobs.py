@@ -72,22 +72,29 @@ def running_jobs() -> list[RunningJob]:
 
 
 def past_jobs() -> list[EndedJob]:
-    """The jobs of this user that have ended here, the newest first. Of several agents of one job the last counts that
-    knows how the job has ended.
-    """
-    kept: list[EndedJob] = []
+    """The jobs of this user that have ended here, the newest first."""
+    return [_that_counts(agents) for agents in _past_agents()]
+
+
+def _past_agents() -> list[list[EndedJob]]:
+    """The agents of each job, the newest first."""
+    jobs: list[list[EndedJob]] = []
     for each in ended_jobs():
         together = (
-            place
-            for place, other in enumerate(kept)
-            if _meeting(other.job) == _meeting(each.job) and other.job.began < each.ended
+            agents
+            for agents in jobs
+            if _meeting(agents[0].job) == _meeting(each.job) and _that_counts(agents).job.began < each.ended
         )
-        place = next(together, -1)
-        if place < 0:
-            kept.append(each)
-        elif kept[place].outcome in UNKNOWN:
-            kept[place] = each
-    return kept
+        if agents := next(together, None):
+            agents.append(each)
+        else:
+            jobs.append([each])
+    return jobs
+
+
+def _that_counts(agents: Sequence[EndedJob]) -> EndedJob:
+    """The last that knows how the job has ended."""
+    return next((each for each in agents if each.outcome not in UNKNOWN), agents[-1])
 
 
 def _meeting(job: LocalJob) -> tuple[str, str, str]:
@@ -109,11 +116,13 @@ def jobs_named(word: str, jobs: Sequence[RunningJob]) -> list[RunningJob]:
 
 def past_jobs_named(word: str, job: str) -> list[EndedJob]:
     """The jobs of an id (empty for any) that have ended here, and that a word or an endpoint names; newest first."""
-    jobs = [each for each in past_jobs() if job in {"", each.job.job}]
+    jobs = [agents for agents in _past_agents() if job in {"", agents[0].job.job}]
     if is_endpoint(word):
-        return [each for each in jobs if _on_loopback(each.job.endpoint) == _on_loopback(word)]
-    exact = [each for each in jobs if not word or _is_name(word, each.job)]
-    return exact or [each for each in jobs if _begins_id(word, each.job)]
+        found = [each for each in jobs if _on_loopback(each[0].job.endpoint) == _on_loopback(word)]
+    else:
+        exact = [each for each in jobs if not word or any(_is_name(word, agent.job) for agent in each)]
+        found = exact or [each for each in jobs if _begins_id(word, each[0].job)]
+    return [_that_counts(each) for each in found]
 
 
 def _is_name(word: str, job: LocalJob) -> bool:

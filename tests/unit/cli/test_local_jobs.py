@@ -131,6 +131,7 @@ def test_of_several_agents_of_one_job_the_last_that_knows_its_end_counts(machine
     before = ended(job._replace(pid=8, began=900.0), 980.0)
     machine.extend([left, other, before])
     assert past_jobs() == [other, before]
+    assert past_jobs_named("9", "") == [other], "by the number of each of its agents"
 
 
 @pytest.mark.parametrize(
