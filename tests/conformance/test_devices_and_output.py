@@ -134,11 +134,6 @@ def test_local_ranks_and_devices(sides: Sides, flags: list[str], visible: str | 
     assert len(lines) == 2
 
 
-def test_too_few_devices(sides: Sides) -> None:
-    env, flags = {"CUDA_VISIBLE_DEVICES": "3"}, ["--virtual-local-rank", "--nproc-per-node=2"]
-    assert "Traceback" not in sides.both_refuse(SEEN, *flags, env=env)
-
-
 @pytest.mark.parametrize(
     "flags",
     [
@@ -156,11 +151,6 @@ def test_filtered_lines(sides: Sides, flags: list[str]) -> None:
         return side.files()
 
     sides.same([TALK, flags], ask)
-
-
-def test_filters_without_a_folder(sides: Sides) -> None:
-    ours = sides.both_refuse(TALK, "--log-dir=/dev/null", "--tee=3", "--duplicate-stdout-filters=a")
-    assert re.search(r"error: --duplicate-stdout-filters .* --log-dir=/dev/null", ours)
 
 
 @pytest.mark.parametrize(
