@@ -266,41 +266,6 @@ def test_who_cannot_prove_the_secret_is_told_so_and_no_more(secret_job: Job) -> 
     secret_job.is_as_it_was()
 
 
-def test_what_was_heard_once_opens_no_second_session(secret_job: Job) -> None:
-    """All that a node with the secret has said, said again by somebody who has listened."""
-    with secret_job.intruder() as node:
-        sent = _recorded(node)
-        assert isinstance(node.greets(SETTINGS, KEY), Welcome)
-        node.sends(LeaveRequest())
-    for data in (b"".join(sent), b"".join(sent) + frame(codec.encode(Close()))):
-        with secret_job.intruder() as intruder:
-            intruder.says(data)
-            assert intruder.is_disconnected()
-    secret_job.is_as_it_was()
-
-
-def _recorded(intruder: Intruder) -> list[bytes]:
-    sent: list[bytes] = []
-    says = intruder.says
-
-    def record(data: bytes) -> None:
-        sent.append(data)
-        says(data)
-
-    intruder.says = record  # type: ignore[method-assign]
-    return sent
-
-
-def test_unsigned_and_wrongly_signed_words_end_a_session_and_do_nothing(secret_job: Job) -> None:
-    for message in DEEDS:
-        for signature in (b"", bytes(16)):
-            with secret_job.intruder() as intruder:
-                assert isinstance(intruder.greets(SETTINGS, KEY), Welcome)
-                intruder.says(frame(signature + codec.encode(message)))
-                assert intruder.is_disconnected()
-    secret_job.is_as_it_was()
-
-
 def test_who_takes_over_the_address_of_the_control_plane_is_not_believed(cluster: Cluster) -> None:
     """Its host is silent and the third one has its address, and welcomes whoever dials. The job survives that."""
     cluster.lease = LEASE  # after which the second node dials again
