@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import socket
 
 import pytest
@@ -131,23 +130,6 @@ def test_survivors_of_a_killed_agent_regroup(rallyrun: Launcher) -> None:
     assert common(nodes, [1, 1], "TORCHELASTIC_RESTART_COUNT") == "0"
     job.say("finish")
     all_end(nodes, 0)
-
-
-def test_below_the_minimum_the_others_wait_for_a_replacement(rallyrun: Launcher) -> None:
-    job = c10d(rallyrun, "2")
-    a = job.host("A")
-    b = job.start("B")
-    for node in (a, b):
-        node.comes_up(1)
-    b.job.signal(signal.SIGTERM)
-    assert b.job.ends() == 1
-    a.job.until_err("has left")
-    replacement = job.start("C")
-    a.comes_up(1, starts=2, world_size=2)
-    replacement.comes_up(1, world_size=2)
-    assert all_ranks((a, replacement), (1, 1)) == [0, 1]
-    job.say("finish")
-    all_end([a, replacement], 0)
 
 
 def all_who_wait_are_told_at_once_when_the_time_of_one_is_over(rallyrun: Launcher) -> None:
