@@ -107,17 +107,6 @@ class Sides(NamedTuple):
         assert ours == theirs
         return ours
 
-    def both_refuse(self, script: str, *flags: str, env: dict[str, str] | None = None) -> str:
-        """What ours says when neither starts the workers."""
-        said = []
-
-        def ask(side: Side) -> str:
-            said.append(side.refuses(script, *flags, env=env))
-            return "refused"
-
-        self.same([script, flags, env], ask)
-        return said[-1]
-
 
 @pytest.fixture
 def sides(launcher: Launcher, record: Record, request: pytest.FixtureRequest) -> Sides:

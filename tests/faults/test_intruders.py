@@ -167,32 +167,6 @@ def test_nonsense_costs_log_lines_and_nothing_else(job: Job) -> None:
     job.is_as_it_was()
 
 
-HOSTILE = (
-    JoinRequest(MEMBER._replace(local_world_size=2**63 - 1), 600.0),
-    JoinRequest(MEMBER._replace(local_world_size=0), 600.0),
-    JoinRequest(MEMBER, float("nan")),
-    JoinRequest(MEMBER._replace(store_port=-1), 600.0),
-    ResumeRequest("", MEMBER, round=0, group_rank=0, group_world_size=3_000_000),
-    ResumeRequest("", MEMBER, round=2**62, group_rank=0, group_world_size=1),
-    ResumeRequest("", MEMBER, last_ended_round=2**62),
-    Fail(0, CAUSE, 2**62),
-    Fail(0, CAUSE._replace(rank=-(2**40)), 1),
-    Preempt(0, float("nan")),
-)
-"""What nobody can mean, from somebody who has been let in: this is all that a job without a secret can refuse."""
-
-
-def test_numbers_that_cannot_be_end_the_connection_of_who_sends_them(open_job: Job) -> None:
-    before = resident(open_job.agents[0].job.pid)
-    for message in HOSTILE:
-        with open_job.intruder() as intruder:
-            assert isinstance(intruder.greets(SETTINGS), Welcome)
-            intruder.sends(message)
-            assert intruder.is_disconnected()
-    assert resident(open_job.agents[0].job.pid) - before < 16 << 20
-    open_job.is_as_it_was()
-
-
 def test_without_a_secret_a_host_without_a_node_neither_ends_nor_changes_a_job(open_job: Job) -> None:
     """It may ask for a place, which such a job grants to all."""
     with open_job.intruder() as intruder:

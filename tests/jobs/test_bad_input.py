@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rallypoint.store.server import StoreServer
-from tests.jobs.launching import RALLYRUN, AtOnce, Job, Launcher
+from tests.jobs.launching import RALLYRUN, Job, Launcher
 from tests.ports import free_port
 
 FINE = "print('ran')"
@@ -26,10 +26,6 @@ def refused(job: Job, *words: str, code: int = 1) -> None:
 
 
 # The command line
-
-
-def test_a_value_that_only_the_rendezvous_can_refuse_is_named(rallyrun: Launcher) -> None:
-    refused(rallyrun("--standalone", "--rdzv-conf=store_type=tape", rallyrun.script(FINE)), "store_type", "'tape'")
 
 
 def test_a_script_that_does_not_exist_is_refused_before_the_rendezvous(rallyrun: Launcher) -> None:
@@ -119,62 +115,3 @@ def test_a_torch_store_on_the_port_is_told_apart(rallyrun: Launcher) -> None:
         refused(rallyrun(*at(server.port), rallyrun.script(FINE)), f"127.0.0.1:{server.port}", "TCPStore")
     finally:
         server.close()
-
-
-def a_host_name_that_does_not_resolve_is_named(rallyrun: Launcher) -> None:
-    job = rallyrun(
-        *at(1, "--rdzv-endpoint=no-such-host.invalid:1234", "--rdzv-conf=join_timeout=2"), rallyrun.script(FINE)
-    )
-    refused(job, "no-such-host.invalid:1234", "join deadline", "--rdzv-endpoint")
-
-
-def an_endpoint_where_nobody_listens_is_named(rallyrun: Launcher) -> None:
-    job = rallyrun(*at(free_port(), "--rdzv-conf=is_host=false,join_timeout=1"), rallyrun.script(FINE))
-    refused(job, "127.0.0.1:", "refused", "--rdzv-endpoint")
-
-
-def an_early_end_of_a_rendezvous_says_how_many_were_in(rallyrun: Launcher) -> None:
-    job = rallyrun(*at(free_port(), "--rdzv-conf=join_timeout=1"), rallyrun.script(FINE))
-    refused(job, "1 of 2 nodes", "--nnodes")
-
-
-def an_early_end_of_a_rendezvous_over_a_file_says_how_many_were_in(rallyrun: Launcher) -> None:
-    endpoint = f"--rdzv-endpoint={rallyrun.folder / 'state'}"
-    job = rallyrun(*at(1), endpoint, "--rdzv-conf=store_type=file,join_timeout=1", rallyrun.script(FINE))
-    refused(job, "1 of 2 nodes", "the same --rdzv-endpoint, --nnodes")
-
-
-def test_a_file_that_holds_something_else_is_named(rallyrun: Launcher) -> None:
-    path = rallyrun.folder / "notes"
-    path.write_text("these are no records of a store\n" * 9)
-    job = rallyrun(*at(1), f"--rdzv-endpoint={path}", "--rdzv-conf=store_type=file", rallyrun.script(FINE))
-    refused(job, str(path))
-
-
-def an_early_end_of_a_static_rendezvous_says_who_is_missing(rallyrun: Launcher) -> None:
-    job = rallyrun(
-        "--nnodes=3", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-conf=timeout=1", rallyrun.script(FINE)
-    )
-    refused(job, "1 of 3 nodes", "node rank 1 and node rank 2")
-
-
-def test_what_is_waited_for_until_the_join_deadline(at_once: AtOnce) -> None:
-    at_once(
-        a_host_name_that_does_not_resolve_is_named,
-        an_endpoint_where_nobody_listens_is_named,
-        an_early_end_of_a_rendezvous_says_how_many_were_in,
-        an_early_end_of_a_rendezvous_over_a_file_says_how_many_were_in,
-        an_early_end_of_a_static_rendezvous_says_who_is_missing,
-    )
-
-
-def test_a_shared_file_that_cannot_be_written_is_named(rallyrun: Launcher) -> None:
-    path = rallyrun.folder / "no such folder" / "state"
-    job = rallyrun(
-        "--rdzv-backend=c10d",
-        "--rdzv-id=x",
-        f"--rdzv-endpoint={path}",
-        "--rdzv-conf=store_type=file",
-        rallyrun.script(FINE),
-    )
-    refused(job, str(path), "--rdzv-endpoint")

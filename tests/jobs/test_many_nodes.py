@@ -256,26 +256,6 @@ def test_an_early_finisher_waits_for_the_others_and_a_failure_takes_it_back_in(r
 # Who may come in
 
 
-def test_a_secret_lets_in_only_who_knows_it(rallyrun: Launcher) -> None:
-    job = c10d(rallyrun, "2")
-    a = job.host("A", env={"RALLYPOINT_SECRET": "open-sesame-1c9Zq7kW4"})
-    wrong = job.start("wrong", env={"RALLYPOINT_SECRET": "open-barley-8d2Xm5vT6"})
-    for intruder in (wrong, job.start("missing")):
-        assert intruder.job.ends() == 1
-        assert intruder.ups == []
-        assert "RALLYPOINT_SECRET" in intruder.job.err
-        assert "Traceback" not in intruder.job.err
-    host = socket.gethostname()
-    a.job.until_err(f"({host}) refused: ", 2)
-    told = re.findall(rf"from 127.0.0.1:\d+ \({host}\) refused: .*RALLYPOINT_SECRET", a.job.err)
-    assert len(told) == 2, a.job.err
-    b = job.start("B", env={"RALLYPOINT_SECRET": "open-sesame-1c9Zq7kW4"})
-    for node in (a, b):
-        node.comes_up(1)
-    job.say("finish")
-    all_end([a, b], 0)
-
-
 def two_nodes_of_the_same_rank(rallyrun: Launcher) -> None:
     job = Nodes(rallyrun, "--nnodes=3", f"--rdzv-endpoint=127.0.0.1:{free_port()}")
     a, b = job.start("A", "--node-rank=0", env={"LOGLEVEL": "INFO"}), job.start("B", "--node-rank=1")
