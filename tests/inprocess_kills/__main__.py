@@ -33,7 +33,7 @@ def run(plan: Plan) -> Outcome:
 def main() -> int:
     """0 if each job has ended with the loss of the undisturbed one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=50, help="in each job (default: 50)")
+    parser.add_argument("--kills", type=int, default=25, help="in each job (default: 25)")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"to train (default: {STEPS})")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6), help="of victims and moments")
     parser.add_argument("--logs", type=Path, help="folder for what the jobs print")
