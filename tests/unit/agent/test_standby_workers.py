@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,4 +31,4 @@ def test_one_that_prepares_for_long_is_known_to_be_ready_soon_after(monkeypatch:
         now = source.wake_at()
         looks.append(now)
         source.step()
-    assert max(after - before for before, after in zip(looks, looks[1:], strict=False)) <= 2.0
+    assert max(after - before for before, after in pairwise(looks)) <= 2.0
