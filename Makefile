@@ -55,7 +55,7 @@ sweep: $(READY)  ## the coordinator of a job on etcd dies at each of its steps
 chaos: $(READY)  ## random faults against real jobs of three agents (ARGS="--backend etcd --faults 100 --seed 7")
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
-inprocess-kills: $(READY)  ## training that continues in process through 50 random kills of workers and nodes, to the same loss
+inprocess-kills: $(READY)  ## training that continues in process, without and with standby workers, through random kills, to the same loss
 	@$(BIN)/python -m tests.inprocess_kills $(ARGS)
 
 hops: $(READY)  ## through how many functions and files one event runs (ARGS="kill term" for some)

@@ -19,7 +19,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -114,8 +114,11 @@ class Place:
 class Job:
     """One job of the example; `pids` are its workers' by global rank, as they last said."""
 
-    def __init__(self, variant: Variant, place: Place, construction: float) -> None:
+    def __init__(
+        self, variant: Variant, place: Place, construction: float, env: Mapping[str, str] | None = None
+    ) -> None:
         self._variant = variant
+        self._env = env
         self.pids: dict[int, int] = {}
         self.losses = 0
         """How many workers were killed; as many standby workers have taken their places."""
@@ -153,7 +156,7 @@ class Job:
         where = ["--standalone"] if place.nodes == 1 else meet
         count = [f"--nproc-per-node={place.workers}", "--max-restarts=20"]
         argv = [launcher(self._variant.command), *where, *count, *self._variant.flags, *program]
-        return self.children.start(f"{self._variant.name} (node {number})", argv)
+        return self.children.start(f"{self._variant.name} (node {number})", argv, self._env)
 
     def first_steps(self) -> None:
         """Wait until the job has trained for a while, and nothing is being prepared any more.
@@ -172,10 +175,11 @@ class Job:
                 used, since = now, time.monotonic()
 
     def _preparing(self) -> float | None:
-        """Processor seconds of all but workers and agents; None if something that should be there is not yet."""
+        """Processor seconds of all but agents, workers and their loaders; None if what should be there is not yet."""
         total = 0.0
+        training = {*self.pids.values(), *(pid for worker in self.pids.values() for pid in descendants(worker))}
         for agent in self.agents:
-            others = [pid for pid in descendants(agent.pid) if pid not in self.pids.values()]
+            others = [pid for pid in descendants(agent.pid) if pid not in training]
             if self._variant.preloads and not any(map(is_zygote, others)):
                 return None
             times = 1 + (self.losses if self._variant.standby else 0)
@@ -187,9 +191,9 @@ class Job:
         return total
 
     def kill_worker(self) -> None:
-        """SIGKILL to global rank 1."""
+        """SIGKILL to global rank 1, and to rank 0 at each second time."""
         self.losses += 1
-        os.kill(self.pids[1], signal.SIGKILL)
+        os.kill(self.pids[self.losses % 2], signal.SIGKILL)
 
     def kill_node(self) -> None:
         """SIGKILL to an agent that does not host the control plane but has a worker, and to all that is below it."""
@@ -215,10 +219,10 @@ class Job:
 
     def step_after(self, step: int) -> dict[str, Any]:
         """The event of the first step from this one on that is told. Raises BenchError."""
-        deadline = time.monotonic() + _START_TIMEOUT
-        while (event := self._event(deadline, f"step {step}")[1]).get("step", -1) < step or event["event"] != "step":
-            pass
-        return event
+        while True:
+            event = self._event(time.monotonic() + _START_TIMEOUT, f"step {step}")[1]
+            if event["event"] == "step" and event["step"] >= step:
+                return event
 
     def _event(self, deadline: float, awaited: str) -> tuple[float, dict[str, Any]]:
         """The next event that a worker tells, and when it came."""
@@ -284,44 +288,60 @@ _KILLS, _KILLS_QUICK = 10, 2
 _TRANSFORMER = "benchmarks/programs/transformer.py"
 _KILLED = (
     replace(TORCHRUN, program=_TRANSFORMER),
-    Variant("rallyrun --preload=auto", flags=("--preload=auto",), program=_TRANSFORMER, ready=VARIANTS[2].ready),
-    Variant("rallyrun, in-process", flags=("--preload=auto",), program=_TRANSFORMER, arguments=("--resumable",)),
-    replace(VARIANTS[-1], program=_TRANSFORMER, arguments=("--resumable",), budget=Budget(0.03)),
+    replace(VARIANTS[2], program=_TRANSFORMER),
+    replace(VARIANTS[2], name="rallyrun, in-process", program=_TRANSFORMER, arguments=("--resumable",)),
+    replace(VARIANTS[-1], program=_TRANSFORMER, arguments=("--resumable",)),
 )
 _ONE_NODE = Place(1, 1, 2)
 
 
-def _losses(variant: Variant, place: Place, kills: int, limit: float) -> tuple[list[float], int, float]:
+@dataclass(frozen=True, slots=True)
+class Killed:
     """Seconds from each kill to the next step, and a step after the last one with its loss."""
-    found: list[float] = []
-    with Job(variant, place, _CONSTRUCTION) as job:
-        for _ in range(kills):
+
+    seconds: tuple[float, ...]
+    step: int
+    loss: float
+
+
+def _killed(variant: Variant, kills: int, limit: float, env: Mapping[str, str]) -> Killed:
+    seconds: list[float] = []
+    with Job(variant, _ONE_NODE, _CONSTRUCTION, env) as job:
+        while len(seconds) < kills and math.inf not in seconds:
             job.first_steps()
             at = time.monotonic()
             job.kill_worker()
-            found.append(job.next_step(at, limit))
+            seconds.append(job.next_step(at, limit))
+            print(f"    {variant.name}: {seconds[-1]:.2f} s from kill {len(seconds)} to the next step", file=sys.stderr)
         event = job.step_after(_STEPS)
-        return found, event["step"], event["loss"]
+        return Killed(tuple(seconds), event["step"], event["loss"])
+
+
+def _undisturbed(steps: Collection[int], env: Mapping[str, str]) -> dict[int, float]:
+    """The loss of these steps in a job in which nothing happens."""
+    with Job(_KILLED[0], _ONE_NODE, 0.0, env) as job:
+        return {step: job.step_after(step)["loss"] for step in sorted(steps)}
 
 
 def _ten_kills(settings: Settings) -> list[Row]:
     kills = _KILLS_QUICK if settings.quick else _KILLS
-    results = {each.name: _losses(each, _ONE_NODE, kills, _RESUME_TIMEOUT) for each in _KILLED}
-    with Job(_KILLED[0], _ONE_NODE, 0.0) as calm:
-        expected = {step: calm.step_after(step)["loss"] for step in sorted({step for _, step, _ in results.values()})}
-    theirs = results[THEIRS][0]
-    return [
-        Row(
-            f"{kills} SIGKILLs of one transformer, to the next step: {each.name}",
-            "s",
-            sample(results[each.name][0]),
-            sample(theirs),
-            each.budget,
-            remarks=(f"loss after the last one differs by {abs(loss - expected[step]):.1e}",),
-        )
-        for each in _KILLED[1:]
-        for _, step, loss in (results[each.name],)
-    ]
+    with tempfile.TemporaryDirectory(prefix="rallybench-") as compiled:
+        env = {"TORCHINDUCTOR_CACHE_DIR": compiled}
+        _undisturbed({_STEPS}, env)  # so that all sides find the same code compiled
+        sides = {each.name: partial(_killed, each, kills, _RESUME_TIMEOUT, env) for each in _KILLED}
+        turns = in_turn("ten-kills", settings.rounds, sides)
+        expected = _undisturbed({each.step for found in turns.results.values() for each in found}, env)
+    seconds = Turns(
+        {side: [each for one in found for each in one.seconds] for side, found in turns.results.items()}, turns.failures
+    )
+    what = f"{kills} SIGKILLs of workers of one transformer, each to the next step"
+    rows = []
+    for variant in _KILLED[1:]:
+        row = compared(f"{what}: {variant.name}", seconds, variant, _CONSTRUCTION, _RESUME_TIMEOUT)
+        apart = [abs(each.loss - expected[each.step]) for each in turns.results[variant.name]]
+        remarks = (f"the loss of a step after the last one differs by {max(apart):.1e}",) if apart else ()
+        rows.append(replace(row, remarks=(*row.remarks, *remarks)))
+    return rows
 
 
 CASES = (
@@ -344,5 +364,5 @@ CASES = (
         Place(3, 3, 1, spares=1),
         Job.kill_node,
     ),
-    Case("ten-kills", "SIGKILLs of workers of one job, a transformer of 5 s construction, and its loss", _ten_kills),
+    Case("ten-kills", "SIGKILLs of workers of one job, a transformer of 5 s construction, and its loss", _ten_kills, 1),
 )

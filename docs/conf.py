@@ -46,6 +46,13 @@ def _read(app: Any, name: str, content: list[str]) -> None:
     content[0] = with_file_names(adapted(content[0], Path(app.env.doc2path(name)).resolve()))
 
 
+def _keep_short_literals_whole(app: Any, tree: Any, _page: str) -> None:
+    """A flag or a command of a few words is not broken between two lines; a sentence is."""
+    for each in tree.findall(lambda node: node.tagname == "literal"):
+        length = len(each.astext())
+        each["classes"] += [name for name, most in (("short", 24), ("very-short", 12)) if length <= most]
+
+
 def _named(app: Any, env: Any, node: Any, shown: Any) -> Any:
     """A link to what an annotation names without its module, if that is on a page, and nothing else of that name."""
     names = env.get_domain("py").objects
@@ -64,3 +71,4 @@ def setup(app: Any) -> None:
     write_pages()
     app.connect("source-read", _read)
     app.connect("missing-reference", _named)
+    app.connect("doctree-resolved", _keep_short_literals_whole)

@@ -89,15 +89,6 @@ PAIRS = pytest.mark.parametrize(("outer", "inner"), [(outer, inner) for outer in
 
 
 @PAIRS
-def test_a_recorded_exception_is_passed_on(nested: Callable[[str, str, str], Outcome], outer: str, inner: str) -> None:
-    outcome = nested(outer, inner, "recorded")
-    assert (outcome.message, outcome.code) == ("ValueError: boom recorded", 1)
-    assert outcome.callstack.startswith("Traceback (most recent call last):\n")
-    assert outcome.callstack.endswith("\nValueError: boom recorded\n")
-    assert "  ValueError: boom recorded\n" in outcome.root
-
-
-@PAIRS
 def test_an_exception_that_nobody_recorded(nested: Callable[[str, str, str], Outcome], outer: str, inner: str) -> None:
     outcome = nested(outer, inner, "plain")
     if inner == "ours":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 import time
@@ -12,7 +11,6 @@ import pytest
 
 from tests.faults.cluster import SAFE_LEASE, Cluster, stays
 from tests.jobs.nodes import common
-from tests.jobs.test_control_plane import RALLYCTL
 
 OFF = 3600
 SHIM = f"""
@@ -70,17 +68,3 @@ def test_nobody_minds(cluster: Cluster, shifted: dict[str, str], wrong: int) -> 
     assert common(agents, [1, 1, 1], "TORCHELASTIC_RESTART_COUNT") == "1"
     cluster.finish(agents)
     assert [len(agent.ups) for agent in agents] == [2, 2, 2]
-
-
-def test_a_check_beforehand_tells_how_far_the_clocks_are_apart(cluster: Cluster, shifted: dict[str, str]) -> None:
-    server = cluster.launcher.command([*RALLYCTL, "serve", "--endpoint=127.0.0.1:0"], shifted)
-    server.until_err("control plane listens at")
-    check = cluster.launcher.command([*RALLYCTL, "check", f"--endpoint={server.err.split()[-1]}"])
-    assert check.ends() == 2
-    line = next(line for line in check.out if " clock: " in line)
-    found = re.fullmatch(
-        r"FAIL clock: the coordinator's clock is ([0-9.]+) s ahead of this one's, .*; run chrony .*", line
-    )
-    assert found is not None, line
-    assert abs(float(found[1]) - OFF) < 60
-    server.stop()

@@ -42,21 +42,3 @@ def test_a_worker_that_cannot_write_its_log_fails_and_the_report_says_why(
     assert agent.job.ends() == 1
     said = [line for line in agent.job.err.splitlines() if "disk is full" in line and str(small_disk) in line]
     assert len(said) == 1, agent.job.err
-
-
-def test_a_worker_whose_standard_error_is_shown_says_it_itself(cluster: Cluster, small_disk: Path) -> None:
-    cluster.nnodes = "1"
-    script = cluster.launcher.script(TALKER, "talker.py")
-    agent = cluster.run("A", [f"--log-dir={small_disk}", "--redirects=1", "--max-restarts=1", script])
-    assert agent.job.ends() == 1
-    assert "No space left on device" in agent.job.err
-
-
-def test_what_needs_no_file_goes_on(cluster: Cluster, small_disk: Path) -> None:
-    cluster.nnodes = "1"
-    with pytest.raises(OSError, match="No space left"):
-        (small_disk / "ballast").write_bytes(b"x" * 2 * SIZE)
-    script = cluster.launcher.script(TALKER, "talker.py")
-    agent = cluster.run("A", [f"--log-dir={small_disk}", script])
-    assert agent.job.ends() == 0, agent.job.err
-    assert len(agent.job.out) == LINES + 1

@@ -99,17 +99,6 @@ def test_a_coordinator_without_etcd_for_longer_is_succeeded_and_comes_back(clust
     cluster.finish(agents)
 
 
-def test_a_host_that_is_cut_off_from_all_is_lost_and_comes_back(cluster: Cluster, etcd: Host) -> None:
-    agents = cluster.three()
-    coordinator, others = coordinator_of(agents)
-    with coordinator.host.unplugged():
-        cluster.all_up(others, starts=2)
-    coordinator.comes_up(1, starts=2, world_size=3)
-    for agent in others:
-        agent.comes_up(1, starts=3, world_size=3)
-    cluster.finish(agents)
-
-
 def test_the_coordinator_and_another_are_killed_at_once(cluster: Cluster, etcd: Host) -> None:
     cluster.nnodes = "1:3"
     agents = cluster.three()

@@ -60,35 +60,3 @@ def test_pods_meet_at_pod_0_when_dns_knows_it(net: Network, rallyrun: Launcher) 
     jobs = [first, *others]
     assert [job.ends() for job in jobs] == [0, 0, 0], [job.err for job in jobs]
     assert [job.out for job in jobs] == [[f"{rank} of 3 at {pods[0].address}"] for rank in range(3)]
-
-
-def test_the_service_may_be_named_and_the_number_of_pods_given(net: Network, rallyrun: Launcher) -> None:
-    pods = net.hosts[:2]
-    named = {"RALLYPOINT_SERVICE": DOMAIN, "JOB_COMPLETIONS": "", "PET_CLUSTER": "k8s", "PET_NNODES": "2"}
-    jobs = [start(rallyrun, pod, env=named, service=False) for pod in pods]
-    for pod in pods:
-        with hosts_file(rallyrun, pod).open("a") as file:
-            file.write(f"{pods[0].address} train-0.{DOMAIN}\n")
-    assert [job.ends() for job in jobs] == [0, 0], [job.err for job in jobs]
-
-
-def test_what_the_template_of_the_pods_lacks_is_said(net: Network, rallyrun: Launcher) -> None:
-    pod = net.hosts[1]
-    nameless = start(rallyrun, pod, "--cluster=k8s", service=False)
-    assert nameless.ends() == 2
-    assert "set subdomain in the pod's template to the name of a headless Service" in nameless.err
-    numberless = start(rallyrun, pod, "--cluster=k8s", env={"JOB_COMPLETIONS": ""})
-    assert numberless.ends() == 2
-    assert "set JOB_COMPLETIONS in the pod's template to the Job's completions, or give --nnodes" in numberless.err
-
-
-def test_variables_of_a_trainer_are_the_flags_own(net: Network, rallyrun: Launcher) -> None:
-    """Kubeflow's Trainer sets all of these in the pods of an Indexed Job."""
-    pods = net.hosts[:2]
-    jobs = []
-    for rank, pod in enumerate(pods):
-        given = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": str(rank), "PET_MASTER_PORT": "29400"}
-        given["PET_MASTER_ADDR"] = pods[0].address
-        jobs.append(start(rallyrun, pod, "--cluster=auto", env=given))
-    assert [job.ends() for job in jobs] == [0, 0], [job.err for job in jobs]
-    assert [job.out for job in jobs] == [[f"{rank} of 2 at {pods[0].address}"] for rank in range(2)]

@@ -261,18 +261,6 @@ def agent_killed_while_a_worker_comes_out(rallyrun: Launcher) -> None:
     finish(rallyrun, a, b)
 
 
-def both_nodes_fail_at_once(rallyrun: Launcher) -> None:
-    _, a, b, before = pair(rallyrun)
-    (dead, other), (dead_too, other_too) = pids_of(before, a), pids_of(before, b)
-    a.job.signal(signal.SIGSTOP)  # no round ends, and none begins, between the two
-    kill(dead, dead_too)
-    a.job.signal(signal.SIGCONT)
-    after = meets(4, a, b, before=[before])
-    go_on(before, after, {other, other_too})
-    assert restarts(after) == 1
-    finish(rallyrun, a, b)
-
-
 def hung_in_a_collective(rallyrun: Launcher) -> None:
     """Three wait in a system call for one that no signal brings out of a lock."""
     flags = "--hang-timeout=6", "--on-hang=restart", "--inprocess-timeout=4", "--log-dir=logs"
@@ -305,7 +293,6 @@ def test_of_two_nodes(tmp_path: Path) -> None:
         killed_while_coming_out,
         told_of_the_end_while_it_cleans_up,
         agent_killed_while_a_worker_comes_out,
-        both_nodes_fail_at_once,
         hung_in_a_collective,
         ended_while_one_is_stuck,
     )

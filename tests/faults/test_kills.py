@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 
-from tests.faults.cluster import LEASE, SAFE_LEASE, SOON, Cluster, gone, settle, stays
+from tests.faults.cluster import LEASE, SOON, Cluster, gone, settle, stays
 from tests.jobs.nodes import common
-
-
-def test_of_a_worker(cluster: Cluster) -> None:
-    agents = [cluster.start(name, "--max-restarts=1") for name in "ABC"]
-    cluster.all_up(agents)
-    os.kill(agents[1].pid, signal.SIGKILL)
-    cluster.all_up(agents, starts=2)
-    assert common(agents, [1, 1, 1], "TORCHELASTIC_RESTART_COUNT") == "1"
-    cluster.finish(agents)
 
 
 def test_of_an_agent_takes_its_workers_along_and_the_others_regroup(cluster: Cluster) -> None:
@@ -57,46 +47,3 @@ def test_of_the_agent_that_hosts_the_control_plane(cluster: Cluster) -> None:
         agent.comes_up(1, starts=2, world_size=3)
     cluster.finish([replacement, b, c])
     assert common([replacement, b, c], [1, 1, 1], "TORCHELASTIC_RESTART_COUNT") == "0"
-
-
-def test_of_a_control_plane_of_its_own_that_comes_back(cluster: Cluster) -> None:
-    control = cluster.serve()
-    agents = cluster.three()
-    control.signal(signal.SIGKILL)
-    control.ends()
-    for agent in agents:
-        agent.job.until_err("control plane")
-    again = cluster.serve()
-    stays(agents, 2 * SAFE_LEASE)
-    cluster.finish(agents)
-    assert [len(agent.ups) for agent in agents] == [1, 1, 1]
-    again.stop()
-
-
-def test_of_a_control_plane_of_its_own_that_comes_back_before_a_worker_fails(cluster: Cluster) -> None:
-    control = cluster.serve()
-    agents = [cluster.start(name, "--max-restarts=1") for name in "ABC"]
-    cluster.all_up(agents)
-    control.signal(signal.SIGKILL)
-    control.ends()
-    cluster.say("fail-B-0")
-    again = cluster.serve()
-    cluster.all_up(agents, starts=2)
-    assert common(agents, [1, 1, 1], "TORCHELASTIC_RESTART_COUNT") == "1"
-    cluster.finish(agents)
-    again.stop()
-
-
-def test_of_a_control_plane_of_its_own_for_good(cluster: Cluster) -> None:
-    cluster.conf = "join_timeout=5"
-    control = cluster.serve()
-    agents = cluster.three()
-    control.signal(signal.SIGKILL)
-    control.ends()
-    stays(agents, 2 * LEASE)
-    cluster.say("finish")
-    for agent in agents:
-        agent.job.until(lambda lines: "done" in lines, "the worker finishes")
-    for agent in agents:
-        assert agent.job.ends() == 0, agent.job.err
-    assert [len(agent.ups) for agent in agents] == [1, 1, 1]

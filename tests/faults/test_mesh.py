@@ -45,18 +45,6 @@ def three(cluster: Cluster) -> Cluster:
     return cluster
 
 
-def test_all_reach_each_other_and_nobody_listens_any_more(three: Cluster) -> None:
-    agents = [three.start(name, "--preflight=require", "--max-restarts=1") for name in "abc"]
-    three.all_up(agents)
-    for agent in agents:
-        assert "the nodes of the round reach each other (this one has dialled 2, in " in agent.job.err
-    assert [len(agent.host.listening()) for agent in agents[1:]] == [0, 0]
-    three.say("fail-b-0")
-    three.all_up(agents, starts=2)
-    three.finish(agents)
-    assert all(agent.job.err.count("the nodes of the round reach each other") == 1 for agent in agents)
-
-
 def test_a_node_that_another_cannot_reach_is_told_and_the_job_runs(three: Cluster) -> None:
     with refusing(three.host("b"), three.host("c")):
         agents = [three.start(name, "--preflight=warn") for name in "abc"]

@@ -93,16 +93,6 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 
 
 @pytest.mark.parametrize("family", PROGRAMS)
-def test_one_agent_on_each_host_needs_an_endpoint(hosts: Hosts, family: str) -> None:
-    job = hosts.start(family, "--cluster=auto", *MEET, "--nproc-per-node=2")
-    assert job.ends() == 0, job.err
-    found = sorted(line.partition(" in ")[0] for line in job.out)
-    assert found == [f"{rank} of 4 on n{1 + rank // 2}" for rank in range(4)]
-    (run_id,) = {line.partition(" in ")[2] for line in job.out}
-    assert run_id.startswith("mpi-") or family == "Hydra"
-
-
-@pytest.mark.parametrize("family", PROGRAMS)
 def test_a_failure_of_a_worker_is_the_launchers(hosts: Hosts, family: str) -> None:
     job = hosts.start(family, "--cluster=auto", *MEET, "--nproc-per-node=1", worker=["fail"])
     assert job.ends() == 1, job.err

@@ -374,38 +374,6 @@ def test_a_folder_of_traps_in_the_place_of_files_is_told_of(rallyrun: Launcher) 
         path.unlink()
 
 
-def test_a_probe_s_port_tells_no_more_to_others(rallyrun: Launcher) -> None:
-    port = free_port()
-    env = {"TORCHELASTIC_HEALTH_CHECK_PORT": str(port)}
-    job = running(rallyrun, "--standalone", workers=1, env=env)
-
-    def attack() -> list[bytes]:
-        heard = []
-        for request in (
-            b"GET /healthz HTTP/1.0\r\n\r\n",
-            b"POST /stop HTTP/1.1\r\nContent-Length: 99999\r\n\r\n",
-            b"\0" * 70000,
-        ):
-            with socket.create_connection(("127.0.0.1", port), timeout=20) as made:
-                try:
-                    made.sendall(request)
-                    heard.append(made.recv(100))
-                except OSError:
-                    heard.append(b"")
-        silent = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(300)]
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as made:
-            made.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
-            heard.append(made.recv(100))
-        for each in silent:
-            each.close()
-        return heard
-
-    first, _, _, last = as_other_user(attack)
-    assert b" 200 " in first[:16], first
-    assert last[:12] == first[:12]
-    finish(rallyrun, job)
-
-
 @pytest.mark.parametrize("with_token", [False, True])
 def test_what_a_health_port_says_of_the_job_is_for_its_user(rallyrun: Launcher, with_token: bool) -> None:
     """A probe needs a status code; the rest is for the same user, or for those who have the token."""

@@ -82,16 +82,6 @@ def test_fenced_workers_of_an_agent_that_is_frozen_are_gone_before_the_others_st
     cluster.finish(agents)
 
 
-def test_shorter_than_the_lease(cluster: Cluster) -> None:
-    cluster.lease = 8.0
-    agents = cluster.three()
-    agents[2].job.signal(signal.SIGSTOP)
-    stays(agents, cluster.lease / 3)
-    agents[2].job.signal(signal.SIGCONT)
-    stays(agents, cluster.lease)
-    cluster.finish(agents)
-
-
 def test_of_the_control_planes_host(cluster: Cluster) -> None:
     """Its clock has gone on while it could hear nobody: that is no reason to take anybody out."""
     cluster.lease = LEASE

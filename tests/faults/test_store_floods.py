@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 import pytest
 
@@ -70,15 +70,3 @@ def test_connections_that_use_up_all_descriptors_keep_the_next_round_from_nothin
         for _ in range(1100):
             stack.enter_context(dial(job.agents[1].host, store_of(job)))
         job.is_as_it_was()
-
-
-def test_bytes_that_are_no_requests_end_their_connection(job: Job) -> None:
-    for data in (b"\x00" * 100, b"GET / HTTP/1.1\r\n\r\n", wire.encode(wire.Validate()) + b"\xff" * 100):
-        with dial(job.agents[1].host, store_of(job)) as made:
-            made.sendall(data)
-            with suppress(OSError):  # it may have been ended already
-                made.shutdown(socket.SHUT_WR)
-            with suppress(ConnectionResetError):
-                while made.recv(1000):
-                    pass
-    job.is_as_it_was()

@@ -29,19 +29,6 @@ if __name__ == "__main__":
 """
 
 
-def test_one_that_ignores_sigterm_is_gone_after_its_grace(cluster: Cluster) -> None:
-    agents = [
-        cluster.start(name, "--max-restarts=1", "--shutdown-timeout=1", env={"DEAF": "1"} if name == "B" else {})
-        for name in "ABC"
-    ]
-    cluster.all_up(agents)
-    deaf = agents[1].pid
-    cluster.say("fail-A-0")
-    cluster.all_up(agents, starts=2)
-    assert int(agents[1].ups[0]["pid"]) == deaf
-    cluster.finish(agents)
-
-
 @pytest.mark.torch
 def test_loaders_of_a_killed_worker_are_gone(cluster: Cluster) -> None:
     cluster.nnodes = "2"

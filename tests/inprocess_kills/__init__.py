@@ -25,6 +25,7 @@ from tests.ports import free_port
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RALLYCTL = [sys.executable, "-m", "rallypoint.cli.rallyctl"]
 PRELOAD = "--preload=torch,torch._dynamo"
+STANDBY = "--standby=1"
 SILENCE = 120.0
 """Seconds without any event after which the job is taken to be stuck."""
 
@@ -45,6 +46,8 @@ class Plan(NamedTuple):
     """Which part of the kills hits an agent, and so all of its node."""
     at_once: float = 0.25
     """Which part of them comes while the job recovers from the one before."""
+    flag: str = PRELOAD
+    """What new workers are made ready by."""
 
 
 class Outcome(NamedTuple):
@@ -57,6 +60,8 @@ class Outcome(NamedTuple):
     """Workers that were ever started."""
     kept: int
     """How often a worker went on in another round."""
+    entered: int
+    """How often a standby worker took the place of one."""
     rounds: int
     lost_steps: int
     """Steps that were finished, and had to be done again."""
@@ -89,7 +94,7 @@ class Kills:
             f"--nnodes={plan.least}:{plan.nodes}",
             f"--nproc-per-node={plan.workers}",
             *("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=kills"),
-            *("--rdzv-conf=is_host=false,last_call_timeout=1", "--max-restarts=1000", PRELOAD),
+            *("--rdzv-conf=is_host=false,last_call_timeout=1", "--max-restarts=1000", plan.flag),
             str(EXAMPLES / "train_ddp_inprocess.py"),
             *(f"--steps={plan.steps}", f"--batch={plan.batch}", "--every=1000000", f"--progress={pipe}"),
         ]
@@ -126,7 +131,8 @@ class Kills:
         os.close(self._pipe)
         log = "\n".join(line for job in self._jobs for line in (*job.out, job.err))
         counts = self._killed["worker"], self._killed["agent"], len(self._seen)
-        return Outcome(loss, *counts, self._kept, self._rounds, self._lost, recoveries, log)
+        entered = log.count("a standby worker enters as")
+        return Outcome(loss, *counts, self._kept, entered, self._rounds, self._lost, recoveries, log)
 
     def _kill(self) -> float:
         """Some of those that live, at some moment of a step, and perhaps again soon after; returns when."""

@@ -2,20 +2,21 @@
 
     python -m tests.inprocess_kills [--kills N] [--seed N]
 
-First on two nodes of two workers, then on two or three nodes of one. The final loss must be that of a job in which
-nothing happens.
+First on two nodes of two workers, then on two or three nodes of one, each without and with standby workers. The final
+loss must be that of a job in which nothing happens.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import secrets
 import statistics
 import sys
 import tempfile
 from pathlib import Path
 
-from tests.inprocess_kills import Kills, Outcome, Plan
+from tests.inprocess_kills import PRELOAD, STANDBY, Kills, Outcome, Plan
 from tests.jobs.launching import launching
 
 TOLERANCE = 1e-6
@@ -32,7 +33,7 @@ def run(plan: Plan) -> Outcome:
 def main() -> int:
     """0 if each job has ended with the loss of the undisturbed one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=50, help="in each job (default: 50)")
+    parser.add_argument("--kills", type=int, default=25, help="in each job (default: 25)")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"to train (default: {STEPS})")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6), help="of victims and moments")
     parser.add_argument("--logs", type=Path, help="folder for what the jobs print")
@@ -42,11 +43,13 @@ def main() -> int:
     calm = run(Plan(kills=0, nodes=1, least=1, workers=1, steps=options.steps, batch=12, seed=0, agents=0.0)).loss
     print(f"undisturbed: final loss {calm:.9f}", flush=True)
     failed = False
-    for name, plan in (
-        ("2 nodes of 2 workers", Plan(nodes=2, least=2, workers=2, batch=12, agents=0.2, **common)),
-        ("2 or 3 nodes of 1 worker", Plan(nodes=3, least=2, workers=1, batch=12, agents=0.3, **common)),
-    ):
-        found = run(plan)
+    shapes = {
+        "2 nodes of 2 workers": Plan(nodes=2, least=2, workers=2, batch=12, agents=0.2, **common),
+        "2 or 3 nodes of 1 worker": Plan(nodes=3, least=2, workers=1, batch=12, agents=0.3, **common),
+    }
+    for flag, (shape, plan) in itertools.product((PRELOAD, STANDBY), shapes.items()):
+        name = f"{shape}, {flag.partition('=')[0]}"
+        found = run(plan._replace(flag=flag))
         if options.logs is not None:
             (options.logs / f"{name.replace(' ', '-')}.log").write_text(found.log)
         difference = abs(found.loss - calm)
@@ -55,7 +58,8 @@ def main() -> int:
         print(
             f"{name}: final loss {found.loss:.9f}, a difference of {difference:.1e}; "
             f"{found.killed_workers} workers and {found.killed_agents} agents killed, {found.rounds} rounds; "
-            f"{found.processes} workers started, {found.kept} times one went on; {found.lost_steps} steps done again; "
+            f"{found.processes} workers started, {found.kept} times one went on, "
+            f"{found.entered} times a standby worker entered; {found.lost_steps} steps done again; "
             f"kill to the next step: median {typical:.2f} s, at most {max(found.recoveries):.2f} s",
             flush=True,
         )

@@ -1,18 +1,15 @@
-"""What a user can get wrong and others can send: one clear sentence, the exit code of the contract, no hanging."""
+"""What a user can get wrong: one clear sentence, the exit code of the contract, no hanging."""
 
 from __future__ import annotations
 
 import re
 import socket
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rallypoint.control.protocol.codec import MAGIC, frame
 from rallypoint.store.server import StoreServer
-from tests.jobs.launching import RALLYRUN, AtOnce, Job, Launcher
-from tests.jobs.nodes import Nodes, all_end, common
+from tests.jobs.launching import RALLYRUN, Job, Launcher
 from tests.ports import free_port
 
 FINE = "print('ran')"
@@ -29,15 +26,6 @@ def refused(job: Job, *words: str, code: int = 1) -> None:
 
 
 # The command line
-
-
-def test_a_value_that_only_the_rendezvous_can_refuse_is_named(rallyrun: Launcher) -> None:
-    refused(rallyrun("--standalone", "--rdzv-conf=store_type=tape", rallyrun.script(FINE)), "store_type", "'tape'")
-
-
-def test_a_program_that_does_not_exist_is_named(rallyrun: Launcher) -> None:
-    refused(rallyrun("--standalone", "--no-python", rallyrun.script(FINE)), "script.py", "cannot be run")
-    refused(rallyrun("--standalone", "--no-python", "no-such-program"), "'no-such-program'", "PATH")
 
 
 def test_a_script_that_does_not_exist_is_refused_before_the_rendezvous(rallyrun: Launcher) -> None:
@@ -127,112 +115,3 @@ def test_a_torch_store_on_the_port_is_told_apart(rallyrun: Launcher) -> None:
         refused(rallyrun(*at(server.port), rallyrun.script(FINE)), f"127.0.0.1:{server.port}", "TCPStore")
     finally:
         server.close()
-
-
-def a_host_name_that_does_not_resolve_is_named(rallyrun: Launcher) -> None:
-    job = rallyrun(
-        *at(1, "--rdzv-endpoint=no-such-host.invalid:1234", "--rdzv-conf=join_timeout=2"), rallyrun.script(FINE)
-    )
-    refused(job, "no-such-host.invalid:1234", "join deadline", "--rdzv-endpoint")
-
-
-def an_endpoint_where_nobody_listens_is_named(rallyrun: Launcher) -> None:
-    job = rallyrun(*at(free_port(), "--rdzv-conf=is_host=false,join_timeout=1"), rallyrun.script(FINE))
-    refused(job, "127.0.0.1:", "refused", "--rdzv-endpoint")
-
-
-def an_early_end_of_a_rendezvous_says_how_many_were_in(rallyrun: Launcher) -> None:
-    job = rallyrun(*at(free_port(), "--rdzv-conf=join_timeout=1"), rallyrun.script(FINE))
-    refused(job, "1 of 2 nodes", "--nnodes")
-
-
-def an_early_end_of_a_rendezvous_over_a_file_says_how_many_were_in(rallyrun: Launcher) -> None:
-    endpoint = f"--rdzv-endpoint={rallyrun.folder / 'state'}"
-    job = rallyrun(*at(1), endpoint, "--rdzv-conf=store_type=file,join_timeout=1", rallyrun.script(FINE))
-    refused(job, "1 of 2 nodes", "the same --rdzv-endpoint, --nnodes")
-
-
-def test_a_file_that_holds_something_else_is_named(rallyrun: Launcher) -> None:
-    path = rallyrun.folder / "notes"
-    path.write_text("these are no records of a store\n" * 9)
-    job = rallyrun(*at(1), f"--rdzv-endpoint={path}", "--rdzv-conf=store_type=file", rallyrun.script(FINE))
-    refused(job, str(path))
-
-
-def an_early_end_of_a_static_rendezvous_says_who_is_missing(rallyrun: Launcher) -> None:
-    job = rallyrun(
-        "--nnodes=3", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-conf=timeout=1", rallyrun.script(FINE)
-    )
-    refused(job, "1 of 3 nodes", "node rank 1 and node rank 2")
-
-
-def test_what_is_waited_for_until_the_join_deadline(at_once: AtOnce) -> None:
-    at_once(
-        a_host_name_that_does_not_resolve_is_named,
-        an_endpoint_where_nobody_listens_is_named,
-        an_early_end_of_a_rendezvous_says_how_many_were_in,
-        an_early_end_of_a_rendezvous_over_a_file_says_how_many_were_in,
-        an_early_end_of_a_static_rendezvous_says_who_is_missing,
-    )
-
-
-def test_a_shared_file_that_cannot_be_written_is_named(rallyrun: Launcher) -> None:
-    path = rallyrun.folder / "no such folder" / "state"
-    job = rallyrun(
-        "--rdzv-backend=c10d",
-        "--rdzv-id=x",
-        f"--rdzv-endpoint={path}",
-        "--rdzv-conf=store_type=file",
-        rallyrun.script(FINE),
-    )
-    refused(job, str(path), "--rdzv-endpoint")
-
-
-# The bytes of others on the ports of a running job
-
-GARBAGE = {
-    "nothing": b"",
-    "noise": bytes(range(256)) * 16,
-    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-    "an unknown opcode": b"\x00\xce\xf7\x85\x3c" + b"\xfe" * 64,
-    "half a store request": b"\x00\xce\xf7\x85\x3c\x01" + struct.pack("<Q", 100) + b"k",
-    "a key of 2^60 bytes": b"\x00\xce\xf7\x85\x3c\x03" + struct.pack("<Q", 2**60),
-    "2^60 keys": b"\x00\xce\xf7\x85\x3c\x06" + struct.pack("<Q", 2**60),
-    "half a greeting": MAGIC[:3],
-    "a greeting and a huge frame": MAGIC + b"\xff" * 64,
-    "a greeting and half a frame": MAGIC + frame(b"{" * 50)[:20],
-    "a greeting and a frame of noise": MAGIC + frame(b"\x00\xff" * 20),
-}
-
-
-def throw(port: int, data: bytes) -> None:
-    """Send and disconnect; or, if the other side disconnects first, so much the better."""
-    with socket.create_connection(("127.0.0.1", port)) as intruder:
-        intruder.settimeout(0.2)
-        try:
-            intruder.sendall(data)
-            intruder.shutdown(socket.SHUT_WR)
-            while intruder.recv(4096):
-                pass
-        except OSError:
-            pass
-
-
-def throw_everything(port: int) -> None:
-    for data in GARBAGE.values():
-        throw(port, data)
-
-
-def test_the_bytes_of_an_intruder_do_not_disturb_a_running_job(rallyrun: Launcher) -> None:
-    control = free_port()
-    job = Nodes(rallyrun, *at(control))
-    nodes = [job.start("A"), job.start("B")]
-    for node in nodes:
-        node.comes_up(1)
-    for port in {control, int(common(nodes, [1, 1], "MASTER_PORT"))}:
-        throw_everything(port)
-    with socket.create_connection(("127.0.0.1", control)):  # one that stays, and says nothing
-        job.say("finish")
-        all_end(nodes, 0)
-    assert [len(node.ups) for node in nodes] == [1, 1]
-    assert "Traceback" not in nodes[0].job.err + nodes[1].job.err

@@ -13,7 +13,6 @@ import sys
 import pytest
 
 from tests.jobs.launching import RALLYRUN, Job, Launcher
-from tests.jobs.test_rough_ends import until_ended
 from tests.ports import free_port
 
 FILLED = """
@@ -51,18 +50,6 @@ def test_a_crash_shows_the_python_stack(
     assert f'  File "{script}", line 4 in <module>\n' in root
 
 
-def test_a_line_of_300_kilobytes_is_cut_with_a_word_on_where_it_is_whole(rallyrun: Launcher) -> None:
-    script = rallyrun.script("def main():\n    raise ValueError('x' * 300_000)\nmain()\n")
-    root = _root(rallyrun("--standalone", "--redirects=2", "--log-dir=logs", script))
-    (path,) = rallyrun.folder.glob("logs/*/attempt_0/0/stderr.log")
-    lines = root.split("\n")
-    word = next(number for number, line in enumerate(lines) if "is cut; all of it is in " in line)
-    assert f"all of it is in {path} on {socket.gethostname()}]" in lines[word]
-    assert lines[word + 1].startswith("  ValueError: xxxxx")
-    assert "raise ValueError('x' * 300_000)" in root, "the frames are there"
-    assert len(root) < 3000
-
-
 STUCK = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -98,31 +85,6 @@ def test_stacks_before_a_kill_tell_whose_they_are(rallyrun: Launcher) -> None:
         )
         with open(path) as file:
             assert file.read().startswith("Fatal Python error: Aborted\n")
-
-
-def test_the_thread_that_crashed_is_shown_however_many_there_are(rallyrun: Launcher) -> None:
-    script = rallyrun.script(
-        """
-import ctypes, threading
-started = threading.Barrier(31)
-def wait(depth=9):
-    if depth:
-        wait(depth - 1)
-    else:
-        started.wait()
-        threading.Event().wait()
-def crash():
-    ctypes.string_at(0)
-for _ in range(30):
-    threading.Thread(target=wait, daemon=True).start()
-started.wait()
-crash()
-"""
-    )
-    root = _root(rallyrun("--standalone", script))
-    assert f'  File "{script}", line 11 in crash\n' in root
-    assert root.index("in crash") < root.index("in wait")
-    assert len(root.splitlines()) < 80
 
 
 @pytest.fixture
@@ -189,47 +151,6 @@ def test_whom_the_launcher_ended_is_listed_and_never_a_cause(rallyrun: Launcher)
     assert list(rallyrun.folder.glob("logs/*/attempt_0/2/error.json")), "the stopped one has left its file"
     message = json.loads(file.read_text())["message"]
     assert (message["message"], message["errorCode"]) == ("ValueError: the first", 1)
-
-
-RACE = """
-import os, pathlib, sys, time
-from rallypoint import record
-def until(name):
-    while not pathlib.Path(name).exists():
-        time.sleep(0.01)
-@record
-def first():
-    raise ValueError("the first")
-os.write(1, f"pid {os.getpid()}\\n".encode())
-if os.environ["RANK"] == "1":
-    until("held")
-    try:
-        first()
-    finally:
-        pathlib.Path("recorded").touch()
-until("recorded")
-sys.exit(3)
-"""
-
-
-def test_of_those_who_failed_together_the_first_is_the_cause(rallyrun: Launcher) -> None:
-    """The agent is held while both fail, so that it finds both at once; the error file tells who was first."""
-    job = rallyrun("--standalone", "--nproc-per-node=2", "--log-dir=logs", rallyrun.script(RACE))
-    lines = job.until(lambda lines: len(lines) == 2, "both are up")
-    job.signal(signal.SIGSTOP)
-    try:
-        (rallyrun.folder / "held").touch()
-        for line in lines:
-            until_ended(int(line.split()[1]))
-    finally:
-        job.signal(signal.SIGCONT)
-    root = _root(job)
-    assert "rank      : 1 (local_rank: 1)" in root
-    assert "ValueError: the first" in root
-    others = job.err[job.err.index("Failures:\n") : job.err.index("Root Cause")]
-    assert "rank      : 0 (local_rank: 0)" in others
-    assert "exitcode  : 3 (pid: " in others
-    assert "Stopped by" not in others
 
 
 def test_a_function_that_crashes_shows_its_stack_too(rallyrun: Launcher) -> None:

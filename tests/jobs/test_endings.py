@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.jobs.launching import AtOnce, Launcher
-from tests.jobs.nodes import Node, all_end, c10d
+from tests.jobs.nodes import all_end, c10d
 from tests.jobs.test_control_plane import RALLYCTL
 from tests.jobs.test_steering import Operator, endpoint_of
 
@@ -103,26 +103,6 @@ def a_preemption_is_143_once_all_have_saved(rallyrun: Launcher) -> None:
         assert job.ends() == code, job.err
 
 
-def a_rendezvous_that_times_out_is_75_on_all_who_waited(rallyrun: Launcher) -> None:
-    job = c10d(rallyrun, "3", CLASSIFIED, conf="join_timeout=3")
-    all_end([job.host("A", env=told(rallyrun.folder, "A")), job.start("B")], 75)
-    found = verdict(rallyrun.folder, "A")
-    assert (found["ending"], found["cause"]) == ("infrastructure", None)
-    plain = c10d(rallyrun, "2", conf="join_timeout=1").host("C", env=told(rallyrun.folder, "C"))
-    assert plain.job.ends() == 1, "torchrun's"
-    assert verdict(rallyrun.folder, "C")["classified_code"] == 75
-
-
-def the_same_failure_again_is_93_on_both(rallyrun: Launcher) -> None:
-    job = c10d(rallyrun, "2", CLASSIFIED, "--max-restarts=5", conf="same_failure_limit=1")
-    script = Path(job.script)
-    script.write_text(script.read_text().replace('f"{node} fails in {count}"', '"always the same"'))
-    nodes: list[Node] = [job.host("A"), job.start("B")]
-    for count in (0, 1):
-        job.say(f"fail-B-{count}")
-    all_end(nodes, 93)
-
-
 def equal_lines_are_shown_once(rallyrun: Launcher) -> None:
     script = rallyrun.script("import os\nprint('epoch 1')\nprint('I am', os.environ['RANK'])\nprint('epoch 2')\n")
     flags = ("--standalone", "--nproc-per-node=4", "--tee=1", "--tee-collapse=30", "--log-dir=logs")
@@ -140,7 +120,5 @@ def test_endings(at_once: AtOnce) -> None:
         a_failure_is_the_same_on_both_nodes_and_kept_on_both,
         a_stop_by_an_operator_is_94_on_all,
         a_preemption_is_143_once_all_have_saved,
-        a_rendezvous_that_times_out_is_75_on_all_who_waited,
-        the_same_failure_again_is_93_on_both,
         equal_lines_are_shown_once,
     )

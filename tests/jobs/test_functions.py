@@ -1,4 +1,4 @@
-"""Jobs whose workers are functions, from a user's program and from `--run-path`."""
+"""Jobs whose workers are functions, from a user's program."""
 
 from __future__ import annotations
 
@@ -61,13 +61,6 @@ config = LaunchConfig(1, 1, 1, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
 elastic_launch(config, train)()
 """
 
-SCRIPT = """
-import json, os, sys
-facts = {"argv": sys.argv, "name": __name__, "rank": os.environ["RANK"]}
-os.write(1, (json.dumps(facts) + "\\n").encode())
-sys.exit(int(sys.argv[2]))
-"""
-
 
 def program(rallyrun: Launcher, *arguments: str) -> list[str]:
     return [sys.executable, rallyrun.script(PROGRAM, "program.py"), *arguments]
@@ -110,18 +103,3 @@ def test_a_main_module_without_a_guard_is_told_so(rallyrun: Launcher) -> None:
     job = rallyrun.command([sys.executable, rallyrun.script(WITHOUT_A_GUARD)])
     assert job.ends() == 1
     assert "__name__ == '__main__'" in job.err
-
-
-@pytest.mark.parametrize(("method", "code"), [("spawn", 0), ("forkserver", 3)])
-def test_run_path(rallyrun: Launcher, method: str, code: int) -> None:
-    script = rallyrun.script(SCRIPT)
-    flags = ["--standalone", "--nproc-per-node=2", "--run-path", f"--start-method={method}"]
-    job = rallyrun(*flags, script, "${local_rank}", str(code))
-    assert job.ends() == (1 if code else 0), job.err
-    facts = [json.loads(line) for line in job.out]
-    for fact in facts:
-        assert fact == {"argv": [script, fact["rank"], str(code)], "name": "__main__", "rank": fact["rank"]}
-    if code:
-        assert f"exitcode  : {code} (pid: " in job.err
-    else:
-        assert {fact["rank"] for fact in facts} == {"0", "1"}

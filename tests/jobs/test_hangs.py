@@ -150,20 +150,6 @@ while not os.path.exists(hangs):  # until then the job gives signs of life
 """
 
 
-def test_a_hang_costs_a_restart_where_that_is_asked_for(rallyrun: Launcher) -> None:
-    """A node whose workers are all done hides no hang of the other."""
-    script, endpoint = rallyrun.script(ONCE), f"--rdzv-endpoint=127.0.0.1:{free_port()}"
-    flags = ("--nnodes=2", "--rdzv-backend=c10d", endpoint, "--max-restarts=1", "--log-dir=logs", TIMEOUT)
-    jobs = [rallyrun(*flags, "--on-hang=restart", script) for _ in range(2)]
-    assert [job.ends() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
-    for job in jobs:
-        assert job.err.index("what the workers are doing:") < job.err.index("restarting the workers (restart 1 of 1)")
-        assert job.out.count("up") == 2
-        text = "\n".join(report(job))
-        assert "1 rank (0): ended with exit code 0" in text
-        assert "1 rank (1): <module>, script.py:6" in text
-
-
 def test_without_a_coordinator_a_node_reports_of_its_own_workers(rallyrun: Launcher) -> None:
     script, state = rallyrun.script(ONCE), f"--rdzv-endpoint={rallyrun.folder}/state"
     flags = ("--nnodes=1:1", "--rdzv-backend=c10d", state, "--rdzv-conf=store_type=file", "--log-dir=logs")

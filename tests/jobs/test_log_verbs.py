@@ -96,7 +96,9 @@ def what_happens_is_followed_and_the_end_is_waited_for(rallyrun: Launcher, *, ho
     nodes = [job.start("A"), job.start("B")]
     for node in nodes:
         node.comes_up(1, world_size=2)
-    where = (f"127.0.0.1:{port}", "--rdzv-id=job")
+    other = outside(rallyrun, port, "1", "--rdzv-id=other").start("C")
+    other.comes_up(1)
+    where = (str(nodes[0].job.pid),)  # a job of this machine goes by its number, also beside others at its endpoint
     waiting = rallyrun.command([*RALLYCTL, "wait", *where])
     events = rallyrun.command([*RALLYCTL, "events", "-f", "--json", *where])
     events.until(lambda lines: any("round_started" in each for each in lines), "what was before is shown")
@@ -112,6 +114,9 @@ def what_happens_is_followed_and_the_end_is_waited_for(rallyrun: Launcher, *, ho
     told = [json.loads(each) for each in events.out]
     assert [each["number"] for each in told] == sorted({each["number"] for each in told}), "each once"
     assert told[-1]["kind"] == "job_ended"
+    assert Operator(rallyrun, *where)("wait")[0] == code, "what has ended is not waited for"
+    job.say("finish")
+    assert other.job.ends() == 0
     server.signal(15)
     assert server.ends() == 0
 

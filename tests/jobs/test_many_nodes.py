@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import socket
 
 import pytest
@@ -133,39 +132,6 @@ def test_survivors_of_a_killed_agent_regroup(rallyrun: Launcher) -> None:
     all_end(nodes, 0)
 
 
-def a_departure_lets_the_others_regroup(rallyrun: Launcher) -> None:
-    job = c10d(rallyrun, "1:2", conf="last_call_timeout=30")
-    a = job.host("A")
-    b = job.start("B")
-    for node in (a, b):
-        node.comes_up(1, world_size=2)
-    b.job.signal(signal.SIGTERM)
-    assert b.job.ends() == 0
-    assert "this node has left the job after SIGTERM; the job continues on 1 other node" in b.job.err
-    a.comes_up(1, starts=2, world_size=1)
-    assert common((a,), (1,), "TORCHELASTIC_RESTART_COUNT") == "0"
-    a.job.until_err(f"round 0 is over: {socket.gethostname()} pid {b.job.pid} (rank 1) has left")
-    job.say("finish")
-    all_end([a], 0)
-
-
-def test_below_the_minimum_the_others_wait_for_a_replacement(rallyrun: Launcher) -> None:
-    job = c10d(rallyrun, "2")
-    a = job.host("A")
-    b = job.start("B")
-    for node in (a, b):
-        node.comes_up(1)
-    b.job.signal(signal.SIGTERM)
-    assert b.job.ends() == 1
-    a.job.until_err("has left")
-    replacement = job.start("C")
-    a.comes_up(1, starts=2, world_size=2)
-    replacement.comes_up(1, world_size=2)
-    assert all_ranks((a, replacement), (1, 1)) == [0, 1]
-    job.say("finish")
-    all_end([a, replacement], 0)
-
-
 def all_who_wait_are_told_at_once_when_the_time_of_one_is_over(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "3")
     a = job.start("A", "--rdzv-conf=join_timeout=10", env={"LOGLEVEL": "INFO"})
@@ -196,23 +162,6 @@ def a_loss_that_nobody_makes_good_is_told_with_its_time(rallyrun: Launcher) -> N
     )
     assert re.search(rf"waiting for .*: 1 of 2 nodes are in .*{lost}; giving up in \d+ s", a.job.err)
     assert re.search(rf"error: .*{lost} within 10 s, 1 of 2 nodes were in .*--nnodes=1:2", a.job.err)
-
-
-def a_departure_before_the_round_is_complete_leaves_a_place_for_another(rallyrun: Launcher) -> None:
-    job = c10d(rallyrun, "3")
-    a = job.host("A")
-    b = job.start("B", env={"LOGLEVEL": "INFO"})
-    a.job.until_err("2 of 3 nodes are in")
-    b.job.signal(signal.SIGTERM)
-    assert b.job.ends() == 1
-    assert b.ups == []
-    assert "SIGTERM" in b.job.err
-    assert "Traceback" not in b.job.err
-    nodes = [a, job.start("C"), job.start("D")]
-    for node in nodes:
-        node.comes_up(1, world_size=3)
-    job.say("finish")
-    all_end(nodes, 0)
 
 
 def spares_park_one_takes_a_lost_place_and_one_ends_unneeded(rallyrun: Launcher) -> None:
@@ -307,42 +256,6 @@ def test_an_early_finisher_waits_for_the_others_and_a_failure_takes_it_back_in(r
 # Who may come in
 
 
-def test_a_secret_lets_in_only_who_knows_it(rallyrun: Launcher) -> None:
-    job = c10d(rallyrun, "2")
-    a = job.host("A", env={"RALLYPOINT_SECRET": "open-sesame-1c9Zq7kW4"})
-    wrong = job.start("wrong", env={"RALLYPOINT_SECRET": "open-barley-8d2Xm5vT6"})
-    for intruder in (wrong, job.start("missing")):
-        assert intruder.job.ends() == 1
-        assert intruder.ups == []
-        assert "RALLYPOINT_SECRET" in intruder.job.err
-        assert "Traceback" not in intruder.job.err
-    host = socket.gethostname()
-    a.job.until_err(f"({host}) refused: ", 2)
-    told = re.findall(rf"from 127.0.0.1:\d+ \({host}\) refused: .*RALLYPOINT_SECRET", a.job.err)
-    assert len(told) == 2, a.job.err
-    b = job.start("B", env={"RALLYPOINT_SECRET": "open-sesame-1c9Zq7kW4"})
-    for node in (a, b):
-        node.comes_up(1)
-    job.say("finish")
-    all_end([a, b], 0)
-
-
-def test_a_secret_is_asked_of_the_host_too_and_another_job_is_refused(rallyrun: Launcher) -> None:
-    job = c10d(rallyrun, "2")
-    a = job.host("A")
-    careful = job.start("careful", env={"RALLYPOINT_SECRET": "open-sesame-1c9Zq7kW4"})
-    other = job.start("other", "--rdzv-id=other")
-    all_end([careful, other], 1)
-    assert "RALLYPOINT_SECRET" in careful.job.err
-    assert "'other'" in other.job.err
-    assert "'job'" in other.job.err
-    b = job.start("B")
-    for node in (a, b):
-        node.comes_up(1)
-    job.say("finish")
-    all_end([a, b], 0)
-
-
 def two_nodes_of_the_same_rank(rallyrun: Launcher) -> None:
     job = Nodes(rallyrun, "--nnodes=3", f"--rdzv-endpoint=127.0.0.1:{free_port()}")
     a, b = job.start("A", "--node-rank=0", env={"LOGLEVEL": "INFO"}), job.start("B", "--node-rank=1")
@@ -391,17 +304,6 @@ def test_a_job_over_a_shared_file(rallyrun: Launcher) -> None:
     assert (rallyrun.folder / "state").exists(), "others may still have to read how the job ended"
 
 
-def over_a_shared_file_a_silent_node_is_lost(rallyrun: Launcher) -> None:
-    job = shared_file(rallyrun, "1:2", conf=f"{QUICK},keep_alive_interval=1,keep_alive_max_attempt=2")
-    a, b = job.start("A"), job.start("B")
-    for node in (a, b):
-        node.comes_up(1, world_size=2)
-    b.dies()
-    a.comes_up(1, starts=2, world_size=1)
-    job.say("finish")
-    all_end([a], 0)
-
-
 def test_without_an_endpoint_the_file_is_private_and_goes_with_the_job(rallyrun: Launcher) -> None:
     job = Nodes(rallyrun, "--nnodes=1", "--rdzv-backend=c10d", "--rdzv-id=job", "--rdzv-conf=store_type=file")
     a = job.start("A")
@@ -417,7 +319,6 @@ def test_rendezvous_that_wait_for_somebody(at_once: AtOnce) -> None:
     at_once(
         all_who_wait_are_told_at_once_when_the_time_of_one_is_over,
         a_loss_that_nobody_makes_good_is_told_with_its_time,
-        a_departure_before_the_round_is_complete_leaves_a_place_for_another,
         two_nodes_of_the_same_rank,
     )
 
@@ -425,9 +326,7 @@ def test_rendezvous_that_wait_for_somebody(at_once: AtOnce) -> None:
 def test_last_calls(at_once: AtOnce) -> None:
     at_once(
         new_nodes_join_a_running_job,
-        a_departure_lets_the_others_regroup,
         spares_park_one_takes_a_lost_place_and_one_ends_unneeded,
-        over_a_shared_file_a_silent_node_is_lost,
     )
 
 

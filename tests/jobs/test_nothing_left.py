@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import select
-import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from functools import partial
 
 import pytest
 
-from tests.jobs.launching import RALLYRUN, AtOnce, Launcher
+from tests.jobs.launching import AtOnce, Launcher
 from tests.jobs.test_rough_ends import until_ended
 from tests.unit.workers.test_process import parent_of
 
@@ -160,14 +159,6 @@ def test_the_loss_of_the_reaper_is_a_failure_that_is_told(rallyrun: Launcher, re
     assert not rallyrun.left()
 
 
-def test_what_workers_had_left_behind_goes_with_a_reaper_that_is_killed(rallyrun: Launcher) -> None:
-    with family(rallyrun, "\nsignal.pause()") as found:
-        reaper = found.up()[0][1]
-        os.kill(reaper, signal.SIGKILL)
-        assert found.job.ends() == 1
-        assert found.gone(AT_ONCE), "the daemons among them too"
-
-
 KILLING = """
 import os, signal, sys
 def parent(pid):
@@ -250,15 +241,3 @@ def test_many_workers_start_and_stop_quickly(rallyrun: Launcher) -> None:
     job.ends()
     assert "did not end within" not in job.err, "none has waited for SIGKILL"
     assert not rallyrun.left()
-
-
-def test_workers_find_the_signals_as_the_agent_has_them(rallyrun: Launcher) -> None:
-    text = "import re; print('ignored', re.search(r'SigIgn:\\s*(\\w+)', open('/proc/self/status').read())[1])"
-    script = rallyrun.script(text)
-    command = "trap '' USR1; exec " + shlex.join([*RALLYRUN, "--standalone", script])
-    job = rallyrun.command(["bash", "-c", command])
-    assert job.ends() == 0, job.err
-    (line,) = job.out
-    ignored = int(line.split()[1], 16)
-    assert ignored >> (signal.SIGUSR1 - 1) & 1
-    assert not ignored >> (signal.SIGTERM - 1) & 1

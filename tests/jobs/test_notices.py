@@ -107,20 +107,6 @@ def workers_that_never_acknowledge_are_stopped_at_the_deadline(rallyrun: Launche
         assert each.ends() == 0, each.err
 
 
-def a_new_node_that_goes_away_takes_the_notice_along(rallyrun: Launcher) -> None:
-    job = Pair(rallyrun, "1:2", LONG)
-    a = job.host()
-    hears(a, "up 1")
-    b = job.start("B")
-    hears(a, "notice scale self 0 True")
-    b.signal(signal.SIGTERM)
-    assert b.ends() == 0
-    hears(a, "no notice")
-    job.say("finish")
-    assert a.ends() == 0
-    assert [line.split()[0] for line in a.out] == ["up", "notice", "no", "done"]
-
-
 def all_save_before_a_node_is_taken_away(rallyrun: Launcher) -> None:
     job = Pair(rallyrun, "1:2", BOTH)
     a, b = job.both_up()
@@ -141,29 +127,6 @@ def all_save_before_a_node_is_taken_away(rallyrun: Launcher) -> None:
     assert a.ends() == 0
 
 
-def a_node_that_is_taken_away_goes_at_the_deadline(rallyrun: Launcher) -> None:
-    job = Pair(rallyrun, "1:2", "last_call_timeout=50,notice_timeout=1")
-    a, b = job.both_up()
-    b.signal(signal.SIGTERM)
-    assert b.ends() == 0
-    assert b.out[-1] == "stopped after nothing"
-    hears(a, "up 1")
-    job.say("finish")
-    assert a.ends() == 0
-
-
-def an_interrupt_cuts_the_time_of_the_notice_short(rallyrun: Launcher) -> None:
-    job = Pair(rallyrun, "1:2", BOTH)
-    a, b = job.both_up()
-    b.signal(signal.SIGTERM)
-    hears(b, "notice preemption self 0 True")
-    b.signal(signal.SIGINT)
-    assert b.ends() == 1
-    hears(a, "up 1")
-    job.say("finish")
-    assert a.ends() == 0
-
-
 def by_default_nobody_is_asked_but_a_termination_is_told(rallyrun: Launcher) -> None:
     script = rallyrun.script(WORKER.replace("SIGTERM, stopped", "SIGTERM, lambda *_: None"))
     job = rallyrun("--standalone", "--shutdown-timeout=50", script, env={"NODE": "A"})
@@ -173,19 +136,6 @@ def by_default_nobody_is_asked_but_a_termination_is_told(rallyrun: Launcher) -> 
     (rallyrun.folder / "finish").touch()
     assert job.ends() == 1
     assert job.out[-1] == "done", "it had the grace"
-
-
-def new_nodes_restart_the_workers_at_once_by_default(rallyrun: Launcher) -> None:
-    job = Pair(rallyrun, "1:2", "last_call_timeout=1")
-    a = job.host()
-    hears(a, "up 1")
-    b = job.start("B")
-    for each in (a, b):
-        hears(each, "up 2")
-    assert a.out == ["up 1", "stopped after nothing", "up 2"]
-    job.say("finish")
-    for each in (a, b):
-        assert each.ends() == 0
 
 
 def no_notice_outlives_an_agent_that_is_killed(rallyrun: Launcher) -> None:
@@ -205,16 +155,12 @@ def test_notices_for_new_nodes(at_once: AtOnce) -> None:
     at_once(
         new_nodes_are_taken_in_only_after_all_have_acknowledged,
         workers_that_never_acknowledge_are_stopped_at_the_deadline,
-        a_new_node_that_goes_away_takes_the_notice_along,
-        new_nodes_restart_the_workers_at_once_by_default,
     )
 
 
 def test_notices_for_a_node_that_is_taken_away(at_once: AtOnce) -> None:
     at_once(
         all_save_before_a_node_is_taken_away,
-        a_node_that_is_taken_away_goes_at_the_deadline,
-        an_interrupt_cuts_the_time_of_the_notice_short,
         by_default_nobody_is_asked_but_a_termination_is_told,
         no_notice_outlives_an_agent_that_is_killed,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shlex
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.launching import RALLYRUN, Job, Launcher
+from tests.jobs.launching import RALLYRUN, Launcher
 from tests.ports import free_port
 
 SAY = """
@@ -22,8 +21,6 @@ def say(stream, data):
         data = data[os.write(stream, data):]
 """
 
-ANY_BYTES = bytes(byte for byte in range(256) if byte not in b"\r\n")  # the test's own reader makes a newline of \\r
-
 
 def _files(logs: Path) -> dict[str, bytes]:
     """Path below the job's folder to what is in it, of a folder of one job."""
@@ -31,38 +28,7 @@ def _files(logs: Path) -> dict[str, bytes]:
     return {str(path.relative_to(job)): path.read_bytes() for path in logs.rglob("*.log")}
 
 
-def _lines(job: Job) -> tuple[list[bytes], list[bytes]]:
-    """Lines of standard output and standard error as bytes."""
-    return [os.fsencode(line) for line in job.out], [os.fsencode(line) for line in job.err.split("\n")]
-
-
-def _to_file(rallyrun: Launcher, shown: Path, stream: int, *args: str) -> Job:
-    """Start `rallyrun` with one of its streams led to a file."""
-    command = shlex.join([*RALLYRUN, *args])
-    return rallyrun.command(["/bin/sh", "-c", f"exec {command} {stream}>{shlex.quote(str(shown))}"])
-
-
 # Whose files
-
-
-def test_an_attempt_leaves_the_files_of_the_one_before_it_alone(rallyrun: Launcher) -> None:
-    logs = rallyrun.folder / "logs"
-    script = rallyrun.script(
-        SAY
-        + """
-attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-for stream in (1, 2):
-    say(stream, f"attempt {attempt} stream {stream}\\n".encode())
-sys.exit(attempt != "2")
-"""
-    )
-    job = rallyrun(f"--log-dir={logs}", "--standalone", "--max-restarts=2", "--tee=3", script)
-    assert job.ends() == 0, job.err
-    assert _files(logs) == {
-        f"attempt_{attempt}/0/{name}.log": f"attempt {attempt} stream {stream}\n".encode()
-        for attempt in range(3)
-        for stream, name in ((1, "stdout"), (2, "stderr"))
-    }
 
 
 def test_a_round_leaves_the_files_of_the_one_before_it_alone(rallyrun: Launcher) -> None:
@@ -156,67 +122,6 @@ def test_merged_lines_of_two_nodes_tell_the_host(rallyrun: Launcher) -> None:
 
 
 # What is written
-
-
-def test_bytes_that_are_not_utf_8_are_carried(rallyrun: Launcher) -> None:
-    logs = rallyrun.folder / "logs"
-    script = rallyrun.script(SAY + f"for stream in (1, 2):\n    say(stream, {ANY_BYTES!r} + b'\\n')\n")
-    job = rallyrun(f"--log-dir={logs}", "--standalone", "--tee=3", script)
-    assert job.ends() == 0, job.err
-    for lines in _lines(job):
-        assert b"[default0]:" + ANY_BYTES in lines
-    assert set(_files(logs).values()) == {ANY_BYTES + b"\n"}
-
-
-def test_a_line_of_ten_megabytes_is_carried_beside_others(rallyrun: Launcher) -> None:
-    script = rallyrun.script(
-        SAY
-        + """
-if os.environ["RANK"] == "0":
-    for number in range(1000):
-        say(2, b"x" * 10_000)
-else:
-    for number in range(2000):
-        say(2, b"line %d\\n" % number)
-"""
-    )
-    logs = rallyrun.folder / "logs"
-    job = rallyrun(f"--log-dir={logs}", "--standalone", "--nproc-per-node=2", "--tee=3", script)
-    assert job.ends() == 0
-    lines = job.err.split("\n")
-    assert [len(line) for line in lines if line.startswith("[default0]:x")] == [10_000_011]
-    assert [line for line in lines if line.startswith("[default1]:")] == [f"[default1]:line {n}" for n in range(2000)]
-
-
-def test_ten_megabytes_without_a_newline_pass_through(rallyrun: Launcher) -> None:
-    script = rallyrun.script(SAY + "for number in range(1000):\n    say(2, b'x' * 10_000)\n")
-    job = rallyrun("--standalone", script)
-    assert job.ends() == 0
-    assert "x" * 10_000_000 in job.err
-
-
-def test_two_hundred_megabytes_of_one_worker_are_carried(rallyrun: Launcher) -> None:
-    block = b"".join(b"%06d " % number + b"y" * (number % 3000) + b"\n" for number in range(667))
-    times = 200_000_000 // len(block)
-    script = rallyrun.script(
-        SAY
-        + f"""
-block = b"".join(b"%06d " % number + b"y" * (number % 3000) + b"\\n" for number in range(667))
-for number in range({times}):
-    say(1, block)
-"""
-    )
-    logs, shown = rallyrun.folder / "logs", rallyrun.folder / "shown"
-    job = _to_file(rallyrun, shown, 1, f"--log-dir={logs}", "--standalone", "--tee=3", script)
-    assert job.ends() == 0, job.err
-    prefix, arrived = b"[default0]:", hashlib.sha256()
-    with shown.open("rb") as lines:
-        for line in lines:
-            assert line.startswith(prefix)
-            arrived.update(line[len(prefix) :])
-    assert arrived.hexdigest() == hashlib.sha256(block * times).hexdigest()
-    for path in (shown, *logs.rglob("*.log")):
-        path.unlink()
 
 
 def test_lines_that_come_in_parts_from_many_workers_are_never_mixed(rallyrun: Launcher) -> None:

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-from pathlib import Path
-
-import pytest
 
 from rallypoint.base.secrets import new_secret
-from rallypoint.clusters.preflight.run import NAMES
 from tests.etcd_cluster import EtcdCluster
 from tests.jobs.launching import RALLYRUN, AtOnce, Launcher
 from tests.jobs.nodes import Nodes, all_end
@@ -59,28 +54,6 @@ def test_a_node_that_is_warned_runs_on(rallyrun: Launcher) -> None:
     assert [line[0] for line in warnings] == ["W"]
     assert "preflight checks of this node: " in job.err
     assert (rallyrun.folder / "ran").exists()
-
-
-def test_the_others_go_on_without_the_node_that_stays_out(rallyrun: Launcher) -> None:
-    port = free_port()
-    job = Nodes(
-        rallyrun,
-        "--nnodes=1:2",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint=127.0.0.1:{port}",
-        "--rdzv-conf=last_call_timeout=1",
-        "--preflight=require",
-    )
-    node = job.start("A")
-    node.comes_up(1, world_size=1)
-    script = rallyrun.script("open('ran', 'w')")
-    endpoint = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
-    other = rallyrun.command([*FEW_FILES, *RALLYRUN, "--nnodes=1:2", "--preflight=require", *endpoint, script])
-    assert other.ends() == 1
-    job.say("finish")
-    all_end([node], 0)
-    assert len(node.ups) == 1, "nobody has joined"
-    assert not (rallyrun.folder / "ran").exists()
 
 
 def a_control_plane_outside_answers_for_any_job(launcher: Launcher) -> None:
@@ -159,22 +132,3 @@ def test_a_job_on_etcd(rallyrun: Launcher, etcd: EtcdCluster) -> None:
 
 def test_control_planes(at_once: AtOnce) -> None:
     at_once(a_control_plane_outside_answers_for_any_job, the_control_plane_of_a_job_answers_for_that_job)
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--require=disks"], ["--require=disks", "'disks'", *NAMES]),
-        (["--endpoint=h", "--rdzv-backend=static"], ["has no port"]),
-        (["h:1", "more"], ["more"]),
-    ],
-)
-def test_bad_input_is_one_sentence(flags: list[str], words: list[str], tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*RALLYCTL, "check", *flags], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    sentences = [line for line in done.stderr.splitlines() if "error: " in line]
-    assert len(sentences) == 1, done.stderr
-    assert [word for word in words if word not in sentences[0]] == []
-    assert "Traceback" not in done.stderr

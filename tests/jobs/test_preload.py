@@ -337,25 +337,6 @@ def says_not_preloaded(job: Job) -> str:
     return line
 
 
-def test_imports_that_no_copy_can_live_with(rallyrun: Launcher) -> None:
-    """The imports end where a variable of a worker is read: nothing waits for what would follow."""
-    (rallyrun.folder / "reader.py").write_text(
-        "import os, sys\nRANK = os.environ.get('RANK')\nRANK or sys.stdin.read()\n"
-    )
-    script = rallyrun.script("import os, reader\nos.write(1, f'{reader.RANK}\\n'.encode())\n")
-    job = run(rallyrun, "--standalone", "--nproc-per-node=2", "--preload=reader", script)
-    assert sorted(job.out) == ["0", "1"]
-    assert "reader.py:2 reads RANK while it is imported" in says_not_preloaded(job), "once, and not for each worker"
-
-
-def test_imports_that_end_the_process(rallyrun: Launcher) -> None:
-    once = "if not os.path.exists('once'):\n    open('once', 'w').close()\n    os._exit(4)\n"
-    (rallyrun.folder / "unfit.py").write_text(f"import os\n{once}")
-    job = run(rallyrun, "--standalone", "--preload=unfit", rallyrun.script("import unfit\nprint('up')"))
-    assert job.out == ["up"]
-    assert "ended with exit code 4 during the imports" in says_not_preloaded(job)
-
-
 def test_functions_are_not_preloaded(rallyrun: Launcher) -> None:
     script = rallyrun.script(
         "from rallypoint import Features, LaunchConfig, elastic_launch\n"
@@ -504,15 +485,6 @@ def test_what_a_script_imports_is_preloaded_once_its_workers_make_progress(rally
 def is_forked(worker: int) -> bool:
     """The kernel shows the environment with which a process began its program: a worker's own, or the zygote's."""
     return b"\0RANK=" not in Path(f"/proc/{worker}/environ").read_bytes()
-
-
-def test_nothing_is_left_when_the_agent_is_killed(rallyrun: Launcher) -> None:
-    job = Staying(rallyrun)
-    job.up(1)
-    zygote = job.zygote()
-    job.job.signal(signal.SIGKILL)
-    job.job.ends()
-    until_ended(zygote)
 
 
 def test_an_agent_ended_while_the_modules_are_imported(rallyrun: Launcher) -> None:

@@ -64,19 +64,6 @@ def test_a_working_directory_that_has_been_deleted(rallyrun: Launcher) -> None:
     assert "Traceback" not in job.err
 
 
-def test_a_worker_that_ends_well_in_the_hands_of_a_debugger(rallyrun: Launcher) -> None:
-    from tests.unit.workers.tracing import TRACEABLE, traced
-
-    script = rallyrun.script(TRACEABLE + WAITING.replace('b"up\\n"', 'b"up %d\\n" % os.getpid()'))
-    job = rallyrun("--standalone", script)
-    (line,) = job.until(lambda lines: len(lines) == 1, "the worker is up")
-    with traced(int(line.split()[1])) as tracer:
-        (rallyrun.folder / "finish").touch()
-        tracer.holds()
-        tracer.lets_go()
-        assert job.ends() == 0, job.err
-
-
 INTERRUPTED = """
 import os, signal, sys
 import rallypoint.cli.process_setup as setup

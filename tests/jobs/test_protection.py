@@ -24,14 +24,6 @@ def certificates(folder: Path, *names: str) -> str:
     return ",".join(f"{name}={path}" for name, path in zip(("tls_cert", "tls_key", "tls_ca"), paths, strict=True))
 
 
-def secret_file(folder: Path, secret: str) -> dict[str, str]:
-    """The variable that names a file with the secret."""
-    path = folder / "secret"
-    path.write_text(f"{secret}\n")
-    path.chmod(0o600)
-    return {"RALLYPOINT_SECRET_FILE": str(path)}
-
-
 def shown(pid: int) -> bytes:
     """What other processes may read of one, if it is there: its environment and command line."""
     with suppress(FileNotFoundError, ProcessLookupError):
@@ -95,23 +87,6 @@ def test_a_node_without_a_certificate_is_told_what_to_give(rallyrun: Launcher, t
     live([a, b])
     job.say("finish")
     all_end([a, b], 0)
-
-
-def test_files_that_cannot_serve_are_one_sentence(rallyrun: Launcher) -> None:
-    conf = "tls_cert=/missing.pem,tls_key=/missing.pem,tls_ca=/missing.pem"
-    job = c10d(rallyrun, "1:2", conf=conf).start("A")
-    assert job.job.ends() in (1, 2)
-    assert "tls_cert='/missing.pem' cannot be read" in job.job.err
-    assert "Traceback" not in job.job.err
-
-
-def test_a_secret_that_others_may_read_is_refused(rallyrun: Launcher, tmp_path: Path) -> None:
-    env = secret_file(tmp_path, new_secret())
-    Path(env["RALLYPOINT_SECRET_FILE"]).chmod(0o644)
-    job = c10d(rallyrun, "1:2", env=env).start("A")
-    assert job.job.ends() in (1, 2)
-    assert "chmod 600" in job.job.err
-    assert "Traceback" not in job.job.err
 
 
 def listening_at(port: int) -> set[str]:

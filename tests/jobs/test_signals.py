@@ -122,29 +122,6 @@ def test_interrupts_during_a_restart_end_the_agent(rallyrun: Launcher) -> None:
     assert sum(line.startswith("ready") for line in job.out) == 2, "nothing was started again"
 
 
-def test_a_signal_during_a_restart_waits_for_workers_that_save(rallyrun: Launcher) -> None:
-    job = start(rallyrun, ["SIGTERM"], "--nproc-per-node=2", "--max-restarts=1")
-    (rallyrun.folder / "fail-0").touch()
-    job.until(lambda lines: heard(lines, signal.SIGTERM) == 1, "the other worker was asked to stop")
-    job.signal(signal.SIGTERM)
-    job.until_err("leaving the job")
-    (rallyrun.folder / "finish").touch()
-    ends_at_once(job)
-    assert f"done {int(signal.SIGTERM)}" in job.out, "it was asked once, and had its time"
-
-
-def test_a_termination_said_again_shortens_nothing(rallyrun: Launcher) -> None:
-    job = start(rallyrun, ["SIGTERM"])
-    job.signal(signal.SIGTERM)
-    job.until(lambda lines: heard(lines, signal.SIGTERM) == 1, "the worker was asked to stop")
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        job.signal(number)
-    job.until_err("once more kills them")  # so all three have been heard
-    (rallyrun.folder / "finish").touch()
-    ends_at_once(job)
-    assert f"done {int(signal.SIGTERM)}" in job.out, job.err
-
-
 def test_a_signal_that_only_tells_is_passed_on_and_ends_nothing(rallyrun: Launcher) -> None:
     telling = [signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH]
     names = [number.name for number in telling]
@@ -226,16 +203,6 @@ def test_a_handler_runs_once_where_a_scheduler_signals_all(rallyrun: Launcher) -
     assert [heard(job.out, number) for number in numbers] == [2] * len(numbers), job.out
 
 
-def test_a_handler_runs_once_where_a_scheduler_signals_the_agent_alone(rallyrun: Launcher) -> None:
-    number = signal.SIGUSR2
-    job = start(rallyrun, [number.name], env=SLURM)
-    job.signal(number)
-    job.until(lambda lines: heard(lines, number) == 1, "it has been sent on")
-    (rallyrun.folder / "finish").touch()
-    ends_at_once(job, 0)
-    assert heard(job.out, number) == 1
-
-
 def test_a_worker_without_a_handler_is_told_of_that(rallyrun: Launcher) -> None:
     job = start(rallyrun, [], env=SLURM)
     to_all(rallyrun, signal.SIGUSR1)
@@ -278,13 +245,6 @@ def test_a_short_time_from_a_scheduler_is_divided(at_once: AtOnce) -> None:
         a_scheduler_that_ends_a_node_shortens_the_stop_that_runs,
         a_notice_leaves_time_for_the_stop,
     )
-
-
-def test_a_grace_period_that_cannot_be_is_refused(rallyrun: Launcher) -> None:
-    job = rallyrun("--standalone", rallyrun.script(""), env={"RALLYPOINT_TERMINATION_GRACE": "soon"})
-    assert job.ends() == 2
-    assert "RALLYPOINT_TERMINATION_GRACE='soon' is not a number of seconds above 0" in job.err
-    assert "Traceback" not in job.err
 
 
 def test_without_a_scheduler_user_signals_mean_what_they_do_to_any_program(rallyrun: Launcher) -> None:

@@ -8,8 +8,8 @@ import signal
 
 from tests.jobs.launching import AtOnce, Job, Launcher
 from tests.jobs.nodes import Nodes, c10d
-from tests.jobs.test_control_plane import RALLYCTL
-from tests.jobs.test_inprocess import finishes, goes_on, is_new, say, ups
+from tests.jobs.test_inprocess import Up, finishes, goes_on, is_new, say, ups
+from tests.jobs.test_steering import Operator, endpoint_of
 
 WORKER = """
 import os, sys, time
@@ -25,14 +25,22 @@ def prepare():
         time.sleep(0.02)
     if standby and os.path.exists("fail"):
         raise ValueError("there is nothing to build")
+    if standby:
+        os.environ.__class__ = Held
     return os.getpid()
+
+class Held(type(os.environ)):  # who enters a round stays on its way there
+    def __setitem__(self, name, value):
+        while name == "RANK" and os.path.exists("hold-entry"):
+            time.sleep(0.02)
+        super().__setitem__(name, value)
 
 @inprocess.resumable(prepare=prepare)
 def train(round):
     assert round.prepared == os.getpid()
     rank, count = os.environ["RANK"], round.restart_count
     calls = round.memory["calls"] = round.memory.get("calls", 0) + 1
-    assert round.survived == (calls > 1)
+    assert round.survived or calls == 1
     say("up", rank, os.environ["WORLD_SIZE"], count, os.getpid(), calls)
     step = 0
     while not os.path.exists("finish"):
@@ -124,34 +132,54 @@ def one_that_cannot_prepare_costs_nothing(rallyrun: Launcher) -> None:
     assert len(standbys(job)) == 3
 
 
-def one_that_still_prepares_takes_the_place_and_dies_as_a_worker(rallyrun: Launcher) -> None:
-    say(rallyrun, "hold")
-    job = start(rallyrun)
-    before, standby = ups(job, (0, 1), 2), next_standby(job, 1, ready=False)
-    os.kill(before[1].pid, signal.SIGKILL)
+def on_its_way(rallyrun: Launcher, hold: str, workers: int) -> tuple[Job, dict[int, Up], int]:
+    """A job whose standby worker has the place of local rank 1, and is not in its function yet; who is, and its pid."""
+    say(rallyrun, hold)
+    job = start(rallyrun, workers=workers)
+    before = ups(job, tuple(range(workers)), workers)
+    standby = next_standby(job, 1, ready=hold == "hold-entry")
+    os.kill(before.pop(1).pid, signal.SIGKILL)
     job.until_err(f"a standby worker enters as local rank 1 (process {standby})")
-    second = ups(job, (0,), 2, 1)
-    assert goes_on(before[0], second[0])
+    after = ups(job, tuple(before), workers, 1)
+    assert all(goes_on(before[rank], after[rank]) for rank in before)
+    return job, after, standby
+
+
+def one_that_is_on_its_way_dies_as_a_worker(rallyrun: Launcher, hold: str) -> None:
+    job, before, standby = on_its_way(rallyrun, hold, 2)
     os.kill(standby, signal.SIGKILL)
     after = ups(job, (0, 1), 2, 2)
-    assert goes_on(second[0], after[0])
-    (rallyrun.folder / "hold").unlink()
+    assert goes_on(before[0], after[0])
+    assert after[1].calls == 1
+    (rallyrun.folder / hold).unlink()
     finishes(rallyrun, job)
 
 
-def one_that_still_prepares_leaves_the_round_of_another_death(rallyrun: Launcher) -> None:
-    say(rallyrun, "hold")
-    job = start(rallyrun, workers=3)
-    before, standby = ups(job, (0, 1, 2), 3), next_standby(job, 1, ready=False)
-    os.kill(before[1].pid, signal.SIGKILL)
-    job.until_err(f"a standby worker enters as local rank 1 (process {standby})")
-    ups(job, (0, 2), 3, 1)
+def one_that_is_on_its_way_leaves_the_round_of_another_death(rallyrun: Launcher, hold: str) -> None:
+    job, before, standby = on_its_way(rallyrun, hold, 3)
     os.kill(before[2].pid, signal.SIGKILL)
+    if hold == "hold-entry":  # one that prepares leaves a round by itself, one that enters when it is there
+        job.until_err("restarting the workers", times=2)
+        (rallyrun.folder / hold).unlink()
     ups(job, (0, 2), 3, 2)
     assert job.err.count("2 of 3 workers continue in their processes") == 2
-    (rallyrun.folder / "hold").unlink()
+    (rallyrun.folder / hold).unlink(missing_ok=True)
     assert ups(job, (1,), 3, 2)[1].pid == standby
     finishes(rallyrun, job)
+
+
+def one_that_dies_with_the_worker_is_not_waited_for(rallyrun: Launcher) -> None:
+    job = start(rallyrun)
+    before, standby = ups(job, (0, 1), 2), next_standby(job, 1)
+    job.signal(signal.SIGSTOP)
+    os.kill(before[1].pid, signal.SIGKILL)
+    os.kill(standby, signal.SIGKILL)
+    job.signal(signal.SIGCONT)
+    after = ups(job, (0, 1), 2, 1)
+    assert goes_on(before[0], after[0])
+    assert is_new(before[1], after[1])
+    finishes(rallyrun, job)
+    assert f"the standby worker {standby} has failed" in job.err
 
 
 def one_that_is_stopped_is_left_out(rallyrun: Launcher) -> None:
@@ -205,13 +233,28 @@ def test_on_one_node(at_once: AtOnce) -> None:
     def by_sigkill(rallyrun: Launcher) -> None:
         it_ends_with_the_job(rallyrun, signal.SIGKILL)
 
+    def preparing_it_dies(rallyrun: Launcher) -> None:
+        one_that_is_on_its_way_dies_as_a_worker(rallyrun, "hold")
+
+    def entering_it_dies(rallyrun: Launcher) -> None:
+        one_that_is_on_its_way_dies_as_a_worker(rallyrun, "hold-entry")
+
+    def preparing_it_leaves(rallyrun: Launcher) -> None:
+        one_that_is_on_its_way_leaves_the_round_of_another_death(rallyrun, "hold")
+
+    def entering_it_leaves(rallyrun: Launcher) -> None:
+        one_that_is_on_its_way_leaves_the_round_of_another_death(rallyrun, "hold-entry")
+
     at_once(
         one_takes_the_place_of_who_dies_and_another_follows,
         of_two_that_die_at_once_one_is_replaced_by_it,
         one_that_is_killed_costs_nothing,
         one_that_cannot_prepare_costs_nothing,
-        one_that_still_prepares_takes_the_place_and_dies_as_a_worker,
-        one_that_still_prepares_leaves_the_round_of_another_death,
+        preparing_it_dies,
+        entering_it_dies,
+        preparing_it_leaves,
+        entering_it_leaves,
+        one_that_dies_with_the_worker_is_not_waited_for,
         one_that_is_stopped_is_left_out,
         a_hang_does_not_disturb_it,
         by_sigterm,
@@ -252,14 +295,11 @@ def nodes_come_go_and_are_drained_beside_it(rallyrun: Launcher) -> None:
     second = ups(a.job, (0,), 2)[0]
     assert goes_on(first, second)
     other = next_standby(b.job, 1)
-    where = next(flag.partition("=")[2] for flag in nodes.flags if "endpoint" in flag)
-    status = rallyrun.command([*RALLYCTL, "status", where, "--rdzv-id=job"])
-    assert status.ends() == 0, status.err
-    assert "standby   2 of 2 workers ready" in status.out
-    drain = rallyrun.command([*RALLYCTL, "drain", f"{os.uname().nodename}/{b.job.pid}", where, "--rdzv-id=job"])
-    drain.ends()
-    b.job.signal(signal.SIGTERM)
-    b.job.ends()
+    ask = Operator(rallyrun, f"127.0.0.1:{endpoint_of(a)}", "--rdzv-id=job")
+    code, text = ask("status")
+    assert (code, "standby   2 of 2 workers ready" in text) == (0, True), text
+    assert ask("drain", "1")[0] == 0
+    assert b.job.ends() == 0, b.job.err
     rallyrun.until_gone(other)
     third = ups(a.job, (0,), 1)[0]
     assert goes_on(second, third)
@@ -281,9 +321,24 @@ def a_spare_node_is_ready_before_it_is_needed(rallyrun: Launcher) -> None:
     finishes(rallyrun, a.job, spare.job)
 
 
+def a_node_that_a_resize_brings_in_is_ready_before(rallyrun: Launcher) -> None:
+    nodes = nodes_of(rallyrun, "2")
+    a, b = nodes.host("A"), nodes.start("B")
+    before = {**ups(a.job, (0,), 2), **ups(b.job, (1,), 2)}
+    c = nodes.start("C")
+    standby = next_standby(c.job, 1)
+    ask = Operator(rallyrun, f"127.0.0.1:{endpoint_of(a)}", "--rdzv-id=job")
+    assert ask("resize", "2:3")[0] == 0
+    assert ups(c.job, (2,), 3)[2].pid == standby
+    after = {**ups(a.job, (0,), 3), **ups(b.job, (1,), 3)}
+    assert all(goes_on(before[rank], after[rank]) for rank in before)
+    finishes(rallyrun, a.job, b.job, c.job)
+
+
 def test_on_several_nodes(at_once: AtOnce) -> None:
     at_once(
         who_is_the_only_one_of_its_node_is_replaced,
         nodes_come_go_and_are_drained_beside_it,
         a_spare_node_is_ready_before_it_is_needed,
+        a_node_that_a_resize_brings_in_is_ready_before,
     )

@@ -125,19 +125,6 @@ def test_only_steps_that_no_round_had_reached_before_are_progress(rallyrun: Laun
     assert ("same_failure_limit" in job.err) == (back == 0)
 
 
-def test_a_progress_file_that_nobody_writes_is_no_progress(rallyrun: Launcher, tmp_path: Path) -> None:
-    job = rallyrun(
-        "--standalone",
-        "--max-restarts=9",
-        f"--progress-file={tmp_path}/latest_checkpointed_iteration.txt",
-        "--rdzv-conf=same_failure_limit=2,min_healthy_time=0",
-        *SH,
-        "sleep 0.5; exit 3",
-    )
-    assert job.ends() == 1
-    assert "the same failure came back 2 times without progress" in job.err
-
-
 def ask(port: int, path: str) -> tuple[int, dict[str, object]]:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as reply:

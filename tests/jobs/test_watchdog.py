@@ -54,15 +54,6 @@ def test_a_worker_that_is_late_by_torch_s_timer_is_shown_and_killed(rallyrun: La
     assert "in hangs_here" in job.err
 
 
-def test_the_report_names_the_timer(rallyrun: Launcher) -> None:
-    script = rallyrun.script(USES.format(module="rallypoint.workers.timers", late="1", signal=", 10"))
-    path = str(rallyrun.folder / "pipe")
-    job = rallyrun("--standalone", "--nproc-per-node=2", script, env={**ON, "TORCHELASTIC_TIMER_FILE": path})
-    assert job.ends() == 1
-    assert re.search(RAN_OUT + r" \(Signal 10 \(SIGUSR1\)", job.err)
-    assert not os.path.exists(path)
-
-
 def test_an_agent_that_is_killed_leaves_no_pipe(rallyrun: Launcher) -> None:
     job = rallyrun("--standalone", "--no-python", "sh", "-c", "echo up; sleep 1000", env=ON)
     job.until(lambda lines: "up" in lines, "the worker is up")
@@ -85,10 +76,3 @@ def test_a_worker_that_is_stuck_in_the_kernel_ends_the_job(rallyrun: Launcher) -
     assert job.ends() == 1
     assert "uninterruptible sleep (state D)" in job.err
     assert "are restarted" not in job.err
-
-
-def test_who_asks_for_no_watchdog_gets_none(rallyrun: Launcher) -> None:
-    script = rallyrun.script("import os; print(os.environ.get('TORCHELASTIC_TIMER_FILE'))")
-    job = rallyrun("--standalone", script)
-    assert job.ends() == 0, job.err
-    assert job.out == ["None"]

@@ -47,7 +47,7 @@ START_AFTER = 10.0
 PREPARE_TIMEOUT = 600.0
 """Seconds in which one has to be prepared; then it is stuck."""
 MAX_LOST = 3
-_FIRST_LOOK, _LONGEST_LOOK = 0.5, 60.0
+_FIRST_LOOK, _LONGEST_LOOK, _LONGEST_WHILE_ONE_PREPARES = 0.5, 60.0, 2.0
 """Seconds between looks at the folder while something is awaited there; each is twice the one before."""
 _NICE = 10
 """How much lower the priority is: about a tenth of a processor that others want."""
@@ -114,8 +114,7 @@ class StandbyWorkers(Source):
         return [fd for each in self._waiting for fd in each.context.exit_fds()]
 
     def wake_at(self) -> float:
-        awaited = not all(each.prepared for each in self._waiting)
-        return self._start_at if awaited or self._may_start() else math.inf
+        return self._start_at if self._one_prepares() or self._may_start() else math.inf
 
     def step(self) -> None:
         """Look after those that wait, and start what is missing if that is due."""
@@ -130,7 +129,8 @@ class StandbyWorkers(Source):
             self._progress, self._start_at = True, now
         if now < self._start_at:
             return
-        self._start_at, self._pause = now + self._pause, min(2 * self._pause, _LONGEST_LOOK)
+        longest = _LONGEST_WHILE_ONE_PREPARES if self._one_prepares() else _LONGEST_LOOK
+        self._start_at, self._pause = now + self._pause, min(2 * self._pause, longest)
         self._note_prepared()
         if self._may_start() and self._is_asked_for() and not self._workers.preloads():
             self._start()
@@ -140,8 +140,11 @@ class StandbyWorkers(Source):
         runs = self._group.state is WorkerState.HEALTHY or self._group.placement is None
         return runs and len(self._waiting) < self._count and self._lost < MAX_LOST
 
+    def _one_prepares(self) -> bool:
+        return not all(each.prepared for each in self._waiting)
+
     def _note_prepared(self) -> None:
-        if all(each.prepared for each in self._waiting):
+        if not self._one_prepares():
             return
         prepared = WorkerChannel(self._group.notices).prepared()
         for each in self._waiting:
@@ -188,7 +191,7 @@ class StandbyWorkers(Source):
         started = _Standby(self._next, context, SYSTEM_CLOCK.monotonic())
         self._next += 1
         self._waiting.append(started)
-        self._pause = _FIRST_LOOK
+        self._start_at, self._pause = started.since + _FIRST_LOOK, 2 * _FIRST_LOOK
         if self._lowers_priority:
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, started.pid, os.getpriority(os.PRIO_PROCESS, 0) + _NICE)

@@ -293,6 +293,10 @@ class WorkerController:
         for local_rank, worker_id in ids.items():
             self.group.workers[local_rank].id = worker_id
         self.started_at = time.time()
+        if self._reaper is not None:
+            from rallypoint.agent.features.ended_jobs import record_if_killed
+
+            record_if_killed(self, self._reaper)
         if self.events is not None:
             self.events.workers_started()
         self.group.state = WorkerState.HEALTHY

@@ -144,9 +144,9 @@ def display_for(as_json: bool, write: Callable[[str], None]) -> Display:
 
 
 class Follower:
-    def __init__(self, targets: Callable[[], Sequence[DialTarget]], job: str, display: Display) -> None:
-        """`targets` finds the places where the control plane may be, again after it was lost; an empty `job` is the
-        only one.
+    def __init__(self, targets: Callable[[], Sequence[DialTarget]], job: Callable[[], str], display: Display) -> None:
+        """`targets` finds the places where the control plane may be, again after it was lost; then `job` knows the id,
+        empty for the only one.
         """
         self._targets = targets
         self._job = job
@@ -187,7 +187,8 @@ class Follower:
 
     async def _follow(self) -> Snapshot | JobList:
         # It may ask etcd, or the agents of this machine.
-        async with await open_session(await asyncio.to_thread(self._targets), self._job) as session:
+        where = await asyncio.to_thread(self._targets)
+        async with await open_session(where, self._job() if self._last is None else self._last.job) as session:
             session.send(WatchRequest(follow=True))
             return await self._listen(session)
 
@@ -209,7 +210,7 @@ class Follower:
             again = self._last is not None and self._last.incarnation == seen.incarnation
             self._display.note(f"the control plane is reachable again{'' if again else ', started anew'}")
             self._display.note("")
-        self._last, self._job = seen, seen.job
+        self._last = seen
         self._display.show(seen)
 
 

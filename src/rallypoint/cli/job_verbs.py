@@ -217,7 +217,7 @@ def _watch(options: argparse.Namespace) -> int:
 
     display = display_for(options.json, print_answer)
     try:
-        seen = asyncio.run(Follower(lambda: targets(options), options.rdzv_id, display).run())
+        seen = asyncio.run(Follower(lambda: targets(options), lambda: options.rdzv_id, display).run())
     finally:
         display.close()
     if isinstance(seen, JobList):

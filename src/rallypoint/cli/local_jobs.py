@@ -41,8 +41,11 @@ _LEAST_PREFIX = 4
 _MOST_CANDIDATES = 8
 _LOOK = 3.0
 """Seconds that all coordinators have to say how their jobs stand."""
-OUTCOME_CODES = {"succeeded": 5, "failed": 4, "stopped": 4, "left": 1}
-"""The exit codes of `rallyctl status` for a job that has ended here; after `left` it is not known how it stands."""
+OUTCOME_CODES = {"succeeded": 5, "failed": 4, "stopped": 4, "left": 1, "killed": 1}
+"""The exit codes of `rallyctl status` for a job that has ended here; 1 where it is not known how it stands."""
+
+
+UNKNOWN = {name for name, code in OUTCOME_CODES.items() if code == 1}
 
 
 class NoJobError(RallypointError):
@@ -69,22 +72,29 @@ def running_jobs() -> list[RunningJob]:
 
 
 def past_jobs() -> list[EndedJob]:
-    """The jobs of this user that have ended here, the newest first. Of several agents of one job the last counts that
-    knows how the job has ended.
-    """
-    kept: list[EndedJob] = []
+    """The jobs of this user that have ended here, the newest first."""
+    return [_that_counts(agents) for agents in _past_agents()]
+
+
+def _past_agents() -> list[list[EndedJob]]:
+    """The agents of each job, the newest first."""
+    jobs: list[list[EndedJob]] = []
     for each in ended_jobs():
         together = (
-            place
-            for place, other in enumerate(kept)
-            if _meeting(other.job) == _meeting(each.job) and other.job.began < each.ended
+            agents
+            for agents in jobs
+            if _meeting(agents[0].job) == _meeting(each.job) and _that_counts(agents).job.began < each.ended
         )
-        place = next(together, -1)
-        if place < 0:
-            kept.append(each)
-        elif kept[place].outcome == "left":
-            kept[place] = each
-    return kept
+        if agents := next(together, None):
+            agents.append(each)
+        else:
+            jobs.append([each])
+    return jobs
+
+
+def _that_counts(agents: Sequence[EndedJob]) -> EndedJob:
+    """The last that knows how the job has ended."""
+    return next((each for each in agents if each.outcome not in UNKNOWN), agents[-1])
 
 
 def _meeting(job: LocalJob) -> tuple[str, str, str]:
@@ -106,11 +116,13 @@ def jobs_named(word: str, jobs: Sequence[RunningJob]) -> list[RunningJob]:
 
 def past_jobs_named(word: str, job: str) -> list[EndedJob]:
     """The jobs of an id (empty for any) that have ended here, and that a word or an endpoint names; newest first."""
-    jobs = [each for each in past_jobs() if job in {"", each.job.job}]
+    jobs = [agents for agents in _past_agents() if job in {"", agents[0].job.job}]
     if is_endpoint(word):
-        return [each for each in jobs if _on_loopback(each.job.endpoint) == _on_loopback(word)]
-    exact = [each for each in jobs if not word or _is_name(word, each.job)]
-    return exact or [each for each in jobs if _begins_id(word, each.job)]
+        found = [each for each in jobs if _on_loopback(each[0].job.endpoint) == _on_loopback(word)]
+    else:
+        exact = [each for each in jobs if not word or any(_is_name(word, agent.job) for agent in each)]
+        found = exact or [each for each in jobs if _begins_id(word, each[0].job)]
+    return [_that_counts(each) for each in found]
 
 
 def _is_name(word: str, job: LocalJob) -> bool:
@@ -143,7 +155,8 @@ def job_named(word: str, job: str) -> RunningJob | None:
         which = f"{what!r} names {len(found)} jobs" if what else f"there are {len(found)} jobs"
         raise UsageError(f"{which} on this machine; give the number, port or endpoint of one:\n{_candidates(found)}")
     if past := past_jobs_named(word, job) if what else []:
-        raise NoJobError(f"no job {what!r} runs on this machine; the last one {_ending(past[0], time.time())}")
+        logs = f"; its logs are in {past[0].log_dir}" if past[0].log_dir else ""
+        raise NoJobError(f"no job {what!r} runs on this machine; the last one {_ending(past[0], time.time())}{logs}")
     if word and not word.isdecimal() and os.sep not in word and not word.endswith(".py"):
         return None
     named = f" is named {what!r} (by id, number, port or script)" if what else ""
@@ -171,9 +184,9 @@ def either_order(options: argparse.Namespace, operand: str, fits: re.Pattern[str
     first, second = getattr(options, operand), options.endpoint
     orders = [each for each in ((first, second), (second, first)) if fits.fullmatch(each[0])] if second else []
     found = [each for each in orders if is_endpoint(each[1])]
-    if len(orders) > 1 and not found:
+    if len(orders) != 1 and not found and second:
         jobs = running_jobs()
-        found = [each for each in orders if jobs_named(each[1], jobs)]
+        found = [each for each in orders or [(second, first)] if is_endpoint(each[1]) or jobs_named(each[1], jobs)]
     if len(found) > 1:
         raise UsageError(f"both {first} and {second} can be the job; give the job as --rdzv-endpoint")
     if chosen := found or orders:

@@ -8,15 +8,19 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rallypoint.base.errors import RallypointError, UsageError, UserError
 from rallypoint.cli.exit import OutputError, print_answer, print_error
 from rallypoint.cli.following import Follower, Lines
-from rallypoint.cli.job_verbs import collect, receive, targets, unnamed, with_session
+from rallypoint.cli.job_verbs import collect, given_endpoint, receive, targets, unnamed, with_session
 from rallypoint.control.client.dialing import DialTarget
 from rallypoint.control.client.watcher import UnreachableError, WatcherSession, operator_name
 from rallypoint.control.protocol.messages import CollectedPart, CollectKind
 from rallypoint.control.protocol.observation import CollectCommand, CommandReply, JobList, Snapshot, WatchRequest
+
+if TYPE_CHECKING:
+    from rallypoint.agent.features.ended_jobs import EndedJob
 
 _RANKS = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?")
 _MOST_RANKS = 1024
@@ -32,7 +36,7 @@ def logs(options: argparse.Namespace) -> int:
         raise UsageError(f"--lines={options.lines} is negative")
     show = _LogLines(labelled=len(ranks) != 1)
     if options.follow:
-        follower = _LogFollower(lambda: targets(options), options.rdzv_id, ranks, options.lines, show.take)
+        follower = _LogFollower(lambda: targets(options), lambda: options.rdzv_id, ranks, options.lines, show.take)
         seen = asyncio.run(follower.run())
         if follower.refusal:
             raise RallypointError(follower.refusal)
@@ -110,7 +114,7 @@ class _LogFollower(Follower):
     def __init__(
         self,
         find: Callable[[], Sequence[DialTarget]],
-        job: str,
+        job: Callable[[], str],
         ranks: tuple[int, ...],
         lines: int,
         take: Callable[[str, bytes], None],
@@ -159,7 +163,7 @@ class _LogFollower(Follower):
 def events(options: argparse.Namespace) -> int:
     display = _EventLines(as_json=options.json)
     if options.follow:
-        seen = asyncio.run(Follower(lambda: targets(options), options.rdzv_id, display).run())
+        seen = asyncio.run(Follower(lambda: targets(options), lambda: options.rdzv_id, display).run())
         if isinstance(seen, JobList):
             raise unnamed(seen)
         return 0
@@ -195,16 +199,29 @@ class _EventLines(_Notes):
             yield event_json(each, now) if self._as_json else f"{time.strftime('%Y-%m-%d %H:%M:%S', at)} {each.text}"
 
 
+def _ended_here(error: RallypointError, options: argparse.Namespace) -> EndedJob | None:
+    """The job that cannot be reached, if it is known on this machine how it has ended."""
+    from rallypoint.cli.local_jobs import UNKNOWN, NoJobError, past_jobs_named
+
+    if not isinstance(error, NoJobError | UnreachableError):
+        return None
+    past = past_jobs_named(given_endpoint(options), options.rdzv_id)
+    return past[0] if past and past[0].outcome not in UNKNOWN else None
+
+
 def wait(options: argparse.Namespace) -> int:
     from rallypoint.cli.verdict import CODES
     from rallypoint.control.protocol.observation import Phase
     from rallypoint.failures.cause import Ending
 
     try:
-        seen = asyncio.run(Follower(lambda: targets(options), options.rdzv_id, _Notes()).run())
+        seen = asyncio.run(Follower(lambda: targets(options), lambda: options.rdzv_id, _Notes()).run())
     except RallypointError as error:
         if isinstance(error, UserError | OutputError):
             raise
+        if (past := _ended_here(error, options)) is not None:
+            print_answer(past.detail or f"the job has {past.outcome}")
+            return 0 if past.outcome == "succeeded" else CODES[Ending[past.ending or "PROGRAM"]]
         print_error(f"rallyctl: error: {error}")
         return UNREACHABLE
     if isinstance(seen, JobList):

@@ -453,7 +453,7 @@ def exposition(families: Sequence[Family]) -> tuple[str, bytes]:
         from prometheus_client.registry import Collector
     except ImportError as missing:
         raise RallypointError(
-            "/metrics needs prometheus-client; install rallypoint[metrics] on this machine"
+            "/metrics needs prometheus-client; run 'pip install prometheus-client' on this machine"
         ) from missing
 
     class Once(Collector):

@@ -95,7 +95,11 @@ def drawing(snapshot: Snapshot, screen: OnScreen | None = None) -> list[Line]:
         *([] if low else _traceback_lines(snapshot)),
         *_titled("last events", _event_lines(snapshot, screen)[-3 if low else -_EVENTS :]),
     ]
-    return [*head, *_node_lines(snapshot, screen, len(head) + len(below)), *below]
+    lines = [*head, *_node_lines(snapshot, screen, len(head) + len(below)), *below]
+    if screen is not None and (too_many := min(len(lines) - screen.height, _EVENTS - 3)) > 0:
+        first_event = len(lines) - len(_event_lines(snapshot, screen)[-_EVENTS:])
+        del lines[first_event : first_event + too_many]
+    return lines
 
 
 def _titled(title: str, lines: list[Line]) -> list[Line]:

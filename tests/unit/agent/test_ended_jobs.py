@@ -10,13 +10,14 @@ from signal import Signals
 import pytest
 
 from rallypoint.agent.features import ended_jobs as module
-from rallypoint.agent.features.ended_jobs import EndedJob, ended_jobs, record_end
+from rallypoint.agent.features.ended_jobs import EndedJob, ended_jobs, record_end, record_if_killed
 from rallypoint.agent.launch import elastic_launch
 from rallypoint.base.errors import JobPreempted, NodeLeftInOrder, SignalException
 from rallypoint.control.protocol.errors import RendezvousClosedError, RendezvousTimeoutError
 from rallypoint.failures.cause import Cause, Ending, Restarts
 from rallypoint.failures.report import ChildFailedError
 from rallypoint.rendezvous.handler import LocalJob
+from rallypoint.workers.reaper.program import write_record
 
 CAUSE = Cause(3, 1, "b", 42, 1, "ValueError: boom\nmore", "", 0.0, "")
 
@@ -60,34 +61,39 @@ def left(error: BaseException | None) -> EndedJob:
 
 
 @pytest.mark.parametrize(
-    ("error", "outcome", "detail", "restarts"),
+    ("error", "outcome", "detail", "restarts", "ending"),
     [
-        (None, "succeeded", "", 1),
+        (None, "succeeded", "", 1, ""),
         (
             ChildFailedError("train.py", {}, CAUSE, restarts=Restarts(3, 3)),
             "failed",
             "rank 3 failed on b (exit code 1): ValueError: boom",
             3,
+            "",
         ),
+        (ChildFailedError("train.py", {}, CAUSE, ending=Ending.HANG), "failed", CAUSE.headline, 0, "HANG"),
         (
             RendezvousClosedError("a@b has stopped the job", ending=Ending.STOPPED),
             "stopped",
             "a@b has stopped the job",
             1,
+            "STOPPED",
         ),
-        (RendezvousClosedError("another job has this id"), "failed", "another job has this id", 1),
-        (RendezvousTimeoutError("too few nodes"), "failed", "too few nodes", 1),
-        (JobPreempted("the job was preempted"), "stopped", "the job was preempted", 1),
-        (SignalException("got signal SIGTERM", Signals.SIGTERM), "stopped", "got signal SIGTERM", 1),
-        (NodeLeftInOrder("this node has left", Signals.SIGTERM), "left", "this node has left", 1),
-        (KeyboardInterrupt(), "stopped", "KeyboardInterrupt", 1),
-        (ValueError("a\x1b[2J"), "failed", "a?[2J", 1),
+        (RendezvousClosedError("another job has this id"), "failed", "another job has this id", 1, ""),
+        (RendezvousTimeoutError("too few nodes"), "failed", "too few nodes", 1, ""),
+        (JobPreempted("the job was preempted"), "stopped", "the job was preempted", 1, "PREEMPTED"),
+        (SignalException("got signal SIGTERM", Signals.SIGTERM), "stopped", "got signal SIGTERM", 1, ""),
+        (NodeLeftInOrder("this node has left", Signals.SIGTERM), "left", "this node has left", 1, ""),
+        (KeyboardInterrupt(), "stopped", "KeyboardInterrupt", 1, ""),
+        (ValueError("a\x1b[2J"), "failed", "a?[2J", 1, ""),
     ],
 )
-def test_how_a_job_has_ended_is_left(error: BaseException | None, outcome: str, detail: str, restarts: int) -> None:
+def test_how_a_job_has_ended_is_left(
+    error: BaseException | None, outcome: str, detail: str, restarts: int, ending: str
+) -> None:
     found = left(error)
     assert found.job == LocalJob(os.getpid(), "job", "c10d", "node1:29400", "train.py", 1e9, os.getuid())
-    assert found[2:] == (outcome, detail, -1, restarts, 3, "/logs/job_node1")
+    assert found[2:] == (outcome, detail, -1, restarts, 3, "/logs/job_node1", ending)
 
 
 @pytest.mark.process
@@ -104,6 +110,19 @@ def test_a_launch_leaves_it() -> None:
     assert (failed.outcome, failed.job.script) == ("failed", "false")
     assert failed.detail.startswith("rank 0 failed on ")
     assert 0 <= failed.seconds < 60
+
+
+def test_the_reaper_of_an_agent_that_is_killed_leaves_it() -> None:
+    class Reaper:
+        @staticmethod
+        def set_record(folder: str, text: str) -> None:
+            write_record(folder.encode(), os.getpid(), text.encode())
+
+    record_if_killed(Workers(), Reaper())  # type: ignore[arg-type]
+    (found,) = ended_jobs()
+    assert (found.job.job, found.outcome, found.round, found.ending) == ("job", "killed", -1, "")
+    assert found.detail.startswith("its agent was killed")
+    assert found.seconds > 0
 
 
 def test_the_folder_is_for_its_user_and_holds_so_many(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +163,7 @@ def test_a_folder_that_others_can_enter_is_not_used(folder: Path) -> None:
         (b"detail", b"\xff"),
         (b"detail", b"x" * 17000),
         (b"outcome", b"flown"),
+        (b"ending", b"flown"),
         (b"ended", b"1e300"),
         (b"ended", b"nan"),
         (b"ended", b"1.0"),

@@ -175,11 +175,6 @@ def test_success_waits_for_the_verdict() -> None:
     ]
 
 
-def test_a_failure_elsewhere_takes_a_finished_node_back_in() -> None:
-    steps = kinds(placed(0), WorkersSucceeded(), ended(0), STOPPED, placed(1))
-    assert steps == [StartWorkers, Succeed, RequestJoin, StopWorkers, StartWorkers]
-
-
 def test_a_round_that_went_by_unseen_is_followed_by_another_join() -> None:
     assert kinds(ended(0), ended(0), placed(1)) == [RequestJoin, StartWorkers]
     assert kinds(placed(0), ended(0), STOPPED, ended(1), placed(2))[-2:] == [RequestJoin, StartWorkers]
@@ -305,14 +300,6 @@ WAITING = WorkersStopped(waiting=True)
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_workers_that_wait_for_a_round_are_ended_before_the_last_step(ending: Event) -> None:
-    status, steps = after(placed(0), WorkersFailed(CAUSE), ended(0), WAITING, ending)
-    assert (status.phase, type(steps[-1])) == (Phase.ENDING, StopWorkers)
-    assert after(placed(0), WorkersFailed(CAUSE), ended(0), STOPPED, ending)[0].phase is not Phase.ENDING
-    assert decide(status, STOPPED)[0].phase in (Phase.ENDED, Phase.LEAVING)
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
 def test_nobody_goes_on_after_a_stop_during_which_the_end_was_settled(ending: Event) -> None:
     status, steps = after(placed(0), ended(0), placed(1), ending)
     number = ending.number if isinstance(ending, SignalArrived) else SIGTERM
@@ -322,11 +309,6 @@ def test_nobody_goes_on_after_a_stop_during_which_the_end_was_settled(ending: Ev
     status, (stop,) = decide(status, WAITING)
     assert stop == StopWorkers(number, failed=True), "it was done when the end was settled"
     assert decide(status, STOPPED)[0].phase in (Phase.ENDED, Phase.LEAVING)
-
-
-def test_workers_that_wait_go_on_in_the_round_that_comes() -> None:
-    status, steps = after(placed(0), WorkersFailed(CAUSE), ended(0), WAITING, placed(1))
-    assert (status.phase, status.waiting, steps[-1]) == (Phase.RUNNING, False, StartWorkers(placed(1).placement))
 
 
 def test_a_signal_during_a_restart_adds_to_the_stop_that_runs() -> None:
@@ -416,11 +398,6 @@ def test_who_ends_by_a_signal_that_comes_here_too_has_not_failed() -> None:
     ]
 
 
-def test_a_handler_that_ends_its_worker_is_no_failure_either() -> None:
-    told = WorkersFailed(CAUSE._replace(exitcode=1), frozenset({SIGTERM, SIGCONT}))
-    assert kinds(placed(0), told, TERM) == [StartWorkers, Timer.SIGNAL, LeaveRequest, PostStopNotice, StopWorkers]
-
-
 def test_a_signal_that_does_not_come_leaves_a_failure() -> None:
     status, steps = after(placed(0), by(SIGTERM, SIGTERM), SIGNAL_OVER)
     assert steps[-1] == Fail(0, by(SIGTERM).cause, 0)
@@ -454,11 +431,6 @@ def test_workers_that_end_by_the_signal_of_a_notice_have_not_failed() -> None:
     handled = WorkersFailed(CAUSE._replace(exitcode=128 + SIGTERM))
     assert kinds(placed(0), TERM, handled, notice=30) == [*notice, LeaveRequest, PostStopNotice, StopWorkers]
     assert kinds(placed(0), TERM, WorkersFailed(CAUSE), notice=30) == [*notice, Fail]
-
-
-def test_what_comes_first_settles_the_end() -> None:
-    assert kinds(placed(0), FAILED, TERM, LinkLost("gone"), STOPPED)[-1] is JobEnded
-    assert kinds(placed(0), TERM, FAILED, STOPPED)[-1] is SignalArrived
 
 
 # Notices

@@ -20,20 +20,17 @@ from rallypoint.agent.steps import (
     StartWorkers,
     Step,
     StopWorkers,
-    Timer,
     WorkersFailed,
 )
 from rallypoint.control.membership.state import Fail, Reason, RoundEnd
 from rallypoint.control.protocol.messages import (
     DrainRequested,
-    JobEnded,
     LeaveRequest,
     LinkDown,
-    LinkLost,
     LinkUp,
     RoundEnded,
 )
-from tests.unit.agent.test_policy import CAUSE, FAILED, IN_ORDER, INT, STOPPED, TERM, ended, kind_of, placed
+from tests.unit.agent.test_policy import CAUSE, STOPPED, ended, kind_of, placed
 
 PASSED, UNFIT = NodeChecked(), NodeChecked("the check has failed")
 BROKEN: tuple[Event, ...] = (PASSED, placed(0), WorkersFailed(CAUSE))
@@ -56,11 +53,6 @@ def kinds(*events: Event) -> list[object]:
 
 def test_without_a_check_the_first_step_is_the_join() -> None:
     assert begin(PolicyState()) == (PolicyState(), (RequestJoin(),))
-
-
-def test_a_place_is_requested_once_the_check_has_passed() -> None:
-    assert kinds() == [CheckNode]
-    assert kinds(PASSED, placed(0)) == [CheckNode, RequestJoin, StartWorkers]
 
 
 def test_a_node_that_is_not_fit_leaves() -> None:
@@ -96,19 +88,6 @@ def test_a_round_that_ends_by_others_asks_for_no_check(end: RoundEnd, before: tu
     assert kinds(*before, RoundEnded(end), STOPPED).count(CheckNode) == 1, "the one at first"
 
 
-@pytest.mark.parametrize(
-    ("event", "last"),
-    [(TERM, Timer.LEAVE), (INT, SignalArrived), (FAILED, JobEnded), (LinkLost("gone"), LinkLost)],
-)
-def test_an_end_comes_after_the_check_is_gone(event: Event, last: object) -> None:
-    for before in ((), (*BROKEN, ended(0), STOPPED)):
-        assert kinds(*before, event)[-1] is StopWorkers
-        assert after(*before, event)[0].phase is Phase.ENDING
-        assert kinds(*before, event, IN_ORDER)[-1] is last
-    assert kinds(*BROKEN, ended(0), event).count(StopWorkers) == 1, "while the workers stop there is no second stop"
-    assert CheckNode not in kinds(*BROKEN, ended(0), event, IN_ORDER)[1:]
-
-
 def test_a_drain_ends_the_check_too() -> None:
     assert kinds(DrainRequested("ann"))[-2:] == [LeaveRequest, StopWorkers]
 
@@ -127,7 +106,3 @@ def test_what_happens_to_the_others_meanwhile_requests_no_place() -> None:
     assert (status.phase, status.round) == (Phase.RUNNING, 2)
     assert [type(each) for each in steps[-2:]] == [RequestJoin, StartWorkers]
     assert kinds(*checking, ended(1), PASSED, ended(1))[-1] is RequestJoin, "that one was seen"
-
-
-def test_a_check_that_ends_while_the_agent_does_changes_nothing() -> None:
-    assert kinds(TERM, PASSED) == kinds(TERM)

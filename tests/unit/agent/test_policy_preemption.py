@@ -24,11 +24,10 @@ from rallypoint.agent.steps import (
     StopWorkers,
     Timer,
     TimerFired,
-    WorkersFailed,
     WorkersReady,
     WorkersSucceeded,
 )
-from rallypoint.control.membership.state import Drain, Fail, Outcome, PreemptJob, Refusal, Succeed
+from rallypoint.control.membership.state import Drain, Outcome, PreemptJob, Refusal, Succeed
 from rallypoint.control.protocol.messages import (
     DrainRequested,
     JobEnded,
@@ -42,7 +41,6 @@ from rallypoint.failures.cause import Ending
 from rallypoint.notices import PREEMPTION
 from tests.effort import examples
 from tests.unit.agent.test_policy import (
-    CAUSE,
     LIVELY,
     PREEMPTED,
     STOPPED,
@@ -124,11 +122,6 @@ def test_workers_that_have_not_been_started_are_not_started_any_more() -> None:
     assert StartWorkers not in kinds(TOLD, placed(0)), "the place and what was said have crossed"
 
 
-def test_a_failure_is_told_and_ends_nothing_by_itself() -> None:
-    assert kinds(placed(0), OF_ANOTHER, WorkersFailed(CAUSE))[-1] is Fail
-    verdict_of(acts(placed(0), OF_ANOTHER, WorkersFailed(CAUSE), PREEMPTED, STOPPED)[-1])
-
-
 def test_workers_that_end_with_success_have_finished_unless_they_had_acknowledged() -> None:
     assert acts(placed(0), OF_ANOTHER, WorkersSucceeded())[-1] == Succeed(0)
     assert acts(placed(0), OF_ANOTHER, WorkersReady(is_late=True), WorkersSucceeded())[-1] == Succeed(0)
@@ -162,10 +155,6 @@ def test_it_ends_so_though_the_verdict_cannot_be_told(event: Event) -> None:
         assert RequeueJob() in steps, "each may try: the scheduler takes one request"
 
 
-def test_a_verdict_that_nobody_awaits_cannot_time_out() -> None:
-    assert acts(placed(0), TimerFired(Timer.VERDICT)) == acts(placed(0))
-
-
 def test_sigterm_ends_it_at_once_and_requeues_nothing() -> None:
     steps = acts(placed(0), OF_ANOTHER, TERM, STOPPED)
     assert [kind_of(step) for step in steps[3:]] == [LeaveRequest, StopWorkers, JobEnded]
@@ -175,10 +164,6 @@ def test_sigterm_ends_it_at_once_and_requeues_nothing() -> None:
 def test_other_signals_mean_what_they_mean() -> None:
     assert acts(placed(0), OF_ANOTHER, SignalArrived(SIGUSR1))[-1] == ForwardSignal(SIGUSR1)
     assert acts(placed(0), OF_ANOTHER, SignalArrived(SIGINT), STOPPED)[-1] == left(SIGINT)
-
-
-def test_a_node_that_ends_is_not_told_any_more() -> None:
-    assert acts(placed(0), TERM, TOLD) == acts(placed(0), TERM)
 
 
 def test_a_join_that_is_refused_meanwhile_ends_so() -> None:

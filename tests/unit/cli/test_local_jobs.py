@@ -105,9 +105,10 @@ def test_what_names_none_and_is_no_host_is_said(word: str) -> None:
 
 
 def test_a_job_that_has_ended_is_no_host(machine: list[EndedJob]) -> None:
-    machine.append(ended(LocalJob(9, "gone", "c10d", "localhost:29400", "a.py", 990.0, 0), time.time() - 12.5))
+    job = LocalJob(9, "gone", "c10d", "localhost:29400", "a.py", 990.0, 0)
+    machine.append(ended(job, time.time() - 12.5)._replace(log_dir="/logs/gone"))
     with pytest.raises(
-        NoJobError, match="no job 'gone' runs on this machine; the last one failed 12s ago: rank 0 failed"
+        NoJobError, match="no job 'gone' runs on this machine; the last one failed 12s ago: rank 0 failed; its logs"
     ):
         job_named("gone", "")
 
@@ -122,13 +123,15 @@ def test_jobs_that_have_ended_are_named_as_those_that_run(machine: list[EndedJob
     assert past_jobs_named("29400", "other") == []
 
 
-def test_of_several_agents_of_one_job_the_last_that_knows_its_end_counts(machine: list[EndedJob]) -> None:
+@pytest.mark.parametrize("unknown", ["left", "killed"])
+def test_of_several_agents_of_one_job_the_last_that_knows_its_end_counts(machine: list[EndedJob], unknown: str) -> None:
     job = LocalJob(9, "job", "c10d", "localhost:29400", "a.py", 990.0, 0)
-    left = ended(job, 1005.0, "left")
+    left = ended(job, 1005.0, unknown)
     other = ended(job._replace(pid=10), 1004.0)
     before = ended(job._replace(pid=8, began=900.0), 980.0)
     machine.extend([left, other, before])
     assert past_jobs() == [other, before]
+    assert past_jobs_named("9", "") == [other], "by the number of each of its agents"
 
 
 @pytest.mark.parametrize(
@@ -146,6 +149,9 @@ def test_of_several_agents_of_one_job_the_last_that_knows_its_end_counts(machine
         (["resize", "node1:29400", "4"], "4", "node1:29400"),
         (["resize", "4:8", "node1:29400"], "4:8", "node1:29400"),
         (["resize", "29612", "4"], "4", "29612"),
+        (["resize", "opjob", "four"], "four", "opjob"),
+        (["resize", "node1:29400", "four"], "four", "node1:29400"),
+        (["resize", "four", "opjob"], "four", "opjob"),
     ],
 )
 def test_the_job_and_the_operand_come_in_either_order(words: list[str], operand: str, job: str) -> None:
@@ -204,7 +210,9 @@ def test_the_list_says_what_people_know_a_job_by(machine: list[EndedJob], capsys
     assert row.endswith("rank 0 failed")
 
 
-@pytest.mark.parametrize(("outcome", "code"), [("failed", 4), ("stopped", 4), ("succeeded", 5), ("left", 1)])
+@pytest.mark.parametrize(
+    ("outcome", "code"), [("failed", 4), ("stopped", 4), ("succeeded", 5), ("left", 1), ("killed", 1)]
+)
 def test_how_a_job_has_ended_is_an_exit_code(outcome: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     found = ended(AGENTS[3], 1012.0, outcome)._replace(log_dir="/logs")
     assert show_past(found, parsed("status")) == code

@@ -56,6 +56,15 @@ def test_a_screen_fits_the_terminal(phase: Phase, width: int, height: int) -> No
     assert "out of reach" in lines[-1]
 
 
+@pytest.mark.parametrize("height", [24, 30, 34])
+def test_of_the_events_the_newest_are_shown(height: int) -> None:
+    seen = snapshot(events=tuple(event(number, f"event {number}") for number in range(9)))
+    seen = seen._replace(failures=seen.failures * 9)
+    lines = drawn(seen, 100, height)
+    assert lines[-1].endswith("event 8")
+    assert "last events" in lines
+
+
 def test_of_many_nodes_those_come_first_with_whom_something_is_the_matter() -> None:
     nodes = [node(number) for number in range(500)]
     nodes[321] = node(321, connected=False)

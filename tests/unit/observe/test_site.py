@@ -150,7 +150,7 @@ def test_without_prometheus_client_there_is_a_sentence(job: Dispatcher, monkeypa
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     status, _, body = ask(site_of(job), "/metrics")
     assert status == HTTPStatus.SERVICE_UNAVAILABLE
-    assert "install rallypoint[metrics]" in json.loads(body)["error"]
+    assert "pip install prometheus-client" in json.loads(body)["error"]
 
 
 def test_status_is_that_of_rallyctl(job: Dispatcher) -> None:

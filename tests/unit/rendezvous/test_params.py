@@ -22,11 +22,6 @@ def test_conf_is_read_back_as_it_was_written(pairs: list[tuple[str, str]], blank
     assert parse_rdzv_conf(text) == dict(pairs)
 
 
-@pytest.mark.parametrize("text", ["", " "])
-def test_empty_conf_has_no_keys(text: str) -> None:
-    assert parse_rdzv_conf(text) == {}
-
-
 @pytest.mark.parametrize(
     ("text", "named"),
     [("foo", "'foo'"), ("a=", "'a'"), ("=x", "'=x'"), ("a=1,", "''"), (",", "','"), ("a=1,=2", "'=2'")],
@@ -52,15 +47,6 @@ def test_any_conf_text_is_read_or_refused(text: str) -> None:
 def test_impossible_parameters_are_refused(backend: str, low: int, high: int) -> None:
     with pytest.raises(ValueError, match="rendezvous"):
         RendezvousParameters(backend, "", "", low, high)
-
-
-def test_options_are_kept_as_given() -> None:
-    params = _params(timeout=5, store_type="file")
-    assert params.config == {"timeout": 5, "store_type": "file"}
-    assert params.local_addr is None
-    assert params.get("timeout") == 5
-    assert params.get("nothing") is None
-    assert params.get("nothing", "else") == "else"
 
 
 @pytest.mark.parametrize(

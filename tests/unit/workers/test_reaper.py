@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import select
 import signal
 import subprocess
@@ -253,6 +254,7 @@ from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.process import WorkerProcess
 reaper = ReaperClient()
 reaper.set_cleanup(empty=[sys.argv[1]], whole=[sys.argv[2]])
+reaper.set_record(sys.argv[3], "outcome: killed\\n")
 process = WorkerProcess(reaper, ["sleep", "600"], os.environ)
 child = os.fork()
 if child == 0:
@@ -266,7 +268,7 @@ def test_a_forked_child_that_holds_the_connection_does_not_hide_the_agents_end(t
     (tmp_path / "empty").mkdir()
     (tmp_path / "whole").mkdir()
     (tmp_path / "whole" / "file").write_text("")
-    command = [sys.executable, "-c", FORKING, str(tmp_path / "empty"), str(tmp_path / "whole")]
+    command = [sys.executable, "-c", FORKING, *(str(tmp_path / name) for name in ("empty", "whole", ""))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
         assert agent.stdout is not None
         pids = [int(word) for word in agent.stdout.readline().split()]
@@ -275,7 +277,9 @@ def test_a_forked_child_that_holds_the_connection_does_not_hide_the_agents_end(t
             agent.kill()
             for fd in fds:
                 assert select.select([fd], [], [], TIMEOUT)[0]
-            assert not list(tmp_path.iterdir())
+            (record,) = tmp_path.iterdir()
+            assert re.fullmatch(rf"\d{{14}}-{agent.pid}", record.name)
+            assert re.fullmatch(r"outcome: killed\nended: \d+\.\d+\n", record.read_text())
         finally:
             os.kill(pids[2], signal.SIGKILL)
             for fd in fds:

@@ -4,10 +4,11 @@ Laws:
 
 1. The folder and its files are for their user alone, written and read as `base/private_files.py` says. A file has a
    line for each field, `name: value`.
-2. There are at most `_MOST` files of at most `_LARGEST` bytes, and none is older than `_KEPT` seconds: who writes one
-   removes the others. Nothing is removed whose name is not of the form that is written here.
+2. There are at most `_MOST` files of at most `_LARGEST` bytes, and none is older than `_KEPT` seconds: the agent that
+   writes one removes the others. Nothing is removed whose name is not of the form that is written here.
 3. A file that cannot be written or read is passed over: it never changes how a job ends.
 4. An agent that ends imports nothing for it but this file.
+5. An agent that is killed writes nothing: its reaper has the file's text, from the first start of workers on.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ from rallypoint.workers.logs.specs import temporary_folder
 
 if TYPE_CHECKING:
     from rallypoint.agent.workers import WorkerController
+    from rallypoint.workers.reaper.client import ReaperClient
 
 _log = get_logger(__name__)
 
 _MOST, _KEPT, _LARGEST = 100, 30 * 86400.0, 16 * 1024
+_NOT_KEPT = "how the job has ended is not kept on this machine: %s"
 _LONGEST = 1024
 """Characters of a text."""
 _LAST_MOMENT = 253402214400.0
@@ -41,7 +44,7 @@ _LAST_MOMENT = 253402214400.0
 _NAME = re.compile(r"([0-9]{14})-[0-9]+")
 """The milliseconds since 1970 at which an agent ended, and its pid."""
 
-OUTCOMES = frozenset({"succeeded", "failed", "stopped", "left"})
+OUTCOMES = frozenset({"succeeded", "failed", "stopped", "left", "killed"})
 _OF_ERRORS: tuple[tuple[type[BaseException], str], ...] = (
     (NodeLeftInOrder, "left"),
     (SignalException, "stopped"),
@@ -54,8 +57,9 @@ _OF_ERRORS: tuple[tuple[type[BaseException], str], ...] = (
 class EndedJob(NamedTuple):
     """How a job has ended as one agent knows it.
 
-    `outcome` is succeeded, failed, stopped, or left, where the job goes on without this node. `detail` says why, and
-    who has stopped it. `ended` is in seconds since 1970, `round` -1 if none has begun, `log_dir` empty without logs.
+    `outcome` is succeeded, failed, stopped, or how this node has gone, so that the job can have continued without it:
+    left, killed. `detail` says why, and who has stopped it. `ended` is in seconds since 1970, `round` -1 if none has
+    begun, `log_dir` empty without logs, `ending` the name of an `Ending`, empty if it is not known.
     """
 
     job: LocalJob
@@ -66,6 +70,7 @@ class EndedJob(NamedTuple):
     restarts: int
     max_restarts: int
     log_dir: str
+    ending: str = ""
 
     @property
     def seconds(self) -> float:
@@ -79,15 +84,27 @@ _FIELDS = (*LocalJob._fields, *EndedJob._fields[1:])
 def record_end(workers: WorkerController, error: BaseException | None) -> None:
     """Leave how the job of this agent has ended: with that error, or without one."""
     try:
-        ended = _end_of(workers, error)
-        folder = _folder()
-        make_private(folder)
-        values = zip(_FIELDS, (*ended.job, *ended[1:]), strict=True)
-        text = "".join(f"{name}: {value}\n" for name, value in values)
-        replace_file(os.path.join(folder, f"{int(1000 * ended.ended):014}-{ended.job.pid}"), text.encode())
+        outcome, detail, restarts = "succeeded", "", workers.group.restarts
+        if error is not None:
+            outcome, detail, restarts = _of_error(error, restarts)
+        ending = Ending.PREEMPTED if isinstance(error, JobPreempted) else getattr(error, "ending", None)
+        ended = _end_of(workers, outcome, detail, restarts, Ending(ending).name if ending else "")
+        folder = _made_folder()
+        path = os.path.join(folder, f"{int(1000 * ended.ended):014}-{ended.job.pid}")
+        replace_file(path, f"{_text(ended)}ended: {ended.ended}\n".encode())
         _clean(folder, ended.ended)
     except Exception as trouble:  # such as a full disk, or a handler of others
-        _log.debug("how the job has ended is not kept on this machine: %s", trouble)
+        _log.debug(_NOT_KEPT, trouble)
+
+
+def record_if_killed(workers: WorkerController, reaper: ReaperClient) -> None:
+    """Have the reaper leave that this agent was killed, if it is."""
+    try:
+        detail = "its agent was killed, or crashed; what became of other nodes is not known here"
+        ended = _end_of(workers, "killed", detail, workers.group.restarts)
+        reaper.set_record(_made_folder(), _text(ended))
+    except Exception as trouble:
+        _log.debug(_NOT_KEPT, trouble)
 
 
 def ended_jobs() -> Iterator[EndedJob]:
@@ -99,7 +116,13 @@ def ended_jobs() -> Iterator[EndedJob]:
                 yield _read(os.path.join(folder, name))
 
 
-def _end_of(workers: WorkerController, error: BaseException | None) -> EndedJob:
+def _text(ended: EndedJob) -> str:
+    """The lines of a record but that with the moment."""
+    values = zip(_FIELDS, (*ended.job, *ended[1:]), strict=True)
+    return "".join(f"{name}: {value}\n" for name, value in values if name != "ended")
+
+
+def _end_of(workers: WorkerController, outcome: str, detail: str, restarts: int, ending: str = "") -> EndedJob:
     spec, placement, known = workers.group.spec, workers.group.placement, job_of(workers)
     texts = (
         spec.rdzv_handler.get_run_id(),
@@ -108,9 +131,6 @@ def _end_of(workers: WorkerController, error: BaseException | None) -> EndedJob:
         spec.get_program_name(),
     )
     job, backend, endpoint, script = (printable(each, _LONGEST) for each in texts)
-    outcome, detail, restarts = "succeeded", "", workers.group.restarts
-    if error is not None:
-        outcome, detail, restarts = _of_error(error, restarts)
     logs = workers.logs_specs.run_log_dir
     return EndedJob(
         LocalJob(os.getpid(), job, backend, endpoint, script, workers.began_at, os.getuid()),
@@ -121,6 +141,7 @@ def _end_of(workers: WorkerController, error: BaseException | None) -> EndedJob:
         restarts,
         spec.max_restarts,
         printable(os.path.abspath(logs), _LONGEST) if logs else "",
+        ending,
     )
 
 
@@ -138,6 +159,12 @@ def _of_error(error: BaseException, restarts: int) -> tuple[str, str, int]:
 
 def _folder() -> str:
     return os.path.join(temporary_folder(), f"rallypoint-ended-{os.getuid()}")
+
+
+def _made_folder() -> str:
+    folder = _folder()
+    make_private(folder)
+    return folder
 
 
 def _names(folder: str) -> list[str]:
@@ -162,7 +189,8 @@ def _read(path: str) -> EndedJob:
         text = file.read(_LARGEST + 1).decode()
     lines = text.removesuffix("\n").split("\n")
     found = dict(each.partition(": ")[::2] for each in lines)
-    if len(text) > _LARGEST or found["outcome"] not in OUTCOMES or not all(each.isprintable() for each in lines):
+    known = found["outcome"] in OUTCOMES and found["ending"] in {"", *Ending.__members__}
+    if len(text) > _LARGEST or not known or not all(each.isprintable() for each in lines):
         raise ValueError("it is too large, or has an unknown outcome, or what cannot be printed")
     job, backend, endpoint, script = (found[name] for name in LocalJob._fields[1:5])
     began, ended = float(found["began"]), float(found["ended"])
@@ -177,4 +205,5 @@ def _read(path: str) -> EndedJob:
         int(found["restarts"]),
         int(found["max_restarts"]),
         found["log_dir"],
+        found["ending"],
     )

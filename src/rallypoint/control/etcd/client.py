@@ -321,9 +321,7 @@ class _CallbackThread:
 def _require_grpc() -> None:
     """Raise `EtcdPackageMissing` where the package that carries gRPC is not installed. Imports nothing."""
     if importlib.util.find_spec("grpclib") is None:
-        raise EtcdPackageMissing(
-            "etcd needs the package grpclib, which is not installed; run: pip install 'rallypoint[etcd]'"
-        )
+        raise EtcdPackageMissing("etcd needs the package grpclib, which is not installed; run: pip install grpclib")
 
 
 def _load_tls(tls: EtcdTls | None) -> ssl.SSLContext | None:

@@ -125,9 +125,7 @@ def _program() -> str | None:
 
 def _stacks_of_one(program: str | None, deadline: Deadline, rank: int, pid: int) -> WorkerStacks:
     if program is None:
-        return WorkerStacks(
-            rank, pid, "", f"py-spy is not installed beside {sys.executable}: pip install rallypoint[stacks]"
-        )
+        return WorkerStacks(rank, pid, "", f"py-spy is not installed beside {sys.executable}: pip install py-spy")
     try:
         done = subprocess.run(
             [program, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)],

@@ -135,7 +135,7 @@ class LogsSpecs(ABC):
 
     @property
     def run_log_dir(self) -> str | None:
-        """The folder of this run on this node, for messages: the base folder, unless there is one for each run."""
+        """The folder of this run on this node, as messages name it; the base folder unless each run has one."""
         return self.root_log_dir
 
     def clean_up(self) -> None:

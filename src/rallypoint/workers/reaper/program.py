@@ -10,7 +10,8 @@ Laws:
 1. When the reaper is gone, all that it left is killed, then the supervisor ends as the reaper did. When the supervisor
    is gone, the agent closes the connection. So there is no single process whose SIGKILL leaves anything behind.
 2. When the agent is gone, for whatever reason, all that is below the reaper is killed, then what the agent has asked it
-   to remove is removed, then the reaper ends. When the agent closes it, it ends in the same way, but removes nothing.
+   to remove is removed, and the record that it was given is written, then the reaper ends. When the agent closes it, it
+   ends in the same way, but removes and writes nothing.
 3. They adopt whatever is orphaned below them, where the kernel lets them; no signal but SIGKILL ends them; and they
    hold open nothing that is the agent's.
 4. They wake only for a reason: a request, the end of a child, the agent's end; while they kill, or a fence is set, also
@@ -245,6 +246,7 @@ class Reaper:
         self._fencing = False
         """Whether that time has come, and not all have been found dead yet."""
         self._cleanup: tuple[list[bytes], list[bytes]] = ([], [])
+        self._record: tuple[bytes, int, bytes] | None = None
         self._closed = False
 
     def run(self) -> None:
@@ -285,6 +287,8 @@ class Reaper:
             for whole, paths in enumerate(self._cleanup):
                 for path in paths:
                     remove(path, whole=bool(whole))
+            if self._record is not None:
+                write_record(*self._record)
 
     # Requests
 
@@ -374,6 +378,10 @@ class Reaper:
         self._cleanup = (empty, whole)
         self._answer(None)
 
+    def _set_record(self, folder: bytes, agent: int, text: bytes) -> None:
+        self._record = folder, agent, text
+        self._answer(None)
+
     def _begin_sweep(self, seconds: float, spared: list[int]) -> None:
         self._end_sweep()
         # If no descriptor is free for the pipe, the agent finds it closed, and the sweep goes on anyway.
@@ -406,6 +414,7 @@ class Reaper:
         protocol.ADOPT: _adopt,
         protocol.SIGNALS: _tell_signals,
         protocol.CLEANUP: _set_cleanup,
+        protocol.RECORD: _set_record,
         protocol.SWEEP: _begin_sweep,
         protocol.GIVE_UP: _give_up,
         protocol.FENCE: _fence,
@@ -554,6 +563,18 @@ def _is_open(fd: int) -> bool:
 def _unlink(path: bytes) -> None:
     try:  # noqa: SIM105 - contextlib is not built in
         posix.unlink(path)
+    except OSError:
+        pass
+
+
+def write_record(folder: bytes, agent: int, text: bytes) -> None:
+    """Leave the text in a file whose name is the moment and the agent's pid, with a line that has the moment."""
+    now = time.time()
+    flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
+    try:
+        fd = posix.open(b"%s/%014d-%d" % (folder, 1000 * now, agent), flags, 0o600)
+        posix.write(fd, b"%sended: %.6f\n" % (text, now))
+        posix.close(fd)
     except OSError:
         pass
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 SPAWN, STATUS, KILL, ADOPT, SIGNALS = "spawn", "status", "kill", "adopt", "signals"
-SWEEP, GIVE_UP, FENCE, CLEANUP, CLOSE = "sweep", "give up", "fence", "cleanup", "close"
+SWEEP, GIVE_UP, FENCE, CLEANUP, RECORD, CLOSE = "sweep", "give up", "fence", "cleanup", "record", "close"
 """The requests `(name, *arguments)`. Those with an arrow are answered by `(answer,)`, in order.
 
 SPAWN     environment, (ignored signals, mask, umask), excluded, workers -> their pids, with a pidfd for each; or minus
@@ -35,6 +35,7 @@ ADOPT     pid, excluded -> whether it exists; it will become a child of the reap
           from now on; excluded: it may become one, and until it is adopted as such no sweep touches it
 SIGNALS   -> numbers of the signals that the reaper was sent since it was last asked, or last started a worker
 CLEANUP   folders to remove where they are empty, folders to remove whole -> nothing
+RECORD    folder, pid of the agent, text to leave there if the agent ends without closing the reaper -> nothing
 SWEEP     seconds, pids, with the writing end of a pipe: SIGTERM to all that is below, after so many seconds SIGKILL,
           again and again until nothing is left; 0 for SIGKILL at once. It spares the workers with these pids, and
           what is below them or in their sessions. It replaces a sweep before it. When it is over, or given up, a

@@ -1,0 +1,34 @@
+"""When the agent looks after its standby workers."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rallypoint.agent import standby_workers
+from rallypoint.agent.spec import WorkerState
+from rallypoint.agent.standby_workers import StandbyWorkers
+
+
+def test_one_that_prepares_for_long_is_known_to_be_ready_soon_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(standby_workers, "SYSTEM_CLOCK", SimpleNamespace(monotonic=lambda: now))
+    spec = SimpleNamespace(role="default", local_world_size=2, entrypoint="python", args=(), virtual_local_rank=False)
+    group = SimpleNamespace(spec=spec, notices="", state=WorkerState.HEALTHY, placement=SimpleNamespace(round=0))
+    folder = SimpleNamespace(made=lambda: True)
+    workers: Any = SimpleNamespace(group=group, folder=folder, preloads=lambda: False)
+    source = StandbyWorkers(workers, 1)
+    preparing: Any = SimpleNamespace(
+        place=2, context=SimpleNamespace(poll=lambda: None), since=0.0, prepared=False, pid=7
+    )
+    source._waiting.append(preparing)
+    looks = [now]
+    source.step()
+    while now < 300.0:
+        now = source.wake_at()
+        looks.append(now)
+        source.step()
+    assert max(after - before for before, after in pairwise(looks)) <= 2.0
