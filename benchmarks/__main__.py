@@ -129,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
         "--continue",
         action="store_true",
         dest="go_on",
-        help="go on with a run of everything that was interrupted: leave out what it has measured",
+        help="continue with a run of everything that was interrupted: leave out what it has measured",
     )
     parser.add_argument("--quick", action="store_true", help="small sizes and short loads: does everything run?")
     return parser

@@ -1,4 +1,4 @@
-"""Rendezvous on etcd beside the embedded server, in one run; and how soon a job on etcd goes on without an agent.
+"""Rendezvous on etcd beside the embedded server, in one run; and how soon a job on etcd continues without an agent.
 
 etcd has three members on loopback, which do not sync to a disk. What its clients say to it is counted by itself.
 """

@@ -1,4 +1,4 @@
-"""What a job of three nodes, two of which suffice, needs to go on when a node is lost, leaves or comes; and ^C.
+"""What a job of three nodes, two of which suffice, needs to continue when a node is lost, leaves or comes; and ^C.
 
 Every figure but that of ^C is the time from the event to the first line of the last new worker. The workers only wait:
 none of them notices that another is gone, so torchrun does not come back from some of these. It is given `_TIMEOUT`

@@ -1,4 +1,4 @@
-"""As train_ddp.py, but workers that live go on in their processes when others die, with the model that they have.
+"""As train_ddp.py, but workers that live continue in their processes when others die, with the model that they have.
 
     rallyrun --standalone --nproc-per-node=2 --max-restarts=3 --standby=1 examples/train_ddp_inprocess.py
 
@@ -100,7 +100,7 @@ def train(round_: inprocess.Round, options: argparse.Namespace, progress: Progre
         # Workers see a notice at different steps, and all have to save in the same one: in that in which any has.
         sums = torch.stack([loss.detach() / world_size, torch.tensor(float(told), dtype=torch.float64)])
         dist.all_reduce(sums)
-        with inprocess.uninterrupted():  # what others may go on from: all of the step, or nothing
+        with inprocess.uninterrupted():  # what others may continue from: all of the step, or nothing
             training.optimizer.step()
             round_.memory["step"], training.mean = step, sums[0].clone()
         asked = bool(sums[1])

@@ -13,7 +13,7 @@ Workers of different nodes see a notice at different steps, and no rank may save
 ranks must agree on the step: reduce the flag over all of them, and save in the step in which any of them saw it.
 
 Nothing has to be acknowledged: a worker that does not is stopped at the deadline, with the usual signal and grace
-period. After the acknowledgement a worker may go on; what it does then is repeated from the checkpoint.
+period. After the acknowledgement a worker may continue; what it does then is repeated from the checkpoint.
 
 Any language can do the same. The variable `RALLYPOINT_NOTICES` names a folder. A notice is the file `notice.json` in it
 (written atomically), an object with `reason`, `node`, `round`, `deadline` (seconds on CLOCK_MONOTONIC, which is the
@@ -47,7 +47,7 @@ NOTICE_FILE = "notice.json"
 ACK_PREFIX = "ack."
 PROGRESS_PREFIX = "progress."
 FIFO_PREFIX, LEFT_PREFIX, ROUND_PREFIX, PREPARED_PREFIX = "inprocess.", "left.", "round.", "prepared."
-"""Prefixes of the files by which a worker goes on in the next round (`rallypoint.inprocess`)."""
+"""Prefixes of the files by which a worker continues in the next round (`rallypoint.inprocess`)."""
 STANDBY_VARIABLE = "RALLYPOINT_STANDBY"
 """What a standby worker has in place of a local rank, above those of all workers of its node."""
 PROGRESS_SIZE = 32

@@ -93,7 +93,7 @@ def test_a_job_survives_a_host(hosts: Fixture) -> None:
     (launcher.folder / "finish").touch()
     assert job.ends() == 0, job.err
     assert "n2: the connection is lost" in job.err
-    assert "2 hosts go on" in job.err
+    assert "2 hosts continue" in job.err
     assert "the job has succeeded without n2" in job.err
     forget_temporary(launcher)
 

@@ -8,11 +8,11 @@ counts. If a file is named, it alone shows what survives a failure; the steps th
 Laws:
 
 1. The folder has a different, unguessable name for each start of workers, and is made when there is something to post,
-   or by a worker that reports progress, or that it can go on in its process when a round ends: a job without these
+   or by a worker that reports progress, or that it can continue in its process when a round ends: a job without these
    touches no disk. Who finds it there uses it only if it is private (`base/private_files.py`): its name is in the
    workers' environment, which others may learn.
-2. When the workers are gone, so is the folder. It stays while some of them go on in their processes, and newly started
-   workers find it too; files that the others have left in it are removed first (`workers/resumable.py`).
+2. When the workers are gone, so is the folder. It stays while some of them continue in their processes, and newly
+   started workers find it too; files that the others have left in it are removed first (`workers/resumable.py`).
 
 Of notices:
 
@@ -150,7 +150,7 @@ class WorkerFolder(Source):
         """Begin with new workers.
 
         Args:
-            keep: whether some workers go on that know the folder.
+            keep: whether some workers continue that know the folder.
 
         Returns:
             The folder for their notices; empty if there is no space for one.
@@ -200,7 +200,7 @@ class WorkerFolder(Source):
                 os.unlink(os.path.join(self._folder, NOTICE_FILE))
 
     def clear(self, *, keep: bool = False) -> None:
-        """The workers are gone: remove everything; if some go on (`keep`), the notice only. Idempotent."""
+        """The workers are gone: remove everything; if some continue (`keep`), the notice only. Idempotent."""
         self.withdraw()
         if keep:
             return

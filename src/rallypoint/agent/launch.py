@@ -255,7 +255,7 @@ def launch_agent(
         PreflightError: this node has failed a check that was required.
         RendezvousError: the nodes did not form a round.
         JobPreempted: the whole job was preempted.
-        SignalException: a signal ended this agent; a `NodeLeftInOrder` if the job goes on without this node.
+        SignalException: a signal ended this agent; a `NodeLeftInOrder` if the job continues without this node.
     """
     if entrypoint is None:
         from rallypoint.base.errors import user_error

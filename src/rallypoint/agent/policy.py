@@ -6,7 +6,7 @@
     BROKEN    its workers have failed, which was announced; waits for the end of the round or the job
     FINISHED  its workers have all succeeded; waits for the others (the exit barrier)
     ENDING    its end is decided; its workers are being stopped
-    LEAVING   a signal ends it, and its workers have ended in order; queries whether the job goes on without it
+    LEAVING   a signal ends it, and its workers have ended in order; queries whether the job continues without it
     ENDED     nothing more happens
 
 Laws:
@@ -19,7 +19,7 @@ Laws:
 4. Only a verdict, a signal or the loss of the rendezvous ends the agent; other nodes leaving never does.
 5. Notifications of past rounds change nothing; after a missed round of ours, the agent joins again.
 6. One stop at a time: an event while workers stop adds a leave request or a signal to it, never another stop. If the
-   agent ends while they stop for a restart, no worker goes on in its process: those that would are stopped at once.
+   agent ends while they stop for a restart, no worker continues in its process: those that would are stopped at once.
 7. The last step is taken when no worker is left, including those that wait for a next round, which have a grace period
    like any other. That step is decided once, by the first event that ends the agent.
 8. A signal that ends this agent makes it leave at any moment, announced at once; only if workers are given notice,
@@ -27,12 +27,12 @@ Laws:
 9. After a failure, or the loss of a node, workers have the short grace period, unless a notice has asked them to save.
 10. Workers are given notice while all of them run; the round is drained when they consent or their time is over.
 11. A worker that ends by a signal that this agent was sent too was stopped and has not failed, whichever is seen first.
-12. To leave by SIGTERM a job that goes on elsewhere, with workers that end in order, is a success. The job must be seen
-    to go on for a moment, because all its nodes may be ending.
+12. To leave by SIGTERM a job that continues elsewhere, with workers that end in order, is a success. The job must be
+    seen to continue for a moment, because all its nodes may be ending.
 13. Workers that the fence has killed have not failed: their round is drained, at no cost to the restarts.
 14. If the user has a check of the node, no place is requested before it has passed: at first, and after a round that
-    was ended by a failure of this node's own workers, once these are gone: none goes on in its process, since the check
-    may need its devices. If it does not pass, the node leaves.
+    was ended by a failure of this node's own workers, once these are gone: none continues in its process, since the
+    check may need its devices. If it does not pass, the node leaves.
 
 Of a job that is preempted as a whole (its workers save, then it ends):
 
@@ -89,7 +89,7 @@ _VERDICT_COMES = 5.0
 """Seconds that the verdict may come after the time of the workers. It takes a moment, unless a node or the control
 plane was lost meanwhile: then it takes a lease."""
 _LEAVING, _LEAVING_EVERY = 1.0, 0.2
-"""Seconds for which a job must go on without this node before that counts as certain, and between queries. A command
+"""Seconds for which a job must continue without this node before that counts as certain, and between queries. A command
 that ends a whole job on many nodes may reach the last of them that much later.
 """
 

@@ -53,7 +53,7 @@ class RendezvousClient(Protocol):
 
     @property
     def keeps_workers(self) -> bool:
-        """Whether nodes learn from each other whether their workers can go on in their processes when a round ends."""
+        """Whether nodes learn from each other whether their workers can continue in their processes after a round."""
         return False
 
     @property

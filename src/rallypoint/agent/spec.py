@@ -180,7 +180,7 @@ class WorkerGroup:
         self.notices = ""
         """The notice directory of these workers (`rallypoint.notices`); empty if there is none."""
         self.survived: tuple[int, ...] = ()
-        """Local ranks of the workers that were in the previous round, and go on in their processes."""
+        """Local ranks of the workers that were in the previous round, and continue in their processes."""
         self.join_requested_at = 0.0
         """When the present round was requested, on the clock of the agent's loop."""
         self.variable_sources: list[VariableSource] = []

@@ -243,7 +243,7 @@ class StandbyWorkers(Source):
     def _takes_place(self, standby: _Standby, rank: int, channel: WorkerChannel, context: PContext) -> bool:
         seen = read_stat(standby.pid)
         if standby.context.poll() is not None or seen is None or seen.state in "Tt":
-            return False  # `step` finds out about one that has ended; one that is stopped may go on later
+            return False  # `step` finds out about one that has ended; one that is stopped may continue later
         if not channel.become(standby.place, rank):  # it has not come that far
             return False
         assert self._group.placement is not None

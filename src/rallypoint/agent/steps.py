@@ -141,7 +141,7 @@ class StopWorkers(NamedTuple):
 
     `restarts`: they will be restarted. `failed`: their round has ended by a failure, so that there is nothing to save
     beyond writes in progress, and the grace period is the short one. `shared`: the sender that made this agent stop
-    them may have sent the signal to them too. `ends_all`: they will be restarted, but none may go on in its process.
+    them may have sent the signal to them too. `ends_all`: they will be restarted, but none may continue in its process.
     """
 
     signal: int = SIGTERM
@@ -152,7 +152,7 @@ class StopWorkers(NamedTuple):
 
 
 class KeepNobody(NamedTuple):
-    """Let no worker go on in its process after the stop in progress: those that would are stopped by this signal too.
+    """Let no worker continue in its process after the stop in progress: those that would are stopped by it too.
 
     `failed`: see `StopWorkers`.
     """

@@ -188,7 +188,7 @@ class PollingRendezvousClient(RendezvousClient):
         self._runs = True
         address, port = where.master_addr, where.master_port
         own = messages.Placement(self._round, info.rank, info.world_size, ranks, address, port, restarts)
-        # Whether workers of other nodes can go on in their processes, such a handler cannot tell.
+        # Whether workers of other nodes can continue in their processes, such a handler cannot tell.
         self._notify(messages.Placed(own._replace(restart_workers=True)))
 
     def _barrier(self) -> None:

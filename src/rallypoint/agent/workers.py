@@ -545,7 +545,7 @@ class WorkerController:
         return self.pcontext.begin_close(death_sig, timeout, limit, sent=sent)
 
     def keep_nobody(self, number: int, *, failed: bool) -> None:
-        """Let no worker go on in its process after the stop in progress, whatever its reason."""
+        """Let no worker continue in its process after the stop in progress, whatever its reason."""
         if self.pcontext is not None:
             self.pcontext.keep_nobody(Signals(number), self.grace.of(failed))
 
@@ -567,14 +567,14 @@ class WorkerController:
         runs = self.pcontext is not None and bool(self.pcontext.running)
         return runs and number != SIGKILL and self._signals().is_handled(number)
 
-    # Workers that go on in their processes
+    # Workers that continue in their processes
 
     def survivors(self) -> Collection[int]:
         """Local ranks of the workers that have left their round and wait in their processes for the next one."""
         return () if self.pcontext is None else self.pcontext.held
 
     def keeps_folder(self) -> bool:
-        """Whether processes go on that know the folder which is shared with the workers."""
+        """Whether processes continue that know the folder which is shared with the workers."""
         return bool(self.survivors()) or (self.standby is not None and self.standby.holds_folder())
 
     def standby_facts(self) -> tuple[StandbyFacts, ...]:
@@ -586,12 +586,12 @@ class WorkerController:
             held.make_ready()
 
     def restarts_all(self) -> bool:
-        """Whether not all workers of this node can go on in their processes; asked before they are stopped."""
+        """Whether not all workers of this node can continue in their processes; asked before they are stopped."""
         return bool(self.started_at) and self.can_be_held() is None
 
     def can_be_held(self) -> HeldWorkers | None:
-        """Lets workers go on, if those of all local ranks of this node have announced that they can; asked before they
-        are stopped.
+        """Lets workers continue, if those of all local ranks of this node have announced that they can; asked before
+        they are stopped.
         """
         if self._held is None and self.group.notices and os.path.isdir(self.group.notices):
             from rallypoint.agent.held_workers import find_held_workers

@@ -24,7 +24,7 @@
     ├── PreflightError                     a check that was required has failed, so this node stays out of the job
     ├── ResourceError                      (also an OSError) processes, memory or descriptors have run out
     ├── SignalException                    agent and workers: a signal asked the agent to end
-    │   └── NodeLeftInOrder                the agent has ended, and the job goes on without this node
+    │   └── NodeLeftInOrder                the agent has ended, and the job continues without this node
     ├── JobPreempted                       the whole job was preempted; it has ended after its workers had saved
     └── ChildFailedError                   failures/       workers failed; has who, where, how and why
 
@@ -74,7 +74,7 @@ class SignalException(RallypointError):
 
 
 class NodeLeftInOrder(SignalException):
-    """This node was asked to end; its workers have ended in order, and the job goes on without it."""
+    """This node was asked to end; its workers have ended in order, and the job continues without it."""
 
 
 class JobPreempted(RallypointError):

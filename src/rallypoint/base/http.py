@@ -44,7 +44,7 @@ class RequestError(ValueError):
 
 
 class Stream(NamedTuple):
-    """A reply that goes on until its reader disconnects, or `chunks` ends."""
+    """A reply that continues until its reader disconnects, or `chunks` ends."""
 
     head: bytes
     chunks: AsyncIterator[bytes]

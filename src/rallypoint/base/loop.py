@@ -1,7 +1,7 @@
 """One asyncio loop on a thread of its own, for all servers and clients of this process.
 
 `uvloop` runs it if it is installed, plain `asyncio` otherwise. Both are imported on the new thread, so that the caller
-can go on (start workers, say) during 40 ms of imports.
+can continue (start workers, say) during 40 ms of imports.
 """
 
 from __future__ import annotations

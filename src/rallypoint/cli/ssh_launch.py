@@ -123,7 +123,7 @@ def _folder() -> str:
 
 
 class LaunchedCommand(NamedTuple):
-    """A command: `least` is the number of nodes without which its job cannot go on, 0 if that is not known;
+    """A command: `least` is the number of nodes without which its job cannot continue, 0 if that is not known;
     `most` is the number that run at a time; `endpoint_given` is whether it names a control plane of its own.
     """
 

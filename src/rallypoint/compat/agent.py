@@ -1,7 +1,7 @@
 """torch's agents as classes to derive from, over the parts of our own agent.
 
 Third parties override methods of `SimpleElasticAgent`; `OverriddenWorkers` lets our loop call them. Where a method is
-not overridden, our loop goes on as it does without: it handles notifications while workers stop, and opens no store.
+not overridden, our loop continues as it does without: it handles notifications while workers stop, and opens no store.
 """
 
 from __future__ import annotations

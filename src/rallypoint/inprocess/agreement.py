@@ -1,4 +1,4 @@
-"""`Round.agree`: all workers of a round go on from the state of the one that is furthest.
+"""`Round.agree`: all workers of a round continue from the state of the one that is furthest.
 
 Laws:
 

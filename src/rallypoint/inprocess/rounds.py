@@ -299,7 +299,7 @@ class ResumableLoop:
         """Prepare the function, if it wants that, and call it for each round, until it returns.
 
         Raises:
-            BaseException: whatever one of them raised; the function, while its round went on.
+            BaseException: whatever one of them raised; the function, while its round continued.
         """
         if prepare is not None:
             prepare()
@@ -444,7 +444,7 @@ class Round(NamedTuple):
     prepared: Any = None
 
     def agree(self, state: Stateful | Mapping[str, Stateful] | None) -> int | None:
-        """Have all workers go on from the same step. All of them call it, after `init_process_group`.
+        """Have all workers continue from the same step. All of them call it, after `init_process_group`.
 
         Who is furthest is known by `memory["step"]`: set it to the step that is finished together with the state that
         this step has changed, in one block of `uninterrupted`. A worker without it has nothing.
@@ -457,7 +457,7 @@ class Round(NamedTuple):
 
         Returns:
             The step that all have finished now, which is also in `memory["step"]`; None if they have to read the
-            checkpoint, or begin: no worker has anything that the others could go on from.
+            checkpoint, or begin: no worker has anything that the others could continue from.
         """
         from rallypoint.inprocess.agreement import agree
 

@@ -269,7 +269,7 @@ def _has_made_steps(report: NodeReport) -> bool:
 def _with_first_step(
     trial: Trial, reports: Sequence[NodeReport], made: Sequence[NodeReport], since: Callable[[float], float]
 ) -> Trial:
-    """The trial with the first step of the next round. Workers that go on in their processes do not tell theirs."""
+    """The trial with the first step of the next round. Workers that continue in their processes do not tell theirs."""
     first = [each for each in made if each.first_step >= 0]
     if not first:
         return trial._replace(step=max(since(each.progress_age) for each in made), is_exact=False, seen_by="progress")

@@ -14,7 +14,7 @@ Laws:
 2. A node that has lost its place, or never had one, does not say what a job is at whose round runs elsewhere.
 3. A node counts by the clock that it began with: its own `elapsed` seconds. Where two nodes disagree by more than a
    second about when they were given the same round, the clock of one is set by that of the other.
-4. What ran and did not survive is lost work: from the last progress that the round after it went on from, up to the
+4. What ran and did not survive is lost work: from the last progress that the round after it continued from, up to the
    failure. Where nobody tells of progress, that cannot be known, and none is counted.
 """
 
@@ -394,7 +394,7 @@ def _with_losses(rounds: Sequence[_Round], timeline: Sequence[Span], outcome: st
 
 
 def _kept_until(samples: Sequence[Sample], limit: int | None) -> float:
-    """When the work was done that survived: all before step `limit`, with which a later round went on."""
+    """When the work was done that survived: all before step `limit`, with which a later round continued."""
     if not samples:
         return 0.0
     if limit is None or samples[-1].step < limit:

@@ -269,7 +269,7 @@ class ElasticHandler(RendezvousHandler):
         self._final_notification: Notification | None = None
         """The notification after which no round will come for this node, if there was one."""
         self._event_emitter = RendezvousEventEmitter(self._settings.run_id)
-        self.keeps_workers = True  # nodes tell each other at the join whether their workers can go on
+        self.keeps_workers = True  # nodes tell each other at the join whether their workers can continue
 
     # What torch's handlers have
 
@@ -341,7 +341,7 @@ class ElasticHandler(RendezvousHandler):
         raise AssertionError("notifications come without end")
 
     def shutdown(self) -> bool:
-        """Leave, close the worker store and, if it is here, the control server. The job goes on without us."""
+        """Leave, close the worker store and, if it is here, the control server. The job continues without us."""
         if self._final_notification is not None and (error := error_of(self._final_notification)) is not None:
             self._event_emitter.failed(error)
         if self._verdict is not None:

@@ -293,7 +293,7 @@ class SharedStateLink:
                 log.error("the rendezvous over %s breaks off: its backend has raised %r", self._backend.name, error)
                 self._deliver_if_open(LinkLost(f"the rendezvous broke off: {type(error).__name__}: {error}", error))
                 break
-        self._ending.set()  # the watcher must not go on if its results are not used
+        self._ending.set()  # the watcher must not continue if its results are not used
         self._watcher.stop()
 
     def _step_with_retries(self, request: Request) -> None:
@@ -326,7 +326,7 @@ class SharedStateLink:
         return min(until)
 
     def _step_request(self, request: Request) -> None:
-        """Take in what others have done, do what was asked, and see whether the join can go on."""
+        """Take in what others have done, do what was asked, and see whether the join can continue."""
         self._read()
         self._remove_silent()
         match request:

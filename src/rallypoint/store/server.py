@@ -122,7 +122,7 @@ class StoreThread:
     def close(self, most: float | None = None) -> None:
         """End all connections and stop listening. All is closed when this returns. Idempotent; on any thread.
 
-        In a copy of the process that made it, it goes on where it was made, and the copy only closes its descriptors.
+        In a copy of the process that made it, it continues where it was made, and the copy only closes its descriptors.
 
         Args:
             most: seconds to wait at most: a finalizer may have interrupted anybody, the store's own thread included.

@@ -1,8 +1,8 @@
-"""The agent's end of the channel to workers that go on in their processes from round to round (`rallypoint.inprocess`).
+"""The agent's end of the channel to workers that continue in the next round (`rallypoint.inprocess`).
 
 It is the notice directory, with these files for the worker of each local rank:
 
-    inprocess.<rank>     a FIFO, made and read by the worker: it can go on. Lines `leave <round>` and `enter <round>`,
+    inprocess.<rank>     a FIFO, made and read by the worker: it can continue. Lines: `leave <round>`, `enter <round>`,
                          and `rank <rank>` to a standby worker, whose FIFO is then renamed
     left.<rank>.<round>  made by the worker: its function has ended, and it waits for `enter`
     round.<rank>.json    the environment of the round that it will enter
@@ -10,8 +10,8 @@ It is the notice directory, with these files for the worker of each local rank:
 
 Laws:
 
-1. The files are only hints: a worker counts as ready to go on only while its process runs, and one that does not answer
-   is ended by the stop that waits for it. Those in a folder that is not ours alone count for nothing.
+1. The files are only hints: a worker counts as ready to continue only while its process runs, and one that does not
+   answer is ended by the stop that waits for it. Those in a folder that is not ours alone count for nothing.
 2. Nothing here waits, for a worker or for a full pipe.
 """
 
@@ -54,7 +54,7 @@ class WorkerChannel:
         self.folder = folder
 
     def announced(self) -> set[int]:
-        """Local ranks whose worker, the present one or an earlier one, has announced that it can go on."""
+        """Local ranks whose worker, the present one or an earlier one, has announced that it can continue."""
         return {rank for rank, rest in self._entries(FIFO_PREFIX) if not rest}
 
     def left(self, round_: int) -> set[int]:
@@ -115,7 +115,7 @@ class WorkerChannel:
             return False
         try:
             fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:  # no reader: the process has ended, or cannot go on any more
+        except OSError:  # no reader: the process has ended, or cannot continue any more
             return False
         try:
             return stat.S_ISFIFO(os.fstat(fd).st_mode) and os.write(fd, line.encode()) == len(line)

@@ -22,7 +22,7 @@ Laws:
 2. The sweep is never left out. It begins with SIGTERM, unless there is no time, and takes none where nothing is left.
    It spares those that wait, with all that they have started.
 3. Whatever happens to the sweep, the workers are sent SIGKILL.
-4. What was given up once costs no later stop its grace period, and no sweep goes on that was given up.
+4. What was given up once costs no later stop its grace period, and no sweep continues that was given up.
 5. A worker that is found to be writing a file is not interrupted: a signal that would end it at once waits until it is
    done, and so does whatever follows the grace period or the time to leave; but for `limit` seconds at most. The others
    are signalled without delay.

@@ -4,8 +4,8 @@ Laws:
 
 1. Only what is this agent's own is touched: its workers, through their pidfds, and itself. A worker that is killed so
    counts as one that something else has killed.
-2. Whatever is stopped has a process beside it that lets it go on, or kills it, when the time is over: an agent that is
-   stopped could not. If the agent ends before, it does so at once.
+2. Whatever is stopped has a process beside it that lets it continue, or kills it, when the time is over: an agent that
+   is stopped could not. If the agent ends before, it does so at once.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Drills:
                     os.close(own)
 
     def end_hang(self) -> None:
-        """The hang is reported: the worker goes on, unless it is ended for that."""
+        """The hang is reported: the worker continues, unless it is ended for that."""
         freezer, self._hang = self._hang, None
         if freezer is not None:
             _release(freezer)

@@ -46,7 +46,7 @@ def switch_on(context: PContext, notices: str, previous: PContext | None) -> Non
     Args:
         context: the workers; their log folders exist.
         notices: the notice directory; empty if there is none.
-        previous: the workers of the previous round, some of which may go on in their processes: torch dumps where it
+        previous: the workers of the previous round, some of which may continue in their processes: torch dumps where it
             was told first.
     """
     folder = dump_folder(attempt_folder(context.error_files.values()))

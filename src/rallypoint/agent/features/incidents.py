@@ -225,7 +225,7 @@ def record_incidents(workers: WorkerController, folder: str) -> None:
 def _until_ended(facts: IncidentFacts) -> None:
     """Wait until the workers have ended, but at most for the time that they have."""
     until = time.monotonic() + _ENDED
-    for process in (process for rank, process in facts.running.items() if rank >= 0):  # standby workers go on
+    for process in (process for rank, process in facts.running.items() if rank >= 0):  # standby workers continue
         fd = signal_process(process)
         if fd is None:  # it has ended already; its pid may be another's by now
             continue

@@ -58,7 +58,7 @@ class Plan(NamedTuple):
     """What is asked for: the command on each host, in a folder, with these variables beside those of the host.
 
     `grace` is in seconds; `given` are the user's variables, which take precedence over those that are chosen here;
-    without `least` hosts the job cannot go on, if that is not 0, nor without the first where it has the control plane.
+    without `least` hosts the job cannot continue, if that is not 0, nor without the first that has the control plane.
     """
 
     hosts: Sequence[Host]
@@ -314,7 +314,7 @@ def _end_text(label: str, ended: Ended, plan: Plan) -> str:
 
 
 def _going_on(left: int) -> str:
-    return f"; {left} host{'s go' if left > 1 else ' goes'} on" if left else ""
+    return f"; {left} host{'s continue' if left > 1 else ' continues'}" if left else ""
 
 
 # The exit code

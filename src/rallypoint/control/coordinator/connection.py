@@ -217,7 +217,7 @@ class ControlConnection:
         return True
 
     def _shake_hands(self, channel: TlsChannel, data: bytes) -> None:
-        """Go on with TLS's handshake on another thread, and read no more before it has ended."""
+        """Continue with TLS's handshake on another thread, and read no more before it has ended."""
         self.is_shaking_hands = True
         self._transport.pause()
         work = self._all.event_loop.run_in_executor(self._all.tls_threads, channel.receive, data)
@@ -415,7 +415,7 @@ class Connections:
         self._users = PeerUsers()
         self._warned = False
         self.tls_threads: Executor | None = None
-        """For TLS handshakes: those of thousands of nodes take many seconds, in which sessions go on."""
+        """For TLS handshakes: those of thousands of nodes take many seconds, in which sessions continue."""
         if served.tls is not None:
             from concurrent.futures.thread import ThreadPoolExecutor
 

@@ -14,7 +14,7 @@ Laws:
 5. A node that waited for a place cannot know whether a round runs. If only such nodes have reported, no round is
    completed until nodes of a running one have had the time to report.
 6. A node that has met another coordinator since has given up the join that it had sent us (`resume_state`, law 1). It
-   keeps its place, which waits for its next join: no round goes on with the data of the first one.
+   keeps its place, which waits for its next join: no round continues with the data of the first one.
 7. A node that keeps its place without a join (law 7 of `coordinator`) may not have heard of it: it is told of both, the
    end of the round that it holds and its new place, unless it has heard from another coordinator since.
 """
@@ -204,7 +204,7 @@ def _adopt_round(state: State, node: NodeId, request: ResumeRequest, settings: S
 
 
 def _over_for(state: State, node: NodeId, end: RoundEnd, settings: Settings) -> State:
-    """The state after its round has ended for a node. That of a preempted job goes on for those who still save."""
+    """The state after its round has ended for a node. That of a preempted job continues for those who still save."""
     return with_consent(state, node, settings) if state.is_preempted else end_round(state, end)
 
 

@@ -1,1 +1,1 @@
-"""The election on etcd: which agent coordinates the job, where its successor goes on, and how others find it."""
+"""The election on etcd: which agent coordinates the job, where its successor continues, and how others find it."""

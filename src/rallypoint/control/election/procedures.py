@@ -401,7 +401,7 @@ class Leadership:
             raise EtcdLeaseGone("its lease has ended")
 
     def step_down(self, lease: int, *, lives: bool) -> Procedure[None]:
-        """Stop coordinating; `lives` tells whether this agent goes on, as a candidate (law 3)."""
+        """Stop coordinating; `lives` tells whether this agent continues, as a candidate (law 3)."""
         self.term = 0
         if lives:
             try:

@@ -3,7 +3,7 @@
 Laws:
 
 1. All events go into one queue, including the answers to requests; the thread takes one after the other.
-2. Any error here is an event for the machine, and the thread goes on: without it the lease would not be kept, and no
+2. Any error here is an event for the machine, and the thread continues: without it the lease would not be kept, and no
    one would notice.
 
 The effects without waiting and without a term (watches, news for the link, lines of the log) are `EffectRunner`'s. A
@@ -352,7 +352,7 @@ class Candidate:
             return steps.Tick()
 
     def _take(self, event: Event) -> bool:
-        """Step the machine and do what it says; returns whether to go on."""
+        """Step the machine and do what it says; returns whether to continue."""
         try:
             for effect in self._election.step(event, SYSTEM_CLOCK.monotonic()):
                 if isinstance(effect, steps.Ask):

@@ -151,7 +151,7 @@ class WatchCompacted(NamedTuple):
 
 
 class WatchCancelled(NamedTuple):
-    """A watch ended: etcd will not go on with it (a permission was taken away, say). One sentence says why."""
+    """A watch ended: etcd will not continue with it (a permission was taken away, say). One sentence says why."""
 
     reason: str
 

@@ -48,8 +48,8 @@ class NodeInfo(NamedTuple):
     `address` and `store_port` say where the worker store of this node listens, if it becomes group rank 0; `rank_hint`
     is the group rank that it requests. `max_restarts` and `program` are what it was started with, -1 and empty if not
     given: the values of the first node become the job's, and others are warned if theirs differ. `restarts_workers`
-    says that not all workers that this node had in the previous round can go on in their processes. `domain` names the
-    machines whose GPUs are well connected with those of this one, empty if that is not known (`segments`).
+    says that not all workers that this node had in the previous round can continue in their processes. `domain` names
+    the machines whose GPUs are well connected with those of this one, empty if that is not known (`segments`).
     """
 
     role: str
@@ -121,7 +121,7 @@ class RoundEnd(NamedTuple):
     held_back: float = 0.0
     """Seconds for which the next round is held back after a failure without progress."""
     restarts_workers: bool = False
-    """Whether no worker goes on in its process, since on the node of the failure not all can."""
+    """Whether no worker continues in its process, since on the node of the failure not all can."""
 
 
 class RemovedNode(NamedTuple):

@@ -280,7 +280,7 @@ class Placement(NamedTuple):
     the incarnation of the coordinator that has completed the round; together with its number it identifies the round
     permanently. `progress` is the highest step that workers of the job had reported before, -1 for none. `size` is the
     number of nodes of a round, if an operator has changed that. With `restart_workers` no worker of the previous round
-    goes on in its process, since on some node one cannot.
+    continues in its process, since on some node one cannot.
     """
 
     round: int
@@ -442,7 +442,7 @@ class ProgressText(NamedTuple):
 
 
 class LeaveReply(NamedTuple):
-    """The state of the job after this node has left: whether it goes on, on how many nodes, how it has ended."""
+    """The state of the job after this node has left: whether it continues, on how many nodes, how it has ended."""
 
     goes_on: bool
     others: int

@@ -204,7 +204,7 @@ class RoundStarted(AgentEvent, kw_only=True, frozen=True, tag="round_started"):
 
 class WorkersStarted(AgentEvent, kw_only=True, frozen=True, tag="workers_started"):
     """The workers of the node run. `pids` are by local rank. `survived` are the local ranks of those that were in the
-    round before, and go on in their processes."""
+    round before, and continue in their processes."""
 
     pids: tuple[int, ...]
     survived: tuple[int, ...] = ()
@@ -264,7 +264,7 @@ class JobOver(AgentEvent, kw_only=True, frozen=True, tag="job_ended"):
 
 
 class AgentEnded(AgentEvent, kw_only=True, frozen=True, tag="agent_ended"):
-    """The agent is about to exit: `outcome` is succeeded, failed, left (it was asked to, and the job goes on) or
+    """The agent is about to exit: `outcome` is succeeded, failed, left (it was asked to, and the job continues) or
     interrupted (by a signal, or the job was preempted). `seconds` is how long the node was in each phase."""
 
     outcome: str

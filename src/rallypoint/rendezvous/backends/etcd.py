@@ -2,7 +2,7 @@
 
 `etcd-v2` is another name of it, for command lines of torchrun: no node of ours needs torch's keys in the v2 API.
 
-No machine is special: if any is lost, the others go on. A round costs each node what it costs with the embedded
+No machine is special: if any is lost, the others continue. A round costs each node what it costs with the embedded
 server, and etcd a few writes, whatever the number of nodes (decision 18).
 """
 

@@ -168,7 +168,7 @@ class Outputs:
                 each[after] = each.pop(before)
 
     def relabel(self, local_rank: int, prefix: str, rank: int) -> None:
-        """A worker goes on with another global rank: from now on, start each of its teed lines with this prefix."""
+        """A worker continues with another global rank: from now on, start each of its teed lines with this prefix."""
         if local_rank in self._collapsed:
             for each in self._collapsed[local_rank]:
                 each.relabel(prefix, rank)
@@ -178,7 +178,7 @@ class Outputs:
                 tail.relabel(os.fsencode(prefix))
 
     def end(self, local_rank: int) -> None:
-        """A worker has ended while others of this start go on: have all shown that it has written. Does not wait."""
+        """A worker has ended while others of this start continue: have all shown that it has written. Does not wait."""
         for end, tail in enumerate(self._tails[local_rank]):
             if tail is not None:
                 self._pumps[-end].end_tail(tail)

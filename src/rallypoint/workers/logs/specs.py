@@ -314,7 +314,7 @@ def log_only_in_files(dest: LogsDest, role: str) -> bool:
 
 
 def link_log(path: str, link: str) -> None:
-    """Let the log of a worker that goes on from an earlier attempt be found in the folder of this one, too."""
+    """Let the log of a worker that continues from an earlier attempt be found in the folder of this one, too."""
     if link not in ("", os.devnull, path):
         with contextlib.suppress(OSError):  # a file system without links
             os.symlink(os.path.relpath(path, os.path.dirname(link)), link)

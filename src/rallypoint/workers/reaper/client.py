@@ -232,7 +232,7 @@ class ReaperClient:
 
         Args:
             seconds: between SIGTERM and SIGKILL; 0 for SIGKILL at once.
-            spared: pids of workers that go on, with their descendants and their sessions.
+            spared: pids of workers that continue, with their descendants and their sessions.
 
         Returns:
             A descriptor, which the caller closes: it delivers a byte when the sweep is over, only end of file if the

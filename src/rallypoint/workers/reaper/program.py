@@ -331,7 +331,7 @@ class Reaper:
         sent = self._take(count)
         pids: list[int] = []
         pidfds: list[int] = []
-        if not excluded:  # which no sweep touches, so that one which runs can go on
+        if not excluded:  # which no sweep touches, so that one which runs can continue
             self._end_sweep()
         try:
             if len(sent) < count:
@@ -384,7 +384,7 @@ class Reaper:
 
     def _begin_sweep(self, seconds: float, spared: list[int]) -> None:
         self._end_sweep()
-        # If no descriptor is free for the pipe, the agent finds it closed, and the sweep goes on anyway.
+        # If no descriptor is free for the pipe, the agent finds it closed, and the sweep continues anyway.
         self._sweep_pipe = next(iter(self._take(1)), -1)
         self._tree.begin_sweep(seconds, spared)
 

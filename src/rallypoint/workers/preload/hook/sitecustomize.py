@@ -1,6 +1,6 @@
 """The module that an interpreter which becomes a zygote imports in its `site` phase, from a folder first on PYTHONPATH.
 
-Any error in here ends the process: going on would run the user's script outside of a round. In a copy that has
+Any error in here ends the process: continuing would run the user's script outside of a round. In a copy that has
 become a worker the call returns, the real `sitecustomize` (if there is one) takes this module's place, and the
 interpreter goes on to the script as it always does. Written so that every version of Python understands it.
 """
