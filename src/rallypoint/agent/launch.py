@@ -17,6 +17,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 
 from rallypoint.agent.loop import run_agent
 from rallypoint.agent.options import Features
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from rallypoint.failures.report import ChildFailedError
     from rallypoint.observe.health import HealthCheckServer, ProgressProbe
     from rallypoint.workers.logs.specs import LogsSpecs
+    from rallypoint.workers.reaper.client import ReaperClient
 
 log = get_logger(__name__)
 
@@ -386,6 +388,7 @@ def _workers(
         config.start_method,
         config.log_line_prefix_template,
     )
+    workers.on_started = partial(_record_if_killed, workers)
     _add_what_is_asked_for(workers, config, parameters)
 
     return workers
@@ -405,6 +408,12 @@ def _health(
         return AgentPages(workers, config.rdzv_configs).begin()
 
     return health_check(server, pages)
+
+
+def _record_if_killed(workers: WorkerController, reaper: ReaperClient) -> None:
+    from rallypoint.agent.features.ended_jobs import record_if_killed
+
+    record_if_killed(workers, reaper)
 
 
 def _add_what_is_asked_for(workers: WorkerController, config: LaunchConfig, parameters: RendezvousParameters) -> None:

@@ -153,7 +153,7 @@ def test_no_endpoint_is_a_mistake() -> None:
 
 def test_without_the_package_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "grpclib", None)
-    with pytest.raises(EtcdPackageMissing, match=r"pip install 'rallypoint\[etcd\]'"):
+    with pytest.raises(EtcdPackageMissing, match=r"pip install grpclib"):
         EtcdClient([Endpoint("localhost", 2379)])
 
 
