@@ -201,6 +201,8 @@ class WorkerFolder(Source):
 
     def clear(self, *, keep: bool = False) -> None:
         """The workers are gone: remove everything; if some continue (`keep`), the notice only. Idempotent."""
+        if self._round >= 0:  # they may have made a step since the round was known to be over
+            self._of_workers = _newest(steps_of_workers(self._folder, self._ranks, self._since)) or self._of_workers
         self.withdraw()
         if keep:
             return
