@@ -190,7 +190,7 @@ def _status_of_running(options: argparse.Namespace) -> int:
                 _print_jobs(seen, options)
                 return 0
         if options.node:
-            seen = await _snapshot(session, WatchRequest(node=options.node))
+            seen = await session.snapshot(WatchRequest(node=options.node))
         elif options.all:
             seen = await all_nodes(session, seen)
         _print_status(seen, options)
@@ -201,15 +201,7 @@ def _status_of_running(options: argparse.Namespace) -> int:
 
 async def all_nodes(session: WatcherSession, seen: Snapshot) -> Snapshot:
     """The snapshot that was just received, with the rows of all nodes."""
-    return await with_all_nodes(seen, lambda request: _snapshot(session, request))
-
-
-async def _snapshot(session: WatcherSession, request: WatchRequest) -> Snapshot:
-    session.send(request)
-    while not isinstance(seen := await session.receive(), Snapshot):
-        if isinstance(seen, CommandReply):
-            raise RallypointError(seen.detail)
-    return seen
+    return await with_all_nodes(seen, session.snapshot)
 
 
 def _watch(options: argparse.Namespace) -> int:

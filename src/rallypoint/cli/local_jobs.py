@@ -24,7 +24,7 @@ from rallypoint.agent.features.ended_jobs import EndedJob, ended_jobs
 from rallypoint.agent.features.local_socket import local_jobs, local_token
 from rallypoint.base.errors import RallypointError, UsageError
 from rallypoint.cli.exit import print_answer
-from rallypoint.control.client.watcher import open_session
+from rallypoint.control.client.watcher import open_session, user_name
 from rallypoint.control.protocol.observation import Snapshot, WatchRequest
 from rallypoint.observe.status import VERSION, duration, moment, table
 from rallypoint.rendezvous.handler import LocalJob
@@ -220,10 +220,7 @@ def looked_at(jobs: Sequence[RunningJob], config: Mapping[str, Any]) -> list[Run
             async with asyncio.timeout(_LOOK):
                 where = await asyncio.to_thread(targets_of, job.first, config)
                 async with await open_session(where, job.first.job) as session:
-                    session.send(WatchRequest())
-                    while not isinstance(seen := await session.receive(), Snapshot):
-                        pass
-                    return job._replace(seen=seen)
+                    return job._replace(seen=await session.snapshot(WatchRequest()))
         except (RallypointError, OSError, TimeoutError):
             return job
 
@@ -264,7 +261,7 @@ def _running_lines(jobs: Sequence[RunningJob], now: float) -> list[str]:
             nodes = f"{seen.totals.in_round} of {seen.max_nodes}"
             stands = (seen.phase.value, nodes, str(seen.round))
         phase, nodes, restarts = stands
-        more = (job.script or "-", _user(job.user), job.endpoint, str(job.pid))
+        more = (job.script or "-", user_name(job.user), job.endpoint, str(job.pid))
         rows.append((_short(job.job), phase, duration(now - job.began), nodes, restarts, *more))
     return table(rows)
 
@@ -316,15 +313,6 @@ def _short(job: str) -> str:
     return job[:_SHORT] if _UUID.fullmatch(job) else job
 
 
-def _user(uid: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
 def _job_fields(job: LocalJob) -> dict[str, Any]:
     return {
         "job": job.job,
@@ -332,7 +320,7 @@ def _job_fields(job: LocalJob) -> dict[str, Any]:
         "endpoint": job.endpoint,
         "pid": job.pid,
         "script": job.script,
-        "user": _user(job.user),
+        "user": user_name(job.user),
         "began": moment(job.began),
     }
 

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rallypoint.base.log import printable
+from rallypoint.control.protocol.validation import decoded
 from rallypoint.observe.hangs.messages import deflated, inflated
 
 MASK = "<masked>"
@@ -233,10 +234,7 @@ def decode_bundle(data: bytes) -> tuple[Piece, ...]:
     """The bundle that another node has encoded. Raises ValueError: these bytes are none, or it is larger than it may
     be.
     """
-    try:
-        pieces = _decoder.decode(inflated(data, 2 * ON_DEMAND_LIMIT))
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(str(error)) from None
+    pieces = decoded(_decoder, inflated(data, 2 * ON_DEMAND_LIMIT))
     names = {each.name for each in pieces}
     bad = next((name for name in names if not _NAME.fullmatch(name)), None)
     if bad is not None or len(pieces) > _MAX_FILES or len(names) < len(pieces):

@@ -220,15 +220,8 @@ class RemoteJob:
         try:
             async with asyncio.timeout(_ANSWER):
                 async with await self._open(job) as session:
-
-                    async def ask(request: WatchRequest) -> Snapshot:
-                        session.send(request)
-                        while not isinstance(seen := await session.receive(), Snapshot):
-                            pass
-                        return seen
-
-                    seen = await ask(WatchRequest())
-                    return await with_all_nodes(seen, ask) if all_nodes else seen
+                    seen = await session.snapshot(WatchRequest())
+                    return await with_all_nodes(seen, session.snapshot) if all_nodes else seen
         except TimeoutError:
             raise UnreachableError(f"the coordinator does not answer within {_ANSWER:g} s; ask again") from None
 

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from rallypoint.control.protocol.validation import decoded
+
 CONSOLE = -1
 """In place of a rank: all that a node writes to its console, if that is a file."""
 OVERHEAD, OVERHEAD_OF_PIECE = 1024, 16
@@ -44,10 +46,7 @@ def decode_logs(data: bytes) -> NodeLogs:
     """Raises ValueError for bytes that are something else. Nothing at all is an answer: there is nothing new."""
     if not data:
         return NodeLogs(())
-    try:
-        pieces, notes = _decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(str(error)) from None
+    pieces, notes = decoded(_decoder, data)
     return NodeLogs(pieces, tuple(_clean(each[:_LONGEST_NOTE]) for each in notes[:_MOST_NOTES]))
 
 

@@ -23,9 +23,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from ipaddress import ip_address
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
+
+from rallypoint.control.protocol.validation import decoded
 
 MARK = b"rallypoint-supervisor "
 LONGEST_ANSWER = 64 * 1024
@@ -110,7 +112,6 @@ class Signal(msgspec.Struct, frozen=True, tag=True):
 Request = FindEndpoint | Prepare | Start | Alive | Signal
 Answer = Hello | Found | Ready | Refused | Ended
 
-T = TypeVar("T")
 _REQUESTS: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 _ANSWERS: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 
@@ -119,21 +120,14 @@ def encode(message: Request | Answer) -> bytes:
     return msgspec.json.encode(message)
 
 
-def _decode(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
-    try:
-        return decoder.decode(line)
-    except RecursionError as error:
-        raise ValueError(str(error)) from None
-
-
 def decode_request(line: bytes) -> Request:
     """Raises ValueError if it is no message."""
-    return _decode(_REQUESTS, line)
+    return decoded(_REQUESTS, line)
 
 
 def decode_answer(line: bytes) -> Answer:
     """Raises ValueError if it is no message."""
-    answer = _decode(_ANSWERS, line)
+    answer = decoded(_ANSWERS, line)
     if isinstance(answer, Hello | Found) and answer.address:
         ip_address(answer.address)
     return answer

@@ -86,6 +86,19 @@ class WatcherSession:
         """Send a message."""
         self._opened().send(codec.encode(request))
 
+    async def snapshot(self, request: WatchRequest) -> Snapshot:
+        """Ask for a snapshot, and wait for it; what else arrives is passed over.
+
+        Raises:
+            UnreachableError: the session was lost.
+            RallypointError: the request is refused, for the reason that it gives.
+        """
+        self.send(request)
+        while not isinstance(seen := await self.receive(), Snapshot):
+            if isinstance(seen, CommandReply):
+                raise RallypointError(seen.detail)
+        return seen
+
     async def receive(self) -> Observation:
         """Wait for the next message; parts of a snapshot, or of a list, are put together. Whoever sends is told
         what has been read.
@@ -176,10 +189,14 @@ async def open_session(targets: Sequence[DialTarget], job: str) -> WatcherSessio
 
 def operator_name() -> str:
     """The operator that gives a command, for the log of every node: user@host."""
-    try:
-        import pwd
+    return f"{user_name(os.getuid())}@{socket.gethostname()}"
 
-        user = pwd.getpwuid(os.getuid()).pw_name
+
+def user_name(uid: int) -> str:
+    """The name of a user of this machine, or the number if there is no name for it."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
+        return str(uid)

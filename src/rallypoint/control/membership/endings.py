@@ -1,4 +1,4 @@
-"""What only some jobs need: streaks of failures, hangs, abandoned rendezvous, another size. Pure; imported late.
+"""What only some jobs need: repeated failures, hangs, abandoned rendezvous, another size. Pure; imported late.
 
 A round hangs while all its participants are quiet. Each node times its own workers, on its own clock, and reports when
 it becomes quiet and when it is no longer. Laws:

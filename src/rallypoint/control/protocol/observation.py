@@ -18,7 +18,7 @@ import msgspec
 
 from rallypoint.control.membership.state import Ledger
 from rallypoint.control.protocol.messages import MAX_PART, CollectedPart, CollectKind, Fault, NodeReport, Taken
-from rallypoint.control.protocol.validation import validated
+from rallypoint.control.protocol.validation import decoded, validated
 from rallypoint.failures.cause import Ending
 
 MAX_SNAPSHOT = 64 * 1024 * 1024
@@ -364,7 +364,4 @@ def decode_snapshot(data: bytes) -> Snapshot:
     Raises:
         ValueError: it is not a snapshot.
     """
-    try:
-        return validated(_decoder.decode(data))
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(str(error)) from None
+    return validated(decoded(_decoder, data))

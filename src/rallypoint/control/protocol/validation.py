@@ -12,7 +12,10 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    import msgspec
 
 MAX_NODES = 65536
 """Nodes that one job may have; what a coordinator keeps for each is some hundred bytes."""
@@ -111,6 +114,14 @@ _MAX_ITEMS = MAX_NODES
 
 class ValidationError(ValueError):
     """A message holds an invalid number; the sentence names message, field, value and range."""
+
+
+def decoded(decoder: msgspec.json.Decoder[M] | msgspec.msgpack.Decoder[M], data: bytes) -> M:
+    """What the decoder makes of them. Raises ValueError: they are something else, or are nested too deeply."""
+    try:
+        return decoder.decode(data)
+    except RecursionError as error:  # msgspec's own errors are ValueErrors
+        raise ValueError(str(error)) from None
 
 
 def validated(message: M) -> M:

@@ -30,6 +30,7 @@ import msgspec
 from rallypoint.base.clock import Deadline
 from rallypoint.base.log import get_logger, printable
 from rallypoint.base.process_table import process_table, read_stat
+from rallypoint.control.protocol.validation import decoded
 from rallypoint.observe.hangs.dumps import Recorder, take_dumps
 from rallypoint.observe.hangs.messages import (
     MAX_CHILD_FRAMES,
@@ -107,10 +108,7 @@ def decode_stacks(data: bytes) -> Sequence[WorkerStacks]:
 
 def check_stacks(data: bytes) -> Sequence[WorkerStacks]:
     """The same for what is not compressed."""
-    try:
-        sent = _decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(str(error)) from None
+    sent = decoded(_decoder, data)
     found = []
     for each in sent:
         text = "\n".join(printable(line, _MAX_LINE) for line in each.text[:MAX_STACK].split("\n"))

@@ -21,6 +21,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import msgspec
 
 from rallypoint.base.log import printable
+from rallypoint.control.protocol.validation import decoded
 
 MAX_NAME = 200
 """Characters of a function's name that are kept: the end."""
@@ -332,10 +333,7 @@ def decode_evidence(data: bytes) -> NodeEvidence:
 
 def check_evidence(data: bytes) -> NodeEvidence:
     """The same for what is not compressed."""
-    try:
-        found = _decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(str(error)) from None
+    found = decoded(_decoder, data)
     # All of it at once, where no text can hold what the whole does not show: nearly always, at a tenth of the cost.
     plain = b"\\" not in data and data.decode().isprintable()
     if not plain and (bad := next((text for text in _texts(found) if not text.isprintable()), None)) is not None:
