@@ -1,4 +1,5 @@
-"""What is imported on the way to the first worker: the size of our own bytecode, and which modules of others.
+"""What is imported on the way to the first worker: the size of our own bytecode, and which modules of others. And that
+an agent alone imports little more until its end.
 
 A kilobyte of bytecode costs every start about a hundredth of a millisecond, a module of others up to some milliseconds.
 Who needs more raises the budget here, and so says that it is worth that. Over how many modules of ours it is spread
@@ -70,6 +71,17 @@ from rallypoint.cli.rallyrun import main
 sys.exit(main())
 """
 
+_WHOLE_JOB = """
+import sys
+before = set(sys.modules)
+sys.argv = ["rallyrun", "--standalone", sys.argv[1]]
+from rallypoint.cli.rallyrun import main
+try:
+    main()
+finally:
+    print_modules()
+"""
+
 
 class Imported(NamedTuple):
     """What a program has imported beyond what any interpreter has: all modules, and bytes of bytecode of ours."""
@@ -105,10 +117,15 @@ def for_help() -> Imported:
 
 
 @pytest.fixture(scope="module")
-def for_first_worker(tmp_path_factory: pytest.TempPathFactory) -> Imported:
-    worker = tmp_path_factory.mktemp("script") / "worker.py"
-    worker.write_text("print('here')\n")
-    return imported(_FIRST_WORKER, str(worker))
+def worker(tmp_path_factory: pytest.TempPathFactory) -> str:
+    script = tmp_path_factory.mktemp("script") / "worker.py"
+    script.write_text("print('here')\n")
+    return str(script)
+
+
+@pytest.fixture(scope="module")
+def for_first_worker(worker: str) -> Imported:
+    return imported(_FIRST_WORKER, worker)
 
 
 def test_help_imports_what_it_shows(for_help: Imported) -> None:
@@ -119,3 +136,7 @@ def test_help_imports_what_it_shows(for_help: Imported) -> None:
 def test_the_way_to_the_first_worker(for_first_worker: Imported) -> None:
     assert 0 < for_first_worker.size <= FIRST_WORKER
     assert foreign(for_first_worker.modules, STANDARD) == set()
+
+
+def test_a_job_of_one_node_needs_no_event_loop_and_no_tls(worker: str) -> None:
+    assert not {"asyncio", "uvloop", "ssl"} & imported(_WHOLE_JOB, worker).modules

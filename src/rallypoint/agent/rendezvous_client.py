@@ -75,8 +75,12 @@ class RendezvousClient(Protocol):
         """The state of the job, if its coordinator is in this agent; else None."""
         return None
 
-    def local_job(self) -> LocalJob | None:
-        """The address at which commands on this machine find the job's coordinator; None if they cannot."""
+    def local_job(self, *, opens: bool = True) -> LocalJob | None:
+        """The address at which commands on this machine find the job's coordinator; None if they cannot.
+
+        Args:
+            opens: whether a coordinator that only this agent uses gets a server for them, which takes memory and time.
+        """
         return None
 
     def shutdown(self) -> bool:

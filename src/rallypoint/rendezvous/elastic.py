@@ -110,6 +110,10 @@ class ControlPlane:
         """The `--rdzv-endpoint` at which commands on this machine find the coordinator; empty if they cannot."""
         return ""
 
+    def known_endpoint(self) -> str:
+        """`watch_endpoint`, but nothing is opened for it: empty if commands cannot find the coordinator just now."""
+        return self.watch_endpoint()
+
     def close(self) -> None:
         """End what else belongs to it, after the link: a server, a candidacy. Idempotent."""
 
@@ -469,9 +473,9 @@ class ElasticHandler(RendezvousHandler):
         """The snapshot of the job, if its coordinator is in this agent; else None."""
         return self._control.snapshot()
 
-    def local_job(self) -> LocalJob | None:
-        """The address at which commands on this machine find the job's coordinator; None if they cannot."""
-        endpoint = self._control.watch_endpoint()
+    def local_job(self, *, opens: bool = True) -> LocalJob | None:
+        """See `RendezvousClient.local_job`."""
+        endpoint = self._control.watch_endpoint() if opens else self._control.known_endpoint()
         return LocalJob(os.getpid(), self.get_run_id(), self._backend, endpoint) if endpoint else None
 
     # Inside

@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
-from rallypoint.agent.features.local_socket import job_of
 from rallypoint.base.errors import JobPreempted, NodeLeftInOrder, SignalException, UserError
 from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
 from rallypoint.base.log import get_logger, printable
@@ -123,7 +122,7 @@ def _text(ended: EndedJob) -> str:
 
 
 def _end_of(workers: WorkerController, outcome: str, detail: str, restarts: int, ending: str = "") -> EndedJob:
-    spec, placement, known = workers.group.spec, workers.group.placement, job_of(workers)
+    spec, placement, known = workers.group.spec, workers.group.placement, workers.rendezvous.local_job(opens=False)
     texts = (
         spec.rdzv_handler.get_run_id(),
         spec.rdzv_handler.get_backend(),

@@ -144,8 +144,12 @@ class _EmbeddedControl(ControlPlane):
                     self._timer_thread.close()
                 listeners = listening_sockets(["127.0.0.1"], 0)
                 self._server = ControlServer(self._standalone, listeners, keys=accepted_keys(), tls=self._tls)
+        return self.known_endpoint() or str(self._endpoint)
+
+    def known_endpoint(self) -> str:
+        """The endpoint; empty if the coordinator is here and has no server."""
         if self._server is None:
-            return str(self._endpoint)
+            return "" if self._standalone is not None else str(self._endpoint)
         return str(Endpoint("127.0.0.1" if self._standalone is not None else self._endpoint.host, self._server.port))
 
     def close(self) -> None:
