@@ -6,6 +6,7 @@ node, so that any may be killed.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -28,6 +29,8 @@ PRELOAD = "--preload=torch,torch._dynamo"
 STANDBY = "--standby=1"
 SILENCE = 120.0
 """Seconds without any event after which the job is taken to be stuck."""
+_AHEAD = 4096
+"""Bytes of events that are not read yet, beyond which the job waits for us."""
 
 Event = dict[str, Any]
 
@@ -80,6 +83,7 @@ class Kills:
         pipe = rallyrun.folder / "progress"
         os.mkfifo(pipe)
         self._pipe = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+        fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, _AHEAD)
         self._pending = b""
         self._pids: dict[int, int] = {}
         """Of the present workers, by rank."""
@@ -123,6 +127,7 @@ class Kills:
                 killed_at = None
             if steps >= due and sum(self._killed.values()) < self._plan.kills:
                 due = steps + between - self._random.randrange(between // 2 + 1)
+                self._await_standby_workers()
                 killed_at = self._kill()
         loss = event["loss"]
         for agent in self._agents:
@@ -133,6 +138,12 @@ class Kills:
         counts = self._killed["worker"], self._killed["agent"], len(self._seen)
         entered = log.count("a standby worker enters as")
         return Outcome(loss, *counts, self._kept, entered, self._rounds, self._lost, recoveries, log)
+
+    def _await_standby_workers(self) -> None:
+        """One of each node, which takes seconds. The job gets few steps ahead meanwhile, as nobody reads its events."""
+        if self._plan.flag == STANDBY:
+            for agent in self._agents:
+                agent.until_err("a standby worker is ready", 1 + agent.err.count("a standby worker enters as"))
 
     def _kill(self) -> float:
         """Some of those that live, at some moment of a step, and perhaps again soon after; returns when."""
