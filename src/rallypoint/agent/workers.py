@@ -128,7 +128,10 @@ class WorkerController:
         self._preload: PreloadManager | None = None
         self._watchdog: WorkerMonitor | None = None
         self._output_paths_logged = False
-        self._forwarding: SignalForwarding | None = None
+        scheduled = scheduler(os.environ) is not None
+        self._signals = SignalForwarding(self._signals_received, self._send_signal, scheduled)
+        if scheduled:  # otherwise it never has anything to send later
+            self.sources.append(self._signals)
         self._forwarded: set[int] = set()
         self.standby: StandbySource | None = None
         """Has processes ready for workers that die, where that was asked for."""
@@ -250,8 +253,7 @@ class WorkerController:
         log.info("use_agent_store: %s", spec.rdzv_handler.use_agent_store)
         reaper = self.ensure_reaper()
         self._forwarded.clear()
-        if self._forwarding is not None:
-            self._forwarding.reset()
+        self._signals.reset()
         if self._preload is not None:
             self._preload.ensure_zygote(reaper)
         options = self.process_options()
@@ -484,24 +486,16 @@ class WorkerController:
     def forward(self, number: int) -> None:
         """Forward a signal that this agent was sent to each running worker that was not sent it too."""
         self._forwarded.add(number)
-        if self.pcontext is not None and self.pcontext.running and not self._signals().forward(number):
+        if self.pcontext is not None and self.pcontext.running and not self._signals.forward(number):
             self.pcontext.forward_signal(number)
 
     def shared_signals(self) -> frozenset[int]:
         """The signals that all processes of this node's job were sent a moment ago, as far as is known."""
-        return self._signals().shared_signals()
+        return self._signals.shared_signals()
 
     def _was_only_forwarded(self, number: int) -> bool:
         """Whether a signal by which a worker has ended was meant to inform the workers."""
         return number in FORWARDED_SIGNALS and (number in self._forwarded or number in self.shared_signals())
-
-    def _signals(self) -> SignalForwarding:
-        """Tracks which signals the workers have been sent; created with the first signal."""
-        if self._forwarding is None:
-            scheduled = scheduler(os.environ) is not None
-            self._forwarding = SignalForwarding(self._signals_received, self._send_signal, scheduled)
-            self.sources.append(self._forwarding)
-        return self._forwarding
 
     def _signals_received(self) -> Collection[int]:
         try:
@@ -529,7 +523,7 @@ class WorkerController:
             The stop in progress; None if the workers are gone.
         """
         if step.shared:
-            self._signals().forward(step.signal)
+            self._signals.forward(step.signal)
         if self.hang_watch is not None:
             self.hang_watch.end_round()
         if self._watchdog is not None:
@@ -565,7 +559,7 @@ class WorkerController:
     def _workers_have_signal(self, number: int) -> bool:
         """Whether the running processes have been sent the signal by its sender, or soon will be by us."""
         runs = self.pcontext is not None and bool(self.pcontext.running)
-        return runs and number != SIGKILL and self._signals().is_handled(number)
+        return runs and number != SIGKILL and self._signals.is_handled(number)
 
     # Workers that continue in their processes
 
