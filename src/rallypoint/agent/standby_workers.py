@@ -111,7 +111,7 @@ class StandbyWorkers(Source):
     # For the loop
 
     def fds(self) -> list[int]:
-        return [fd for each in self._waiting for fd in each.context.exit_fds()]
+        return [fd for each in self._waiting for fd in each.context.exit_fds() or ()]
 
     def wake_at(self) -> float:
         return self._start_at if self._one_prepares() or self._may_start() else math.inf

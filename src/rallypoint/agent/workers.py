@@ -409,9 +409,7 @@ class WorkerController:
 
     def exit_fds(self) -> list[int] | None:
         """Descriptors that become readable when a worker ends; None if workers must be polled at intervals."""
-        if self.pcontext is None:
-            return []
-        return None if self.pcontext.must_be_polled else self.pcontext.exit_fds()
+        return [] if self.pcontext is None else self.pcontext.exit_fds()
 
     def running(self) -> Collection[int]:
         """Local ranks of the workers that have not ended, as far as is known."""
