@@ -318,8 +318,6 @@ class Actions(Source):
         self._workers.group.notices = self._workers.folder.reset(keep=self._workers.keeps_folder())
         self.starting = step
         self._workers.begin_round(step.placement)
-        if self._workers.preparation_failure() is None:  # otherwise it is reported when the loop asks for events
-            list(self._start_if_ready())
 
     def _fail(self, step: Fail) -> None:
         spec, cause = self._workers.group.spec, step.cause
