@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
-from rallypoint.agent.features.local_socket import job_of
 from rallypoint.base.errors import JobPreempted, NodeLeftInOrder, SignalException, UserError
 from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
 from rallypoint.base.log import get_logger, printable
@@ -89,7 +88,7 @@ def record_end(workers: WorkerController, error: BaseException | None) -> None:
             outcome, detail, restarts = _of_error(error, restarts)
         ending = Ending.PREEMPTED if isinstance(error, JobPreempted) else getattr(error, "ending", None)
         ended = _end_of(workers, outcome, detail, restarts, Ending(ending).name if ending else "")
-        folder = _made_folder()
+        make_private(folder := _folder())
         path = os.path.join(folder, f"{int(1000 * ended.ended):014}-{ended.job.pid}")
         replace_file(path, f"{_text(ended)}ended: {ended.ended}\n".encode())
         _clean(folder, ended.ended)
@@ -102,7 +101,8 @@ def record_if_killed(workers: WorkerController, reaper: ReaperClient) -> None:
     try:
         detail = "its agent was killed, or crashed; what became of other nodes is not known here"
         ended = _end_of(workers, "killed", detail, workers.group.restarts)
-        reaper.set_record(_made_folder(), _text(ended))
+        make_private(folder := _folder())
+        reaper.set_record(folder, _text(ended))
     except Exception as trouble:
         _log.debug(_NOT_KEPT, trouble)
 
@@ -123,7 +123,7 @@ def _text(ended: EndedJob) -> str:
 
 
 def _end_of(workers: WorkerController, outcome: str, detail: str, restarts: int, ending: str = "") -> EndedJob:
-    spec, placement, known = workers.group.spec, workers.group.placement, job_of(workers)
+    spec, placement, known = workers.group.spec, workers.group.placement, workers.rendezvous.local_job()
     texts = (
         spec.rdzv_handler.get_run_id(),
         spec.rdzv_handler.get_backend(),
@@ -147,24 +147,21 @@ def _end_of(workers: WorkerController, outcome: str, detail: str, restarts: int,
 
 def _of_error(error: BaseException, restarts: int) -> tuple[str, str, int]:
     """Outcome, reason and restarts used, as far as the error knows these."""
-    from rallypoint.failures.report import ChildFailedError
     from rallypoint.failures.texts import first_line
 
-    if isinstance(error, ChildFailedError):
-        return "failed", error.root_cause().headline, error.restarts.used
-    stopped = isinstance(error, RendezvousClosedError) and error.ending is Ending.STOPPED
-    outcome = "stopped" if stopped else next((word for kind, word in _OF_ERRORS if isinstance(error, kind)), "failed")
+    outcome = next((word for kind, word in _OF_ERRORS if isinstance(error, kind)), "failed")
+    if outcome == "failed":
+        from rallypoint.failures.report import ChildFailedError
+
+        if isinstance(error, ChildFailedError):
+            return outcome, error.root_cause().headline, error.restarts.used
+        if isinstance(error, RendezvousClosedError) and error.ending is Ending.STOPPED:
+            outcome = "stopped"
     return outcome, first_line(str(error)) or type(error).__name__, restarts
 
 
 def _folder() -> str:
     return os.path.join(temporary_folder(), f"rallypoint-ended-{os.getuid()}")
-
-
-def _made_folder() -> str:
-    folder = _folder()
-    make_private(folder)
-    return folder
 
 
 def _names(folder: str) -> list[str]:
