@@ -127,7 +127,6 @@ class WorkerController:
         self._reaper: ReaperClient | None = None
         self._preload: PreloadManager | None = None
         self._watchdog: WorkerMonitor | None = None
-        self._output_paths_logged = False
         scheduled = scheduler(os.environ) is not None
         self._signals = SignalForwarding(self._signals_received, self._send_signal, scheduled)
         if scheduled:  # otherwise it never has anything to send later
@@ -273,7 +272,8 @@ class WorkerController:
             self.standby.enter(context)
         context.start()
         self.pcontext, self.failures, pids = context, {}, context.pids()
-        self._output_paths_logged = self._output_paths_logged or log_only_in_files(context.dest, spec.role)
+        if not self.started_at:  # once in a run
+            log_only_in_files(context.dest, spec.role)
         if watchdog is not None:
             watchdog.watch(pids.values())
         return dict(pids)
