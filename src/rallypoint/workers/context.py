@@ -503,6 +503,8 @@ class PContext(ABC):
             timeout: seconds between it and SIGKILL.
             sent: whether the signal is sent to the processes from elsewhere.
         """
+        if self._closed:
+            return
         from rallypoint.workers.stop import run_to_end
 
         stopping = self.begin_close(death_sig, timeout, sent=sent)
