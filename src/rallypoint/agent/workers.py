@@ -201,9 +201,8 @@ class WorkerController:
         self.rendezvous.begin_round(placement)
         if placement.max_restarts >= 0:  # the first node's value is the job's
             spec.max_restarts = placement.max_restarts
-        info = self.rendezvous.info(placement)
         group.store = None
-        group.open_store = lambda: info.store
+        group.open_store = lambda: self.rendezvous.info(placement).store
         group.master_addr = spec.master_addr or placement.store_address
         group.master_port = spec.master_port or placement.store_port
         began = time.monotonic()
