@@ -294,7 +294,7 @@ def launch_agent(
         finally:
             config.logs_specs.clean_up()
             if workers is not None:
-                from rallypoint.agent.features.ended_jobs import record_end
+                from rallypoint.agent.features.local_jobs import record_end
 
                 record_end(workers, ended_by)
             ended_by = None  # its traceback has this frame
@@ -412,7 +412,7 @@ def _health(
 
 
 def _record_if_killed(workers: WorkerController, reaper: ReaperClient) -> None:
-    from rallypoint.agent.features.ended_jobs import record_if_killed
+    from rallypoint.agent.features.local_jobs import record_if_killed
 
     record_if_killed(workers, reaper)
 

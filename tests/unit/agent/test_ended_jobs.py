@@ -9,8 +9,8 @@ from signal import Signals
 
 import pytest
 
-from rallypoint.agent.features import ended_jobs as module
-from rallypoint.agent.features.ended_jobs import EndedJob, ended_jobs, record_end, record_if_killed
+from rallypoint.agent.features import local_jobs as module
+from rallypoint.agent.features.local_jobs import EndedJob, ended_jobs, record_end, record_if_killed
 from rallypoint.agent.launch import elastic_launch
 from rallypoint.base.errors import JobPreempted, NodeLeftInOrder, SignalException
 from rallypoint.control.protocol.errors import RendezvousClosedError, RendezvousTimeoutError
