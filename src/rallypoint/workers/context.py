@@ -33,7 +33,7 @@ from rallypoint.workers.reaper.client import Command, ReaperClient
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
     from rallypoint.failures.failure import OomKills, ProcessFailure
-    from rallypoint.workers.logs.pump import Relay
+    from rallypoint.workers.logs.outputs import Relay
     from rallypoint.workers.preload.client import PreloadManager
     from rallypoint.workers.resumable import LeavingWorkers
     from rallypoint.workers.stop import NoSweep, Stop
