@@ -225,6 +225,10 @@ class Actions(Source):
             if self.fence is not None:
                 self.fence.workers_start()
             self._workers.start(step.placement)
+            if self._workers.is_recorded:
+                from rallypoint.agent.features.local_jobs import record_if_killed
+
+                record_if_killed(self._workers)
             if step.placement.group_rank == 0 and self._workers.remaining():
                 self._rendezvous.tell_next_store(step.placement.round)
         else:

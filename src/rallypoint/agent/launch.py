@@ -17,7 +17,6 @@ import socket
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from functools import partial
 
 from rallypoint.agent.loop import run_agent
 from rallypoint.agent.options import Features
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from rallypoint.failures.report import ChildFailedError
     from rallypoint.observe.health import HealthCheckServer, ProgressProbe
     from rallypoint.workers.logs.specs import LogsSpecs
-    from rallypoint.workers.reaper.client import ReaperClient
 
 log = get_logger(__name__)
 
@@ -389,9 +387,8 @@ def _workers(
         config.start_method,
         config.log_line_prefix_template,
     )
-    workers.on_started = partial(_record_if_killed, workers)
+    workers.is_recorded = True
     _add_what_is_asked_for(workers, config, parameters)
-
     return workers
 
 
@@ -409,12 +406,6 @@ def _health(
         return AgentPages(workers, config.rdzv_configs).begin()
 
     return health_check(server, pages)
-
-
-def _record_if_killed(workers: WorkerController, reaper: ReaperClient) -> None:
-    from rallypoint.agent.features.local_jobs import record_if_killed
-
-    record_if_killed(workers, reaper)
 
 
 def _add_what_is_asked_for(workers: WorkerController, config: LaunchConfig, parameters: RendezvousParameters) -> None:

@@ -113,8 +113,8 @@ class WorkerController:
         self.hang_watch: RoundWatch | None = None
         self.begin_check: Callable[[], NodeCheck] | None = None
         """Begins the user's check of this node, if there is one."""
-        self.on_started: Callable[[ReaperClient], None] | None = None
-        """Is called when workers have been started by the reaper."""
+        self.is_recorded = False
+        """Whether this machine keeps how the job has ended, also if this agent is killed."""
         self.round_entered_at = 0.0
         """When this node entered the present round, on the monotonic clock."""
         self.started_at = 0.0
@@ -312,8 +312,6 @@ class WorkerController:
         for local_rank, worker_id in ids.items():
             self.group.workers[local_rank].id = worker_id
         self.started_at = time.time()
-        if self.on_started is not None and self._reaper is not None:
-            self.on_started(self._reaper)
         if self.events is not None:
             self.events.workers_started()
         self.group.state = WorkerState.HEALTHY

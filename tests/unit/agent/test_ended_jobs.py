@@ -118,7 +118,9 @@ def test_the_reaper_of_an_agent_that_is_killed_leaves_it() -> None:
         def set_record(folder: str, text: str) -> None:
             write_record(folder.encode(), os.getpid(), text.encode())
 
-    record_if_killed(Workers(), Reaper())  # type: ignore[arg-type]
+    workers = Workers()
+    workers.ensure_reaper = Reaper  # type: ignore[attr-defined]
+    record_if_killed(workers)  # type: ignore[arg-type]
     (found,) = ended_jobs()
     assert (found.job.job, found.outcome, found.round, found.ending) == ("job", "killed", -1, "")
     assert found.detail.startswith("its agent was killed")

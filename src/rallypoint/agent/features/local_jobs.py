@@ -44,7 +44,6 @@ from rallypoint.workers.logs.specs import temporary_folder
 
 if TYPE_CHECKING:
     from rallypoint.agent.workers import WorkerController
-    from rallypoint.workers.reaper.client import ReaperClient
 
 _log = get_logger(__name__)
 
@@ -298,13 +297,13 @@ def record_end(workers: WorkerController, error: BaseException | None) -> None:
         _log.debug(_NOT_KEPT, trouble)
 
 
-def record_if_killed(workers: WorkerController, reaper: ReaperClient) -> None:
+def record_if_killed(workers: WorkerController) -> None:
     """Have the reaper leave that this agent was killed, if it is."""
     try:
         detail = "its agent was killed, or crashed; what became of other nodes is not known here"
         ended = _end_of(workers, "killed", detail, workers.group.restarts)
         make_private(folder := _folder())
-        reaper.set_record(folder, _text(ended))
+        workers.ensure_reaper().set_record(folder, _text(ended))
     except Exception as trouble:
         _log.debug(_NOT_KEPT, trouble)
 
