@@ -15,7 +15,7 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rallypoint.agent.environment import constant_environment, worker_environment
+from rallypoint.agent.workers import constant_environment, worker_environment
 from rallypoint.base.flags import number, split_filters, whole_number
 from rallypoint.cli.flags import BEYOND_TORCHRUN, FLAGS
 from rallypoint.compat.names import MODULES, _home

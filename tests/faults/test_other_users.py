@@ -23,9 +23,9 @@ from pathlib import Path
 import pytest
 
 from rallypoint.agent.facts import WorkerFacts
-from rallypoint.agent.features import local_socket
+from rallypoint.agent.features import local_jobs as local_jobs_module
 from rallypoint.agent.features.incidents import Incident, flight_recorder_paths, pieces_of
-from rallypoint.agent.features.local_socket import local_jobs
+from rallypoint.agent.features.local_jobs import local_jobs
 from rallypoint.agent.folder import steps_of_workers
 from rallypoint.base.secrets import new_secret
 from rallypoint.control.membership.state import Close, Settings
@@ -314,7 +314,7 @@ def test_sockets_of_others_that_look_like_agents_delay_nobody(
                 break
         assert job.pid in found
         assert time.monotonic() - began < 12, "root asks the agents of all users, within one deadline"
-        monkeypatch.setattr(local_socket, "_TIMEOUT", 60.0)
+        monkeypatch.setattr(local_jobs_module, "_TIMEOUT", 60.0)
         began = time.monotonic()
         as_other_user(lambda: list(local_jobs()), NOBODY - 1)
         assert time.monotonic() - began < 60, "nobody else waits for those of other users"

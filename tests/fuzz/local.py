@@ -48,7 +48,7 @@ from rallypoint.observe.report import EventFiles, read_events, report_json, repo
 from rallypoint.observe.telemetry.agent_events import Event, RdzvEvent
 from rallypoint.rendezvous.backends.options import settings_of
 from rallypoint.rendezvous.params import RendezvousParameters, parse_rdzv_conf
-from rallypoint.workers.logs.pump import TAIL_SIZE, without_long_middles
+from rallypoint.workers.logs.outputs import TAIL_SIZE, without_long_middles
 from rallypoint.workers.timers import FileTimerRequest, RequestReader
 from rallypoint.workers.watchdog import UNINTERRUPTIBLE_VARIABLE, uninterruptible_timeout
 from tests.fuzz.target import Target, no_errors
@@ -327,7 +327,7 @@ TARGETS = {
     "event-files": Target(event_files, _event_file_seeds, ("observe/report.py",), 400),
     "failures": Target(failures, _failure_seeds, ("failures/failure.py", "failures/cause.py"), 300),
     "last-words": Target(
-        words, lambda: [_TRACEBACK, _FATAL, b"a\rb\x1b[31mc\n" * 9], ("failures/texts.py", "workers/logs/pump.py")
+        words, lambda: [_TRACEBACK, _FATAL, b"a\rb\x1b[31mc\n" * 9], ("failures/texts.py", "workers/logs/outputs.py")
     ),
     "notices": Target(notes, lambda: [_NOTICE, b"0.1", b"0.3", b"1.2"], ("notices.py", "agent/folder.py"), 300),
     "timers": Target(timers, _timer_seeds, ("workers/timers.py",)),

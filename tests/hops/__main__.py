@@ -1,9 +1,11 @@
-"""Through how many functions and files of Rallypoint one event runs: `python -m tests.hops [EVENT...]`.
+"""Through how many functions and files of Rallypoint one event runs: `python -m tests.hops [--list] [EVENT...]`.
 
     kill    SIGKILL to a worker, until all new workers run; both agents of two nodes with two workers each
     term    SIGTERM to the one of two nodes that does not host the coordinator, until its agent is gone; that agent
     join    the request of a place by the second of two nodes, until it has its place; both agents
     etcd    SIGKILL to the agent that is the coordinator on etcd, until the next one is reached; an agent that remains
+
+`--list` names them, the functions of each file in the order of their first calls.
 
 Real agents run under a profiler; calls of other threads in that time count too. Only the package's own functions count,
 without comprehensions and module bodies.
@@ -204,11 +206,14 @@ def between(calls: Sequence[Sequence[Call]], begin: float, end: float) -> list[C
 EVENTS = {"kill": kill, "term": term, "join": join, "etcd": etcd}
 
 
-def main(events: Sequence[str]) -> None:
-    for name in events or EVENTS:
-        calls = EVENTS[name]()
-        functions, files = {(each.file, each.name) for each in calls}, {each.file for each in calls}
-        print(f"{name:5} {len(functions):4} functions in {len(files):3} files", flush=True)
+def main(arguments: Sequence[str]) -> None:
+    for event in [each for each in arguments if each != "--list"] or EVENTS:
+        functions: dict[str, dict[str, None]] = {}
+        for each in EVENTS[event]():
+            functions.setdefault(each.file, {})[each.name] = None
+        print(f"{event:5} {sum(map(len, functions.values())):4} functions in {len(functions):3} files", flush=True)
+        for file, names in sorted(functions.items()) if "--list" in arguments else ():
+            print(f"    {file} {len(names)}", *names, sep="\n        ")
 
 
 if __name__ == "__main__":

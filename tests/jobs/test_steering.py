@@ -9,7 +9,7 @@ import socket
 import time
 from typing import Any
 
-from rallypoint.agent.features.local_socket import local_jobs
+from rallypoint.agent.features.local_jobs import local_jobs
 from tests.jobs.launching import TIMEOUT, AtOnce, Launcher
 from tests.jobs.nodes import Node, Nodes, all_end, c10d, common
 from tests.jobs.test_control_plane import RALLYCTL, outside, serve

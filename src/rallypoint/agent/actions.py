@@ -225,6 +225,10 @@ class Actions(Source):
             if self.fence is not None:
                 self.fence.workers_start()
             self._workers.start(step.placement)
+            if self._workers.is_recorded:
+                from rallypoint.agent.features.local_jobs import record_if_killed
+
+                record_if_killed(self._workers)
             if step.placement.group_rank == 0 and self._workers.remaining():
                 self._rendezvous.tell_next_store(step.placement.round)
         else:
@@ -318,8 +322,6 @@ class Actions(Source):
         self._workers.group.notices = self._workers.folder.reset(keep=self._workers.keeps_folder())
         self.starting = step
         self._workers.begin_round(step.placement)
-        if self._workers.preparation_failure() is None:  # otherwise it is reported when the loop asks for events
-            list(self._start_if_ready())
 
     def _fail(self, step: Fail) -> None:
         spec, cause = self._workers.group.spec, step.cause

@@ -36,7 +36,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 
 from rallypoint.agent.sources import Source
 from rallypoint.agent.steps import Timer, TimerFired, WorkersReady
@@ -182,6 +182,8 @@ class WorkerFolder(Source):
         self._number += 1
         try:
             self._write({"reason": reason, "node": node, "round": round_, "deadline": over_at, "number": self._number})
+            if waits and self._inotify is None:
+                self._inotify = self._watch()
         except OSError as error:
             log.warning("the workers cannot be notified of the %s, and are not waited for: %s", reason, error)
             self._seen = False
@@ -202,7 +204,7 @@ class WorkerFolder(Source):
     def clear(self, *, keep: bool = False) -> None:
         """The workers are gone: remove everything; if some continue (`keep`), the notice only. Idempotent."""
         if self._round >= 0:  # they may have made a step since the round was known to be over
-            self._of_workers = _newest(steps_of_workers(self._folder, self._ranks, self._since)) or self._of_workers
+            self._of_workers = self._newest() or self._of_workers
         self.withdraw()
         if keep:
             return
@@ -227,7 +229,6 @@ class WorkerFolder(Source):
         if not self._created:
             make_private(self._folder)  # or a worker that reports progress has made it
             self._created = True
-            self._inotify = self._watch()
         replace_file(os.path.join(self._folder, NOTICE_FILE), json.dumps(notice).encode())
 
     def _watch(self) -> Inotify | None:
@@ -324,13 +325,18 @@ class WorkerFolder(Source):
         """Read the present progress."""
         if self._round < 0:
             return
-        self._take_in(_newest(steps_of_workers(self._folder, self._ranks, self._since)))
+        found = self._newest()
+        if found is not None and found != self._of_workers:
+            self._take_in(found)
         if self._file is not None:
             self._take_in_file(self._file.reading)
 
-    def _take_in(self, found: Reached | None) -> None:
-        if found is None or found == self._of_workers:
-            return
+    def _newest(self) -> Reached | None:
+        """The highest step that a worker of the round has reported, and when the first of them reached it."""
+        told = steps_of_workers(self._folder, self._ranks, self._since)
+        return min((each for each in told if each is not None), key=lambda each: (-each.step, each.at), default=None)
+
+    def _take_in(self, found: Reached) -> None:
         self._used = True
         self._of_workers = found._replace(at=min(found.at, self._clock.monotonic()))
         self.on_progress(self._of_workers, False)
@@ -397,15 +403,6 @@ def steps_of_workers(folder: str, ranks: int, since: float = -math.inf) -> tuple
     if not folder or not is_private(folder):
         return ()
     return tuple(_read_worker(os.path.join(folder, f"{PROGRESS_PREFIX}{rank}"), since) for rank in range(ranks))
-
-
-def _newest(told: Iterable[Reached | None]) -> Reached | None:
-    """The highest step of the workers of a node, and when the first of them reached it."""
-    found: Reached | None = None
-    for each in told:
-        if each is not None and (found is None or (-each.step, each.at) < (-found.step, found.at)):
-            found = each
-    return found
 
 
 def _read_worker(path: str, since: float) -> Reached | None:

@@ -14,10 +14,9 @@ if sys.platform != "linux":
 import errno
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from functools import partial
 
 from rallypoint.agent.loop import run_agent
 from rallypoint.agent.options import Features
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from rallypoint.failures.report import ChildFailedError
     from rallypoint.observe.health import HealthCheckServer, ProgressProbe
     from rallypoint.workers.logs.specs import LogsSpecs
-    from rallypoint.workers.reaper.client import ReaperClient
 
 log = get_logger(__name__)
 
@@ -277,7 +275,8 @@ def launch_agent(
     alone = parameters.max_nodes == 1
     workers: WorkerController | None = None
     ended_by: BaseException | None = None
-    with ignore_signals_at_exit(), nullcontext() if alone else register_on_host(parameters, os.environ):
+    neighbors: AbstractContextManager[object] = nullcontext() if alone else register_on_host(parameters, os.environ)
+    with ignore_signals_at_exit(), neighbors:
         try:
             if config.features.checks.preflight:
                 from rallypoint.agent.features.preflight import check_node
@@ -293,7 +292,7 @@ def launch_agent(
         finally:
             config.logs_specs.clean_up()
             if workers is not None:
-                from rallypoint.agent.features.ended_jobs import record_end
+                from rallypoint.agent.features.local_jobs import record_end
 
                 record_end(workers, ended_by)
             ended_by = None  # its traceback has this frame
@@ -388,9 +387,8 @@ def _workers(
         config.start_method,
         config.log_line_prefix_template,
     )
-    workers.on_started = partial(_record_if_killed, workers)
+    workers.is_recorded = True
     _add_what_is_asked_for(workers, config, parameters)
-
     return workers
 
 
@@ -408,12 +406,6 @@ def _health(
         return AgentPages(workers, config.rdzv_configs).begin()
 
     return health_check(server, pages)
-
-
-def _record_if_killed(workers: WorkerController, reaper: ReaperClient) -> None:
-    from rallypoint.agent.features.ended_jobs import record_if_killed
-
-    record_if_killed(workers, reaper)
 
 
 def _add_what_is_asked_for(workers: WorkerController, config: LaunchConfig, parameters: RendezvousParameters) -> None:
@@ -477,8 +469,7 @@ def rendezvous_of(spec: WorkerSpec, exit_barrier_timeout: float = 300) -> Rendez
 # Several agents of one job on this machine: `OMP_NUM_THREADS` should divide its processors
 
 
-@contextmanager
-def register_on_host(parameters: RendezvousParameters, environ: Mapping[str, str]) -> Iterator[None]:
+def register_on_host(parameters: RendezvousParameters, environ: Mapping[str, str]) -> socket.socket:
     """Register with other agents of the job on this machine; warn if this is the second and threads are not limited.
 
     Each agent holds an abstract socket while it runs: the first the one of place 0, the second that of place 1, all
@@ -489,22 +480,25 @@ def register_on_host(parameters: RendezvousParameters, environ: Mapping[str, str
     Args:
         parameters: of the rendezvous.
         environ: the environment of the workers.
+
+    Returns:
+        What holds the agent's place until it is closed.
     """
     from zlib import crc32
 
     cpus = sorted(os.sched_getaffinity(0))
     where = parameters.endpoint.rpartition(":")[2]
     name = f"rallypoint-{crc32(repr((parameters.run_id, where, cpus)).encode()):08x}"
-    with socket.socket(socket.AF_UNIX) as place:
-        if _is_second(place, name) and "OMP_NUM_THREADS" not in environ and len(cpus) > 1:
-            log.warning(
-                "another agent of job %r runs on this machine, and OMP_NUM_THREADS is not set: each worker starts "
-                "threads for all %d processors; set it to a worker's share, such as OMP_NUM_THREADS=%d",
-                parameters.run_id,
-                len(cpus),
-                len(cpus) // 2,
-            )
-        yield
+    place = socket.socket(socket.AF_UNIX)
+    if _is_second(place, name) and "OMP_NUM_THREADS" not in environ and len(cpus) > 1:
+        log.warning(
+            "another agent of job %r runs on this machine, and OMP_NUM_THREADS is not set: each worker starts "
+            "threads for all %d processors; set it to a worker's share, such as OMP_NUM_THREADS=%d",
+            parameters.run_id,
+            len(cpus),
+            len(cpus) // 2,
+        )
+    return place
 
 
 def _is_second(place: socket.socket, name: str) -> bool:

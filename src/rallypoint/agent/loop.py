@@ -34,7 +34,7 @@ from rallypoint.control.protocol.errors import RendezvousGracefulExitError
 from rallypoint.observe.telemetry.lazy import metrics_wanted, profiled
 
 if TYPE_CHECKING:
-    from rallypoint.agent.features.local_socket import LocalSocket
+    from rallypoint.agent.features.local_jobs import LocalSocket
     from rallypoint.agent.features.preemption import PreemptionTriggers
     from rallypoint.observe.health import ProgressProbe
 
@@ -213,7 +213,7 @@ class AgentLoop:
             self._progress_probe.woken()
 
     def _open_local_socket(self) -> None:
-        from rallypoint.agent.features.local_socket import LocalSocket, job_of
+        from rallypoint.agent.features.local_jobs import LocalSocket, job_of
 
         self._local_socket = LocalSocket(lambda: job_of(self._workers))
         self._local_socket.open()

@@ -41,7 +41,7 @@ class RendezvousClient(Protocol):
         """The workers of the previous round are gone; those of this round begin."""
 
     def info(self, placement: Placement) -> RendezvousInfo:
-        """A placement in the form that torch's users know."""
+        """The placement of the round that was begun last, in the form that torch's users know."""
 
     def send(self, request: Request) -> None:
         """Send the coordinator a request other than a join."""

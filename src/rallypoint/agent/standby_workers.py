@@ -23,22 +23,18 @@ from collections.abc import Collection
 from contextlib import suppress
 from signal import SIGKILL
 
-from rallypoint.agent.environment import constant_environment
 from rallypoint.agent.sources import Source
 from rallypoint.agent.spec import WorkerState
+from rallypoint.agent.workers import WorkerController, constant_environment
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.kernel import readable
-from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.base.process_table import read_stat
 from rallypoint.notices import STANDBY_VARIABLE
 from rallypoint.notices import VARIABLE as NOTICES_VARIABLE
 from rallypoint.workers.context import HeldWorker, PContext, SubprocessContext, macros
 from rallypoint.workers.resumable import StandbyFacts, WorkerChannel
-
-if TYPE_CHECKING:
-    from rallypoint.agent.workers import WorkerController
 
 log = get_logger(__name__)
 
@@ -111,7 +107,7 @@ class StandbyWorkers(Source):
     # For the loop
 
     def fds(self) -> list[int]:
-        return [fd for each in self._waiting for fd in each.context.exit_fds()]
+        return [fd for each in self._waiting for fd in each.context.exit_fds() or ()]
 
     def wake_at(self) -> float:
         return self._start_at if self._one_prepares() or self._may_start() else math.inf

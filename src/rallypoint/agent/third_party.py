@@ -73,6 +73,9 @@ class PollingRendezvousClient(RendezvousClient):
         self._failures = 0
         self._restarts = 0
         self._info: RendezvousInfo | None = None
+        """That of the last round that was found."""
+        self._begun: RendezvousInfo | None = None
+        """That of the round which was begun last: the next one may be found while its workers still stop."""
         self._preempted = ""
         """How this node was told that the job is preempted; empty if it was not."""
 
@@ -84,12 +87,12 @@ class PollingRendezvousClient(RendezvousClient):
         self._execute(lambda: self._next_rendezvous(member.role, member.local_world_size))
 
     def begin_round(self, placement: messages.Placement) -> None:
-        return
+        self._begun = self._info
 
     def info(self, placement: messages.Placement) -> RendezvousInfo:
         """What the handler itself gave."""
-        assert self._info is not None
-        return self._info
+        assert self._begun is not None
+        return self._begun
 
     def send(self, request: messages.Request) -> None:
         """Do what the request means without a coordinator.

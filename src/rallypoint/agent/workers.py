@@ -23,7 +23,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from signal import SIGKILL, Signals
 
-from rallypoint.agent.environment import constant_environment, preload_manager, worker_environment
 from rallypoint.agent.facts import NodeFacts, worker_facts
 from rallypoint.agent.folder import WorkerFolder
 from rallypoint.agent.rendezvous_client import RendezvousClient
@@ -37,6 +36,9 @@ from rallypoint.base.log import get_logger
 from rallypoint.control.membership.state import Succeed
 from rallypoint.control.protocol.messages import Placement
 from rallypoint.failures.cause import Cause, Ending
+from rallypoint.failures.record import VARIABLE as ERROR_FILE_VARIABLE
+from rallypoint.notices import STANDBY_VARIABLE
+from rallypoint.notices import VARIABLE as NOTICES_VARIABLE
 from rallypoint.observe.telemetry.lazy import profiled
 from rallypoint.workers.context import PContext, ProcessOptions, SubprocessContext, macros
 from rallypoint.workers.logs.specs import LogsSpecs, line_prefixes, log_only_in_files
@@ -111,8 +113,8 @@ class WorkerController:
         self.hang_watch: RoundWatch | None = None
         self.begin_check: Callable[[], NodeCheck] | None = None
         """Begins the user's check of this node, if there is one."""
-        self.on_started: Callable[[ReaperClient], None] | None = None
-        """Is called when workers have been started by the reaper."""
+        self.is_recorded = False
+        """Whether this machine keeps how the job has ended, also if this agent is killed."""
         self.round_entered_at = 0.0
         """When this node entered the present round, on the monotonic clock."""
         self.started_at = 0.0
@@ -127,8 +129,10 @@ class WorkerController:
         self._reaper: ReaperClient | None = None
         self._preload: PreloadManager | None = None
         self._watchdog: WorkerMonitor | None = None
-        self._output_paths_logged = False
-        self._forwarding: SignalForwarding | None = None
+        scheduled = scheduler(os.environ) is not None
+        self._signals = SignalForwarding(self._signals_received, self._send_signal, scheduled)
+        if scheduled:  # otherwise it never has anything to send later
+            self.sources.append(self._signals)
         self._forwarded: set[int] = set()
         self.standby: StandbySource | None = None
         """Has processes ready for workers that die, where that was asked for."""
@@ -154,9 +158,23 @@ class WorkerController:
         """The run begins: prepare what can be prepared while the nodes find each other."""
         reaper = self.ensure_reaper()
         if self.group.spec.features.recovery.preloaded:
-            self._preload = preload_manager(self.group, reaper, self.folder.made)
-            if self._preload is not None:
-                self.sources.append(self._preload)
+            self._begin_preload(reaper)
+
+    def _begin_preload(self, reaper: ReaperClient) -> None:
+        """Begin to import what is to be imported ahead, with the variables that all workers have."""
+        spec = self.group.spec
+        if not isinstance(spec.entrypoint, str):
+            log.warning("Workers start without preloading: they are functions, and --preload forks scripts only")
+            return
+        from rallypoint.workers.preload.client import PreloadManager
+
+        names, argv = spec.features.recovery.preloaded, [spec.entrypoint, *map(str, macros.substitute(spec.args, "0"))]
+        constant = constant_environment(spec, os.environ)
+        own = per_worker_variables(spec, constant).union(*(each.names for each in self.group.variable_sources))
+        environ = {name: value for name, value in os.environ.items() if name not in own} | constant
+        self._preload = PreloadManager(names, argv, environ, own, spec.local_world_size, progress=self.folder.made)
+        self._preload.ensure_zygote(reaper)
+        self.sources.append(self._preload)
 
     def close(self) -> None:
         """The run is over, for the other nodes too: release what was kept until now."""
@@ -183,9 +201,8 @@ class WorkerController:
         self.rendezvous.begin_round(placement)
         if placement.max_restarts >= 0:  # the first node's value is the job's
             spec.max_restarts = placement.max_restarts
-        info = self.rendezvous.info(placement)
         group.store = None
-        group.open_store = lambda: info.store
+        group.open_store = lambda: self.rendezvous.info(placement).store
         group.master_addr = spec.master_addr or placement.store_address
         group.master_port = spec.master_port or placement.store_port
         began = time.monotonic()
@@ -250,8 +267,7 @@ class WorkerController:
         log.info("use_agent_store: %s", spec.rdzv_handler.use_agent_store)
         reaper = self.ensure_reaper()
         self._forwarded.clear()
-        if self._forwarding is not None:
-            self._forwarding.reset()
+        self._signals.reset()
         if self._preload is not None:
             self._preload.ensure_zygote(reaper)
         options = self.process_options()
@@ -271,7 +287,8 @@ class WorkerController:
             self.standby.enter(context)
         context.start()
         self.pcontext, self.failures, pids = context, {}, context.pids()
-        self._output_paths_logged = self._output_paths_logged or log_only_in_files(context.dest, spec.role)
+        if not self.started_at:  # once in a run
+            log_only_in_files(context.dest, spec.role)
         if watchdog is not None:
             watchdog.watch(pids.values())
         return dict(pids)
@@ -295,8 +312,6 @@ class WorkerController:
         for local_rank, worker_id in ids.items():
             self.group.workers[local_rank].id = worker_id
         self.started_at = time.time()
-        if self.on_started is not None and self._reaper is not None:
-            self.on_started(self._reaper)
         if self.events is not None:
             self.events.workers_started()
         self.group.state = WorkerState.HEALTHY
@@ -407,9 +422,7 @@ class WorkerController:
 
     def exit_fds(self) -> list[int] | None:
         """Descriptors that become readable when a worker ends; None if workers must be polled at intervals."""
-        if self.pcontext is None:
-            return []
-        return None if self.pcontext.must_be_polled else self.pcontext.exit_fds()
+        return [] if self.pcontext is None else self.pcontext.exit_fds()
 
     def running(self) -> Collection[int]:
         """Local ranks of the workers that have not ended, as far as is known."""
@@ -484,24 +497,16 @@ class WorkerController:
     def forward(self, number: int) -> None:
         """Forward a signal that this agent was sent to each running worker that was not sent it too."""
         self._forwarded.add(number)
-        if self.pcontext is not None and self.pcontext.running and not self._signals().forward(number):
+        if self.pcontext is not None and self.pcontext.running and not self._signals.forward(number):
             self.pcontext.forward_signal(number)
 
     def shared_signals(self) -> frozenset[int]:
         """The signals that all processes of this node's job were sent a moment ago, as far as is known."""
-        return self._signals().shared_signals()
+        return self._signals.shared_signals()
 
     def _was_only_forwarded(self, number: int) -> bool:
         """Whether a signal by which a worker has ended was meant to inform the workers."""
         return number in FORWARDED_SIGNALS and (number in self._forwarded or number in self.shared_signals())
-
-    def _signals(self) -> SignalForwarding:
-        """Tracks which signals the workers have been sent; created with the first signal."""
-        if self._forwarding is None:
-            scheduled = scheduler(os.environ) is not None
-            self._forwarding = SignalForwarding(self._signals_received, self._send_signal, scheduled)
-            self.sources.append(self._forwarding)
-        return self._forwarding
 
     def _signals_received(self) -> Collection[int]:
         try:
@@ -529,7 +534,7 @@ class WorkerController:
             The stop in progress; None if the workers are gone.
         """
         if step.shared:
-            self._signals().forward(step.signal)
+            self._signals.forward(step.signal)
         if self.hang_watch is not None:
             self.hang_watch.end_round()
         if self._watchdog is not None:
@@ -565,7 +570,7 @@ class WorkerController:
     def _workers_have_signal(self, number: int) -> bool:
         """Whether the running processes have been sent the signal by its sender, or soon will be by us."""
         runs = self.pcontext is not None and bool(self.pcontext.running)
-        return runs and number != SIGKILL and self._signals().is_handled(number)
+        return runs and number != SIGKILL and self._signals.is_handled(number)
 
     # Workers that continue in their processes
 
@@ -632,3 +637,99 @@ def _describe(group: WorkerGroup) -> str:
         "event_log_handler": group.spec.event_log_handler,
     }
     return "\n".join(f"  {name}={value}" for name, value in rows.items())
+
+
+# The environment of the workers (contract section 2)
+
+
+def worker_environment(
+    group: WorkerGroup, worker: Worker, constant: Mapping[str, str], agent_environment: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables that are added to the agent's environment for one worker.
+
+    Args:
+        group: the group, with its place in the round.
+        worker: the worker, with its ranks.
+        constant: what all workers have, `constant_environment`.
+        agent_environment: the agent's own environment.
+    """
+    spec = group.spec
+    numbers: dict[str, object] = {
+        **constant,
+        "LOCAL_RANK": worker.local_rank,
+        "RANK": worker.global_rank,
+        "GROUP_RANK": group.group_rank,
+        "ROLE_RANK": worker.role_rank,
+        "WORLD_SIZE": worker.world_size,
+        "GROUP_WORLD_SIZE": group.group_world_size,
+        "ROLE_WORLD_SIZE": worker.role_world_size,
+        "MASTER_ADDR": group.master_addr,
+        "MASTER_PORT": group.master_port,
+        "TORCHELASTIC_RESTART_COUNT": group.restarts,
+    }
+    environment = {name: str(value) for name, value in numbers.items()}
+    if spec.virtual_local_rank:
+        from rallypoint.base.devices import one_gpu_per_worker
+
+        environment["LOCAL_RANK"] = "0"
+        environment |= one_gpu_per_worker(agent_environment, spec.local_world_size)[worker.local_rank]
+    if group.notices:
+        environment[NOTICES_VARIABLE] = group.notices
+    for source in group.variable_sources:
+        environment.update(source.variables(worker, environment))
+    return environment
+
+
+def constant_environment(spec: WorkerSpec, agent_environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables among these that are the same for all workers of this node in all rounds.
+
+    Args:
+        spec: the spec of the workers.
+        agent_environment: the agent's own environment.
+    """
+    constants: dict[str, object] = {
+        "ROLE_NAME": spec.role,
+        "LOCAL_WORLD_SIZE": spec.local_world_size,
+        "TORCHELASTIC_MAX_RESTARTS": spec.max_restarts,
+        "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
+        "TORCHELASTIC_USE_AGENT_STORE": spec.rdzv_handler.use_agent_store,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": agent_environment.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", 1),
+        # So that SIGSEGV, and the SIGABRT of a stop that takes too long, leave the stacks of all threads.
+        "PYTHONFAULTHANDLER": agent_environment.get("PYTHONFAULTHANDLER", 1),
+    }
+    if spec.features.hangs.flight_recorder:
+        from rallypoint.agent.features.flight_recorder import constant_variables
+
+        constants.update(constant_variables(agent_environment))
+    if spec.local_world_size == 1 or spec.virtual_local_rank:
+        constants["LOCAL_RANK"] = 0
+    if "OMP_NUM_THREADS" in agent_environment:
+        constants["OMP_NUM_THREADS"] = agent_environment["OMP_NUM_THREADS"]
+    return {name: str(value) for name, value in constants.items()}
+
+
+_PER_WORKER = frozenset(
+    (
+        *("LOCAL_RANK", "RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+        *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_TIMER_FILE"),
+        *(NOTICES_VARIABLE, STANDBY_VARIABLE, ERROR_FILE_VARIABLE),
+    )
+)
+"""What a worker finds in its environment that is of no other, or of no other round."""
+
+
+def per_worker_variables(spec: WorkerSpec, constant: Collection[str]) -> frozenset[str]:
+    """Names of the variables that each worker has of its own.
+
+    Args:
+        spec: what the workers are.
+        constant: names of those that are the same for all of this node in all rounds.
+    """
+    from rallypoint.base.devices import VISIBLE, VISIBLE_ROCM
+
+    others = {VISIBLE, VISIBLE_ROCM} if spec.virtual_local_rank and spec.local_world_size > 1 else set()
+    if spec.features.hangs.flight_recorder:
+        from rallypoint.observe.hangs.dumps import PER_WORKER
+
+        others |= PER_WORKER
+    return (_PER_WORKER | others) - {*constant}

@@ -37,7 +37,7 @@ from rallypoint.control.protocol.observation import (
 )
 
 if TYPE_CHECKING:
-    from rallypoint.agent.features.ended_jobs import EndedJob
+    from rallypoint.agent.features.local_jobs import EndedJob
     from rallypoint.cli.local_jobs import RunningJob
     from rallypoint.control.client.dialing import DialTarget
     from rallypoint.rendezvous.params import RendezvousParameters

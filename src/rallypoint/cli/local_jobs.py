@@ -20,8 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rallypoint.agent.features.ended_jobs import EndedJob, ended_jobs
-from rallypoint.agent.features.local_socket import local_jobs, local_token
+from rallypoint.agent.features.local_jobs import EndedJob, ended_jobs, local_jobs, local_token
 from rallypoint.base.errors import RallypointError, UsageError
 from rallypoint.cli.exit import print_answer
 from rallypoint.control.client.watcher import open_session, user_name

@@ -20,7 +20,7 @@ from rallypoint.control.protocol.messages import CollectedPart, CollectKind
 from rallypoint.control.protocol.observation import CollectCommand, CommandReply, JobList, Snapshot, WatchRequest
 
 if TYPE_CHECKING:
-    from rallypoint.agent.features.ended_jobs import EndedJob
+    from rallypoint.agent.features.local_jobs import EndedJob
 
 _RANKS = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?")
 _MOST_RANKS = 1024

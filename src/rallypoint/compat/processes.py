@@ -47,9 +47,9 @@ class _HandlingSignals(PContext):
         self._handles = self._handles or install_handlers()
         super().start()
 
-    def _sleep(self, seconds: float) -> None:
+    def _sleep(self, fds: Sequence[int], seconds: float) -> None:
         with signal_wakeup() as wakeups:
-            until_readable([*self.exit_fds(), *wakeups], seconds)
+            until_readable([*fds, *wakeups], seconds)
 
     def _finish(self) -> None:
         super()._finish()

@@ -27,7 +27,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 
 from rallypoint.base.light_dataclasses import dataclass, field
 from rallypoint.base.light_typing import NamedTuple, TypeAlias
@@ -377,8 +377,9 @@ def megabytes(count: int) -> str:
     return f"{count / (1 << 20):.0f} MB"
 
 
+@cache
 def _own_cgroup(proc: str, mounted: str) -> _Cgroup | None:
-    """The control group of this process that counts memory, if its counter can be read."""
+    """The control group of this process that counts memory, if its counter can be read; a process stays in its own."""
     name, second = own_cgroup_path("memory", proc)
     top = mounted if second else f"{mounted}/memory"
     # A container sees its own group at the top, and may see the name that it has outside.

@@ -33,7 +33,7 @@ from rallypoint.workers.reaper.client import Command, ReaperClient
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
     from rallypoint.failures.failure import OomKills, ProcessFailure
-    from rallypoint.workers.logs.pump import Relay
+    from rallypoint.workers.logs.outputs import Relay
     from rallypoint.workers.preload.client import PreloadManager
     from rallypoint.workers.resumable import LeavingWorkers
     from rallypoint.workers.stop import NoSweep, Stop
@@ -273,10 +273,14 @@ class PContext(ABC):
         """The relay of standard output (0) or standard error (1), if that has one."""
         return self._outputs[local_rank].relays[stream].get(local_rank) if local_rank in self._outputs else None
 
-    def exit_fds(self) -> list[int]:
-        """Descriptors of processes that had not ended at the last `poll`; readable once they have."""
+    def exit_fds(self) -> list[int] | None:
+        """Descriptors of processes that had not ended at the last `poll`; readable once they have. None if one can end
+        without a descriptor that shows it (see `ChildProcess.held_by_debugger`), so that `poll` must ask at intervals.
+        """
         waited = [self._processes[rank] for rank in self.awaited]
-        running = [each.fileno() for each in waited if not each.held_by_debugger]
+        if any(each.held_by_debugger and each.exitcode is None for each in waited):
+            return None
+        running = [each.fileno() for each in waited]
         if waited and self._reaper is not None:  # also one that is lost: `poll` must follow at once
             running.append(self._reaper.fileno())
         return running
@@ -299,13 +303,6 @@ class PContext(ABC):
         succeeded = [rank for rank, exitcode in exitcodes.items() if exitcode == 0]
         values = {rank: self._value(rank) for rank in succeeded}
         return RunProcsResult(values, {}, self.stdouts, self.stderrs)
-
-    @property
-    def must_be_polled(self) -> bool:
-        """Whether a process can end without a descriptor that shows it (see `ChildProcess.held_by_debugger`)."""
-        return not self._closed and any(
-            each.held_by_debugger and each.exitcode is None for each in self._processes.values()
-        )
 
     @property
     def running(self) -> tuple[int, ...]:
@@ -399,14 +396,14 @@ class PContext(ABC):
         """
         deadline = Deadline(float("inf") if timeout < 0 else SYSTEM_CLOCK.monotonic() + timeout, SYSTEM_CLOCK)
         while (result := self.poll()) is None and not deadline.expired:
-            remaining = min(deadline.remaining(), period) if self.must_be_polled else deadline.remaining()
-            self._sleep(remaining)
+            fds = self.exit_fds()
+            self._sleep(fds or (), deadline.remaining() if fds is not None else min(deadline.remaining(), period))
         if result is not None:
             self.close()
         return result
 
-    def _sleep(self, seconds: float) -> None:
-        until_readable(self.exit_fds(), seconds)
+    def _sleep(self, fds: Sequence[int], seconds: float) -> None:
+        until_readable(fds, seconds)
 
     # Failures
 
@@ -506,6 +503,8 @@ class PContext(ABC):
             timeout: seconds between it and SIGKILL.
             sent: whether the signal is sent to the processes from elsewhere.
         """
+        if self._closed:
+            return
         from rallypoint.workers.stop import run_to_end
 
         stopping = self.begin_close(death_sig, timeout, sent=sent)

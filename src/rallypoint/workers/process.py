@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from rallypoint.base.errors import RallypointError, ResourceError
 from rallypoint.base.kernel import readable
 from rallypoint.base.light_typing import Protocol
-from rallypoint.workers.reaper.client import Command, ReaperClient, ReaperLost, StartedWorker
+from rallypoint.workers.reaper.client import Command, ExitStatus, ReaperClient, ReaperLost, StartedWorker
 
 UNKNOWN_EXIT = 255
 """The exit code of a process whose real one is lost. It does not count as success."""
@@ -87,21 +87,15 @@ class ChildProcess(ABC):
         if self.exitcode is None and self._pidfd >= 0 and readable(self._pidfd):
             with self._collecting:
                 if self.exitcode is None:
-                    self._collect_exit()
+                    final, code = self._exit_status()
+                    self.held_by_debugger = not final
+                    if final:
+                        self.exitcode = UNKNOWN_EXIT if code is None else code
         return self.exitcode
 
     @abstractmethod
-    def _collect_exit(self) -> None:
-        """Handle the end that its descriptor shows: call `_end` with the status, or record that a debugger holds it."""
-
-    def _end(self, code: int | None) -> None:
-        self.held_by_debugger = False
-        self.exitcode = UNKNOWN_EXIT if code is None else code
-
-    def _end_as_orphan(self) -> None:
-        """Record an end whose status cannot be known any more."""
-        self.orphaned = not self._killed
-        self._end(-signal.SIGKILL if self._killed else None)
+    def _exit_status(self) -> ExitStatus:
+        """The status of the end that its descriptor shows; not final if a debugger holds it."""
 
     def signal(self, number: int) -> None:
         """Send the worker a signal to end it. Does nothing once it has ended."""
@@ -158,15 +152,12 @@ class AdoptedProcess(ChildProcess):
         super().__init__(*started)
         self._reaper = reaper
 
-    def _collect_exit(self) -> None:
+    def _exit_status(self) -> ExitStatus:
         try:
-            known = self._reaper.status(self.pid)
+            return self._reaper.status(self.pid)
         except ReaperLost:
-            self._end_as_orphan()
-        else:
-            self.held_by_debugger = not known.final
-            if known.final:
-                self._end(known.code)
+            self.orphaned = not self._killed
+            return ExitStatus(True, -signal.SIGKILL if self._killed else None)
 
 
 class WorkerProcess(AdoptedProcess):

@@ -35,6 +35,7 @@ from rallypoint.base.process_table import read_stat
 from rallypoint.base.procfs import catches, read_text
 from rallypoint.base.signals import signal_name
 from rallypoint.workers.process import ChildProcess
+from rallypoint.workers.reaper.client import ExitStatus
 from rallypoint.workers.stop import STACKS_TIMEOUT, NoSweep, Stop
 from rallypoint.workers.timers import FileTimerRequest, RequestReader
 
@@ -220,8 +221,8 @@ class _Timer(NamedTuple):
 class _TimedProcess(ChildProcess):
     """A process that has set a timer. How it ended is reported to its parent, and not to us."""
 
-    def _collect_exit(self) -> None:
-        self._end(None)
+    def _exit_status(self) -> ExitStatus:
+        return ExitStatus(final=True, code=None)
 
 
 class Watchdog:

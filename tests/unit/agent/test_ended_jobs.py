@@ -9,8 +9,8 @@ from signal import Signals
 
 import pytest
 
-from rallypoint.agent.features import ended_jobs as module
-from rallypoint.agent.features.ended_jobs import EndedJob, ended_jobs, record_end, record_if_killed
+from rallypoint.agent.features import local_jobs as module
+from rallypoint.agent.features.local_jobs import EndedJob, ended_jobs, record_end, record_if_killed
 from rallypoint.agent.launch import elastic_launch
 from rallypoint.base.errors import JobPreempted, NodeLeftInOrder, SignalException
 from rallypoint.control.protocol.errors import RendezvousClosedError, RendezvousTimeoutError
@@ -118,7 +118,9 @@ def test_the_reaper_of_an_agent_that_is_killed_leaves_it() -> None:
         def set_record(folder: str, text: str) -> None:
             write_record(folder.encode(), os.getpid(), text.encode())
 
-    record_if_killed(Workers(), Reaper())  # type: ignore[arg-type]
+    workers = Workers()
+    workers.ensure_reaper = Reaper  # type: ignore[attr-defined]
+    record_if_killed(workers)  # type: ignore[arg-type]
     (found,) = ended_jobs()
     assert (found.job.job, found.outcome, found.round, found.ending) == ("job", "killed", -1, "")
     assert found.detail.startswith("its agent was killed")

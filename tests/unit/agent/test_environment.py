@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.agent.environment import constant_environment, per_worker_variables, worker_environment
 from rallypoint.agent.spec import Worker, WorkerGroup, WorkerSpec
+from rallypoint.agent.workers import constant_environment, per_worker_variables, worker_environment
 from rallypoint.base.errors import UserError
 from rallypoint.failures.record import VARIABLE as ERROR_FILE_VARIABLE
 from rallypoint.store.plain import HashStore

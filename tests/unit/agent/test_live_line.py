@@ -141,6 +141,7 @@ def test_workers_start_when_the_line_is_gone(monkeypatch: pytest.MonkeyPatch) ->
         assert STDERR_LOCK.shows_live_line
         ranks = NodeRanks(0, 1, 0, 1)
         loop._hear(Placed(Placement(0, 0, 1, ranks, "127.0.0.1", 1, 0)))
+        list(loop._actions.step())
         workers.join()
         loop._mailbox.close()
     assert shown == [False]

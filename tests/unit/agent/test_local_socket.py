@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from rallypoint.agent.features.local_socket import LocalSocket, local_jobs, local_token
+from rallypoint.agent.features.local_jobs import LocalSocket, local_jobs, local_token
 from rallypoint.base.kernel import until_readable
 from rallypoint.base.secrets import SECRET, Secret, new_secret, token
 from rallypoint.rendezvous.handler import LocalJob
@@ -105,7 +105,7 @@ def test_what_is_no_agents_answer_is_passed_over(answer: bytes) -> None:
 def test_an_agent_that_does_not_answer_in_time_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rallypoint.agent.features.local_socket._TIMEOUT", 0.0)
+    monkeypatch.setattr("rallypoint.agent.features.local_jobs._TIMEOUT", 0.0)
     silent = LocalSocket(lambda: JOB)
     silent.open()
     assert mine() == []

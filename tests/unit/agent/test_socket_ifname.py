@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from rallypoint.agent.environment import worker_environment
 from rallypoint.agent.features.socket_ifname import Choice, add_socket_ifname, choose
 from rallypoint.agent.options import interface_names
+from rallypoint.agent.workers import worker_environment
 from rallypoint.base.errors import UserError
 from rallypoint.base.kernel import until_readable
 from rallypoint.base.mailbox import Background

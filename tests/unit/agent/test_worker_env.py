@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from rallypoint.agent.environment import constant_environment, per_worker_variables, worker_environment
 from rallypoint.agent.features.round_setup import PeerExchange, PeerRecord, RoundSetup, exchange_of
 from rallypoint.agent.features.worker_env import (
     KINDS,
@@ -20,6 +19,7 @@ from rallypoint.agent.features.worker_env import (
 )
 from rallypoint.agent.options import checked_frameworks
 from rallypoint.agent.spec import Worker, WorkerGroup
+from rallypoint.agent.workers import constant_environment, per_worker_variables, worker_environment
 from rallypoint.base.errors import UserError
 from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placement

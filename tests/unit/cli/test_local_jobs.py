@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rallypoint.agent.features.ended_jobs import EndedJob
+from rallypoint.agent.features.local_jobs import EndedJob
 from rallypoint.base.errors import UsageError
 from rallypoint.cli import local_jobs
 from rallypoint.cli.job_verbs import given_endpoint

@@ -20,8 +20,7 @@ import pytest
 from rallypoint.base.errors import UserError
 from rallypoint.workers.logs import console as console_module
 from rallypoint.workers.logs import outputs as module
-from rallypoint.workers.logs.outputs import Outputs
-from rallypoint.workers.logs.pump import Pump
+from rallypoint.workers.logs.outputs import Outputs, Pump
 from rallypoint.workers.logs.specs import LogsDest
 from rallypoint.workers.logs.tail import Tail
 

@@ -25,7 +25,7 @@ from rallypoint.agent.workers import WorkerController
 from rallypoint.base.private_files import open_regular
 from rallypoint.control.protocol.messages import CollectRequested
 from rallypoint.observe.worker_logs import CONSOLE, OVERHEAD, OVERHEAD_OF_PIECE, LogPiece, NodeLogs, encode_logs
-from rallypoint.workers.logs.pump import Relay
+from rallypoint.workers.logs.outputs import Relay
 
 _LONGEST_WAIT, _LOOK_EVERY = 10.0, 0.2
 """Seconds until a follower is answered if nothing is new, and between looks. Only while somebody follows."""

@@ -7,12 +7,17 @@ A handler can only be configured in an imported module, so nothing is done while
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
+from functools import wraps
 
+from rallypoint.base.light_typing import ParamSpec, TypeVar
 from rallypoint.base.log import get_logger
 
 log = get_logger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _METRICS = "rallypoint.observe.telemetry.metrics"
 _HANDLERS = "rallypoint.observe.telemetry.handlers"
@@ -39,22 +44,26 @@ def put_metric_if_wanted(name: str, value: float) -> None:
         logging_errors("metrics", lambda: put_metric(name, value))
 
 
-@contextmanager
-def profiled(name: str) -> Iterator[None]:
+def profiled(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Count and time calls under torch's name for a method, as `metrics.prof`, if a handler may be configured."""
-    if not metrics_wanted():
-        yield
-        return
-    import time
 
-    began = time.monotonic()
-    outcome = "failure"
-    try:
-        yield
-        outcome = "success"
-    finally:
-        put_metric_if_wanted(f"{name}.{outcome}", 1)
-        put_metric_if_wanted(f"{name}.duration.ms", int((time.monotonic() - began) * 1000))
+    def profile(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def profiled_call(*args: P.args, **kwargs: P.kwargs) -> R:
+            if not metrics_wanted():
+                return function(*args, **kwargs)
+            began, outcome = time.monotonic(), "failure"
+            try:
+                result = function(*args, **kwargs)
+                outcome = "success"
+            finally:
+                put_metric_if_wanted(f"{name}.{outcome}", 1)
+                put_metric_if_wanted(f"{name}.duration.ms", int((time.monotonic() - began) * 1000))
+            return result
+
+        return profiled_call
+
+    return profile
 
 
 def logging_errors(what: str, call: Callable[[], None]) -> None:

@@ -33,6 +33,7 @@ from rallypoint.base.kernel import always_readable
 from rallypoint.failures.record import record
 from rallypoint.workers.functions.worker import call
 from rallypoint.workers.process import ChildProcess, process_start_error
+from rallypoint.workers.reaper.client import ExitStatus
 from rallypoint.workers.reaper.protocol import open_null
 from rallypoint.workers.stop import NoSweep, kill_trees
 
@@ -86,15 +87,14 @@ class ForkedProcess(ChildProcess):
             os.close(mine)
         super().__init__(_pid(self._process), pidfd)
 
-    def _collect_exit(self) -> None:
+    def _exit_status(self) -> ExitStatus:
         try:
             found = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # which does not reap
         except OSError:  # multiprocessing has reaped it on some other occasion, and knows
-            self._end(self._process.exitcode)
-        else:
-            self.held_by_debugger = found is None
-            if found is not None:
-                self._end(found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
+            return ExitStatus(True, self._process.exitcode)
+        if found is None:
+            return ExitStatus(False, None)
+        return ExitStatus(True, found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
 
     def release(self) -> None:
         super().release()
