@@ -14,10 +14,9 @@ from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.notifications import placements
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.election import procedures, takeover
+from rallypoint.control.election import journal, procedures
 from rallypoint.control.election.machine import Election
-from rallypoint.control.election.steps import Changed, Fence, Procedure, Watched
-from rallypoint.control.election.takeover import Takeover
+from rallypoint.control.election.steps import Changed, Fence, Procedure, Takeover, Watched
 from rallypoint.control.etcd import api
 from rallypoint.control.membership import rules, segments
 from rallypoint.control.membership.rules import ClockView, Step
@@ -194,7 +193,7 @@ def _leads_out_of_turn() -> AbstractContextManager[object]:
 
 def _forgets() -> AbstractContextManager[object]:
     """Who is elected begins with nothing."""
-    taken_over = takeover.takeover_from
+    taken_over = journal.takeover_from
 
     def bad(*given: Any) -> Takeover:
         return taken_over(*given)._replace(state=State())

@@ -16,10 +16,10 @@ import math
 import queue
 import secrets
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.descriptors import allow_nodes
@@ -132,27 +132,18 @@ class JournalWriter:
                 self._deposed(why)
 
 
-class LeaderTerm:
-    """A server with its dispatcher and its journal, until it is closed. Made by `start_term`."""
+class LeaderTerm(NamedTuple):
+    """A dispatcher with its journal and its server, until it is closed. Made by `start_term`."""
 
-    def __init__(self, dispatcher: Dispatcher, writer: JournalWriter, server: ControlServer) -> None:
-        self._dispatcher = dispatcher
-        self._writer = writer
-        self._server = server
-
-    def snapshot(self) -> Snapshot:
-        """The snapshot of the job."""
-        return self._dispatcher.snapshot()
-
-    def nodes_lost(self, numbers: Collection[int], detail: str) -> None:
-        """The nodes of these numbers are lost."""
-        self._dispatcher.nodes_lost(numbers, detail)
+    dispatcher: Dispatcher
+    writer: JournalWriter
+    server: ControlServer
 
     def close(self, linger: float) -> None:
         """Coordinate no more; nodes have `linger` seconds to read the last notifications and disconnect."""
         # Nodes disconnect when the server ends, and that must not be taken for their departure.
-        self._writer.close(_LAST_WRITES if linger else 0.0)
-        self._server.close(linger, f"{host_name()} no longer hosts it")
+        self.writer.close(_LAST_WRITES if linger else 0.0)
+        self.server.close(linger, f"{host_name()} no longer hosts it")
 
 
 def start_term(
@@ -316,7 +307,7 @@ class Candidate:
     def snapshot(self) -> Snapshot | None:
         """The snapshot of the job, if this agent is the coordinator; from any thread."""
         term = self._term
-        return None if term is None else term.snapshot()
+        return None if term is None else term.dispatcher.snapshot()
 
     def close(self) -> None:
         """Give the coordinator's place to the next, and leave etcd; waits until that is done. Idempotent."""
@@ -359,7 +350,7 @@ class Candidate:
                     self._ask(effect)
                 elif isinstance(effect, steps.NodesLost):
                     if self._term is not None:
-                        self._term.nodes_lost(effect.nodes, effect.detail)
+                        self._term.dispatcher.nodes_lost(effect.nodes, effect.detail)
                 else:
                     self._effects.do(effect)
         except Exception as error:  # law 2
