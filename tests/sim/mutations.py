@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from rallypoint.agent import policy
 from rallypoint.agent.policy import Decision, PolicyState
-from rallypoint.control.coordinator import coordinator, hangs
+from rallypoint.control.coordinator import collection, coordinator
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.notifications import placements
@@ -294,11 +294,11 @@ def _hangs_with_one_awake() -> AbstractContextManager[object]:
         most = after.complete and 0 < len(after.participants) - 1 <= len(after.quiet & after.participants.keys())
         return most and before.quiet != after.quiet
 
-    return patch.object(hangs, "hang_began", bad)
+    return patch.object(collection, "hang_began", bad)
 
 
 def _deaf_to_hangs() -> AbstractContextManager[object]:
-    return patch.object(hangs.HangCollection, "look", lambda *_args: False)
+    return patch.object(collection.HangCollection, "look", lambda *_args: False)
 
 
 BUGS = (

@@ -103,7 +103,7 @@ from rallypoint.control.protocol.messages import (
 )
 
 if TYPE_CHECKING:
-    from rallypoint.control.coordinator.hangs import HangCollection
+    from rallypoint.control.coordinator.collection import HangCollection
 
 OutgoingNotification = tuple[int, Notification]
 
@@ -637,7 +637,7 @@ class Coordinator:
 
     def _look_for_hang(self, before: State, after: State, now: float) -> None:
         if self._hangs is None:
-            from rallypoint.control.coordinator.hangs import HangCollection
+            from rallypoint.control.coordinator.collection import HangCollection
 
             self._hangs = HangCollection(self.send_to, self.collections, lambda node: name_of(self.state, node))
             self.parts.append(self._hangs)
