@@ -16,7 +16,7 @@ from benchmarks.case import OURS, THEIRS, Case, Settings, row
 from benchmarks.table import Budget, Row
 from benchmarks.turns import in_turn
 from rallypoint.agent.features.hangs import render_report
-from rallypoint.control.coordinator.hangs import HangCollection
+from rallypoint.control.coordinator.collection import HangCollection
 from rallypoint.control.membership.state import NodeId, NodeInfo, Participant, State
 from rallypoint.control.protocol.messages import CollectedPart, CollectionEnded, CollectRequested, Notification, Taken
 from rallypoint.observe.hangs.messages import (

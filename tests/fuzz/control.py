@@ -31,7 +31,7 @@ from rallypoint.control.membership.state import (
     Succeed,
     Verdict,
 )
-from rallypoint.control.protocol import codec
+from rallypoint.control.protocol import codec, observation
 from rallypoint.control.protocol.codec import MAGIC, FrameReader, decode_state, encode_state, frame
 from rallypoint.control.protocol.errors import FrameError, RendezvousStateError, SignatureError
 from rallypoint.control.protocol.handshake import (
@@ -228,7 +228,7 @@ def messages(data: bytes) -> None:
         codec.version_of(data)
     decoders: tuple[Callable[[bytes], object], ...] = (
         *(codec.decode_request, codec.decode_notification, codec.decode_answer),
-        *(codec.decode_watcher_request, codec.decode_watcher_notification),
+        *(observation.decode_watcher_request, observation.decode_watcher_notification),
         *(lambda each, kind=kind: codec.decode(each, kind) for kind in (Hello, Proof)),
     )
     for decode in decoders:

@@ -43,7 +43,7 @@ TRUSTED: Mapping[str, str] = {
     "control/etcd/local.py": "answers and log of an etcd that this process has started",
     "workers/logs/specs.py": "a name that becomes a folder's",
     "rendezvous/shared_state.py": "base64 with errors in words; then `states`",
-    "control/election/takeover.py": "the name of a key of ours",
+    "control/election/journal.py": "the name of a key of ours",
     "observe/telemetry/json_lines.py": "what an event of ours has in it as JSON",
     "observe/telemetry/handlers.py": "the line of an event of ours as text",
     "workers/functions/worker.py": "pickles of a child that runs the user's own function, as the same user",

@@ -170,7 +170,7 @@ class SimTerm:
         self._event.set()
 
     def end(self, linger: float) -> Steps[None]:
-        """See `LeaderTerm.close`."""
+        """End it: see `Candidate`."""
         self._journal.hurry()
         self._event.set()
         until = self._process.clock() + (_LAST_WRITES if linger else 0.0)

@@ -9,15 +9,14 @@ from unittest.mock import patch
 
 from rallypoint.agent import policy
 from rallypoint.agent.policy import Decision, PolicyState
-from rallypoint.control.coordinator import coordinator, hangs
+from rallypoint.control.coordinator import collection, coordinator
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.notifications import placements
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.election import procedures, takeover
+from rallypoint.control.election import journal, procedures
 from rallypoint.control.election.machine import Election
-from rallypoint.control.election.steps import Changed, Fence, Procedure, Watched
-from rallypoint.control.election.takeover import Takeover
+from rallypoint.control.election.steps import Changed, Fence, Procedure, Takeover, Watched
 from rallypoint.control.etcd import api
 from rallypoint.control.membership import rules, segments
 from rallypoint.control.membership.rules import ClockView, Step
@@ -194,7 +193,7 @@ def _leads_out_of_turn() -> AbstractContextManager[object]:
 
 def _forgets() -> AbstractContextManager[object]:
     """Who is elected begins with nothing."""
-    taken_over = takeover.takeover_from
+    taken_over = journal.takeover_from
 
     def bad(*given: Any) -> Takeover:
         return taken_over(*given)._replace(state=State())
@@ -295,11 +294,11 @@ def _hangs_with_one_awake() -> AbstractContextManager[object]:
         most = after.complete and 0 < len(after.participants) - 1 <= len(after.quiet & after.participants.keys())
         return most and before.quiet != after.quiet
 
-    return patch.object(hangs, "hang_began", bad)
+    return patch.object(collection, "hang_began", bad)
 
 
 def _deaf_to_hangs() -> AbstractContextManager[object]:
-    return patch.object(hangs.HangCollection, "look", lambda *_args: False)
+    return patch.object(collection.HangCollection, "look", lambda *_args: False)
 
 
 BUGS = (

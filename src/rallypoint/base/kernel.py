@@ -37,7 +37,8 @@ def check_kernel() -> None:
 
 def check_for_loop() -> None:
     """Check the calls that an event loop needs, which otherwise may end this process. Raises ResourceError."""
-    _check(_CALLS)
+    if not _checked:
+        _check(_CALLS)
 
 
 def _check(calls: Mapping[str, Callable[[], object]]) -> None:

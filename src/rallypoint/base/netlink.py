@@ -47,6 +47,8 @@ class Interface(NamedTuple):
     name: str
     is_loopback: bool
     addresses: tuple[str, ...]
+    temporary: frozenset[str] = frozenset()
+    """Those of IPv6 that change by themselves."""
 
 
 def interfaces() -> list[Interface]:
@@ -54,38 +56,41 @@ def interfaces() -> list[Interface]:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as kernel:
         kernel.settimeout(_TIMEOUT)
         links = list(_parse_dump(kernel, _GETLINK, _NEWLINK))
-        addresses: dict[int, list[str]] = {}
+        addresses: dict[int, dict[str, bool]] = {}
         for message in _parse_dump(kernel, _GETADDR, _NEWADDR):
-            family, _, _, scope, interface = _ADDRESS.unpack_from(message)
-            packed = _packed(message)
-            counts = family == socket.AF_INET or (family == socket.AF_INET6 and scope != _LINK_SCOPE)
-            if packed is not None and counts:
-                addresses.setdefault(interface, []).append(socket.inet_ntop(family, packed))
+            family, _, flags, scope, interface = _ADDRESS.unpack_from(message)
+            attributes = dict(_attributes(message[_ADDRESS.size :]))
+            packed = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
+            is_ipv6 = family == socket.AF_INET6
+            if packed and (family == socket.AF_INET or (is_ipv6 and scope != _LINK_SCOPE)):
+                address = socket.inet_ntop(family, packed)
+                addresses.setdefault(interface, {})[address] = is_ipv6 and bool(flags & _TEMPORARY)
     found = []
     for message in links:
         _, _, interface, flags, _ = _LINK.unpack_from(message)
         name = dict(_attributes(message[_LINK.size :])).get(_IFLA_NAME, b"").rstrip(b"\0").decode(errors="replace")
         if flags & _UP and name:
-            found.append(Interface(name, bool(flags & _LOOPBACK), tuple(addresses.get(interface, ()))))
+            own = addresses.get(interface, {})
+            temporary = frozenset(each for each, changes in own.items() if changes)
+            found.append(Interface(name, bool(flags & _LOOPBACK), tuple(own), temporary))
     return found
 
 
 def interface_addresses() -> tuple[str, ...] | None:
     """Addresses from which this machine may connect to others, IPv4 and IPv6, each once; None if they are unknown.
 
-    All of interfaces that are up, without the loopback and link-local ones. Temporary IPv6 addresses change by
-    themselves: for these it is their network.
+    All of interfaces that are up, without the loopback and link-local ones. Of temporary IPv6 addresses it is their
+    network.
     """
     try:
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as kernel:
-            kernel.settimeout(_TIMEOUT)
-            links = [_LINK.unpack_from(each) for each in _parse_dump(kernel, _GETLINK, _NEWLINK)]
-            up = {interface for _, _, interface, flags, _ in links if flags & _UP}
-            found = [_address(each, up) for each in _parse_dump(kernel, _GETADDR, _NEWADDR)]
+        found = interfaces()
     except (OSError, struct.error):
         return None
-    addresses = tuple(dict.fromkeys(each for each in found if each))
-    return addresses if len(addresses) <= MAX_ADDRESSES else None
+    addresses: dict[str, None] = {}
+    for interface in found:
+        outward = (each for each in interface.addresses if not is_loopback(each))
+        addresses.update((f"{each}/64" if each in interface.temporary else each, None) for each in outward)
+    return tuple(addresses) if len(addresses) <= MAX_ADDRESSES else None
 
 
 def _parse_dump(kernel: socket.socket, request: int, answer: int) -> Iterator[bytes]:
@@ -103,24 +108,6 @@ def _parse_dump(kernel: socket.socket, request: int, answer: int) -> Iterator[by
             if kind == answer:
                 yield data[at + _HEADER.size : at + size]
             at += (size + 3) & ~3
-
-
-def _address(message: bytes, up: set[int]) -> str:
-    family, _, flags, scope, interface = _ADDRESS.unpack_from(message)
-    packed = _packed(message)
-    if packed is None or interface not in up or family not in {socket.AF_INET, socket.AF_INET6}:
-        return ""
-    address = socket.inet_ntop(family, packed)
-    if address.startswith("127.") or address == "::1":
-        return ""
-    if family == socket.AF_INET:
-        return address
-    return "" if scope == _LINK_SCOPE else f"{address}/64" if flags & _TEMPORARY else address
-
-
-def _packed(message: bytes) -> bytes | None:
-    attributes = dict(_attributes(message[_ADDRESS.size :]))
-    return attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
 
 
 def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:

@@ -67,7 +67,11 @@ from rallypoint.rendezvous.handler import (
 from rallypoint.rendezvous.worker_stores import WorkerStoreSupply
 
 if TYPE_CHECKING:
+    from rallypoint.control.coordinator.job_log import ReportedProgress
     from rallypoint.control.protocol.observation import Snapshot
+    from rallypoint.store.api import Store
+
+log = get_logger(__name__)
 
 
 class ControlPlane:
@@ -121,12 +125,6 @@ class ControlPlane:
 def own_node(address: str = "") -> NodeId:
     """The identity of a handler of this process that others reach at `address`; without that its link fills it in."""
     return NodeId(address, os.getpid(), int.from_bytes(os.urandom(8), "big") >> 2, host_name())
-
-
-if TYPE_CHECKING:
-    from rallypoint.control.coordinator.job_log import ReportedProgress
-    from rallypoint.control.protocol.observation import Snapshot
-    from rallypoint.store.api import Store
 
 
 _JOIN_SOURCE = "dynamic_rendezvous.py:DynamicRendezvousHandler.next_rendezvous"
@@ -215,9 +213,6 @@ def _trace(error: BaseException) -> str:
     import traceback
 
     return "".join(traceback.format_exception(error))
-
-
-log = get_logger(__name__)
 
 
 _WantedPlace = tuple[NodeInfo, tuple[str, ...] | None, bool, float]

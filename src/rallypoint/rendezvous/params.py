@@ -6,10 +6,10 @@ from rallypoint.base.errors import UsageError, UserError
 from rallypoint.base.light_typing import Any
 
 C10D_PORT = 29400
+"""The port of the control plane if its endpoint names none."""
 
 ON_ETCD = ("etcd", "etcd-v2")
 """The names of the backend that elects the coordinator on etcd."""
-"""The port of the control plane if its endpoint names none."""
 
 _DAY = 86400
 

@@ -88,7 +88,7 @@ from rallypoint.store.errors import StoreError
 from rallypoint.store.filestore import FileStore
 
 if TYPE_CHECKING:
-    from rallypoint.control.coordinator.hangs import HangCollection
+    from rallypoint.control.coordinator.collection import HangCollection
 
 
 Token = Any
@@ -461,7 +461,7 @@ class SharedStateLink:
     def _look_for_hang(self, before: State, after: State) -> None:
         """Each node reports on its own workers: there is no coordinator that collects for all."""
         if self._hangs is None:
-            from rallypoint.control.coordinator.hangs import HangCollection
+            from rallypoint.control.coordinator.collection import HangCollection
 
             self._hangs = HangCollection(
                 lambda _nodes, notification: self._deliver_if_open(notification),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import count
 
-from rallypoint.control.coordinator.hangs import HangCollection
+from rallypoint.control.coordinator.collection import HangCollection
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import NodeId, ReportQuiet, Settings
 from rallypoint.control.protocol.codec import check_size, encode

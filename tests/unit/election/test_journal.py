@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from rallypoint.control.election.journal import CannotWrite, Journal, NotYet, PartWritten, Written
 from rallypoint.control.election.keys import ElectionKeys, decode_snapshot, state_of
-from rallypoint.control.election.steps import Fence, Txn
-from rallypoint.control.election.takeover import Takeover
+from rallypoint.control.election.steps import Fence, Takeover, Txn
 from rallypoint.control.etcd.api import Delete, EtcdLeaseGone, EtcdRefused, EtcdUnreachable, Put, TxnResult
 from rallypoint.control.membership.state import State
 from rallypoint.control.protocol.codec import decode_state

@@ -19,8 +19,7 @@ from rallypoint.control.election.keys import ElectionKeys, decode_leader
 from rallypoint.control.election.leader_resolver import LeaderResolver
 from rallypoint.control.election.machine import Election
 from rallypoint.control.election.shell import Candidate, JournalWriter
-from rallypoint.control.election.steps import Effect, Event, Fence
-from rallypoint.control.election.takeover import Takeover
+from rallypoint.control.election.steps import Effect, Event, Fence, Takeover
 from rallypoint.control.etcd.api import (
     EtcdRefused,
     EtcdUnreachable,

@@ -6,10 +6,9 @@ import random
 import string
 from collections.abc import Mapping
 
-from rallypoint.control.election.journal import Journal, PartWritten, Written
+from rallypoint.control.election.journal import Journal, PartWritten, Written, takeover_from
 from rallypoint.control.election.keys import ElectionKeys
-from rallypoint.control.election.steps import Fence
-from rallypoint.control.election.takeover import Takeover, takeover_from
+from rallypoint.control.election.steps import Fence, Takeover
 from rallypoint.control.etcd.api import Range
 from rallypoint.control.membership.state import (
     NodeId,

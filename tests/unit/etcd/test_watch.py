@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from rallypoint.base.endpoint import Endpoint
-from rallypoint.control.etcd.api import Compare, Put, RangeResult, WatchCompacted, WatchEvent
+from rallypoint.control.etcd.api import Compare, Put, WatchCompacted, WatchEvent
 from tests.etcd_client import WritingClient as EtcdClient
 from tests.etcd_cluster import EtcdCluster, Member
 from tests.relay import Relay
@@ -165,29 +165,20 @@ def test_a_closed_watch_tells_nothing_more(client: EtcdClient, prefix: bytes) ->
     assert told.silent
 
 
-def test_a_callback_may_use_the_client_and_close_its_watch(client: EtcdClient, prefix: bytes) -> None:
-    read: queue.SimpleQueue[RangeResult] = queue.SimpleQueue()
+def test_a_callback_may_close_its_watch(client: EtcdClient, prefix: bytes) -> None:
+    told, still = Told(), Told()
+    begin = client.range(prefix).revision + 1
 
     def on_events(events: Sequence[WatchEvent]) -> None:
+        told.on_events(events)
         watch.close()
-        read.put(client.range(events[0].kv.key))
 
-    watch = client.watch(prefix, client.range(prefix).revision + 1, on_events, lambda lost: None)
-    client.put(prefix, b"v")
-    assert read.get(timeout=TIMEOUT).kvs[0].value == b"v"
-
-
-def test_a_callback_may_close_the_client(etcd: EtcdCluster, client: EtcdClient, prefix: bytes) -> None:
-    closed: queue.SimpleQueue[bool] = queue.SimpleQueue()
-    other = EtcdClient(etcd.endpoints)
-
-    def on_events(events: Sequence[WatchEvent]) -> None:
-        other.close()
-        closed.put(True)
-
-    other.watch(prefix, client.range(prefix).revision + 1, on_events, lambda lost: None)
-    client.put(prefix, b"")
-    assert closed.get(timeout=TIMEOUT)
+    watch = client.watch(prefix, begin, on_events, told.on_lost)
+    client.watch(prefix, begin, still.on_events, still.on_lost)
+    write(client, prefix, range(2))
+    still.events(2)
+    assert told.event().kv.value == b"0"
+    assert told.silent
 
 
 def test_a_callback_that_fails_costs_only_its_own_call(client: EtcdClient, prefix: bytes) -> None:

@@ -31,7 +31,6 @@ from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import MAGIC, FrameReader, frame
 from rallypoint.control.protocol.errors import FrameError, SignatureError
 from rallypoint.control.protocol.handshake import Challenge, ClientHandshake, HandshakeError, HandshakeRefused, Welcome
-from rallypoint.store.wire import Op, encode, greeting
 
 if TYPE_CHECKING:
     from rallypoint.base.tls import ControlTls
@@ -370,6 +369,8 @@ async def _answers_as_torch_store(endpoint: Endpoint) -> bool:
     """Whether a silent service answers the first messages of the TCPStore protocol, to name it in an error: torch's
     server keeps silent on a greeting that it does not know (contract section 9.2). Within 2 s.
     """
+    from rallypoint.store.wire import Op, encode, greeting
+
     try:
         async with asyncio.timeout(_PROBE_TIMEOUT):
             reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)

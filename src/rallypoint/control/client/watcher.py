@@ -25,6 +25,7 @@ from rallypoint.control.protocol.observation import (
     WatcherRequest,
     WatchRequest,
     decode_snapshot,
+    decode_watcher_notification,
 )
 
 _CONNECT = 5.0
@@ -135,7 +136,7 @@ class WatcherSession:
     async def _next(self) -> WatcherNotification:
         session = self._opened()
         try:
-            message = codec.decode_watcher_notification(await session.receive())
+            message = decode_watcher_notification(await session.receive())
         except (OSError, FrameError, codec.CodecError) as error:
             raise self._lost(str(error)) from None
         if isinstance(message, SessionEnded):

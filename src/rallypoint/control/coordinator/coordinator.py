@@ -103,7 +103,7 @@ from rallypoint.control.protocol.messages import (
 )
 
 if TYPE_CHECKING:
-    from rallypoint.control.coordinator.hangs import HangCollection
+    from rallypoint.control.coordinator.collection import HangCollection
 
 OutgoingNotification = tuple[int, Notification]
 
@@ -580,9 +580,21 @@ class Coordinator:
         return infos | {host: infos[host]._replace(store_port=self._next_store.store_port, restarts_workers=True)}
 
     def _unblocked(self, before: State, after: State) -> list[NodeId]:
-        """The nodes whose waiting joins can perhaps continue now."""
-        if _may_unblock_joins(before, after, self.settings):
+        """The nodes whose waiting joins can perhaps continue now.
+
+        Another node's arrival in a forming round does not matter to those that wait, unless it was the one that was
+        awaited. This keeps a rendezvous of n nodes at n checks instead of n squared.
+        """
+        was_settled, is_settled = settled(before, self.settings), settled(after, self.settings)
+        if _all_joins_depend_on(before) != _all_joins_depend_on(after) or (was_settled and not is_settled):
             return list(self._pending)
+        nodes = self._unblocked_spares(before, after)
+        if is_settled and not was_settled:  # any node's join completes the round for all, if that can be now
+            nodes += islice((each for each in after.participants if each in self._pending), 1)
+        return nodes
+
+    def _unblocked_spares(self, before: State, after: State) -> list[NodeId]:
+        """The spares for which there may be a place now."""
         if self.settings.segment > 1:  # then a spare waits for others of its domain, until one of these goes
             return list(self._pending) if len(after.wait_list) < len(before.wait_list) else []
         if not after.redundancy_list or _places(after) >= _places(before):
@@ -625,7 +637,7 @@ class Coordinator:
 
     def _look_for_hang(self, before: State, after: State, now: float) -> None:
         if self._hangs is None:
-            from rallypoint.control.coordinator.hangs import HangCollection
+            from rallypoint.control.coordinator.collection import HangCollection
 
             self._hangs = HangCollection(self.send_to, self.collections, lambda node: name_of(self.state, node))
             self.parts.append(self._hangs)
@@ -778,17 +790,9 @@ class Coordinator:
         return node == next((each for each in self.sessions.nodes_in_this_process if each in alike), next(iter(alike)))
 
 
-def _may_unblock_joins(before: State, after: State, settings: Settings) -> bool:
-    """Whether a waiting join could continue now.
-
-    Another node's arrival in a forming round does not matter to waiting nodes, except that it may start the last call
-    or be the one that was awaited. This keeps a rendezvous of n nodes at n checks instead of n squared.
-    """
-    if (before.round, before.complete, before.closed) != (after.round, after.complete, after.closed):
-        return True
-    if (before.abandoned.number, before.size) != (after.abandoned.number, after.size):
-        return True
-    return settled(before, settings) != settled(after, settings)
+def _all_joins_depend_on(state: State) -> tuple[object, ...]:
+    """What can let any waiting join continue, or end, when it changes."""
+    return state.round, state.complete, state.closed, state.abandoned.number, state.size
 
 
 def _places(state: State) -> int:

@@ -25,7 +25,6 @@ from rallypoint.control.protocol.handshake import (
     version_error,
 )
 from rallypoint.control.protocol.messages import Heartbeat, JoinRequest, LeaveRequest, Notification, SessionEnded
-from rallypoint.control.protocol.observation import job_list_parts
 
 if TYPE_CHECKING:
     from rallypoint.control.coordinator.dispatcher import Dispatcher
@@ -125,7 +124,9 @@ class ServerSession:
             if self.signers is not None:
                 payload = self.signers.incoming.verify(payload)
             if self._command_refusal is not None:
-                asked = codec.decode_watcher_request(payload)
+                from rallypoint.control.protocol.observation import decode_watcher_request
+
+                asked = decode_watcher_request(payload)
                 self._dispatcher.receive_from_watcher(self.number, asked, self._command_refusal)
                 return None
             if payload == HEARTBEAT:
@@ -237,6 +238,8 @@ class ServerSession:
         welcome = Welcome(lease, "" if dispatcher is None else dispatcher.incarnation)
         self._output.send(codec.encode(welcome))
         if dispatcher is None:
+            from rallypoint.control.protocol.observation import job_list_parts
+
             for part in job_list_parts(self._jobs.listed()):
                 self._output.send(codec.encode(part))
             self.has_answered = True

@@ -170,7 +170,7 @@ class SessionRegistry:
     @property
     def local_nodes(self) -> list[NodeId]:
         """The nodes whose agent is in our own process and ends together with the coordinator."""
-        return [self._sessions[number].node for number in self.liveness.local_sessions]
+        return [each.node for number in self._in_this_process if (each := self._sessions[number]).local]
 
     @property
     def nodes_in_this_process(self) -> list[NodeId]:
@@ -239,11 +239,6 @@ class Liveness:
         """A session is over."""
         self._heard.pop(session, None)
         self._local.discard(session)
-
-    @property
-    def local_sessions(self) -> frozenset[int]:
-        """The sessions of nodes in our own process."""
-        return frozenset(self._local)
 
     def check_at(self) -> float:
         """The time of the next check, in seconds on the clock of `now`; infinity for never."""

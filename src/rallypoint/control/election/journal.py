@@ -1,6 +1,7 @@
-"""Writes the coordinator's state to etcd, so that one that is no longer the coordinator cannot write. Pure.
+"""Writes the coordinator's state to etcd, so that one that is no longer the coordinator cannot write, and reads what
+the previous one has left. Pure.
 
-Laws:
+Laws of writing:
 
 1. Each write is one transaction. It holds only while our own key exists, with the revision that it was created with
    (our lease is alive, so no other candidate was elected), and while the state is as we last wrote or read it.
@@ -11,29 +12,36 @@ Laws:
 4. A write whose answer was lost is done if the state in etcd has our name and its number, and we are still the
    coordinator: a successor uses our name, and may have written the same. So the write is repeated unchanged.
 5. While etcd is away, nothing is given up: it is retried for as long as we are not known to be deposed.
+
+Law of a takeover: a coordinator continues with the state and the name of the previous one. Only if none of its nodes
+has a key, and ours was not one of them, does its state belong to an earlier launch of the job, and this one begins with
+nothing. But if a round ran then, no round is formed until its nodes, if they are alive after all, have had the time to
+come back.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, TypeAlias
 
-from rallypoint.control.election.keys import ElectionKeys, decode_snapshot, encode_snapshot
-from rallypoint.control.election.steps import Fence, Txn
-from rallypoint.control.election.takeover import Takeover
+from rallypoint.control.coordinator.recovery import recovery_timeout
+from rallypoint.control.election.keys import ElectionKeys, decode_snapshot, encode_snapshot, state_of
+from rallypoint.control.election.steps import Fence, Takeover, Txn
 from rallypoint.control.etcd.api import (
     Compare,
     Delete,
     EtcdError,
     EtcdLeaseGone,
     EtcdUnreachable,
+    KeyValue,
     Operation,
     Put,
     Range,
     RangeResult,
     TxnResult,
 )
-from rallypoint.control.membership.state import State
-from rallypoint.control.protocol.codec import encode_state
+from rallypoint.control.membership.state import Settings, State, known_to
+from rallypoint.control.protocol.codec import decode_state, encode_state
 from rallypoint.control.protocol.errors import RendezvousStateError
 
 LATER = 1.0
@@ -176,3 +184,37 @@ class Journal:
             except RendezvousStateError as error:
                 return CannotWrite(str(error))
         return CannotWrite("another agent is the coordinator now")
+
+
+def takeover_from(
+    stored: Sequence[KeyValue], nodes: Collection[int], met: str, keys: ElectionKeys, settings: Settings
+) -> Takeover:
+    """The state to start from.
+
+    Args:
+        stored: the values under the state's key and those of its parts, by name.
+        nodes: the numbers of the nodes that have a key.
+        met: the coordinator that this node was last in a session with.
+        keys, settings: of the job.
+
+    Raises:
+        RendezvousStateError: the stored state is not one that we can read.
+    """
+    if not stored or stored[0].key != keys.state:  # there may be parts of a state that was never complete
+        return Takeover("", State(), 0, 0, 0)
+    found = stored[0]
+    snapshot = decode_snapshot(keys.state, found.value)
+    try:
+        state = decode_state(state_of(keys, snapshot, stored))
+    except RendezvousStateError as error:
+        raise RendezvousStateError(
+            f"the key {keys.state.decode()!r} in etcd cannot be read: {error}; "
+            "or delete it, if no job of that --rdzv-id runs"
+        ) from None
+    known = known_to(state)
+    if snapshot.incarnation == met or any(each.number in nodes for each in known):
+        return Takeover(snapshot.incarnation, state, snapshot.number, found.mod_revision, found.lease)
+    # If they are alive after all, and only their leases have ended, they have the time to report.
+    ran = state.verdict is None and bool(known)
+    anew = State(restart_delay=recovery_timeout(settings) if ran else 0.0)
+    return Takeover("", anew, snapshot.number, found.mod_revision, found.lease, forgets=True)

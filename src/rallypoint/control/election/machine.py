@@ -44,10 +44,12 @@ from rallypoint.control.election.procedures import (
     STATE_TTL,
     Leadership,
     Look,
+    Presence,
     Registration,
     Runner,
     StepContext,
     leave,
+    min_absence,
 )
 from rallypoint.control.election.steps import (
     CandidatePhase,
@@ -58,7 +60,6 @@ from rallypoint.control.election.steps import (
     Watched,
     number_of,
 )
-from rallypoint.control.election.takeover import Presence, min_absence
 from rallypoint.control.etcd.api import EtcdError, EtcdLeaseGone, EtcdUnreachable, KeyValue, WatchCancelled
 from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol.errors import RendezvousStateError

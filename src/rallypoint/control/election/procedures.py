@@ -3,7 +3,10 @@
 Laws of a term as the coordinator:
 
 1. The address is published only when the server listens and no other agent is coordinator: our key still exists.
-2. A node that is known to be dead is not waited for; one that has lost its key for a while, and then it is lost.
+2. Of a node that is in the state, its session is the best evidence. One that is known to be dead is not waited for. One
+   that we have seen lose its key shortly before is awaited for a moment only: its lease may have ended because etcd was
+   away. All others, most of which have never had a key, are awaited as long as the nodes of a lost control plane are
+   (`Coordinator.restore`).
 3. An agent that stops coordinating and is alive ends its lease before its port refuses connections: other agents take
    one whose port refuses for dead.
 4. From the moment that we step down, we know nothing about further events: the next coordinator has to find them out.
@@ -18,13 +21,14 @@ Laws of leaving:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 from typing import NamedTuple
 
 from rallypoint.base.endpoint import is_loopback
 from rallypoint.base.errors import RallypointError
 from rallypoint.control.coordinator.recovery import recovery_timeout
+from rallypoint.control.election.journal import takeover_from
 from rallypoint.control.election.keys import (
     ElectionKeys,
     LeaderRecord,
@@ -63,7 +67,6 @@ from rallypoint.control.election.steps import (
     number_of,
     transact,
 )
-from rallypoint.control.election.takeover import Presence, min_absence, takeover_from
 from rallypoint.control.etcd.api import (
     Compare,
     Delete,
@@ -74,6 +77,7 @@ from rallypoint.control.etcd.api import (
     Operation,
     Put,
     Range,
+    WatchEvent,
 )
 from rallypoint.control.membership.state import NodeId, Settings, known_to
 from rallypoint.control.protocol.codec import decode_state
@@ -293,6 +297,75 @@ def register(
                 return Registration(lease, Fence((each.key, each.create_revision))), found
     yield Revoke(lease)
     return None, found
+
+
+MIN_ABSENCE = 1.0
+"""Seconds that a node without a key has at least, however short the lease is: a packet may have to be sent again."""
+
+
+def min_absence(settings: Settings) -> float:
+    """Seconds for which a node is awaited that has lost its key."""
+    return max(MIN_ABSENCE, settings.lease / 3)
+
+
+class Presence:
+    """The candidates' keys as we have seen them since we have one; and the nodes that have lost theirs meanwhile, by
+    their numbers, with the time until which each is awaited.
+    """
+
+    def __init__(self, kvs: Iterable[KeyValue] = ()) -> None:
+        self._keys = {each.key: each for each in kvs}
+        self._absent: dict[int, float] = {}
+
+    @property
+    def nodes(self) -> frozenset[int]:
+        """The nodes that have a key."""
+        return frozenset(node.number for each in self._keys.values() if (node := decode_node(each.value)) is not None)
+
+    @property
+    def wake_at(self) -> float:
+        """The time at which `overdue` may have a result; infinity for never."""
+        return min(self._absent.values(), default=float("inf"))
+
+    def last_before(self, revision: int) -> KeyValue | None:
+        """The youngest of the keys that were created before that revision."""
+        older = (each for each in self._keys.values() if each.create_revision < revision)
+        return max(older, key=lambda each: each.create_revision, default=None)
+
+    def change(self, events: Iterable[WatchEvent], until: float) -> None:
+        """Keys have changed; a node that has none any more is awaited until then."""
+        before = self.nodes
+        for event in events:
+            if event.kind == "put":
+                self._keys[event.kv.key] = event.kv
+            else:
+                self._keys.pop(event.kv.key, None)
+        self._note_absent(before, until)
+
+    def replace(self, kvs: Iterable[KeyValue], until: float) -> None:
+        """These are all keys now; nodes whose keys are gone are awaited until then."""
+        before, self._keys = self.nodes, {each.key: each for each in kvs}
+        self._note_absent(before, until)
+
+    def await_anew(self, since: float, until: float) -> None:
+        """Await the absent nodes until then, but for those whose time was over before `since`: a node that has done
+        without a key for long is no more likely to be lost than any other.
+        """
+        self._absent = {node: until for node, at in self._absent.items() if at >= since}
+
+    def overdue(self, now: float) -> frozenset[int]:
+        """Absent nodes whose time is over; each is returned once."""
+        over = frozenset(node for node, until in self._absent.items() if until <= now)
+        for node in over:
+            del self._absent[node]
+        return over
+
+    def _note_absent(self, before: frozenset[int], until: float) -> None:
+        present = self.nodes
+        for node in before - present:
+            self._absent.setdefault(node, until)
+        for node in present & self._absent.keys():
+            del self._absent[node]
 
 
 class Deposing:

@@ -6,8 +6,7 @@ Laws:
 2. Any error here is an event for the machine, and the thread continues: without it the lease would not be kept, and no
    one would notice.
 
-The effects without waiting and without a term (watches, news for the link, lines of the log) are `EffectRunner`'s. A
-`LeaderTerm` is this agent's time as the coordinator: the server, and the thread that writes the journal.
+The effects without waiting and without a term (watches, news for the link, lines of the log) are `EffectRunner`'s.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ import math
 import queue
 import secrets
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.descriptors import allow_nodes
@@ -41,7 +40,6 @@ from rallypoint.control.membership.state import NodeId, Settings, State
 if TYPE_CHECKING:
     import socket
 
-    from rallypoint.base.tls import ControlTls
     from rallypoint.control.protocol.observation import Snapshot
 
 
@@ -132,65 +130,12 @@ class JournalWriter:
                 self._deposed(why)
 
 
-class LeaderTerm:
-    """A server with its dispatcher and its journal, until it is closed. Made by `start_term`."""
+class _Term(NamedTuple):
+    """This agent's time as the coordinator."""
 
-    def __init__(self, dispatcher: Dispatcher, writer: JournalWriter, server: ControlServer) -> None:
-        self._dispatcher = dispatcher
-        self._writer = writer
-        self._server = server
-
-    def snapshot(self) -> Snapshot:
-        """The snapshot of the job."""
-        return self._dispatcher.snapshot()
-
-    def nodes_lost(self, numbers: Collection[int], detail: str) -> None:
-        """The nodes of these numbers are lost."""
-        self._dispatcher.nodes_lost(numbers, detail)
-
-    def close(self, linger: float) -> None:
-        """Coordinate no more; nodes have `linger` seconds to read the last notifications and disconnect."""
-        # Nodes disconnect when the server ends, and that must not be taken for their departure.
-        self._writer.close(_LAST_WRITES if linger else 0.0)
-        self._server.close(linger, f"{host_name()} no longer hosts it")
-
-
-def start_term(
-    client: EtcdClient,
-    keys: ElectionKeys,
-    settings: Settings,
-    request: StartTerm,
-    deposed: Callable[[str], None],
-    listen: Listen,
-    tls: ControlTls | None = None,
-) -> tuple[LeaderTerm, Listening]:
-    """Coordinate the job from what was taken over; returns the term, and where it listens.
-
-    Args:
-        client: to write the journal with.
-        keys, settings: of the job.
-        request: what the term begins with.
-        deposed: called once, from any thread, with the reason, when nothing can be written any more.
-        listen: opens sockets at these addresses, all on one port.
-        tls: of the control plane, if it has any.
-
-    Raises:
-        OSError: no socket can be opened.
-        UserError: the address to listen at is none of this machine's.
-    """
-    takeover = request.takeover
-    incarnation = takeover.incarnation or secrets.token_hex(8)
-    writer = JournalWriter(client, Journal(keys, request.fence, incarnation, takeover), deposed)
-    dispatcher = Dispatcher(settings, restored=RestoredState(incarnation, takeover.state), journal=writer)
-    allow_nodes(settings.max_nodes)
-    secret = secrets.token_hex(16)
-    writer.start(dispatcher.journal_written)
-    try:
-        server = ControlServer(dispatcher, listen(request.addresses), keys=lambda _job: (secret.encode(),), tls=tls)
-    except BaseException:
-        writer.close()
-        raise
-    return LeaderTerm(dispatcher, writer, server), Listening(request.addresses, server.port, secret)
+    dispatcher: Dispatcher
+    writer: JournalWriter
+    server: ControlServer
 
 
 class Watcher(Protocol):
@@ -300,7 +245,7 @@ class Candidate:
         self._closed = threading.Event()
         self._client: EtcdClient
         self._effects: EffectRunner
-        self._term: LeaderTerm | None = None
+        self._term: _Term | None = None
         resolver.on_news = self._on_link_news
         self._thread = threading.Thread(target=self._run, name="rallypoint-etcd", daemon=True)
 
@@ -316,7 +261,7 @@ class Candidate:
     def snapshot(self) -> Snapshot | None:
         """The snapshot of the job, if this agent is the coordinator; from any thread."""
         term = self._term
-        return None if term is None else term.snapshot()
+        return None if term is None else term.dispatcher.snapshot()
 
     def close(self) -> None:
         """Give the coordinator's place to the next, and leave etcd; waits until that is done. Idempotent."""
@@ -359,7 +304,7 @@ class Candidate:
                     self._ask(effect)
                 elif isinstance(effect, steps.NodesLost):
                     if self._term is not None:
-                        self._term.nodes_lost(effect.nodes, effect.detail)
+                        self._term.dispatcher.nodes_lost(effect.nodes, effect.detail)
                 else:
                     self._effects.do(effect)
         except Exception as error:  # law 2
@@ -402,22 +347,37 @@ class Candidate:
                 self._end_term(linger_s)
         return None
 
-    def _start_term(self, request: steps.StartTerm) -> steps.Listening:
-        def deposed(why: str) -> None:
-            self._inbox.put(steps.Deposed(request.number, why))
-
+    def _start_term(self, request: StartTerm) -> Listening:
+        """Coordinate the job from what was taken over. Raises OSError: no socket can be opened; UserError: the address
+        to listen at is none of this machine's.
+        """
         self._end_term(0.0)  # none is on, unless a step went wrong
         if version := self._client.diverging_version:
             log.warning(_DIVERGES, version)
-        self._term, listening = start_term(
-            self._client, self._keys, self._settings, request, deposed, self._listen, self._resolver.tls
-        )
-        return listening
+        takeover, settings = request.takeover, self._settings
+        incarnation = takeover.incarnation or secrets.token_hex(8)
+        journal = Journal(self._keys, request.fence, incarnation, takeover)
+        writer = JournalWriter(self._client, journal, lambda why: self._inbox.put(steps.Deposed(request.number, why)))
+        dispatcher = Dispatcher(settings, restored=RestoredState(incarnation, takeover.state), journal=writer)
+        allow_nodes(settings.max_nodes)
+        secret = secrets.token_hex(16)
+        writer.start(dispatcher.journal_written)
+        try:
+            listeners = self._listen(request.addresses)
+            server = ControlServer(dispatcher, listeners, keys=lambda _job: (secret.encode(),), tls=self._resolver.tls)
+        except BaseException:
+            writer.close()
+            raise
+        self._term = _Term(dispatcher, writer, server)
+        return Listening(request.addresses, server.port, secret)
 
     def _end_term(self, linger_s: float) -> None:
+        """Coordinate no more; nodes have `linger_s` seconds to read the last notifications and disconnect."""
         term, self._term = self._term, None
         if term is not None:
-            term.close(linger_s)
+            # Nodes disconnect when the server ends, and that must not be taken for their departure.
+            term.writer.close(_LAST_WRITES if linger_s else 0.0)
+            term.server.close(linger_s, f"{host_name()} no longer hosts it")
 
 
 def _log(line: steps.WriteLog) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Generator
 from enum import Enum, auto
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from rallypoint.control.election.takeover import Takeover
 from rallypoint.control.etcd.api import Compare, KeyValue, Operation, TxnResult, WatchEnd, WatchEvent
+from rallypoint.control.membership.state import State
 
 T = TypeVar("T")
 
@@ -98,6 +98,21 @@ class Revoke(NamedTuple):
 
 class FindAddresses(NamedTuple):
     """Look up this machine's addresses; answered with `Addresses`."""
+
+
+class Takeover(NamedTuple):
+    """The state that a term begins with, and its version in etcd.
+
+    `incarnation`: the coordinator's name that we now use, "" for a new one. `number`, `revision` and `lease`: of the
+    state in etcd, 0 if there is none. `forgets`: whether that state was from an earlier launch.
+    """
+
+    incarnation: str
+    state: State
+    number: int
+    revision: int
+    lease: int
+    forgets: bool = False
 
 
 class StartTerm(NamedTuple):

@@ -1,14 +1,13 @@
 """The client for other packages: synchronous, for any thread.
 
-The connections are on the process's loop thread; the caller waits for the answer, with a deadline. Changes are reported
-on a thread of the client, which begins with the first watch. Any request may be sent twice (`cluster`).
+The connections are on the process's loop thread, which reports changes too; the caller of a request waits for the
+answer, with a deadline. Any request may be sent twice (`cluster`).
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import importlib.util
-import queue
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -94,7 +93,6 @@ class EtcdClient:
         self._cluster: Cluster = Cluster(endpoints, _load_tls(tls), credentials, IDLE if idle_s is None else idle_s)
         self._lock = threading.Lock()
         self._watches: set[Watch] = set()
-        self._callback_thread: _CallbackThread | None = None
         self._closed = False
 
     @property
@@ -166,8 +164,8 @@ class EtcdClient:
     ) -> Watch:
         """Report each change from `from_revision` on, each once and in order, whatever becomes of single members.
 
-        Callbacks come from one thread of the client's own, one at a time over all its watches; they may use the client.
-        While no member can be reached, a watch waits.
+        Callbacks come on the loop's thread: they may not wait, nor ask the client for anything. While no member can be
+        reached, a watch waits.
 
         Args:
             key: the key, or with `prefix` what the keys begin with.
@@ -176,31 +174,27 @@ class EtcdClient:
             on_events: takes all changes of one or more revisions, none of them in part.
             on_lost: the watch is over, and why; nothing comes after it.
         """
+        watch = Watch(on_events, on_lost)
         with self._lock:
             self._check_open()
-            if self._callback_thread is None:
-                self._callback_thread = _CallbackThread()
-            watch = Watch(self._callback_thread, on_events, on_lost, self._forget)
+            task = watch.begin(self._loop, self._cluster, key, prefix, from_revision)
             self._watches.add(watch)
-        watch.begin(self._loop, self._cluster, key, prefix, from_revision)
+        task.add_done_callback(lambda _: self._forget(watch))
         return watch
 
     def close(self) -> None:
         """End all watches and connections; what others still ask for fails. Idempotent.
 
-        Waits for a callback that runs, unless it is called from one: hold no lock that a callback takes.
+        Waits for a callback that runs: hold no lock that one takes.
         """
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             watches = list(self._watches)
-            callbacks = self._callback_thread
         for watch in watches:
             watch.close()
         self._loop.submit(self._close_on_loop()).result(_MARGIN)
-        if callbacks is not None:
-            callbacks.stop()
 
     async def _close_on_loop(self) -> None:
         self._cluster.close()
@@ -237,85 +231,41 @@ def _read(decode: Callable[[bytes], T], answer: bytes) -> T:
 class Watch:
     """A watch that runs until it is closed or lost. Made by `EtcdClient.watch`."""
 
-    def __init__(
-        self,
-        callbacks: _CallbackThread,
-        on_events: Callable[[Sequence[WatchEvent]], None],
-        on_lost: Callable[[WatchEnd], None],
-        on_ended: Callable[[Watch], None],
-    ) -> None:
-        self._on_ended = on_ended
-        self._callback_thread = callbacks
+    def __init__(self, on_events: Callable[[Sequence[WatchEvent]], None], on_lost: Callable[[WatchEnd], None]) -> None:
         self._on_events = on_events
         self._on_lost = on_lost
-        self._lock = threading.Lock()
         self._closed = False
         self._task: concurrent.futures.Future[None] | None = None
 
-    def begin(self, loop: LoopThread, cluster: Cluster, key: bytes, prefix: bool, from_revision: int) -> None:
-        """Follow, on the loop. Called once, by the client."""
-        following = loop.submit(self._follow(cluster, key, prefix, from_revision))
-        with self._lock:
-            self._task = following
-            closed = self._closed
-        if closed:
-            following.cancel()
+    def begin(
+        self, loop: LoopThread, cluster: Cluster, key: bytes, prefix: bool, from_revision: int
+    ) -> concurrent.futures.Future[None]:
+        """Follow, on the loop, until the returned future is done. Called once, by the client."""
+        self._task = loop.submit(self._follow(cluster, key, prefix, from_revision))
+        return self._task
 
     async def _follow(self, cluster: Cluster, key: bytes, prefix: bool, from_revision: int) -> None:
         lost: WatchEnd
         try:
-            lost = await cluster.watch(key, prefix, from_revision, self._call_on_events)
+            lost = await cluster.watch(key, prefix, from_revision, partial(self._report, self._on_events))
         except Exception as error:
             log.exception("a watch of etcd broke")
             lost = WatchCancelled(f"the watch broke: {type(error).__name__}: {error}")
-        self._callback_thread.submit(lambda: self._call_on_lost(lost))
+        self._report(self._on_lost, lost)
 
-    def _call_on_events(self, events: Sequence[WatchEvent]) -> None:
-        self._callback_thread.submit(lambda: self._may_call() and self._on_events(events))
-
-    def _call_on_lost(self, lost: WatchEnd) -> None:
-        if self._may_call():
-            self.close()
-            self._on_lost(lost)
-
-    def _may_call(self) -> bool:
-        with self._lock:
-            return not self._closed
+    def _report(self, callback: Callable[[T], None], what: T) -> None:
+        if self._closed:
+            return
+        try:
+            callback(what)
+        except Exception:
+            log.exception("a callback of a watch of etcd failed")
 
     def close(self) -> None:
         """Begin no more callbacks; a running one continues. Idempotent; does not wait."""
-        with self._lock:
-            self._closed = True
-            following = self._task
-        if following is not None:
-            following.cancel()
-        self._on_ended(self)
-
-
-class _CallbackThread:
-    """The thread on which callbacks run, one after the other."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="rallypoint-etcd-watches", daemon=True)
-        self._thread.start()
-
-    def submit(self, callback: Callable[[], object]) -> None:
-        """Run it, after those before."""
-        self._queue.put(callback)
-
-    def stop(self) -> None:
-        """End when all that was given so far has run; wait for that, unless this is the thread itself."""
-        self._queue.put(None)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
-
-    def _run(self) -> None:
-        while (callback := self._queue.get()) is not None:
-            try:
-                callback()
-            except Exception:
-                log.exception("a callback of a watch of etcd failed")
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
 
 
 def _require_grpc() -> None:

@@ -2,7 +2,7 @@
 
 Values that types allow but no message may hold are refused, or made harmless, by `control.protocol.validation`.
 
-A message is the pair of its tag and its fields. Tags are the positions in the table below: append to it, never reorder.
+A message is the pair of its tag and its fields. What only watchers send and are sent is added by `observation`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from rallypoint.control.membership import state as membership
 from rallypoint.control.membership.state import NodeId, State, known_to
-from rallypoint.control.protocol import handshake, messages, observation
+from rallypoint.control.protocol import handshake, messages
 from rallypoint.control.protocol.errors import FrameError, RendezvousStateError
 from rallypoint.control.protocol.messages import SIGNATURE_SIZE
 from rallypoint.control.protocol.validation import ValidationError, validated
@@ -100,7 +100,18 @@ class FrameReader:
 
 M = TypeVar("M")
 
-_TYPES: tuple[type, ...] = (
+_KINDS: dict[int, type] = {}
+_TAGS: dict[type, int] = {}
+
+
+def add_messages(first: int, *kinds: type) -> None:
+    """Give kinds of messages the tags from `first` on. A tag never changes its meaning; the next free one is 53."""
+    for tag, kind in enumerate(kinds, first):
+        _KINDS[tag], _TAGS[kind] = kind, tag
+
+
+add_messages(
+    0,
     handshake.Hello,
     handshake.Challenge,
     handshake.Proof,
@@ -127,15 +138,10 @@ _TYPES: tuple[type, ...] = (
     messages.ConfigDiffers,
     messages.SessionEnded,
     messages.StorePeers,
-    observation.WatchRequest,
-    observation.RestartCommand,
-    observation.DrainCommand,
-    observation.StopCommand,
-    observation.ResizeCommand,
-    observation.CollectCommand,
-    observation.SnapshotPart,
-    observation.JobList,
-    observation.CommandReply,
+)
+# 26 to 34, and 52, are those of watchers (`observation`).
+add_messages(
+    35,
     messages.CollectedPart,
     messages.ReportRequested,
     messages.NodeReport,
@@ -153,14 +159,18 @@ _TYPES: tuple[type, ...] = (
     messages.Taken,
     messages.NextStore,
     messages.FaultRequested,
-    observation.FaultCommand,
 )
-_TAG = {kind: tag for tag, kind in enumerate(_TYPES)}
+
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
-_decoders: list[msgspec.msgpack.Decoder[object]] = [msgspec.msgpack.Decoder(kind) for kind in _TYPES]
 _fields = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _number = msgspec.msgpack.Decoder(int)
 _encode = msgspec.msgpack.Encoder().encode
+
+
+@cache
+def _decoder_of(kind: type) -> msgspec.msgpack.Decoder[object]:
+    """Made when it is first used: most kinds never arrive at a node, and all of them take some milliseconds."""
+    return msgspec.msgpack.Decoder(kind)
 
 
 class CodecError(Exception):
@@ -169,7 +179,7 @@ class CodecError(Exception):
 
 def encode(message: object) -> bytes:
     """The bytes of a message of the table."""
-    return _encode((_TAG[type(message)], message))
+    return _encode((_TAGS[type(message)], message))
 
 
 def decode(data: bytes, wanted: type[M]) -> M:
@@ -184,30 +194,27 @@ def decode(data: bytes, wanted: type[M]) -> M:
 def _decode(wanted: Collection[type], data: bytes) -> Any:
     try:
         tag, raw = _envelope.decode(data)
-        if not 0 <= tag < len(_TYPES):
+        kind = _KINDS.get(tag)
+        if kind is None:
             raise CodecError(f"message tag {tag} is unknown")
-        if _TYPES[tag] not in wanted:
-            raise CodecError(f"a {_TYPES[tag].__name__} has no place here")
-        return validated(_decoders[tag].decode(raw))
+        if kind not in wanted:
+            raise CodecError(f"a {kind.__name__} has no place here")
+        return validated(_decoder_of(kind).decode(raw))
     except (msgspec.DecodeError, ValueError, RecursionError) as error:  # a bad string is a ValueError
         raise CodecError(str(error)) from None
 
 
-def _decoder(messages: Any) -> Any:
-    return partial(_decode, frozenset(get_args(messages)))
+def decoder(union: Any) -> Any:
+    """A function that decodes messages of a union; as `decode`, it raises CodecError if it is something else."""
+    return partial(_decode, frozenset(get_args(union)))
 
 
-decode_request: Callable[[bytes], messages.Request] = _decoder(messages.Request)
-"""Decode a message of a node in a session. As `decode`, these raise CodecError if it is something else."""
-decode_notification: Callable[[bytes], messages.Notification] = _decoder(messages.Notification)
+decode_request: Callable[[bytes], messages.Request] = decoder(messages.Request)
+"""Decode a message of a node in a session."""
+decode_notification: Callable[[bytes], messages.Notification] = decoder(messages.Notification)
 """Decode a message of the server in a session."""
-decode_watcher_request: Callable[[bytes], observation.WatcherRequest] = _decoder(observation.WatcherRequest)
-"""Decode a message of a watcher in a session."""
-_ToWatcher = observation.WatcherNotification | messages.SessionEnded
-decode_watcher_notification: Callable[[bytes], _ToWatcher] = _decoder(_ToWatcher)
-"""Decode a message of the server in a watcher's session."""
 _Answer = handshake.Challenge | handshake.Welcome | handshake.HandshakeRefused
-decode_answer: Callable[[bytes], _Answer] = _decoder(_Answer)
+decode_answer: Callable[[bytes], _Answer] = decoder(_Answer)
 """Decode a message of the server before the session."""
 
 
@@ -219,7 +226,7 @@ def version_of(data: bytes) -> int:
     """
     try:
         tag, fields = _envelope.decode(data)
-        first = _fields.decode(fields)[:1] if tag == _TAG[handshake.Hello] else []
+        first = _fields.decode(fields)[:1] if _KINDS.get(tag) is handshake.Hello else []
         return _number.decode(first[0])
     except (msgspec.DecodeError, IndexError, ValueError, RecursionError) as error:
         raise CodecError(f"it does not begin with a Hello ({error})") from None

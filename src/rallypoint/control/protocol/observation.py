@@ -10,14 +10,23 @@ A watcher is a session that is never a node: it is sent the state of the job, an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
 import msgspec
 
 from rallypoint.control.membership.state import Ledger
-from rallypoint.control.protocol.messages import MAX_PART, CollectedPart, CollectKind, Fault, NodeReport, Taken
+from rallypoint.control.protocol.codec import add_messages, decoder
+from rallypoint.control.protocol.messages import (
+    MAX_PART,
+    CollectedPart,
+    CollectKind,
+    Fault,
+    NodeReport,
+    SessionEnded,
+    Taken,
+)
 from rallypoint.control.protocol.validation import decoded, validated
 from rallypoint.failures.cause import Ending
 
@@ -339,6 +348,25 @@ class CommandReply(NamedTuple):
 
 WatcherNotification = SnapshotPart | JobList | CommandReply | CollectedPart
 
+add_messages(
+    26,
+    WatchRequest,
+    RestartCommand,
+    DrainCommand,
+    StopCommand,
+    ResizeCommand,
+    CollectCommand,
+    SnapshotPart,
+    JobList,
+    CommandReply,
+)
+add_messages(52, FaultCommand)
+
+decode_watcher_request: Callable[[bytes], WatcherRequest] = decoder(WatcherRequest)
+"""Decode a message of a watcher in a session."""
+_ToWatcher = WatcherNotification | SessionEnded
+decode_watcher_notification: Callable[[bytes], _ToWatcher] = decoder(_ToWatcher)
+"""Decode a message of the server in a watcher's session."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Snapshot)

@@ -87,11 +87,11 @@ class _EmbeddedControl(ControlPlane):
         self._local_addr = params.local_addr
         self._tls = control_tls(params.config)
         self._listeners = listeners
+        self._is_alone = self.settings.max_nodes == 1 and endpoint.port == 0
+        """Whether no other node can join, or know the port: then there is no socket, and no thread if none waits."""
         self._server: ControlServer | None = None
         self._dispatcher: Dispatcher | None = None
         """The dispatcher, if it is here."""
-        self._standalone: Dispatcher | None = None
-        """The dispatcher, if it is here and needs no server."""
         self._timer_thread: TimerThread | None = None
         self._opening = threading.Lock()
         """Held while a server for watchers is opened."""
@@ -128,7 +128,7 @@ class _EmbeddedControl(ControlPlane):
 
     def hosts_coordinator(self) -> bool:
         """Whether it is here."""
-        return self._standalone is not None or self._server is not None
+        return self._dispatcher is not None
 
     def snapshot(self) -> Snapshot | None:
         """The snapshot of the job, if the coordinator is here."""
@@ -137,20 +137,20 @@ class _EmbeddedControl(ControlPlane):
     def watch_endpoint(self) -> str:
         """The endpoint. A coordinator that is here and needs no server gets one now, on loopback. From any thread."""
         with self._opening:
-            if self._standalone is not None and self._server is None and not self._closed:
+            if self._is_alone and self._dispatcher is not None and self._server is None and not self._closed:
                 from rallypoint.control.coordinator.server import ControlServer
 
                 if self._timer_thread is not None:
                     self._timer_thread.close()
                 listeners = listening_sockets(["127.0.0.1"], 0)
-                self._server = ControlServer(self._standalone, listeners, keys=accepted_keys(), tls=self._tls)
+                self._server = ControlServer(self._dispatcher, listeners, keys=accepted_keys(), tls=self._tls)
         return self.known_endpoint() or str(self._endpoint)
 
     def known_endpoint(self) -> str:
         """The endpoint; empty if the coordinator is here and has no server."""
         if self._server is None:
-            return "" if self._standalone is not None else str(self._endpoint)
-        return str(Endpoint("127.0.0.1" if self._standalone is not None else self._endpoint.host, self._server.port))
+            return "" if self._is_alone else str(self._endpoint)
+        return str(Endpoint("127.0.0.1" if self._is_alone else self._endpoint.host, self._server.port))
 
     def close(self) -> None:
         """End the server, if it is here."""
@@ -164,9 +164,8 @@ class _EmbeddedControl(ControlPlane):
     def _try_to_host(self, deliver: Deliver) -> Link | None:
         """The link to a server of our own; None if another process has the port and may be the server."""
         address = self._local_addr or own_address(self._endpoint)
-        if self.settings.max_nodes == 1 and self._endpoint.port == 0:
-            # No other node can join or know the port: no socket, and no thread if none waits.
-            self._standalone = self._dispatcher = dispatcher = Dispatcher(self.settings)
+        if self._is_alone:
+            self._dispatcher = dispatcher = Dispatcher(self.settings)
             if self.settings.restart_backoff:
                 self._timer_thread = TimerThread(dispatcher)
         else:
@@ -192,6 +191,6 @@ class _EmbeddedControl(ControlPlane):
 
         # The workers keep the limit that they would have had: their reaper was started before.
         allow_nodes(self.settings.max_nodes)
-        self._dispatcher = dispatcher
         self._server = ControlServer(dispatcher, listeners, keys=accepted_keys(), tls=self._tls, home=home)
+        self._dispatcher = dispatcher
         return self._server.port
