@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from rallypoint.base.errors import RallypointError, UsageError, UserError
@@ -29,6 +29,8 @@ from rallypoint.control.protocol.observation import (
     CommandReply,
     DrainCommand,
     JobList,
+    JobSummary,
+    ListRequest,
     ResizeCommand,
     RestartCommand,
     Snapshot,
@@ -193,7 +195,11 @@ def _status_of_running(options: argparse.Namespace) -> int:
             seen = await session.snapshot(WatchRequest(node=options.node))
         elif options.all:
             seen = await all_nodes(session, seen)
-        _print_status(seen, options)
+        ended = None
+        if options.all and not options.rdzv_id:
+            session.send(ListRequest())
+            ended = (await receive(session, JobList)).ended
+        _print_status(seen, options, ended)
         return PHASE_CODES[seen.phase.value]
 
     return with_session(options, show)
@@ -231,16 +237,17 @@ def _print_jobs(jobs: JobList, options: argparse.Namespace) -> None:
         print_answer("\n".join(job_lines(jobs, with_ended=options.all)))
 
 
-def _print_status(snapshot: Snapshot, options: argparse.Namespace) -> None:
+def _print_status(snapshot: Snapshot, options: argparse.Namespace, ended: Sequence[JobSummary] | None = None) -> None:
+    """`ended`: jobs that have ended at the same control plane, if they are asked for."""
     if options.json:
         from rallypoint.observe.status import status_json
 
-        print_answer(status_json(snapshot, time.time()))
+        print_answer(status_json(snapshot, time.time(), ended))
     else:
-        from rallypoint.observe.status import status_lines
+        from rallypoint.observe.status import ended_lines, status_lines
 
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNCUT
-        print_answer("\n".join(status_lines(snapshot, width)))
+        print_answer("\n".join([*status_lines(snapshot, width), *ended_lines(ended or ())]))
 
 
 def _ranks(options: argparse.Namespace) -> tuple[int, ...]:

@@ -177,8 +177,8 @@ VERBS = (
         _switch("--json", "print JSON (docs/reference/status.md)"),
         _switch(
             "--all",
-            "show all nodes (of more than 100, otherwise those that need attention); without an endpoint all jobs of "
-            "this machine, those that have ended too",
+            "show all nodes (of more than 100, otherwise those that need attention), and at 'rallyctl serve' the jobs "
+            "that have ended; without an endpoint all jobs of this machine, those that have ended too",
         ),
         _value("--node", "NODE", "show this node: its name, host, address or group rank", default=""),
         _switch(

@@ -18,8 +18,10 @@ from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.jobs import ManyJobs
 from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.membership.state import NodeId, Settings
+from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.handshake import ClientHandshake, Hello
 from rallypoint.control.protocol.messages import CollectedPart, NodesWaiting
+from rallypoint.control.protocol.observation import JobList, ListRequest
 from tests.unit.coordinator.sockets import SocketNode
 from tests.unit.coordinator.test_control import TIMEOUT
 
@@ -39,6 +41,23 @@ def greeted(server: ControlServer, hello: Hello) -> socket.socket:
     raw = socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT)
     SocketNode(raw).greets(hello)
     return raw
+
+
+def test_a_watcher_that_names_its_job_is_not_told_of_others() -> None:
+    jobs = ManyJobs()
+    jobs.dispatcher_for(HELLO._replace(job="job"), "127.0.0.1")
+    server = ControlServer(jobs, listening_socket("127.0.0.1", 0))
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT) as raw:
+            of_any = SocketNode(raw)
+            of_any.greets(HELLO._replace(is_watcher=True))
+            of_any.says(ListRequest())
+            assert isinstance(codec.decode_watcher_notification(of_any.next()), JobList)
+        with greeted(server, HELLO._replace(is_watcher=True, job="job")) as raw:
+            SocketNode(raw).says(ListRequest())
+            assert raw.recv(1000) == b"", "it closed the connection"
+    finally:
+        server.close()
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from rallypoint.control.protocol.handshake import (
     version_error,
 )
 from rallypoint.control.protocol.messages import Heartbeat, JoinRequest, LeaveRequest, Notification, SessionEnded
-from rallypoint.control.protocol.observation import job_list_parts
+from rallypoint.control.protocol.observation import ListRequest, job_list_parts
 
 if TYPE_CHECKING:
     from rallypoint.control.coordinator.dispatcher import Dispatcher
@@ -126,7 +126,10 @@ class ServerSession:
                 payload = self.signers.incoming.verify(payload)
             if self._command_refusal is not None:
                 asked = codec.decode_watcher_request(payload)
-                self._dispatcher.receive_from_watcher(self.number, asked, self._command_refusal)
+                if isinstance(asked, ListRequest):
+                    self._list_jobs()
+                else:
+                    self._dispatcher.receive_from_watcher(self.number, asked, self._command_refusal)
                 return None
             if payload == HEARTBEAT:
                 return self.heartbeat()
@@ -149,6 +152,12 @@ class ServerSession:
             except HandshakeError as error:
                 answer = HandshakeRefused(str(error))
         return None if answer is None else self._answer(answer)
+
+    def _list_jobs(self) -> None:
+        if self._handshake.greeted is None or self._handshake.greeted.job:  # it may have proved to be of one job only
+            raise codec.CodecError("jobs are listed for watchers that name none")
+        for part in job_list_parts(self._jobs.listed()):
+            self._output.send(codec.encode(part))
 
     def refuse(self, sentence: str) -> None:
         """Tell the other side why it is refused; the connection must be closed."""
@@ -237,8 +246,7 @@ class ServerSession:
         welcome = Welcome(lease, "" if dispatcher is None else dispatcher.incarnation)
         self._output.send(codec.encode(welcome))
         if dispatcher is None:
-            for part in job_list_parts(self._jobs.listed()):
-                self._output.send(codec.encode(part))
+            self._list_jobs()
             self.has_answered = True
             return
         trusted = dispatcher.remote_control or self.signers is not None or record.is_own_user

@@ -154,6 +154,7 @@ _TYPES: tuple[type, ...] = (
     messages.NextStore,
     messages.FaultRequested,
     observation.FaultCommand,
+    observation.ListRequest,
 )
 _TAG = {kind: tag for tag, kind in enumerate(_TYPES)}
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
@@ -201,7 +202,8 @@ decode_request: Callable[[bytes], messages.Request] = _decoder(messages.Request)
 """Decode a message of a node in a session. As `decode`, these raise CodecError if it is something else."""
 decode_notification: Callable[[bytes], messages.Notification] = _decoder(messages.Notification)
 """Decode a message of the server in a session."""
-decode_watcher_request: Callable[[bytes], observation.WatcherRequest] = _decoder(observation.WatcherRequest)
+_FromWatcher = observation.WatcherRequest | observation.ListRequest
+decode_watcher_request: Callable[[bytes], _FromWatcher] = _decoder(_FromWatcher)
 """Decode a message of a watcher in a session."""
 _ToWatcher = observation.WatcherNotification | messages.SessionEnded
 decode_watcher_notification: Callable[[bytes], _ToWatcher] = _decoder(_ToWatcher)

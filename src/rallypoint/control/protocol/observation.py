@@ -254,6 +254,12 @@ class WatchRequest(NamedTuple):
     node: str = ""
 
 
+class ListRequest(NamedTuple):
+    """Request all jobs of the control plane, those that have ended too, in the session of the only one that runs there:
+    the greeting has named none. Answered by `JobList`.
+    """
+
+
 class RestartCommand(NamedTuple):
     """End the running round and begin another; no restart is used up. `by` is the operator, as user@host."""
 
