@@ -119,3 +119,25 @@ def test_help_imports_what_it_shows(for_help: Imported) -> None:
 def test_the_way_to_the_first_worker(for_first_worker: Imported) -> None:
     assert 0 < for_first_worker.size <= FIRST_WORKER
     assert foreign(for_first_worker.modules, STANDARD) == set()
+
+
+# What the package itself imports, and the names that it has
+
+
+def imported_by(code: str) -> set[str]:
+    shown = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"], capture_output=True, text=True, check=True
+    )
+    return set(shown.stdout.split())
+
+
+def test_the_package_itself_costs_next_to_nothing() -> None:
+    imported = imported_by("import rallypoint")
+    assert not imported & {"dataclasses", "enum", "re", "typing"}
+    assert {name for name in imported if name.startswith("rallypoint")} == {"rallypoint"}
+
+
+def test_the_names_a_user_types_are_there() -> None:
+    import rallypoint
+
+    assert all(getattr(rallypoint, name) is not None for name in rallypoint.__all__)

@@ -1,5 +1,6 @@
 """The commands as processes of their own: bad values of variables, interrupts, output that nobody reads, and other
-systems than Linux."""
+systems than Linux.
+"""
 
 from __future__ import annotations
 
