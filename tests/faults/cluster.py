@@ -20,7 +20,7 @@ from pathlib import Path
 import rallypoint
 from tests.faults.network import Host, Network
 from tests.jobs.launching import RALLYRUN, Job, Launcher
-from tests.jobs.nodes import NAMES, Node
+from tests.jobs.nodes import NAMES, Node, all_up
 
 LEASE = 3.0
 """Seconds; shorter than the default, to be quick where a loss is waited for and one more would do no harm."""
@@ -157,8 +157,7 @@ class Cluster:
 
     def all_up(self, agents: Sequence[Agent], starts: int = 1) -> None:
         """Wait until each has its worker up for that many times, in a world of all of them."""
-        for agent in agents:
-            agent.comes_up(1, starts=starts, world_size=len(agents))
+        all_up(agents, starts=starts, world_size=len(agents))
         assert sorted(agent.ranks(1)[0] for agent in agents) == list(range(len(agents)))
 
     def say(self, what: str) -> None:

@@ -16,7 +16,7 @@ from tests.faults.etcd import cut_from, endpoints, etcd_on, joined_to
 from tests.faults.network import Host
 from tests.faults.test_ports import ANYBODY, store_of, uses_store
 from tests.faults.test_training import FATAL, MODEL, final_loss
-from tests.jobs.nodes import common
+from tests.jobs.nodes import all_up, common
 from tests.progress_pipe import ProgressPipe
 
 LEASE = 3.0
@@ -93,8 +93,7 @@ def test_a_coordinator_without_etcd_for_longer_is_succeeded_and_comes_back(clust
     cluster.all_up(others, starts=2)
     joined_to(coordinator.host, etcd)
     coordinator.comes_up(1, starts=2, world_size=3)
-    for agent in others:
-        agent.comes_up(1, starts=3, world_size=3)
+    all_up(others, starts=3, world_size=3)
     assert common(agents, [1, 1, 1], "TORCHELASTIC_RESTART_COUNT") == "0"
     cluster.finish(agents)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from tests.faults.cluster import LEASE, SOON, Cluster, gone, settle, stays
-from tests.jobs.nodes import common
+from tests.jobs.nodes import all_up, common
 
 
 def test_of_an_agent_takes_its_workers_along_and_the_others_regroup(cluster: Cluster) -> None:
@@ -43,7 +43,6 @@ def test_of_the_agent_that_hosts_the_control_plane(cluster: Cluster) -> None:
     stays([b, c], 2 * LEASE)  # its loss alone does not stop the workers of the others
     replacement = cluster.start("A2", on="A")
     replacement.comes_up(1, world_size=3)
-    for agent in (b, c):
-        agent.comes_up(1, starts=2, world_size=3)
+    all_up((b, c), starts=2, world_size=3)
     cluster.finish([replacement, b, c])
     assert common([replacement, b, c], [1, 1, 1], "TORCHELASTIC_RESTART_COUNT") == "0"

@@ -6,6 +6,7 @@ import os
 import signal
 
 from tests.faults.cluster import SOON, Cluster, gone, settle, stays
+from tests.jobs.nodes import all_up
 
 LEASE = 4.0
 
@@ -50,13 +51,11 @@ def test_longer_than_the_lease_with_a_place_that_was_not_taken_yet(cluster: Clus
     ]
     cluster.all_up(agents)
     cluster.say("fail-B-0")
-    for agent in (a, b):
-        agent.comes_up(1, starts=2, world_size=3)
+    all_up((a, b), starts=2, world_size=3)
     old, frozen = c.pid, c.host.pids()
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
-    for agent in (a, b):
-        agent.comes_up(1, starts=3, world_size=2)
+    all_up((a, b), starts=3, world_size=2)
     with c.host.unplugged():
         for pid in frozen:
             os.kill(pid, signal.SIGCONT)

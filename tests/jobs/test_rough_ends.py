@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import sys
 
-from tests.jobs.launching import RALLYRUN, TIMEOUT, Launcher, readable
+from tests.jobs.launching import RALLYRUN, Launcher
 
 CHILDREN_IGNORED = "trap '' CHLD; exec "
 
@@ -108,15 +107,3 @@ def test_an_interrupt_when_all_is_over_leaves_no_traceback(rallyrun: Launcher) -
     assert job.ends() == -signal.SIGINT
     assert "exitcode  : 3 " in job.err
     assert "KeyboardInterrupt" not in job.err, job.err
-
-
-def until_ended(pid: int) -> None:
-    """Wait until a process has ended, reaped or not."""
-    try:
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        assert readable(fd, TIMEOUT), f"process {pid} still runs"
-    finally:
-        os.close(fd)
