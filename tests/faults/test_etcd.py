@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests import without_compiler
-from tests.faults.cluster import SOON, Agent, Cluster, settle, stays
+from tests.faults.cluster import SOON, Agent, Cluster, stays
 from tests.faults.etcd import cut_from, endpoints, etcd_on, joined_to
 from tests.faults.network import Host
 from tests.faults.test_ports import ANYBODY, store_of, uses_store
 from tests.faults.test_training import FATAL, MODEL, final_loss
 from tests.jobs.nodes import all_up, common
 from tests.progress_pipe import ProgressPipe
+from tests.waiting import until
 
 LEASE = 3.0
 """Seconds; etcd's own least is two."""
@@ -144,6 +145,6 @@ def test_training_goes_on_when_the_host_of_group_rank_0_is_lost_with_its_member(
     def left() -> list[Path]:
         return [path for agent in others for path in temporary[agent.name].iterdir() if "-ended-" not in path.name]
 
-    settle(lambda: not left(), "nothing temporary is left")
+    until(lambda: not left(), "nothing temporary is left")
     for member in members:
         member.stop()

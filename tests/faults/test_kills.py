@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import signal
 
-from tests.faults.cluster import LEASE, SOON, Cluster, gone, settle, stays
+from tests.faults.cluster import LEASE, SOON, Cluster, gone, stays
 from tests.jobs.nodes import all_up, common
+from tests.waiting import until
 
 
 def test_of_an_agent_takes_its_workers_along_and_the_others_regroup(cluster: Cluster) -> None:
     cluster.lease = 4 * SOON
     a, b, c = cluster.three()
     killed = c.is_killed()
-    settle(lambda: gone(c.pid), "the dead agent's worker is gone too", SOON)
+    until(lambda: gone(c.pid), "the dead agent's worker is gone too", SOON)
     assert c.job.ends() == -signal.SIGKILL
-    settle(lambda: not c.host.pids(), "nothing runs on the dead agent's host", SOON)
+    until(lambda: not c.host.pids(), "nothing runs on the dead agent's host", SOON)
     cluster.all_up([a, b], starts=2)
     assert max(a.up_at, b.up_at) - killed < SOON
     assert common([a, b], [1, 1], "TORCHELASTIC_RESTART_COUNT") == "0"

@@ -7,7 +7,8 @@ import signal
 
 import pytest
 
-from tests.faults.cluster import Cluster, settle
+from tests.faults.cluster import Cluster
+from tests.waiting import until
 
 LOADER = """
 import os, sys, tempfile, torch
@@ -45,4 +46,4 @@ def test_loaders_of_a_killed_worker_are_gone(cluster: Cluster) -> None:
     for agent in agents:
         assert agent.job.ends() == 1
         assert "rank 0 failed on" in agent.job.err or f"exitcode  : -9 (pid: {pids[0]})" in agent.job.err
-    settle(lambda: not any(agent.host.pids() for agent in agents), "nothing runs on the hosts", 1.0)
+    until(lambda: not any(agent.host.pids() for agent in agents), "nothing runs on the hosts", 1.0)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import time
-
 from tests.jobs.launching import TIMEOUT, Launcher
 from tests.jobs.nodes import Node, all_end, all_up, c10d, common
 from tests.jobs.test_steering import Operator, endpoint_of
+from tests.waiting import until
 
 SLURM = {"SLURM_TOPOLOGY_ADDR": "root.rack-b.n7.example.org", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.block.node"}
 
 
 def shown(ask: Operator, node: Node) -> tuple[str, str, str | None]:
     """State, domain, and what it waits for, of a node that is about to come."""
-    deadline = time.monotonic() + TIMEOUT
-    while time.monotonic() < deadline:
-        for each in ask.status()[1]["nodes"]:
-            if each["pid"] == node.job.pid:
-                return each["state"], each["domain"], each["waits_for"]
-    raise AssertionError(f"node {node.name} has not come:\n{node.job.err}")
+    (found,) = until(
+        lambda: [each for each in ask.status()[1]["nodes"] if each["pid"] == node.job.pid],
+        lambda: f"node {node.name} has come:\n{node.job.err}",
+        TIMEOUT,
+    )
+    return found["state"], found["domain"], found["waits_for"]
 
 
 def test_a_hole_is_filled_from_its_own_domain_and_else_a_whole_segment_moves_in(rallyrun: Launcher) -> None:

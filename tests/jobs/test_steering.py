@@ -82,7 +82,7 @@ def a_job_is_shown_restarted_resized_drained_and_stopped(rallyrun: Launcher) -> 
     assert ask.status()[1]["restarts"]["requested"] == 1
 
     spare = job.start("C")
-    spare.job.until_err_or_end("waiting")
+    spare.job.until_err("waiting", or_end=True)
     assert ask("resize", "1:3")[0] == 0
     for node, starts in ((nodes[0], 3), (nodes[1], 3), (spare, 1)):
         node.comes_up(1, starts=starts, world_size=3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-import time
 from collections.abc import Callable
 from typing import cast
 
@@ -24,14 +23,7 @@ from rallypoint.control.protocol.messages import CollectedPart, NodesWaiting
 from rallypoint.control.protocol.observation import JobList, ListRequest
 from tests.unit.coordinator.sockets import SocketNode
 from tests.unit.coordinator.test_control import TIMEOUT
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
+from tests.waiting import until
 
 HELLO = ClientHandshake("", None, b"n", Settings("", 1, 1)).hello("127.0.0.1", NodeId("127.0.0.1", 1, 0))
 
