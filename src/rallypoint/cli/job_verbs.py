@@ -194,7 +194,7 @@ def _status_of_running(options: argparse.Namespace) -> int:
         if options.node:
             seen = await session.snapshot(WatchRequest(node=options.node))
         elif options.all:
-            seen = await all_nodes(session, seen)
+            seen = await with_all_nodes(seen, session.snapshot)
         ended = None
         if options.all and not options.rdzv_id:
             session.send(ListRequest())
@@ -203,11 +203,6 @@ def _status_of_running(options: argparse.Namespace) -> int:
         return PHASE_CODES[seen.phase.value]
 
     return with_session(options, show)
-
-
-async def all_nodes(session: WatcherSession, seen: Snapshot) -> Snapshot:
-    """The snapshot that was just received, with the rows of all nodes."""
-    return await with_all_nodes(seen, session.snapshot)
 
 
 def _watch(options: argparse.Namespace) -> int:
@@ -283,7 +278,7 @@ def bundle(options: argparse.Namespace) -> int:
 
     async def show(session: WatcherSession) -> int:
         session.send(WatchRequest())
-        seen = await all_nodes(session, await receive(session, Snapshot))
+        seen = await with_all_nodes(await receive(session, Snapshot), session.snapshot)
         session.send(CollectCommand(operator_name(), CollectKind.BUNDLE, _ranks(options)))
         moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         parent = os.path.join(options.output, safe_name(seen.job), f"on-demand-{moment}")
