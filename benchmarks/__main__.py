@@ -14,8 +14,6 @@ from benchmarks import (
     core,
     etcd,
     figures,
-    first_line,
-    help_time,
     large_hang,
     large_status,
     logs,
@@ -26,24 +24,22 @@ from benchmarks import (
     protection,
     recovery,
     rendezvous,
-    restart,
     results,
     scale,
+    start,
     store,
     store_herd,
-    unfinished,
     watching,
 )
-from benchmarks.case import Case, Settings
-from benchmarks.machine import Machine, this_machine
-from benchmarks.table import Row, render
+from benchmarks.case import Case, Row, Settings, render
+from benchmarks.results import Machine, this_machine
 
 CASES: tuple[Case, ...] = (
-    help_time.CASE,
-    first_line.CASE,
+    start.HELP,
+    start.START,
     memory.CASE,
-    restart.SINGLE,
-    restart.PAIR,
+    start.RESTART,
+    start.RESTART_OF_PAIR,
     many_workers.CASE,
     preload.CASE,
     *recovery.CASES,
@@ -72,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     machine = this_machine()
     begun = time.monotonic()
     everything = not options.cases and not options.quick
-    run = unfinished.begin(machine, everything and options.go_on)
+    run = results.begin(machine, everything and options.go_on)
     for case in options.cases or CASES:
         if case.name in run.rows:
             print(f"{case.name}: measured in an earlier sitting", file=sys.stderr)
@@ -80,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{case.name}: {case.subject}", file=sys.stderr)
         rows = case.run(Settings(options.rounds or (1 if options.quick else case.rounds), options.quick))
         if everything:
-            unfinished.keep(run, case.name, rows)
+            results.keep(run, case.name, rows)
         else:
             run.rows[case.name] = rows
     rows = [row for case in CASES for row in run.rows.get(case.name, [])]
@@ -88,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
     written = [results.write(rows, run.machine, options.quick)]
     if everything:
         written += _publish(rows, run.machine, rounds)
-        unfinished.finish()
+        results.finish()
     print(f"{run.machine}\n{rounds}, in turn (lowest..highest), {(time.monotonic() - begun) / 60:.0f} minutes\n")
     print(f"{render(rows)}\n\nwritten to {', '.join(map(str, written))}")
     return 1 if any(row.ours is None for row in rows) else 0
@@ -118,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measures Rallypoint against torchrun and torch's store, in turn, in one run.",
-        epilog="benchmarks:\n" + "\n".join(f"  {case.name:<17}{case.subject}" for case in CASES),
+        epilog="benchmarks:\n" + "\n".join(f"  {case.name:<20} {case.subject}" for case in CASES),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("cases", nargs="*", type=_case, metavar="NAME", help="run only these (default: all)")

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from benchmarks.machine import Machine
+from benchmarks.case import Row, number
 from benchmarks.next_step import PRELOAD
-from benchmarks.table import Row, number
+from benchmarks.results import Machine
 
 PATH = Path(__file__).resolve().parent.parent / "docs" / "bench.svg"
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from benchmarks.errors import BenchError
+from benchmarks.case import BenchError
 from rallypoint.base.process_table import process_table
 
 ROOT = Path(__file__).resolve().parent.parent

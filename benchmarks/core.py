@@ -15,11 +15,7 @@ from functools import partial
 from itertools import count
 from typing import NamedTuple
 
-from benchmarks.case import Case, Settings
-from benchmarks.errors import BenchError
-from benchmarks.stats import Sample
-from benchmarks.table import Budget, Row
-from benchmarks.turns import in_turn
+from benchmarks.case import BenchError, Budget, Case, Row, Sample, Settings, in_turn
 from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership import state as membership

@@ -6,15 +6,20 @@ the server's processor time: walls are mostly those of the loaders, which work o
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Collection
 from types import TracebackType
 
+from benchmarks.case import BenchError
 from benchmarks.children import Child, Children, program
-from benchmarks.errors import BenchError
 from benchmarks.messages import ComeBack, Gather, Gathered, Go, Protected, Regroup, Serving, Sustain, decode, encode
-from benchmarks.processor_time import ProcessClock
+from benchmarks.system import ProcessClock
+from rallypoint.base.endpoint import Endpoint
+from rallypoint.control.client.dialing import DialTarget
+from rallypoint.control.client.watcher import WatcherSession
+from rallypoint.control.protocol.observation import WatchRequest
 
 RUN_ID = "bench"
 _LEAD = 0.2  # seconds from the order until the start: every process must have it by then
@@ -125,3 +130,32 @@ class Meeting:
     def _answers(self, asked: Collection[Child], awaited: str) -> dict[Child, str]:
         lines = self._children.one_line_each(asked, time.monotonic() + _TIMEOUT, awaited)
         return {child: line.text for child, line in lines.items()}
+
+
+# Watchers that follow a job of many nodes, and what they cost its control server
+
+
+async def followed(meeting: Meeting, watchers: int, seconds: float) -> float:
+    """The server's share of a core for heartbeats while so many follow; what the first answer costs is not counted."""
+    followers = [asyncio.ensure_future(_follow(meeting.port)) for _ in range(watchers)]
+    try:
+        await asyncio.to_thread(meeting.settle)
+        return await asyncio.to_thread(meeting.load, seconds)
+    finally:
+        for each in followers:
+            each.cancel()
+        for end in await asyncio.gather(*followers, return_exceptions=True):
+            if not isinstance(end, asyncio.CancelledError):
+                raise BenchError(f"a follower has ended: {end!r}")
+
+
+async def _follow(port: int) -> None:
+    async with watching(port) as session:
+        session.send(WatchRequest(follow=True))
+        while True:
+            await session.receive()
+
+
+def watching(port: int) -> WatcherSession:
+    """A watcher's session, which is not open yet."""
+    return WatcherSession(DialTarget(Endpoint("127.0.0.1", port), None, None), RUN_ID)

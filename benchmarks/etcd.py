@@ -16,14 +16,12 @@ from pathlib import Path
 from tests.etcd_client import WritingClient as EtcdClient
 from tests.etcd_cluster import EtcdCluster, running
 
-from benchmarks.case import OURS, Case, Settings, sample
+from benchmarks.case import OURS, Case, Row, Settings, in_turn, sample
 from benchmarks.children import Child, Children, program
 from benchmarks.jobs import first_lines, start_node
 from benchmarks.messages import Go, Meet, Met, decode, encode
 from benchmarks.recovery import Nodes
 from benchmarks.rendezvous import LEAD, PROCESSES, RUN_ID, answers, check, meet
-from benchmarks.table import Row
-from benchmarks.turns import in_turn
 
 _SIZES, _QUICK_SIZES = (8, 64, 256), (8,)
 _ETCD, _EMBEDDED = "on etcd", "embedded"

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.case import number
 from benchmarks.chart import PATH as CHART
-from benchmarks.table import number
 
 README = CHART.parent.parent / "README.md"
 BEGIN, END = "<!-- FIGURES, written by make bench -->", "<!-- END OF FIGURES -->"

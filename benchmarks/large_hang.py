@@ -12,9 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 
-from benchmarks.case import OURS, THEIRS, Case, Settings, row
-from benchmarks.table import Budget, Row
-from benchmarks.turns import in_turn
+from benchmarks.case import OURS, THEIRS, Budget, Case, Row, Settings, in_turn, row
 from rallypoint.agent.features.hangs import render_report
 from rallypoint.control.coordinator.collection import HangCollection
 from rallypoint.control.membership.state import NodeId, NodeInfo, Participant, State

@@ -12,9 +12,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks.case import OURS, THEIRS, Case, Settings, row
-from benchmarks.table import Budget, Row
-from benchmarks.turns import in_turn
+from benchmarks.case import OURS, THEIRS, Budget, Case, Row, Settings, in_turn, row
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.coordinator.snapshots import JobView, Reports, SnapshotMaker

@@ -22,13 +22,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.case import OURS, THEIRS, Case, Settings, row
+from benchmarks.case import OURS, THEIRS, BenchError, Budget, Case, Row, Settings, Turns, in_turn, row
 from benchmarks.children import Child, Children, launcher
-from benchmarks.errors import BenchError
 from benchmarks.jobs import COMMANDS
 from benchmarks.programs.writer import STREAMS, text
-from benchmarks.table import Budget, Row
-from benchmarks.turns import Turns, in_turn
 
 _WORKERS = 8
 _TIMEOUT = 240.0  # seconds for one launcher to carry everything

@@ -20,13 +20,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.case import OURS, THEIRS, Case, Settings, row
+from benchmarks.case import OURS, THEIRS, BenchError, Budget, Case, Row, Settings, Turns, in_turn, row
 from benchmarks.children import ROOT, Child, Children, descendants, launcher
-from benchmarks.errors import BenchError
 from benchmarks.jobs import COMMANDS
-from benchmarks.processor_time import ProcessClock
-from benchmarks.table import Budget, Row
-from benchmarks.turns import Turns, in_turn
+from benchmarks.system import ProcessClock
 
 _SOURCE = ROOT / "benchmarks" / "programs" / "worker.c"
 _NOTE = struct.Struct("=qq")

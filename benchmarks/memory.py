@@ -11,12 +11,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.case import OURS, THEIRS, Case, Settings, row
+from benchmarks.case import OURS, THEIRS, BenchError, Budget, Case, Row, Settings, Turns, in_turn, row
 from benchmarks.children import Children, descendants
-from benchmarks.errors import BenchError
 from benchmarks.jobs import first_lines, start_single
-from benchmarks.table import Budget, Row
-from benchmarks.turns import Turns, in_turn
 
 _SETTLE = 1.0  # seconds after the last worker's line: what an agent still does then is its idle life
 _FIELD = re.compile(r"^(VmRSS|Pss):\s+(\d+) kB$", re.MULTILINE)

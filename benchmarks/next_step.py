@@ -25,14 +25,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from benchmarks.case import THEIRS, Case, Settings, sample
+from benchmarks.case import THEIRS, BenchError, Budget, Case, Row, Settings, Turns, in_turn, sample
 from benchmarks.children import ROOT, Child, Children, descendants, launcher
-from benchmarks.errors import BenchError
 from benchmarks.jobs import free_port
 from benchmarks.preload import is_zygote
-from benchmarks.processor_time import ProcessClock
-from benchmarks.table import Budget, Row
-from benchmarks.turns import Turns, in_turn
+from benchmarks.system import ProcessClock
 
 _EVENT = re.compile(r'\{"event": [^{}]*\}')
 _START_TIMEOUT = 180.0

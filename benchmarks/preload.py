@@ -8,12 +8,9 @@ import signal
 import time
 from functools import partial
 
-from benchmarks.case import OURS, THEIRS, Case, Settings, row
+from benchmarks.case import OURS, THEIRS, BenchError, Budget, Case, Row, Settings, Turns, in_turn, row
 from benchmarks.children import ROOT, Child, Children, descendants, launcher
-from benchmarks.errors import BenchError
 from benchmarks.jobs import COMMANDS, Worker, first_lines
-from benchmarks.table import Budget, Row
-from benchmarks.turns import Turns, in_turn
 
 _WORKER = str(ROOT / "benchmarks" / "programs" / "imports_torch.py")
 _NOT_PRELOADED = "not preloaded"

@@ -12,15 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from benchmarks.case import OURS, Case, Settings, sample
+from benchmarks.case import OURS, Case, Row, Settings, Turns, in_turn, sample
 from benchmarks.children import Children
 from benchmarks.jobs import first_lines, free_port, start_node
 from benchmarks.memory import of_agent
 from benchmarks.messages import Protected
 from benchmarks.protected import conf_of, make_certificates
 from benchmarks.scale import Figures, gather
-from benchmarks.table import Row
-from benchmarks.turns import Turns, in_turn
 from rallypoint.base.secrets import new_secret
 
 T = TypeVar("T")

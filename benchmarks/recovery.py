@@ -17,12 +17,9 @@ from functools import partial
 
 from tests.faults.network import Network, network, why_not
 
-from benchmarks.case import OURS, THEIRS, Case, Settings, row, sample
+from benchmarks.case import OURS, THEIRS, BenchError, Budget, Case, Row, Settings, in_turn, row, sample
 from benchmarks.children import Child, Children, descendants
-from benchmarks.errors import BenchError
 from benchmarks.jobs import first_lines, free_port, start_node, start_single
-from benchmarks.table import Budget, Row
-from benchmarks.turns import in_turn
 
 _TIMEOUT, _TIMEOUT_QUICK = 120.0, 3.0
 """Seconds for workers to come back; torchrun needs 45 where its workers notice the loss, most of it its last call."""

@@ -9,12 +9,9 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from benchmarks.case import OURS, THEIRS, Case, Settings, row
+from benchmarks.case import OURS, THEIRS, BenchError, Budget, Case, Row, Settings, in_turn, row
 from benchmarks.children import Child, Children, program
-from benchmarks.errors import BenchError
 from benchmarks.messages import Go, Meet, Met, Serving, decode, encode
-from benchmarks.table import Budget, Row
-from benchmarks.turns import in_turn
 
 PROCESSES = 4
 RUN_ID = "bench"

@@ -11,12 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.case import OURS, Case, Settings, row, sample
-from benchmarks.crowds import LONG_LEASE, Meeting
-from benchmarks.followers import followed
+from benchmarks.case import OURS, Budget, Case, Row, Settings, Turns, in_turn, row, sample
+from benchmarks.crowds import LONG_LEASE, Meeting, followed
 from benchmarks.messages import Protected
-from benchmarks.table import Budget, Row
-from benchmarks.turns import Turns, in_turn
 
 _SIZES = (1024, 4096, 12500)
 _QUICK_SIZES = (64, 256)

@@ -11,14 +11,23 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from statistics import median
 
-from benchmarks.case import OURS, THEIRS, Case, Settings, row
+from benchmarks.case import (
+    OURS,
+    THEIRS,
+    BenchError,
+    Budget,
+    Case,
+    Row,
+    Settings,
+    Turns,
+    in_turn,
+    percentile,
+    row,
+)
 from benchmarks.children import Child, Children, program
-from benchmarks.errors import BenchError
 from benchmarks.messages import Connect, Connected, Drive, Driven, Replay, Replayed, S, Serving, decode, encode
-from benchmarks.stats import median, percentile
-from benchmarks.table import Budget, Row
-from benchmarks.turns import Turns, in_turn
 
 _SIZES = (1, 64, 1024, 4096)
 _CONNECTS = 200  # connect latencies a round, at least

@@ -23,15 +23,12 @@ from pathlib import Path
 
 import build_native
 
-from benchmarks.case import OURS, Case, Settings, row
+from benchmarks.case import OURS, BenchError, Budget, Case, Row, Settings, Turns, in_turn, row
 from benchmarks.children import Child, Children, program
-from benchmarks.errors import BenchError
 from benchmarks.messages import Answered, Assemble, Converse, LookedOn, LookOn, Serving, decode, encode
-from benchmarks.processor_time import ProcessClock
 from benchmarks.programs import raw_drive
 from benchmarks.programs.raw_wire import COUNTER, handshake
-from benchmarks.table import Budget, Row
-from benchmarks.turns import Turns, in_turn
+from benchmarks.system import ProcessClock
 
 _ALONE = Path(raw_drive.__file__).with_name("store_alone.c")
 _SIZES = (16_384, 100_000)

@@ -12,12 +12,8 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.case import OURS, Case, Settings, row, sample
-from benchmarks.crowds import Meeting
-from benchmarks.errors import BenchError
-from benchmarks.followers import followed, watching
-from benchmarks.table import Budget, Row
-from benchmarks.turns import Turns, in_turn
+from benchmarks.case import OURS, BenchError, Budget, Case, Row, Settings, Turns, in_turn, row, sample
+from benchmarks.crowds import Meeting, followed, watching
 from rallypoint.control.protocol.observation import Snapshot, WatchRequest
 
 _STATUS_NODES, _FOLLOWED_NODES, _QUICK_NODES = 1024, 4096, 64

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from rallypoint.base.endpoint import Endpoint
 from tests.ports import free_port
-from tests.stopped import until_stopped
+from tests.waiting import until_stopped
 
 _START = 30.0
 """Seconds within which a cluster of ours is ready, on a slow machine too."""

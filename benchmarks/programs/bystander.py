@@ -10,12 +10,11 @@ import ctypes
 import os
 import socket
 
-from benchmarks.limits import load_cores
 from benchmarks.messages import LookedOn, LookOn, decode, encode
-from benchmarks.processor_time import ProcessClock
 from benchmarks.programs import raw_drive
 from benchmarks.programs.herd import library
 from benchmarks.programs.raw_wire import LoadError, handshake, steps
+from benchmarks.system import ProcessClock, load_cores
 
 _MOST = 600_000
 

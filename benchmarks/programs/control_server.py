@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks.limits import raise_file_limit
 from benchmarks.messages import Protected, Serving, decode, encode
 from benchmarks.protected import key_of, tls_of
+from benchmarks.system import raise_file_limit
 from rallypoint.base.endpoint import listening_socket
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.server import ControlServer

@@ -16,7 +16,6 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from benchmarks.limits import raise_file_limit
 from benchmarks.messages import (
     ComeBack,
     Gather,
@@ -31,6 +30,7 @@ from benchmarks.messages import (
     encode,
 )
 from benchmarks.protected import key_of, tls_of
+from benchmarks.system import raise_file_limit
 from rallypoint.control.membership.state import Fail, NodeId, NodeInfo, Settings
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import MAGIC, FrameReader, frame

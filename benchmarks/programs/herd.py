@@ -11,10 +11,10 @@ import select
 import sys
 from pathlib import Path
 
-from benchmarks.limits import load_cores, raise_file_limit
 from benchmarks.messages import Answered, Assemble, Converse, decode, encode
 from benchmarks.programs import raw_drive
 from benchmarks.programs.raw_wire import LoadError
+from benchmarks.system import load_cores, raise_file_limit
 
 
 def library() -> ctypes.CDLL:

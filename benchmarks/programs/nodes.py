@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
 
-from benchmarks.limits import raise_file_limit
 from benchmarks.messages import Go, Meet, Met, decode, encode
+from benchmarks.system import raise_file_limit
 
 
 class _Info(Protocol):

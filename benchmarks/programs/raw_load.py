@@ -13,11 +13,10 @@ import sys
 import time
 from itertools import cycle
 
-from benchmarks.limits import load_cores, raise_file_limit
 from benchmarks.messages import WARM_UP, Connect, Connected, Drive, Driven, decode, encode, thinned
-from benchmarks.processor_time import ProcessClock
 from benchmarks.programs import raw_drive
 from benchmarks.programs.raw_wire import LoadError, Step, handshake, steps
+from benchmarks.system import ProcessClock, load_cores, raise_file_limit
 
 _TIMEOUT = 30.0  # seconds without any reply before the load gives up
 _CHUNK = 4096  # bytes; beyond any reply of the load

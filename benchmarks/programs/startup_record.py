@@ -18,8 +18,8 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.limits import raise_file_limit
 from benchmarks.recording import Dialogue, Recording, write
+from benchmarks.system import raise_file_limit
 from rallypoint.store.server import StoreServer
 
 _PIECE = 65536

@@ -12,12 +12,11 @@ import socket
 import sys
 import time
 
-from benchmarks.limits import load_cores, raise_file_limit
 from benchmarks.messages import Replay, Replayed, decode, encode, thinned
-from benchmarks.processor_time import ProcessClock
 from benchmarks.programs import raw_drive
 from benchmarks.programs.raw_wire import LoadError
 from benchmarks.recording import FOLDER, Recording, read
+from benchmarks.system import ProcessClock, load_cores, raise_file_limit
 
 _TIMEOUT = 30.0  # seconds without any reply before the load gives up
 _CHUNK = 65536

@@ -9,8 +9,8 @@ import os
 import socket
 import sys
 
-from benchmarks.limits import raise_file_limit, server_core
 from benchmarks.messages import Serving, encode
+from benchmarks.system import raise_file_limit, server_core
 
 _BACKLOG = 4096  # as ours; the system may cap it
 

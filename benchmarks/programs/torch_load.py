@@ -16,9 +16,8 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore
 
-from benchmarks.limits import raise_file_limit
 from benchmarks.messages import WARM_UP, Connect, Connected, Drive, Driven, decode, encode, thinned
-from benchmarks.processor_time import ProcessClock
+from benchmarks.system import ProcessClock, raise_file_limit
 
 _TIMEOUT = timedelta(seconds=60)
 _VALUE = bytes(range(64))

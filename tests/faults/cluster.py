@@ -13,14 +13,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import rallypoint
 from tests.faults.network import Host, Network
 from tests.jobs.launching import RALLYRUN, Job, Launcher
-from tests.jobs.nodes import NAMES, Node
+from tests.jobs.nodes import NAMES, Node, all_up
 
 LEASE = 3.0
 """Seconds; shorter than the default, to be quick where a loss is waited for and one more would do no harm."""
@@ -29,7 +29,6 @@ SAFE_LEASE = 6.0
 SOON = 20.0
 """Seconds that a regroup may take at most once the loss is known; far less on a machine with nothing else to do."""
 PORT = 29400
-_TIMEOUT = 120.0
 
 SCRIPT = f"""
 import fcntl, json, os, signal, sys, time
@@ -157,8 +156,7 @@ class Cluster:
 
     def all_up(self, agents: Sequence[Agent], starts: int = 1) -> None:
         """Wait until each has its worker up for that many times, in a world of all of them."""
-        for agent in agents:
-            agent.comes_up(1, starts=starts, world_size=len(agents))
+        all_up(agents, starts=starts, world_size=len(agents))
         assert sorted(agent.ranks(1)[0] for agent in agents) == list(range(len(agents)))
 
     def say(self, what: str) -> None:
@@ -177,14 +175,6 @@ class Cluster:
         for agent in self.agents:
             assert not [line for line in agent.job.out if "CLASH" in line], (agent.name, agent.job.out)
             assert ours not in agent.job.err, (agent.name, agent.job.err)
-
-
-def settle(holds: Callable[[], bool], what: str, timeout: float = _TIMEOUT) -> None:
-    """Wait until something holds that nobody announces."""
-    deadline = time.monotonic() + timeout
-    while not holds():
-        assert time.monotonic() < deadline, f"after {timeout:.1f} s still not: {what}"
-        threading.Event().wait(0.01)
 
 
 def stays(agents: Sequence[Agent], seconds: float) -> None:

@@ -19,10 +19,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.faults import network
-from tests.faults.cluster import settle
 from tests.faults.network import Host, Network, ip
 from tests.jobs.launching import Job, Launcher
 from tests.processes import command_line
+from tests.waiting import until
 
 SSHD = "/usr/sbin/sshd"
 _PRIVILEGE_SEPARATION = Path("/run/sshd")
@@ -125,7 +125,7 @@ class SshHosts:
                     env={"PATH": os.environ["PATH"]},
                 )
         for name, host in self.hosts.items():
-            settle(lambda host=host: bool(host.listening()), f"sshd listens on {name}")  # type: ignore[misc]
+            until(lambda host=host: bool(host.listening()), f"sshd listens on {name}")  # type: ignore[misc]
 
     def close(self) -> None:
         """End all sshds."""
@@ -176,7 +176,7 @@ class SshHosts:
     def until_empty(self, seconds: float = 120.0) -> float:
         """Wait until nothing runs on any host; returns how long that took."""
         since = time.monotonic()
-        settle(lambda: not self.running(), f"all hosts are empty: {self.running()}", seconds)
+        until(lambda: not self.running(), f"all hosts are empty: {self.running()}", seconds)
         return time.monotonic() - since
 
     @staticmethod

@@ -5,19 +5,64 @@ from __future__ import annotations
 import ipaddress
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests import without_compiler
-from tests.faults.cluster import SOON, Agent, Cluster, settle, stays
-from tests.faults.etcd import cut_from, endpoints, etcd_on, joined_to
-from tests.faults.network import Host
+from tests.etcd_cluster import binary
+from tests.faults.cluster import SOON, Agent, Cluster, stays
+from tests.faults.network import Host, ip
 from tests.faults.test_ports import ANYBODY, store_of, uses_store
 from tests.faults.test_training import FATAL, MODEL, final_loss
-from tests.jobs.nodes import common
+from tests.jobs.launching import Job
+from tests.jobs.nodes import all_up, common
 from tests.progress_pipe import ProgressPipe
+from tests.waiting import until
+
+CLIENTS, PEERS = 2379, 2380
+
+
+def etcd_on(cluster: Cluster, hosts: Sequence[Host], folder: Path) -> list[Job]:
+    """Start a member on each host, and wait until they serve."""
+    peers = ",".join(f"{host.name}=http://{host.address}:{PEERS}" for host in hosts)
+    members = [cluster.launcher.command([*host.entry, *_command(host, folder, peers)]) for host in hosts]
+    for member in members:
+        member.until_err("ready to serve client requests")
+    return members
+
+
+def _command(host: Host, folder: Path, peers: str) -> list[str]:
+    clients, peer = f"http://{host.address}:{CLIENTS}", f"http://{host.address}:{PEERS}"
+    return [
+        binary(),
+        f"--name={host.name}",
+        f"--data-dir={folder / ('etcd-' + host.name)}",
+        f"--listen-client-urls={clients}",
+        f"--advertise-client-urls={clients}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster={peers}",
+        "--unsafe-no-fsync",  # the tests kill processes, not machines
+    ]
+
+
+def endpoints(hosts: Sequence[Host]) -> str:
+    """What to give an agent."""
+    return ",".join(f"{host.address}:{CLIENTS}" for host in hosts)
+
+
+def cut_from(host: Host, other: Host) -> None:
+    """From now on nothing that `host` sends reaches `other`, and neither is told."""
+    ip("-n", host.namespace, "route", "add", "blackhole", f"{other.address}/32")
+
+
+def joined_to(host: Host, other: Host) -> None:
+    """The cut is mended."""
+    ip("-n", host.namespace, "route", "del", "blackhole", f"{other.address}/32")
+
 
 LEASE = 3.0
 """Seconds; etcd's own least is two."""
@@ -93,8 +138,7 @@ def test_a_coordinator_without_etcd_for_longer_is_succeeded_and_comes_back(clust
     cluster.all_up(others, starts=2)
     joined_to(coordinator.host, etcd)
     coordinator.comes_up(1, starts=2, world_size=3)
-    for agent in others:
-        agent.comes_up(1, starts=3, world_size=3)
+    all_up(others, starts=3, world_size=3)
     assert common(agents, [1, 1, 1], "TORCHELASTIC_RESTART_COUNT") == "0"
     cluster.finish(agents)
 
@@ -145,6 +189,6 @@ def test_training_goes_on_when_the_host_of_group_rank_0_is_lost_with_its_member(
     def left() -> list[Path]:
         return [path for agent in others for path in temporary[agent.name].iterdir() if "-ended-" not in path.name]
 
-    settle(lambda: not left(), "nothing temporary is left")
+    until(lambda: not left(), "nothing temporary is left")
     for member in members:
         member.stop()

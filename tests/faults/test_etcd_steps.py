@@ -14,7 +14,7 @@ import pytest
 
 from tests.etcd_cluster import EtcdCluster, running
 from tests.jobs.launching import Launcher, launching
-from tests.jobs.nodes import NAMES, SCRIPT, Node
+from tests.jobs.nodes import NAMES, SCRIPT, Node, all_up
 
 STEPS = range(1, 97, 1 if os.environ.get("RALLYPOINT_SWEEP") else 4)
 """An undisturbed coordinator has 70 to 90 steps in this job. `make sweep` takes each of them."""
@@ -45,10 +45,9 @@ def test_the_others_finish_and_each_round_has_one_membership(rallyrun: Launcher,
     environment = {"LOGLEVEL": "INFO", "DIES_AT": str(step), "PYTHONPATH": str(Path(__file__).parents[2])}
     dying = [sys.executable, "-m", "tests.faults.dying"]
     first = Node("A", rallyrun.command([*dying, *flags, script], {**environment, "NODE": "A"}))
-    first.job.until_err_or_end("this agent is the coordinator")
+    first.job.until_err("this agent is the coordinator", or_end=True)
     others = [Node(each, rallyrun(*flags, script, env={"LOGLEVEL": "INFO", "NODE": each})) for each in "BC"]
-    for node in others:
-        node.comes_up(1)
+    all_up(others)
     (rallyrun.folder / "finish").touch()  # not before: a node that comes when the others have finished waits in vain
     codes = {node.name: node.job.ends() for node in (first, *others)}
     assert codes in ({"A": -signal.SIGKILL, "B": 0, "C": 0}, {"A": 0, "B": 0, "C": 0}), [n.job.err for n in others]

@@ -42,9 +42,10 @@ from rallypoint.control.protocol.messages import (
     SessionEnded,
 )
 from rallypoint.failures.cause import Cause
-from tests.faults.cluster import LEASE, PORT, Agent, Cluster, settle
+from tests.faults.cluster import LEASE, PORT, Agent, Cluster
 from tests.faults.intruder import TIMEOUT, Intruder, dial, on
 from tests.faults.network import Host, ip
+from tests.waiting import until
 
 WORD = new_secret()
 SECRET = Secret((WORD,))
@@ -303,7 +304,7 @@ def test_connections_that_say_nothing_keep_nobody_out(cluster: Cluster) -> None:
 
         dial_many()
         third = job.cluster.start("C", "--max-restarts=1", env={"RALLYPOINT_SECRET": WORD})
-        settle(is_in, "the third node is in")
+        until(is_in, "the third node is in")
         cluster.finish([*job.agents, third])
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.cluster import settle
 from tests.faults.ssh_hosts import SshHosts, ssh_hosts, why_not
 from tests.jobs.launching import Job, Launcher, launching
+from tests.waiting import until
 
 ALL = "--hosts=n1,n2,n3"
 
@@ -266,7 +266,7 @@ def test_a_signal_during_the_probe(hosts: Fixture) -> None:
     ssh, launcher = hosts
     with ssh.hosts["n2"].unplugged():
         job = ssh.launch(launcher, "--hosts=n1,n2", "--connect-timeout=600", "--", "true")
-        settle(lambda: bool(ssh.pids("n1", "rallypoint.clusters.remote.supervisor")), "one host is reached")
+        until(lambda: bool(ssh.pids("n1", "rallypoint.clusters.remote.supervisor")), "one host is reached")
         job.signal(signal.SIGINT)
         assert job.ends() in (130, -signal.SIGINT)
 
@@ -292,8 +292,8 @@ def test_what_a_command_does_when_the_launcher_is_gone(hosts: Fixture) -> None:
     job.until(lambda lines: {"n1: up", "n2: up"} <= set(lines), "both are up")
     job.signal(signal.SIGKILL)
     job.ends()
-    settle((launcher.folder / "saved").exists, "the first has saved")
-    settle((launcher.folder / "given").exists, "the second was given time after it was asked to end")
+    until((launcher.folder / "saved").exists, "the first has saved")
+    until((launcher.folder / "given").exists, "the second was given time after it was asked to end")
     assert ssh.until_empty() < 60
 
 
@@ -353,7 +353,7 @@ def test_a_cut_link_leaves_nothing(hosts: Fixture) -> None:
     with ssh.hosts["n3"].unplugged():
         up(job, 2)
         job.until_err("n3: the connection is lost")
-        settle(lambda: not ssh.pids("n3", "rally") and not ssh.pids("n3", "worker.py"), "nothing runs on n3")
+        until(lambda: not ssh.pids("n3", "rally") and not ssh.pids("n3", "worker.py"), "nothing runs on n3")
     (launcher.folder / "finish").touch()
     assert job.ends() == 0, job.err
     assert "the job has succeeded without n3" in job.err

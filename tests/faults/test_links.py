@@ -7,8 +7,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.faults.cluster import LEASE, SAFE_LEASE, SOON, Cluster, gone, settle, stays
-from tests.jobs.nodes import common
+from tests.faults.cluster import LEASE, SAFE_LEASE, SOON, Cluster, gone, stays
+from tests.jobs.nodes import all_up, common
+from tests.waiting import until
 
 
 @pytest.mark.parametrize("lease", [SAFE_LEASE, None], ids=["6s", "default"])
@@ -48,12 +49,10 @@ def test_no_worker_starts_on_a_place_that_is_older_than_the_lease(cluster: Clust
     a, b, c = agents
     old = c.pid
     cluster.say("fail-B-0")
-    for agent in (a, b):
-        agent.comes_up(1, starts=2, world_size=3)
+    all_up((a, b), starts=2, world_size=3)
     with c.host.unplugged():
-        settle(lambda: gone(old), "the old worker is killed")
-        for agent in (a, b):
-            agent.comes_up(1, starts=3, world_size=2)
+        until(lambda: gone(old), "the old worker is killed")
+        all_up((a, b), starts=3, world_size=2)
         c.job.until_err("the workers start once it has confirmed their round")
         stays([a, b], cluster.lease)
         assert len(c.ups) == 1, "a worker was started in a round that is over"
@@ -69,7 +68,7 @@ def test_fenced_workers_of_a_node_that_is_cut_off_are_gone_before_the_others_sta
     cluster.all_up(agents)
     old = c.pid
     with c.host.unplugged():
-        settle(lambda: gone(old), "the reaper kills its worker")
+        until(lambda: gone(old), "the reaper kills its worker")
         c.job.until_err("nothing was heard from the control plane for the lease")
         cluster.all_up([a, b], starts=2)
         assert len(c.ups) == 1
@@ -82,7 +81,7 @@ def test_of_the_control_plane_down_for_more_than_the_lease(cluster: Cluster) -> 
     cluster.lease = LEASE
     a, b, c = cluster.three()
     with a.host.unplugged():
-        settle(lambda: gone(int(a.ups[0]["pid"])), "the host of the control plane, alone, stops its worker")
+        until(lambda: gone(int(a.ups[0]["pid"])), "the host of the control plane, alone, stops its worker")
         stays([b, c], 2 * LEASE)
     cluster.all_up([a, b, c], starts=2)
     cluster.finish([a, b, c])
@@ -98,14 +97,12 @@ def test_five_percent_loss(cluster: Cluster) -> None:
             agents.append(cluster.start(name, "--max-restarts=1"))
         # A lost packet can cost more than this lease, and then a node is taken out and comes back: what counts is the
         # end, not the number of rounds on the way.
-        for agent in agents:
-            agent.comes_up(1, world_size=3)
+        all_up(agents, world_size=3)
         cluster.say("fail-B-0")
-        settle(lambda: all(agent.ups[-1]["TORCHELASTIC_RESTART_COUNT"] == "1" for agent in agents), "all are restarted")
+        until(lambda: all(agent.ups[-1]["TORCHELASTIC_RESTART_COUNT"] == "1" for agent in agents), "all are restarted")
         late = cluster.start("C2", on="C")
         agents[2].is_killed()
         survivors = [*agents[:2], late]
-        for agent in survivors:
-            agent.comes_up(1, world_size=3)
-        settle(lambda: sum(agent.host.retransmissions() for agent in agents) > 0, "packets were lost")
+        all_up(survivors, world_size=3)
+        until(lambda: sum(agent.host.retransmissions() for agent in agents) > 0, "packets were lost")
         cluster.finish(survivors)

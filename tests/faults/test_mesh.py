@@ -13,6 +13,7 @@ import pytest
 
 from tests.faults.cluster import Agent, Cluster
 from tests.faults.network import Host, ip
+from tests.jobs.nodes import all_up
 
 NAMED = ["unshare", "--uts", "sh", "-c", 'hostname "$NODE" && exec "$@"', "sh"]
 """What an agent's command line begins with, so that its host has the name of the node."""
@@ -103,7 +104,6 @@ def test_a_node_that_leaves_meanwhile_is_not_waited_for_and_one_that_comes_dials
     left = [agents[0], agents[2]]
     three.all_up(left)
     late = three.start("b2", "--preflight=require", "--max-restarts=1", on="b")
-    for agent in (*left, late):
-        agent.comes_up(1, world_size=3)
+    all_up((*left, late), world_size=3)
     three.finish([*left, late])
     assert "cannot reach" not in "".join(agent.job.err for agent in (*left, late)), "it was not done again"

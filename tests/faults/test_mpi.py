@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.cluster import settle
 from tests.faults.network import Network, network, why_not
 from tests.jobs.launching import RALLYRUN, Job, Launcher, launching
 from tests.processes import command_line
+from tests.waiting import until
 
 WORKER = """
 import os, sys, time
@@ -105,7 +105,7 @@ def test_a_signal_to_the_launcher_ends_all_agents_and_their_workers(hosts: Hosts
     job.until(lambda lines: len(lines) == 2, "both workers are up")
     job.signal(signal.SIGTERM)
     job.ends()  # Hydra's code for it is 0
-    settle(lambda: not hosts.launcher.left(), "nothing of the job is left")
+    until(lambda: not hosts.launcher.left(), "nothing of the job is left")
 
 
 @pytest.mark.parametrize("family", PROGRAMS)

@@ -33,7 +33,6 @@ from rallypoint.control.protocol.observation import StopCommand
 from rallypoint.store.server import STORE_VARIABLE
 from rallypoint.workers.resumable import WorkerChannel
 from tests import typed_requests as wire
-from tests.faults.cluster import settle
 from tests.faults.intruder import Intruder
 from tests.faults.other_user import NOBODY, allowed, as_other_user, openings
 from tests.jobs.launching import Job, Launcher, launching
@@ -42,6 +41,7 @@ from tests.ports import free_port
 from tests.processes import below, command_line
 from tests.unit.agent.test_incident import node_of
 from tests.unit.store.both import KINDS, choose
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be a second user")
 
@@ -212,7 +212,7 @@ def _job_of(job: Job) -> str:
         found[:] = [each.job for each in local_jobs() if each.pid == job.pid]
         return bool(found)
 
-    settle(asked, "the agent can be asked")
+    until(asked, "the agent can be asked")
     return found[0]
 
 
@@ -399,7 +399,7 @@ def test_what_a_control_plane_says_over_http_is_for_its_user(rallyrun: Launcher)
     port, pages = free_port(), free_port()
     serve = [*RALLYCTL, "serve", f"--endpoint=127.0.0.1:{port}", f"--http={pages}"]
     server = rallyrun.command(serve)
-    settle(lambda: accepts(pages), "the pages are served")
+    until(lambda: accepts(pages), "the pages are served")
     for path in ("/status.json", "/events", "/metrics"):
         assert as_other_user(partial(status_of, pages, path)) == 403
         assert status_of(pages, path) == 200

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 
-from tests.faults.cluster import SOON, Cluster, gone, settle, stays
+from tests.faults.cluster import SOON, Cluster, gone, stays
+from tests.jobs.nodes import all_up
+from tests.waiting import until
 
 LEASE = 4.0
 
@@ -17,7 +19,7 @@ def test_longer_than_the_lease(cluster: Cluster) -> None:
     c.job.signal(signal.SIGSTOP)
     cluster.all_up([a, b], starts=2)
     c.job.signal(signal.SIGCONT)
-    settle(lambda: gone(old), "the agent stops its old worker", LEASE + SOON)
+    until(lambda: gone(old), "the agent stops its old worker", LEASE + SOON)
     cluster.all_up([a, b, c], starts=2)
     cluster.finish([a, b, c])
     assert len(c.ups) == 2
@@ -36,7 +38,7 @@ def test_longer_than_the_lease_with_no_place_left(cluster: Cluster) -> None:
     a.comes_up(1, starts=2, world_size=2)
     spare.comes_up(1, world_size=2)
     b.job.signal(signal.SIGCONT)
-    settle(lambda: gone(old), "the agent stops its old worker", LEASE + SOON)
+    until(lambda: gone(old), "the agent stops its old worker", LEASE + SOON)
     b.job.until_err("waits as a spare")
     cluster.finish([a, spare, b])
     assert len(b.ups) == 1
@@ -50,17 +52,15 @@ def test_longer_than_the_lease_with_a_place_that_was_not_taken_yet(cluster: Clus
     ]
     cluster.all_up(agents)
     cluster.say("fail-B-0")
-    for agent in (a, b):
-        agent.comes_up(1, starts=2, world_size=3)
+    all_up((a, b), starts=2, world_size=3)
     old, frozen = c.pid, c.host.pids()
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
-    for agent in (a, b):
-        agent.comes_up(1, starts=3, world_size=2)
+    all_up((a, b), starts=3, world_size=2)
     with c.host.unplugged():
         for pid in frozen:
             os.kill(pid, signal.SIGCONT)
-        settle(lambda: gone(old), "the old worker is killed")
+        until(lambda: gone(old), "the old worker is killed")
         c.job.until_err("the workers start once it has confirmed their round")
         assert len(c.ups) == 1, "a worker was started in a round that is over"
     for agent, starts in ((a, 4), (b, 4), (c, 2)):
@@ -75,7 +75,7 @@ def test_fenced_workers_of_an_agent_that_is_frozen_are_gone_before_the_others_st
     cluster.all_up(agents)
     old = c.pid
     c.job.signal(signal.SIGSTOP)
-    settle(lambda: gone(old), "the reaper kills its worker", LEASE + SOON)
+    until(lambda: gone(old), "the reaper kills its worker", LEASE + SOON)
     cluster.all_up([a, b], starts=2)
     c.job.signal(signal.SIGCONT)
     cluster.all_up([a, b, c], starts=2)

@@ -12,6 +12,7 @@ from tests import typed_requests as wire
 from tests.faults.cluster import PORT, Agent, Cluster
 from tests.faults.network import Host, ip
 from tests.faults.test_names import BALANCER
+from tests.jobs.nodes import all_up
 
 ANSWERS = """
 import socket, sys
@@ -161,8 +162,7 @@ def test_who_takes_a_lost_member_s_place_may_use_the_next_store_and_the_lost_one
     cluster.all_up(agents)
     agents[2].is_killed()
     agents[2].job.ends()
-    for agent in agents[:2]:
-        agent.comes_up(1, starts=2, world_size=2)
+    all_up(agents[:2], starts=2, world_size=2)
     store = store_of(agents[0])
     assert [uses_store(agent.host, store) for agent in agents] == ["served", "served", "refused"]
     cluster.finish(agents[:2])

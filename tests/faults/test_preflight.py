@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,8 @@ from rallypoint.clusters.preflight.results import CheckInputs
 from rallypoint.clusters.preflight.run import NAMES, run_checks
 from tests.faults.network import Network, network, why_not
 from tests.faults.other_user import as_other_user
-from tests.jobs.launching import RALLYRUN, TIMEOUT, Launcher, launching
+from tests.jobs.launching import RALLYRUN, Launcher, launching
+from tests.waiting import until
 
 PORT = 29400
 CHECK = [sys.executable, "-m", "rallypoint.cli.rallyctl", "check"]
@@ -164,10 +164,10 @@ def test_whoever_is_held_up_by_a_dead_file_system_can_be_ended_and_leaves_nothin
     entry = ["unshare", "--mount", sys.executable, "-c", DEAD_FILE_SYSTEM, str(folder)]
     for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT):
         job = rallyrun.command([*entry, *RALLYRUN, "--preflight=require", f"--log-dir={folder}/logs", "train.py"])
-        deadline = time.monotonic() + TIMEOUT
-        while not (checking := [each for each in rallyrun.left() if "rallypoint.clusters.preflight.run" in each]):
-            assert time.monotonic() < deadline, "the process that checks is not there"
-            threading.Event().wait(0.02)
+        checking = until(
+            lambda: [each for each in rallyrun.left() if "rallypoint.clusters.preflight.run" in each],
+            "the process that checks is there",
+        )
         job.signal(number)
         assert job.ends() == -number
         rallyrun.until_gone(int(checking[0].partition(":")[0]))

@@ -85,6 +85,7 @@ from rallypoint.control.protocol.observation import (
     FaultCommand,
     JobList,
     JobSummary,
+    ListRequest,
     Phase,
     ResizeCommand,
     RestartCommand,
@@ -175,7 +176,14 @@ NOTICES: tuple[object, ...] = (
     *(HangFound(0, 2), CollectedPart(1, b"[]", True, "n"), CollectionEnded(1, 0, ("n",)), HangReport(1, 0, "r")),
 )
 WATCHER_REQUESTS: tuple[object, ...] = (
-    *(WatchRequest(), WatchRequest(True), RestartCommand("u@h"), DrainCommand("u@h", "n"), StopCommand("u@h")),
+    *(
+        ListRequest(),
+        WatchRequest(),
+        WatchRequest(True),
+        RestartCommand("u@h"),
+        DrainCommand("u@h", "n"),
+        StopCommand("u@h"),
+    ),
     *(ResizeCommand("u@h", 1, 3), CollectCommand("u@h", CollectKind.STACKS, (2,))),
     FaultCommand("u@h", Fault.CUT, -1, "n", 5.0),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.fuzz import clusters, control, coordinator, etcds, local, planes, remote, stores
+from tests.fuzz import clusters, control, coordinator, etcds, local, planes, stores
 from tests.fuzz.target import Target
 
 TARGETS: Mapping[str, Target] = {
@@ -15,7 +15,6 @@ TARGETS: Mapping[str, Target] = {
     **etcds.TARGETS,
     **local.TARGETS,
     **clusters.TARGETS,
-    **remote.TARGETS,
 }
 
 _KERNEL = "the kernel writes what is read"

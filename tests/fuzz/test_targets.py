@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
 
 import rallypoint
 from tests.effort import examples
+from tests.fuzz.store import CannotFuzzError, build, run, seeds
 from tests.fuzz.table import TARGETS, TRUSTED
 from tests.fuzz.target import CORPUS, BrokenError, Target, run_bounded, run_many, valid_inputs
 
@@ -70,3 +72,19 @@ def test_what_breaks_is_told_with_its_input() -> None:
         run_bounded("it", target, "an input", b"x", measure=False)
     with pytest.raises(BrokenError, match=r"AssertionError: it took 67\d+ bytes"):
         run_bounded("it", target, "an input", b"m", measure=True)
+
+
+# Some seconds of what `make fuzz` does for longer
+
+
+@pytest.mark.process
+def test_arbitrary_clients_do_not_break_the_store_in_c(tmp_path: Path) -> None:
+    try:
+        build(tmp_path / "fuzzer")
+    except CannotFuzzError as error:
+        pytest.skip(str(error))
+    seeds(tmp_path / "corpus")
+    executed, end = 0, time.monotonic() + 120
+    while executed <= 100 and time.monotonic() < end:  # once, but on a machine that lets the fuzzer wait
+        executed += run(tmp_path / "fuzzer", tmp_path / "corpus", 5)
+    assert executed > 100

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from tests.stopped import until_stopped
+from tests.waiting import until_stopped
 
 TIMEOUT = float(os.environ.get("RALLYPOINT_TEST_TIMEOUT", "120"))
 """Seconds that a test waits for what must happen; more where torch is to answer everything at once."""
@@ -123,18 +123,14 @@ class Job:
                 raise AssertionError(f"after {TIMEOUT:.0f} s still not: {what}\n{self.out}\n{self.err}")
             return list(self._out.lines)
 
-    def until_err(self, text: str, times: int = 1) -> None:
-        """Wait until so many lines of standard error hold a text."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: sum(text in line for line in self._err.lines) >= times, TIMEOUT):
-                raise AssertionError(f"after {TIMEOUT:.0f} s standard error is still without {text!r}:\n{self.err}")
+    def until_err(self, text: str, times: int = 1, *, or_end: bool = False) -> None:
+        """Wait until so many lines of standard error hold a text; with `or_end`, or until it ends."""
 
-    def until_err_or_end(self, text: str) -> None:
-        """Wait until standard error holds a text, or ends."""
+        def holds() -> bool:
+            return sum(text in line for line in self._err.lines) >= times or (or_end and self._err.over)
+
         with self._changed:
-            if not self._changed.wait_for(
-                lambda: any(text in line for line in self._err.lines) or self._err.over, TIMEOUT
-            ):
+            if not self._changed.wait_for(holds, TIMEOUT):
                 raise AssertionError(f"after {TIMEOUT:.0f} s standard error is still without {text!r}:\n{self.err}")
 
     def signal(self, number: int) -> None:

@@ -100,6 +100,12 @@ class Nodes:
         node.job.until_err("control plane listens on port")
         return node
 
+    def up(self, names: str = "AB", *, hosted: bool = False) -> list[Node]:
+        """Start nodes of one worker each, and wait until these are in one world; `hosted`: the first is a `host`."""
+        nodes = [self.host(name) if hosted and name == names[0] else self.start(name) for name in names]
+        all_up(nodes, world_size=len(names))
+        return nodes
+
     def say(self, what: str) -> None:
         """Tell the workers: `finish`, `finish-<node>` or `fail-<node>-<restart count>`."""
         (self._rallyrun.folder / what).touch()
@@ -112,6 +118,12 @@ def c10d(rallyrun: Launcher, nnodes: str, *flags: str, conf: str = "", env: dict
     return Nodes(
         rallyrun, f"--nnodes={nnodes}", "--rdzv-backend=c10d", "--rdzv-id=job", endpoint, *conf_flags, *flags, env=env
     )
+
+
+def all_up(nodes: Iterable[Node], starts: int = 1, world_size: int | None = None) -> None:
+    """All nodes, of one worker each, come up for the `starts`-th time, in a world of that size."""
+    for node in nodes:
+        node.comes_up(1, starts, world_size)
 
 
 def common(nodes: Sequence[Node], sizes: Sequence[int], name: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rallypoint.base.endpoint import resolve
 from tests.jobs.launching import RALLYRUN, AtOnce, Job, Launcher
-from tests.jobs.nodes import Nodes, all_end, all_ranks, c10d, common
+from tests.jobs.nodes import Nodes, all_end, all_ranks, all_up, c10d, common
 from tests.ports import free_port
 
 RALLYCTL = [sys.executable, "-m", "rallypoint.cli.rallyctl"]
@@ -31,9 +31,7 @@ def running_workers_run_on_and_the_job_finishes_on_a_new_server(rallyrun: Launch
     port = free_port()
     server = serve(rallyrun, port)
     job = outside(rallyrun, port, "2")
-    nodes = [job.start("A"), job.start("B")]
-    for node in nodes:
-        node.comes_up(1, world_size=2)
+    nodes = job.up()
     server.signal(signal.SIGKILL)
     for node in nodes:
         node.job.until_err("was lost")
@@ -51,17 +49,14 @@ def a_failure_while_the_server_is_away_is_counted_once_when_it_is_back(rallyrun:
     port = free_port()
     server = serve(rallyrun, port)
     job = outside(rallyrun, port, "2", "--max-restarts=1")
-    nodes = [job.start("A"), job.start("B")]
-    for node in nodes:
-        node.comes_up(1, world_size=2)
+    nodes = job.up()
     server.signal(signal.SIGKILL)
     for node in nodes:
         node.job.until_err("was lost")
     job.say("fail-A-0")
     nodes[0].job.until_err("failed (exitcode: 1)")
     serve(rallyrun, port)
-    for node in nodes:
-        node.comes_up(1, starts=2, world_size=2)
+    all_up(nodes, starts=2, world_size=2)
     assert common(nodes, [1, 1], "TORCHELASTIC_RESTART_COUNT") == "1"
     job.say("fail-B-1")
     all_end(nodes, 1)
@@ -87,9 +82,7 @@ def a_server_that_stays_away_ends_the_job_when_it_is_needed(rallyrun: Launcher) 
     port = free_port()
     server = serve(rallyrun, port)
     job = outside(rallyrun, port, "2", "--max-restarts=1", conf=",join_timeout=8")
-    nodes = [job.start("A"), job.start("B")]
-    for node in nodes:
-        node.comes_up(1, world_size=2)
+    nodes = job.up()
     server.signal(signal.SIGKILL)
     for node in nodes:
         node.job.until_err("was lost")
@@ -115,11 +108,9 @@ def test_an_agent_of_the_same_machine_takes_the_control_plane_over(rallyrun: Lau
     job = c10d(rallyrun, "2:3")
     host = job.host("host")
     nodes = [job.start("B"), job.start("C")]
-    for node in (host, *nodes):
-        node.comes_up(1, world_size=3)
+    all_up((host, *nodes), world_size=3)
     host.dies()
-    for node in nodes:
-        node.comes_up(1, starts=2, world_size=2)
+    all_up(nodes, starts=2, world_size=2)
     assert common(nodes, [1, 1], "TORCHELASTIC_RESTART_COUNT") == "0"
     back = job.start("D")
     nodes.append(back)
@@ -167,9 +158,7 @@ def a_node_that_was_cut_off_when_its_job_ended_does_not_run_it_again(rallyrun: L
     port = free_port()
     serve(rallyrun, port)
     job = outside(rallyrun, port, "1:2", conf=",last_call_timeout=1,lease=3")
-    nodes = [job.start("A"), job.start("B")]
-    for node in nodes:
-        node.comes_up(1, world_size=2)
+    nodes = job.up()
     nodes[1].job.signal(signal.SIGSTOP)
     starts = len(nodes[1].ups)  # more than one if it was once silent for longer than its lease
     nodes[0].comes_up(1, starts=2, world_size=1)
@@ -234,8 +223,7 @@ def test_a_server_listens_at_all_addresses_of_its_name(rallyrun: Launcher) -> No
 def test_node_0_of_a_static_job_is_started_again(rallyrun: Launcher) -> None:
     job = Nodes(rallyrun, "--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}")
     first, other = job.start("A", "--node-rank=0"), job.start("B", "--node-rank=1")
-    for node in (first, other):
-        node.comes_up(1, world_size=2)
+    all_up((first, other), world_size=2)
     first.dies()
     other.job.until_err("was lost")
     nodes = [job.start("C", "--node-rank=0"), other]

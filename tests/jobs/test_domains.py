@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import time
-
 from tests.jobs.launching import TIMEOUT, Launcher
-from tests.jobs.nodes import Node, all_end, c10d, common
+from tests.jobs.nodes import Node, all_end, all_up, c10d, common
 from tests.jobs.test_steering import Operator, endpoint_of
+from tests.waiting import until
 
 SLURM = {"SLURM_TOPOLOGY_ADDR": "root.rack-b.n7.example.org", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.block.node"}
 
 
 def shown(ask: Operator, node: Node) -> tuple[str, str, str | None]:
     """State, domain, and what it waits for, of a node that is about to come."""
-    deadline = time.monotonic() + TIMEOUT
-    while time.monotonic() < deadline:
-        for each in ask.status()[1]["nodes"]:
-            if each["pid"] == node.job.pid:
-                return each["state"], each["domain"], each["waits_for"]
-    raise AssertionError(f"node {node.name} has not come:\n{node.job.err}")
+    (found,) = until(
+        lambda: [each for each in ask.status()[1]["nodes"] if each["pid"] == node.job.pid],
+        lambda: f"node {node.name} has come:\n{node.job.err}",
+        TIMEOUT,
+    )
+    return found["state"], found["domain"], found["waits_for"]
 
 
 def test_a_hole_is_filled_from_its_own_domain_and_else_a_whole_segment_moves_in(rallyrun: Launcher) -> None:
@@ -27,8 +26,7 @@ def test_a_hole_is_filled_from_its_own_domain_and_else_a_whole_segment_moves_in(
     first.job.until_err("control plane listens on port")
     ask = Operator(rallyrun, f"127.0.0.1:{endpoint_of(first)}")
     second = job.start("A2", "--node-domain=rack-a")
-    for node in (first, second):
-        node.comes_up(1, world_size=2)
+    all_up((first, second), world_size=2)
     keeps = first.ranks(1)
 
     other = job.start("B1", "--node-domain=auto", env=SLURM | {"LOGLEVEL": "INFO"})
@@ -50,8 +48,7 @@ def test_a_hole_is_filled_from_its_own_domain_and_else_a_whole_segment_moves_in(
     assert (code, "in whole segments" in text) == (3, True), text
     assert "no whole segment in its domain (1 of 2 nodes)" in text
     another = job.start("B2", "--node-domain=rack-b")
-    for node in (other, another):
-        node.comes_up(1, world_size=2)
+    all_up((other, another), world_size=2)
     assert sorted([*other.ranks(1), *another.ranks(1)]) == [0, 1]
     assert common([other, another], [1, 1], "TORCHELASTIC_RESTART_COUNT") == "0"
     assert len(first.ups) == 2, "its segment is not whole: it is a spare now"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.jobs.launching import AtOnce, Launcher
-from tests.jobs.nodes import all_end, c10d
+from tests.jobs.nodes import all_end, all_up, c10d
 from tests.jobs.test_control_plane import RALLYCTL
 from tests.jobs.test_steering import Operator, endpoint_of
 
@@ -74,8 +74,7 @@ def a_stop_by_an_operator_is_94_on_all(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "2", CLASSIFIED)
     host = job.host("A")
     nodes = [host, job.start("B", env=told(rallyrun.folder, "B"))]
-    for node in nodes:
-        node.comes_up(1, world_size=2)
+    all_up(nodes, world_size=2)
     assert Operator(rallyrun, f"127.0.0.1:{endpoint_of(host)}")("stop")[0] == 0
     all_end(nodes, 94)
     assert verdict(rallyrun.folder, "B")["ending"] == "stopped"

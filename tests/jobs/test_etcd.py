@@ -15,7 +15,7 @@ from rallypoint.control.etcd.api import EtcdRefused
 from tests.etcd_client import WritingClient as EtcdClient
 from tests.etcd_cluster import COMMITS_AS_USUAL, EtcdCluster, running
 from tests.jobs.launching import AtOnce, Launcher
-from tests.jobs.nodes import Node, Nodes, all_end, all_ranks, common, root_cause, told_in_short
+from tests.jobs.nodes import Node, Nodes, all_end, all_ranks, all_up, common, root_cause, told_in_short
 from tests.jobs.test_control_plane import RALLYCTL
 from tests.jobs.test_steering import Operator
 
@@ -64,8 +64,7 @@ def coordinators(nodes: list[Node]) -> list[Node]:
 def started(nodes: Nodes, names: str) -> tuple[list[Node], Node, list[Node]]:
     """Nodes with one worker each, up in one world; the coordinator among them, and the others."""
     made = [nodes.start(name) for name in names]
-    for node in made:
-        node.comes_up(1, world_size=len(names))
+    all_up(made, world_size=len(names))
     (coordinator,) = coordinators(made)
     return made, coordinator, [node for node in made if node is not coordinator]
 
@@ -74,14 +73,12 @@ def forms_restarts_scales_and_finishes_and_nothing_is_left(rallyrun: Launcher, *
     nodes = job(rallyrun, etcd, "2:3", "--max-restarts=1", lease=NO_LOSS, last_call=2)
     two, _, _ = started(nodes, "AB")
     nodes.say("fail-A-0")
-    for node in two:
-        node.comes_up(1, starts=2, world_size=2)
+    all_up(two, starts=2, world_size=2)
     assert common(two, [1, 1], "TORCHELASTIC_RESTART_COUNT") == "1"
     third = nodes.start("C")
     three = [*two, third]
     third.comes_up(1, world_size=3)
-    for node in two:
-        node.comes_up(1, starts=3, world_size=3)
+    all_up(two, starts=3, world_size=3)
     assert all_ranks(three, [1, 1, 1]) == [0, 1, 2]
     nodes.say("finish")
     all_end(three, 0)
@@ -118,8 +115,7 @@ def test_when_the_coordinator_s_agent_is_killed_the_next_takes_over_at_once(
     watching.until(lambda out: any("running" in each for each in out), "that it runs")
     assert ask("resize", "1:4")[0] == 0
     coordinator.dies()
-    for node in others:
-        node.comes_up(1, starts=2, world_size=2)
+    all_up(others, starts=2, world_size=2)
     code, seen = ask.status()
     assert (code, len(seen["nodes"]), seen["min_nodes"], seen["max_nodes"]) == (0, 2, 1, 4), "what was kept holds"
     watching.until(lambda out: any("reachable again" in each for each in out), "that another is coordinator")
@@ -136,14 +132,12 @@ def a_coordinator_that_is_paused_is_deposed_and_writes_nothing(rallyrun: Launche
     _, coordinator, others = started(nodes, "ABC")
     coordinator.job.signal(signal.SIGSTOP)
     try:
-        for node in others:
-            node.comes_up(1, starts=2, world_size=2)
+        all_up(others, starts=2, world_size=2)
     finally:
         coordinator.job.signal(signal.SIGCONT)
     everybody = [coordinator, *others]
     coordinator.comes_up(1, starts=2, world_size=3)
-    for node in others:
-        node.comes_up(1, starts=3, world_size=3)
+    all_up(others, starts=3, world_size=3)
     assert all_ranks(everybody, [1, 1, 1]) == [0, 1, 2]
     nodes.say("finish")
     all_end(everybody, 0)
@@ -155,8 +149,7 @@ def the_coordinator_leaves_in_order_and_the_others_go_on(rallyrun: Launcher, *, 
     _, coordinator, others = started(nodes, "ABC")
     coordinator.job.signal(signal.SIGTERM)
     assert coordinator.job.ends() == 0
-    for node in others:
-        node.comes_up(1, starts=2, world_size=2)
+    all_up(others, starts=2, world_size=2)
     starts = [len(node.ups) for node in others]  # one more if the other came late
     threading.Event().wait(LEASE)
     nodes.say("finish")
@@ -201,10 +194,8 @@ def test_the_leader_of_etcd_is_killed_while_workers_run_and_while_a_rendezvous_w
     etcd.leader().kill()
     second = waiting.start("D")
     nodes.say("fail-B-0")
-    for node in two:
-        node.comes_up(1, starts=2, world_size=2)
-    for node in (first, second):
-        node.comes_up(1, world_size=2)
+    all_up(two, starts=2, world_size=2)
+    all_up((first, second), world_size=2)
     nodes.say("finish")
     all_end([*two, first, second], 0)
     assert [len(node.ups) for node in two] == [2, 2]
@@ -221,8 +212,7 @@ def all_of_etcd_is_away_for_longer_than_a_lease_and_no_worker_notices(rallyrun: 
     assert [len(node.ups) for node in three] == [1, 1, 1]
     for member in etcd.members:
         member.resume()
-    for node in three:
-        node.comes_up(1, starts=2, world_size=3)
+    all_up(three, starts=2, world_size=3)
     assert common(three, [1, 1, 1], "TORCHELASTIC_RESTART_COUNT") == "1"
     nodes.say("finish")
     all_end(three, 0)
@@ -241,8 +231,7 @@ def an_etcd_without_space_costs_nothing_that_it_holds_of_the_job(rallyrun: Launc
         threading.Event().wait(2 * LEASE)
         assert any(key.endswith("/state") for key in kept(rallyrun, etcd))
         make_space(etcd)
-        for node in two:
-            node.comes_up(1, starts=2, world_size=2)
+        all_up(two, starts=2, world_size=2)
         assert common(two, [1, 1], "TORCHELASTIC_RESTART_COUNT") == "1"
         nodes.say("finish")
         all_end(two, 0)
@@ -267,8 +256,7 @@ def an_etcd_that_has_forgotten_everything_is_told_anew_and_no_worker_notices(ral
         threading.Event().wait(2 * LEASE)
         assert [len(node.ups) for node in two] == [1, 1]
         nodes.say("fail-B-0")
-        for node in two:
-            node.comes_up(1, starts=2, world_size=2)
+        all_up(two, starts=2, world_size=2)
         assert common(two, [1, 1], "TORCHELASTIC_RESTART_COUNT") == "1"
         nodes.say("finish")
         all_end(two, 0)

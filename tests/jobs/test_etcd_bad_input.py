@@ -11,7 +11,7 @@ import trustme
 from rallypoint.control.election.keys import ElectionKeys
 from tests.etcd_cluster import EtcdCluster, ServerTls, running
 from tests.jobs.launching import Launcher
-from tests.jobs.nodes import Nodes, all_end
+from tests.jobs.nodes import Nodes, all_end, all_up
 from tests.jobs.test_bad_input import FINE, refused
 from tests.ports import free_port
 
@@ -68,8 +68,7 @@ def test_where_no_etcd_answers_it_is_waited_until_the_join_deadline_and_one_that
         refused(job, *words, "before the join deadline", "etcd")
     for member in etcd.members[:2]:
         member.resume()
-    for node in two:
-        node.comes_up(1, world_size=2)
+    all_up(two, world_size=2)
     nodes.say("finish")
     all_end(two, 0)
 

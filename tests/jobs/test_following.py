@@ -19,9 +19,7 @@ def a_job_is_followed_through_a_restart_of_its_control_plane(rallyrun: Launcher)
     server = serve(rallyrun, port)
     job = outside(rallyrun, port, "2")
     watch = [*RALLYCTL, "status", f"127.0.0.1:{port}", "--rdzv-id=job", "--watch"]
-    nodes = [job.start("A"), job.start("B")]
-    for node in nodes:
-        node.comes_up(1, world_size=2)
+    nodes = job.up()
     screen = Terminal(rallyrun, watch, 40, {"NO_COLOR": "1"})
     place = screen.until("running since")
     screen.until("participant", 0)

@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from tests.jobs.launching import Launcher
-from tests.jobs.test_rough_ends import until_ended
 
 PROGRAM = """
 import json, os, sys, time
@@ -87,7 +86,7 @@ def test_sigkill_to_the_agent_leaves_nothing(rallyrun: Launcher) -> None:
     job.signal(signal.SIGKILL)
     assert job.ends() == -signal.SIGKILL
     for line in lines:
-        until_ended(int(line.split()[1]))
+        rallyrun.until_gone(int(line.split()[1]))
 
 
 def test_sigterm_to_the_agent_is_handed_on(rallyrun: Launcher) -> None:

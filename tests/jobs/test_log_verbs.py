@@ -8,7 +8,7 @@ import time
 from functools import partial
 
 from tests.jobs.launching import RALLYRUN, TIMEOUT, AtOnce, Job, Launcher
-from tests.jobs.nodes import Node, all_end, c10d
+from tests.jobs.nodes import Node, all_end, all_up, c10d
 from tests.jobs.test_control_plane import RALLYCTL, outside, serve
 from tests.jobs.test_steering import SECRET, Operator, endpoint_of
 from tests.ports import free_port
@@ -93,9 +93,7 @@ def what_happens_is_followed_and_the_end_is_waited_for(rallyrun: Launcher, *, ho
     port = free_port()
     server = serve(rallyrun, port)
     job = outside(rallyrun, port, "2")
-    nodes = [job.start("A"), job.start("B")]
-    for node in nodes:
-        node.comes_up(1, world_size=2)
+    nodes = job.up()
     other = outside(rallyrun, port, "1", "--rdzv-id=other").start("C")
     other.comes_up(1)
     where = (str(nodes[0].job.pid),)  # a job of this machine goes by its number, also beside others at its endpoint
@@ -143,10 +141,8 @@ def logs_of_a_job_with_a_secret_are_for_those_who_have_it(rallyrun: Launcher) ->
 
 def a_size_that_cannot_be_reached_is_forced_and_shown_as_pending(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "2")
-    host = job.host("A")
-    nodes = [host, job.start("B")]
-    for node in nodes:
-        node.comes_up(1, world_size=2)
+    nodes = job.up(hosted=True)
+    host = nodes[0]
     ask = Operator(rallyrun, f"127.0.0.1:{endpoint_of(host)}")
     code, text = ask("resize", "9")
     assert code == 1
@@ -162,8 +158,7 @@ def a_drained_node_says_by_whom(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "1:2", "--exit-codes=classified")
     host = job.host("A")
     nodes = [host, job.start("B", env={"RALLYPOINT_VERDICT_FILE": str(rallyrun.folder / "b.json")})]
-    for node in nodes:
-        node.comes_up(1, world_size=2)
+    all_up(nodes, world_size=2)
     ask = Operator(rallyrun, f"127.0.0.1:{endpoint_of(host)}")
     assert ask("drain", "1")[0] == 0
     assert nodes[1].job.ends() == 0

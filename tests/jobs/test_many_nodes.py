@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from tests.jobs.launching import RALLYRUN, AtOnce, Launcher
-from tests.jobs.nodes import Node, Nodes, all_end, all_ranks, c10d, common, root_cause, told_in_short
+from tests.jobs.nodes import Node, Nodes, all_end, all_ranks, all_up, c10d, common, root_cause, told_in_short
 from tests.ports import free_port
 
 QUICK = "last_call_timeout=1"
@@ -79,8 +79,7 @@ def test_the_host_of_the_control_plane_may_come_last(rallyrun: Launcher) -> None
     for name in ("B", "C", "host"):
         nodes.append(job.start(name, f"--rdzv-conf=is_host={name == 'host'}", env={"LOGLEVEL": "INFO"}))
         nodes[-1].job.until_err("Rendezvous'ing worker group")  # so that it really comes in this order
-    for node in nodes:
-        node.comes_up(1)
+    all_up(nodes)
     assert all_ranks(nodes, [1, 1, 1]) == [0, 1, 2]
     job.say("finish")
     all_end(nodes, 0)
@@ -88,9 +87,7 @@ def test_the_host_of_the_control_plane_may_come_last(rallyrun: Launcher) -> None
 
 def test_a_job_may_be_without_a_shared_worker_store(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "2", env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
-    nodes = [job.start("A"), job.start("B")]
-    for node in nodes:
-        node.comes_up(1)
+    nodes = job.up()
     assert common(nodes, [1, 1], "TORCHELASTIC_USE_AGENT_STORE") == "False"
     # Nobody listens there: the port is left for the worker of rank 0.
     with socket.create_server(("", int(common(nodes, [1, 1], "MASTER_PORT")))):
@@ -108,8 +105,7 @@ def new_nodes_join_a_running_job(rallyrun: Launcher) -> None:
     nodes[0].comes_up(1, world_size=1)
     for size, name in ((2, "B"), (3, "C")):
         nodes.append(job.start(name))
-        for node in nodes:
-            node.comes_up(1, world_size=size)
+        all_up(nodes, world_size=size)
         assert all_ranks(nodes, [1] * size) == list(range(size))
         assert common(nodes, [1] * size, "TORCHELASTIC_RESTART_COUNT") == "0"
         assert nodes[0].ranks(1) == [0], "who was there keeps its rank"
@@ -121,11 +117,9 @@ def test_survivors_of_a_killed_agent_regroup(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "2:3")
     host = job.host("host")
     nodes = [host, job.start("B"), job.start("C")]
-    for node in nodes:
-        node.comes_up(1, world_size=3)
+    all_up(nodes, world_size=3)
     nodes.pop().dies()
-    for node in nodes:
-        node.comes_up(1, starts=2, world_size=2)
+    all_up(nodes, starts=2, world_size=2)
     assert all_ranks(nodes, [1, 1]) == [0, 1]
     assert common(nodes, [1, 1], "TORCHELASTIC_RESTART_COUNT") == "0"
     job.say("finish")
@@ -150,10 +144,7 @@ def all_who_wait_are_told_at_once_when_the_time_of_one_is_over(rallyrun: Launche
 
 def a_loss_that_nobody_makes_good_is_told_with_its_time(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "2", conf="join_timeout=10")  # B may be slow to come
-    a = job.host("A")
-    b = job.start("B")
-    for node in (a, b):
-        node.comes_up(1)
+    a, b = job.up(hosted=True)
     b.dies()
     all_end([a], 1)
     lost = rf"pid {b.job.pid} \(rank 1\) was lost at \d\d:\d\d:\d\d and nobody has taken its place"
@@ -166,10 +157,7 @@ def a_loss_that_nobody_makes_good_is_told_with_its_time(rallyrun: Launcher) -> N
 
 def spares_park_one_takes_a_lost_place_and_one_ends_unneeded(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "1:2", conf="last_call_timeout=30")
-    a = job.host("A")
-    b = job.start("B")
-    for node in (a, b):
-        node.comes_up(1, world_size=2)
+    a, b = job.up(hosted=True)
     spares = [job.start(name, env={"LOGLEVEL": "INFO"}) for name in "ST"]  # one of them would tell people
     for spare in spares:
         spare.job.until_err("waits as a spare")
@@ -213,11 +201,9 @@ def test_when_the_budget_is_gone_there_is_one_report_and_the_same_first_failure_
     """The report is given where the failure was and by the coordinator's agent; the others tell the cause in a line."""
     job = c10d(rallyrun, "3", "--max-restarts=1")
     nodes = [job.host("A"), *(job.start(name) for name in "BC")]
-    for node in nodes:
-        node.comes_up(1)
+    all_up(nodes)
     job.say("fail-A-0")
-    for node in nodes:
-        node.comes_up(1, starts=2)
+    all_up(nodes, starts=2)
     job.say("fail-B-1")
     all_end(nodes, 1)
     a, b, c = nodes
@@ -238,9 +224,7 @@ def test_when_the_budget_is_gone_there_is_one_report_and_the_same_first_failure_
 
 def test_an_early_finisher_waits_for_the_others_and_a_failure_takes_it_back_in(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "2", "--max-restarts=1", env={"LOGLEVEL": "INFO"})
-    a, b = job.start("A"), job.start("B")
-    for node in (a, b):
-        node.comes_up(1)
+    a, b = job.up()
     job.say("finish-A")
     a.job.until_err("Waiting for the other agents")
     job.say("fail-B-0")
@@ -265,8 +249,7 @@ def two_nodes_of_the_same_rank(rallyrun: Launcher) -> None:
     assert "--node-rank" in second.job.err
     assert "Traceback" not in second.job.err
     c = job.start("C", "--node-rank=2")
-    for node in (a, b, c):
-        node.comes_up(1)
+    all_up((a, b, c))
     job.say("finish")
     all_end([a, b, c], 0)
 

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from tests.jobs.launching import AtOnce, Launcher
-from tests.jobs.nodes import all_end, c10d
+from tests.jobs.nodes import all_end, all_up, c10d
 
 UP = "print('up', flush=True)\n"
 SLEEPS = "(trap '' TERM; sleep 1000) & (setsid sleep 1000 &) ; echo waits; sleep 1000"
@@ -99,11 +99,9 @@ def test_a_node_is_checked_again_after_a_failure_of_its_own(at_once: AtOnce) -> 
     def comes_back(rallyrun: Launcher) -> None:
         job = c10d(rallyrun, "2", "--max-restarts=1", check)
         nodes = [job.host("a"), job.start("b")]
-        for node in nodes:
-            node.comes_up(1)
+        all_up(nodes)
         job.say("fail-b-0")
-        for node in nodes:
-            node.comes_up(1, 2, world_size=2)
+        all_up(nodes, 2, world_size=2)
         job.say("finish")
         all_end(nodes, 0)
         assert [checks(rallyrun, "a"), checks(rallyrun, "b")] == [1, 2]
@@ -113,14 +111,12 @@ def test_a_node_is_checked_again_after_a_failure_of_its_own(at_once: AtOnce) -> 
     def stays_out(rallyrun: Launcher) -> None:
         job = c10d(rallyrun, "2:3", "--max-restarts=1", check, conf="last_call_timeout=20")
         nodes = [job.host("a"), job.start("b"), job.start("c")]
-        for node in nodes:
-            node.comes_up(1)
+        all_up(nodes)
         job.say("unfit-c")
         job.say("fail-c-0")
         assert nodes[2].job.ends() == 1
         assert "this node takes no part: the node check 'echo >>checked-$NODE; " in nodes[2].job.err
-        for node in nodes[:2]:
-            node.comes_up(1, 2, world_size=2)
+        all_up(nodes[:2], 2, world_size=2)
         job.say("finish")
         all_end(nodes[:2], 0)
         assert [checks(rallyrun, name) for name in "abc"] == [1, 1, 2]

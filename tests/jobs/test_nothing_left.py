@@ -17,7 +17,6 @@ from functools import partial
 import pytest
 
 from tests.jobs.launching import AtOnce, Launcher
-from tests.jobs.test_rough_ends import until_ended
 from tests.unit.workers.test_process import parent_of
 
 SPAWNING = """
@@ -92,15 +91,8 @@ def test_the_agents_own_sigkill_takes_all_down_at_once(rallyrun: Launcher) -> No
         found.job.signal(signal.SIGKILL)
         assert found.gone(AT_ONCE)
         reaper = workers[0][1]
-        until_ended_soon(reaper)
+        rallyrun.until_gone(reaper)
         assert not rallyrun.left_files()
-
-
-def until_ended_soon(pid: int) -> None:
-    try:
-        until_ended(pid)
-    except ProcessLookupError:
-        return
 
 
 @pytest.mark.parametrize(
@@ -131,7 +123,7 @@ def test_nothing_is_left_after_a_signal(rallyrun: Launcher) -> None:
 def test_what_a_leader_left_goes_when_the_others_have_ended(rallyrun: Launcher) -> None:
     with family(rallyrun, "\nif rank == '0': sys.exit(0)" + UNTIL_NOW) as found:
         workers = found.up()
-        until_ended_soon(workers[0][0])
+        rallyrun.until_gone(workers[0][0])
         assert not found.gone(0.1), "the job goes on, and so do they"
         found.go()
         assert found.job.ends() == 0, found.job.err

@@ -7,7 +7,6 @@ import json
 import shutil
 import signal
 import threading
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -25,6 +24,7 @@ from tests.jobs.launching import TIMEOUT, Job, Launcher
 from tests.jobs.nodes import all_end, c10d
 from tests.jobs.test_control_plane import RALLYCTL, outside
 from tests.ports import free_port
+from tests.waiting import until
 
 needs_browser = pytest.mark.skipif(PROGRAM is None, reason="needs a browser (Debian: apt-get install chromium)")
 RECORDING = Path(__file__).parents[1] / "unit" / "observe" / "recording"
@@ -164,10 +164,7 @@ def test_prometheus_scrapes_an_agent(rallyrun: Launcher) -> None:
         found: list[dict[str, Any]] = json.loads(text)["data"]["result"]
         return found
 
-    deadline = time.monotonic() + TIMEOUT
-    while not _answers(web) or not ask("rallypoint_recovery_seconds_count"):
-        assert time.monotonic() < deadline, _answers(web) and ask("up")
-        time.sleep(0.2)
+    until(lambda: _answers(web) and ask("rallypoint_recovery_seconds_count"), "it has scraped the agent", TIMEOUT)
     difference = ask("abs(sum(rallypoint_phase_seconds_total) - sum(rallypoint_agent_uptime_seconds))")
     assert float(difference[0]["value"][1]) < 1e-3
     values = {

@@ -16,7 +16,6 @@ import pytest
 
 from tests.jobs.launching import RALLYRUN, Job, Launcher
 from tests.jobs.nodes import all_end, c10d
-from tests.jobs.test_rough_ends import until_ended
 
 MODULES = "decimal,multiprocessing.process,random,logging,threading,socket"
 
@@ -409,7 +408,7 @@ def test_a_killed_reaper_takes_the_zygote_along_and_the_next_has_one_too(rallyru
     zygote = job.zygote()
     os.kill(int(first[0][4]), signal.SIGKILL)
     job.up(2)
-    until_ended(zygote)
+    rallyrun.until_gone(zygote)
     job.job.until(lambda _: job.zygote() != zygote, "another zygote is ready")
     job.finish()
     os.kill(int(job.up(2)[0][3]), signal.SIGKILL)
@@ -421,9 +420,7 @@ def test_a_killed_reaper_takes_the_zygote_along_and_the_next_has_one_too(rallyru
 def test_a_spare_keeps_its_zygote_ready_while_it_waits(rallyrun: Launcher) -> None:
     conf = "last_call_timeout=1"
     job = c10d(rallyrun, "1:2", "--preload=decimal", conf=conf, env={"LOGLEVEL": "INFO"})
-    a, b = job.host("A"), job.start("B")
-    for node in (a, b):
-        node.comes_up(1, world_size=2)
+    a, b = job.up(hosted=True)
     spare = job.start("S")
     spare.job.until_err("waits as a spare")
     spare.job.until_err("workers are forked from process")
@@ -498,4 +495,4 @@ def test_an_agent_ended_while_the_modules_are_imported(rallyrun: Launcher) -> No
     job.signal(signal.SIGTERM)
     assert job.ends() == 1
     assert job.out == []
-    until_ended(importing)
+    rallyrun.until_gone(importing)

@@ -9,7 +9,7 @@ import trustme
 
 from rallypoint.base.secrets import Secret, new_secret, token
 from tests.jobs.launching import RALLYRUN, Launcher
-from tests.jobs.nodes import Node, Nodes, all_end, c10d
+from tests.jobs.nodes import Nodes, all_end, all_up, c10d
 from tests.ports import free_port
 from tests.processes import below
 
@@ -31,16 +31,10 @@ def shown(pid: int) -> bytes:
     return b""
 
 
-def live(nodes: list[Node]) -> None:
-    for node in nodes:
-        node.comes_up(1, world_size=2)
-
-
 def test_the_secret_reaches_no_other_process_and_no_line(rallyrun: Launcher) -> None:
     secret = new_secret()
     job = c10d(rallyrun, "2", "--preload=json", env={"RALLYPOINT_SECRET": secret, "LOGLEVEL": "DEBUG"})
-    nodes = [job.host("A"), job.start("B")]
-    live(nodes)
+    nodes = job.up(hosted=True)
     for node in nodes:
         others = below(node.job.pid)
         assert not [pid for pid in others if secret.encode() in shown(pid)]
@@ -58,7 +52,7 @@ def test_a_node_with_the_job_s_token_meets_one_with_the_secret(rallyrun: Launche
     assert other.job.ends() == 1
     assert "RALLYPOINT_SECRET is not the job's" in other.job.err
     b = job.start("B", env={"RALLYPOINT_SECRET": token(Secret((secret,)), "job")})
-    live([a, b])
+    all_up([a, b], world_size=2)
     job.say("finish")
     all_end([a, b], 0)
 
@@ -66,11 +60,9 @@ def test_a_node_with_the_job_s_token_meets_one_with_the_secret(rallyrun: Launche
 def test_a_job_over_tls_with_a_secret_regroups(rallyrun: Launcher, tmp_path: Path) -> None:
     conf = certificates(tmp_path, "127.0.0.1")
     job = c10d(rallyrun, "2", "--max-restarts=1", conf=conf, env={"RALLYPOINT_SECRET": new_secret()})
-    nodes = [job.host("A"), job.start("B")]
-    live(nodes)
+    nodes = job.up(hosted=True)
     job.say("fail-B-0")
-    for node in nodes:
-        node.comes_up(1, starts=2)
+    all_up(nodes, starts=2)
     job.say("finish")
     all_end(nodes, 0)
 
@@ -84,7 +76,7 @@ def test_a_node_without_a_certificate_is_told_what_to_give(rallyrun: Launcher, t
     assert plain.job.ends() == 1
     assert "speaks TLS only; give this node tls_cert" in plain.job.err
     b = job.start("B", f"--rdzv-conf={conf}")
-    live([a, b])
+    all_up([a, b], world_size=2)
     job.say("finish")
     all_end([a, b], 0)
 

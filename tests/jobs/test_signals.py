@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from tests.jobs.launching import AtOnce, Job, Launcher
-from tests.jobs.nodes import Nodes, all_end, c10d
+from tests.jobs.nodes import Nodes, all_end, all_up, c10d
 from tests.ports import free_port
 
 ENDING = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
@@ -345,8 +345,7 @@ def test_a_job_that_ends_on_all_nodes_goes_on_nowhere(rallyrun: Launcher) -> Non
 def test_who_hosts_the_control_plane_takes_it_along(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "1:2", conf="last_call_timeout=30")
     host, other = job.host("A"), job.start("B")
-    for node in (host, other):
-        node.comes_up(1, world_size=2)
+    all_up((host, other), world_size=2)
     host.job.signal(signal.SIGTERM)
     assert host.job.ends() == 1
     other.comes_up(1, starts=2, world_size=1)  # on this machine it can take the place of the host

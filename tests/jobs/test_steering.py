@@ -11,7 +11,7 @@ from typing import Any
 
 from rallypoint.agent.features.local_jobs import local_jobs
 from tests.jobs.launching import TIMEOUT, AtOnce, Launcher
-from tests.jobs.nodes import Node, Nodes, all_end, c10d, common
+from tests.jobs.nodes import Node, Nodes, all_end, all_up, c10d, common
 from tests.jobs.test_control_plane import RALLYCTL, outside, serve
 from tests.ports import free_port
 from tests.processes import below
@@ -66,9 +66,7 @@ def a_job_is_shown_restarted_resized_drained_and_stopped(rallyrun: Launcher) -> 
     server = serve(rallyrun, port)
     job = outside(rallyrun, port, "2")
     ask = Operator(rallyrun, f"127.0.0.1:{port}")
-    nodes = [job.start("A"), job.start("B")]
-    for node in nodes:
-        node.comes_up(1, world_size=2)
+    nodes = job.up()
     code, seen = ask.status()
     assert (code, seen["version"], seen["job"], seen["phase"], seen["round"]) == (0, 1, "job", "running", 0)
     pids = [[int(each["pid"])] for node in nodes for each in node.ups]
@@ -84,7 +82,7 @@ def a_job_is_shown_restarted_resized_drained_and_stopped(rallyrun: Launcher) -> 
     assert ask.status()[1]["restarts"]["requested"] == 1
 
     spare = job.start("C")
-    spare.job.until_err_or_end("waiting")
+    spare.job.until_err("waiting", or_end=True)
     assert ask("resize", "1:3")[0] == 0
     for node, starts in ((nodes[0], 3), (nodes[1], 3), (spare, 1)):
         node.comes_up(1, starts=starts, world_size=3)
@@ -200,8 +198,7 @@ def a_static_job_is_shown_restarted_and_keeps_its_size(rallyrun: Launcher) -> No
     port = free_port()
     static = Nodes(rallyrun, "--nnodes=2", "--rdzv-backend=static", f"--rdzv-endpoint=127.0.0.1:{port}")
     nodes = [static.start(name, f"--node-rank={rank}") for rank, name in enumerate("AB")]
-    for node in nodes:
-        node.comes_up(1, world_size=2)
+    all_up(nodes, world_size=2)
     ask = Operator(rallyrun, f"127.0.0.1:{port}", "--rdzv-backend=static")
     code, seen = ask.status()
     assert (code, seen["phase"], [each["group_rank"] for each in seen["nodes"]]) == (0, "running", [0, 1])
@@ -211,8 +208,7 @@ def a_static_job_is_shown_restarted_and_keeps_its_size(rallyrun: Launcher) -> No
     code, text = ask("drain", "0")
     assert (code, "hosts the control plane" in text) == (1, True)
     assert ask("restart")[0] == 0
-    for node in nodes:
-        node.comes_up(1, starts=2, world_size=2)
+    all_up(nodes, starts=2, world_size=2)
     static.say("finish")
     all_end(nodes, 0)
 
@@ -222,8 +218,7 @@ def a_job_with_a_secret_is_shown_to_those_who_have_it(rallyrun: Launcher) -> Non
     job = c10d(rallyrun, "2", env=secret)
     host = job.host("A")
     other = job.start("B")
-    for node in (host, other):
-        node.comes_up(1, world_size=2)
+    all_up((host, other), world_size=2)
     where = f"127.0.0.1:{endpoint_of(host)}"
     code, text = Operator(rallyrun, where)("stop")
     assert code == 1

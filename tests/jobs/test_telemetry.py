@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -19,6 +17,7 @@ from rallypoint.observe.report import read_events
 from rallypoint.observe.telemetry.agent_events import AgentEnded, NodePhase, ProgressMade
 from tests.jobs.launching import Job, Launcher
 from tests.ports import free_port
+from tests.waiting import until
 
 SH = ("--no-python", "/bin/sh", "-c")
 
@@ -136,13 +135,13 @@ def ask(port: int, path: str) -> tuple[int, dict[str, object]]:
 
 def shown_once(port: int, holds: Callable[[dict[str, object]], bool]) -> dict[str, object]:
     """The status once something holds of it: the agent shows itself when it next sleeps, and workers may be quicker."""
-    deadline = time.monotonic() + 30
-    while True:
-        code, shown = ask(port, "/status")
+
+    def shown() -> dict[str, object] | None:
+        code, found = ask(port, "/status")
         assert code == 200
-        if holds(shown) or time.monotonic() > deadline:
-            return shown
-        threading.Event().wait(0.01)
+        return found if holds(found) else None
+
+    return until(shown, "the status shows it")
 
 
 def test_the_health_of_a_running_agent(rallyrun: Launcher) -> None:

@@ -10,14 +10,14 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.faults import network
 from tests.faults.network import Host, Network
 from tests.processes import command_line
+from tests.waiting import until
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol", "munged", "mungekey")
 KILL_WAIT = 5
@@ -74,14 +74,6 @@ def _program(name: str) -> str | None:
     return shutil.which(name, path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin")
 
 
-def wait_until(holds: Callable[[], bool], what: Callable[[], str]) -> None:
-    """Look again and again, as nothing of Slurm's tells of itself, until something holds."""
-    deadline = time.monotonic() + TIMEOUT
-    while not holds():
-        assert time.monotonic() < deadline, f"after {TIMEOUT:.0f} s still not: {what()}"
-        time.sleep(0.05)
-
-
 class Slurm:
     """The cluster, with the nodes n1, n2, ..."""
 
@@ -124,9 +116,10 @@ class Slurm:
 
     def until_idle(self) -> None:
         """Wait until all nodes take jobs."""
-        wait_until(
+        until(
             lambda: self("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == str(len(self.nodes)),
             lambda: f"all nodes idle; {self('sinfo')}, see {self.folder}",
+            TIMEOUT,
         )
 
     def lose(self, name: str) -> None:
@@ -151,7 +144,7 @@ class Slurm:
             for pid in host.pids():
                 with suppress(ProcessLookupError):
                     os.kill(pid, 9)
-        wait_until(lambda: not any(host.pids() for host in self._net.hosts), lambda: "all daemons have ended")
+        until(lambda: not any(host.pids() for host in self._net.hosts), "all daemons have ended", TIMEOUT)
 
     def _run(self, host: Host, program: str, *arguments: str, env: dict[str, str] | None = None) -> str:
         # Named by the file of its namespace: `ip netns exec` would take /sys away from Slurm.

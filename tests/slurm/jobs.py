@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tests.slurm.cluster import Slurm, wait_until
+from tests.slurm.cluster import TIMEOUT, Slurm
+from tests.waiting import until
 
 WORKER = """
 import os, signal, sys, time
@@ -51,7 +52,7 @@ class SlurmJob:
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         """Wait until something holds."""
-        wait_until(holds, lambda: "\n".join([what, *self.lines, self._cluster("squeue")]))
+        until(holds, lambda: "\n".join([what, *self.lines, self._cluster("squeue")]), TIMEOUT)
 
     def until_up(self, workers: int, run: int = 0) -> None:
         """Wait until so many workers of one world are up."""
@@ -158,5 +159,5 @@ class SlurmJobs:
         assert not left_files, "temporary files were left"
 
     def _left(self, name: str) -> list[int]:
-        wait_until(lambda: not self.cluster.pids(name, "worker.py"), lambda: f"no worker is left on {name}")
+        until(lambda: not self.cluster.pids(name, "worker.py"), f"no worker is left on {name}", TIMEOUT)
         return self.cluster.pids(name, "rallypoint")

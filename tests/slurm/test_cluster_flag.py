@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import signal
 
@@ -163,3 +164,24 @@ def test_lists_by_hand_are_those_of_scontrol(the_slurm: Slurm) -> None:
         assert by_slurm(the_slurm, text) == [], text
         with pytest.raises(HostlistError):
             expand(text)
+
+
+JAX_WORKER = """
+import os, jax
+jax.distributed.initialize()
+mine = jax.numpy.ones(jax.local_device_count())
+total = int(jax.pmap(lambda each: jax.lax.psum(each, "all"), "all")(mine)[0])
+os.write(1, f"process {jax.process_index()} of {jax.process_count()}, sum {total}\\n".encode())
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed (pip install jax)")
+def test_in_a_step_of_two_nodes_jax_needs_no_argument(jobs: SlurmJobs) -> None:
+    """The task that Slurm tells of is the agent's, and each worker finds itself anyway."""
+    (jobs.folder / "worker.py").write_text(JAX_WORKER)
+    command = jobs.rallyrun(AUTO, "--nproc-per-node=2", "--worker-env=jax")
+    env = {**jobs.env, "JAX_PLATFORMS": "cpu"}
+    out = jobs.cluster("srun", "-N2", "--ntasks-per-node=1", f"--chdir={jobs.folder}", "sh", "-c", command, env=env)
+    found = re.findall(r"process \d of \d, sum \d", out)  # gloo writes to the same lines
+    assert sorted(found) == [f"process {rank} of 4, sum 4" for rank in range(4)]

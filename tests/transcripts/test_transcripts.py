@@ -1,12 +1,380 @@
-"""Each transcript in this folder plays to the very text that it holds; `--rewrite-transcripts` makes it so."""
+"""Each transcript in this folder plays to the very text that it holds; `--rewrite-transcripts` makes it so.
+
+A transcript is played as commands in, every effect out, as text that a person can review. It is a file of blocks. A
+block is one or more commands, a line `----`, and what they led to. The coordinator that plays is the production one;
+only its clock is made up: it stands still except where `wait` moves it.
+
+    job min=2 max=3 last_call=30     a new coordinator (and a new job; notice=, healthy=, backoff=, repeats=, segment=)
+    replaced                         the coordinator and all sessions are lost; a new, empty one takes over
+    open a addr=10.0.0.1             a session for node a
+    join a size=2 role=x port=7001 hint=1 timeout=600 domain=rack; keeps: it may be given places without a request
+    next-store a port=7100           a would serve the next round's store there
+    fail a max=3 restarts            a worker of a's has failed, and none of a's can go on in its process
+    succeed a | drain a | leave a | end a | inquire a | heartbeat a
+    consent a                        agree that the round ends; preempt a in=60; preempt-job a in=60
+    progress a step=7 round=0        a's workers have come to a step
+    holding a                        a opens a session and says what it holds (over, joining, round=)
+    crash a                          the session ends without a leave
+    wait 5                           five seconds pass
+    state                            show the state
+    wakes                            show when the coordinator wants to be called next
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.transcripts.player import Player, read, write
+from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.control.coordinator.job_log import RendezvousName, timeout_sentence, waiting_line
+from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.membership.state import (
+    Close,
+    Drain,
+    Fail,
+    NodeId,
+    NodeInfo,
+    Preempt,
+    PreemptJob,
+    RecordProgress,
+    Settings,
+    Succeed,
+    join_names,
+)
+from rallypoint.control.protocol.messages import (
+    JobEnded,
+    JoinRefused,
+    JoinRequest,
+    LeaveReply,
+    LeaveRequest,
+    NextStore,
+    NodesWaiting,
+    Notification,
+    Placed,
+    Placement,
+    Preempted,
+    Progress,
+    ProgressRequest,
+    Request,
+    ResumeRequest,
+    RoundEnded,
+)
+from rallypoint.failures.cause import Cause
+
+Options = dict[str, str]
+
+_SWITCHES = frozenset({"over", "joining", "keeps", "restarts"})
+
+
+@dataclass
+class Block:
+    """Some commands and what they led to."""
+
+    commands: list[str]
+    effects: list[str]
+
+
+def read(text: str) -> list[Block]:
+    """The blocks of a transcript. Comments belong to the commands that follow."""
+    blocks = []
+    for part in text.strip("\n").split("\n\n"):
+        commands, _, effects = part.partition("\n----")
+        blocks.append(
+            Block(commands.strip("\n").split("\n"), effects.strip("\n").split("\n") if effects.strip() else [])
+        )
+    return blocks
+
+
+def write(blocks: list[Block]) -> str:
+    """The transcript that the blocks are read from."""
+    return "\n\n".join("\n".join([*block.commands, "----", *block.effects]) for block in blocks) + "\n"
+
+
+class Player:
+    """One coordinator and the names that a transcript gives to its sessions."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.coordinator = Coordinator(Settings("transcript", 1, 1), "0")
+        self.names: dict[int, str] = {}
+        self.places: dict[str, tuple[str, Placement | None]] = {}
+        self.incarnations = 0
+        self.sessions = 0
+
+    def play(self, command: str) -> list[str]:
+        """Run one command; returns the lines of what it led to."""
+        if not command or command.startswith("#"):
+            return []
+        verb, *words = command.split()
+        options = dict(word.split("=") for word in words if "=" in word)
+        options |= dict.fromkeys(_SWITCHES.intersection(words), "yes")
+        names = [word for word in words if "=" not in word and word not in _SWITCHES]
+        return self._VERBS[verb](self, names, options)
+
+    def _job(self, _names: list[str], options: Options) -> list[str]:
+        self.names = {}
+        low = int(options["min"])
+        self.coordinator = Coordinator(
+            Settings(
+                "transcript",
+                low,
+                int(options.get("max", low)),
+                last_call_timeout=float(options.get("last_call", 30)),
+                join_timeout=float(options.get("join", 600)),
+                lease=float(options.get("lease", 3)),
+                fixed_ranks="fixed" in options,
+                notice_timeout=float(options.get("notice", 0)),
+                min_healthy_time=float(options.get("healthy", 60)),
+                restart_backoff=float(options.get("backoff", 0)),
+                same_failure_limit=int(options.get("repeats", 0)),
+                segment=int(options.get("segment", 1)),
+            ),
+            "0",
+        )
+        return []
+
+    def _replaced(self, _names: list[str], _options: Options) -> list[str]:
+        self.names = {}
+        self.incarnations += 1
+        self.coordinator = Coordinator(self.coordinator.settings, str(self.incarnations))
+        return []
+
+    def _open(self, names: list[str], options: Options) -> list[str]:
+        for name in names:
+            self.sessions += 1
+            session = self.sessions
+            self.names[session] = name
+            address = options.get("addr", f"host-{name}")
+            self.coordinator.open(
+                session,
+                SessionRecord(
+                    NodeId(address, 1, 0),
+                    address,
+                    server_address=options.get("server", ""),
+                    leased="local" not in options,
+                    local="local" in options,
+                ),
+                self.now,
+            )
+            if name not in self.places:
+                self.places[name] = (self.coordinator.incarnation, None)
+        return []
+
+    def _holding(self, names: list[str], options: Options) -> list[str]:
+        lines = []
+        for name in names:
+            known = self.places[name]
+            self._open([name], options)
+            lines += self._say([name], partial(self._held, known, options))
+            self.places[name] = (self.coordinator.incarnation, known[1])
+        return lines
+
+    def _held(self, known: tuple[str, Placement | None], options: Options) -> ResumeRequest:
+        incarnation, place = known
+        member = NodeInfo("default", 1, "", 7000)
+        if place is None:
+            return ResumeRequest(incarnation, member, joining="joining" in options)
+        return ResumeRequest(
+            incarnation,
+            member,
+            int(options.get("round", place.round)),
+            place.group_rank,
+            place.group_world_size,
+            place.control_rank,
+            int(options.get("failures", place.restarts)),
+            "over" in options,
+            joining="joining" in options,
+        )
+
+    def _join(self, names: list[str], options: Options) -> list[str]:
+        hint = options.get("hint")
+        member = NodeInfo(
+            options.get("role", "default"),
+            int(options.get("size", 1)),
+            options.get("address", ""),
+            int(options.get("port", 7000)),
+            None if hint is None else int(hint),
+            domain=options.get("domain", ""),
+        )
+        join = JoinRequest(member, float(options.get("timeout", 600)), keeps_place="keeps" in options)
+        return self._say(names, lambda: join)
+
+    def _next_store(self, names: list[str], options: Options) -> list[str]:
+        return self._say(names, lambda: NextStore(self.coordinator.state.round, int(options["port"])))
+
+    def _fail(self, names: list[str], options: Options) -> list[str]:
+        message = options.get("message", "Signal 9 (SIGKILL)")
+        cause = Cause(int(options.get("rank", 0)), 0, names[0], 42, 1, message, "", 0.0, "")
+        round_ = int(options.get("round", self.coordinator.state.round))
+        return self._say(names, lambda: Fail(round_, cause, int(options.get("max", 3)), "restarts" in options))
+
+    def _succeed(self, names: list[str], options: Options) -> list[str]:
+        return self._say(names, lambda: Succeed(int(options.get("round", self.coordinator.state.round))))
+
+    def _drain(self, names: list[str], options: Options) -> list[str]:
+        return self._say(names, lambda: Drain(int(options.get("round", self.coordinator.state.round))))
+
+    def _consent(self, names: list[str], options: Options) -> list[str]:
+        return self._say(
+            names, lambda: Drain(int(options.get("round", self.coordinator.state.round)), needs_consent=True)
+        )
+
+    def _preempt(self, names: list[str], options: Options) -> list[str]:
+        return self._say(names, lambda: Preempt(self.coordinator.state.round, float(options["in"])))
+
+    def _preempt_job(self, names: list[str], options: Options) -> list[str]:
+        return self._say(names, lambda: PreemptJob(float(options["in"]), "received SIGUSR2"))
+
+    def _progress(self, names: list[str], options: Options) -> list[str]:
+        round_ = int(options.get("round", self.coordinator.state.round))
+        return self._say(names, lambda: RecordProgress(round_, int(options["step"])))
+
+    def _leave(self, names: list[str], options: Options) -> list[str]:
+        return self._say(names, lambda: LeaveRequest("asks" in options))
+
+    def _end(self, names: list[str], _options: Options) -> list[str]:
+        return self._say(names, Close)
+
+    def _inquire(self, names: list[str], _options: Options) -> list[str]:
+        return self._say(names, ProgressRequest)
+
+    def _heartbeat(self, names: list[str], _options: Options) -> list[str]:
+        for name in names:
+            self.coordinator.heartbeat(self._session(name), self.now)
+        return []
+
+    def _crash(self, names: list[str], _options: Options) -> list[str]:
+        sends: list[OutgoingNotification] = []
+        for name in names:
+            session = self._session(name)
+            del self.names[session]
+            sends += self.coordinator.close(session, self.now)
+        return self._show(sends)
+
+    def _wait(self, names: list[str], _options: Options) -> list[str]:
+        """Time passes as a shell would let it: `tick` is called whenever the coordinator wants it to be."""
+        until = self.now + float(names[0])
+        sends: list[OutgoingNotification] = []
+        while (at := self.coordinator.wake_at()) <= until:
+            self.now = max(self.now, at)
+            sends += self.coordinator.tick(self.now)
+        self.now = until
+        return self._show(sends)
+
+    def _state(self, _names: list[str], _options: Options) -> list[str]:
+        state = self.coordinator.state
+        lines = [
+            f"round {state.round} {'complete' if state.complete else 'forming'}{' closed' if state.closed else ''}"
+        ]
+        lines += [
+            f"  participant {node.addr or 'absent'} rank {each.rank}"
+            for node, each in sorted(state.participants.items())
+        ]
+        lines += [f"  waits {node.addr}" for node in sorted(state.wait_list)]
+        lines += [f"  spare {node.addr}" for node in sorted(state.redundancy_list)]
+        lines += [f"  awaited {node.addr or 'absent'} rank {rank}" for node, rank in sorted(state.survivors.items())]
+        ledger = state.ledger
+        lines += [
+            f"  ledger failures={ledger.failures} lost={ledger.lost} "
+            f"departed={ledger.departed} drained={ledger.drained}"
+        ]
+        return lines
+
+    def _wakes(self, _names: list[str], _options: Options) -> list[str]:
+        return [f"wakes in {self.coordinator.wake_at() - self.now:g} s"]
+
+    _VERBS: dict[str, Callable[[Player, list[str], Options], list[str]]] = {  # noqa: RUF012
+        "job": _job,
+        "replaced": _replaced,
+        "holding": _holding,
+        "consent": _consent,
+        "preempt": _preempt,
+        "preempt-job": _preempt_job,
+        "progress": _progress,
+        "open": _open,
+        "join": _join,
+        "next-store": _next_store,
+        "fail": _fail,
+        "succeed": _succeed,
+        "drain": _drain,
+        "leave": _leave,
+        "end": _end,
+        "inquire": _inquire,
+        "heartbeat": _heartbeat,
+        "crash": _crash,
+        "wait": _wait,
+        "state": _state,
+        "wakes": _wakes,
+    }
+
+    def _say(self, names: list[str], request: Callable[[], Request]) -> list[str]:
+        sends: list[OutgoingNotification] = []
+        for name in names:
+            sends += self.coordinator.receive(self._session(name), request(), self.now)
+        return self._show(sends)
+
+    def _session(self, name: str) -> int:
+        return max(number for number, each in self.names.items() if each == name)
+
+    def _show(self, sends: list[OutgoingNotification]) -> list[str]:
+        for session, notice in sends:
+            if isinstance(notice, Placed) and session in self.names:
+                name = self.names[session]
+                self.places[name] = (self.places[name][0], notice.placement)
+        return [f"{self.names[session]} <- {shown(notice)}" for session, notice in sends if session in self.names]
+
+
+def in_words_of(wording: Callable[[RendezvousName, Progress, float], str], progress: Progress) -> str:
+    """A progress in the words that its node finds for it; nodes that have left are named without the time of day."""
+    gone = "".join(f"; {each.name}: {each.reason.value} {each.seconds_ago:g} s ago" for each in progress.removed)
+    return wording(RendezvousName("transcript", ""), progress._replace(removed=()), 0.0) + gone
+
+
+def shown(notice: Notification) -> str:
+    """A notice in a few words."""
+    match notice:
+        case Placed(placement=p):
+            ranks = p.ranks
+            return (
+                f"placed round={p.round} group_rank={p.group_rank}/{p.group_world_size} "
+                f"ranks={ranks.base_rank}+/{ranks.world_size} "
+                f"role_ranks={ranks.base_role_rank}+/{ranks.role_world_size} "
+                f"store={p.store_address}:{p.store_port} restarts={p.restarts}"
+                + (f" progress={p.progress}" if p.progress >= 0 else "")
+            )
+        case RoundEnded(end=end, keeps_place=kept):
+            more = ": ".join(each for each in (end.node, end.detail) if each)
+            restart = f", restart {end.restarts}" if end.restarts.allowed else ""
+            held = f", held back {end.held_back:g} s" if end.held_back else ""
+            then = restart + held + (", keeps its place" if kept else "")
+            return f"round {end.round} ended: {end.reason.value}" + (f" ({more})" if more else "") + then
+        case NodesWaiting(round=round_, waiting=waiting, names=names):
+            return f"{waiting} waiting for a round after {round_}" + (f" ({join_names(names)})" if names else "")
+        case JobEnded(verdict=verdict, is_delegate=is_delegate):
+            why = f" ({verdict.detail})" if verdict.detail else ""
+            why += f", restarts {verdict.restarts}" if verdict.restarts.allowed else ""
+            why += ", this node for all" if is_delegate else ""
+            return f"job {verdict.outcome.value}" + (f": {verdict.cause.message}" if verdict.cause else "") + why
+        case JoinRefused(refusal=refusal, detail=detail, progress=progress):
+            return (
+                f"refused, {refusal.value}: {detail if progress is None else in_words_of(timeout_sentence, progress)}"
+            )
+        case Progress():
+            return in_words_of(waiting_line, notice) + ("" if notice.reports else " (another tells)")
+        case Preempted(seconds=seconds, node=node, whole_job=True, why=why):
+            return f"{node} {why}; the job ends in {seconds:g} s"
+        case Preempted(round=round_, node=node, seconds=seconds):
+            return f"{node} will be gone in {seconds:g} s; round {round_} is to end before"
+        case LeaveReply(goes_on=goes_on, others=others, outcome=outcome):
+            ended = "" if outcome is None else f", it has {outcome.value}"
+            return f"the job {'goes on' if goes_on else 'does not go on'}, others: {others}{ended}"
+        case _:
+            return repr(notice)
+
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "coordinator").glob("*.txt"))
 

@@ -9,8 +9,8 @@ import time
 
 from rallypoint.base.errors import RallypointError, UsageError
 from rallypoint.cli.exit import print_answer, print_error
-from rallypoint.cli.job_verbs import all_nodes, receive, with_session
-from rallypoint.control.client.watcher import UnreachableError, WatcherSession, operator_name
+from rallypoint.cli.job_verbs import receive, with_session
+from rallypoint.control.client.watcher import UnreachableError, WatcherSession, operator_name, with_all_nodes
 from rallypoint.control.protocol.messages import Fault
 from rallypoint.control.protocol.observation import CommandReply, FaultCommand, Snapshot, WatchRequest
 from rallypoint.observe.drills import (
@@ -141,7 +141,7 @@ class _Run:
         self._session.send(WatchRequest())
         seen = await receive(self._session, Snapshot)
         self._job = seen.job
-        return await all_nodes(self._session, seen)
+        return await with_all_nodes(seen, self._session.snapshot)
 
     def show(self, *, as_json: bool) -> int:
         trials, stopped = self._trials, self.stopped

@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from rallypoint.base.errors import RallypointError, UsageError, UserError
@@ -29,6 +29,8 @@ from rallypoint.control.protocol.observation import (
     CommandReply,
     DrainCommand,
     JobList,
+    JobSummary,
+    ListRequest,
     ResizeCommand,
     RestartCommand,
     Snapshot,
@@ -192,16 +194,15 @@ def _status_of_running(options: argparse.Namespace) -> int:
         if options.node:
             seen = await session.snapshot(WatchRequest(node=options.node))
         elif options.all:
-            seen = await all_nodes(session, seen)
-        _print_status(seen, options)
+            seen = await with_all_nodes(seen, session.snapshot)
+        ended = None
+        if options.all and not options.rdzv_id:
+            session.send(ListRequest())
+            ended = (await receive(session, JobList)).ended
+        _print_status(seen, options, ended)
         return PHASE_CODES[seen.phase.value]
 
     return with_session(options, show)
-
-
-async def all_nodes(session: WatcherSession, seen: Snapshot) -> Snapshot:
-    """The snapshot that was just received, with the rows of all nodes."""
-    return await with_all_nodes(seen, session.snapshot)
 
 
 def _watch(options: argparse.Namespace) -> int:
@@ -231,16 +232,17 @@ def _print_jobs(jobs: JobList, options: argparse.Namespace) -> None:
         print_answer("\n".join(job_lines(jobs, with_ended=options.all)))
 
 
-def _print_status(snapshot: Snapshot, options: argparse.Namespace) -> None:
+def _print_status(snapshot: Snapshot, options: argparse.Namespace, ended: Sequence[JobSummary] | None = None) -> None:
+    """`ended`: jobs that have ended at the same control plane, if they are asked for."""
     if options.json:
         from rallypoint.observe.status import status_json
 
-        print_answer(status_json(snapshot, time.time()))
+        print_answer(status_json(snapshot, time.time(), ended))
     else:
-        from rallypoint.observe.status import status_lines
+        from rallypoint.observe.status import ended_lines, status_lines
 
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNCUT
-        print_answer("\n".join(status_lines(snapshot, width)))
+        print_answer("\n".join([*status_lines(snapshot, width), *ended_lines(ended or ())]))
 
 
 def _ranks(options: argparse.Namespace) -> tuple[int, ...]:
@@ -276,7 +278,7 @@ def bundle(options: argparse.Namespace) -> int:
 
     async def show(session: WatcherSession) -> int:
         session.send(WatchRequest())
-        seen = await all_nodes(session, await receive(session, Snapshot))
+        seen = await with_all_nodes(await receive(session, Snapshot), session.snapshot)
         session.send(CollectCommand(operator_name(), CollectKind.BUNDLE, _ranks(options)))
         moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         parent = os.path.join(options.output, safe_name(seen.job), f"on-demand-{moment}")

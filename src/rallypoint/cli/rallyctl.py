@@ -98,13 +98,6 @@ VERBS = (
             default=None,
         ),
         _value("--steps", "N", "steps to train (default: 120)", type=int, default=120),
-        _value(
-            "--deadline",
-            "SECONDS",
-            "how long to wait for the next step after a kill (default: 90)",
-            type=float,
-            default=90.0,
-        ),
     ),
     Verb(
         "launch",
@@ -177,8 +170,8 @@ VERBS = (
         _switch("--json", "print JSON (docs/reference/status.md)"),
         _switch(
             "--all",
-            "show all nodes (of more than 100, otherwise those that need attention); without an endpoint all jobs of "
-            "this machine, those that have ended too",
+            "show all nodes (of more than 100, otherwise those that need attention), and at 'rallyctl serve' the jobs "
+            "that have ended; without an endpoint all jobs of this machine, those that have ended too",
         ),
         _value("--node", "NODE", "show this node: its name, host, address or group rank", default=""),
         _switch(
@@ -435,7 +428,6 @@ VERBS = (
         _value("--stderr", "FILE", "file for etcd's own log (default: none)", default=None),
         "start",
         _value("--timeout", "SECONDS", "time for a start (default: 60)", type=float, default=60.0),
-        _value("--num-retries", "N", "retries, on other ports (default: 3)", type=int, default=3),
     ),
     Verb(
         "completion",

@@ -53,18 +53,6 @@ class OverriddenWorkers(WorkerController):
 
     agent: SimpleElasticAgent
 
-    def prepare(self) -> None:
-        """There is no reaper: no processes are started here."""
-
-    def exit_fds(self) -> list[int] | None:
-        return None
-
-    def running(self) -> Collection[int]:
-        return range(self.group.spec.local_world_size)
-
-    def ended_in_order(self) -> bool:
-        return False
-
     def overrides(self, name: str, of: type[SimpleElasticAgent] | None = None) -> bool:
         """Whether the agent's class has another method of this name than `of`, or than `SimpleElasticAgent`, has."""
         return getattr(type(self.agent), name) is not getattr(of or SimpleElasticAgent, name)
@@ -113,6 +101,22 @@ class OverriddenWorkers(WorkerController):
         return self.agent._remaining_restarts
 
 
+class WithoutProcesses(OverriddenWorkers):
+    """Workers of which only the methods of the agent know what they are: there is no reaper."""
+
+    def prepare(self) -> None:
+        """No processes are started here."""
+
+    def exit_fds(self) -> list[int] | None:
+        return None
+
+    def running(self) -> Collection[int]:
+        return range(self.group.spec.local_world_size)
+
+    def ended_in_order(self) -> bool:
+        return False
+
+
 def attribute_of(owner: Callable[[Any], Any], name: str) -> Any:
     """A property for an attribute of one of the parts, which subclasses read and set."""
     return property(lambda agent: getattr(owner(agent), name), lambda agent, value: setattr(owner(agent), name, value))
@@ -141,7 +145,7 @@ class SimpleElasticAgent(ElasticAgent):
     ) -> None:
         if workers is None:
             rendezvous = rendezvous_of(spec, exit_barrier_timeout)
-            workers = OverriddenWorkers(spec, rendezvous, GracePeriods(shutdown_timeout), DefaultLogsSpecs())
+            workers = WithoutProcesses(spec, rendezvous, GracePeriods(shutdown_timeout), DefaultLogsSpecs())
         workers.agent = self
         self._workers = workers
         self._health: AbstractContextManager[ProgressProbe | None] = health or nullcontext()
@@ -274,18 +278,6 @@ class SimpleElasticAgent(ElasticAgent):
 
 class OverriddenProcesses(OverriddenWorkers):
     """Processes that the methods of an agent start, watch and stop, for our loop."""
-
-    def prepare(self) -> None:
-        WorkerController.prepare(self)
-
-    def exit_fds(self) -> list[int] | None:
-        return WorkerController.exit_fds(self)
-
-    def running(self) -> Collection[int]:
-        return WorkerController.running(self)
-
-    def ended_in_order(self) -> bool:
-        return WorkerController.ended_in_order(self)
 
     def stop(self, step: StopWorkers) -> Stop | None:
         # A subclass may have a way of its own to stop workers, which must be gone then.

@@ -127,13 +127,18 @@ def job_lines(jobs: JobList, *, with_ended: bool) -> list[str]:
     lines = table(rows) if jobs.jobs else ["no jobs"]
     if jobs.ended and not with_ended:
         return [*lines, f"{len(jobs.ended)} {'has' if len(jobs.ended) == 1 else 'have'} ended: --all shows them"]
-    if jobs.ended:
-        past = [("JOB", "OUTCOME", "ENDED", "TOOK", "RESTARTS", "WHY")]
-        for each in jobs.ended:
-            times = (f"{duration(each.phase_for)} ago", duration(each.age))
-            past.append((each.job, each.phase.value, *times, str(each.round), each.detail))
-        lines += ["", "ended", *table(past)]
-    return lines
+    return [*lines, *ended_lines(jobs.ended)]
+
+
+def ended_lines(jobs: Sequence[JobSummary]) -> list[str]:
+    """The jobs that have ended at a control plane, to be shown below those that run; nothing if there are none."""
+    if not jobs:
+        return []
+    rows = [("JOB", "OUTCOME", "ENDED", "TOOK", "RESTARTS", "WHY")]
+    for each in jobs:
+        times = (f"{duration(each.phase_for)} ago", duration(each.age))
+        rows.append((each.job, each.phase.value, *times, str(each.round), each.detail))
+    return ["", "ended", *table(rows)]
 
 
 def job_words(snapshot: Snapshot) -> str:
@@ -399,9 +404,15 @@ def _standing(snapshot: Snapshot) -> tuple[object, ...]:
 # JSON
 
 
-def status_json(snapshot: Snapshot, now: float) -> str:
-    """The JSON; moments are counted back from `now`, the time of day of who shows it, in seconds since 1970."""
-    return msgspec.json.format(json.dumps(status_fields(snapshot, now)), indent=2)  # ten times as fast as by `dumps`
+def status_json(snapshot: Snapshot, now: float, ended: Sequence[JobSummary] | None = None) -> str:
+    """The JSON; moments are counted back from `now`, the time of day of who shows it, in seconds since 1970.
+
+    `ended` are the jobs that have ended at the same control plane, None if they are not asked for.
+    """
+    fields = status_fields(snapshot, now)
+    if ended is not None:
+        fields["ended"] = [_summary(each, now) for each in ended]
+    return msgspec.json.format(json.dumps(fields), indent=2)  # ten times as fast as by `dumps`
 
 
 def status_fields(snapshot: Snapshot, now: float) -> dict[str, Any]:

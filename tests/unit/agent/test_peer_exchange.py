@@ -33,6 +33,7 @@ from tests.unit.agent.third_party import CountingHandler, outcome
 from tests.unit.agent.thread_workers import ThreadWorkers
 from tests.unit.clocks import ShiftedClock
 from tests.unit.compat.test_subclass import ours, spec
+from tests.waiting import until
 
 RECORD = PeerRecord(1, "n1", "10.0.0.1", 2, 2, {"jax": (4000,), "tf": (4001, 4002)})
 
@@ -208,13 +209,6 @@ def test_a_round_that_ends_meanwhile_is_forgotten_and_its_connection_ended() -> 
 # The agent that waits for it
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 class Exchanging(ThreadWorkers):
     def __init__(self, handler: RendezvousHandler, user: User) -> None:
         super().__init__(lambda rank, start, stopping: rank, handler)
@@ -263,9 +257,9 @@ def test_a_round_that_a_node_leaves_meanwhile_is_over_and_nothing_is_started() -
         handlers[1].next_rendezvous()  # and says nothing of itself
         try:
             assert user.asked.wait(TIMEOUT)
-            eventually(workers.preparing)  # a moment after it was asked
+            until(workers.preparing)  # a moment after it was asked
             handlers[1].shutdown()
-            eventually(lambda: not workers.preparing())
+            until(lambda: not workers.preparing())
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 

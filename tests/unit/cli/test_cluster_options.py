@@ -13,10 +13,7 @@ from rallypoint.cli.cluster_options import warn_of_own_worlds, with_cluster
 from rallypoint.cli.parse import Options, parse
 from rallypoint.cli.rallyrun import _SEVERAL_NODES
 from rallypoint.clusters.detect import LAUNCHERS, Machine, control_port, started_with_others
-from tests.unit.cluster.test_kubernetes import JOB as INDEXED
-from tests.unit.cluster.test_kubernetes import POD
-from tests.unit.cluster.test_mpi import HYDRA, OPEN_MPI
-from tests.unit.cluster.test_slurm import BATCH, STEP
+from tests.unit.cluster.test_detect import BATCH, HYDRA, INDEXED, OPEN_MPI, POD, STEP
 
 MACHINE = Machine(hostname="n3", ephemeral="32768 60999")
 ENDPOINT = f"n2:{control_port(12)[0]}"

@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.agent.options import Features
+from rallypoint.base.errors import UserError
 from rallypoint.base.flags import Flag, FlagGroup, split_filters
 from rallypoint.cli import rallyctl
 from rallypoint.cli.convert import STATIC_PORT
 from rallypoint.cli.flags import BEYOND_TORCHRUN, FLAGS, GROUPS
 from rallypoint.cli.parse import Options, build_parser, parse
+from rallypoint.cli.rallyrun import read_deprecated
 from rallypoint.rendezvous.backends.etcd import DEFAULT_PORT
 from rallypoint.rendezvous.backends.option_table import KNOWN
 from rallypoint.rendezvous.params import C10D_PORT
@@ -278,3 +280,41 @@ def test_what_is_no_value_is_none_for_rallyctl_either(arguments: list[str], caps
         rallyctl.main(arguments)
     assert caught.value.code == 2
     assert "'--' is not a value" in capsys.readouterr().err.splitlines()[-1]
+
+
+# The deprecated command: what becomes of `--use-env`, and that all else is `rallyrun`'s
+
+
+RANK = "--local-rank=${local_rank}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "words"),
+    [
+        (["s.py", "a", "--use-env"], {}, (RANK, "a", "--use-env")),
+        (["-m", "s", "--", "a"], {}, (RANK, "a")),
+        (["--use-env", "s.py", "a"], {}, ("a",)),
+        (["--use_env", "--no-python", "s", "--use-env"], {}, ("--use-env",)),
+        (["s.py"], {"PET_USE_ENV": "1"}, (RANK,)),
+    ],
+)
+def test_the_first_argument_is_the_local_rank(
+    arguments: list[str], environ: dict[str, str], words: tuple[str, ...]
+) -> None:
+    options = read_deprecated(arguments, environ)
+    assert options.training_script_args == words
+    plain = [word for word in arguments if word not in ("--use-env", "--use_env")]
+    assert options._replace(training_script_args=()) == parse(plain, environ)._replace(training_script_args=())
+
+
+def test_it_warns_that_it_is_deprecated(capsys: pytest.CaptureFixture[str]) -> None:
+    read_deprecated(["s.py"], {})
+    assert "FutureWarning: python -m rallypoint.launch is deprecated" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "source"), [(["--no-python"], {}, "--no-python"), ([], {"PET_NO_PYTHON": "1"}, "PET_NO_P")]
+)
+def test_a_program_takes_no_local_rank(arguments: list[str], environ: dict[str, str], source: str) -> None:
+    with pytest.raises(UserError, match=rf"{source}.* --use-env"):
+        read_deprecated([*arguments, "true"], environ)

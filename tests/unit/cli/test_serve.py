@@ -1,15 +1,23 @@
-"""`rallyctl serve --http`: where the pages are served, and what is refused before anything is served."""
+"""`rallyctl serve`: where its pages are served, what is refused before that, and what `rallyctl status` shows of it."""
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from rallypoint.base.endpoint import listening_socket
 from rallypoint.base.errors import UserError
+from rallypoint.cli import rallyctl
 from rallypoint.cli.serve import _endpoint, _pages
 from rallypoint.control.coordinator.jobs import ManyJobs
+from rallypoint.control.coordinator.server import ControlServer
+from rallypoint.control.membership.state import Succeed
+from tests.unit.coordinator.test_jobs import Node, World
 
 
 @pytest.mark.parametrize(
@@ -35,3 +43,36 @@ def test_what_cannot_be_served_is_one_sentence(http: str, token: str, mode: int,
     file.chmod(mode)
     with pytest.raises(UserError, match=text):
         _pages(ManyJobs(), Namespace(http=http, http_token_file=str(file) if token else ""))
+
+
+@contextmanager
+def one_running_and_one_ended() -> Iterator[str]:
+    """The endpoint of a control plane with two jobs, of which `done` has ended."""
+    world = World()
+    world.jobs = ManyJobs()
+    server = ControlServer(world.jobs, listening_socket("127.0.0.1", 0))
+    try:
+        done = Node(world, 1, job="done")
+        done.joins()
+        done.says(Succeed(0))
+        done.goes()
+        Node(world, 2, job="goes-on").joins()
+        yield f"127.0.0.1:{server.port}"
+    finally:
+        server.close()
+
+
+def test_all_has_those_that_have_ended_while_one_job_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    with one_running_and_one_ended() as endpoint:
+
+        def shown(*more: str) -> str:
+            assert rallyctl.main(["status", endpoint, *more]) == 0
+            return capsys.readouterr().out
+
+        assert "done" not in shown()
+        text = shown("--all")
+        assert text.index("goes-on") < text.index("\nended\n") < text.index("done  succeeded")
+        found = json.loads(shown("--all", "--json"))
+        assert (found["job"], found["phase"]) == ("goes-on", "running")
+        assert [(each["job"], each["phase"]) for each in found["ended"]] == [("done", "succeeded")]
+        assert "done" not in shown("--all", "--rdzv-id=goes-on")

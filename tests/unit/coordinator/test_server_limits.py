@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-import time
 from collections.abc import Callable
 from typing import cast
 
@@ -20,16 +19,10 @@ from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol.handshake import ClientHandshake, Hello
 from rallypoint.control.protocol.messages import CollectedPart, NodesWaiting
+from rallypoint.control.protocol.observation import JobList, ListRequest, decode_watcher_notification
 from tests.unit.coordinator.sockets import SocketNode
 from tests.unit.coordinator.test_control import TIMEOUT
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
+from tests.waiting import until
 
 HELLO = ClientHandshake("", None, b"n", Settings("", 1, 1)).hello("127.0.0.1", NodeId("127.0.0.1", 1, 0))
 
@@ -39,6 +32,23 @@ def greeted(server: ControlServer, hello: Hello) -> socket.socket:
     raw = socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT)
     SocketNode(raw).greets(hello)
     return raw
+
+
+def test_a_watcher_that_names_its_job_is_not_told_of_others() -> None:
+    jobs = ManyJobs()
+    jobs.dispatcher_for(HELLO._replace(job="job"), "127.0.0.1")
+    server = ControlServer(jobs, listening_socket("127.0.0.1", 0))
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT) as raw:
+            of_any = SocketNode(raw)
+            of_any.greets(HELLO._replace(is_watcher=True))
+            of_any.says(ListRequest())
+            assert isinstance(decode_watcher_notification(of_any.next()), JobList)
+        with greeted(server, HELLO._replace(is_watcher=True, job="job")) as raw:
+            SocketNode(raw).says(ListRequest())
+            assert raw.recv(1000) == b"", "it closed the connection"
+    finally:
+        server.close()
 
 
 @pytest.mark.parametrize(

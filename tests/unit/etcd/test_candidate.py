@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -31,6 +30,7 @@ from rallypoint.rendezvous.params import RendezvousParameters
 from tests.etcd_client import WritingClient as EtcdClient
 from tests.etcd_cluster import EtcdCluster
 from tests.relay import Relay
+from tests.waiting import until
 
 TIMEOUT = 120.0
 SOON = 0.05
@@ -78,13 +78,6 @@ def standing(
         yield agent
     finally:
         agent.candidate.close()
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while not holds():
-        assert time.monotonic() < deadline
-        threading.Event().wait(SOON)
 
 
 def test_who_cannot_register_yet_waits_quietly(

@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ import pytest
 from rallypoint.agent.facts import WorkerFacts
 from rallypoint.agent.features.flight_recorder import ENTRIES, constant_variables, switch_on
 from rallypoint.agent.features.hangs import collect
-from rallypoint.base.clock import Deadline
 from rallypoint.base.process_table import process_table
 from rallypoint.base.procfs import read_proc_state
 from rallypoint.observe.hangs.dumps import (
@@ -36,6 +33,7 @@ from rallypoint.workers.context import SubprocessContext
 from rallypoint.workers.logs.specs import DefaultLogsSpecs
 from rallypoint.workers.preload.forkable import untracked_read
 from tests.unit.agent.test_incident import node_of
+from tests.waiting import until
 
 WAITS_FOR_A_CHILD = """
 import multiprocessing, time
@@ -54,13 +52,6 @@ if __name__ == "__main__":
 def as_sent(node: ExaminedNode) -> NodeEvidence:
     """The evidence of a node as those have it who are sent it."""
     return decode_evidence(encode_evidence(collect_evidence(node)))
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = Deadline.after(60)
-    while not holds():
-        assert not deadline.expired
-        time.sleep(0.01)
 
 
 def started(folder: Path, code: str, *arguments: str) -> subprocess.Popen[str]:

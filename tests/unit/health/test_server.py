@@ -205,6 +205,6 @@ def test_the_port_of_the_environment(text: str, port: int | None, caplog: pytest
 
 @pytest.mark.process
 def test_the_package_is_light_until_it_serves() -> None:
-    from tests.unit.test_start_up import imported_by
+    from tests.unit.test_imports_at_start import imported_by
 
     assert "asyncio" not in imported_by("import rallypoint.observe.health")

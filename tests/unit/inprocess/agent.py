@@ -82,6 +82,11 @@ class Agent:
         self.prepare(round_, **environment)
         self.order(f"enter {round_}")
 
+    def leave(self, round_: int) -> None:
+        """End a round, and wait until the worker is out of it."""
+        self.order(f"leave {round_}")
+        self.wait_until_left(round_)
+
     def wait_until_left(self, round_: int) -> None:
         """Wait until the worker is out of that round."""
         self.wait_for(f"{LEFT_PREFIX}0.{round_}")
@@ -102,8 +107,7 @@ class Agent:
     def next_round(self, ended: int, **environment: str | None) -> float:
         """End a round, and begin the next; returns the seconds until the worker was out."""
         began = time.monotonic()
-        self.order(f"leave {ended}")
-        self.wait_until_left(ended)
+        self.leave(ended)
         seconds = time.monotonic() - began
         self.enter(ended + 1, **environment)
         return seconds

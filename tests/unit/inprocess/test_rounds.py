@@ -378,8 +378,7 @@ def test_orders_in_quick_succession(tmp_path: Path) -> None:
         agent.prepare(6, RANK="6")
         agent.order("enter 6", "leave 6")  # it has ended before the function was called
         agent.wait_until_left(6)
-        agent.order("leave 7")  # a round in which this process never was
-        agent.wait_until_left(7)
+        agent.leave(7)  # a round in which this process never was
         agent.enter(9, RANK="9")
         while (line := agent.line()) != "in 9":
             assert line == "in 6", "it may have been called, or not"
@@ -424,8 +423,7 @@ train()
 def test_sigterm_ends_a_process_that_waits_for_a_round(tmp_path: Path, handler: str) -> None:
     with worker(tmp_path, handler + RACES, RANK="0") as agent:
         assert agent.line() == "in 0"
-        agent.order("leave 0")
-        agent.wait_until_left(0)
+        agent.leave(0)
         agent.process.send_signal(signal.SIGTERM)
         assert agent.end() == (5 if handler else -signal.SIGTERM, "")
         assert agent.fifo.exists()
@@ -435,8 +433,7 @@ def test_sigterm_ends_a_process_that_waits_for_a_round(tmp_path: Path, handler: 
 def test_a_round_that_cannot_be_read_ends_the_process(tmp_path: Path) -> None:
     with worker(tmp_path, RACES, RANK="0") as agent:
         assert agent.line() == "in 0"
-        agent.order("leave 0")
-        agent.wait_until_left(0)
+        agent.leave(0)
         agent.prepare(3, RANK="1")
         agent.order("enter 1")
         code, errors = agent.end()
@@ -475,8 +472,7 @@ train()
 def test_a_forked_child_lives_on_and_is_not_interrupted(tmp_path: Path) -> None:
     with worker(tmp_path, FORKS, RANK="0") as agent:
         assert agent.line() == "in True"
-        agent.order("leave 0")
-        agent.wait_until_left(0)
+        agent.leave(0)
         assert agent.line() == "child 1"
         agent.enter(1, RANK="1")
         assert agent.line() == "in True"
@@ -626,11 +622,9 @@ def test_what_is_prepared_is_prepared_once_in_a_process(tmp_path: Path) -> None:
 def test_who_prepares_leaves_a_round_at_once_and_enters_the_present_one_when_it_is_done(tmp_path: Path) -> None:
     with worker(tmp_path, PREPARES, RANK="0") as agent:
         assert agent.line() == "prepares this"
-        agent.order("leave 0")
-        agent.wait_until_left(0)
+        agent.leave(0)
         agent.enter(1, RANK="1")
-        agent.order("leave 1")
-        agent.wait_until_left(1)
+        agent.leave(1)
         agent.enter(2, RANK="end")
         agent.says_on()
         assert agent.line() == "in end 0 False this"

@@ -11,8 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 import pytest
@@ -24,6 +22,7 @@ from tests import typed_requests as wire
 from tests.unit.store.both import choose, no_more_descriptors
 from tests.unit.store.conftest import SharedPort
 from tests.unit.store.sockets import DEADLINE, Raw
+from tests.waiting import until
 
 
 @pytest.mark.parametrize(
@@ -160,7 +159,7 @@ def test_a_store_that_finds_no_descriptors_for_its_first_client_serves_it_later(
         client.settimeout(DEADLINE)
         with no_more_descriptors():
             client.connect(("127.0.0.1", server.port))
-            wait_for(lambda: bool(lines))
+            until(lambda: bool(lines))
         client.sendall(wire.encode(wire.Validate()) + wire.encode(wire.Ping(7)))
         assert client.recv(4) == b"\x07\0\0\0"
     assert lines[0].startswith(
@@ -189,7 +188,7 @@ def test_a_store_that_never_found_means_can_be_closed(lines: list[str]) -> None:
         client.settimeout(DEADLINE)
         with no_more_descriptors():
             client.connect(("127.0.0.1", server.port))
-            wait_for(lambda: bool(lines))
+            until(lambda: bool(lines))
             server.close()
         with pytest.raises(ConnectionResetError):
             client.recv(1)
@@ -242,14 +241,6 @@ def test_a_store_imports_nothing_before_its_first_client_and_no_asyncio_at_all()
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert out.stdout.split("\n") == ["False", "True", "[]", ""]
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Look until it is so."""
-    end = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 @pytest.mark.parametrize("choice", ["python", "compiled"])

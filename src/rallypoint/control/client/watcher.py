@@ -18,6 +18,7 @@ from rallypoint.control.protocol.observation import (
     MAX_SNAPSHOT,
     CommandReply,
     JobList,
+    ListRequest,
     NodeView,
     Snapshot,
     SnapshotPart,
@@ -83,7 +84,7 @@ class WatcherSession:
         if self._session is not None:
             self._session.writer.close()
 
-    def send(self, request: WatcherRequest) -> None:
+    def send(self, request: WatcherRequest | ListRequest) -> None:
         """Send a message."""
         self._opened().send(codec.encode(request))
 

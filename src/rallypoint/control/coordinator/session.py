@@ -124,10 +124,13 @@ class ServerSession:
             if self.signers is not None:
                 payload = self.signers.incoming.verify(payload)
             if self._command_refusal is not None:
-                from rallypoint.control.protocol.observation import decode_watcher_request
+                from rallypoint.control.protocol.observation import ListRequest, decode_watcher_request
 
                 asked = decode_watcher_request(payload)
-                self._dispatcher.receive_from_watcher(self.number, asked, self._command_refusal)
+                if isinstance(asked, ListRequest):
+                    self._list_jobs()
+                else:
+                    self._dispatcher.receive_from_watcher(self.number, asked, self._command_refusal)
                 return None
             if payload == HEARTBEAT:
                 return self.heartbeat()
@@ -150,6 +153,14 @@ class ServerSession:
             except HandshakeError as error:
                 answer = HandshakeRefused(str(error))
         return None if answer is None else self._answer(answer)
+
+    def _list_jobs(self) -> None:
+        if self._handshake.greeted is None or self._handshake.greeted.job:  # it may have proved to be of one job only
+            raise codec.CodecError("jobs are listed for watchers that name none")
+        from rallypoint.control.protocol.observation import job_list_parts
+
+        for part in job_list_parts(self._jobs.listed()):
+            self._output.send(codec.encode(part))
 
     def refuse(self, sentence: str) -> None:
         """Tell the other side why it is refused; the connection must be closed."""
@@ -238,10 +249,7 @@ class ServerSession:
         welcome = Welcome(lease, "" if dispatcher is None else dispatcher.incarnation)
         self._output.send(codec.encode(welcome))
         if dispatcher is None:
-            from rallypoint.control.protocol.observation import job_list_parts
-
-            for part in job_list_parts(self._jobs.listed()):
-                self._output.send(codec.encode(part))
+            self._list_jobs()
             self.has_answered = True
             return
         trusted = dispatcher.remote_control or self.signers is not None or record.is_own_user

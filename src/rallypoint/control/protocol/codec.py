@@ -105,7 +105,7 @@ _TAGS: dict[type, int] = {}
 
 
 def add_messages(first: int, *kinds: type) -> None:
-    """Give kinds of messages the tags from `first` on. A tag never changes its meaning; the next free one is 53."""
+    """Give kinds of messages the tags from `first` on. A tag never changes its meaning; the next free one is 54."""
     for tag, kind in enumerate(kinds, first):
         _KINDS[tag], _TAGS[kind] = kind, tag
 
@@ -139,7 +139,7 @@ add_messages(
     messages.SessionEnded,
     messages.StorePeers,
 )
-# 26 to 34, and 52, are those of watchers (`observation`).
+# 26 to 34, 52 and 53 are those of watchers (`observation`).
 add_messages(
     35,
     messages.CollectedPart,

@@ -263,6 +263,12 @@ class WatchRequest(NamedTuple):
     node: str = ""
 
 
+class ListRequest(NamedTuple):
+    """Request all jobs of the control plane, those that have ended too, in the session of the only one that runs there:
+    the greeting has named none. Answered by `JobList`.
+    """
+
+
 class RestartCommand(NamedTuple):
     """End the running round and begin another; no restart is used up. `by` is the operator, as user@host."""
 
@@ -360,9 +366,10 @@ add_messages(
     JobList,
     CommandReply,
 )
-add_messages(52, FaultCommand)
+add_messages(52, FaultCommand, ListRequest)
 
-decode_watcher_request: Callable[[bytes], WatcherRequest] = decoder(WatcherRequest)
+_FromWatcher = WatcherRequest | ListRequest
+decode_watcher_request: Callable[[bytes], _FromWatcher] = decoder(_FromWatcher)
 """Decode a message of a watcher in a session."""
 _ToWatcher = WatcherNotification | SessionEnded
 decode_watcher_notification: Callable[[bytes], _ToWatcher] = decoder(_ToWatcher)

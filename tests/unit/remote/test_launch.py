@@ -1,7 +1,8 @@
-"""A console that nobody reads for a while (a pager, ^S) costs neither output nor the exit code."""
+"""A launch: a console that nobody reads for a while (a pager, ^S) costs neither output nor the exit code; signals."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -10,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.base.errors import SignalException
+from rallypoint.clusters.remote.inputs import Host
+from rallypoint.clusters.remote.job import Plan, _Launch
 from rallypoint.clusters.remote.messages import Ended, Prepare, Start, decode_answer, encode, end_mark
-
-pytestmark = pytest.mark.process
+from rallypoint.clusters.remote.ssh import SshOptions
 
 SUPERVISOR = """
 import sys
@@ -54,6 +57,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.process
 def test_a_supervisor_hands_on_what_the_command_has_written_and_how_it_ended() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", SUPERVISOR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -83,6 +87,7 @@ def launched(folder: Path, ssh: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
+@pytest.mark.process
 def test_an_ssh_whose_errors_another_process_holds_open_is_not_waited_for(tmp_path: Path) -> None:
     """As the master of a shared connection does."""
     held = f"sleep 100 >/dev/null & echo $! >{tmp_path}/holder; while [ $1 != -- ]; do shift; done; shift 2; exec sh -c"
@@ -93,6 +98,7 @@ def test_an_ssh_whose_errors_another_process_holds_open_is_not_waited_for(tmp_pa
     assert out.decode().splitlines() == ["n1: done"]
 
 
+@pytest.mark.process
 def test_errors_are_shown_to_their_end(tmp_path: Path) -> None:
     with launched(tmp_path, SSH.format(python=sys.executable)) as process:
         assert process.stdout is not None
@@ -101,3 +107,30 @@ def test_errors_are_shown_to_their_end(tmp_path: Path) -> None:
         lines = process.stdout.read().decode().splitlines()
         assert process.wait(30) == 0
     assert lines == [f"n1: {number}" for number in range(400000)]
+
+
+# Signals that arrive while a launch is prepared
+
+
+@pytest.mark.parametrize("last", [True, False], ids=["with the end of the preparation", "before it"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
+def test_a_signal_before_the_start_ends_the_launch(number: signal.Signals, last: bool) -> None:
+    launch = _Launch(Plan([Host("node1")], ["true"], "/", {}, SshOptions((), "python3", 10, 30), 30.0))
+
+    async def prepared() -> None:
+        launch._heard(signal.SIGUSR1)  # for the workers, of which there are none yet
+        launch._heard(number)
+        if not last:
+            await asyncio.Event().wait()
+
+    with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SignalException):
+        asyncio.run(launch._until_signalled(prepared()))
+
+
+def test_other_signals_do_not_end_it() -> None:
+    launch = _Launch(Plan([Host("node1")], ["true"], "/", {}, SshOptions((), "python3", 10, 30), 30.0))
+
+    async def prepared() -> None:
+        launch._heard(signal.SIGUSR1)
+
+    asyncio.run(launch._until_signalled(prepared()))

@@ -1,0 +1,164 @@
+"""What holds of the source as text: no import circle, one version, no coined word, reviewed sentences, tests that are
+named.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import rallypoint
+from rallypoint.observe.metrics import build_family
+from tests import runs
+from tests.sentences import FILE, listing
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src"
+NATIVE = SOURCE / "rallypoint" / "store" / "native"
+
+
+# No import circle. Late imports and those for type checkers count: who reads one module of a circle has to read all of
+# them.
+
+
+@cache
+def modules() -> dict[str, tuple[Path, ast.Module]]:
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = (path, ast.parse(path.read_text()))
+    return found
+
+
+def imports_of(name: str) -> set[str]:
+    """The modules that one imports, wherever it does."""
+    known, found = modules(), set()
+    for node in ast.walk(known[name][1]):
+        if isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {full if (full := f"{node.module}.{each.name}") in known else node.module for each in node.names}
+    return {each for each in found if each in known and each != name}
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """What is left when that which needs nothing of the rest is taken away, again and again; and then from above."""
+    left = {name: set(needs) for name, needs in graph.items()}
+    while ends := {name for name, needs in left.items() if not needs & left.keys()}:
+        left = {name: needs for name, needs in left.items() if name not in ends}
+    while True:
+        needed = set().union(*left.values()) if left else set()
+        if left.keys() <= needed:
+            return [sorted(left)] if left else []
+        left = {name: needs for name, needs in left.items() if name in needed}
+
+
+def test_no_import_circle() -> None:
+    assert circles({name: imports_of(name) for name in modules()}) == []
+
+
+def test_no_circle_among_the_files_of_the_store_in_c() -> None:
+    """A file of C and its header are one; nothing is declared but in the header of the file that has it."""
+    graph: dict[str, set[str]] = {}
+    for path in NATIVE.glob("*.[ch]"):
+        included = {name.removesuffix(".h") for name in re.findall(r'^#include "(.*)"', path.read_text(), re.M)}
+        graph.setdefault(path.stem, set()).update(included - {path.stem})
+    assert len(graph) > 8
+    assert circles(graph) == []
+
+
+# The version stands in one place, `base/version.py`, and whoever shows it shows that one
+
+
+def test_the_package_is_built_with_the_version_that_the_code_has() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "version" not in project["project"]
+    assert project["tool"]["hatch"]["version"] == {"path": "src/rallypoint/base/version.py"}
+    assert version("rallypoint") == rallypoint.__version__, "install again: the version has changed since"
+
+
+def test_the_version_stands_nowhere_else() -> None:
+    """`tests/unit/cli/test_parse.py` holds what `--version` shows."""
+    assert build_family().samples[0].labels[0] == rallypoint.__version__
+    assigned = re.compile(r"^(?:__version__|version|release|VERSION)\s*=.*\d+\.\d+\.\d+", re.MULTILINE)
+    sources = [*ROOT.glob("src/**/*.py"), *ROOT.glob("*.py"), *ROOT.glob("docs/*.py"), ROOT / "pyproject.toml"]
+    assert [str(path.relative_to(ROOT)) for path in sources if assigned.search(path.read_text())] == [
+        "src/rallypoint/base/version.py"
+    ]
+
+
+def test_the_newest_release_of_the_changelog_is_this_version_or_older() -> None:
+    """A release is made of "Unreleased": the version is raised together with the heading."""
+    newest = re.findall(r"^## \[(\d+)\.(\d+)\.(\d+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
+    assert tuple(map(int, newest)) <= tuple(map(int, rallypoint.__version__.split(".")[:3]))
+
+
+# Coined words do not come back: each thing has the one name that `docs/glossary.md` gives it
+
+
+FOLDERS = ("src", "tests", "docs", "benchmarks", "examples")
+TEXTS = frozenset({".py", ".pyi", ".c", ".h", ".md", ".txt"})
+SPARED = frozenset({"CHANGELOG.md", "docs/project/changelog.md", "docs/glossary.md", "tests/unit/test_repository.py"})
+
+COINED = {
+    "despair": "what it does",
+    "errand": "job spec",
+    "farewell": "grace period, last message",
+    "hush": "clear",
+    "minder": "monitor",
+    "parcel": "payload",
+    "roster": "session registry",
+    "sieve": "line filter",
+    "tidings": "notification diff",
+    "whereabouts": "endpoint resolver",
+}
+"""Words that stood for something of ours, and what it is called now. None of them has another meaning here."""
+
+_COINED = re.compile(rf"(?:(?<![A-Za-z])|(?<=[a-z])(?=[A-Z]))(?i:{'|'.join(COINED)})")
+
+
+def _texts() -> Iterator[tuple[str, str]]:
+    paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in TEXTS]
+    for path in [*paths, *ROOT.glob("*.md"), *ROOT.glob("*.py"), ROOT / "Makefile", ROOT / "pyproject.toml"]:
+        name = str(path.relative_to(ROOT))
+        if name not in SPARED:
+            yield name, path.read_text()
+
+
+def test_no_coined_word() -> None:
+    found = [
+        f"{name}:{number}: {line.strip()[:120]}  (say {COINED[coined[0].lower()]})"
+        for name, text in _texts()
+        if _COINED.search(text)
+        for number, line in enumerate(text.splitlines(), 1)
+        if (coined := _COINED.search(line))
+    ]
+    assert found == []
+
+
+# The sentences of errors and log lines are those that were reviewed; `--rewrite-sentences` writes the file anew
+
+
+def test_the_sentences_are_those_that_were_reviewed(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--rewrite-sentences"):
+        FILE.write_text(listing())
+    assert FILE.read_text() == listing()
+
+
+# Which tests are left to `make test-all`, and what is run again
+
+
+def test_each_name_is_that_of_a_test() -> None:
+    """A test that is renamed would otherwise change its run unseen."""
+    for name in (*runs.LEFT_TO_ALL, *runs.KEPT):
+        path, _, test = name.partition("::")
+        assert (ROOT / path).exists(), name
+        assert not test or f"def {test.partition('[')[0]}(" in (ROOT / path).read_text(), name
