@@ -33,7 +33,7 @@ class Workers:
 
     class rendezvous:
         @staticmethod
-        def local_job() -> LocalJob:
+        def local_job(*, opens: bool) -> LocalJob:
             return LocalJob(os.getpid(), "job", "c10d", "node1:29400")
 
     class logs_specs:
