@@ -63,7 +63,7 @@ def test_a_job_whose_start_cannot_be_shown_is_ended() -> None:
 
     before = below(os.getpid())
     with pytest.raises(RallypointError, match="nobody sees it"):
-        demo(Plan(["-m", "rallypoint.cli.demo.worker"], 40), write)
+        demo(Plan(["-m", "rallypoint.cli.demo.worker"], 40, 60.0), write)
     assert below(os.getpid()) == before
 
 

@@ -115,7 +115,7 @@ def options_are_kept_to(rallyrun: Launcher) -> None:
     assert b"ready to serve client requests" in log.read_bytes()
 
 
-WRONG_VALUES = {"--timeout=0", "--port=70000"}
+WRONG_VALUES = {"--timeout=0", "--num-retries=-1", "--port=70000"}
 """What no machine could do, as opposed to this one."""
 
 
@@ -123,6 +123,7 @@ WRONG_VALUES = {"--timeout=0", "--port=70000"}
     ("flags", "env", "said"),
     [
         (["--timeout=0"], {}, "--timeout=0 is too short"),
+        (["--num-retries=-1"], {}, "--num-retries=-1 is negative"),
         (["--port=70000"], {}, "etcd cannot listen on port 70000"),
         (["--stderr=/nowhere/log"], {}, "--stderr=/nowhere/log cannot be written: No such file"),
         (["--data-dir=/proc/data"], {}, "the folder '/proc/data' for etcd's data cannot be made"),
@@ -146,7 +147,7 @@ def test_what_cannot_work_is_said_in_one_sentence(
 
 def a_port_that_is_taken(rallyrun: Launcher) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        job = etcd(rallyrun, f"--port={taken.getsockname()[1]}")
+        job = etcd(rallyrun, f"--port={taken.getsockname()[1]}", "--num-retries=1")
         assert job.ends() == 1
     assert "address already in use" in job.err
     assert len(job.err.splitlines()) == 1

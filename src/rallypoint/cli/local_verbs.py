@@ -24,11 +24,13 @@ def demo(options: argparse.Namespace) -> None:
 
     if options.steps < _LEAST_STEPS:
         raise UsageError(f"--steps={options.steps} is too few to be killed half-way; give {_LEAST_STEPS} or more")
+    if not 1 <= options.deadline <= 3600:
+        raise UsageError(f"--deadline={options.deadline:g} cannot be waited for; give 1 to 3600 seconds")
     if options.program and not os.path.isfile(options.program):
         raise UsageError(f"--program={options.program} is not a file; give the path of a Python script")
     _end_in_order()
     program = [options.program] if options.program else ["-m", "rallypoint.cli.demo.worker"]
-    run_demo(Plan(program, options.steps), write_answer)
+    run_demo(Plan(program, options.steps, options.deadline), write_answer)
 
 
 def _end_in_order() -> None:
@@ -137,6 +139,8 @@ def etcd(options: argparse.Namespace) -> None:
 
     if not options.timeout > 0:
         raise UsageError(f"--timeout={options.timeout:g} is too short; give more than 0 seconds")
+    if options.num_retries < 0:
+        raise UsageError(f"--num-retries={options.num_retries} is negative; give 0 or more")
     check_kernel()
     # Blocked, so that only `sigwait` gets them; it gets the end of a child too.
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_ETCD_ENDS, signal.SIGCHLD})
@@ -149,7 +153,7 @@ def etcd(options: argparse.Namespace) -> None:
             raise UserError(f"--stderr={options.stderr} cannot be written: {error.strerror}") from None
     try:
         try:
-            server.start(options.timeout, log, unwanted=_asked_to_end)
+            server.start(options.timeout, options.num_retries, log, unwanted=_asked_to_end)
             print_answer(str(server.endpoint))
         except RallypointError:
             if not _asked_to_end():

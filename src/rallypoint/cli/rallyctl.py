@@ -98,6 +98,13 @@ VERBS = (
             default=None,
         ),
         _value("--steps", "N", "steps to train (default: 120)", type=int, default=120),
+        _value(
+            "--deadline",
+            "SECONDS",
+            "how long to wait for the next step after a kill (default: 90)",
+            type=float,
+            default=90.0,
+        ),
     ),
     Verb(
         "launch",
@@ -428,6 +435,7 @@ VERBS = (
         _value("--stderr", "FILE", "file for etcd's own log (default: none)", default=None),
         "start",
         _value("--timeout", "SECONDS", "time for a start (default: 60)", type=float, default=60.0),
+        _value("--num-retries", "N", "retries, on other ports (default: 3)", type=int, default=3),
     ),
     Verb(
         "completion",

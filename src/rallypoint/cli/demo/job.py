@@ -42,8 +42,6 @@ MARK = "_RALLYPOINT_DEMO"
 
 _TIMEOUT = 60.0
 """Seconds after which a run that says nothing more is given up."""
-_NEXT_STEP = 90.0
-"""Seconds from a kill to the next step at most."""
 _TICK = 0.1
 """Seconds after which launchers are looked after."""
 _END = 10.0
@@ -65,11 +63,12 @@ class Plan(NamedTuple):
     """The plan of a demo.
 
     `program` is what follows the launcher's flags: a module or a script that takes `--steps`, `--progress` and
-    `--checkpoint-dir`.
+    `--checkpoint-dir`. `deadline` is for how many seconds the next step is waited for after a kill.
     """
 
     program: Sequence[str]
     steps: int
+    deadline: float
 
     @property
     def fatal(self) -> int:
@@ -157,7 +156,7 @@ def _resumed(run: Run, workers: int, plan: Plan) -> list[int]:
     """Wait for new workers and their first step. Returns their pids."""
 
     def left() -> float:
-        return max(0.1, _NEXT_STEP - run.since_kill())
+        return max(0.1, plan.deadline - run.since_kill())
 
     after = run.pids_of("start", workers, left())
     run.say(f"{run.since_kill():.3f} s after the kill, {workers} new workers run: pids {after}")

@@ -33,8 +33,6 @@ _HOST = "127.0.0.1"
 _POLL_INTERVAL = 0.02
 _GRACE_PERIOD = 15.0
 """Seconds for the supervisor to end, which has little to do."""
-_ATTEMPTS = 4
-"""To start, each on other ports where none is given."""
 
 
 def find_binary() -> str:
@@ -103,6 +101,7 @@ class LocalEtcd:
     def start(
         self,
         timeout: float = 60.0,
+        num_retries: int = 3,
         stderr: int | IO[Any] | None = None,
         unwanted: Callable[[], bool] = lambda: False,
     ) -> Endpoint:
@@ -110,6 +109,7 @@ class LocalEtcd:
 
         Args:
             timeout: seconds for one attempt.
+            num_retries: how many more attempts, each on other ports.
             stderr: where its log goes, as `subprocess` takes it; None for a file in its data folder.
             unwanted: called now and then: whether to give up.
 
@@ -120,7 +120,7 @@ class LocalEtcd:
             RallypointError: it does not start, or does not answer in time.
         """
         problem = ""
-        for _ in range(_ATTEMPTS):
+        for _ in range(num_retries + 1):
             deadline = Deadline.after(timeout)
             try:
                 endpoint = self._begin(stderr)
