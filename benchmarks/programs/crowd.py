@@ -58,6 +58,7 @@ _LENGTH = 4
 """Bytes of a frame before its payload."""
 _AT_ONCE = 16
 """Nodes that connect before it is looked at what came for the others."""
+_IP_BIND_ADDRESS_NO_PORT = 24  # `socket` names it since Python 3.12
 _TICK = 0.001  # seconds between looks at whose heartbeat is due
 _FIRST_PID = 1000  # of workers, which nobody runs here
 _FIRST_PORT = 1024  # of worker stores, which nobody opens here
@@ -196,8 +197,11 @@ class _Crowd:
         return Sustained(heartbeats=self.heartbeats, answers=self.answers)
 
     def _connect(self, number: int, incarnation: str) -> None:
-        address = self._order.source
-        made = socket.create_connection(("127.0.0.1", self._order.port), source_address=(address, 0))
+        address, made = self._order.source, socket.socket()
+        # Else the address has no port left soon: those of the crowds before are kept for a minute.
+        made.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
+        made.bind((address, 0))
+        made.connect(("127.0.0.1", self._order.port))
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         made.setblocking(False)
         if self._tls is not None:
