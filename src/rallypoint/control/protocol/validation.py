@@ -176,6 +176,8 @@ def _same(settings: Any) -> Any:
 def _value(value: Any, name: str, record: Any) -> Any:
     if value is None or isinstance(value, bool):
         return value
+    if hasattr(value, "_fields"):
+        return validated(value)
     if isinstance(value, (int, float)) and not hasattr(value, "name"):
         return _number(value, name, record)
     if type(value) is str:
@@ -183,13 +185,12 @@ def _value(value: Any, name: str, record: Any) -> Any:
     if isinstance(value, bytes):
         _count(value, _MAX_BYTES_OF.get(name, _MAX_BYTES), name, record)
         return value
-    if hasattr(value, "_fields"):
-        return validated(value)
     if isinstance(value, (tuple, list)):
         _count(value, _MAX_ITEMS_OF.get(name, _MAX_ITEMS), name, record)
         if name == "addresses":
             _check_addresses(value, record)
-        return type(value)(_value(each, name, record) for each in value)
+        checked = type(value)([_value(each, name, record) for each in value])
+        return value if checked == value else checked
     return value  # an enumeration's member
 
 
