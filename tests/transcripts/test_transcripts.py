@@ -156,6 +156,7 @@ class Player:
                     address,
                     server_address=options.get("server", ""),
                     leased="local" not in options,
+                    in_this_process="local" in options,
                     local="local" in options,
                 ),
                 self.now,

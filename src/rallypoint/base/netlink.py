@@ -16,7 +16,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from enum import Enum, auto
 from errno import ENOENT, ENOTCONN
 
@@ -160,15 +160,10 @@ class _Side(NamedTuple):
         return socket.inet_pton(self.family, self.address)
 
 
-def peer_user(connected: socket.socket) -> int:
-    """The user id of the process at the other end of a TCP connection; `NOT_HERE` if no process here holds that. Raises
-    OSError: the connection has ended, or the kernel cannot be asked.
-    """
-    with closing(_Kernel()) as kernel:
-        return _user_of(kernel, _side(connected.getpeername()), _side(connected.getsockname()))
-
-
 def _user_of(kernel: _Kernel, peer: _Side, own: _Side) -> int:
+    """The user id of the process at the other end; `NOT_HERE` if no process here holds that. Raises OSError: the kernel
+    cannot be asked.
+    """
     global _netlink_works
     try:
         found = _ask(kernel, peer, own)
@@ -183,11 +178,6 @@ def _user_of(kernel: _Kernel, peer: _Side, own: _Side) -> int:
 
 _netlink_works = False
 """Whether the kernel has found a socket by netlink before."""
-
-
-def is_own_user(uid: int) -> bool:
-    """Whether this user may do what this process may: the same user, or root."""
-    return uid in {os.geteuid(), 0}
 
 
 class _Kernel:
@@ -243,7 +233,7 @@ class PeerUsers:
             return Peer.UNKNOWN
         if uid == NOT_HERE:
             return Peer.OTHER_USER if is_loopback(own.address) else Peer.REMOTE
-        return Peer.OWN_USER if is_own_user(uid) else Peer.OTHER_USER
+        return Peer.OWN_USER if uid in {os.geteuid(), 0} else Peer.OTHER_USER
 
     def _addresses_here(self) -> frozenset[str]:
         """The addresses of this machine. One that it gets later, and that no connection shows, counts as another's:

@@ -24,11 +24,47 @@ _MIN_CONNECTIONS = 256
 """Clients for which every process has descriptors."""
 
 
+class StoreAccess:
+    """The peers that may connect to this node's stores, round by round."""
+
+    def __init__(self, policy: PeerPolicy) -> None:
+        self._policy = policy
+        self._warned = ""
+
+    @property
+    def guards(self) -> bool:
+        """Whether not everybody is let in."""
+        return self._policy.members or bool(self._policy.networks)
+
+    def own_addresses(self) -> tuple[str, ...] | None:
+        """The addresses of this machine's interfaces; None if they cannot be listed."""
+        from rallypoint.base.netlink import interface_addresses
+
+        return interface_addresses()
+
+    def peers(self, told: Sequence[StorePeers], address: str) -> list[str] | None:
+        """The peers that may connect to the next round's store at `address`; None for all. Logs once why all may.
+
+        Args:
+            told: the list from the coordinator.
+            address: the address that workers use for the store.
+        """
+        from rallypoint.control.coordinator.store_peers import peers_of
+
+        peers, warning = peers_of(self._policy, told, self.own_addresses(), address)
+        if warning and not self._warned:
+            self._warned = warning
+            log.warning("%s", warning)
+        return peers
+
+
 class WorkerStoreSupply:
     """One node's supply of worker stores: prepare, begin, round_ended, prepare, begin, round_ended, ..., close."""
 
     hosted_by_agent = True
     """Whether an agent serves the workers' store."""
+    _access: StoreAccess | None = None
+    """Who may connect to it, if not everybody."""
 
     def prepare(self, address: str) -> tuple[str, int]:
         """Prepare a store for the next round; one that was prepared and never used is reused.
@@ -49,7 +85,7 @@ class WorkerStoreSupply:
 
     def own_addresses(self) -> tuple[str, ...] | None:
         """The addresses from which this node's workers may connect to another node's store; None if not known."""
-        return None
+        return None if self._access is None else self._access.own_addresses()
 
     def set_peers(self, told: Sequence[StorePeers]) -> None:
         """The next round's store is the one here: serve it to its members, as the coordinator has listed them.
@@ -77,41 +113,6 @@ def allow_connections(clients: int) -> None:
         allow_descriptors(clients, f"The {clients} connections of this job's workers and agents")
 
 
-def own_addresses() -> tuple[str, ...] | None:
-    """The addresses of this machine's interfaces; None if they cannot be listed."""
-    from rallypoint.base.netlink import interface_addresses
-
-    return interface_addresses()
-
-
-class StoreAccess:
-    """The peers that may connect to this node's stores, round by round."""
-
-    def __init__(self, policy: PeerPolicy) -> None:
-        self._policy = policy
-        self._warned = ""
-
-    @property
-    def guards(self) -> bool:
-        """Whether not everybody is let in."""
-        return self._policy.members or bool(self._policy.networks)
-
-    def peers(self, told: Sequence[StorePeers], address: str) -> list[str] | None:
-        """The peers that may connect to the next round's store at `address`; None for all. Logs once why all may.
-
-        Args:
-            told: the list from the coordinator.
-            address: the address that workers use for the store.
-        """
-        from rallypoint.control.coordinator.store_peers import peers_of
-
-        peers, warning = peers_of(self._policy, told, own_addresses(), address)
-        if warning and not self._warned:
-            self._warned = warning
-            log.warning("%s", warning)
-        return peers
-
-
 class AgentStoreSupply(WorkerStoreSupply):
     """A server of this agent's own for each round, at one address of this node and a port that the kernel picks."""
 
@@ -129,9 +130,6 @@ class AgentStoreSupply(WorkerStoreSupply):
         self._prepared: StoreServer | None = None
         self._told: Sequence[StorePeers] = ()
         self._current: StoreServer | None = None
-
-    def own_addresses(self) -> tuple[str, ...] | None:
-        return None if self._access is None else own_addresses()
 
     def set_peers(self, told: Sequence[StorePeers]) -> None:
         try:

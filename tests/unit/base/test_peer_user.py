@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from threading import Thread
 
 import pytest
 
 from rallypoint.base import netlink as subject
 from rallypoint.base.endpoint import listening_socket
-from rallypoint.base.netlink import NOT_HERE, is_own_user, peer_user
-from tests.faults.other_user import NOBODY, as_other_user
+from rallypoint.base.netlink import Peer, PeerUsers
+from tests.faults.other_user import as_other_user
 
 root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be a second user")
 
@@ -26,6 +26,12 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param != WAYS[0]:
         monkeypatch.setattr(subject, "_SOCK_DIAG", 255)  # there is no such family
     return str(request.param)
+
+
+def peer_of(connected: socket.socket) -> Peer:
+    """Who is at the other end."""
+    with closing(PeerUsers()) as users:
+        return users.peer_of(connected)
 
 
 @contextmanager
@@ -44,8 +50,7 @@ def connection(host: str, dial: str, connect: Callable[[tuple[str, int]], object
 @pytest.mark.parametrize(("host", "dial"), [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("", "127.0.0.1"), ("", "::1")])
 def test_a_connection_of_this_process_is_its_users(host: str, dial: str) -> None:
     with connection(host, dial, socket.create_connection) as accepted:
-        assert peer_user(accepted) == os.geteuid()
-        assert is_own_user(peer_user(accepted))
+        assert peer_of(accepted) is Peer.OWN_USER
 
 
 @pytest.mark.process
@@ -68,25 +73,24 @@ def test_a_connection_of_another_user_is_its_own(host: str, dial: str) -> None:
         thread.start()
         accepted, _ = listener.accept()
         mine.recv(16)
-        found = peer_user(accepted)
+        found = peer_of(accepted)
         mine.sendall(b"x")
         thread.join()
         for each in (accepted, mine, theirs):
             each.close()
-    assert found == NOBODY
-    assert not is_own_user(found)
+    assert found is Peer.OTHER_USER
 
 
 def test_an_end_that_is_closed_is_nobodys() -> None:
     """The kernel shows user 0 for it, who may do everything."""
     with connection("127.0.0.1", "127.0.0.1", socket.create_connection) as accepted:
-        assert peer_user(accepted) != NOT_HERE
+        assert peer_of(accepted) is Peer.OWN_USER
 
     def leave(address: tuple[str, int]) -> None:
         socket.create_connection(address).close()
 
     with connection("127.0.0.1", "127.0.0.1", leave) as accepted:
-        assert peer_user(accepted) == NOT_HERE
+        assert peer_of(accepted) is Peer.OTHER_USER
 
 
 def test_an_end_that_will_send_no_more_is_nobodys() -> None:
@@ -96,4 +100,4 @@ def test_an_end_that_will_send_no_more_is_nobodys() -> None:
         return made
 
     with connection("127.0.0.1", "127.0.0.1", half_close) as accepted:
-        assert peer_user(accepted) == NOT_HERE
+        assert peer_of(accepted) is Peer.OTHER_USER

@@ -33,7 +33,7 @@ from rallypoint.rendezvous.backends.options import (
 from rallypoint.rendezvous.elastic import ControlPlane, ElasticHandler, own_node
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.rendezvous.worker_stores import StoreAccess, WorkerStoreSupply, allow_connections, own_addresses
+from rallypoint.rendezvous.worker_stores import StoreAccess, WorkerStoreSupply, allow_connections
 from rallypoint.store.server import RoundStores
 from rallypoint.store.transport import StoreGuard
 
@@ -153,10 +153,6 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
             self._server.close(why=f"{host_name()}, which hosted it, has left the job")
 
     # The workers' store: see `worker_stores.WorkerStoreSupply`
-
-    def own_addresses(self) -> tuple[str, ...] | None:
-        """The addresses of this node, for rank 0."""
-        return None if self._access is None else own_addresses()
 
     def set_peers(self, told: Sequence[StorePeers]) -> None:
         """The round is complete."""
