@@ -24,6 +24,7 @@ from rallypoint.cli.rallyrun import by_cluster
 from rallypoint.rendezvous.backends.options import settings_of
 from rallypoint.rendezvous.params import RendezvousParameters
 from tests.conformance.record import From, Record
+from tests.environment import undisturbed
 from tests.jobs.launching import RALLYRUN
 
 pytestmark = pytest.mark.torch
@@ -171,8 +172,7 @@ def test_every_flag_has_its_bad_values() -> None:
 
 
 def clean(environ: dict[str, str]) -> dict[str, str]:
-    steering = ("PET_", "OMP_", "TORCH", "CUDA_", "ZE_", "LOGLEVEL", "PYTHON_EXEC")
-    return {**{name: text for name, text in os.environ.items() if not name.startswith(steering)}, **environ}
+    return undisturbed("CUDA_", "ZE_") | environ
 
 
 def fault(case: Bad, code: int | str | None, sentences: list[str], printed: str) -> str:

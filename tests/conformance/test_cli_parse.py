@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from rallypoint.base.errors import UserError
 from rallypoint.cli.convert import config_from_options
 from rallypoint.cli.parse import parse
+from tests.environment import undisturbed
 
 pytestmark = pytest.mark.torch
 
@@ -173,7 +173,7 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     done = subprocess.run(
         [sys.executable, str(program)],
         input=json.dumps([case for cases in asked.values() for case in cases]),
-        env=_clean(os.environ) | {"TMPDIR": str(folder)},
+        env=undisturbed("CUDA_") | {"TMPDIR": str(folder)},
         cwd=folder,
         capture_output=True,
         text=True,
@@ -182,11 +182,6 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     )
     answers = iter(json.loads(done.stdout))
     return {name: [next(answers) for _ in cases] for name, cases in asked.items()}
-
-
-def _clean(environ: Any) -> dict[str, str]:
-    ours = ("PET_", "OMP_", "TORCH", "CUDA_", "LOGLEVEL", "PYTHON_EXEC")
-    return {name: value for name, value in environ.items() if not name.startswith(ours)}
 
 
 def _as_json(value: Any) -> Any:

@@ -16,6 +16,7 @@ import pytest
 from rallypoint.clusters.preflight.dialing import LOOK_UP
 from rallypoint.clusters.preflight.results import CheckInputs
 from rallypoint.clusters.preflight.run import NAMES, run_checks
+from tests.environment import undisturbed
 from tests.faults.network import Network, network, why_not
 from tests.faults.other_user import as_other_user
 from tests.jobs.launching import RALLYRUN, Launcher, launching
@@ -27,8 +28,7 @@ CHECK = [sys.executable, "-m", "rallypoint.cli.rallyctl", "check"]
 
 def check(entry: list[str], *flags: str, env: dict[str, str] | None = None) -> dict[str, tuple[str, str]]:
     """Run the command, by way of another; the status and the text of each check."""
-    steering = ("PET_", "RALLYPOINT", "http_", "https_", "HTTP", "no_proxy", "NO_PROXY")
-    kept = {name: text for name, text in os.environ.items() if not name.startswith(steering)}
+    kept = undisturbed("http_", "https_", "HTTP", "no_proxy", "NO_PROXY")
     command = [*entry, *CHECK, "--json", *flags]
     done = subprocess.run(command, env={**kept, **(env or {})}, capture_output=True, text=True, timeout=60, check=False)
     assert not done.stderr, done.stderr

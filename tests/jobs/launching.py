@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from tests.environment import undisturbed
 from tests.waiting import until_stopped
 
 TIMEOUT = float(os.environ.get("RALLYPOINT_TEST_TIMEOUT", "120"))
@@ -180,13 +181,11 @@ class Launcher:
 
     def environment(self, env: dict[str, str] | None = None) -> dict[str, str]:
         """What a job finds around it: ours without what could disturb, and the mark."""
-        disturbing = ("PET_", "TORCH", "OMP_", "LOGLEVEL", "RALLYPOINT", "MASTER_", "RANK", "WORLD_SIZE", "SLURM_")
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(disturbing)}
         # torch's compiler may leave a cache in the temporary folder, which is not ours to take away.
         cache = {"TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor")}
         own = {_MARK: self.mark, "TMPDIR": str(self._temporary), "OMP_NUM_THREADS": "1", **cache}
         preload = {"PET_PRELOAD": PRELOAD} if PRELOAD else {}
-        return {**kept, **own, **preload, **(env or {})}
+        return {**undisturbed(), **own, **preload, **(env or {})}
 
     def __call__(self, *args: str, env: dict[str, str] | None = None) -> Job:
         """Start `rallyrun` with these arguments."""

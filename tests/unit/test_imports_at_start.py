@@ -8,12 +8,13 @@ does not count.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from typing import NamedTuple
 
 import pytest
+
+from tests.environment import undisturbed
 
 pytestmark = pytest.mark.process
 
@@ -86,7 +87,7 @@ def imported(program: str, *arguments: str) -> Imported:
         text=True,
         timeout=60,
         check=True,
-        env={name: value for name, value in os.environ.items() if not name.startswith(("PET_", "RALLYPOINT_"))},
+        env=undisturbed(),
     )
     (answer,) = [line for line in ran.stdout.splitlines() if line.startswith("MODULES ")]
     modules, size = json.loads(answer.removeprefix("MODULES "))

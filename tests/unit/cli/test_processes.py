@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.errors import NEEDS_LINUX
+from tests.environment import undisturbed
 
 pytestmark = pytest.mark.process
 
@@ -30,11 +31,9 @@ def _ran(
     stderr: int = subprocess.PIPE,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in an environment without settings of torchrun's."""
-    ours = ("PET_", "TORCH", "LOGLEVEL", "PYTHON_EXEC")
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return subprocess.run(
         command,
-        env=clean | dict(environ or {}),
+        env=undisturbed() | dict(environ or {}),
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
