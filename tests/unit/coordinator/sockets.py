@@ -1,12 +1,34 @@
-"""A node that is nothing but a socket, for what no link of ours would do."""
+"""A server of a test's own, and a node that is nothing but a socket, for what no link of ours would do."""
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+from rallypoint.base.endpoint import listening_socket
+from rallypoint.base.tls import ControlTls
+from rallypoint.control.coordinator.jobs import ServedJobs
+from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import MAGIC, FrameReader, frame
-from rallypoint.control.protocol.handshake import Hello, Welcome
+from rallypoint.control.protocol.handshake import Hello, Keys, Welcome
+
+
+@contextmanager
+def serving(
+    jobs: ServedJobs,
+    keys: Keys | None = None,
+    tls: ControlTls | None = None,
+    fallback: Callable[[socket.socket, bytes], None] | None = None,
+) -> Iterator[ControlServer]:
+    """A server on loopback, which leaves no connection behind."""
+    server = ControlServer(jobs, listening_socket("127.0.0.1", 0), keys=keys, tls=tls, fallback=fallback)
+    try:
+        yield server
+    finally:
+        server.close()
+        assert not server.connections
 
 
 class SocketNode:

@@ -39,6 +39,7 @@ from rallypoint.control.protocol.observation import FaultCommand
 from rallypoint.failures.cause import Cause
 from rallypoint.rendezvous.elastic import own_node
 from tests.ports import free_port
+from tests.unit.coordinator.sockets import serving
 from tests.unit.rendezvous.listening import Heard
 
 TIMEOUT = 120.0
@@ -78,12 +79,8 @@ class Node:
 @contextmanager
 def served(nodes: int) -> Iterator[tuple[Dispatcher, Endpoint]]:
     dispatcher = Dispatcher(Settings("job", nodes, nodes))
-    server = ControlServer(dispatcher, listening_socket("127.0.0.1", 0))
-    try:
+    with serving(dispatcher) as server:
         yield dispatcher, Endpoint("127.0.0.1", server.port)
-    finally:
-        server.close()
-        assert not server.connections
 
 
 def test_a_server_that_ends_says_why_before_it_hangs_up() -> None:
