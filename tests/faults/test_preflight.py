@@ -17,7 +17,7 @@ from rallypoint.clusters.preflight.dialing import LOOK_UP
 from rallypoint.clusters.preflight.results import CheckInputs
 from rallypoint.clusters.preflight.run import NAMES, run_checks
 from tests.environment import undisturbed
-from tests.faults.network import Network, network, why_not
+from tests.faults.network import Network
 from tests.faults.other_user import as_other_user
 from tests.jobs.launching import RALLYRUN, Launcher, launching
 from tests.waiting import until
@@ -72,14 +72,6 @@ def test_a_user_who_can_start_no_thread_and_no_process_is_told_so() -> None:
 
 
 NAMED = 'hostname node7; mount --bind "$1" /etc/hosts; mount --bind "$2" /etc/resolv.conf'
-
-
-@pytest.fixture
-def net() -> Iterator[Network]:
-    if reason := why_not():
-        pytest.skip(f"FAULT TESTS DID NOT RUN: {reason}")
-    with network("n1", "n2") as made:
-        yield made
 
 
 def named(folder: Path, hosts: str, resolver: str = "") -> list[str]:
