@@ -197,10 +197,6 @@ def test_the_same_is_read(torchrun: dict[str, list[Any]]) -> None:
         assert _as_json({name: options[name] for name in theirs}) == theirs, (arguments, environ)
 
 
-def test_what_is_ours_alone_does_not_make_a_prefix_of_torchruns_ambiguous() -> None:
-    assert parse(["--re", "3", "s.py"], {}).redirects == "3"
-
-
 def test_the_same_is_launched(torchrun: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
     for (arguments, environ), answer in zip(CONVERTED, torchrun["converted"], strict=True):

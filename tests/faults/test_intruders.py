@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -45,6 +44,7 @@ from rallypoint.failures.cause import Cause
 from tests.faults.cluster import LEASE, PORT, Agent, Cluster
 from tests.faults.intruder import TIMEOUT, Intruder, dial, on
 from tests.faults.network import Host, ip
+from tests.processes import resident
 from tests.waiting import until
 
 WORD = new_secret()
@@ -115,12 +115,6 @@ def secret_job(cluster: Cluster) -> Job:
 @pytest.fixture
 def open_job(cluster: Cluster) -> Job:
     return started(cluster, "")
-
-
-def resident(pid: int) -> int:
-    """Bytes of memory that a process has."""
-    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return int(fields["VmRSS"].split()[0]) * 1024
 
 
 def hello(**changes: object) -> bytes:

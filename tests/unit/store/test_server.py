@@ -19,6 +19,7 @@ from rallypoint.store import server as server_module
 from rallypoint.store.plain import PlainTransport
 from rallypoint.store.server import STORE_VARIABLE, StoreServer, StoreThread
 from tests import typed_requests as wire
+from tests.processes import resident
 from tests.unit.store.both import choose, no_more_descriptors
 from tests.unit.store.conftest import SharedPort
 from tests.unit.store.sockets import DEADLINE, Raw
@@ -56,12 +57,6 @@ def test_replies_earned_before_a_violation_arrive(server: StoreServer | SharedPo
         assert client.receive(4) == b"\5\0\0\0"
         assert client.closed()
     assert len(lines) == 1
-
-
-def resident() -> int:
-    """Bytes of memory that this process has in use."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_replies_to_a_client_that_does_not_read_take_no_memory(server: StoreServer | SharedPort) -> None:
