@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.launching import RALLYRUN, Job, Launcher
+from tests.jobs.launching import RALLYCTL, RALLYRUN, Job, Launcher
 from tests.jobs.terminals import Terminal
 from tests.ports import free_port
 
 pytestmark = pytest.mark.root
 
 ENTER = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
-RALLYCTL = [sys.executable, "-m", "rallypoint.cli.rallyctl"]
 
 ORPHANS = "(sleep 0.01 & (sleep 0.02 &) ); setsid sh -c 'sleep 0.03 & exit 0'; exec \"$@\""
 """An entrypoint that leaves orphans, which end while the command runs."""

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.launching import Launcher
+from tests.jobs.launching import RALLYCTL, Launcher
 
 UNIT = Path(__file__).parents[2] / "deploy" / "systemd" / "rallyctl-serve.service"
-SERVE = [sys.executable, "-m", "rallypoint.cli.rallyctl", "serve", "--endpoint=127.0.0.1:0"]
+SERVE = [*RALLYCTL, "serve", "--endpoint=127.0.0.1:0"]
 
 needs_systemd = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="needs systemd-analyze (Debian: apt-get install systemd)"

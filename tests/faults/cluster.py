@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import rallypoint
 from tests.faults.network import Host, Network
-from tests.jobs.launching import RALLYRUN, Job, Launcher
+from tests.jobs.launching import RALLYCTL, RALLYRUN, Job, Launcher
 from tests.jobs.nodes import NAMES, Node, all_up
 
 LEASE = 3.0
@@ -143,7 +142,7 @@ class Cluster:
     def serve(self) -> Job:
         """Start a control plane of its own on the first host, and wait until it listens."""
         host = self.host("control")
-        command = [sys.executable, "-m", "rallypoint.cli.rallyctl", "serve", f"--endpoint={self.endpoint}"]
+        command = [*RALLYCTL, "serve", f"--endpoint={self.endpoint}"]
         job = self.launcher.command([*host.entry, *command])
         job.until_err("control plane listens")
         return job

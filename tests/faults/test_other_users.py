@@ -35,8 +35,7 @@ from rallypoint.workers.resumable import WorkerChannel
 from tests import typed_requests as wire
 from tests.faults.intruder import Intruder
 from tests.faults.other_user import NOBODY, allowed, as_other_user, openings
-from tests.jobs.launching import Job, Launcher, launching
-from tests.jobs.test_control_plane import RALLYCTL
+from tests.jobs.launching import RALLYCTL, Job, Launcher, launching
 from tests.ports import free_port
 from tests.processes import below, command_line
 from tests.unit.agent.test_incident import node_of
@@ -190,7 +189,7 @@ def test_the_server_that_a_status_opens_serves_its_user_alone(rallyrun: Launcher
     """The coordinator of --standalone has none until its user's first command."""
     job = running(rallyrun, "--standalone", workers=1)
     shown = subprocess.run(
-        [sys.executable, "-m", "rallypoint.cli.rallyctl", "status", "--json", f"--rdzv-id={_job_of(job)}"],
+        [*RALLYCTL, "status", "--json", f"--rdzv-id={_job_of(job)}"],
         check=False,
         capture_output=True,
         text=True,

@@ -19,11 +19,11 @@ from rallypoint.clusters.preflight.run import NAMES, run_checks
 from tests.environment import undisturbed
 from tests.faults.network import Network
 from tests.faults.other_user import as_other_user
-from tests.jobs.launching import RALLYRUN, Launcher, launching
+from tests.jobs.launching import RALLYCTL, RALLYRUN, Launcher, launching
 from tests.waiting import until
 
 PORT = 29400
-CHECK = [sys.executable, "-m", "rallypoint.cli.rallyctl", "check"]
+CHECK = [*RALLYCTL, "check"]
 
 
 def check(entry: list[str], *flags: str, env: dict[str, str] | None = None) -> dict[str, tuple[str, str]]:

@@ -32,6 +32,7 @@ PRELOAD = os.environ.get("RALLYPOINT_TEST_PRELOAD", "")
 """What each rallyrun under test is to import ahead (`make conformance-preload`); torchrun does not know the
 variable."""
 RALLYRUN = [sys.executable, "-m", "rallypoint.run"]
+RALLYCTL = [sys.executable, "-m", "rallypoint.cli.rallyctl"]
 _SIDE_BY_SIDE = 6
 """Scenarios that `run_at_once` has under way at a time: they mostly wait, and more would make other tests late."""
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 
 import pytest
 
 from tests import denying
-from tests.jobs.launching import RALLYRUN, Job, Launcher
+from tests.jobs.launching import RALLYCTL, RALLYRUN, Job, Launcher
 from tests.jobs.test_bad_input import FINE, refused
 from tests.ports import free_port
 
 pytestmark = pytest.mark.skipif(denying.why_not() is not None, reason=str(denying.why_not()))
 
-RALLYCTL = [sys.executable, "-m", "rallypoint.cli.rallyctl"]
 FAILS = """
 import os, subprocess, sys, time
 if os.environ["RANK"] == "0":

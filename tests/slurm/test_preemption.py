@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-import sys
 
 import pytest
 
 from rallypoint.agent.features.preemption import REQUEST
+from tests.jobs.launching import RALLYRUN
 from tests.slurm.jobs import SlurmJob, SlurmJobs
 
 TRAINER = """
@@ -40,7 +40,7 @@ say("done")
 def train(jobs: SlurmJobs, *flags: str, options: tuple[str, ...] = (), srun: str = "") -> SlurmJob:
     """A job of two nodes that resumes."""
     (jobs.folder / "train.py").write_text(TRAINER)
-    words = [sys.executable, "-m", "rallypoint.run", "--cluster=auto", "--nproc-per-node=1", *flags, "train.py"]
+    words = [*RALLYRUN, "--cluster=auto", "--nproc-per-node=1", *flags, "train.py"]
     return jobs.batch(f"srun --label {srun} {shlex.join(words)}", nodes=2, options=options)
 
 

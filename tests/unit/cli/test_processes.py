@@ -15,11 +15,10 @@ import pytest
 
 from rallypoint.base.errors import NEEDS_LINUX
 from tests.environment import undisturbed
+from tests.jobs.launching import RALLYCTL, RALLYRUN
 
 pytestmark = pytest.mark.process
 
-RALLYRUN = [sys.executable, "-m", "rallypoint.run"]
-RALLYCTL = [sys.executable, "-m", "rallypoint.cli.rallyctl"]
 JOB = [*RALLYRUN, "--standalone", "--no-python"]
 
 

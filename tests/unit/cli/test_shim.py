@@ -12,6 +12,7 @@ import pytest
 
 from rallypoint.cli import rallyctl
 from rallypoint.cli import shim as shim_verb
+from tests.jobs.launching import RALLYCTL
 
 TORCHS = '#!/bin/sh\necho torch runs "$@"\n'
 
@@ -205,7 +206,7 @@ def test_run_puts_ours_in_front(tmp_path: Path) -> None:
     command = "torchrun --standalone worker.py; RALLYPOINT_SHIM=0 torchrun b; "
     command += "python3 $(command -v torchrun) --standalone worker.py"
     ran = subprocess.run(
-        [sys.executable, "-m", "rallypoint.cli.rallyctl", "shim", "run", "--", "sh", "-c", command],
+        [*RALLYCTL, "shim", "run", "--", "sh", "-c", command],
         env={
             "PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.defpath}",
             "PYTHONPATH": str(Path(shim_verb.__file__).parents[2]),
@@ -222,7 +223,7 @@ def test_run_puts_ours_in_front(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_a_command_that_is_not_there_is_a_sentence() -> None:
-    command = [sys.executable, "-m", "rallypoint.cli.rallyctl", "shim", "run", "--", "no-such-command"]
+    command = [*RALLYCTL, "shim", "run", "--", "no-such-command"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 1
     assert "no-such-command cannot be started: No such file or directory" in ran.stderr
