@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from rallypoint.base.endpoint import Endpoint
 from tests.ports import free_port
-from tests.waiting import until_stopped
+from tests.waiting import until, until_stopped
 
 _START = 30.0
 """Seconds within which a cluster of ours is ready, on a slow machine too."""
@@ -178,13 +178,7 @@ class EtcdCluster:
 
     def leader(self) -> Member:
         """The member that leads; waits for one."""
-        deadline = time.monotonic() + _START
-        while True:
-            for member in self.members:
-                if member.leads():
-                    return member
-            assert time.monotonic() < deadline, "the cluster has no leader"
-            time.sleep(0.02)
+        return until(lambda: next(filter(Member.leads, self.members), None), "the cluster has a leader", _START)
 
     def ctl(self, *arguments: str, told: str = "") -> str:
         """What `etcdctl` says to a command, which is `told` something and must succeed."""

@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -30,6 +29,7 @@ from rallypoint.base.endpoint import (
     source_address,
 )
 from rallypoint.base.errors import UserError
+from tests.waiting import until
 
 GOOD = [
     (None, Endpoint("localhost", 29400)),
@@ -286,9 +286,7 @@ def test_it_is_known_whether_the_other_side_has_received_what_was_written() -> N
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as node:
         assert is_acknowledged(node), "nothing was written"
         node.sendall(b"hello")
-        end = time.monotonic() + 60
-        while not is_acknowledged(node):  # its kernel has it, although nobody has accepted the connection
-            assert time.monotonic() < end
+        until(lambda: is_acknowledged(node))  # its kernel has it, although nobody has accepted the connection
         node.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while True:

@@ -30,7 +30,8 @@ from rallypoint.workers.reaper.protocol import frame, parse
 from tests import denying
 from tests.interrupts import interrupt_everywhere
 from tests.unit.workers.test_process import TIMEOUT, ends, parent_of
-from tests.unit.workers.tracing import TRACEABLE, traced, until
+from tests.unit.workers.tracing import TRACEABLE, traced
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -144,7 +145,7 @@ def test_where_one_of_many_cannot_be_started_none_is_left(reaper: ReaperClient) 
     inner = parent_of(one.pid)
     with pytest.raises(UserError, match="'sleep' is not found"):
         start_workers(reaper, commands, os.environ)
-    assert until(lambda: descendants(inner, {pid: each.parent for pid, each in process_table().items()}) == {one.pid})
+    until(lambda: descendants(inner, {pid: each.parent for pid, each in process_table().items()}) == {one.pid})
     assert one.poll() is None
     one.release()
 
@@ -394,9 +395,7 @@ def test_a_sweep_kills_nothing_that_is_started_after_it(reaper: ReaperClient) ->
 def test_one_that_is_stopped_hears_that_it_is_to_end(reaper: ReaperClient) -> None:
     text = "trap 'exit 7' TERM; kill -STOP $$; while :; do sleep 0.05; done"
     held = WorkerProcess(reaper, ["sh", "-c", text], os.environ)
-    until = time.monotonic() + TIMEOUT
-    while Path(f"/proc/{held.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-        assert time.monotonic() < until
+    until(lambda: process_table()[held.pid].state == "T")
     fd = reaper.begin_sweep(TIMEOUT)
     assert ends(held) == 7
     os.close(fd)
