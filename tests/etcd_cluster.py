@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from rallypoint.base.endpoint import Endpoint
 from tests.ports import free_port
+from tests.processes import completed
 from tests.waiting import until, until_stopped
 
 _START = 30.0
@@ -187,10 +188,7 @@ class EtcdCluster:
         command = [binary("etcdctl"), f"--endpoints={scheme}://{self.members[0].endpoint}"]
         if tls is not None:
             command += [f"--cacert={tls.cacert}", f"--cert={tls.cert}", f"--key={tls.key}"]
-        done = subprocess.run(
-            [*command, *arguments], input=told, capture_output=True, text=True, timeout=30, check=False
-        )
-        assert done.returncode == 0, done.stderr
+        done = completed([*command, *arguments], input=told, check=True)
         return done.stdout
 
     def enable_auth(self, users: Mapping[str, str], root_password: str = "root-password") -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +25,7 @@ from rallypoint.rendezvous.params import RendezvousParameters
 from tests.conformance.record import From, Record
 from tests.environment import undisturbed
 from tests.jobs.launching import RALLYRUN
+from tests.processes import completed
 
 pytestmark = pytest.mark.torch
 
@@ -214,9 +214,7 @@ def test_a_process_ends_with_it_and_no_worker_runs(tmp_path: Path) -> None:
     faults = []
     for case in _SOME:
         command = [*case.command, *case.arguments(str(script))]
-        done = subprocess.run(
-            command, env=clean(case.environ), cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-        )
+        done = completed(command, env=clean(case.environ), cwd=tmp_path)
         assert "Traceback" not in done.stderr
         sentences = re.findall(r"^.*?error: (.*)$", done.stderr, re.MULTILINE)
         faults.append(fault(case, done.returncode, sentences, done.stdout))
@@ -229,14 +227,11 @@ def test_torchrun_ends_with_the_same_code(tmp_path: Path, record: Record) -> Non
     cases = [("run", case.arguments("script.py"), case.environ) for case in BAD]
 
     def ask() -> list[object]:
-        done = subprocess.run(
+        done = completed(
             [sys.executable, str(Path(__file__).with_name("torch_cli.py"))],
             input=json.dumps(cases),
             env=clean({"TMPDIR": str(tmp_path)}),
             cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=100,
             check=True,
         )
         return [answer.get("exit", answer) for answer in json.loads(done.stdout)]

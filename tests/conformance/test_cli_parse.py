@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from rallypoint.base.errors import UserError
 from rallypoint.cli.convert import config_from_options
 from rallypoint.cli.parse import parse
 from tests.environment import undisturbed
+from tests.processes import completed
 
 pytestmark = pytest.mark.torch
 
@@ -170,14 +170,11 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
         "looked at": [("parse", *case) for case in TORCH_LOOKS_AT_THE_SCRIPTS_ARGUMENTS],
     }
     program = Path(__file__).with_name("torch_cli.py")
-    done = subprocess.run(
+    done = completed(
         [sys.executable, str(program)],
         input=json.dumps([case for cases in asked.values() for case in cases]),
         env=undisturbed("CUDA_") | {"TMPDIR": str(folder)},
         cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=100,
         check=True,
     )
     answers = iter(json.loads(done.stdout))

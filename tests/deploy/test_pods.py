@@ -16,7 +16,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +29,7 @@ from tests.deploy.manifests import SAMPLES, Manifest, of_kind, pod_of, rendered,
 from tests.faults import network
 from tests.faults.network import Host, Network
 from tests.jobs.launching import Job, Launcher
+from tests.processes import completed
 from tests.waiting import until
 
 _START = """
@@ -115,7 +115,7 @@ class Pod:
         said: list[str] = []
 
         def is_status() -> bool:
-            said.append(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip())
+            said.append(completed(command, check=True).stdout.strip())
             return said[-1] == str(status)
 
         until(is_status, lambda: f"{path} is {status}, but {said[-1]}: {self.err}")

@@ -6,7 +6,6 @@ import contextlib
 import random
 import resource
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -44,7 +43,7 @@ from tests.faults.cluster import LEASE, PORT, Agent, Cluster
 from tests.faults.intruder import TIMEOUT, Intruder, dial, on
 from tests.faults.network import Host, ip
 from tests.jobs.launching import RALLYCTL
-from tests.processes import resident
+from tests.processes import completed, resident
 from tests.waiting import until
 
 WORD = new_secret()
@@ -192,7 +191,7 @@ def test_without_a_secret_a_host_without_a_node_neither_ends_nor_changes_a_job(o
 def test_without_a_secret_commands_from_another_host_are_refused(open_job: Job) -> None:
     for verb in (["stop"], ["restart"], ["drain", "B"], ["resize", "1:3"], ["stacks"]):
         asked = [*RALLYCTL, *verb, f"{open_job.control[0]}:{PORT}"]
-        done = subprocess.run([*open_job.host.entry, *asked], capture_output=True, text=True, timeout=120, check=False)
+        done = completed([*open_job.host.entry, *asked])
         assert done.returncode == 1, (verb, done.stdout)
         assert "RALLYPOINT_SECRET_FILE" in done.stderr, (verb, done.stderr)
     open_job.is_as_it_was()

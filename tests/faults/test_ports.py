@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
@@ -13,6 +12,7 @@ from tests.faults.cluster import PORT, Agent, Cluster
 from tests.faults.network import Host, ip
 from tests.faults.test_names import BALANCER
 from tests.jobs.nodes import all_up
+from tests.processes import completed
 
 ANSWERS = """
 import socket, sys
@@ -30,7 +30,7 @@ WITHOUT = "without a secret, so that whoever reaches it can join"
 def knock(host: Host, address: str, port: int) -> str:
     """Whether a connection from a host is taken at this address."""
     command = [*host.entry, sys.executable, "-c", ANSWERS, address, str(port)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=True).stdout.strip()
+    return completed(command, timeout=150, check=True).stdout.strip()
 
 
 def second_address(host: Host, number: int) -> str:
@@ -139,7 +139,7 @@ def store_of(agent: Agent) -> tuple[str, int]:
 def uses_store(host: Host, store: tuple[str, int]) -> str:
     """Whether a process on this host is served by the store."""
     command = [*host.entry, sys.executable, "-c", STORE, store[0], str(store[1]), PROBE]
-    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=True).stdout.strip()
+    return completed(command, timeout=150, check=True).stdout.strip()
 
 
 @pytest.mark.parametrize(("backend", "kind"), [("c10d", "c"), ("static", "python")])

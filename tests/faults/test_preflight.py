@@ -20,6 +20,7 @@ from tests.environment import undisturbed
 from tests.faults.network import Network
 from tests.faults.other_user import as_other_user
 from tests.jobs.launching import RALLYCTL, RALLYRUN, Launcher, launching
+from tests.processes import completed
 from tests.waiting import until
 
 PORT = 29400
@@ -30,7 +31,7 @@ def check(entry: list[str], *flags: str, env: dict[str, str] | None = None) -> d
     """Run the command, by way of another; the status and the text of each check."""
     kept = undisturbed("http_", "https_", "HTTP", "no_proxy", "NO_PROXY")
     command = [*entry, *CHECK, "--json", *flags]
-    done = subprocess.run(command, env={**kept, **(env or {})}, capture_output=True, text=True, timeout=60, check=False)
+    done = completed(command, env={**kept, **(env or {})})
     assert not done.stderr, done.stderr
     told = json.loads(done.stdout)
     assert done.returncode == {"PASS": 0, "WARN": 1, "FAIL": 2}[told["status"]]
@@ -138,7 +139,7 @@ def test_a_dead_file_system_is_told_and_does_not_keep_the_command_from_ending(tm
     command = ["unshare", "--mount", sys.executable, "-c", DEAD_FILE_SYSTEM, str(folder)]
     command += [sys.executable, "-c", IN_TIME, str(folder / "logs")]
     begun = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = completed(command)
     assert time.monotonic() - begun < 100
     assert done.returncode == 0, done.stderr
     lines = {line.split()[1].rstrip(":"): line for line in done.stdout.splitlines()}

@@ -5,7 +5,6 @@ They and ours end without a thread of gloo, with which the interpreter's end som
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from tests.environment import undisturbed
 from tests.frameworks.programs import PROGRAMS, ROOT, VARIABLES, Program, why_not
 from tests.frameworks.runs import EVERY, KILLED_AT, STEPS, STOPPED_AT, Outcome, Runs
+from tests.processes import completed
 
 LAST_SAVED = KILLED_AT // EVERY * EVERY
 AT_EXIT = Path(__file__).with_name("threads_at_exit.py")
@@ -73,16 +73,13 @@ def told(script: Path, python: str, folder: Path) -> str:
     """Standard output of two workers that train for a few steps, and tell what threads they end with."""
     rallyrun = str(Path(sys.executable).with_name("rallyrun"))
     options = ("--steps=4", "--every=2", f"--checkpoint-dir={folder / 'saved'}")
-    ended = subprocess.run(
+    ended = completed(
         [rallyrun, "--standalone", "--nproc-per-node=2", str(AT_EXIT), str(script), *options],
         env={**undisturbed(), **VARIABLES, "OMP_NUM_THREADS": "1", "PYTHON_EXEC": python, "TMPDIR": str(folder)},
         cwd=folder,
-        capture_output=True,
-        text=True,
         timeout=DEADLINE,
-        check=False,
+        check=True,
     )
-    assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.environment import undisturbed
+from tests.processes import completed
 
 TORCHS = '#!/bin/sh\necho torch runs "$@"\n'
 
@@ -58,8 +59,7 @@ def site_of(folder: Path) -> Path:
 def said(command: list[str], folder: Path, **variables: str) -> str:
     """What a command prints, which succeeds."""
     environ = undisturbed() | {"PATH": f"{folder}/bin:{os.defpath}", "OMP_NUM_THREADS": "1"} | variables
-    ran = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    ran = completed(command, env=environ, cwd=folder, check=True)
     return ran.stdout
 
 

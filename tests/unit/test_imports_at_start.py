@@ -8,13 +8,13 @@ does not count.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from typing import NamedTuple
 
 import pytest
 
 from tests.environment import undisturbed
+from tests.processes import completed
 
 pytestmark = pytest.mark.process
 
@@ -81,14 +81,7 @@ class Imported(NamedTuple):
 
 def imported(program: str, *arguments: str) -> Imported:
     """What a program has imported at the moment when it prints that."""
-    ran = subprocess.run(
-        [sys.executable, "-I", "-c", _PRINT + program, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        env=undisturbed(),
-    )
+    ran = completed([sys.executable, "-I", "-c", _PRINT + program, *arguments], check=True, env=undisturbed())
     (answer,) = [line for line in ran.stdout.splitlines() if line.startswith("MODULES ")]
     modules, size = json.loads(answer.removeprefix("MODULES "))
     return Imported(set(modules), size)
@@ -126,9 +119,7 @@ def test_the_way_to_the_first_worker(for_first_worker: Imported) -> None:
 
 
 def imported_by(code: str) -> set[str]:
-    shown = subprocess.run(
-        [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"], capture_output=True, text=True, check=True
-    )
+    shown = completed([sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"], check=True)
     return set(shown.stdout.split())
 
 

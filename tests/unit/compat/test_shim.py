@@ -11,6 +11,7 @@ import pytest
 
 import rallypoint.compat.shim as shim
 from tests.environment import undisturbed
+from tests.processes import completed
 
 pytestmark = pytest.mark.process
 
@@ -55,14 +56,10 @@ def torch(tmp_path: Path) -> Path:
 def python(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run Python as under `rallyctl shim run`."""
     path = os.pathsep.join([str(HOOK), str(folder), str(HOOK.parents[2])])
-    return subprocess.run(
+    return completed(
         [sys.executable, *arguments],
         env=undisturbed() | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "LOGLEVEL": "INFO"} | variables,
         cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
     )
 
 
