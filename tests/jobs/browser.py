@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
 import os
@@ -13,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -61,10 +59,6 @@ class Browser:
         self.wait_for(
             f"((document.querySelector({json.dumps(element)})||{{}}).innerText||'').includes({json.dumps(text)})"
         )
-
-    def screenshot(self, path: Path) -> None:
-        """Keep what is to be seen as a PNG."""
-        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))
 
     def _call(self, method: str, **params: Any) -> dict[str, Any]:
         number = next(self._numbers)
