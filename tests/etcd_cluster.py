@@ -188,12 +188,11 @@ class EtcdCluster:
         command = [binary("etcdctl"), f"--endpoints={scheme}://{self.members[0].endpoint}"]
         if tls is not None:
             command += [f"--cacert={tls.cacert}", f"--cert={tls.cert}", f"--key={tls.key}"]
-        done = completed([*command, *arguments], input=told, check=True)
-        return done.stdout
+        return completed([*command, *arguments], input=told, check=True).stdout
 
-    def enable_auth(self, users: Mapping[str, str], root_password: str = "root-password") -> None:
+    def enable_auth(self, users: Mapping[str, str]) -> None:
         """From now on only `root` and `users` (name: password) may do things; users may do everything with all keys."""
-        self.ctl("user", "add", f"root:{root_password}")
+        self.ctl("user", "add", "root:root-password")
         self.ctl("user", "grant-role", "root", "root")
         self.ctl("role", "add", "all")
         self.ctl("role", "grant-permission", "all", "readwrite", "", "--prefix")

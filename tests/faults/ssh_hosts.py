@@ -172,10 +172,10 @@ class SshHosts:
         """The processes on a host whose command line has this text."""
         return [pid for pid in self.hosts[name].pids() if text in command_line(pid)]
 
-    def until_empty(self, seconds: float = 120.0) -> float:
+    def until_empty(self) -> float:
         """Wait until nothing runs on any host; returns how long that took."""
         since = time.monotonic()
-        until(lambda: not self.running(), f"all hosts are empty: {self.running()}", seconds)
+        until(lambda: not self.running(), f"all hosts are empty: {self.running()}")
         return time.monotonic() - since
 
     @staticmethod

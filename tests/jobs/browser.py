@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -87,8 +87,8 @@ class Browser:
 
 
 @contextmanager
-def browser(entry: Sequence[str] = ()) -> Iterator[Browser]:
-    """A browser, ended with all its processes; `entry` is what its command line begins with."""
+def browser() -> Iterator[Browser]:
+    """A browser, ended with all its processes."""
     assert PROGRAM is not None
     to_browser, commands = os.pipe()
     answers, from_browser = os.pipe()
@@ -98,7 +98,7 @@ def browser(entry: Sequence[str] = ()) -> Iterator[Browser]:
         # The browser is told nothing of where its pipes are: it takes 3 and 4.
         shell = f'exec 3<&{to_browser} 4>&{from_browser}; exec "$@"'
         child = subprocess.Popen(
-            ["bash", "-c", shell, "bash", *entry, PROGRAM, *flags.split(), f"--user-data-dir={profile}", "about:blank"],
+            ["bash", "-c", shell, "bash", PROGRAM, *flags.split(), f"--user-data-dir={profile}", "about:blank"],
             pass_fds=(to_browser, from_browser),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
