@@ -38,8 +38,7 @@ from rallypoint.control.protocol.observation import FaultCommand
 from rallypoint.failures.cause import Cause
 from rallypoint.rendezvous.elastic import own_node
 from tests.ports import free_port
-from tests.unit.coordinator.sockets import serving
-from tests.unit.rendezvous.listening import Heard
+from tests.unit.coordinator.sockets import Heard, serving
 from tests.waiting import until
 
 TIMEOUT = 120.0

@@ -24,8 +24,7 @@ from rallypoint.control.protocol.handshake import ClientHandshake
 from rallypoint.control.protocol.messages import JoinRequest, LinkLost, Notification, Placed
 from rallypoint.store.client import TCPStore
 from rallypoint.store.server import RoundStores
-from tests.unit.coordinator.sockets import SocketNode, serving
-from tests.unit.rendezvous.listening import Heard
+from tests.unit.coordinator.sockets import Heard, SocketNode, serving
 
 TIMEOUT = 120.0
 JOB = Settings("job", 1, 1, join_timeout=TIMEOUT)

@@ -23,8 +23,7 @@ from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import MAGIC, FrameReader, frame
 from rallypoint.control.protocol.handshake import Challenge, Welcome
 from rallypoint.control.protocol.messages import JobEnded, JoinRequest, LinkDown, LinkLost, Placed
-from tests.unit.coordinator.sockets import serving
-from tests.unit.rendezvous.listening import Heard
+from tests.unit.coordinator.sockets import Heard, serving
 
 TIMEOUT = 120.0
 JOB = Settings("job", 1, 1, join_timeout=TIMEOUT)
