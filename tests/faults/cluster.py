@@ -124,16 +124,11 @@ class Cluster:
         flags += [f"--rdzv-conf={','.join(conf)}"] if conf else []
         return self._launch(name, host, [*flags, *command], env)
 
-    def alone(self, name: str, flags: Sequence[str], entry: Sequence[str] = ()) -> Agent:
-        """Start an agent with one obedient worker that is told where to meet by these flags and nothing else.
+    def alone(self, name: str, flags: Sequence[str]) -> Agent:
+        """Start an agent with one obedient worker that is told where to meet by these flags and nothing else."""
+        return self._launch(name, self.host(name), [*flags, self._script], None)
 
-        `entry` is what its command line begins with on its host.
-        """
-        return self._launch(name, self.host(name), [*flags, self._script], None, entry)
-
-    def _launch(
-        self, name: str, host: Host, command: Sequence[str], env: dict[str, str] | None, entry: Sequence[str] = ()
-    ) -> Agent:
+    def _launch(self, name: str, host: Host, command: Sequence[str], env: dict[str, str] | None) -> Agent:
         merged = {"NODE": name, "LOGLEVEL": "INFO", **(env or {})}
         agent = Agent(name, self.launcher.command([*host.entry, *self.within, *RALLYRUN, *command], merged), host)
         self.agents.append(agent)

@@ -10,7 +10,7 @@ from rallypoint.base.secrets import new_secret
 from tests import typed_requests as wire
 from tests.faults.cluster import PORT, Agent, Cluster
 from tests.faults.network import Host, ip
-from tests.faults.test_names import BALANCER
+from tests.faults.test_names import BALANCER, BOUND
 from tests.jobs.nodes import all_up
 from tests.processes import completed
 
@@ -228,9 +228,9 @@ def test_whatever_localhost_stands_for_a_job_meets_there(cluster: Cluster, names
     first, outsider = cluster.host("A"), cluster.host("outsider")
     file = cluster.launcher.folder / "hosts"
     file.write_text(f"{names}\n")
-    entry = ["unshare", "-m", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(file)]
+    cluster.within = ["unshare", "-m", "sh", "-c", BOUND, str(file)]
     flags = ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{PORT}", f"--nnodes={nnodes}", "--rdzv-id=job"]
-    agent = cluster.alone("A", [*flags, "--rdzv-conf=last_call_timeout=1"], entry)
+    agent = cluster.alone("A", [*flags, "--rdzv-conf=last_call_timeout=1"])
     cluster.all_up([agent])
     assert uses_store(first, store_of(agent)) == "served"
     assert knock(outsider, first.address, PORT) == ("refused" if nnodes == "1" else "connected")
