@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,11 +18,10 @@ from tests.etcd_client import WritingClient as EtcdClient
 from tests.etcd_cluster import EtcdCluster, running
 
 from benchmarks.case import OURS, Case, Row, Settings, in_turn, sample
-from benchmarks.children import Child, Children, program
+from benchmarks.children import Child, Children
 from benchmarks.jobs import first_lines, start_node
-from benchmarks.messages import Go, Meet, Met, decode, encode
-from benchmarks.recovery import Nodes
-from benchmarks.rendezvous import LEAD, PROCESSES, RUN_ID, answers, check, meet
+from benchmarks.recovery import agent_gone
+from benchmarks.rendezvous import meet, meet_at
 
 _SIZES, _QUICK_SIZES = (8, 64, 256), (8,)
 _ETCD, _EMBEDDED = "on etcd", "embedded"
@@ -55,19 +55,10 @@ def _meet(etcd: EtcdCluster, nodes: int, said: list[float]) -> float:
     """Seconds from the signal until the last node knows its rank."""
     before = _messages(etcd)
     with Children() as children:
-        groups = [children.start(f"nodes {number}", program("nodes", "etcd")) for number in range(PROCESSES)]
-        for number, group in enumerate(groups):
-            port = etcd.endpoints[number % len(etcd.endpoints)].port
-            group.tell(encode(Meet(port, nodes // PROCESSES, nodes, RUN_ID)))
-        answers(children, groups, "being ready")
-        at = time.monotonic() + LEAD
-        for group in groups:
-            group.tell(encode(Go(at)))
-        met = [decode(text, Met) for text in answers(children, groups, f"the rendezvous of {nodes} nodes").values()]
+        seconds = meet_at(children, "etcd", [each.port for each in etcd.endpoints], nodes)
         said.append((_messages(etcd) - before) / nodes)
-    check(met, nodes)
     _forget(etcd)
-    return max(moment for group in met for moment in group.returned) - at
+    return seconds
 
 
 def _messages(etcd: EtcdCluster) -> float:
@@ -90,7 +81,7 @@ def _losses(settings: Settings, etcd: EtcdCluster) -> list[Row]:
         name = f"{what} SIGKILL to survivors' new workers' first line, on etcd"
         sides: dict[str, Callable[[], float]] = {
             _ETCD: partial(_killed, etcd, of_coordinator),
-            _EMBEDDED: _killed_embedded,
+            _EMBEDDED: partial(agent_gone, signal.SIGKILL, OURS, _TIMEOUT),
         }
         turns = in_turn(name, settings.rounds, sides)
         times = {side: sample(turns.results[side]) for side in sides}
@@ -114,15 +105,6 @@ def _coordinator(etcd: EtcdCluster) -> int:
     """The pid of the agent whose key is the oldest."""
     oldest = etcd.ctl("get", "--prefix", f"{_KEYS}candidates/", "--sort-by=CREATE", "--limit=1", "--print-value-only")
     return int(json.loads(oldest)["pid"])
-
-
-def _killed_embedded() -> float:
-    with Nodes(OURS, 3, _TIMEOUT) as nodes:
-        victim = nodes.agents[-1]
-        nodes.children.expect_end(victim)
-        at = time.monotonic()
-        victim.process.kill()
-        return nodes.back_after(at, 2)
 
 
 def _back(children: Children, victim: Child, old: set[int]) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -96,6 +98,14 @@ def first_lines(children: Children, count: int, old: Collection[int] = (), timeo
         if (match := _LINE.fullmatch(line.text.strip())) and int(match[2]) not in old:
             found[int(match[1])] = Worker(int(match[1]), int(match[2]), line.at)
     return [found[rank] for rank in sorted(found)]
+
+
+def after_a_kill(children: Children, workers: Sequence[Worker]) -> float:
+    """SIGKILL to the second of two workers; seconds until both have been replaced."""
+    at = time.monotonic()
+    os.kill(workers[1].pid, signal.SIGKILL)
+    again = first_lines(children, 2, old={worker.pid for worker in workers})
+    return max(worker.at for worker in again) - at
 
 
 def free_port() -> int:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import time
+from dataclasses import replace
 from functools import partial
 
 from benchmarks.case import OURS, THEIRS, BenchError, Budget, Case, Row, Settings, Turns, in_turn, row
 from benchmarks.children import ROOT, Child, Children, descendants, launcher
-from benchmarks.jobs import COMMANDS, Worker, first_lines
+from benchmarks.jobs import COMMANDS, Worker, after_a_kill, first_lines
 
 _WORKER = str(ROOT / "benchmarks" / "programs" / "imports_torch.py")
 _NOT_PRELOADED = "not preloaded"
@@ -38,14 +37,7 @@ def _run(settings: Settings) -> list[Row]:
     return [
         row(f"{what}, preloaded", "s", restart, Budget(0.08)),
         row(f"{what}, --preload=auto", "s", automatic, Budget(0.08)),
-        Row(
-            found.what,
-            found.unit,
-            found.ours,
-            found.base,
-            base_name="2 workers that are not preloaded",
-            remarks=found.remarks,
-        ),
+        replace(found, base_name="2 workers that are not preloaded"),
     ]
 
 
@@ -62,10 +54,7 @@ def _restart(side: str) -> float:
         workers = first_lines(children, 2)
         if side == _AUTO:
             _await_copies(agent)
-        killed_at = time.monotonic()
-        os.kill(workers[1].pid, signal.SIGKILL)
-        again = first_lines(children, 2, old={worker.pid for worker in workers})
-        return max(worker.at for worker in again) - killed_at
+        return after_a_kill(children, workers)
 
 
 def _await_copies(agent: Child) -> None:

@@ -88,21 +88,13 @@ class Nodes:
             ) from error
 
 
-def _agent_killed(side: str, timeout: float) -> float:
-    with Nodes(side, _NODES, timeout) as nodes:
-        victim = nodes.agents[-1]
-        nodes.children.expect_end(victim)
-        at = time.monotonic()
-        victim.process.kill()
-        return nodes.back_after(at, _NODES - 1)
-
-
-def _agent_leaves(side: str, timeout: float) -> float:
+def agent_gone(number: signal.Signals, side: str, timeout: float) -> float:
+    """Seconds until two agents of three have new workers, after a signal to the third."""
     with Nodes(side, _NODES, timeout) as nodes:
         leaver = nodes.agents[-1]
         nodes.children.expect_end(leaver)
         at = time.monotonic()
-        leaver.process.terminate()
+        leaver.process.send_signal(number)
         return nodes.back_after(at, _NODES - 1)
 
 
@@ -167,7 +159,12 @@ def _ours(failures: Mapping[str, str]) -> tuple[str, ...]:
 
 
 CASES = (
-    _case("agent-killed", "agent SIGKILL to survivors' new workers' first line", _agent_killed, Budget(1.0, unit="s")),
+    _case(
+        "agent-killed",
+        "agent SIGKILL to survivors' new workers' first line",
+        partial(agent_gone, signal.SIGKILL),
+        Budget(1.0, unit="s"),
+    ),
     _case(
         "link-down",
         f"link down to the same (lease {_LEASE:.0f} s)",
@@ -175,7 +172,7 @@ CASES = (
         Budget(_LEASE + 1, unit="s"),
         needs_network=True,
     ),
-    _case("scale-down", "agent SIGTERM to the others' new workers' first line", _agent_leaves),
+    _case("scale-down", "agent SIGTERM to the others' new workers' first line", partial(agent_gone, signal.SIGTERM)),
     _case("scale-up", "third agent's start to all new workers' first line", _agent_comes),
     _case("interrupt", "^C to the end of the last process, one node", _interrupt),
 )

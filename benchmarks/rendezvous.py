@@ -7,15 +7,17 @@ Their handlers are made before the signal: torch's connect then, ours only when 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
+from itertools import cycle
 
 from benchmarks.case import OURS, THEIRS, BenchError, Budget, Case, Row, Settings, in_turn, row
 from benchmarks.children import Child, Children, program
 from benchmarks.messages import Go, Meet, Met, Serving, decode, encode
 
-PROCESSES = 4
-RUN_ID = "bench"
-LEAD = 0.2  # seconds from the order until the common start: every process must have it by then
+_PROCESSES = 4
+_RUN_ID = "bench"
+_LEAD = 0.2  # seconds from the order until the common start: every process must have it by then
 _TIMEOUT = 300.0  # seconds for any one answer
 _TORCH_UP_TO = 256  # 10 s to minutes there, and minutes beyond
 _SIZES: dict[int, Budget | None] = {8: None, 64: Budget(0.10), 256: Budget(0.02), 1024: None}
@@ -45,27 +47,32 @@ def _linearity(rows: dict[int, Row]) -> list[Row]:
 
 def meet(side: str, nodes: int) -> float:
     with Children() as children:
-        argv = program("control_server", str(nodes), RUN_ID) if side == OURS else program("store_server", side)
+        argv = program("control_server", str(nodes), _RUN_ID) if side == OURS else program("store_server", side)
         server = children.start(f"{side} server", argv)
-        port = decode(answers(children, [server], "its port")[server], Serving).port
-        groups = [children.start(f"{side} nodes {i}", program("nodes", side)) for i in range(PROCESSES)]
-        for group in groups:
-            group.tell(encode(Meet(port, nodes // PROCESSES, nodes, RUN_ID)))
-        answers(children, groups, "being ready")
-        at = time.monotonic() + LEAD
-        for group in groups:
-            group.tell(encode(Go(at)))
-        met = [decode(text, Met) for text in answers(children, groups, f"the rendezvous of {nodes} nodes").values()]
-    check(met, nodes)
+        port = decode(_answers(children, [server], "its port")[server], Serving).port
+        return meet_at(children, side, [port], nodes)
+
+
+def meet_at(children: Children, side: str, ports: Sequence[int], nodes: int) -> float:
+    """Seconds from the signal until the last node knows its rank; the processes take the ports in turn."""
+    groups = [children.start(f"{side} nodes {i}", program("nodes", side)) for i in range(_PROCESSES)]
+    for group, port in zip(groups, cycle(ports), strict=False):
+        group.tell(encode(Meet(port, nodes // _PROCESSES, nodes, _RUN_ID)))
+    _answers(children, groups, "being ready")
+    at = time.monotonic() + _LEAD
+    for group in groups:
+        group.tell(encode(Go(at)))
+    met = [decode(text, Met) for text in _answers(children, groups, f"the rendezvous of {nodes} nodes").values()]
+    _check(met, nodes)
     return max(moment for group in met for moment in group.returned) - at
 
 
-def answers(children: Children, asked: list[Child], awaited: str) -> dict[Child, str]:
+def _answers(children: Children, asked: list[Child], awaited: str) -> dict[Child, str]:
     lines = children.one_line_each(asked, time.monotonic() + _TIMEOUT, awaited)
     return {child: line.text for child, line in lines.items()}
 
 
-def check(met: list[Met], nodes: int) -> None:
+def _check(met: list[Met], nodes: int) -> None:
     """A rendezvous that gave wrong ranks has no time worth telling."""
     ranks = sorted(rank for group in met for rank in group.ranks)
     sizes = {size for group in met for size in group.world_sizes}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import time
 from functools import partial
 
 from benchmarks.case import OURS, THEIRS, BenchError, Budget, Case, Row, Settings, in_turn, row
 from benchmarks.children import ROOT, Children, clean_environment, launcher
-from benchmarks.jobs import first_lines, start_pair, start_single
+from benchmarks.jobs import after_a_kill, first_lines, start_pair, start_single
 
 _LIMIT = 60.0  # seconds
 
@@ -51,7 +49,7 @@ def _run_restart(settings: Settings) -> list[Row]:
 def _restart(side: str) -> float:
     with Children() as children:
         start_single(children, side)
-        return _kill_and_wait(children)
+        return after_a_kill(children, first_lines(children, 2))
 
 
 def _run_restart_of_pair(settings: Settings) -> list[Row]:
@@ -62,16 +60,7 @@ def _run_restart_of_pair(settings: Settings) -> list[Row]:
 def _pair(side: str) -> float:
     with Children() as children:
         start_pair(children, side)
-        return _kill_and_wait(children)
-
-
-def _kill_and_wait(children: Children) -> float:
-    """Kill rank 1 as soon as both workers are there; seconds until both have been replaced."""
-    workers = first_lines(children, 2)
-    killed_at = time.monotonic()
-    os.kill(workers[1].pid, signal.SIGKILL)
-    again = first_lines(children, 2, old={worker.pid for worker in workers})
-    return max(worker.at for worker in again) - killed_at
+        return after_a_kill(children, first_lines(children, 2))
 
 
 HELP = Case("help", "--help, whole process", _run_help, rounds=5)

@@ -30,20 +30,19 @@ class WritingClient(EtcdClient):
         body = messages.encode_put(key, value, lease)
         return _read(_decode_put, self._request(_PUT, body, timeout_s))
 
-    def delete(self, key: bytes, *, prefix: bool = False, timeout_s: float | None = None) -> int:
+    def delete(self, key: bytes, *, prefix: bool = False) -> int:
         """Delete a key, or all that begin with it; returns how many there were (by the sending that was answered).
 
         Args:
             key: the key, or what the keys begin with.
             prefix: whether it is the latter.
-            timeout_s: seconds for it, None for the client's.
         """
         body = messages.encode_delete(key, prefix)
-        return _read(_decode_delete, self._request(_DELETE, body, timeout_s))
+        return _read(_decode_delete, self._request(_DELETE, body, None))
 
-    def compact(self, revision: int, *, timeout_s: float | None = None) -> None:
+    def compact(self, revision: int) -> None:
         """Forget what was before `revision`, for the whole cluster. For tests, and for whoever owns the cluster."""
-        self._request(_COMPACT, number(1, revision), timeout_s)
+        self._request(_COMPACT, number(1, revision), None)
 
     @property
     def connected_to(self) -> Endpoint | None:

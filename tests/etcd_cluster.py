@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 from rallypoint.base.endpoint import Endpoint
 from tests.ports import free_port
-from tests.waiting import until_stopped
+from tests.processes import completed
+from tests.waiting import until, until_stopped
 
 _START = 30.0
 """Seconds within which a cluster of ours is ready, on a slow machine too."""
@@ -178,13 +179,7 @@ class EtcdCluster:
 
     def leader(self) -> Member:
         """The member that leads; waits for one."""
-        deadline = time.monotonic() + _START
-        while True:
-            for member in self.members:
-                if member.leads():
-                    return member
-            assert time.monotonic() < deadline, "the cluster has no leader"
-            time.sleep(0.02)
+        return until(lambda: next(filter(Member.leads, self.members), None), "the cluster has a leader", _START)
 
     def ctl(self, *arguments: str, told: str = "") -> str:
         """What `etcdctl` says to a command, which is `told` something and must succeed."""
@@ -193,15 +188,11 @@ class EtcdCluster:
         command = [binary("etcdctl"), f"--endpoints={scheme}://{self.members[0].endpoint}"]
         if tls is not None:
             command += [f"--cacert={tls.cacert}", f"--cert={tls.cert}", f"--key={tls.key}"]
-        done = subprocess.run(
-            [*command, *arguments], input=told, capture_output=True, text=True, timeout=30, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return completed([*command, *arguments], input=told, check=True).stdout
 
-    def enable_auth(self, users: Mapping[str, str], root_password: str = "root-password") -> None:
+    def enable_auth(self, users: Mapping[str, str]) -> None:
         """From now on only `root` and `users` (name: password) may do things; users may do everything with all keys."""
-        self.ctl("user", "add", f"root:{root_password}")
+        self.ctl("user", "add", "root:root-password")
         self.ctl("user", "grant-role", "root", "root")
         self.ctl("role", "add", "all")
         self.ctl("role", "grant-permission", "all", "readwrite", "", "--prefix")

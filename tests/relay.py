@@ -1,4 +1,4 @@
-"""A relay between a client and a server over TCP, which loses and delays what a test wants it to."""
+"""A relay between a client and a server over TCP, which delays the answers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,8 @@ class Relay:
         self._listener = listening_socket("127.0.0.1", 0)
         self._listener.setblocking(True)
         self.endpoint = Endpoint("127.0.0.1", self._listener.getsockname()[1])
-        self._swallow = False
         self._open: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept)]
-
-    def swallow_next_answer(self) -> None:
-        """The next answer is taken from the server, and the client's connection ends instead."""
-        self._swallow = True
 
     def __enter__(self) -> Relay:
         self._threads[0].start()
@@ -55,21 +50,20 @@ class Relay:
                 client, _ = self._listener.accept()
                 server = socket.create_connection(self._server, timeout=10)
                 self._open += [client, server]
-                for source, target, back in ((client, server, False), (server, client, True)):
-                    thread = threading.Thread(target=self._hand_on, args=(source, target, back))
+                for source, target, delay in ((client, server, 0.0), (server, client, self._delay)):
+                    thread = threading.Thread(target=self._hand_on, args=(source, target, delay))
                     self._threads.append(thread)
                     thread.start()
 
-    def _hand_on(self, source: socket.socket, target: socket.socket, back: bool) -> None:
+    def _hand_on(self, source: socket.socket, target: socket.socket, delay: float) -> None:
         on_the_way = deque[tuple[float, bytes]]()
         with contextlib.suppress(OSError):
             while True:
                 if not on_the_way or select.select([source], [], [], max(0.0, on_the_way[0][0] - time.monotonic()))[0]:
                     data = source.recv(65536)
-                    if not data or (back and self._swallow):
-                        self._swallow = self._swallow and not data
+                    if not data:
                         break
-                    on_the_way.append((time.monotonic() + (self._delay if back else 0.0), data))
+                    on_the_way.append((time.monotonic() + delay, data))
                 while on_the_way and on_the_way[0][0] <= time.monotonic():
                     target.sendall(on_the_way.popleft()[1])
         for each in (source, target):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +23,9 @@ from rallypoint.cli.rallyrun import by_cluster
 from rallypoint.rendezvous.backends.options import settings_of
 from rallypoint.rendezvous.params import RendezvousParameters
 from tests.conformance.record import From, Record
+from tests.environment import undisturbed
 from tests.jobs.launching import RALLYRUN
+from tests.processes import completed
 
 pytestmark = pytest.mark.torch
 
@@ -171,8 +172,7 @@ def test_every_flag_has_its_bad_values() -> None:
 
 
 def clean(environ: dict[str, str]) -> dict[str, str]:
-    steering = ("PET_", "OMP_", "TORCH", "CUDA_", "ZE_", "LOGLEVEL", "PYTHON_EXEC")
-    return {**{name: text for name, text in os.environ.items() if not name.startswith(steering)}, **environ}
+    return undisturbed("CUDA_", "ZE_") | environ
 
 
 def fault(case: Bad, code: int | str | None, sentences: list[str], printed: str) -> str:
@@ -214,9 +214,7 @@ def test_a_process_ends_with_it_and_no_worker_runs(tmp_path: Path) -> None:
     faults = []
     for case in _SOME:
         command = [*case.command, *case.arguments(str(script))]
-        done = subprocess.run(
-            command, env=clean(case.environ), cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-        )
+        done = completed(command, env=clean(case.environ), cwd=tmp_path)
         assert "Traceback" not in done.stderr
         sentences = re.findall(r"^.*?error: (.*)$", done.stderr, re.MULTILINE)
         faults.append(fault(case, done.returncode, sentences, done.stdout))
@@ -229,14 +227,11 @@ def test_torchrun_ends_with_the_same_code(tmp_path: Path, record: Record) -> Non
     cases = [("run", case.arguments("script.py"), case.environ) for case in BAD]
 
     def ask() -> list[object]:
-        done = subprocess.run(
+        done = completed(
             [sys.executable, str(Path(__file__).with_name("torch_cli.py"))],
             input=json.dumps(cases),
             env=clean({"TMPDIR": str(tmp_path)}),
             cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=100,
             check=True,
         )
         return [answer.get("exit", answer) for answer in json.loads(done.stdout)]

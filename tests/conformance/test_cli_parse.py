@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,8 @@ import pytest
 from rallypoint.base.errors import UserError
 from rallypoint.cli.convert import config_from_options
 from rallypoint.cli.parse import parse
+from tests.environment import undisturbed
+from tests.processes import completed
 
 pytestmark = pytest.mark.torch
 
@@ -170,23 +170,15 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
         "looked at": [("parse", *case) for case in TORCH_LOOKS_AT_THE_SCRIPTS_ARGUMENTS],
     }
     program = Path(__file__).with_name("torch_cli.py")
-    done = subprocess.run(
+    done = completed(
         [sys.executable, str(program)],
         input=json.dumps([case for cases in asked.values() for case in cases]),
-        env=_clean(os.environ) | {"TMPDIR": str(folder)},
+        env=undisturbed("CUDA_") | {"TMPDIR": str(folder)},
         cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=100,
         check=True,
     )
     answers = iter(json.loads(done.stdout))
     return {name: [next(answers) for _ in cases] for name, cases in asked.items()}
-
-
-def _clean(environ: Any) -> dict[str, str]:
-    ours = ("PET_", "OMP_", "TORCH", "CUDA_", "LOGLEVEL", "PYTHON_EXEC")
-    return {name: value for name, value in environ.items() if not name.startswith(ours)}
 
 
 def _as_json(value: Any) -> Any:
@@ -200,10 +192,6 @@ def test_the_same_is_read(torchrun: dict[str, list[Any]]) -> None:
         theirs.pop("print_completion", None)  # since 2.14; it exits
         assert options.keys() - theirs.keys() <= {"sources", "features", "log_line_prefix_template"}
         assert _as_json({name: options[name] for name in theirs}) == theirs, (arguments, environ)
-
-
-def test_what_is_ours_alone_does_not_make_a_prefix_of_torchruns_ambiguous() -> None:
-    assert parse(["--re", "3", "s.py"], {}).redirects == "3"
 
 
 def test_the_same_is_launched(torchrun: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:

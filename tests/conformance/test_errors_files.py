@@ -14,6 +14,7 @@ from rallypoint.failures.cause import Cause
 from rallypoint.failures.failure import ProcessFailure
 from rallypoint.failures.texts import clean_lines, last_traceback
 from tests.conformance.record import From, Record
+from tests.processes import completed
 
 pytestmark = pytest.mark.torch
 
@@ -45,9 +46,7 @@ print(json.dumps([failure.error_file, failure.error_file_data, failure.message, 
 def _run(whose: str, end: str, file: Path) -> subprocess.CompletedProcess[str]:
     code = PROGRAM.format(module=MODULES[whose], end=end)
     env = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(file)}
-    return subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False, timeout=60
-    )
+    return completed([sys.executable, "-c", code], env=env)
 
 
 def _torch_reads(file: Path) -> list[object]:

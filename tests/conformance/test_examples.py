@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests import without_compiler
+from tests.processes import completed
 
 pytestmark = pytest.mark.torch
 
@@ -26,15 +26,11 @@ def _temporary_files_in_one_place(tmp_path_factory: pytest.TempPathFactory, monk
 
 def _launch(launcher: str, workers: int, example: str, *arguments: str) -> str:
     """Standard output of a job of one node that ends well."""
-    done = subprocess.run(
+    done = completed(
         [str(BIN / launcher), "--standalone", f"--nproc-per-node={workers}", str(EXAMPLES / example), *arguments],
         env=os.environ | without_compiler.ENVIRONMENT | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
+        check=True,
     )
-    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
@@ -61,15 +57,12 @@ def test_training_depends_neither_on_the_number_of_workers_nor_on_a_break(tmp_pa
 
 
 def test_the_demo_trains_a_program_of_torch() -> None:
-    done = subprocess.run(
+    done = completed(
         [str(BIN / "rallyctl"), "demo", "--steps=40", f"--program={EXAMPLES / 'train_ddp.py'}"],
         env=os.environ | without_compiler.ENVIRONMENT,
-        capture_output=True,
-        text=True,
         timeout=240,
-        check=False,
+        check=True,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
     assert "SIGKILL to rank 1" in done.stdout
     assert len(re.findall(r"resumed from step [1-9]", done.stdout)) == 2
     assert re.search(r"SIGKILL to all \d+ processes of one node", done.stdout)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import subprocess
 import sysconfig
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +16,7 @@ from rallypoint.observe.hangs.messages import NodeEvidence, RankEvidence
 from rallypoint.observe.hangs.report import report_lines
 from rallypoint.observe.hangs.unpickle import unpickled
 from tests.jobs.launching import Job, Launcher
+from tests.processes import completed
 
 RECORDED = Path(__file__).parents[1] / "unit/hangs/recorded"
 TRAIN = """
@@ -81,7 +81,7 @@ def test_torchs_own_analysis_names_the_same_rank_by_the_command_that_is_told(tmp
     (command,) = [line.removeprefix("  analysis: ") for line in told if line.startswith("  analysis: ")]
     program, *arguments = command.split()
     path = Path(sysconfig.get_path("scripts")) / program
-    done = subprocess.run([path, *arguments], capture_output=True, text=True, timeout=120, check=True)
+    done = completed([path, *arguments], check=True)
     text = done.stdout + done.stderr
     assert "Not all ranks joining collective, sequence number: 3" in text
     assert "missing ranks: {3}" in text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from functools import partial
@@ -14,6 +13,7 @@ import pytest
 
 from tests.inprocess_kills import Kills, Plan
 from tests.jobs.launching import Launcher, launching, run_at_once
+from tests.processes import completed
 from tests.unit.inprocess.agent import worker
 
 pytestmark = pytest.mark.torch
@@ -61,7 +61,7 @@ print(dist.is_initialized())
 
 
 def test_groups_have_the_names_that_they_have_in_new_workers_after_an_interruption() -> None:
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False, timeout=90)
+    done = completed([sys.executable, "-c", INTERRUPTED])
     assert done.stdout.split() == ["0", "False"], done.stderr
 
 

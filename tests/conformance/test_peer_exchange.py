@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import completed
 
 pytestmark = pytest.mark.torch
 
@@ -40,7 +41,5 @@ def exchange_over(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["HashStore", "TCPStore"])
 def test_over_a_store_of_torchs(kind: str) -> None:
     program = f"from tests.conformance.test_peer_exchange import exchange_over; exchange_over({kind!r})"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = completed([sys.executable, "-c", program], cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, "exchanged\n"), done.stderr

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from rallypoint.cli import shim
+from tests.processes import completed
 
 HOOK = Path(shim.__file__).with_name("shim_path")
 GIVES_TORCHS = """
@@ -58,16 +58,13 @@ print(type(torch.distributed.run).__module__, list(_changes()))
 
 def output(folder: Path, text: str) -> list[str]:
     """What a program prints under the shim."""
-    ran = subprocess.run(
+    ran = completed(
         [sys.executable, "-c", text],
         env=os.environ | {"PYTHONPATH": str(HOOK), "OMP_NUM_THREADS": "1"},
         cwd=folder,
-        capture_output=True,
-        text=True,
         timeout=240,
-        check=False,
+        check=True,
     )
-    assert ran.returncode == 0, ran.stderr
     return ran.stdout.splitlines()
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import completed
+
 pytestmark = pytest.mark.torch
 
 PROGRAM = """
@@ -62,7 +64,7 @@ for kind, make in MADE.items():
 
 def test_torch_takes_each(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path / "file")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = completed(command)
     kinds = ["tcp", "hash", "file", "nested", "rendezvous", "over ours", "over torch's"]
     assert (done.returncode, done.stdout) == (0, "".join(f"{kind} is taken\n" for kind in kinds)), done.stderr
 

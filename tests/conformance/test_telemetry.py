@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import re
-import subprocess
 import sys
 import warnings
 from collections import Counter
@@ -26,6 +25,7 @@ from rallypoint.observe.telemetry.agent_events import Event
 from rallypoint.store.collectives import barrier, get_all, store_timeout, synchronize
 from tests.conformance.record import From, Record
 from tests.conformance.store_pairs import client, serving, torch_stores
+from tests.processes import completed
 
 pytestmark = pytest.mark.torch
 
@@ -94,9 +94,7 @@ def test_what_the_console_shows(tmp_path: Path, record: Record, level: str | Non
         script = tmp_path / kind / "script.py"
         script.parent.mkdir()
         script.write_text(RECORDING.replace("{imports}", IMPORTS[kind]))
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", str(script)], capture_output=True, text=True, check=True, env=environ
-        )
+        done = completed([sys.executable, "-W", "ignore", str(script)], check=True, env=environ)
         lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
         assert done.stdout == ""
         return re.sub(r'File \\"[^"]*\\", line \d+', "FILE", json.dumps(lines))
@@ -178,11 +176,11 @@ BEFORE = Group(None, None, ())
 def test_a_run_is_told_and_measured_alike(script: str, restarts: int, failed: bool) -> None:
     """Real torch runs; what it tells is told again by ours from the same facts, and so are its numbers."""
     command = [sys.executable, "-W", "ignore", "-c", RUN, script]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = completed(command, check=True)
     check_events(done.stderr, restarts, failed)
     check_numbers(done.stdout, 1 - restarts, failed)
     ours = [sys.executable, "-c", RUN.replace("torch.distributed", "rallypoint.compat"), script]
-    again = subprocess.run(ours, capture_output=True, text=True, check=True)
+    again = completed(ours, check=True)
     assert profiled(again.stdout) == profiled(done.stdout)
 
 

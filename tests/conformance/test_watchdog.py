@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import pytest
 from rallypoint.workers.timers import FileTimerRequest
 from rallypoint.workers.watchdog import Watchdog
 from tests.conformance.record import Record
+from tests.processes import completed
 from tests.unit.watchdog.waiting import TIMEOUT, Holder, holder, until
 
 pytestmark = pytest.mark.torch
@@ -136,7 +136,7 @@ def test_both_write_the_same_line(record: Record) -> None:
     command = [sys.executable, "-c", text]
 
     def torchs() -> list[str]:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT)
+        done = completed(command, check=True, timeout=TIMEOUT)
         return done.stdout.splitlines()
 
     ours = [FileTimerRequest(7, 'a é "{', 1.25, 9).to_json(), FileTimerRequest(7, "a", -1).to_json()]
@@ -179,7 +179,5 @@ if __name__ == "__main__":
 def test_the_queue_timer_of_one_with_the_other(tmp_path: Path, server: str, client: str) -> None:
     script = tmp_path / "local.py"
     script.write_text(LOCAL)
-    done = subprocess.run(
-        [sys.executable, str(script), server, client], capture_output=True, text=True, timeout=2 * TIMEOUT, check=False
-    )
+    done = completed([sys.executable, str(script), server, client], timeout=2 * TIMEOUT)
     assert done.stdout == "-9\n", done.stderr

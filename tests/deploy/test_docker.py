@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import completed
+
 FOLDER = Path(__file__).parents[2] / "deploy" / "docker"
 FILES = sorted(FOLDER.glob("*Dockerfile"))
 
 
 def lint(path: Path) -> subprocess.CompletedProcess[str]:
     hadolint = Path(sys.executable).with_name("hadolint")
-    return subprocess.run([str(hadolint), str(path)], capture_output=True, text=True, timeout=60, check=False)
+    return completed([str(hadolint), str(path)])
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -16,9 +16,7 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +28,9 @@ from rallypoint.base.secrets import new_secret
 from tests.deploy.manifests import SAMPLES, Manifest, of_kind, pod_of, rendered, the_job, variables
 from tests.faults import network
 from tests.faults.network import Host, Network
-from tests.jobs.launching import TIMEOUT, Job, Launcher
+from tests.jobs.launching import Job, Launcher
+from tests.processes import completed
+from tests.waiting import until
 
 _START = """
 set -e
@@ -111,15 +111,14 @@ class Pod:
         ask = "import sys, urllib.request as r, urllib.error as e\n"
         ask += "try:\n    print(r.urlopen(sys.argv[1], timeout=5).status)\nexcept e.HTTPError as error:\n"
         ask += "    print(error.code)\nexcept OSError as error:\n    print(error)"
-        until = time.monotonic() + TIMEOUT
-        url = f"http://{self._host.address}:{port}{path}"
-        while (said := self._host_output(sys.executable, "-c", ask, url)) != str(status):
-            assert time.monotonic() < until, f"{path} is still {said}: {self.err}"
-            time.sleep(0.1)
+        command = [*self._host.entry, sys.executable, "-c", ask, f"http://{self._host.address}:{port}{path}"]
+        said: list[str] = []
 
-    def _host_output(self, *command: str) -> str:
-        asked = [*self._host.entry, *command]
-        return subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+        def is_status() -> bool:
+            said.append(completed(command, check=True).stdout.strip())
+            return said[-1] == str(status)
+
+        until(is_status, lambda: f"{path} is {status}, but {said[-1]}: {self.err}")
 
 
 class Kubelet:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.jobs.launching import RALLYRUN, Job, Launcher
+from tests.jobs.launching import RALLYCTL, RALLYRUN, Job, Launcher
 from tests.jobs.terminals import Terminal
 from tests.ports import free_port
+from tests.processes import completed
 
 pytestmark = pytest.mark.root
 
 ENTER = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
-RALLYCTL = [sys.executable, "-m", "rallypoint.cli.rallyctl"]
 
 ORPHANS = "(sleep 0.01 & (sleep 0.02 &) ); setsid sh -c 'sleep 0.03 & exit 0'; exec \"$@\""
 """An entrypoint that leaves orphans, which end while the command runs."""
@@ -46,7 +45,7 @@ while (left := ended()) and time.monotonic() < until:
 def _why_not() -> str | None:
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         return "needs root, and `unshare` of util-linux"
-    tried = subprocess.run([*ENTER, "true"], capture_output=True, text=True, check=False)
+    tried = completed([*ENTER, "true"])
     return f"the kernel or container does not allow pid namespaces: {tried.stderr}" if tried.returncode else None
 
 
@@ -87,7 +86,7 @@ def test_the_control_plane_as_process_1_reaps_and_ends_on_sigterm(rallyrun: Laun
     job.until_err("control plane listens")
     text = LOOK + "print('left', left)"
     inside = ["nsenter", "--pid", "--mount", f"--target={process_one(job.pid)}", sys.executable, "-c", text]
-    looked = subprocess.run(inside, capture_output=True, text=True, timeout=60, check=True)
+    looked = completed(inside, check=True)
     assert looked.stdout == "left []\n"
     signal_container(job, signal.SIGTERM)
     assert job.ends() == 0

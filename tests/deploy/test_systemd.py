@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.launching import Launcher
+from tests.jobs.launching import RALLYCTL, Launcher
+from tests.processes import completed
 
 UNIT = Path(__file__).parents[2] / "deploy" / "systemd" / "rallyctl-serve.service"
-SERVE = [sys.executable, "-m", "rallypoint.cli.rallyctl", "serve", "--endpoint=127.0.0.1:0"]
+SERVE = [*RALLYCTL, "serve", "--endpoint=127.0.0.1:0"]
 
 needs_systemd = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="needs systemd-analyze (Debian: apt-get install systemd)"
@@ -27,7 +28,7 @@ needs_systemd = pytest.mark.skipif(
 
 def analyze(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     command = ["systemd-analyze", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **more})
+    return completed(command, env={**os.environ, **more})
 
 
 def installed(folder: Path) -> Path:

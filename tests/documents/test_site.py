@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from hatchling.metadata.core import ProjectMetadata
 
 from rallypoint.cli.completion import SHELLS
 from rallypoint.cli.flags import FLAGS
+from tests.processes import completed
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +28,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site as `make docs` builds it. Sphinx takes dead links and pages outside the navigation for errors."""
     target = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "docs", str(target)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=540, check=False)
+    done = completed(command, cwd=ROOT, timeout=540)
     assert (done.returncode, done.stderr) == (0, "")
     return target
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import rallypoint
 from tests.faults.network import Host, Network
-from tests.jobs.launching import RALLYRUN, Job, Launcher
+from tests.jobs.launching import RALLYCTL, RALLYRUN, Job, Launcher
 from tests.jobs.nodes import NAMES, Node, all_up
 
 LEASE = 3.0
@@ -125,16 +124,11 @@ class Cluster:
         flags += [f"--rdzv-conf={','.join(conf)}"] if conf else []
         return self._launch(name, host, [*flags, *command], env)
 
-    def alone(self, name: str, flags: Sequence[str], entry: Sequence[str] = ()) -> Agent:
-        """Start an agent with one obedient worker that is told where to meet by these flags and nothing else.
+    def alone(self, name: str, flags: Sequence[str]) -> Agent:
+        """Start an agent with one obedient worker that is told where to meet by these flags and nothing else."""
+        return self._launch(name, self.host(name), [*flags, self._script], None)
 
-        `entry` is what its command line begins with on its host.
-        """
-        return self._launch(name, self.host(name), [*flags, self._script], None, entry)
-
-    def _launch(
-        self, name: str, host: Host, command: Sequence[str], env: dict[str, str] | None, entry: Sequence[str] = ()
-    ) -> Agent:
+    def _launch(self, name: str, host: Host, command: Sequence[str], env: dict[str, str] | None) -> Agent:
         merged = {"NODE": name, "LOGLEVEL": "INFO", **(env or {})}
         agent = Agent(name, self.launcher.command([*host.entry, *self.within, *RALLYRUN, *command], merged), host)
         self.agents.append(agent)
@@ -143,7 +137,7 @@ class Cluster:
     def serve(self) -> Job:
         """Start a control plane of its own on the first host, and wait until it listens."""
         host = self.host("control")
-        command = [sys.executable, "-m", "rallypoint.cli.rallyctl", "serve", f"--endpoint={self.endpoint}"]
+        command = [*RALLYCTL, "serve", f"--endpoint={self.endpoint}"]
         job = self.launcher.command([*host.entry, *command])
         job.until_err("control plane listens")
         return job

@@ -9,14 +9,27 @@ import pytest
 
 from tests import without_compiler
 from tests.faults.cluster import Cluster
-from tests.faults.network import network, why_not
-from tests.jobs.launching import RALLYRUN, launching
+from tests.faults.network import Network, network, why_not
+from tests.jobs.launching import RALLYRUN, Launcher, launching
 
 
 @pytest.fixture(scope="session")
 def hosts_possible() -> None:
     if (reason := why_not()) is not None:
         pytest.skip(f"FAULT TESTS DID NOT RUN: {reason}")
+
+
+@pytest.fixture
+def net(hosts_possible: None) -> Iterator[Network]:
+    with network("n1", "n2") as made:
+        yield made
+
+
+@pytest.fixture
+def rallyrun(net: Network, tmp_path: Path) -> Iterator[Launcher]:
+    # Jobs end before their hosts go.
+    with launching(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ _CALL, _EXIT, _MOVE, _JUMP_IF_LESS_32 = 0x85, 0x95, 0xB7, 0xA6
 _GET_PRANDOM_U32 = 7
 
 
-def _instruction(code: int, register: int = 0, offset: int = 0, immediate: int = 0) -> bytes:
-    return struct.pack("<BBhI", code, register, offset, immediate)
+def _instruction(code: int, offset: int = 0, immediate: int = 0) -> bytes:
+    return struct.pack("<BBhI", code, 0, offset, immediate)
 
 
 def _program(percent: float) -> bytes:

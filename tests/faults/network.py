@@ -15,14 +15,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.processes import completed
+
 _numbers = itertools.count()
 _LISTEN = "0A"
 
 
 def ip(*arguments: str) -> str:
     """Run `ip` of iproute2 and return what it prints."""
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
+    done = completed(["ip", *arguments], check=True)
     return done.stdout
 
 
@@ -116,7 +117,7 @@ class Host:
 
     def _proc_net(self, name: str) -> str:
         command = [*self.entry, "cat", f"/proc/net/{name}"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        return completed(command, check=True).stdout
 
 
 class Network:

@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from tests.faults import network
 from tests.faults.network import Host, Network, ip
-from tests.jobs.launching import Job, Launcher
+from tests.jobs.launching import RALLYCTL, Job, Launcher
 from tests.processes import command_line
 from tests.waiting import until
 
@@ -154,7 +153,7 @@ class SshHosts:
 
     def _command(self, words: Sequence[str], on: Host) -> list[str]:
         flags = [f"--ssh-args=-F {self.config}", "--env=RALLYPOINT_TEST_MARK", "--env=TMPDIR", "--env=OMP_NUM_THREADS"]
-        return [*on.entry, sys.executable, "-m", "rallypoint.cli.rallyctl", "launch", *flags, *words]
+        return [*on.entry, *RALLYCTL, "launch", *flags, *words]
 
     def lose(self, name: str) -> None:
         """SIGKILL to all that runs on a host but its sshd, the sessions of that included."""
@@ -173,10 +172,10 @@ class SshHosts:
         """The processes on a host whose command line has this text."""
         return [pid for pid in self.hosts[name].pids() if text in command_line(pid)]
 
-    def until_empty(self, seconds: float = 120.0) -> float:
+    def until_empty(self) -> float:
         """Wait until nothing runs on any host; returns how long that took."""
         since = time.monotonic()
-        until(lambda: not self.running(), f"all hosts are empty: {self.running()}", seconds)
+        until(lambda: not self.running(), f"all hosts are empty: {self.running()}")
         return time.monotonic() - since
 
     @staticmethod

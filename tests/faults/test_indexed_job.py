@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.network import Host, Network, network, why_not
-from tests.jobs.launching import RALLYRUN, Job, Launcher, launching
+from tests.faults.network import Host, Network, network
+from tests.jobs.launching import RALLYRUN, Job, Launcher
 
 DOMAIN = "workers.research.svc.cluster.local"
 WORKER = (
@@ -20,16 +20,8 @@ AS_POD = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
 
 
 @pytest.fixture
-def net() -> Iterator[Network]:
-    if reason := why_not():
-        pytest.skip(reason)
+def net(hosts_possible: None) -> Iterator[Network]:
     with network("train-0", "train-1", "train-2") as made:
-        yield made
-
-
-@pytest.fixture
-def rallyrun(tmp_path: Path, net: Network) -> Iterator[Launcher]:
-    with launching(tmp_path) as made:
         yield made
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.faults.network import Host, Network, ip, network
-from tests.jobs.launching import RALLYRUN, Job, Launcher, launching
+from tests.faults.network import Host, Network, ip
+from tests.jobs.launching import RALLYRUN, Job, Launcher
 
 pytestmark = pytest.mark.torch
 
@@ -28,20 +26,13 @@ dist.destroy_process_group()
 
 
 @pytest.fixture
-def net(hosts_possible: None) -> Iterator[Network]:
-    with network("n1", "n2") as made:
-        for number, host in enumerate(made.hosts, 1):
-            # Looked at first by whoever goes by order, and by name: it leads to nobody.
-            ip("-n", host.namespace, "link", "add", "aaa0", "type", "bridge")
-            ip("-n", host.namespace, "address", "add", f"10.88.0.{number}/24", "dev", "aaa0")
-            ip("-n", host.namespace, "link", "set", "aaa0", "up")
-        yield made
-
-
-@pytest.fixture
-def rallyrun(tmp_path: Path, net: Network) -> Iterator[Launcher]:
-    with launching(tmp_path) as made:
-        yield made
+def net(net: Network) -> Network:
+    for number, host in enumerate(net.hosts, 1):
+        # Looked at first by whoever goes by order, and by name: it leads to nobody.
+        ip("-n", host.namespace, "link", "add", "aaa0", "type", "bridge")
+        ip("-n", host.namespace, "address", "add", f"10.88.0.{number}/24", "dev", "aaa0")
+        ip("-n", host.namespace, "link", "set", "aaa0", "up")
+    return net
 
 
 def start(rallyrun: Launcher, host: Host, endpoint: str, *flags: str, **env: str) -> Job:

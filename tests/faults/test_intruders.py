@@ -6,12 +6,9 @@ import contextlib
 import random
 import resource
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -45,6 +42,8 @@ from rallypoint.failures.cause import Cause
 from tests.faults.cluster import LEASE, PORT, Agent, Cluster
 from tests.faults.intruder import TIMEOUT, Intruder, dial, on
 from tests.faults.network import Host, ip
+from tests.jobs.launching import RALLYCTL
+from tests.processes import completed, resident
 from tests.waiting import until
 
 WORD = new_secret()
@@ -115,12 +114,6 @@ def secret_job(cluster: Cluster) -> Job:
 @pytest.fixture
 def open_job(cluster: Cluster) -> Job:
     return started(cluster, "")
-
-
-def resident(pid: int) -> int:
-    """Bytes of memory that a process has."""
-    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return int(fields["VmRSS"].split()[0]) * 1024
 
 
 def hello(**changes: object) -> bytes:
@@ -197,8 +190,8 @@ def test_without_a_secret_a_host_without_a_node_neither_ends_nor_changes_a_job(o
 
 def test_without_a_secret_commands_from_another_host_are_refused(open_job: Job) -> None:
     for verb in (["stop"], ["restart"], ["drain", "B"], ["resize", "1:3"], ["stacks"]):
-        asked = [sys.executable, "-m", "rallypoint.cli.rallyctl", *verb, f"{open_job.control[0]}:{PORT}"]
-        done = subprocess.run([*open_job.host.entry, *asked], capture_output=True, text=True, timeout=120, check=False)
+        asked = [*RALLYCTL, *verb, f"{open_job.control[0]}:{PORT}"]
+        done = completed([*open_job.host.entry, *asked])
         assert done.returncode == 1, (verb, done.stdout)
         assert "RALLYPOINT_SECRET_FILE" in done.stderr, (verb, done.stderr)
     open_job.is_as_it_was()

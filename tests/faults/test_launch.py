@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.ssh_hosts import SshHosts, ssh_hosts, why_not
-from tests.jobs.launching import Job, Launcher, launching
+from tests.jobs.launching import RALLYCTL, Job, Launcher, launching
 from tests.waiting import until
 
 ALL = "--hosts=n1,n2,n3"
@@ -328,7 +328,7 @@ def test_a_control_plane_beside_the_hosts_outlives_each_of_them(hosts: Fixture) 
     (launcher.folder / "secret").chmod(0o600)
     env = {"RALLYPOINT_SECRET_FILE": str(launcher.folder / "secret")}
     endpoint = f"{ssh.login.address}:29400"
-    serve = [*ssh.login.entry, sys.executable, "-m", "rallypoint.cli.rallyctl", "serve", f"--endpoint={endpoint}"]
+    serve = [*ssh.login.entry, *RALLYCTL, "serve", f"--endpoint={endpoint}"]
     server = launcher.command(serve, env)
     server.until_err("control plane listens")
     words = ["rallyrun", "--nnodes=2:3", f"--rdzv-endpoint={endpoint}", "worker.py"]
@@ -415,7 +415,7 @@ def test_a_job_can_be_looked_at_and_stopped_on_its_hosts(hosts: Fixture) -> None
     ssh, launcher = hosts
     job = ssh.launch(launcher, "--hosts=n1,n2", "--", "rallyrun", "worker.py")
     up(job, 2)
-    rallyctl = [*ssh.hosts["n2"].entry, sys.executable, "-m", "rallypoint.cli.rallyctl"]
+    rallyctl = [*ssh.hosts["n2"].entry, *RALLYCTL]
     status = launcher.command([*rallyctl, "status"])
     assert status.ends() == 0, status.err
     assert "nodes     2 (min 2, max 2)" in status.out

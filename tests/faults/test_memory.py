@@ -83,9 +83,9 @@ def group(rallyrun: Launcher) -> Iterator[Group]:
     made.remove()
 
 
-def _fails_in(group: Group, rallyrun: Launcher, text: str, *flags: str, entry: tuple[str, ...] = ()) -> str:
+def _fails_in(group: Group, rallyrun: Launcher, text: str, *flags: str) -> str:
     """The root cause that the report of a job in this group names."""
-    job: Job = rallyrun.command([*group.entry, *entry, *RALLYRUN, "--standalone", *flags, rallyrun.script(text)])
+    job: Job = rallyrun.command([*group.entry, *RALLYRUN, "--standalone", *flags, rallyrun.script(text)])
     assert job.ends() == 1, job.err
     return job.err[job.err.index("Root Cause") :]
 

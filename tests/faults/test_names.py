@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
-
-from tests.faults.network import Host, Network, network, why_not
-from tests.jobs.launching import RALLYRUN, Job, Launcher, launching
+from tests.faults.network import Host, Network
+from tests.jobs.launching import RALLYRUN, Job, Launcher
 
 PORT = 29400
 NAME = "job-1.svc"
 BOUND = 'mount --bind "$0" /etc/hosts && exec "$@"'
 WORKER = "import os; e = os.environ; os.write(1, f\"{e['MASTER_ADDR']} {e['RANK']}/{e['WORLD_SIZE']}\\n\".encode())"
 WAITS = f"waiting for the control plane at {NAME}:{PORT}"
-
-
-@pytest.fixture
-def net() -> Iterator[Network]:
-    if reason := why_not():
-        pytest.skip(reason)
-    with network("n1", "n2") as made:
-        yield made
-
-
-@pytest.fixture
-def rallyrun(tmp_path: Path, net: Network) -> Iterator[Launcher]:
-    with launching(tmp_path) as made:
-        yield made
 
 
 def knows(rallyrun: Launcher, host: Host, *lines: str) -> None:

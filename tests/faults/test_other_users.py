@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import tempfile
 import threading
@@ -35,10 +34,9 @@ from rallypoint.workers.resumable import WorkerChannel
 from tests import typed_requests as wire
 from tests.faults.intruder import Intruder
 from tests.faults.other_user import NOBODY, allowed, as_other_user, openings
-from tests.jobs.launching import Job, Launcher, launching
-from tests.jobs.test_control_plane import RALLYCTL
+from tests.jobs.launching import RALLYCTL, Job, Launcher, launching
 from tests.ports import free_port
-from tests.processes import below, command_line
+from tests.processes import below, command_line, completed
 from tests.unit.agent.test_incident import node_of
 from tests.unit.store.both import KINDS, choose
 from tests.waiting import until
@@ -189,14 +187,7 @@ def test_the_control_plane_serves_no_other_user_of_its_machine(rallyrun: Launche
 def test_the_server_that_a_status_opens_serves_its_user_alone(rallyrun: Launcher) -> None:
     """The coordinator of --standalone has none until its user's first command."""
     job = running(rallyrun, "--standalone", workers=1)
-    shown = subprocess.run(
-        [sys.executable, "-m", "rallypoint.cli.rallyctl", "status", "--json", f"--rdzv-id={_job_of(job)}"],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert shown.returncode == 0, shown.stderr
+    completed([*RALLYCTL, "status", "--json", f"--rdzv-id={_job_of(job)}"], check=True)
     ports = {port for _, port in listening(job.pid)}
     refusals = [as_other_user(partial(attack, ("127.0.0.1", port), _job_of(job))) for port in ports]
     assert all(all(each) for each in refusals), "somebody was welcome"
@@ -496,7 +487,7 @@ def test_a_worker_uses_no_folder_of_another_user(rallyrun: Launcher, work: str) 
         before = sorted(folder.iterdir())
         environment = os.environ | {"RALLYPOINT_NOTICES": str(folder), "LOCAL_RANK": "0"}
         command = [sys.executable, "-c", program, str(folder)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        done = completed(command, env=environment)
         assert done.stdout in ("", "None\n")
         assert ("PermissionError" in done.stderr) == work.startswith("Channel")
         assert (victim.read_bytes(), sorted(folder.iterdir())) == (b"precious", before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
@@ -11,8 +10,9 @@ from rallypoint.base.secrets import new_secret
 from tests import typed_requests as wire
 from tests.faults.cluster import PORT, Agent, Cluster
 from tests.faults.network import Host, ip
-from tests.faults.test_names import BALANCER
+from tests.faults.test_names import BALANCER, BOUND
 from tests.jobs.nodes import all_up
+from tests.processes import completed
 
 ANSWERS = """
 import socket, sys
@@ -30,7 +30,7 @@ WITHOUT = "without a secret, so that whoever reaches it can join"
 def knock(host: Host, address: str, port: int) -> str:
     """Whether a connection from a host is taken at this address."""
     command = [*host.entry, sys.executable, "-c", ANSWERS, address, str(port)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=True).stdout.strip()
+    return completed(command, timeout=150, check=True).stdout.strip()
 
 
 def second_address(host: Host, number: int) -> str:
@@ -139,7 +139,7 @@ def store_of(agent: Agent) -> tuple[str, int]:
 def uses_store(host: Host, store: tuple[str, int]) -> str:
     """Whether a process on this host is served by the store."""
     command = [*host.entry, sys.executable, "-c", STORE, store[0], str(store[1]), PROBE]
-    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=True).stdout.strip()
+    return completed(command, timeout=150, check=True).stdout.strip()
 
 
 @pytest.mark.parametrize(("backend", "kind"), [("c10d", "c"), ("static", "python")])
@@ -228,9 +228,9 @@ def test_whatever_localhost_stands_for_a_job_meets_there(cluster: Cluster, names
     first, outsider = cluster.host("A"), cluster.host("outsider")
     file = cluster.launcher.folder / "hosts"
     file.write_text(f"{names}\n")
-    entry = ["unshare", "-m", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(file)]
+    cluster.within = ["unshare", "-m", "sh", "-c", BOUND, str(file)]
     flags = ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{PORT}", f"--nnodes={nnodes}", "--rdzv-id=job"]
-    agent = cluster.alone("A", [*flags, "--rdzv-conf=last_call_timeout=1"], entry)
+    agent = cluster.alone("A", [*flags, "--rdzv-conf=last_call_timeout=1"])
     cluster.all_up([agent])
     assert uses_store(first, store_of(agent)) == "served"
     assert knock(outsider, first.address, PORT) == ("refused" if nnodes == "1" else "connected")

@@ -16,21 +16,22 @@ import pytest
 from rallypoint.clusters.preflight.dialing import LOOK_UP
 from rallypoint.clusters.preflight.results import CheckInputs
 from rallypoint.clusters.preflight.run import NAMES, run_checks
-from tests.faults.network import Network, network, why_not
+from tests.environment import undisturbed
+from tests.faults.network import Network
 from tests.faults.other_user import as_other_user
-from tests.jobs.launching import RALLYRUN, Launcher, launching
+from tests.jobs.launching import RALLYCTL, RALLYRUN, Launcher, launching
+from tests.processes import completed
 from tests.waiting import until
 
 PORT = 29400
-CHECK = [sys.executable, "-m", "rallypoint.cli.rallyctl", "check"]
+CHECK = [*RALLYCTL, "check"]
 
 
 def check(entry: list[str], *flags: str, env: dict[str, str] | None = None) -> dict[str, tuple[str, str]]:
     """Run the command, by way of another; the status and the text of each check."""
-    steering = ("PET_", "RALLYPOINT", "http_", "https_", "HTTP", "no_proxy", "NO_PROXY")
-    kept = {name: text for name, text in os.environ.items() if not name.startswith(steering)}
+    kept = undisturbed("http_", "https_", "HTTP", "no_proxy", "NO_PROXY")
     command = [*entry, *CHECK, "--json", *flags]
-    done = subprocess.run(command, env={**kept, **(env or {})}, capture_output=True, text=True, timeout=60, check=False)
+    done = completed(command, env={**kept, **(env or {})})
     assert not done.stderr, done.stderr
     told = json.loads(done.stdout)
     assert done.returncode == {"PASS": 0, "WARN": 1, "FAIL": 2}[told["status"]]
@@ -72,14 +73,6 @@ def test_a_user_who_can_start_no_thread_and_no_process_is_told_so() -> None:
 
 
 NAMED = 'hostname node7; mount --bind "$1" /etc/hosts; mount --bind "$2" /etc/resolv.conf'
-
-
-@pytest.fixture
-def net() -> Iterator[Network]:
-    if reason := why_not():
-        pytest.skip(f"FAULT TESTS DID NOT RUN: {reason}")
-    with network("n1", "n2") as made:
-        yield made
 
 
 def named(folder: Path, hosts: str, resolver: str = "") -> list[str]:
@@ -146,7 +139,7 @@ def test_a_dead_file_system_is_told_and_does_not_keep_the_command_from_ending(tm
     command = ["unshare", "--mount", sys.executable, "-c", DEAD_FILE_SYSTEM, str(folder)]
     command += [sys.executable, "-c", IN_TIME, str(folder / "logs")]
     begun = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = completed(command)
     assert time.monotonic() - begun < 100
     assert done.returncode == 0, done.stderr
     lines = {line.split()[1].rstrip(":"): line for line in done.stdout.splitlines()}

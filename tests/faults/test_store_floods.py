@@ -15,7 +15,8 @@ import pytest
 from tests import typed_requests as wire
 from tests.faults.cluster import Cluster
 from tests.faults.intruder import dial
-from tests.faults.test_intruders import Job, open_files, resident, started
+from tests.faults.test_intruders import Job, open_files, started
+from tests.processes import resident
 
 SERVED_WITHIN = 10.0
 """Seconds, on a machine where ten others run."""

@@ -23,6 +23,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.environment import undisturbed
 from tests.frameworks.programs import ENVIRONMENT
 from tests.ports import free_port
 
@@ -185,8 +186,8 @@ def _launched(launcher: Launcher, folder: Path, shim: bool) -> Iterator[_Launch]
     os.mkfifo(folder / "steps")
     pipe = os.open(folder / "steps", os.O_RDWR | os.O_CLOEXEC)  # written ends may come and go
     fcntl(pipe, F_SETPIPE_SZ, SIZE)
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "RALLYPOINT_"))}
     mark = uuid.uuid4().hex
+    environ = undisturbed()
     environ |= {_MARK: mark, "OMP_NUM_THREADS": "1", "PET_MAX_RESTARTS": "3", "LOGLEVEL": "INFO", "TMPDIR": str(folder)}
     # `torchrun` is that of the environment that torch is in.
     path = [f"{ENVIRONMENT}/bin", str(Path(sys.executable).parent), os.environ["PATH"]]

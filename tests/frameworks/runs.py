@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rallypoint.notices import NOTICE_FILE
+from tests.environment import undisturbed
 from tests.frameworks.programs import VARIABLES, Program
 from tests.ports import free_port
 from tests.processes import command_line
@@ -79,7 +80,6 @@ class Launch:
 
     def start(self, *flags: str) -> subprocess.Popen[bytes]:
         """Start one more agent."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "RALLYPOINT_"))}
         python = self._program.python()
         assert python is not None
         own = {_MARK: self._mark, "TMPDIR": str(self._temporary), "OMP_NUM_THREADS": "1", "PYTHON_EXEC": python}
@@ -95,7 +95,7 @@ class Launch:
                     [*command, str(self._program.script), *options],
                     stdout=written,
                     stderr=errors,
-                    env={**kept, **own, **VARIABLES, **jax},
+                    env={**undisturbed(), **own, **VARIABLES, **jax},
                     cwd=self._folder,
                 )
         finally:

@@ -5,15 +5,15 @@ They and ours end without a thread of gloo, with which the interpreter's end som
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.environment import undisturbed
 from tests.frameworks.programs import PROGRAMS, ROOT, VARIABLES, Program, why_not
 from tests.frameworks.runs import EVERY, KILLED_AT, STEPS, STOPPED_AT, Outcome, Runs
+from tests.processes import completed
 
 LAST_SAVED = KILLED_AT // EVERY * EVERY
 AT_EXIT = Path(__file__).with_name("threads_at_exit.py")
@@ -72,18 +72,14 @@ def test_every_folder_is_a_program_that_is_small_and_says_what_it_needs() -> Non
 def told(script: Path, python: str, folder: Path) -> str:
     """Standard output of two workers that train for a few steps, and tell what threads they end with."""
     rallyrun = str(Path(sys.executable).with_name("rallyrun"))
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "RALLYPOINT_"))}
     options = ("--steps=4", "--every=2", f"--checkpoint-dir={folder / 'saved'}")
-    ended = subprocess.run(
+    ended = completed(
         [rallyrun, "--standalone", "--nproc-per-node=2", str(AT_EXIT), str(script), *options],
-        env={**kept, **VARIABLES, "OMP_NUM_THREADS": "1", "PYTHON_EXEC": python, "TMPDIR": str(folder)},
+        env={**undisturbed(), **VARIABLES, "OMP_NUM_THREADS": "1", "PYTHON_EXEC": python, "TMPDIR": str(folder)},
         cwd=folder,
-        capture_output=True,
-        text=True,
         timeout=DEADLINE,
-        check=False,
+        check=True,
     )
-    assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
 

@@ -12,7 +12,6 @@ import os
 import random
 import select
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,11 +19,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests import without_compiler
-from tests.jobs.launching import RALLYRUN, Job, Launcher
+from tests.jobs.launching import RALLYCTL, RALLYRUN, Job, Launcher
 from tests.ports import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-RALLYCTL = [sys.executable, "-m", "rallypoint.cli.rallyctl"]
 PRELOAD = "--preload=torch,torch._dynamo"
 STANDBY = "--standby=1"
 SILENCE = 120.0

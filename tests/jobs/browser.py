@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
 import os
@@ -11,9 +10,8 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -62,10 +60,6 @@ class Browser:
             f"((document.querySelector({json.dumps(element)})||{{}}).innerText||'').includes({json.dumps(text)})"
         )
 
-    def screenshot(self, path: Path) -> None:
-        """Keep what is to be seen as a PNG."""
-        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))
-
     def _call(self, method: str, **params: Any) -> dict[str, Any]:
         number = next(self._numbers)
         message: dict[str, Any] = {"id": number, "method": method, "params": params}
@@ -93,8 +87,8 @@ class Browser:
 
 
 @contextmanager
-def browser(entry: Sequence[str] = ()) -> Iterator[Browser]:
-    """A browser, ended with all its processes; `entry` is what its command line begins with."""
+def browser() -> Iterator[Browser]:
+    """A browser, ended with all its processes."""
     assert PROGRAM is not None
     to_browser, commands = os.pipe()
     answers, from_browser = os.pipe()
@@ -104,7 +98,7 @@ def browser(entry: Sequence[str] = ()) -> Iterator[Browser]:
         # The browser is told nothing of where its pipes are: it takes 3 and 4.
         shell = f'exec 3<&{to_browser} 4>&{from_browser}; exec "$@"'
         child = subprocess.Popen(
-            ["bash", "-c", shell, "bash", *entry, PROGRAM, *flags.split(), f"--user-data-dir={profile}", "about:blank"],
+            ["bash", "-c", shell, "bash", PROGRAM, *flags.split(), f"--user-data-dir={profile}", "about:blank"],
             pass_fds=(to_browser, from_browser),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

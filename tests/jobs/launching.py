@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from tests.environment import undisturbed
 from tests.waiting import until_stopped
 
 TIMEOUT = float(os.environ.get("RALLYPOINT_TEST_TIMEOUT", "120"))
@@ -31,6 +32,7 @@ PRELOAD = os.environ.get("RALLYPOINT_TEST_PRELOAD", "")
 """What each rallyrun under test is to import ahead (`make conformance-preload`); torchrun does not know the
 variable."""
 RALLYRUN = [sys.executable, "-m", "rallypoint.run"]
+RALLYCTL = [sys.executable, "-m", "rallypoint.cli.rallyctl"]
 _SIDE_BY_SIDE = 6
 """Scenarios that `run_at_once` has under way at a time: they mostly wait, and more would make other tests late."""
 
@@ -180,13 +182,11 @@ class Launcher:
 
     def environment(self, env: dict[str, str] | None = None) -> dict[str, str]:
         """What a job finds around it: ours without what could disturb, and the mark."""
-        disturbing = ("PET_", "TORCH", "OMP_", "LOGLEVEL", "RALLYPOINT", "MASTER_", "RANK", "WORLD_SIZE", "SLURM_")
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(disturbing)}
         # torch's compiler may leave a cache in the temporary folder, which is not ours to take away.
         cache = {"TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor")}
         own = {_MARK: self.mark, "TMPDIR": str(self._temporary), "OMP_NUM_THREADS": "1", **cache}
         preload = {"PET_PRELOAD": PRELOAD} if PRELOAD else {}
-        return {**kept, **own, **preload, **(env or {})}
+        return {**undisturbed(), **own, **preload, **(env or {})}
 
     def __call__(self, *args: str, env: dict[str, str] | None = None) -> Job:
         """Start `rallyrun` with these arguments."""

@@ -50,9 +50,9 @@ class Terminal:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def resize(self, columns: int, lines: int = 24) -> None:
-        """Give the terminal another size."""
-        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    def resize(self, columns: int) -> None:
+        """Give the terminal another width."""
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
 
     def _read(self) -> None:
         with suppress(OSError):  # EIO once nobody has it open

@@ -7,13 +7,13 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 
 import pytest
 
 from tests.jobs.launching import RALLYRUN, Job, Launcher
 from tests.ports import free_port
+from tests.processes import completed
 
 FILLED = """
 import mmap
@@ -94,7 +94,7 @@ def small_shared_memory() -> list[str]:
     entry = ["unshare", "-m", "sh", "-c", f'{mount} && exec "$@"', "sh"]
     if shutil.which("unshare") is None:
         pytest.skip("A FULL /dev/shm WAS NOT TESTED: needs `unshare` (Debian: apt-get install util-linux)")
-    done = subprocess.run([*entry, "true"], capture_output=True, text=True, check=False, timeout=30)
+    done = completed([*entry, "true"])
     if done.returncode:
         pytest.skip(f"A FULL /dev/shm WAS NOT TESTED: needs root, to mount one: {done.stderr.strip()}")
     return entry

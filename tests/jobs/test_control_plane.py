@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import signal
 import socket
-import sys
 from pathlib import Path
 
 from rallypoint.base.endpoint import resolve
-from tests.jobs.launching import RALLYRUN, AtOnce, Job, Launcher
+from tests.jobs.launching import RALLYCTL, RALLYRUN, AtOnce, Job, Launcher
 from tests.jobs.nodes import Nodes, all_end, all_ranks, all_up, c10d, common
 from tests.ports import free_port
-
-RALLYCTL = [sys.executable, "-m", "rallypoint.cli.rallyctl"]
 
 
 def serve(rallyrun: Launcher, port: int) -> Job:
@@ -246,4 +243,4 @@ def test_mistakes_are_one_sentence(rallyrun: Launcher) -> None:
             assert server.ends() == code
             assert told in server.err
             assert "Traceback" not in server.err
-    assert rallyrun.command([*RALLYCTL]).ends() == 2
+    assert rallyrun.command(RALLYCTL).ends() == 2

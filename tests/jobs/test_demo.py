@@ -14,14 +14,14 @@ import pytest
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.process_table import process_table
 from rallypoint.cli.demo.job import Plan, demo
-from tests.processes import below
+from tests.processes import below, completed
 
 RALLYCTL = str(Path(sys.executable).with_name("rallyctl"))
 
 
 def test_each_kill_is_survived_and_the_table_says_so() -> None:
     command = [RALLYCTL, "demo", "--steps=40"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = completed(command, timeout=240)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(re.findall(r"resumed from step [1-9]", done.stdout)) == 2
     assert re.search(r"(?m)^a worker killed, until the next step +\d+\.\d\d s$", done.stdout)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 
 from tests import denying
-from tests.jobs.launching import RALLYRUN, Job, Launcher
+from tests.jobs.launching import RALLYCTL, RALLYRUN, Job, Launcher
 from tests.jobs.test_bad_input import FINE, refused
 from tests.ports import free_port
+from tests.processes import completed
 
 pytestmark = pytest.mark.skipif(denying.why_not() is not None, reason=str(denying.why_not()))
 
-RALLYCTL = [sys.executable, "-m", "rallypoint.cli.rallyctl"]
 FAILS = """
 import os, subprocess, sys, time
 if os.environ["RANK"] == "0":
@@ -90,7 +88,7 @@ def test_workers_start_without_preloading_where_they_cannot_be_forked(rallyrun: 
 def own_mounts() -> None:
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("TESTS OF MISSING FOLDERS DID NOT RUN: need root and `unshare` (Debian: util-linux)")
-    done = subprocess.run(["unshare", "-m", "true"], capture_output=True, text=True, timeout=30, check=False)
+    done = completed(["unshare", "-m", "true"])
     if done.returncode != 0:
         pytest.skip(f"TESTS OF MISSING FOLDERS DID NOT RUN: {done.stderr}")
 

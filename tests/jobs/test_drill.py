@@ -13,8 +13,8 @@ import pytest
 from rallypoint.observe.report import read_events
 from rallypoint.observe.telemetry.agent_events import OperatorActed, RoundOver, WorkerFailed
 from tests import without_compiler
-from tests.jobs.launching import AtOnce, Job, Launcher
-from tests.jobs.test_control_plane import RALLYCTL, serve
+from tests.jobs.launching import RALLYCTL, AtOnce, Job, Launcher
+from tests.jobs.test_control_plane import serve
 from tests.ports import free_port
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "train_ddp.py")

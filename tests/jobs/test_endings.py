@@ -7,9 +7,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from tests.jobs.launching import AtOnce, Launcher
+from tests.jobs.launching import RALLYCTL, AtOnce, Launcher
 from tests.jobs.nodes import all_end, all_up, c10d
-from tests.jobs.test_control_plane import RALLYCTL
 from tests.jobs.test_steering import Operator, endpoint_of
 
 CLASSIFIED = "--exit-codes=classified"

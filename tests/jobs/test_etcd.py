@@ -14,9 +14,8 @@ import pytest
 from rallypoint.control.etcd.api import EtcdRefused
 from tests.etcd_client import WritingClient as EtcdClient
 from tests.etcd_cluster import COMMITS_AS_USUAL, EtcdCluster, running
-from tests.jobs.launching import AtOnce, Launcher
+from tests.jobs.launching import RALLYCTL, AtOnce, Launcher
 from tests.jobs.nodes import Node, Nodes, all_end, all_ranks, all_up, common, root_cause, told_in_short
-from tests.jobs.test_control_plane import RALLYCTL
 from tests.jobs.test_steering import Operator
 
 LEASE = 6

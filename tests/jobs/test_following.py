@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import signal
 
-from tests.jobs.launching import RALLYRUN, AtOnce, Launcher
+from tests.jobs.launching import RALLYCTL, RALLYRUN, AtOnce, Launcher
 from tests.jobs.nodes import all_end
 from tests.jobs.terminals import Terminal
-from tests.jobs.test_control_plane import RALLYCTL, outside, serve
+from tests.jobs.test_control_plane import outside, serve
 from tests.ports import free_port
 
 _ALTERNATE, _NORMAL = "\x1b[?1049h", "\x1b[?1049l"

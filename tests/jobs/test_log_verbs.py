@@ -7,9 +7,9 @@ import shlex
 import time
 from functools import partial
 
-from tests.jobs.launching import RALLYRUN, TIMEOUT, AtOnce, Job, Launcher
+from tests.jobs.launching import RALLYCTL, RALLYRUN, TIMEOUT, AtOnce, Job, Launcher
 from tests.jobs.nodes import Node, all_end, all_up, c10d
-from tests.jobs.test_control_plane import RALLYCTL, outside, serve
+from tests.jobs.test_control_plane import outside, serve
 from tests.jobs.test_steering import SECRET, Operator, endpoint_of
 from tests.ports import free_port
 

@@ -257,9 +257,8 @@ def two_nodes_of_the_same_rank(rallyrun: Launcher) -> None:
 # The state in a shared file
 
 
-def shared_file(rallyrun: Launcher, nnodes: str, *flags: str, conf: str = "") -> Nodes:
+def shared_file(rallyrun: Launcher, nnodes: str, *flags: str) -> Nodes:
     """A job whose state is in a file."""
-    options = "store_type=file" + (f",{conf}" if conf else "")
     endpoint = f"--rdzv-endpoint={rallyrun.folder / 'state'}"
     return Nodes(
         rallyrun,
@@ -267,7 +266,7 @@ def shared_file(rallyrun: Launcher, nnodes: str, *flags: str, conf: str = "") ->
         "--rdzv-backend=c10d",
         "--rdzv-id=job",
         endpoint,
-        f"--rdzv-conf={options}",
+        "--rdzv-conf=store_type=file",
         *flags,
     )
 

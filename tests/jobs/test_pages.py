@@ -20,9 +20,9 @@ import pytest
 from rallypoint.observe.goodput import agent_runs, report
 from rallypoint.observe.report import read_events, report_json
 from tests.jobs.browser import PROGRAM, browser
-from tests.jobs.launching import TIMEOUT, Job, Launcher
+from tests.jobs.launching import RALLYCTL, TIMEOUT, Job, Launcher
 from tests.jobs.nodes import all_end, c10d
-from tests.jobs.test_control_plane import RALLYCTL, outside
+from tests.jobs.test_control_plane import outside
 from tests.ports import free_port
 from tests.waiting import until
 

@@ -7,9 +7,8 @@ import signal
 
 from rallypoint.base.secrets import new_secret
 from tests.etcd_cluster import EtcdCluster
-from tests.jobs.launching import RALLYRUN, AtOnce, Launcher
+from tests.jobs.launching import RALLYCTL, RALLYRUN, AtOnce, Launcher
 from tests.jobs.nodes import Nodes, all_end
-from tests.jobs.test_control_plane import RALLYCTL
 from tests.ports import free_port
 
 FEW_FILES = ["prlimit", "--nofile=200:200"]

@@ -15,8 +15,7 @@ import pytest
 
 from rallypoint.base.endpoint import Endpoint, parse_endpoint
 from tests.etcd_cluster import binary
-from tests.jobs.launching import AtOnce, Job, Launcher
-from tests.jobs.test_control_plane import RALLYCTL
+from tests.jobs.launching import RALLYCTL, AtOnce, Job, Launcher
 from tests.ports import free_port
 
 

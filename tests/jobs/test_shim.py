@@ -16,6 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.environment import undisturbed
+from tests.processes import completed
+
 TORCHS = '#!/bin/sh\necho torch runs "$@"\n'
 
 
@@ -55,10 +58,8 @@ def site_of(folder: Path) -> Path:
 
 def said(command: list[str], folder: Path, **variables: str) -> str:
     """What a command prints, which succeeds."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "RALLYPOINT_"))}
-    environ |= {"PATH": f"{folder}/bin:{os.defpath}", "OMP_NUM_THREADS": "1"} | variables
-    ran = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    environ = undisturbed() | {"PATH": f"{folder}/bin:{os.defpath}", "OMP_NUM_THREADS": "1"} | variables
+    ran = completed(command, env=environ, cwd=folder, check=True)
     return ran.stdout
 
 

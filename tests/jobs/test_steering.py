@@ -10,9 +10,9 @@ import time
 from typing import Any
 
 from rallypoint.agent.features.local_jobs import local_jobs
-from tests.jobs.launching import TIMEOUT, AtOnce, Launcher
+from tests.jobs.launching import RALLYCTL, TIMEOUT, AtOnce, Launcher
 from tests.jobs.nodes import Node, Nodes, all_end, all_up, c10d, common
-from tests.jobs.test_control_plane import RALLYCTL, outside, serve
+from tests.jobs.test_control_plane import outside, serve
 from tests.ports import free_port
 from tests.processes import below
 

@@ -120,13 +120,6 @@ class _SimControlPlane(ControlPlane):
         return self._open_link(deliver, deadline)
 
 
-class ProcessClock:
-    """The clock of a process."""
-
-    def __init__(self, process: Process) -> None:
-        self.monotonic = process.clock
-
-
 class Agent:
     """One agent from its start to its end."""
 
@@ -179,8 +172,8 @@ class Agent:
         self._asking: Timer | None = None
         self.stores = Stores(job.world, plan.number)
         control = _SimControlPlane(job.settings, self._open_link)
-        self.handler = ElasticHandler("sim", control, self.stores, self.process.clock, self.wall_clock)
-        self._confirmation = Confirmation(self.handler, ProcessClock(self.process))
+        self.handler = ElasticHandler("sim", control, self.stores, self.process.monotonic, self.wall_clock)
+        self._confirmation = Confirmation(self.handler, self.process)
         self.handler.listen(self._post)
         job.world.note(self.process, "starts")
         self.status, steps = begin(self.status)

@@ -72,14 +72,14 @@ class SimCandidate:
     def _run(self) -> Steps[None]:
         yield from self._take(steps.Tick())
         while self._election.phase is not CandidatePhase.GONE:
-            while not self._inbox and (left := self._election.wake_at - self._process.clock()) > 0:
+            while not self._inbox and (left := self._election.wake_at - self._process.monotonic()) > 0:
                 yield self._news.wait(left)
             yield from self._take(self._inbox.popleft() if self._inbox else steps.Tick())
         if self._finished is not None:
             self._finished()
 
     def _take(self, event: Event) -> Steps[None]:
-        for effect in self._election.step(event, self._process.clock()):
+        for effect in self._election.step(event, self._process.monotonic()):
             if isinstance(effect, steps.Ask):
                 try:
                     answer = yield from self._do(effect.request)
@@ -173,9 +173,9 @@ class SimTerm:
         """End it: see `Candidate`."""
         self._journal.hurry()
         self._event.set()
-        until = self._process.clock() + (_LAST_WRITES if linger else 0.0)
-        while not self._closed and not self._journal.is_idle and self._process.clock() < until:
-            yield self._event.wait(until - self._process.clock())
+        until = self._process.monotonic() + (_LAST_WRITES if linger else 0.0)
+        while not self._closed and not self._journal.is_idle and self._process.monotonic() < until:
+            yield self._event.wait(until - self._process.monotonic())
         self._closed = True
         self._event.set()
         while self._strand.running:
@@ -188,7 +188,7 @@ class SimTerm:
     def _writes(self) -> Steps[None]:
         due = math.inf
         while not self._closed:
-            now = self._process.clock()
+            now = self._process.monotonic()
             if self._journal.is_idle:
                 due = math.inf
                 yield self._event.wait()

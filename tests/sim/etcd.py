@@ -278,12 +278,12 @@ class SimClient:
     # Inside
 
     def _ask(self, apply: Apply, timeout: float | None = None) -> Steps[object]:
-        until = self.process.clock() + (_TIMEOUT if timeout is None else timeout)
+        until = self.process.monotonic() + (_TIMEOUT if timeout is None else timeout)
         while True:
             answer = yield self._sending(apply, until)
             if answer is not _LOST and answer is not _UNSENT:
                 return answer
-            if self.process.clock() >= until - 1e-6:
+            if self.process.monotonic() >= until - 1e-6:
                 raise EtcdUnreachable("etcd does not answer")
 
     def _sending(self, apply: Apply, until: float) -> Begin:
@@ -291,7 +291,7 @@ class SimClient:
         etcd, world = self.etcd, self.etcd.world
 
         def begin(resume: Resume) -> None:
-            left = until - self.process.clock()
+            left = until - self.process.monotonic()
             if not etcd.reaches(self.node):
                 self.process.later(max(0.01, min(left, self.rng.uniform(0.3, 1.0))), resume, _UNSENT)
                 return
@@ -321,7 +321,7 @@ class SimClient:
 
         def lose(resume: Resume) -> None:
             # Sometimes the connection breaks, and sometimes nothing comes at all.
-            left = max(0.01, until - self.process.clock())
+            left = max(0.01, until - self.process.monotonic())
             self.process.later(self.rng.uniform(0.0, 0.3) if self.rng.random() < 0.5 else left, resume, _LOST)
 
         return lambda resume: begin(OneShot(resume))

@@ -85,7 +85,7 @@ class SimLink:
         self._ever = False
         self._embedded = True
         self._delay = _FIRST_DELAY
-        self._patient_from = process.clock()
+        self._patient_from = process.monotonic()
         self._waits_since: float | None = None
         self._silent: list[Connection] = []
         """Connections that are kept until the server has spoken in the next one."""
@@ -115,7 +115,7 @@ class SimLink:
 
     def send(self, request: Request) -> None:
         """Say something, now or as soon as a session is open."""
-        self._hold(after_request(self._held, request, self.process.clock()))
+        self._hold(after_request(self._held, request, self.process.monotonic()))
         if self._open and self.connection is not None:
             self.process.world.note(self.process, "says %s", request)
             self._write(self.connection, codec.encode(request))
@@ -124,7 +124,7 @@ class SimLink:
 
     def _hold(self, held: ResumeState) -> None:
         if held.needs_coordinator != self._held.needs_coordinator:
-            self._waits_since = self.process.clock() if held.needs_coordinator else None
+            self._waits_since = self.process.monotonic() if held.needs_coordinator else None
         self._held = held
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class SimLink:
         if self._ever:
             since = max(self._patient_from, self._waits_since or 0.0)
             until = give_up_at(self._held, since, self._settings.join_timeout)
-        return until - self.process.clock()
+        return until - self.process.monotonic()
 
     def _attempt(self) -> None:
         if self._closed:
@@ -249,7 +249,7 @@ class SimLink:
         """One frame has come."""
         if connection is not self.connection or self._closed:
             return
-        self._heard_at = self.process.clock()
+        self._heard_at = self.process.monotonic()
         if self._handshake.signers is not None:
             payload = self._handshake.signers.incoming.verify(payload)
         if not self._open:
@@ -258,7 +258,7 @@ class SimLink:
         while self._silent:
             self._silent.pop().close(0)
         notice = codec.decode_notification(payload)
-        self._hold(after_notification(self._held, notice, self.process.clock()))
+        self._hold(after_notification(self._held, notice, self.process.monotonic()))
         if not isinstance(notice, Heartbeat):
             self._deliver(notice)
             return
@@ -284,7 +284,7 @@ class SimLink:
             self._hold(without_foreign_join(before, answer.incarnation))
             self._deliver(LinkUp(join_lost=before.join is not self._held.join))
         self._ever = True
-        again = requests_to_repeat(self._held, self.process.clock())
+        again = requests_to_repeat(self._held, self.process.monotonic())
         self._hold(self._held._replace(opened=answer.incarnation))
         if self._where is not None:
             self._where.session_opened(answer.incarnation)
@@ -303,7 +303,7 @@ class SimLink:
         """Look whether the server has been silent for too long, and look again when it could have been."""
         if connection is not self.connection:
             return
-        silent = self.process.clock() - self._heard_at
+        silent = self.process.monotonic() - self._heard_at
         busy = silent >= _SILENT_LEASES * self._lease and connection.is_acknowledged
         timeout = (self._rng.uniform(_BUSY_LEASES - 1.0, _BUSY_LEASES) if busy else _SILENT_LEASES) * self._lease
         if silent >= timeout:
@@ -315,7 +315,7 @@ class SimLink:
     def _send_heartbeat(self, connection: Connection) -> None:
         if connection is self.connection and self._open:
             self.process.later(self._interval, self._send_heartbeat, connection)
-            self._heartbeats.append(self.process.clock())
+            self._heartbeats.append(self.process.monotonic())
             self._write(connection, _HEARTBEAT)
 
     def on_end(self, connection: Connection, *, reset: bool) -> None:
@@ -331,7 +331,7 @@ class SimLink:
             connection.close(0)
         self.connection = None
         self._open = False
-        self._patient_from = self.process.clock()
+        self._patient_from = self.process.monotonic()
         self.process.world.note(self.process, "has lost its link: %s", why)
         if self._held.ended or self._held.refused:
             self._closed = True

@@ -33,17 +33,6 @@ LINGER = 2.0
 """Seconds that nodes have to read the last notices once the server ends."""
 
 
-class ProcessClock:
-    """The monotonic clock of a process."""
-
-    def __init__(self, process: Process) -> None:
-        self._process = process
-
-    def monotonic(self) -> float:
-        """Seconds since some fixed moment."""
-        return self._process.clock()
-
-
 class AuditedCoordinator(Coordinator):
     """The production coordinator, and each state that it has had since it was last looked at."""
 
@@ -70,10 +59,9 @@ class AuditedDispatcher(Dispatcher):
     """The production dispatcher: what goes wrong in it ends the run, and the server sees all that it does."""
 
     def __init__(self, server: Server, settings: Settings, former: RestoredState, memory: JournalSink | None) -> None:
-        clock = ProcessClock(server.process)
-        super().__init__(settings, clock, restored=former, journal=memory)
+        super().__init__(settings, server.process, restored=former, journal=memory)
         self.coordinator = AuditedCoordinator(settings, former.incarnation)
-        self.coordinator.restore(former.state, clock.monotonic())
+        self.coordinator.restore(former.state, server.process.monotonic())
         del self.coordinator.states[:-1]
         self._coordinator = self.coordinator
         self._numbered = self.coordinator.state
@@ -243,7 +231,7 @@ class Server:
         self._network.listen_no_more(self)
         for holder in (*self.sessions.values(), *self._unauthenticated):
             holder.finish()
-        self._await_closes(self.process.clock() + linger, done)
+        self._await_closes(self.process.monotonic() + linger, done)
 
     def stepped(self, number: int) -> None:
         """The coordinator has taken a step, after which its state has this number."""
@@ -254,7 +242,7 @@ class Server:
         self.audit.tells(self, number, notice)
 
     def _await_closes(self, until: float, done: Callable[[], None]) -> None:
-        if self.sessions and self.process.clock() < until:
+        if self.sessions and self.process.monotonic() < until:
             self.process.later(0.1, self._await_closes, until, done)
             return
         for holder in list(self.sessions.values()):
@@ -290,7 +278,7 @@ class Server:
             self._timer = None
         self._timer_at = at
         if at < inf:
-            self._timer = self.process.later(max(SOON, at - self.process.clock()), self._tick)
+            self._timer = self.process.later(max(SOON, at - self.process.monotonic()), self._tick)
 
 
 class SimSession:
@@ -393,7 +381,7 @@ class SimLocalSession:
     @property
     def confirmed_at(self) -> float:
         """See `Link.confirmed_at`."""
-        return self.process.clock()
+        return self.process.monotonic()
 
     def send(self, request: Request) -> None:
         """Say something to the coordinator."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import pytest
 
 from rallypoint.agent.steps import Step
 from tests.effort import examples
+from tests.processes import completed
 from tests.sim.agent import Agent
 from tests.sim.job import run
 from tests.sim.mutations import BUGS, Mutation, find_mutation
@@ -50,9 +50,7 @@ def test_a_seed_has_the_same_trace_whatever_the_hash_seed() -> None:
     )
     for hash_seed in ("1", "2"):
         environment = os.environ | {"PYTHONHASHSEED": hash_seed}
-        ran = subprocess.run(
-            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=60
-        )
+        ran = completed([sys.executable, "-c", program], env=environment, check=True)
         assert ran.stdout == "|".join(told)
 
 

@@ -115,7 +115,7 @@ class Process:
     def __str__(self) -> str:
         return self.name
 
-    def clock(self) -> float:
+    def monotonic(self) -> float:
         """Seconds on this process's own monotonic clock."""
         return self.world.now + self._offset
 

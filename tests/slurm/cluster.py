@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.environment import undisturbed
 from tests.faults import network
 from tests.faults.network import Host, Network
-from tests.processes import command_line
+from tests.processes import command_line, completed
 from tests.waiting import until
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol", "munged", "mungekey")
@@ -151,16 +151,11 @@ class Slurm:
         enter = ["nsenter", f"--net=/run/netns/{host.namespace}", "unshare", "--uts", "--mount", "sh", "-c"]
         become = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec "$@"'
         name = host.name
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "PET_", "TORCH"))}
-        done = subprocess.run(
+        done = completed(
             [*enter, become, "sh", name, str(self.folder / "hosts"), _program(program) or program, *arguments],
-            env={**kept, "SLURM_CONF": str(self.folder / "slurm.conf"), **(env or {})},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
+            env={**undisturbed(), "SLURM_CONF": str(self.folder / "slurm.conf"), **(env or {})},
+            check=True,
         )
-        assert done.returncode == 0, f"{program} {' '.join(arguments)}: {done.stderr or done.stdout}"
         return done.stdout
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from tests.jobs.launching import RALLYRUN
 from tests.slurm.cluster import TIMEOUT, Slurm
 from tests.waiting import until
 
@@ -103,7 +104,7 @@ class SlurmJobs:
 
     def rallyrun(self, *flags: str, signals: str = "SIGTERM", deaf: bool = False) -> str:
         """The words that start `rallyrun` with the test's workers, for a shell; `deaf` ones stay after SIGTERM."""
-        words = [sys.executable, "-m", "rallypoint.run", *flags, "worker.py", str(self.folder), signals]
+        words = [*RALLYRUN, *flags, "worker.py", str(self.folder), signals]
         return shlex.join([*words, "deaf"] if deaf else words)
 
     def batch(self, *lines: str, nodes: int, options: Sequence[str] = ()) -> SlurmJob:

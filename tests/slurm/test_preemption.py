@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-import sys
 
 import pytest
 
 from rallypoint.agent.features.preemption import REQUEST
+from tests.jobs.launching import RALLYRUN
 from tests.slurm.jobs import SlurmJob, SlurmJobs
 
 TRAINER = """
@@ -40,7 +40,7 @@ say("done")
 def train(jobs: SlurmJobs, *flags: str, options: tuple[str, ...] = (), srun: str = "") -> SlurmJob:
     """A job of two nodes that resumes."""
     (jobs.folder / "train.py").write_text(TRAINER)
-    words = [sys.executable, "-m", "rallypoint.run", "--cluster=auto", "--nproc-per-node=1", *flags, "train.py"]
+    words = [*RALLYRUN, "--cluster=auto", "--nproc-per-node=1", *flags, "train.py"]
     return jobs.batch(f"srun --label {srun} {shlex.join(words)}", nodes=2, options=options)
 
 
@@ -48,7 +48,7 @@ def saved(jobs: SlurmJobs, rank: int) -> int:
     return int((jobs.folder / f"step-{rank}").read_text())
 
 
-def until_it_waits(jobs: SlurmJobs, job: SlurmJob) -> None:
+def until_it_waits(job: SlurmJob) -> None:
     job.until(lambda: job.state == "PENDING", "it waits in the queue")
     assert job.count(r"Root Cause|failed \(|Traceback") == 0
 
@@ -57,7 +57,7 @@ def test_a_signal_has_all_save_and_the_job_requeued_and_it_resumes_there(jobs: S
     job = train(jobs, "--preempt-signals=SIGUSR2", "--requeue=1", srun="--kill-on-bad-exit")
     job.until_said("of 2, run 0: begins at step 0", 2)
     job.cancel("--signal=USR2")
-    until_it_waits(jobs, job)
+    until_it_waits(job)
     assert job.count("run 0: saved step") == 2
     assert (
         job.count("rallyrun: the job was preempted, since .* received SIGUSR2; all workers of this node have saved")
@@ -79,7 +79,7 @@ def test_the_time_limit_is_forestalled(jobs: SlurmJobs) -> None:
     job = train(jobs, "--stop-before-end=55", "--requeue=3", "--shutdown-timeout=5", options=("--time=1",))
     job.until_said("run 0: saved step", 2)
     assert job.count(r"reports that Slurm job \d+ ends in 5\d s: the job is preempted; the workers have 4\d") == 2
-    until_it_waits(jobs, job)
+    until_it_waits(job)
     assert job.count(r"is requeued \(1 of 3\)") == 1
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 
+from tests.jobs.launching import RALLYCTL
 from tests.slurm.jobs import SlurmJobs
 
 
@@ -89,7 +89,7 @@ def test_commands_reach_a_job_from_the_login_node(jobs: SlurmJobs) -> None:
     job.until_up(3)
 
     def rallyctl(*words: str) -> str:
-        command = (sys.executable, "-m", "rallypoint.cli.rallyctl", f"--slurm={job.number}", *words)
+        command = (*RALLYCTL, f"--slurm={job.number}", *words)
         return jobs.cluster(*command, env=jobs.env)
 
     status = rallyctl("status")

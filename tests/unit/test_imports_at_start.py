@@ -9,12 +9,13 @@ does not count.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from typing import NamedTuple
 
 import pytest
+
+from tests.environment import undisturbed
+from tests.processes import completed
 
 pytestmark = pytest.mark.process
 
@@ -92,14 +93,7 @@ class Imported(NamedTuple):
 
 def imported(program: str, *arguments: str) -> Imported:
     """What a program has imported at the moment when it prints that."""
-    ran = subprocess.run(
-        [sys.executable, "-I", "-c", _PRINT + program, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        env={name: value for name, value in os.environ.items() if not name.startswith(("PET_", "RALLYPOINT_"))},
-    )
+    ran = completed([sys.executable, "-I", "-c", _PRINT + program, *arguments], check=True, env=undisturbed())
     (answer,) = [line for line in ran.stdout.splitlines() if line.startswith("MODULES ")]
     modules, size = json.loads(answer.removeprefix("MODULES "))
     return Imported(set(modules), size)
@@ -146,9 +140,7 @@ def test_a_job_of_one_node_needs_no_event_loop_and_no_tls(worker: str) -> None:
 
 
 def imported_by(code: str) -> set[str]:
-    shown = subprocess.run(
-        [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"], capture_output=True, text=True, check=True
-    )
+    shown = completed([sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"], check=True)
     return set(shown.stdout.split())
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint import notices
+from tests.processes import completed
 
 
 @pytest.fixture
@@ -199,7 +200,7 @@ print("never")
 
 @pytest.mark.process
 def test_sigterm_waits_for_a_save() -> None:
-    done = subprocess.run([sys.executable, "-c", SAVING], capture_output=True, text=True, check=False)
+    done = completed([sys.executable, "-c", SAVING])
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "saved 2\n"), done.stderr
 
 
@@ -248,7 +249,7 @@ def test_what_a_save_raises_is_raised_and_nothing_stays_open() -> None:
 @pytest.mark.process
 def test_it_brings_next_to_nothing_of_rallypoint_along() -> None:
     code = "import sys, rallypoint.notices as n; n.pending(); n.acknowledge(); print(*sorted(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = completed([sys.executable, "-c", code], check=True)
     modules = done.stdout.split()
     allowed = {"rallypoint", "rallypoint.base", "rallypoint.notices"}
     allowed |= {"rallypoint.base.light_typing", "rallypoint.base.private_files"}

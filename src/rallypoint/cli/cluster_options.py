@@ -44,7 +44,7 @@ def with_cluster(options: Options, environ: Mapping[str, str], machine: Machine)
     with naming(source):
         finding = find(which, environ, machine)
         if isinstance(finding, Cluster):
-            return _completed(options, finding, environ, machine)
+            return _completed(options, finding, environ)
     says_enough = options.standalone or _meets_somewhere(options)
     if isinstance(finding, Refusal) and not says_enough:
         raise UsageError(f"{source}: {finding.sentence}")
@@ -68,7 +68,7 @@ def this_machine() -> Machine:
     )
 
 
-def _completed(options: Options, cluster: Cluster, environ: Mapping[str, str], machine: Machine) -> Options:
+def _completed(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> Options:
     values: dict[str, Any] = {}
     if not options.standalone:
         if "nnodes" not in options.sources:

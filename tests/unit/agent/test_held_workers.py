@@ -19,7 +19,7 @@ from rallypoint.workers.stop import run_to_end
 from tests.unit.compat.test_subclass import ours
 from tests.unit.workers.rounds import Rounds, rounds_in, runs, waiting
 from tests.unit.workers.test_process import TIMEOUT, guarded
-from tests.unit.workers.tracing import until
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -74,7 +74,7 @@ def test_a_round_that_ends_before_it_has_begun_leaves_them_waiting(node: Node) -
     node.enters(2)
     assert node.starts() == (0, 1)
     assert node.context.pids() == pids
-    assert until(lambda: b"leave 0\nenter 2" in node.context.last_lines(0)())
+    until(lambda: b"leave 0\nenter 2" in node.context.last_lines(0)())
 
 
 def test_one_that_reads_no_more_is_ended_and_started_anew(node: Node) -> None:
@@ -84,5 +84,5 @@ def test_one_that_reads_no_more_is_ended_and_started_anew(node: Node) -> None:
     os.mkfifo(node.rounds.folder / "inprocess.1")
     node.enters(1)
     assert node.starts() == (0,)
-    assert until(lambda: not runs(pids[1]))
+    until(lambda: not runs(pids[1]))
     assert node.context.pids()[0] == pids[0]

@@ -6,7 +6,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -246,8 +246,8 @@ def test_a_query_under_way_ends_with_the_run(tmp_path: Path) -> None:
 # How long the workers have
 
 
-def triggers(notice: float, stop: float, post: Callable[[PreemptionRequested], None] = print) -> PreemptionTriggers:
-    return PreemptionTriggers(Preemption("SIGUSR2, SIGUSR1"), notice, stop, lambda: True, post, time)
+def triggers(notice: float, stop: float) -> PreemptionTriggers:
+    return PreemptionTriggers(Preemption("SIGUSR2, SIGUSR1"), notice, stop, lambda: True, print, time)
 
 
 def test_a_signal_gives_the_notice_timeout_or_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,9 +175,7 @@ def test_each_start_of_workers_has_a_folder_of_its_own(directory: WorkerFolder, 
     assert told(directory, awaited=()) == []
 
 
-def test_workers_that_cannot_be_told_are_not_waited_for(
-    directory: WorkerFolder, tmp_path: Path, clock: HandClock
-) -> None:
+def test_workers_that_cannot_be_told_are_not_waited_for(directory: WorkerFolder, clock: HandClock) -> None:
     folder = Path(directory.reset())
     folder.write_text("in the way")
     directory.post(PREEMPTION, "", 0, 30, waits=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from rallypoint.agent.features.preemption import (
     times_requeued,
 )
 from rallypoint.base.process_table import read_stat
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -96,11 +96,7 @@ def test_a_command_that_does_not_answer_is_ended_with_what_it_has_started(tmp_pa
         ["sh", "-c", f"sleep 1000 & echo $! >{tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; wait"],
         os.environ,
     )
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "pid").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until((tmp_path / "pid").exists)
     assert command.answer() == (None, [])
     started = int((tmp_path / "pid").read_text())
-    while (stat := read_stat(started)) is not None and not stat.ended:
-        assert time.monotonic() < deadline
+    until(lambda: (stat := read_stat(started)) is None or stat.ended)

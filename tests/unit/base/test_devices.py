@@ -15,13 +15,13 @@ from rallypoint.base.errors import UserError
 _UUIDS = ["GPU-aaaa1111-0000", "GPU-aabb2222-0000", "GPU-cccc3333-0000"]
 
 
-def _machine(root: Path, minors: list[int], nodes: list[int], uuids: list[str] = _UUIDS) -> Path:
+def _machine(root: Path, minors: list[int], nodes: list[int]) -> Path:
     """A root folder as the NVIDIA driver lays it out, for GPUs with these device minors."""
     for minor in minors:
         folder = root / f"proc/driver/nvidia/gpus/0000:{minor:02x}:00.0"
         folder.mkdir(parents=True)
         (folder / "information").write_text(
-            f"Model: \t\t NVIDIA H100\nIRQ:   \t\t 183\nGPU UUID: \t {uuids[minor]}\nDevice Minor: \t {minor}\n"
+            f"Model: \t\t NVIDIA H100\nIRQ:   \t\t 183\nGPU UUID: \t {_UUIDS[minor]}\nDevice Minor: \t {minor}\n"
         )
     (root / "dev").mkdir(parents=True)
     for name in [f"nvidia{node}" for node in nodes] + ["nvidiactl", "nvidia-uvm"]:

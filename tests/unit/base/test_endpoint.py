@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import socket
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -30,6 +28,8 @@ from rallypoint.base.endpoint import (
     source_address,
 )
 from rallypoint.base.errors import UserError
+from tests.processes import completed
+from tests.waiting import until
 
 GOOD = [
     (None, Endpoint("localhost", 29400)),
@@ -191,7 +191,7 @@ def needs_its_own(*what: str) -> None:
     """Skip where the kernel or a container does not let us have a network, or mounts, of our own."""
     if not (shutil.which("ip") and shutil.which("unshare")):
         pytest.skip("needs ip and unshare (Debian: iproute2, util-linux), for a network and a hosts file of its own")
-    tried = subprocess.run(["unshare", *what, "true"], check=False, capture_output=True, text=True)
+    tried = completed(["unshare", *what, "true"])
     if tried.returncode:
         pytest.skip(f"the kernel or container does not allow `unshare {' '.join(what)}`: {tried.stderr.strip()}")
 
@@ -202,8 +202,7 @@ def needs_its_own(*what: str) -> None:
 def test_all_addresses_of_all_interfaces_are_this_machine_and_no_others(nonlocal_bind: int) -> None:
     needs_its_own("-n")
     command = ["unshare", "-n", "sh", "-ec", A_HOST.format(nonlocal_bind=nonlocal_bind), sys.executable]
-    done = subprocess.run([*command, *OURS, *OTHERS], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+    done = completed([*command, *OURS, *OTHERS], check=True)
     assert done.stdout.split() == OURS
 
 
@@ -232,13 +231,7 @@ def test_this_machine_is_called_by_ipv4_whatever_the_hosts_file_names_first(
     hosts = tmp_path / "hosts"
     hosts.write_text(SIX_FIRST.format(name=socket.gethostname()))
     script = LOOPBACKS.format(hosts=hosts, change=change, errors=tmp_path / "errors")
-    done = subprocess.run(
-        ["unshare", "-n", "-m", "sh", "-c", script, sys.executable],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = completed(["unshare", "-n", "-m", "sh", "-c", script, sys.executable])
     *addresses, listening, ours, first = done.stdout.split()
     assert addresses == [address] * 4, done.stderr
     assert listening == "::", "the port is free on all addresses (contract section 8)"
@@ -278,7 +271,7 @@ def test_the_outward_address_of_hosts_with_one_family_and_of_networks_without_a_
     hosts.write_text(f"127.0.0.1 localhost\n{own} {socket.gethostname()}\n")
     script = OUTWARD.format(address=address, nodad=nodad, route=route, hosts=hosts)
     command = ["unshare", "-n", "-m", "sh", "-ec", script, sys.executable]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = completed(command)
     assert done.stdout.strip() == own, done.stderr
 
 
@@ -286,9 +279,7 @@ def test_it_is_known_whether_the_other_side_has_received_what_was_written() -> N
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as node:
         assert is_acknowledged(node), "nothing was written"
         node.sendall(b"hello")
-        end = time.monotonic() + 60
-        while not is_acknowledged(node):  # its kernel has it, although nobody has accepted the connection
-            assert time.monotonic() < end
+        until(lambda: is_acknowledged(node))  # its kernel has it, although nobody has accepted the connection
         node.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while True:

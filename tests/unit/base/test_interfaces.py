@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-import subprocess
 
 import pytest
 
 from rallypoint.base import netlink as interfaces
 from rallypoint.base.endpoint import is_local_address
 from rallypoint.base.netlink import interface_addresses
+from tests.processes import completed
 
 
 @pytest.mark.process
 @pytest.mark.skipif(shutil.which("ip") is None, reason="needs `ip` (Debian: apt-get install iproute2)")
 def test_they_are_those_that_ip_shows() -> None:
-    shown = json.loads(subprocess.run(["ip", "-j", "address"], capture_output=True, text=True, check=True).stdout)
+    shown = json.loads(completed(["ip", "-j", "address"], check=True).stdout)
     expected = {
         f"{each['local']}/64" if each.get("temporary") else each["local"]
         for link in shown

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import inspect
 import pickle
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from rallypoint.base import light_dataclasses
+from tests.processes import completed
 
 
 def family(module: Any) -> dict[str, Any]:
@@ -162,5 +162,5 @@ def test_dataclasses_are_imported_when_somebody_asks() -> None:
         before = "dataclasses" in sys.modules
         import dataclasses
         print(before, [each.name for each in dataclasses.fields(LaunchConfig)][:2])"""
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    ran = completed([sys.executable, "-c", program], check=True)
     assert ran.stdout == "False ['min_nodes', 'max_nodes']\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -49,7 +48,7 @@ def test_what_we_hand_on_is_known_without_proc_too() -> None:
     assert {number for number in with_proc.ignored if number < 32} == without.ignored
 
 
-def test_a_kernel_without_the_umask_in_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_without_the_umask_in_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(procfs, "_status", lambda _pid: {"SigIgn": "0"})
     before = os.umask(0o022)
     os.umask(before)

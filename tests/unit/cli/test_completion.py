@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from rallypoint.cli.completion import SHELLS, completion_script
 from rallypoint.cli.parse import PrintCompletion, parse
 from rallypoint.cli.parse import build_parser as build_launcher
 from rallypoint.cli.rallyctl import build_parser, main
+from tests.processes import completed
 
 pytestmark = pytest.mark.process
 
@@ -72,16 +72,7 @@ def test_a_flag_a_verb_and_a_value_are_completed(shell: str, tmp_path: Path) -> 
         pytest.skip(f"{shell} is not installed")
     for name in ("script", "_rallyrun"):
         (tmp_path / name).write_text(completion_script(shell, both()))
-    done = subprocess.run(
-        command,
-        input=asked,
-        cwd=tmp_path,
-        env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = completed(command, input=asked, cwd=tmp_path, env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"})
     assert done.stderr == ""
     at = 0
     for each in wanted:

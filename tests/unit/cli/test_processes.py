@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.errors import NEEDS_LINUX
+from tests.environment import undisturbed
+from tests.jobs.launching import RALLYCTL, RALLYRUN
 
 pytestmark = pytest.mark.process
 
-RALLYRUN = [sys.executable, "-m", "rallypoint.run"]
-RALLYCTL = [sys.executable, "-m", "rallypoint.cli.rallyctl"]
 JOB = [*RALLYRUN, "--standalone", "--no-python"]
 
 
@@ -30,11 +30,9 @@ def _ran(
     stderr: int = subprocess.PIPE,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in an environment without settings of torchrun's."""
-    ours = ("PET_", "TORCH", "LOGLEVEL", "PYTHON_EXEC")
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return subprocess.run(
         command,
-        env=clean | dict(environ or {}),
+        env=undisturbed() | dict(environ or {}),
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,

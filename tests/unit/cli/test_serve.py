@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.base.endpoint import listening_socket
 from rallypoint.base.errors import UserError
 from rallypoint.cli import rallyctl
 from rallypoint.cli.serve import _endpoint, _pages
 from rallypoint.control.coordinator.jobs import ManyJobs
-from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.membership.state import Succeed
+from tests.unit.coordinator.sockets import serving
 from tests.unit.coordinator.test_jobs import Node, World
 
 
@@ -50,16 +49,13 @@ def one_running_and_one_ended() -> Iterator[str]:
     """The endpoint of a control plane with two jobs, of which `done` has ended."""
     world = World()
     world.jobs = ManyJobs()
-    server = ControlServer(world.jobs, listening_socket("127.0.0.1", 0))
-    try:
+    with serving(world.jobs) as server:
         done = Node(world, 1, job="done")
         done.joins()
         done.says(Succeed(0))
         done.goes()
         Node(world, 2, job="goes-on").joins()
         yield f"127.0.0.1:{server.port}"
-    finally:
-        server.close()
 
 
 def test_all_has_those_that_have_ended_while_one_job_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -12,6 +11,8 @@ import pytest
 
 from rallypoint.cli import rallyctl
 from rallypoint.cli import shim as shim_verb
+from tests.jobs.launching import RALLYCTL
+from tests.processes import completed
 
 TORCHS = '#!/bin/sh\necho torch runs "$@"\n'
 
@@ -185,14 +186,7 @@ def test_torchs_own_is_run(environment: Environment, capsys: pytest.CaptureFixtu
     torchrun = environment.torchrun
     text = torchrun.read_text().partition("\n")
     torchrun.write_text(f"#!{sys.executable}{' -I' if not gone else ' -IS'}\n{text[2]}")  # -S: without site-packages
-    ran = subprocess.run(
-        [torchrun, "a"],
-        env={"PATH": os.defpath} | ({} if gone else {"RALLYPOINT_SHIM": "0"}),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ran = completed([torchrun, "a"], env={"PATH": os.defpath} | ({} if gone else {"RALLYPOINT_SHIM": "0"}))
     assert ran.stdout == "torch runs a\n", ran.stderr
     assert ("no longer installed" in ran.stderr) == gone
 
@@ -204,25 +198,21 @@ def test_run_puts_ours_in_front(tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text("print('a worker')\n")
     command = "torchrun --standalone worker.py; RALLYPOINT_SHIM=0 torchrun b; "
     command += "python3 $(command -v torchrun) --standalone worker.py"
-    ran = subprocess.run(
-        [sys.executable, "-m", "rallypoint.cli.rallyctl", "shim", "run", "--", "sh", "-c", command],
+    ran = completed(
+        [*RALLYCTL, "shim", "run", "--", "sh", "-c", command],
         env={
             "PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.defpath}",
             "PYTHONPATH": str(Path(shim_verb.__file__).parents[2]),
             "OMP_NUM_THREADS": "1",
         },
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
     )
     assert ran.stdout == "a worker\ntorch runs b\na worker\n", ran.stderr
 
 
 @pytest.mark.process
 def test_a_command_that_is_not_there_is_a_sentence() -> None:
-    command = [sys.executable, "-m", "rallypoint.cli.rallyctl", "shim", "run", "--", "no-such-command"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    command = [*RALLYCTL, "shim", "run", "--", "no-such-command"]
+    ran = completed(command)
     assert ran.returncode == 1
     assert "no-such-command cannot be started: No such file or directory" in ran.stderr

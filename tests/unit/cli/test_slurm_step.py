@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from rallypoint.cli.rallyctl import main
+from tests.jobs.launching import RALLYCTL
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def test_the_step_runs_the_same_verb(option: list[str], started: list[list[str]]
     assert command[:2] == ["srun", "--jobid=12_3"]
     assert "--overlap" in command
     at = command.index(sys.executable)
-    assert command[at:] == [sys.executable, "-m", "rallypoint.cli.rallyctl", "drain", "n2", "--rdzv-id=j"]
+    assert command[at:] == [*RALLYCTL, "drain", "n2", "--rdzv-id=j"]
 
 
 def test_without_srun_the_user_is_told(started: list[list[str]], capfd: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from rallypoint.cli.rallyctl import VERBS, load, main
 from rallypoint.cli.ssh_launch import LaunchedCommand, read_command
+from tests.processes import completed
 
 HOSTS = "--hosts=a:4,b:4"
 RALLYRUN = ["--", "rallyrun", "train.py"]
@@ -63,7 +63,7 @@ def test_what_cannot_work(
 @pytest.mark.process
 def test_the_help_imports_no_verb() -> None:
     program = "import sys; from rallypoint.cli.rallyctl import build_parser; build_parser(); print(*sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    ran = completed([sys.executable, "-c", program], check=True)
     files = {verb.work.partition(":")[0] for verb in VERBS}
     assert not files & {name.removeprefix("rallypoint.cli.") for name in ran.stdout.split()}
     assert not [

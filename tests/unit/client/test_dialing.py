@@ -14,15 +14,15 @@ from typing import Any, TypeVar
 import pytest
 
 from rallypoint.base.clock import Deadline
-from rallypoint.base.endpoint import Endpoint, listening_socket
+from rallypoint.base.endpoint import Endpoint
 from rallypoint.control.client import dialing
 from rallypoint.control.client.dialing import Dialer, DialTarget, FixedEndpoint
 from rallypoint.control.client.tcp_link import TcpLink
 from rallypoint.control.coordinator.dispatcher import Dispatcher
-from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol.messages import Notification
 from tests.ports import free_port
+from tests.unit.coordinator.sockets import serving
 
 T = TypeVar("T")
 SETTINGS = Settings("job", 1, 1)
@@ -64,11 +64,8 @@ def dialer_to(port: int) -> Dialer:
 
 @contextmanager
 def served() -> Iterator[int]:
-    server = ControlServer(Dispatcher(SETTINGS), listening_socket("127.0.0.1", 0))
-    try:
+    with serving(Dispatcher(SETTINGS)) as server:
         yield server.port
-    finally:
-        server.close()
 
 
 @contextmanager

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
 from rallypoint.compat import names
+from tests.processes import completed
 
 ASKS = """
 import sys
@@ -36,9 +36,7 @@ TORCHS
 
 
 def asks(line: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", ASKS.replace("TORCHS", line)], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = completed([sys.executable, "-c", ASKS.replace("TORCHS", line)])
     return done.stderr.strip().rpartition("\n")[2]
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import rallypoint.compat.shim as shim
+from tests.environment import undisturbed
+from tests.processes import completed
 
 pytestmark = pytest.mark.process
 
@@ -53,16 +55,11 @@ def torch(tmp_path: Path) -> Path:
 
 def python(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run Python as under `rallyctl shim run`."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "RALLYPOINT_"))}
     path = os.pathsep.join([str(HOOK), str(folder), str(HOOK.parents[2])])
-    return subprocess.run(
+    return completed(
         [sys.executable, *arguments],
-        env=environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "LOGLEVEL": "INFO"} | variables,
+        env=undisturbed() | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "LOGLEVEL": "INFO"} | variables,
         cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
     )
 
 

@@ -10,18 +10,16 @@ from contextlib import ExitStack, contextmanager, suppress
 import msgspec
 import pytest
 
-from rallypoint.base.endpoint import listening_socket
 from rallypoint.base.log import RateLimitedLog
 from rallypoint.control.coordinator import connection
 from rallypoint.control.coordinator.dispatcher import Dispatcher
-from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import MAGIC, frame
 from rallypoint.control.protocol.handshake import PROTOCOL_VERSION, ClientHandshake, HandshakeRefused
 from rallypoint.control.protocol.messages import Confirmed, ConfirmRequest, Heartbeat, Notification
-from tests.unit.coordinator.sockets import SocketNode
+from tests.unit.coordinator.sockets import SocketNode, serving
 
 TIMEOUT = 120.0
 SETTINGS = Settings("job", 1, 1)
@@ -29,11 +27,8 @@ SETTINGS = Settings("job", 1, 1)
 
 @contextmanager
 def served(dispatcher: Dispatcher | None = None) -> Iterator[int]:
-    server = ControlServer(dispatcher or Dispatcher(SETTINGS), listening_socket("127.0.0.1", 0))
-    try:
+    with serving(dispatcher or Dispatcher(SETTINGS)) as server:
         yield server.port
-    finally:
-        server.close()
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import queue
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -39,7 +38,8 @@ from rallypoint.control.protocol.observation import FaultCommand
 from rallypoint.failures.cause import Cause
 from rallypoint.rendezvous.elastic import own_node
 from tests.ports import free_port
-from tests.unit.rendezvous.listening import Heard
+from tests.unit.coordinator.sockets import Heard, serving
+from tests.waiting import until
 
 TIMEOUT = 120.0
 CAUSE = Cause(0, 0, "a", 42, -9, "Signal 9 (SIGKILL)", "", 0.0, "")
@@ -78,12 +78,8 @@ class Node:
 @contextmanager
 def served(nodes: int) -> Iterator[tuple[Dispatcher, Endpoint]]:
     dispatcher = Dispatcher(Settings("job", nodes, nodes))
-    server = ControlServer(dispatcher, listening_socket("127.0.0.1", 0))
-    try:
+    with serving(dispatcher) as server:
         yield dispatcher, Endpoint("127.0.0.1", server.port)
-    finally:
-        server.close()
-        assert not server.connections
 
 
 def test_a_server_that_ends_says_why_before_it_hangs_up() -> None:
@@ -176,18 +172,11 @@ def test_an_error_that_nobody_foresaw_is_told_too() -> None:
     node.link.close()
 
 
-def until_one_has_joined(dispatcher: Dispatcher) -> None:
-    timeout = time.monotonic() + TIMEOUT
-    while not dispatcher.state.participants:
-        assert time.monotonic() < timeout
-        threading.Event().wait(0.01)
-
-
 def test_who_was_refused_does_not_miss_the_server_that_goes() -> None:
     with served(nodes=3) as (dispatcher, endpoint):
         a, b = Node(endpoint), Node(endpoint)
         b.join(7002)
-        until_one_has_joined(dispatcher)
+        until(lambda: dispatcher.state.participants)
         a.link.send(JoinRequest(NodeInfo("default", 1, "", 7001), 1.0))
         for node in (a, b):  # the second has 600 s yet
             refused = node.hears()
@@ -207,7 +196,7 @@ def test_a_join_has_one_deadline_whoever_decides_on_it() -> None:
     with served(nodes=2) as (dispatcher, endpoint):
         node = Node(endpoint, wait=30.0)
         node.link.send(JoinRequest(NodeInfo("default", 1, "", 7001), 1.5))
-        until_one_has_joined(dispatcher)
+        until(lambda: dispatcher.state.participants)
     assert isinstance(node.hears(), LinkDown)
     assert "has not come back within" in node.loses()
     node.link.close()

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import socket
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from queue import SimpleQueue
 
 import pytest
 
 from rallypoint.base.clock import BOOT_CLOCK, Deadline
-from rallypoint.base.endpoint import Endpoint, listening_socket
+from rallypoint.base.endpoint import Endpoint
 from rallypoint.control.client.dialing import DialTarget, FixedEndpoint
 from rallypoint.control.client.tcp_link import TcpLink
 from rallypoint.control.coordinator import connection
@@ -33,7 +32,8 @@ from rallypoint.control.protocol.messages import (
     Progress,
     ProgressRequest,
 )
-from tests.unit.coordinator.sockets import SocketNode
+from tests.unit.coordinator.sockets import SocketNode, serving
+from tests.waiting import until
 
 TIMEOUT = 120.0
 SETTINGS = Settings("job", 2, 2, lease=3600.0)
@@ -69,14 +69,18 @@ class Node(SocketNode):
 
 @contextmanager
 def session(dispatcher: Dispatcher) -> Iterator[Node]:
-    server = ControlServer(dispatcher, listening_socket("127.0.0.1", 0))
-    try:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT) as made:
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            yield Node(made)
-    finally:
-        server.close()
-        assert not server.connections
+    with (
+        serving(dispatcher) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT) as made,
+    ):
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        yield Node(made)
+
+
+def linked(server: ControlServer, settings: Settings) -> closing[TcpLink]:
+    place = FixedEndpoint(DialTarget(Endpoint("127.0.0.1", server.port)))
+    told = SimpleQueue[Notification]()
+    return closing(TcpLink(place, settings, NodeId("", 1, 0), told.put, Deadline.after(TIMEOUT)))
 
 
 def test_who_has_joined_again_before_its_connection_breaks_is_lost_and_has_not_left() -> None:
@@ -87,10 +91,7 @@ def test_who_has_joined_again_before_its_connection_breaks_is_lost_and_has_not_l
         while not (dispatcher.state.complete and dispatcher.state.round == 1):
             node.hears()
         node.made.close()
-        until = time.monotonic() + TIMEOUT
-        while sum(dispatcher.state.ledger) < 2:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        until(lambda: sum(dispatcher.state.ledger) >= 2)
     assert (dispatcher.state.ledger.departed, dispatcher.state.ledger.lost) == (1, 1)
 
 
@@ -139,19 +140,11 @@ def test_a_heartbeat_is_not_counted_while_something_is_still_to_be_told() -> Non
 
 def test_a_link_knows_when_the_heartbeat_was_sent_that_was_answered() -> None:
     settings = SETTINGS._replace(lease=0.3)
-    server = ControlServer(Dispatcher(settings), listening_socket("127.0.0.1", 0))
-    place, began = DialTarget(Endpoint("127.0.0.1", server.port)), BOOT_CLOCK.monotonic()
-    deadline, told = Deadline.after(TIMEOUT), SimpleQueue[Notification]()
-    link = TcpLink(FixedEndpoint(place), settings, NodeId("", 1, 0), told.put, deadline)
-    try:
+    began = BOOT_CLOCK.monotonic()
+    with serving(Dispatcher(settings)) as server, linked(server, settings) as link:
         assert link.confirmed_at == -math.inf
-        while link.confirmed_at == -math.inf:
-            assert not deadline.expired
-            time.sleep(0.01)
+        until(lambda: link.confirmed_at > -math.inf)
         assert began < link.confirmed_at < BOOT_CLOCK.monotonic()
-    finally:
-        link.close()
-        server.close()
 
 
 @pytest.mark.parametrize(("most", "interval"), [(0, SETTINGS.lease / 2.1), (256, 0.0)])
@@ -172,11 +165,5 @@ def test_a_node_sends_heartbeats_as_often_as_the_server_wants(monkeypatch: pytes
         return heartbeat(number)
 
     monkeypatch.setattr(dispatcher, "heartbeat", counted)
-    server = ControlServer(dispatcher, listening_socket("127.0.0.1", 0))
-    place = FixedEndpoint(DialTarget(Endpoint("127.0.0.1", server.port)))
-    link = TcpLink(place, SETTINGS, NodeId("", 1, 0), lambda _notification: None, Deadline.after(TIMEOUT))
-    try:
+    with serving(dispatcher) as server, linked(server, SETTINGS):
         assert all(came.acquire(timeout=TIMEOUT) for _ in range(3))  # by its lease there would be none for 20 minutes
-    finally:
-        link.close()
-        server.close()

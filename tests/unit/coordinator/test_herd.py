@@ -10,19 +10,18 @@ from contextlib import closing, contextmanager
 import pytest
 
 from rallypoint.base.clock import Deadline
-from rallypoint.base.endpoint import _TCP_THIN_LINEAR_TIMEOUTS, Endpoint, listening_socket
+from rallypoint.base.endpoint import _TCP_THIN_LINEAR_TIMEOUTS, Endpoint
 from rallypoint.control.client import dialing
 from rallypoint.control.client.dialing import DialTarget, FixedEndpoint
 from rallypoint.control.client.tcp_link import TcpLink
 from rallypoint.control.coordinator import connection
 from rallypoint.control.coordinator.dispatcher import Dispatcher
-from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import MAGIC, frame
 from rallypoint.control.protocol.handshake import ClientHandshake, Hello, Welcome
 from rallypoint.control.protocol.messages import LinkDown, LinkOpened, Notification
-from tests.unit.coordinator.sockets import SocketNode
+from tests.unit.coordinator.sockets import SocketNode, serving
 
 TIMEOUT = 120.0
 JOB = Settings("job", 2, 2, join_timeout=TIMEOUT)
@@ -84,23 +83,16 @@ def test_a_session_is_not_left_while_the_other_side_receives_what_is_said() -> N
 
 def test_a_connection_that_says_nothing_has_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HANDSHAKE_TIMEOUT", 0.05)
-    server = ControlServer(Dispatcher(JOB), socket.create_server(("127.0.0.1", 0)))
-    try:
+    with serving(Dispatcher(JOB)) as server:
         for _ in range(2):  # the timer is one for all
             with socket.create_connection(("127.0.0.1", server.port), TIMEOUT) as made:
                 assert made.recv(1) == b""
-    finally:
-        server.close()
 
 
 def test_accepted_connections_have_the_options_of_the_listener() -> None:
-    server = ControlServer(Dispatcher(JOB), listening_socket("127.0.0.1", 0))
-    try:
-        with socket.create_connection(("127.0.0.1", server.port), TIMEOUT) as made:
-            SocketNode(made).greets(ClientHandshake("job", None, b"n", JOB).hello("h", NodeId("h", 1, 7)))
-            (accepted,) = server.connections
-            own = accepted._transport.socket
-            options = (socket.TCP_NODELAY, _TCP_THIN_LINEAR_TIMEOUTS)
-            assert [own.getsockopt(socket.IPPROTO_TCP, each) for each in options] == [1, 1]
-    finally:
-        server.close()
+    with serving(Dispatcher(JOB)) as server, socket.create_connection(("127.0.0.1", server.port), TIMEOUT) as made:
+        SocketNode(made).greets(ClientHandshake("job", None, b"n", JOB).hello("h", NodeId("h", 1, 7)))
+        (accepted,) = server.connections
+        own = accepted._transport.socket
+        options = (socket.TCP_NODELAY, _TCP_THIN_LINEAR_TIMEOUTS)
+        assert [own.getsockopt(socket.IPPROTO_TCP, each) for each in options] == [1, 1]

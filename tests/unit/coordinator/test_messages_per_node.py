@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -14,11 +14,10 @@ import pytest
 from rallypoint.agent.third_party import exchange, exit_barrier
 from rallypoint.base.clock import Deadline
 from rallypoint.base.descriptors import allow_descriptors
-from rallypoint.base.endpoint import Endpoint, listening_socket
+from rallypoint.base.endpoint import Endpoint
 from rallypoint.control.client.dialing import DialTarget, FixedEndpoint
 from rallypoint.control.client.tcp_link import TcpLink
 from rallypoint.control.coordinator.dispatcher import Dispatcher
-from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.membership.state import Fail, NodeId, NodeInfo, Settings, Succeed
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.messages import (
@@ -36,6 +35,7 @@ from rallypoint.failures.cause import Cause
 from rallypoint.store import plain
 from rallypoint.store.plain import HashStore
 from rallypoint.store.wire import Op
+from tests.unit.coordinator.sockets import serving
 
 SIZES = (2, 64, 512)
 TIMEOUT = 120.0
@@ -111,14 +111,11 @@ def met(count: int) -> Iterator[tuple[CountingDispatcher, Nodes]]:
     allow_descriptors(2 * count)
     settings = Settings("job", count, count, lease=NO_HEARTBEATS)
     dispatcher = CountingDispatcher(settings)
-    server = ControlServer(dispatcher, listening_socket("127.0.0.1", 0))
-    nodes = Nodes(count, Endpoint("127.0.0.1", server.port), settings)
-    try:
+    with (
+        serving(dispatcher) as server,
+        closing(Nodes(count, Endpoint("127.0.0.1", server.port), settings)) as nodes,
+    ):
         yield dispatcher, nodes
-    finally:
-        nodes.close()
-        server.close()
-        assert not server.connections
 
 
 def join(node: int) -> JoinRequest:

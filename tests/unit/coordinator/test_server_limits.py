@@ -20,7 +20,7 @@ from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol.handshake import ClientHandshake, Hello
 from rallypoint.control.protocol.messages import CollectedPart, NodesWaiting
 from rallypoint.control.protocol.observation import JobList, ListRequest, decode_watcher_notification
-from tests.unit.coordinator.sockets import SocketNode
+from tests.unit.coordinator.sockets import SocketNode, serving
 from tests.unit.coordinator.test_control import TIMEOUT
 from tests.waiting import until
 
@@ -37,8 +37,7 @@ def greeted(server: ControlServer, hello: Hello) -> socket.socket:
 def test_a_watcher_that_names_its_job_is_not_told_of_others() -> None:
     jobs = ManyJobs()
     jobs.dispatcher_for(HELLO._replace(job="job"), "127.0.0.1")
-    server = ControlServer(jobs, listening_socket("127.0.0.1", 0))
-    try:
+    with serving(jobs) as server:
         with socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT) as raw:
             of_any = SocketNode(raw)
             of_any.greets(HELLO._replace(is_watcher=True))
@@ -47,8 +46,6 @@ def test_a_watcher_that_names_its_job_is_not_told_of_others() -> None:
         with greeted(server, HELLO._replace(is_watcher=True, job="job")) as raw:
             SocketNode(raw).says(ListRequest())
             assert raw.recv(1000) == b"", "it closed the connection"
-    finally:
-        server.close()
 
 
 @pytest.mark.parametrize(
@@ -57,37 +54,29 @@ def test_a_watcher_that_names_its_job_is_not_told_of_others() -> None:
     ids=["only greets", "watches no job"],
 )
 def test_who_has_been_answered_counts_as_no_session_and_makes_room(hello: Hello) -> None:
-    server = ControlServer(ManyJobs(), listening_socket("127.0.0.1", 0))
-    try:
-        with greeted(server, hello) as raw:
-            assert server._connections is not None
-            limiter = server._connections.limiter
-            assert len(limiter._waiting) == 1
-            server._loop.call(cast("Callable[[], None]", limiter.make_room))
-            while raw.recv(1000):
-                pass
-    finally:
-        server.close()
+    with serving(ManyJobs()) as server, greeted(server, hello) as raw:
+        assert server._connections is not None
+        limiter = server._connections.limiter
+        assert len(limiter._waiting) == 1
+        server._loop.call(cast("Callable[[], None]", limiter.make_room))
+        while raw.recv(1000):
+            pass
 
 
 def test_much_that_was_collected_does_not_end_the_session_of_who_reads_it_slowly() -> None:
     dispatcher = Dispatcher(Settings("job", 1, 1))
-    server = ControlServer(dispatcher, listening_socket("127.0.0.1", 0))
-    try:
-        with greeted(server, HELLO._replace(job="job")) as raw:
-            (connection,) = server.connections
-            part = CollectedPart(1, bytes(48 * 1024), False, "n1")
-            for _ in range(200):
-                connection.post(part)
-            transport = connection._transport
-            until(lambda: len(transport.unsent) > 4 * 1024 * 1024 or transport.is_closing)
-            assert not transport.is_closing
-            for number in range(200):
-                connection.post(NodesWaiting(number, 1, ("x" * 40_000,)))
-            until(lambda: transport.is_closing)
-            raw.close()
-    finally:
-        server.close()
+    with serving(dispatcher) as server, greeted(server, HELLO._replace(job="job")) as raw:
+        (connection,) = server.connections
+        part = CollectedPart(1, bytes(48 * 1024), False, "n1")
+        for _ in range(200):
+            connection.post(part)
+        transport = connection._transport
+        until(lambda: len(transport.unsent) > 4 * 1024 * 1024 or transport.is_closing)
+        assert not transport.is_closing
+        for number in range(200):
+            connection.post(NodesWaiting(number, 1, ("x" * 40_000,)))
+        until(lambda: transport.is_closing)
+        raw.close()
 
 
 def test_a_server_whose_loop_is_busy_is_closed_in_time(

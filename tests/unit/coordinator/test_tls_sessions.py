@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
 
@@ -13,20 +13,18 @@ import pytest
 import trustme
 
 from rallypoint.base.clock import Deadline
-from rallypoint.base.endpoint import Endpoint, listening_socket
+from rallypoint.base.endpoint import Endpoint
 from rallypoint.base.tls import ControlTls, TlsFiles
 from rallypoint.control.client.dialing import DialTarget, FixedEndpoint
 from rallypoint.control.client.tcp_link import TcpLink
 from rallypoint.control.coordinator import connection
 from rallypoint.control.coordinator.dispatcher import Dispatcher
-from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
 from rallypoint.control.protocol.handshake import ClientHandshake
 from rallypoint.control.protocol.messages import JoinRequest, LinkLost, Notification, Placed
 from rallypoint.store.client import TCPStore
 from rallypoint.store.server import RoundStores
-from tests.unit.coordinator.sockets import SocketNode
-from tests.unit.rendezvous.listening import Heard
+from tests.unit.coordinator.sockets import Heard, SocketNode, serving
 
 TIMEOUT = 120.0
 JOB = Settings("job", 1, 1, join_timeout=TIMEOUT)
@@ -59,12 +57,8 @@ def _authority(tmp_path: Path) -> Authority:
 
 @contextmanager
 def served(tls: ControlTls | None) -> Iterator[Endpoint]:
-    server = ControlServer(Dispatcher(JOB), listening_socket("127.0.0.1", 0), tls=tls)
-    try:
+    with serving(Dispatcher(JOB), tls=tls) as server:
         yield Endpoint("127.0.0.1", server.port)
-    finally:
-        server.close()
-        assert not server.connections
 
 
 def joined(endpoint: Endpoint, tls: ControlTls | None) -> Notification:
@@ -165,14 +159,10 @@ def test_a_plain_peer_and_a_tls_peer_tell_each_other_in_one_sentence(authority: 
 
 def test_the_workers_of_a_static_job_share_the_port_and_need_no_certificate(authority: Authority) -> None:
     stores, tls = RoundStores(), ControlTls(authority.files("127.0.0.1"))
-    server = ControlServer(Dispatcher(JOB), listening_socket("127.0.0.1", 0), tls=tls, fallback=stores.add_connection)
-    endpoint = Endpoint("127.0.0.1", server.port)
-    try:
+    with serving(Dispatcher(JOB), tls=tls, fallback=stores.add_connection) as server, closing(stores):
+        endpoint = Endpoint("127.0.0.1", server.port)
         assert isinstance(joined(endpoint, ControlTls(authority.files("node1"))), Placed)
         store = TCPStore("127.0.0.1", server.port)
         store.set("key", b"value")
         assert store.get("key") == b"value"
         store.close()
-    finally:
-        stores.close()
-        server.close()

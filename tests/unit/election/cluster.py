@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from random import Random
 
 from rallypoint.control.election import steps
@@ -173,22 +172,21 @@ class Cluster:
         self._incarnations += 1
         return f"coordinator-{self._incarnations}"
 
-    def pass_time(self, seconds: float, agents: Sequence[Agent] | None = None) -> None:
-        """Let time pass, in which these agents (or all) have their answers at once."""
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, in which all agents have their answers at once."""
         until = self.now + seconds
-        living = self.agents if agents is None else agents
         while True:
-            for agent in living:
+            for agent in self.agents:
                 agent.settle()
-            at = min([agent.election.wake_at for agent in living], default=until)
+            at = min([agent.election.wake_at for agent in self.agents], default=until)
             if at > until:
                 break
             self._advance(max(at, self.now))
-            for agent in living:
+            for agent in self.agents:
                 if agent.election.wake_at <= self.now:
                     agent.step(steps.Tick())
         self._advance(until)
-        for agent in living:
+        for agent in self.agents:
             agent.settle()
 
     def _advance(self, until: float) -> None:

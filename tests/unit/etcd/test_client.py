@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import subprocess
 import sys
 import threading
 
@@ -22,6 +21,7 @@ from rallypoint.control.etcd.api import (
 )
 from tests.etcd_client import WritingClient as EtcdClient
 from tests.etcd_cluster import EtcdCluster
+from tests.processes import completed
 
 
 def test_a_value_is_stored_changed_and_deleted(client: EtcdClient, prefix: bytes) -> None:
@@ -163,5 +163,5 @@ def test_what_others_import_of_it_brings_nothing_heavy() -> None:
         "import sys, rallypoint.control.etcd.api, rallypoint.control.etcd.client; "
         "print([name for name in ('asyncio', 'ssl', 'h2', 'grpclib') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = completed([sys.executable, "-c", script], check=True)
     assert done.stdout == "[]\n"

@@ -17,6 +17,7 @@ from rallypoint.failures.cause import Cause
 from rallypoint.failures.failure import ProcessFailure, error_data, write_error_file
 from rallypoint.failures.record import ErrorHandler, record
 from rallypoint.failures.report import ChildFailedError
+from tests.processes import completed
 
 
 @pytest.fixture(autouse=True)
@@ -209,6 +210,6 @@ def test_a_crash_shows_the_python_stack() -> None:
 @pytest.mark.process
 def test_a_worker_pays_for_no_import_that_it_may_not_need(module: str) -> None:
     code = f"import sys, rallypoint.failures.{module}; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = completed([sys.executable, "-c", code], check=True)
     heavy = {"asyncio", "ctypes", "importlib.metadata", "json", "msgspec", "socket", "subprocess", "tempfile", "torch"}
     assert heavy & set(done.stdout.split()) == set()

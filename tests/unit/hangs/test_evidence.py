@@ -32,6 +32,7 @@ from rallypoint.observe.hangs.report import groups_of, report_lines
 from rallypoint.workers.context import SubprocessContext
 from rallypoint.workers.logs.specs import DefaultLogsSpecs
 from rallypoint.workers.preload.forkable import untracked_read
+from tests.processes import completed
 from tests.unit.agent.test_incident import node_of
 from tests.waiting import until
 
@@ -129,7 +130,7 @@ def test_a_process_that_may_not_be_read_is_told_with_what_to_do(tmp_path: Path) 
     target = started(tmp_path, CANNOT_BE_READ)
     try:
         command = [sys.executable, "-c", DENIED, str(target.pid)]
-        told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+        told = completed(command, check=True).stdout.splitlines()
     finally:
         target.kill()
         target.wait()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from rallypoint import inprocess
 from rallypoint.inprocess import Round
+from tests.processes import completed
 from tests.unit.inprocess.agent import PREAMBLE, worker
 
 process = pytest.mark.process
@@ -576,7 +576,7 @@ def test_it_brings_no_torch_along_and_little_else() -> None:
     code = (
         "import sys; before = set(sys.modules); import rallypoint.inprocess; print(*sorted(set(sys.modules) - before))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = completed([sys.executable, "-c", code], check=True)
     modules = set(done.stdout.split())
     assert {each for each in modules if each.startswith("rallypoint")} == {
         "rallypoint",

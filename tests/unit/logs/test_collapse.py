@@ -83,14 +83,14 @@ def test_many_lines_do_not_fill_the_memory() -> None:
     assert groups.waiting < 1_100_000
 
 
-def collapsed(folder: Path, written: dict[int, bytes], seconds: float = 60.0) -> tuple[str, dict[int, bytes]]:
+def collapsed(folder: Path, written: dict[int, bytes]) -> tuple[str, dict[int, bytes]]:
     """What the console shows, and what is in the files."""
     paths = {rank: str(folder / f"{rank}.log") for rank in written}
     console = os.open(folder / "console", os.O_CREAT | os.O_RDWR)
     prefixes = {rank: f"[default{rank}]:" for rank in written}
     ranks = {rank: rank + 8 for rank in written}
     dest = LogsDest(stdouts=paths, stderrs=dict.fromkeys(paths, os.devnull), tee_stdouts=paths)
-    outputs = Outputs(dest, range(len(written)), prefixes, console, console, collapse=seconds, global_ranks=ranks)
+    outputs = Outputs(dest, range(len(written)), prefixes, console, console, collapse=60.0, global_ranks=ranks)
     try:
         for rank, data in written.items():
             out, _ = outputs.stdio(rank)

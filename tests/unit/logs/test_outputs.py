@@ -23,6 +23,7 @@ from rallypoint.workers.logs import outputs as module
 from rallypoint.workers.logs.outputs import Outputs, Pump
 from rallypoint.workers.logs.specs import LogsDest
 from rallypoint.workers.logs.tail import Tail
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -280,10 +281,7 @@ def test_where_all_output_is_read_no_line_is_missed_and_none_is_changed(
         outputs.started(rank)
         assert outputs.marks() == marks[-1], "it has written nothing yet"
         worker.communicate(b"", DEADLINE)
-        deadline = time.monotonic() + DEADLINE
-        while outputs.marks() == marks[-1]:
-            assert time.monotonic() < deadline, f"what rank {rank} has written is not seen"
-            time.sleep(0.01)
+        until(lambda: outputs.marks() != marks[-1], f"what rank {rank} has written is seen")
         marks.append(outputs.marks())
     outputs.close()
     assert (out.end(), err.end(), (tmp_path / "out").read_bytes()) == (b"x", b"", b"x")

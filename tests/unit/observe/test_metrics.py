@@ -28,6 +28,7 @@ from rallypoint.observe.metrics import (
 )
 from rallypoint.observe.telemetry import agent_events as events
 from rallypoint.observe.telemetry.agent_events import NodePhase
+from tests.processes import completed
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -120,8 +121,7 @@ def test_promtool_finds_no_fault_with_the_alerts() -> None:
         ["check", "rules", "rallypoint-alerts.yaml"],
         ["check", "config", "--syntax-only", "prometheus.yaml"],
     ):
-        done = subprocess.run([str(PROMTOOL), *command], cwd=DEPLOY, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        completed([str(PROMTOOL), *command], cwd=DEPLOY, check=True)
 
 
 @pytest.mark.parametrize("file", ["rallypoint-alerts.yaml", "grafana-dashboard.json"])

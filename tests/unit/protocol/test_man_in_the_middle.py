@@ -12,19 +12,18 @@ from contextlib import contextmanager
 import pytest
 
 from rallypoint.base.clock import Deadline
-from rallypoint.base.endpoint import Endpoint, listening_socket
+from rallypoint.base.endpoint import Endpoint
 from rallypoint.base.secrets import Secret, new_secret, token
 from rallypoint.control.client.dialing import DialTarget, FixedEndpoint
 from rallypoint.control.client.tcp_link import TcpLink
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.jobs import ManyJobs
-from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.membership.state import Close, NodeId, NodeInfo, Settings
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import MAGIC, FrameReader, frame
 from rallypoint.control.protocol.handshake import Challenge, Welcome
 from rallypoint.control.protocol.messages import JobEnded, JoinRequest, LinkDown, LinkLost, Placed
-from tests.unit.rendezvous.listening import Heard
+from tests.unit.coordinator.sockets import Heard, serving
 
 TIMEOUT = 120.0
 JOB = Settings("job", 1, 1, join_timeout=TIMEOUT)
@@ -41,8 +40,8 @@ def as_it_is(payload: bytes, _to_node: int, _number: int) -> list[bytes]:
 class Between:
     """Passes on what a `Change` makes of each frame of one connection after the other."""
 
-    def __init__(self, target: Endpoint, change: Change) -> None:
-        self._target = target
+    def __init__(self, port: int, change: Change) -> None:
+        self._target = Endpoint("127.0.0.1", port)
         self._change = change
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = Endpoint(*self._listener.getsockname())
@@ -90,13 +89,8 @@ class Between:
 @contextmanager
 def between(change: Change, key: bytes | None) -> Iterator[Between]:
     keys = None if key is None else lambda _job: (key,)
-    server = ControlServer(Dispatcher(JOB), listening_socket("127.0.0.1", 0), keys=keys)
-    middle = Between(Endpoint("127.0.0.1", server.port), change)
-    try:
+    with serving(Dispatcher(JOB), keys) as server, contextlib.closing(Between(server.port, change)) as middle:
         yield middle
-    finally:
-        middle.close()
-        server.close()
 
 
 @contextmanager
@@ -167,31 +161,25 @@ def greeting_changed(payload: bytes, to_node: int, number: int) -> list[bytes]:
 
 
 def test_a_greeting_that_was_changed_proves_nothing() -> None:
-    jobs = ManyJobs()
-    server = ControlServer(jobs, listening_socket("127.0.0.1", 0), keys=SECRET.keys)
-    middle = Between(Endpoint("127.0.0.1", server.port), greeting_changed)
-    try:
-        with linked(middle.endpoint, KEY) as told:
-            lost = told.get(timeout=TIMEOUT)
-            assert isinstance(lost, LinkLost)
-            assert "RALLYPOINT_SECRET" in lost.detail
-    finally:
-        middle.close()
-        server.close()
+    with (
+        serving(ManyJobs(), SECRET.keys) as server,
+        contextlib.closing(Between(server.port, greeting_changed)) as middle,
+        linked(middle.endpoint, KEY) as told,
+    ):
+        lost = told.get(timeout=TIMEOUT)
+        assert isinstance(lost, LinkLost)
+        assert "RALLYPOINT_SECRET" in lost.detail
 
 
 def test_the_token_of_one_job_opens_no_other() -> None:
-    server = ControlServer(ManyJobs(), listening_socket("127.0.0.1", 0), keys=SECRET.keys)
-    endpoint = Endpoint("127.0.0.1", server.port)
     mine = Secret((token(SECRET, "job"),))
-    try:
+    with serving(ManyJobs(), SECRET.keys) as server:
+        endpoint = Endpoint("127.0.0.1", server.port)
         with linked(endpoint, mine.keys("job")[0]) as told:
             assert isinstance(told.get(timeout=TIMEOUT), Placed)
         other = JOB._replace(run_id="other")
         with linked(endpoint, mine.keys("other")[0], other) as told:
             assert isinstance(told.get(timeout=TIMEOUT), LinkLost)
-    finally:
-        server.close()
 
 
 @pytest.mark.parametrize("skips_challenge", [False, True])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sysconfig
 from pathlib import Path
 
 import build_native
 import pytest
 
+from tests.processes import completed
 from tests.unit.store.both import is_compiled
 
 pytestmark = pytest.mark.process
@@ -53,7 +53,7 @@ def test_the_module_is_hardened() -> None:
 
     def shown(*what: str) -> str:
         command = ["readelf", *what, str(build_native.BUILT)]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return completed(command, check=True).stdout
 
     assert "__stack_chk_fail" in shown("--wide", "--dyn-syms")
     assert "BIND_NOW" in shown("--dynamic")

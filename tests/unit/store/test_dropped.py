@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 
@@ -11,6 +10,7 @@ import pytest
 from rallypoint.store.client import TCPStore
 from rallypoint.store.errors import StoreConnectionError
 from tests.ports import free_port
+from tests.processes import completed
 
 CIRCLE = """
 import gc, sys
@@ -32,7 +32,7 @@ for number in range(4):
 @pytest.mark.process
 def test_a_store_that_is_dropped_in_a_circle_leaves_its_port_and_warns_of_nothing() -> None:
     command = [sys.executable, "-W", "always", "-c", CIRCLE, str(free_port())]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = completed(command)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -93,5 +93,5 @@ def rendezvous():
 @pytest.mark.process
 def test_a_process_that_ends_with_something_open_says_nothing(what: str, end: str) -> None:
     program = "\n".join([_IMPORTS, what, end])
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    ended = completed([sys.executable, "-c", program], check=True)
     assert ended.stderr == ""

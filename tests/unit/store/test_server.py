@@ -8,7 +8,6 @@ import logging
 import os
 import resource
 import socket
-import subprocess
 import sys
 import threading
 from contextlib import ExitStack, suppress
@@ -19,6 +18,7 @@ from rallypoint.store import server as server_module
 from rallypoint.store.plain import PlainTransport
 from rallypoint.store.server import STORE_VARIABLE, StoreServer, StoreThread
 from tests import typed_requests as wire
+from tests.processes import completed, resident
 from tests.unit.store.both import choose, no_more_descriptors
 from tests.unit.store.conftest import SharedPort
 from tests.unit.store.sockets import DEADLINE, Raw
@@ -56,12 +56,6 @@ def test_replies_earned_before_a_violation_arrive(server: StoreServer | SharedPo
         assert client.receive(4) == b"\5\0\0\0"
         assert client.closed()
     assert len(lines) == 1
-
-
-def resident() -> int:
-    """Bytes of memory that this process has in use."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_replies_to_a_client_that_does_not_read_take_no_memory(server: StoreServer | SharedPort) -> None:
@@ -239,7 +233,7 @@ def test_a_store_imports_nothing_before_its_first_client_and_no_asyncio_at_all()
         "TCPStore('127.0.0.1', s.port).set('k', 'v'); print('rallypoint.store.transport' in sys.modules);"
         "print([name for name in ('asyncio', 'uvloop', 'msgspec', 'tempfile') if name in sys.modules])"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    out = completed([sys.executable, "-c", code], check=True)
     assert out.stdout.split("\n") == ["False", "True", "[]", ""]
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from rallypoint.store.transport import StoreGuard
 from tests import typed_requests as wire
 from tests.effort import examples
+from tests.processes import resident
 from tests.unit.store.both import Bench, Peer, bench, is_compiled
 from tests.unit.store.requests import STEPS, WAITING_STEPS
 from tests.unit.store.test_both import both, compiled, logged, played
@@ -260,12 +261,6 @@ def test_a_list_tells_the_keys_of_one_moment(kind: str, steps: list[wire.Request
                 found.extend(peer.received())
             lists = [names(bytes(found[:-4]))] if wanted else []
             assert [sorted(keys) for keys in lists] == [sorted(keys) for keys in wanted]
-
-
-def resident() -> int:
-    """Bytes of memory that this process has in use."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @compiled

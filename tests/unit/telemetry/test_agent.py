@@ -5,7 +5,6 @@ tests/conformance/test_telemetry.py and test_events.py.)
 from __future__ import annotations
 
 import logging
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -15,6 +14,7 @@ from rallypoint.agent.events import AgentEvents, flakiness
 from rallypoint.observe.telemetry import handlers, metrics
 from rallypoint.observe.telemetry.handlers import log_handlers
 from rallypoint.observe.telemetry.lazy import profiled, put_metric_if_wanted
+from tests.processes import completed
 from tests.unit.agent.thread_workers import ThreadWorkers
 
 
@@ -95,7 +95,7 @@ def test_the_lazy_gate_loads_nothing() -> None:
         "lazy.profiled('run')(lambda: None)()\n"
         "print(sorted(each for each in sys.modules if each.startswith('rallypoint.observe.telemetry')))"
     )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    shown = completed([sys.executable, "-c", code], check=True).stdout
     assert shown == "['rallypoint.observe.telemetry', 'rallypoint.observe.telemetry.lazy']\n"
 
 

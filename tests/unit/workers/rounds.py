@@ -15,7 +15,7 @@ from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.resumable import LeavingWorkers, WorkerChannel
 from rallypoint.workers.stop import Stop
 from tests.unit.workers.test_process import TIMEOUT
-from tests.unit.workers.tracing import until
+from tests.waiting import until
 
 WORKER = """
 exec 3<>"inprocess.$LOCAL_RANK"
@@ -70,8 +70,8 @@ class Rounds:
                 (self.folder / f"{name}.{local}").unlink(missing_ok=True)
         self.contexts.append(context)
         context.start()
-        assert until(lambda: all((self.folder / f"other.{local}").exists() for local in new))
-        assert until(lambda: all(b"up" in context.last_lines(local)() for local in new))
+        until(lambda: all((self.folder / f"other.{local}").exists() for local in new))
+        until(lambda: all(b"up" in context.last_lines(local)() for local in new))
 
     def end(self, ranks: tuple[int, ...], timeout: float = TIMEOUT) -> Stop:
         """Begin to end the last round, which these are to leave."""

@@ -8,7 +8,6 @@ from typing import Any
 from rallypoint.workers.context import PContext, ProcessOptions, SubprocessContext
 from rallypoint.workers.functions.context import FunctionContext
 from rallypoint.workers.logs.specs import LogsSpecs
-from rallypoint.workers.reaper.client import ReaperClient
 
 
 def start_processes(
@@ -17,11 +16,10 @@ def start_processes(
     envs: Mapping[int, Mapping[str, str]],
     specs: LogsSpecs,
     start_method: str = "spawn",
-    reaper: ReaperClient | None = None,
 ) -> PContext:
     """Start a context of a program or a function."""
     options = ProcessOptions(start_method=start_method)
     kind: type[PContext] = SubprocessContext if isinstance(entrypoint, str) else FunctionContext
-    context = kind("group", entrypoint, args, envs, specs, options=options, reaper=reaper)
+    context = kind("group", entrypoint, args, envs, specs, options=options)
     context.start()
     return context

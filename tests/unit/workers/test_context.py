@@ -18,7 +18,8 @@ from rallypoint.workers.context import PContext, RunProcsResult, SubprocessConte
 from rallypoint.workers.logs.specs import DefaultLogsSpecs, Std
 from tests.unit.workers.starting import start_processes
 from tests.unit.workers.test_process import TIMEOUT, guarded, parent_of
-from tests.unit.workers.tracing import TRACEABLE, traced, until
+from tests.unit.workers.tracing import TRACEABLE, traced
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -172,7 +173,7 @@ def test_a_close_that_is_cut_short_can_be_finished(tmp_path: Path) -> None:
 
 def until_said(path: Path, word: str) -> None:
     """Wait until a worker has written a word into its file."""
-    assert until(lambda: word in path.read_text()), f"{path} is still without {word!r}"
+    until(lambda: word in path.read_text(), f"{path} has {word!r}")
 
 
 def test_a_reaper_that_is_known_to_be_lost_wakes_whoever_waits(tmp_path: Path) -> None:
@@ -182,7 +183,7 @@ def test_a_reaper_that_is_known_to_be_lost_wakes_whoever_waits(tmp_path: Path) -
         context.start()
         try:
             os.kill(parent_of(context.pids()[0]), signal.SIGKILL)
-            assert until(lambda: reaper.lost)
+            until(lambda: reaper.lost)
             assert select.select(context.exit_fds() or (), [], [], TIMEOUT)[0]
             result = context.poll()
             assert result is not None
@@ -197,7 +198,7 @@ def test_success_in_the_hands_of_a_debugger_is_success(tmp_path: Path) -> None:
     text = TRACEABLE + f"import os, time\nprint('up')\nwhile not os.path.exists({str(now)!r}): time.sleep(0.01)"
     with started(tmp_path / "logs", text) as context:
         out = Path(context.stdouts[0])
-        assert until(lambda: out.read_text() == "up\n")
+        until(lambda: out.read_text() == "up\n")
         with traced(context.pids()[0]) as tracer:
             now.touch()
             tracer.holds()

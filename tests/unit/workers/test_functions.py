@@ -24,7 +24,7 @@ from rallypoint.workers.functions.worker import NothingReturned, Payload
 from rallypoint.workers.logs.specs import DefaultLogsSpecs, Std
 from tests.unit.workers.starting import start_processes
 from tests.unit.workers.test_process import TIMEOUT
-from tests.unit.workers.tracing import until
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -212,7 +212,7 @@ def test_an_unknown_start_method(tmp_path: Path) -> None:
 def test_what_a_worker_has_spawned_goes_with_it(tmp_path: Path, method: str) -> None:
     with started(tmp_path, method, spawns_and_sleeps, ()) as context:
         path = Path(context.stdouts[0])
-        assert until(lambda: len(path.read_text().split()) == 3), "two pids are told"
+        until(lambda: len(path.read_text().split()) == 3, "two pids are told")
         pids = [int(word) for word in path.read_text().split() if word.isdigit()]
         context.close()
         for pid in pids:

@@ -18,7 +18,7 @@ from rallypoint.workers.resumable import LeavingWorkers
 from rallypoint.workers.stop import Stop, Sweep, run_to_end
 from tests.unit.workers.rounds import Rounds, rounds_in, runs, waiting
 from tests.unit.workers.test_process import TIMEOUT, ends
-from tests.unit.workers.tracing import until
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -53,7 +53,7 @@ def test_a_stop_of_all_ends_those_who_wait_too(rounds: Rounds, done: bool) -> No
     if done:
         run_to_end(stopping)
     else:
-        assert until((rounds.folder / "left.0.0").exists)
+        until((rounds.folder / "left.0.0").exists)
         assert not stopping.step()
         os.kill(pids[1], signal.SIGCONT)
     context.close(signal.SIGTERM, 5)

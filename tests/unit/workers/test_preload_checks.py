@@ -14,6 +14,7 @@ import pytest
 
 from rallypoint.workers.preload import imports
 from rallypoint.workers.preload.imports import EnvironRecorder
+from tests.processes import completed
 
 pytestmark = pytest.mark.process
 
@@ -47,9 +48,7 @@ print(checks.fork_obstacle() or checks.thread_obstacle())"""
     ],
 )
 def test_what_is_found(done: str, said: str) -> None:
-    shown = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", ASKING.format(done)], capture_output=True, text=True, check=True
-    )
+    shown = completed([sys.executable, "-W", "ignore", "-c", ASKING.format(done)], check=True)
     assert said in shown.stdout
 
 
@@ -85,7 +84,7 @@ def test_whose_a_thread_is(done: str, said: str) -> None:
 def threads_described(done: str) -> str:
     environ = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
     command = [sys.executable, "-c", THREADS.format(done)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, env=environ).stdout.strip()
+    return completed(command, check=True, env=environ).stdout.strip()
 
 
 class Refused(Exception):

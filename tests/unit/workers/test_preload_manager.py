@@ -7,7 +7,6 @@ import math
 import os
 import select
 import signal
-import subprocess
 import sys
 import termios
 import threading
@@ -23,6 +22,7 @@ from rallypoint.workers.preload.client import PreloadManager
 from rallypoint.workers.process import AdoptedProcess, WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.stop import Sweep
+from tests.processes import completed
 from tests.unit.clocks import HandClock
 from tests.unit.workers.test_process import TIMEOUT, ends, parent_of
 
@@ -318,5 +318,5 @@ def test_arguments_and_descriptors_of_a_worker(
 
 def test_nothing_of_a_zygote_is_imported_where_none_is_asked_for() -> None:
     code = "import sys, rallypoint.agent.launch, rallypoint.workers.context\nprint(*sys.modules)"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    shown = completed([sys.executable, "-c", code], check=True)
     assert not [name for name in shown.stdout.split() if "preload" in name]

@@ -29,8 +29,10 @@ from rallypoint.workers.reaper.program import ProcessTree, remove
 from rallypoint.workers.reaper.protocol import frame, parse
 from tests import denying
 from tests.interrupts import interrupt_everywhere
+from tests.processes import completed
 from tests.unit.workers.test_process import TIMEOUT, ends, parent_of
-from tests.unit.workers.tracing import TRACEABLE, traced, until
+from tests.unit.workers.tracing import TRACEABLE, traced
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -144,7 +146,7 @@ def test_where_one_of_many_cannot_be_started_none_is_left(reaper: ReaperClient) 
     inner = parent_of(one.pid)
     with pytest.raises(UserError, match="'sleep' is not found"):
         start_workers(reaper, commands, os.environ)
-    assert until(lambda: descendants(inner, {pid: each.parent for pid, each in process_table().items()}) == {one.pid})
+    until(lambda: descendants(inner, {pid: each.parent for pid, each in process_table().items()}) == {one.pid})
     assert one.poll() is None
     one.release()
 
@@ -343,8 +345,7 @@ reaper.close()
 def test_a_kernel_without_close_range_costs_no_time() -> None:
     """As before Linux 5.9, and under some container runtimes."""
     command = [*denying.denying("close_range=ENOSYS"), sys.executable, "-c", NO_CLOSE_RANGE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-    assert done.returncode == 0, done.stderr
+    done = completed(command, timeout=TIMEOUT, check=True)
     assert int(done.stdout) <= 6, "and what was inherited is closed"
 
 
@@ -365,9 +366,7 @@ print(family.exits[child])
 
 
 def test_a_sweep_goes_on_when_there_was_no_descriptor_to_look_with() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_A_DESCRIPTOR], capture_output=True, text=True, timeout=TIMEOUT, check=False
-    )
+    done = completed([sys.executable, "-c", WITHOUT_A_DESCRIPTOR], timeout=TIMEOUT)
     assert done.stdout == f"{-signal.SIGKILL}\n", done.stderr
 
 
@@ -394,9 +393,7 @@ def test_a_sweep_kills_nothing_that_is_started_after_it(reaper: ReaperClient) ->
 def test_one_that_is_stopped_hears_that_it_is_to_end(reaper: ReaperClient) -> None:
     text = "trap 'exit 7' TERM; kill -STOP $$; while :; do sleep 0.05; done"
     held = WorkerProcess(reaper, ["sh", "-c", text], os.environ)
-    until = time.monotonic() + TIMEOUT
-    while Path(f"/proc/{held.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-        assert time.monotonic() < until
+    until(lambda: process_table()[held.pid].state == "T")
     fd = reaper.begin_sweep(TIMEOUT)
     assert ends(held) == 7
     os.close(fd)
@@ -414,16 +411,13 @@ def test_it_runs_our_own_files_and_loads_nothing_that_is_costly(tmp_path: Path) 
         begin
         + "; print(*(f'{name} {getattr(each, \"__file__\", None)}' for name, each in sys.modules.items()), sep='\\n')"
     )
-    done = subprocess.run(
+    done = completed(
         [sys.executable, "-I", "-S", "-c", text, client._FOLDER],
-        capture_output=True,
-        text=True,
         timeout=TIMEOUT,
-        check=False,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        check=True,
     )
-    assert done.returncode == 0, done.stderr
     loaded = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     ours = {name.rpartition(".")[2]: path for name, path in loaded.items() if name.startswith("rallypoint.")}
     ours = {name: path for name, path in ours.items() if path != "None"}

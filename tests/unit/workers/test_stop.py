@@ -23,7 +23,8 @@ from rallypoint.workers.process import WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.stop import SWEEP_GRACE_PERIOD, NoSweep, Stop, Sweep, run_to_end
 from tests.unit.workers.test_process import TIMEOUT, ends, parent_of
-from tests.unit.workers.tracing import TRACEABLE, traced, until
+from tests.unit.workers.tracing import TRACEABLE, traced
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from rallypoint.workers.stop import StoppableProcess
@@ -235,7 +236,7 @@ def test_a_reaper_that_is_known_to_be_lost_wakes_whoever_waits_for_the_sweep(rea
     sweep = Sweep(reaper, [process])
     sweep.begin()
     os.kill(parent_of(process.pid), signal.SIGKILL)
-    assert until(lambda: reaper.lost)
+    until(lambda: reaper.lost)
     assert readable(*sweep.fds())
     assert sweep.done()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -64,15 +64,3 @@ def traced(pid: int) -> Iterator[Tracer]:
         finally:
             if process.poll() is None:
                 process.kill()
-
-
-def until(holds: Callable[[], bool], seconds: float = 30.0) -> bool:
-    """Look until something holds."""
-    import time
-
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True

@@ -54,14 +54,12 @@ class Host(NamedTuple):
         return f"{self.user}@{self.name}" if self.user else self.name
 
 
-def parse_hosts(text: str, source: str = "--hosts") -> list[Host]:
-    """Read a list with commas, such as `node1:8,user@node2`; `source` is where it was given, for messages. Raises
-    UsageError: one of them is no host, or is there twice.
-    """
+def parse_hosts(text: str) -> list[Host]:
+    """Read the list of `--hosts`, such as `node1:8,user@node2`. Raises UsageError: one is no host, or there twice."""
     words = [word.strip() for word in _COMMA.split(text)]
     if words == [""]:
-        raise UsageError(f"{source} names no host; give it as a list: node1:8,node2:8")
-    return _all(host for word in words for host in _read_hosts(word, f"{source}={printable(text)!r}"))
+        raise UsageError("--hosts names no host; give it as a list: node1:8,node2:8")
+    return _all(host for word in words for host in _read_hosts(word, f"--hosts={printable(text)!r}"))
 
 
 def parse_hostfile(data: bytes, source: str) -> list[Host]:
