@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -145,7 +144,7 @@ def test_what_a_plug_in_hears_of_a_worker_that_is_killed(launcher: Launcher, rec
     assert [each["metadata"]["state"] for each in ours if each.get("source") == "WORKER"][-1] == "FAILED"
 
 
-def test_nothing_is_told_to_nobody(launcher: Launcher, tmp_path: Path) -> None:
+def test_nothing_is_told_to_nobody(launcher: Launcher) -> None:
     """Without a handler of their own, the events of the rendezvous are not made, nor what would make them imported."""
     program = (
         "import sys\nfrom rallypoint.cli.rallyrun import main\nmain(sys.argv[1:])\n"

@@ -230,7 +230,7 @@ class Audit:
 
     def _check_step(self, server: Server, book: RoundBook, before: State, after: State, step: AuditStep) -> None:
         node, request = step.node, step.request
-        self._check_ledger(book, before, after, request)
+        self._check_ledger(before, after, request)
         filled = False
         if isinstance(request, ResumeRequest) and node is not None and request.round >= 0:
             filled = after.round > before.round + 1 or (after.round == request.round and not before.complete)
@@ -290,7 +290,7 @@ class Audit:
         book.counted.add(name)
         self._counted.add(name)
 
-    def _check_ledger(self, book: RoundBook, before: State, after: State, request: Said) -> None:
+    def _check_ledger(self, before: State, after: State, request: Said) -> None:
         grown = after.ledger.failures - before.ledger.failures
         if grown and not isinstance(request, Fail | ResumeRequest):
             raise Violation("a restart was counted without a failure", f"on {request}")

@@ -30,8 +30,8 @@ from rallypoint.control.protocol.errors import RendezvousStateError
 NAMES = st.text(st.characters(exclude_categories=["Cs"]))
 
 
-@given(st.text(), NAMES, st.text(), NAMES)
-def test_no_job_can_reach_into_the_keys_of_another(prefix: str, job: str, other_prefix: str, other: str) -> None:
+@given(st.text(), NAMES, NAMES)
+def test_no_job_can_reach_into_the_keys_of_another(prefix: str, job: str, other: str) -> None:
     ours, theirs = ElectionKeys.of(prefix, job), ElectionKeys.of(prefix, other)
     assert (ours == theirs) == (job == other)
     assert job == other or not theirs.state.startswith(ours.root.encode())

@@ -111,7 +111,7 @@ def test_agents_that_share_a_file_lose_no_line_where_it_is_rotated(
 
 
 def test_a_full_disk_costs_lines_and_the_file_says_so(
-    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "e.jsonl"
     handler = make(str(path))
