@@ -33,10 +33,10 @@ class Operator:
         code = job.ends()
         return code, "\n".join(job.out) + job.err
 
-    def status(self) -> tuple[int, dict[str, Any]]:
-        """Exit code and JSON of `rallyctl status`."""
-        code, text = self("status", "--json")
-        return code, json.loads(text)
+    def status(self, *flags: str) -> tuple[int, dict[str, Any]]:
+        """Exit code and JSON of `rallyctl status`; empty if it has said only, on standard error, why there is none."""
+        job = self._rallyrun.command([*RALLYCTL, "status", "--json", *flags, *self._where], env=self._env)
+        return job.ends(), json.loads("\n".join(job.out) or "{}")
 
 
 def endpoint_of(node: Node) -> str:
@@ -51,8 +51,7 @@ def listed_job(rallyrun: Launcher, node: Node) -> str:
     """
     deadline = time.monotonic() + TIMEOUT
     while time.monotonic() < deadline:
-        _, text = Operator(rallyrun)("status", "--json")
-        seen = json.loads(text) if text.startswith("{") else {}
+        _, seen = Operator(rallyrun).status()
         if "nodes" in seen:  # no other job runs here
             return str(seen["job"])
         found = [each["job"] for each in seen.get("jobs", ()) if each["pid"] == node.job.pid]
@@ -116,7 +115,7 @@ def a_job_is_shown_restarted_resized_drained_and_stopped(rallyrun: Launcher) -> 
     assert (code, "no job at the moment" in text) == (1, True)
     code, text = ask("bundle")
     assert (code, "no job at the moment" in text) == (1, True)
-    listed = json.loads(ask("status", "--json")[1])
+    listed = ask.status()[1]
     assert (listed["jobs"], [(each["job"], each["phase"]) for each in listed["ended"]]) == ([], [("job", "stopped")])
     assert "refused" not in server.err, "a list of jobs is an answer"
     server.signal(signal.SIGTERM)
@@ -142,8 +141,8 @@ def jobs_of_one_machine_are_found_without_an_endpoint(rallyrun: Launcher) -> Non
         assert (code, "succeeded" in text) == (5, True), text
     code, text = mine("stop")
     assert (code, "the last one succeeded" in text) == (1, True), text
-    code, text = Operator(rallyrun)("status", "--all", "--json")
-    (ended,) = json.loads(text)["ended"]
+    code, seen = Operator(rallyrun).status("--all")
+    (ended,) = seen["ended"]
     assert (code, ended["job"], ended["pid"], ended["outcome"], ended["round"]) == (
         0,
         job,
@@ -161,8 +160,8 @@ def how_a_job_has_ended_is_known_on_its_machine(rallyrun: Launcher) -> None:
     job = rallyrun(*flags, "--log-dir=logs", "--redirects=3", program)
     assert job.ends() == 1
     for name in (where, f"127.0.0.1:{port}", "ended", "boom.py"):
-        code, text = Operator(rallyrun, name)("status", "--json")
-        (ended,) = json.loads(text[text.index("{") :].rpartition("}")[0] + "}")["ended"]
+        code, seen = Operator(rallyrun, name).status()
+        (ended,) = seen["ended"]
         assert (code, ended["pid"], ended["outcome"], ended["restarts"], ended["max_restarts"]) == (
             *(4, job.pid, "failed", 1, 1),
         )
