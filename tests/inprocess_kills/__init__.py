@@ -6,7 +6,6 @@ node, so that any may be killed.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import random
@@ -27,8 +26,6 @@ PRELOAD = "--preload=torch,torch._dynamo"
 STANDBY = "--standby=1"
 SILENCE = 120.0
 """Seconds without any event after which the job is taken to be stuck."""
-_AHEAD = 4096
-"""Bytes of events that are not read yet, beyond which the job waits for us."""
 
 Event = dict[str, Any]
 
@@ -81,7 +78,6 @@ class Kills:
         pipe = rallyrun.folder / "progress"
         os.mkfifo(pipe)
         self._pipe = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
-        fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, _AHEAD)
         self._pending = b""
         self._pids: dict[int, int] = {}
         """Of the present workers, by rank."""
@@ -138,10 +134,14 @@ class Kills:
         return Outcome(loss, *counts, self._kept, entered, self._rounds, self._lost, recoveries, log)
 
     def _await_standby_workers(self) -> None:
-        """One of each node, which takes seconds. The job gets few steps ahead meanwhile, as nobody reads its events."""
+        """One of each node, which takes seconds, in which a job that goes on would come to its end."""
         if self._plan.flag == STANDBY:
-            for agent in self._agents:
-                agent.until_err("a standby worker is ready", 1 + agent.err.count("a standby worker enters as"))
+            os.kill(self._pids[0], signal.SIGSTOP)
+            try:
+                for agent in self._agents:
+                    agent.until_err("a standby worker is ready", 1 + agent.err.count("a standby worker enters as"))
+            finally:
+                os.kill(self._pids[0], signal.SIGCONT)
 
     def _kill(self) -> float:
         """Some of those that live, at some moment of a step, and perhaps again soon after; returns when."""
