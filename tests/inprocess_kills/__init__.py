@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from tests import without_compiler
 from tests.jobs.launching import RALLYCTL, RALLYRUN, Job, Launcher
 from tests.ports import free_port
+from tests.processes import below
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PRELOAD = "--preload=torch,torch._dynamo"
@@ -134,14 +135,19 @@ class Kills:
         return Outcome(loss, *counts, self._kept, entered, self._rounds, self._lost, recoveries, log)
 
     def _await_standby_workers(self) -> None:
-        """One of each node, which takes seconds, in which a job that goes on would come to its end."""
-        if self._plan.flag == STANDBY:
-            os.kill(self._pids[0], signal.SIGSTOP)
-            try:
-                for agent in self._agents:
-                    agent.until_err("a standby worker is ready", 1 + agent.err.count("a standby worker enters as"))
-            finally:
-                os.kill(self._pids[0], signal.SIGCONT)
+        """One of each node, which takes seconds, in which a job that goes on would come to its end.
+
+        Not while a node has no worker in the round: its agent has just been started, and the round will end for it.
+        """
+        training = set(self._pids.values())
+        if self._plan.flag != STANDBY or not all(training.intersection(below(agent.pid)) for agent in self._agents):
+            return
+        os.kill(self._pids[0], signal.SIGSTOP)
+        try:
+            for agent in self._agents:
+                agent.until_err("a standby worker is ready", 1 + agent.err.count("a standby worker enters as"))
+        finally:
+            os.kill(self._pids[0], signal.SIGCONT)
 
     def _kill(self) -> float:
         """Some of those that live, at some moment of a step, and perhaps again soon after; returns when."""
