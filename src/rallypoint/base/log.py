@@ -10,18 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.errors import UserError
+from rallypoint.base.stderr import print_error_line
 
 _ROOT = "rallypoint"
-
-_LOCK_TIMEOUT = 5.0
-"""Seconds that a line of ours waits for others' output to standard error; a console may block forever."""
 
 
 def printable(text: str, most: int = 255) -> str:
@@ -41,10 +37,6 @@ def ranges(numbers: Iterable[int]) -> list[str]:
     return [str(low) if low == high else f"{low}-{high}" for low, high in runs]
 
 
-ERASE_LINE = "\r\x1b[K"
-"""The sequence by which a terminal erases the line of the cursor."""
-
-
 def terminal_rewrites_lines() -> bool:
     """Whether the terminal that `TERM` names can rewrite a line."""
     return os.environ.get("TERM", "dumb") not in {"", "dumb", "unknown"}
@@ -52,70 +44,6 @@ def terminal_rewrites_lines() -> bool:
 
 def colours_wanted() -> bool:
     return not os.environ.get("NO_COLOR")
-
-
-class OutputLock:
-    """The lock on an output that threads share, first come, first served."""
-
-    def __init__(self) -> None:
-        self.line_unfinished = False
-        """Whether the last output has not ended its line."""
-        self.shows_live_line = False
-        """Whether the last output is a line that is rewritten in place: the next writer erases it first."""
-        self.reset_after_fork()
-
-    def take_live_line(self) -> str:
-        """The sequence that erases the live line, if one is shown; its owner draws it again. With the lock held."""
-        shown, self.shows_live_line = self.shows_live_line, False
-        return ERASE_LINE if shown else ""
-
-    def reset_after_fork(self) -> None:
-        """Unlock, in a forked child, where the other threads do not exist."""
-        # Held while waiting, so that a continuous writer does not overtake those that wait.
-        self._queue_lock = threading.RLock()
-        self._write_lock = threading.RLock()
-
-    @contextmanager
-    def hold(self, timeout: float = -1) -> Iterator[None]:
-        """Hold the lock inside the `with`; after `timeout` seconds continue without it, if that is not negative.
-
-        The thread that has it gets it again at once, ahead of those that wait for this very thread: a signal handler
-        may write in the middle of a line, or interrupt code that holds the lock.
-        """
-        owned = self._write_lock._is_owned()  # type: ignore[attr-defined]
-        locked = self._write_lock.acquire() if owned else self._acquire_in_turn(timeout)
-        try:
-            yield
-        finally:
-            if locked:
-                self._write_lock.release()
-
-    def _acquire_in_turn(self, timeout: float) -> bool:
-        began = time.monotonic()
-        if not self._queue_lock.acquire(timeout=timeout):
-            return False
-        try:
-            left = timeout if timeout < 0 else max(0.0, timeout - (time.monotonic() - began))
-            return self._write_lock.acquire(timeout=left)
-        finally:
-            self._queue_lock.release()
-
-
-STDERR_LOCK = OutputLock()
-"""For descriptor 2: a writer of a line in several pieces holds it until the line has ended."""
-
-os.register_at_fork(after_in_child=STDERR_LOCK.reset_after_fork)
-
-
-def print_error_line(text: str) -> None:
-    """Write a whole line to what `sys.stderr` is now (it may be redirected), between the lines of others."""
-    if sys.stderr is None:  # closed; `print` would take standard output
-        return
-    with STDERR_LOCK.hold(_LOCK_TIMEOUT):
-        begun, STDERR_LOCK.line_unfinished = STDERR_LOCK.line_unfinished, False
-        erase = STDERR_LOCK.take_live_line()
-        sys.stderr.write(("\n" if begun else erase) + text + "\n")  # in one piece: agents share a terminal
-        sys.stderr.flush()
 
 
 _label = ""

@@ -13,7 +13,7 @@ import pytest
 
 from rallypoint.agent.features.live_line import LiveLine, composed, shows_live_line
 from rallypoint.agent.loop import AgentLoop
-from rallypoint.base.log import STDERR_LOCK, print_error_line
+from rallypoint.base.stderr import STDERR_LOCK, print_error_line
 from rallypoint.control.coordinator.job_log import live_words
 from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placed, Placement, Progress, ProgressText

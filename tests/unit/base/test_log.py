@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
-from rallypoint.base import log
-from rallypoint.base.log import STDERR_LOCK, OutputLock, print_error_line
+from rallypoint.base import log, stderr
+from rallypoint.base.stderr import STDERR_LOCK, OutputLock, print_error_line
 from rallypoint.workers.logs.console import ConsoleSink, ConsoleStream
 from tests.interrupts import interrupt_everywhere
 
@@ -159,10 +159,10 @@ def test_a_line_that_was_cut_short_anywhere_holds_up_no_further_one_of_its_threa
 
     def write() -> None:
         for place, _ in interrupt_everywhere(lambda: print_error_line("cut short")):
-            next_in_turn(log.STDERR_LOCK)
+            next_in_turn(stderr.STDERR_LOCK)
             print_error_line("whole")
             places.append(place)
-            monkeypatch.setattr(log, "STDERR_LOCK", OutputLock())
+            monkeypatch.setattr(stderr, "STDERR_LOCK", OutputLock())
 
     assert in_time(write), f"a line waits for one who waits for this thread, after {places[-1:]}"
     assert capsys.readouterr().err.count("whole\n") == len(places) > 10

@@ -440,6 +440,26 @@ def test_a_console_that_takes_no_bytes_does_not_hold_us_for_ever(monkeypatch: py
         assert _digest(console.read()) == _digest(_garbage())
 
 
+def test_a_console_that_is_not_read_neither_holds_us_up_nor_looks_like_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker waits for the console, which is no silence of its own."""
+    monkeypatch.setattr(module, "CLOSE_TIMEOUT", 10 * DEADLINE)
+    reading, writing = os.pipe()
+    outputs = Outputs(LogsDest(), range(1), {}, stdout=writing, stderr=writing, reads_all=True)
+    os.close(writing)
+    worker = _start(outputs, 0, "while True: print('x' * 1000)")
+    until(lambda: outputs.console_blocked_for() > 0.2 and outputs.relays[0][0].has_unread())
+    first, second = outputs.marks(), outputs.marks()
+    assert first != second
+    assert outputs.age(0) == 0.0
+    worker.kill()
+    worker.wait(DEADLINE)
+    began = time.monotonic()
+    outputs.close()
+    assert time.monotonic() - began < DEADLINE
+    with open(reading, "rb") as console:
+        assert set(console.read()) <= set(b"x\n")
+
+
 def test_everything_is_given_back(tmp_path: Path, out: Console, err: Console) -> None:
     files = _files(tmp_path, 2)
     before = set(os.listdir("/proc/self/fd")), threading.active_count()

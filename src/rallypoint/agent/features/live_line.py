@@ -2,7 +2,7 @@
 
 Laws:
 
-1. Other writers erase it first (`base.log.OutputLock`), so that no line of theirs is mixed with it.
+1. Other writers erase it first (`base.stderr.OutputLock`), so that no line of theirs is mixed with it.
 2. It does not wait for a terminal that accepts nothing at the moment: the line is left out.
 3. A background job of the shell draws nothing.
 """
@@ -12,8 +12,10 @@ from __future__ import annotations
 import os
 import select
 from contextlib import suppress
+from functools import partial
 
-from rallypoint.base.log import ERASE_LINE, STDERR_LOCK, terminal_rewrites_lines
+from rallypoint.base.log import terminal_rewrites_lines
+from rallypoint.base.stderr import ERASE_LINE, STDERR_LOCK, draw
 
 _STDERR = 2
 _LOCK_TIMEOUT = 0.1
@@ -37,6 +39,7 @@ class LiveLine:
         """
         self._since = since
         self._words = ("", "")
+        self._shown = False
 
     def show(self, words: tuple[str, str], now: float) -> None:
         """Show the elapsed time, between these two texts."""
@@ -46,13 +49,15 @@ class LiveLine:
     def redraw(self, now: float) -> None:
         """Show the same texts with the time that has passed until now."""
         if self._words[0]:
-            _write(composed(self._words, now - self._since, _width()))
+            self._shown = True
+            draw(partial(_write, composed(self._words, now - self._since, _width())), needed=False)
 
     def end(self) -> None:
         """Erase the line. Idempotent."""
         self._words = ("", "")
-        if STDERR_LOCK.shows_live_line:
-            _write("")
+        if self._shown:
+            self._shown = False
+            draw(_erase)
 
 
 def composed(words: tuple[str, str], seconds: float, width: int) -> str:
@@ -80,6 +85,11 @@ def _in_foreground() -> bool:
         return os.tcgetpgrp(_STDERR) == os.getpgrp()
     except OSError:  # a terminal that is not the one of our session has no jobs
         return True
+
+
+def _erase() -> None:
+    if STDERR_LOCK.shows_live_line:
+        _write("")
 
 
 def _write(text: str) -> None:

@@ -17,10 +17,11 @@ from __future__ import annotations
 import fcntl
 import os
 import select
+import time
 from collections.abc import Hashable
 
 from rallypoint.base.light_typing import Generic, NamedTuple, TypeVar
-from rallypoint.base.log import STDERR_LOCK, OutputLock
+from rallypoint.base.stderr import STDERR_LOCK, OutputLock
 
 Buffer = bytes | bytearray | memoryview
 
@@ -164,15 +165,20 @@ class ConsoleStream:
             if self._output_lock.shows_live_line:
                 left.insert(0, self._output_lock.take_live_line().encode())
             self._output_lock.line_unfinished = bytes(left[-1][-1:]) != b"\n"
-        while left:
-            try:
-                written = os.writev(self.fd, left[:_MAX_PARTS])
-            except BlockingIOError:  # another process has made the open file non-blocking
-                _wait_writable(self.fd)
-            except OSError:
-                return
-            else:
-                left = _after(left, written)
+        self._output_lock.writing_since = time.monotonic()
+        try:
+            while left:
+                try:
+                    written = os.writev(self.fd, left[:_MAX_PARTS])
+                except BlockingIOError:  # another process has made the open file non-blocking
+                    _wait_writable(self.fd)
+                else:
+                    left = _after(left, written)
+                    self._output_lock.writing_since = time.monotonic()
+        except OSError:
+            return
+        finally:
+            self._output_lock.writing_since = None
 
 
 class ConsoleSink:

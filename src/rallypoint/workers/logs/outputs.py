@@ -12,7 +12,8 @@ What passes through this process is forwarded to each sink by a thread (`Pump`),
 
 - a worker that dies leaves nothing unread: `last_lines` is complete as soon as the worker is dead, and `close` shows
   everything that dead workers wrote;
-- a grandchild that holds a pipe open, or a console that blocks, delays `close` by `CLOSE_TIMEOUT` at most;
+- a grandchild that holds a pipe open, or a slow console, delays `close` by `CLOSE_TIMEOUT` at most, a console that
+  nobody reads hardly at all;
 - the thread waits in one place for pipes, pseudo-terminals, changes of followed files and calls from other threads;
 - a source whose bytes wait is not read further, so that memory stays bounded and the worker writes at the console's
   pace;
@@ -33,6 +34,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from fcntl import ioctl
 from select import POLLIN
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock, Deadline
@@ -48,8 +50,9 @@ if TYPE_CHECKING:
     from rallypoint.base.inotify import Inotify
     from rallypoint.workers.logs.collapse import CollapsedStream, CollapsingSink
 
-CLOSE_TIMEOUT = 5.0
-"""Seconds that `Outputs.close` waits for a console that blocks."""
+CLOSE_TIMEOUT, _BLOCKED = 5.0, 0.1
+"""Seconds that `Outputs.close` waits for a console that still takes something, and after which a write counts as one
+that nobody reads: it is not waited for, since the loop of the job calls `close`."""
 
 TAIL_SIZE = 64 * 1024
 """Bytes of a worker's standard error that are kept for the report."""
@@ -68,6 +71,9 @@ BACKLOG = 256 * 1024
 
 SLICE = 1024 * 1024
 """Bytes of one followed file that are forwarded before the next file's."""
+
+_FIONREAD = 0x541B
+"""As in `termios`, which is not imported for it."""
 
 POLL = 0.1
 """Seconds between polls of followed files if there is no inotify."""
@@ -171,6 +177,8 @@ class Outputs:
         relays = (each.get(local_rank) for each in self.relays)
         read_at = (each.read_at for each in relays if each is not None)
         ages = [time.monotonic() - at for at in read_at if at is not None]
+        if any(each is not None and each.has_unread() for each in (relays.get(local_rank) for relays in self.relays)):
+            ages.append(0.0)
         for path in self.paths(local_rank):
             with contextlib.suppress(OSError):
                 if path and path != os.devnull and (seen := os.stat(path)).st_size:
@@ -178,13 +186,19 @@ class Outputs:
         return min(ages, default=-1.0)
 
     def marks(self) -> object:
-        """A value that changes when a worker has written anything that passes through here or goes to a file.
+        """A value that changes when a worker has written anything that passes through here or goes to a file, and each
+        time while what it has written is not read: the console holds us up then, and with us the worker.
 
         It asks the file system. Any thread may call it.
         """
         files = (path for paths in self._files for path in paths.values())
-        relays = (each for all_of in self.relays for each in all_of.values())
-        return [each.read_at for each in relays], [_mark(path) for path in files if path and path != os.devnull]
+        relays = [relay for by_rank in self.relays for relay in by_rank.values()]
+        heard = [time.monotonic() if relay.has_unread() else relay.read_at for relay in relays]
+        return heard, [_mark(path) for path in files if path and path != os.devnull]
+
+    def console_blocked_for(self) -> float:
+        """For how many seconds the console has taken nothing of what it was given; 0.0 if nothing waits for it."""
+        return max(sink.output_lock.blocked_for() for sink in self._console.sinks)
 
     def paths(self, local_rank: int) -> tuple[str, str]:
         """Where a worker's standard output and standard error go, as `LogsDest` has it."""
@@ -352,6 +366,16 @@ class Relay:
                     limit -= len(chunk)
             return not self._ended
 
+    def has_unread(self) -> bool:
+        """Whether the worker has written something that was not read yet. For any thread."""
+        with self._lock:
+            if self.fd < 0:
+                return False
+            try:
+                return ioctl(self.fd, _FIONREAD, bytes(4)) != bytes(4)
+            except OSError:  # the other end of a pseudo-terminal is gone
+                return False
+
     def take_pending(self) -> list[bytes]:
         """What was read and not yet taken, for the console: parts, none of them empty."""
         with self._lock:
@@ -479,9 +503,12 @@ class Pump:
 
     def join(self, seconds: float) -> bool:
         """Wait up to `seconds` for the end; returns whether it came. If not, a console blocks the thread."""
-        if self._thread is not None:
-            self._thread.join(seconds)
-        return self._thread is None or not self._thread.is_alive()
+        if self._thread is None:
+            return True
+        deadline = Deadline.after(seconds)
+        while self._thread.is_alive() and not deadline.expired and self._sink.output_lock.blocked_for() < _BLOCKED:
+            self._thread.join(min(_BLOCKED, deadline.remaining()))
+        return not self._thread.is_alive()
 
     def _watch_files(self) -> None:
         from rallypoint.base.inotify import Inotify

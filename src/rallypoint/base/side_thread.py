@@ -1,0 +1,142 @@
+"""A thread that does work for a thread that must never wait: in order, one piece at a time.
+
+Laws:
+
+1. `post` never blocks and never raises, whatever the work does and whatever the machine lacks.
+2. The queue is bounded. What does not fit is dropped and counted, and `post` says so.
+3. A piece of work that raises is reported; the next one follows.
+4. The thread starts with the first piece of work. Where none can be started (an exhausted pids cgroup), the work stays
+   queued, and each further `post` tries again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from rallypoint.base.light_typing import NamedTuple
+
+
+class Work(NamedTuple):
+    """A piece of work; `what` names it in messages."""
+
+    what: str
+    run: Callable[[], object]
+
+
+class SideThread:
+    """One worker thread and its queue. All methods may be called from any thread, and from a signal handler.
+
+    Args:
+        name: the name of the thread.
+        failed: called on the thread with the name of work that has raised, while its exception is being handled.
+        limit: the number of pieces of work that may wait.
+    """
+
+    def __init__(self, name: str, failed: Callable[[str], None], limit: int = 1000) -> None:
+        self._name = name
+        self._failed = failed
+        self._limit = limit
+        self._queue: deque[Work] = deque()
+        # Reentrant, since a signal handler may post in the middle of a post.
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._busy_since: float | None = None
+        self.dropped = 0
+        """Pieces of work that did not fit."""
+
+    def start(self) -> None:
+        """Start the thread before there is work, while the machine certainly allows one more."""
+        with self._changed:
+            if self._thread is None:
+                self._start()
+
+    def post(self, what: str, run: Callable[[], object]) -> bool:
+        """Queue a piece of work. Returns whether it was taken: not if the queue is full or closed."""
+        with self._changed:
+            if self._closed or len(self._queue) >= self._limit:
+                self.dropped += 1
+                return False
+            self._queue.append(Work(what, run))
+            if self._thread is None:
+                self._start()
+            self._changed.notify_all()
+        return True
+
+    def busy_for(self) -> float:
+        """For how many seconds the present piece of work has been running; 0.0 if none is."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was posted is done."""
+        return not self._queue and self._busy_since is None
+
+    def runs_this(self) -> bool:
+        """Whether the caller is on this thread."""
+        return threading.current_thread() is self._thread
+
+    def wait_idle(self, seconds: float) -> bool:
+        """Wait until all that was posted is done. Returns whether it was, within this time."""
+        with self._changed:
+            if self._thread is None and self._queue:
+                self._start()
+            return self._changed.wait_for(lambda: self.is_idle, seconds)
+
+    def close(self, seconds: float) -> list[Work]:
+        """Take no more work, and wait this long for what was posted. Idempotent.
+
+        Returns:
+            The work that was not begun by then; it is not done any more.
+        """
+        self.wait_idle(seconds)
+        with self._changed:
+            self._closed = True
+            left = [*self._queue]
+            self._queue.clear()
+            self._changed.notify_all()
+        return left
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread = thread  # before it starts: a signal handler may post meanwhile
+        try:
+            thread.start()
+        except RuntimeError:  # no thread can be started now; see law 4
+            self._thread = None
+
+    def _run(self) -> None:
+        while (work := self._next()) is not None:
+            try:
+                work.run()
+            except Exception:
+                self._failed(work.what)
+            del work  # or what it refers to would live until the next one
+
+    def _next(self) -> Work | None:
+        with self._changed:
+            self._busy_since = None
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._queue or self._closed)
+            if not self._queue:
+                return None
+            self._busy_since = time.monotonic()
+            return self._queue.popleft()
+
+
+def start_thread(run: Callable[[], object], name: str) -> threading.Thread | None:
+    """Start a daemon thread; None where the machine allows no further one (an exhausted pids cgroup or user limit)."""
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread
