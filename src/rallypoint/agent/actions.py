@@ -16,7 +16,7 @@ from signal import SIGKILL, Signals
 from rallypoint.agent import steps
 from rallypoint.agent.confirmation import Confirmation
 from rallypoint.agent.rendezvous_client import RendezvousClient
-from rallypoint.agent.sources import Source
+from rallypoint.agent.sources import Source, guarded
 from rallypoint.agent.spec import RunResult, WorkerState, node_failure
 from rallypoint.agent.steps import Timer
 from rallypoint.agent.workers import WorkerController
@@ -165,11 +165,14 @@ class Actions(Source):
             case messages.FaultRequested():
                 self._drill(event)
             case messages.HangReport() if self._drills is not None:
-                self._drills.end_hang()
+                guarded("a drill", self._drills.end_hang)
             case _:
                 pass
 
     def _drill(self, request: messages.FaultRequested) -> None:
+        guarded("a drill", self._begin_drill, request)
+
+    def _begin_drill(self, request: messages.FaultRequested) -> None:
         if self._drills is None:
             from rallypoint.agent.features.drills import Drills
 
@@ -177,6 +180,9 @@ class Actions(Source):
         self._drills.begin(request)
 
     def _report(self, request: Request, round_: int) -> None:
+        guarded("a report about this node", self._begin_report, request, round_)
+
+    def _begin_report(self, request: Request, round_: int) -> None:
         if self._reporter is None:
             from rallypoint.agent.features.reports import Reporter
 
@@ -240,7 +246,7 @@ class Actions(Source):
         self._query_every = min(2 * self._query_every, MAX_PROGRESS_INTERVAL)
         if self._live_line is not None:
             self._query_every = _LIVE_EVERY
-            self._live_line.redraw(now)
+            guarded("the live line", self._live_line.redraw, now)
         self._timers[Timer.PROGRESS] = now + self._query_every
         if self.stop is None:  # otherwise it waits for its own workers
             self._rendezvous.send(ProgressRequest())
@@ -255,14 +261,14 @@ class Actions(Source):
                 return False
             self._live_line = LiveLine(self._workers.group.join_requested_at)
             self._timers[Timer.PROGRESS] = now + _LIVE_EVERY
-        self._live_line.show(words, now)
+        guarded("the live line", self._live_line.show, words, now)
         return True
 
     def waits_no_longer(self) -> None:
         """This node does not wait for others any more. Idempotent."""
         self._timers.pop(Timer.PROGRESS, None)
         if self._live_line is not None:
-            self._live_line.end()
+            guarded("the live line", self._live_line.end)
             self._live_line = None
 
     # The end of what runs
@@ -280,7 +286,7 @@ class Actions(Source):
         finally:
             self._ended()
             if self._reporter is not None:
-                self._reporter.close()
+                guarded("a report about this node", self._reporter.close)
 
     def _stopped(self) -> steps.WorkersStopped:
         self._workers.group.state = WorkerState.STOPPED
@@ -326,6 +332,10 @@ class Actions(Source):
     def _fail(self, step: Fail) -> None:
         spec, cause = self._workers.group.spec, step.cause
         self.last = self._held or self.last
+        self._announced = cause
+        self._workers.folder.end_round()
+        self._rendezvous.send(step._replace(restarts_workers=self._workers.restarts_all()))
+        # Announced; all that takes time for the log and the report comes after it.
         if cause.rank >= 0:
             log.error(
                 "failed (exitcode: %d) local_rank: %d (pid: %d) of binary: %s",
@@ -333,10 +343,6 @@ class Actions(Source):
                 spec.get_entrypoint_name(),
             )
         log.info("[%s] Worker group %s; notifying the other agents", spec.role, self._workers.group.state.value)
-        self._announced = cause
-        self._workers.folder.end_round()
-        self._rendezvous.send(step._replace(restarts_workers=self._workers.restarts_all()))
-        # The failure is announced: find out what would have delayed that, for the log and the report of this node.
         for rank, failure in () if self.last is None else self.last.failures.items():
             if failure.settle():
                 log.warning("the kernel's log explains the failure of rank %d: %s", rank, failure.text)

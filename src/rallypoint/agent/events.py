@@ -17,10 +17,11 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 
 from rallypoint.agent.folder import Reached
 from rallypoint.agent.policy import Phase, PolicyState
+from rallypoint.agent.sources import guarded
 from rallypoint.agent.spec import WorkerGroup, WorkerState, node_failure
 from rallypoint.agent.steps import (
     Event,
@@ -33,7 +34,7 @@ from rallypoint.agent.steps import (
     WorkersSucceeded,
 )
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
-from rallypoint.base.light_typing import TYPE_CHECKING, Any, Protocol
+from rallypoint.base.light_typing import TYPE_CHECKING, Any, ParamSpec, Protocol
 from rallypoint.control.membership.state import Fail
 from rallypoint.control.protocol.messages import HangReport, JobEnded, OperatorAction, Placed, RoundEnded
 from rallypoint.failures.cause import Cause, Ending
@@ -47,7 +48,7 @@ from rallypoint.observe.telemetry.handlers import (
     record_agent_event,
     takes_agent_events,
 )
-from rallypoint.observe.telemetry.lazy import logging_errors, metrics_wanted, put_metric_if_wanted
+from rallypoint.observe.telemetry.lazy import metrics_wanted, put_metric_if_wanted, to_handlers
 
 if TYPE_CHECKING:
     from rallypoint.agent.spec import RunResult, Worker
@@ -67,6 +68,19 @@ class Workers(Protocol):
 
     def remaining(self) -> int:
         """The number of further failures that the job would survive."""
+
+
+P = ParamSpec("P")
+
+
+def _never_raises(method: Callable[P, None]) -> Callable[P, None]:
+    """Records only watch: an exception of theirs is logged."""
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        guarded("the record of events", method, *args, **kwargs)
+
+    return call
 
 
 class AgentEvents:
@@ -120,6 +134,7 @@ class AgentEvents:
                 case _:
                     pass
 
+    @_never_raises
     def placed(self, assigning: float) -> None:
         """The node has its place in a round; the assignment of ranks has taken so many seconds."""
         began = self._group.join_requested_at
@@ -127,6 +142,7 @@ class AgentEvents:
         self._record([self._torch.step_done("RENDEZVOUS", time.monotonic() - began)])
         self._record([self._torch.step_done("ASSIGN_WORKER_RANKS", assigning)])
 
+    @_never_raises
     def workers_started(self) -> None:
         """The workers have been started."""
         began, self._restart_began = self._restart_began, None
@@ -136,6 +152,7 @@ class AgentEvents:
             self._log.started()
         self._record(self._torch.workers_started())
 
+    @_never_raises
     def workers_ended(self) -> None:
         """The workers of a round are gone. Idempotent."""
         began, self._stop_began = self._stop_began, None
@@ -145,17 +162,20 @@ class AgentEvents:
             failures = self._workers.failures if self._result == WorkerState.FAILED.value else {}
             self._record(self._torch.workers_ended(self._result, failures, self._workers.succeeded()))
 
+    @_never_raises
     def polled(self, state: WorkerState) -> None:
         """The workers have been polled."""
         put_worker_state(self._group.spec.role, state, self._workers.remaining())
 
     # What else is recorded
 
+    @_never_raises
     def progress(self, reached: Reached, from_file: bool) -> None:
         """The workers have made progress."""
         if self._log is not None:
             self._log.progress(reached, from_file)
 
+    @_never_raises
     def watched(self, name: str, timer: FileTimerRequest | None) -> None:
         """The watchdog has done what `name` says, to the worker of this timer if there is one."""
         self._record([self._torch.watchdog_event(name, timer)])
@@ -169,6 +189,7 @@ class AgentEvents:
         finally:
             self._record([self._torch.step_done(state, time.monotonic() - began)])
 
+    @_never_raises
     def run_ended(self, result: RunResult) -> None:
         """The loop has returned this."""
         spec = self._group.spec
@@ -194,8 +215,11 @@ class AgentEvents:
     def _record(self, made: Iterable[TorchEvent]) -> None:
         """Record events. Never raises: an exception of a handler is logged."""
         if self._destination != "null":
-            for event in made:
-                logging_errors("events", partial(record, event, self._destination))
+            guarded("the record of events", self._record_each, made)
+
+    def _record_each(self, made: Iterable[TorchEvent]) -> None:
+        for event in made:
+            to_handlers("events", partial(record, event, self._destination))
 
 
 def _put_step(name: str, began: float | None) -> None:
@@ -456,13 +480,14 @@ class AgentEventLog:
         self._tell(events.PhaseBegan, elapsed=now - self._began, phase=phase, seconds=held_back)
 
     def _tell(self, kind: type[events.AgentEvent], **fields: Any) -> None:
-        logging_errors("events", lambda: self._record(self._made(kind, fields)))
+        guarded("the record of events", self._record, kind, fields)
 
-    def _record(self, event: events.AgentEvent) -> None:
+    def _record(self, kind: type[events.AgentEvent], fields: dict[str, Any]) -> None:
+        event = self._made(kind, fields)
         for observer in self.observers:
             observer(event)
         if self._destination:
-            record_agent_event(event, self._destination)
+            to_handlers("events", partial(record_agent_event, event, self._destination))
 
     def _made(self, kind: type[events.AgentEvent], more: dict[str, Any]) -> events.AgentEvent:
         common: dict[str, Any] = {

@@ -45,6 +45,7 @@ from rallypoint.base.errors import UserError
 from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.base.private_files import is_private, make_private, open_regular, replace_file
+from rallypoint.base.side_thread import start_thread
 from rallypoint.control.membership.state import RecordProgress
 from rallypoint.control.protocol.messages import Request
 from rallypoint.notices import ACK_PREFIX, NOTICE_FILE, PROGRESS_PREFIX, PROGRESS_SIZE
@@ -429,7 +430,8 @@ class _FileReader:
         self.reading: Reached | None = None
         """The last result, None before the first look; a mark of zeros if there was no file."""
         self._ending = threading.Event()
-        threading.Thread(target=self._run, name="rallypoint-progress", daemon=True).start()
+        if start_thread(self._run, "rallypoint-progress") is None:
+            log.warning("the progress file is not read: this machine allows no further thread")
 
     def close(self) -> None:
         self._ending.set()  # do not wait for a disk that may hang

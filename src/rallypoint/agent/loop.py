@@ -30,8 +30,9 @@ from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.base.mailbox import Mailbox
 from rallypoint.base.signals import SignalWakeup, defer_interrupts, ignore_signals_at_exit, post_signals
+from rallypoint.base.stderr import written_beside
 from rallypoint.control.protocol.errors import RendezvousGracefulExitError
-from rallypoint.observe.telemetry.lazy import metrics_wanted, profiled
+from rallypoint.observe.telemetry.lazy import handlers_beside, metrics_wanted, profiled
 
 if TYPE_CHECKING:
     from rallypoint.agent.features.local_jobs import LocalSocket
@@ -67,7 +68,7 @@ def run_agent(
         Exception: what a third party's rendezvous has raised, unchanged.
         SignalException: a signal has ended this agent; its workers are gone.
     """
-    with ignore_signals_at_exit():
+    with ignore_signals_at_exit(), written_beside(), handlers_beside():
         try:
             if workers.group.spec.event_log_handler != "null" or metrics_wanted():
                 workers.record_events()
@@ -193,8 +194,7 @@ class AgentLoop:
             self._actions.hear(event, before.round)
         after, steps = begin(before) if event is None else decide(before, event)
         self._state = after
-        for observe in self._workers.observers:
-            observe(before, event, after, steps)
+        self._workers.watchers.observe(before, event, after, steps)
         if before.phase is Phase.FORMING and after.phase is not Phase.FORMING:
             self._actions.waits_no_longer()  # before workers start: they may write to the same terminal
         for step in steps:

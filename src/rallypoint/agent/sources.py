@@ -1,16 +1,39 @@
-"""What the agent's loop waits for and drives, and who is told what happens in it. Cheap to import."""
+"""What the agent's loop waits for and drives, and what only watches it. Cheap to import.
+
+Laws of what only watches (`Watchers`, `Observer`):
+
+1. Its exception is logged, it is dropped, and the job continues.
+2. It looks at memory alone: what may wait for a disk, a console or a program is posted to a thread
+   (`base.side_thread`).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from rallypoint.base.light_typing import TYPE_CHECKING, Protocol
+from rallypoint.base.light_typing import TYPE_CHECKING, ParamSpec, Protocol
+from rallypoint.base.log import get_logger
 
 if TYPE_CHECKING:
     from rallypoint.agent.policy import PolicyState
     from rallypoint.agent.spec import WorkerGroup
     from rallypoint.agent.steps import Event, Step
+
+
+log = get_logger(__name__)
+
+P = ParamSpec("P")
+
+
+def guarded(what: str, call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> bool:
+    """Call something that only watches the job; its exception is logged. Returns whether it raised none."""
+    try:
+        call(*args, **kwargs)
+    except Exception:
+        log.exception("%s failed; the job continues without it: a defect of Rallypoint, please report it", what)
+        return False
+    return True
 
 
 class Source(Protocol):
@@ -70,3 +93,49 @@ class Observer(Protocol):
         self, before: PolicyState, event: Event | None, after: PolicyState, steps: tuple[Step, ...], /
     ) -> None:
         """An event has been decided on, and the steps follow; None is the beginning of the run."""
+
+
+class Watchers(Source):
+    """The sources that only watch: each is driven like any other until it raises."""
+
+    def __init__(self) -> None:
+        self._sources: list[Source] = []
+        self._observers: list[Observer] = []
+
+    def add(self, source: Source) -> None:
+        """Drive this source too, from now on."""
+        self._sources.append(source)
+
+    def observe_with(self, observer: Observer) -> None:
+        """Tell this observer too what happens, from now on."""
+        self._observers.append(observer)
+
+    def observe(self, before: PolicyState, event: Event | None, after: PolicyState, steps: tuple[Step, ...]) -> None:
+        """Tell all observers."""
+        for observer in tuple(self._observers):
+            if not guarded(_name(observer), observer, before, event, after, steps):
+                self._observers.remove(observer)
+
+    def fds(self) -> Iterable[int]:
+        found: list[int] = []
+        self._each(lambda source: found.extend(source.fds()))
+        return found
+
+    def wake_at(self) -> float:
+        times = [math.inf]
+        self._each(lambda source: times.append(source.wake_at()))
+        return min(times)
+
+    def step(self) -> Iterable[Event]:
+        events: list[Event] = []
+        self._each(lambda source: events.extend(source.step() or ()))
+        return events
+
+    def _each(self, ask: Callable[[Source], None]) -> None:
+        for source in tuple(self._sources):
+            if not guarded(_name(source), ask, source):
+                self._sources.remove(source)
+
+
+def _name(watcher: object) -> str:
+    return getattr(watcher, "__qualname__", type(watcher).__qualname__)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from collections.abc import Collection
 from contextlib import suppress
 from signal import SIGKILL
@@ -31,6 +30,7 @@ from rallypoint.base.errors import RallypointError
 from rallypoint.base.kernel import readable
 from rallypoint.base.log import get_logger
 from rallypoint.base.process_table import read_stat
+from rallypoint.base.side_thread import start_thread
 from rallypoint.notices import STANDBY_VARIABLE
 from rallypoint.notices import VARIABLE as NOTICES_VARIABLE
 from rallypoint.workers.context import HeldWorker, PContext, SubprocessContext, macros
@@ -286,9 +286,9 @@ def _priority_can_be_restored() -> bool:
             os.setpriority(os.PRIO_PROCESS, 0, own)
             may.append(True)
 
-    thread = threading.Thread(target=attempt, name="rallypoint-priority")
-    thread.start()
-    thread.join()
+    thread = start_thread(attempt, "rallypoint-priority")
+    if thread is not None:
+        thread.join()
     return bool(may)
 
 

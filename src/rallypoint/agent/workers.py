@@ -27,7 +27,7 @@ from rallypoint.agent.facts import NodeFacts, worker_facts
 from rallypoint.agent.folder import WorkerFolder
 from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.signals import FORWARDED_SIGNALS, GracePeriods, SignalForwarding, scheduler
-from rallypoint.agent.sources import Observer, Preparation, RoundWatch, Source
+from rallypoint.agent.sources import Preparation, RoundWatch, Source, Watchers, guarded
 from rallypoint.agent.spec import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, node_failure
 from rallypoint.agent.steps import StopWorkers
 from rallypoint.base.clock import SYSTEM_CLOCK
@@ -106,7 +106,9 @@ class WorkerController:
         """What the loop waits for and drives."""
         self.preparations: list[Preparation] = []
         """The preparations that each round waits for before its workers start, in this order."""
-        self.observers: list[Observer] = []
+        self.watchers = Watchers()
+        """What only watches this run. It cannot end it."""
+        self.sources.append(self.watchers)
         self.at_end = ExitStack()
         """What is released when the run is over."""
         self.at_end.callback(self.folder.close)
@@ -145,7 +147,7 @@ class WorkerController:
             from rallypoint.agent.events import AgentEvents
 
             self.events = AgentEvents(self)
-            self.observers.append(self.events.observe)
+            self.watchers.observe_with(self.events.observe)
             self.folder.on_progress = self.events.progress
         return self.events
 
@@ -180,7 +182,7 @@ class WorkerController:
         """The run is over, for the other nodes too: release what was kept until now."""
         for preparation in self.preparations:
             preparation.close()
-        self.at_end.close()
+        guarded("what is released at the end", self.at_end.close)
         self._drop_reaper()  # last: if we were killed until now, it would remove what we leave behind
 
     # A round begins
@@ -281,7 +283,7 @@ class WorkerController:
         if spec.features.hangs.flight_recorder:
             from rallypoint.agent.features.flight_recorder import switch_on
 
-            switch_on(context, group.notices, self.pcontext)
+            guarded("the flight recorder", switch_on, context, group.notices, self.pcontext)
         group.survived = () if self._held is None else self._held.enter(context)
         if self.standby is not None:
             self.standby.enter(context)
@@ -320,7 +322,7 @@ class WorkerController:
         since = self.round_entered_at if self.group.survived else -math.inf
         self.folder.begin_round(placement.round, len(self.group.workers), placement.progress, since)
         if self.hang_watch is not None:
-            self.hang_watch.begin_round(placement.round)
+            guarded("the hang watch", self.hang_watch.begin_round, placement.round)
 
     def ensure_reaper(self) -> ReaperClient:
         """The reaper of this run, which starts the workers of all rounds; a new one if that is lost."""
@@ -536,7 +538,7 @@ class WorkerController:
         if step.shared:
             self._signals.forward(step.signal)
         if self.hang_watch is not None:
-            self.hang_watch.end_round()
+            guarded("the hang watch", self.hang_watch.end_round)
         if self._watchdog is not None:
             self._watchdog.stop_enforcing()
         if step.restarts:

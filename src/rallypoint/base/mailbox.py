@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 from rallypoint.base.kernel import Wakeup
 from rallypoint.base.light_typing import Generic, TypeVar
+from rallypoint.base.side_thread import start_thread
 
 T = TypeVar("T")
 
@@ -59,10 +60,15 @@ class Background(Generic[T]):
     def busy(self) -> bool:
         return self._work is not None
 
-    def start(self, work: Callable[[], T]) -> None:
-        """Begin a piece of work, which must not raise; the previous one is dropped."""
-        self._work = work
-        threading.Thread(target=lambda: self._mailbox.post((work, work())), name=self._name, daemon=True).start()
+    def start(self, work: Callable[[], T]) -> bool:
+        """Begin a piece of work, which must not raise; the previous one is dropped.
+
+        Returns:
+            Whether it was begun: not where this machine allows no further thread.
+        """
+        begun = start_thread(lambda: self._mailbox.post((work, work())), self._name) is not None
+        self._work = work if begun else None
+        return begun
 
     def fds(self) -> list[int]:
         return [self._mailbox.fileno()]

@@ -231,9 +231,11 @@ def node_state(node: NodeView) -> str:
 
 
 def state_words(node: NodeView) -> str:
-    """The same, with who has asked the node to leave, and what it waits for."""
+    """The same, with who has asked the node to leave, what it waits for, and whether its console is read."""
     drained = f", drained by {node.drained_by}" if node.drained_by else ""
-    return node_state(node) + drained + (f", waits: {node.waits_for}" if node.waits_for else "")
+    blocked = 0.0 if node.report is None else node.report.console_blocked
+    console = f", its console was not read for {duration(blocked)}" if blocked >= _BLOCKED else ""
+    return node_state(node) + drained + (f", waits: {node.waits_for}" if node.waits_for else "") + console
 
 
 _STYLES = {
@@ -245,6 +247,8 @@ _STYLES = {
     Phase.FAILED: "failure",
     Phase.STOPPED: "failure",
 }
+_BLOCKED = 1.0
+"""Seconds for which a console takes nothing before that is shown."""
 _NODE_STYLES = {"unreachable": "red", "expected": "yellow", "waiting": "yellow", "spare": "dim", "succeeded": "green"}
 
 
@@ -526,6 +530,7 @@ def _report(report: NodeReport) -> dict[str, Any]:
         "standby_pids": list(report.standby),
         "standby_ready": report.standby_ready,
         "log_folder": report.log_folder or None,
+        "console_blocked_seconds": _known(report.console_blocked),
     }
 
 

@@ -55,7 +55,7 @@ from rallypoint.control.protocol.messages import (
     RoundEnded,
     StorePeers,
 )
-from rallypoint.observe.telemetry.lazy import logging_errors, rendezvous_events_wanted
+from rallypoint.observe.telemetry.lazy import rendezvous_events_wanted, to_handlers
 from rallypoint.rendezvous.handler import (
     FIRST_PROGRESS_REQUEST,
     MAX_PROGRESS_INTERVAL,
@@ -206,7 +206,7 @@ def _record(name: str, state: str, run_id: str, message: str, **more: Any) -> No
     from rallypoint.observe.telemetry.handlers import record_rdzv_event
 
     event = RdzvEvent(name, run_id, message, socket.gethostname(), os.getpid(), NodeState[state], **more)
-    logging_errors("events", lambda: record_rdzv_event(event))
+    to_handlers("events", lambda: record_rdzv_event(event))
 
 
 def _trace(error: BaseException) -> str:

@@ -373,6 +373,10 @@ class PContext(ABC):
         outputs = sorted(self._outputs.items())
         return lambda: tuple(each.age(rank) for rank, each in outputs)
 
+    def console_blocked_for(self) -> float:
+        """For how many seconds a console that shows these processes has taken nothing; 0.0 if nothing waits for it."""
+        return max((outputs.console_blocked_for() for outputs in self._outputs.values()), default=0.0)
+
     def output_marks(self) -> Callable[[], object] | None:
         """A function that returns a value that changes when a process has written anything; None if that cannot be
         known.

@@ -49,13 +49,16 @@ def test_a_status_is_reported_while_the_ages_of_outputs_are_awaited() -> None:
         def output_ages(self) -> Callable[[], tuple[float, ...]]:
             return lambda: (float(known.wait(TIMEOUT)),)
 
+        def console_blocked_for(self) -> float:
+            return 2.5
+
     group = SimpleNamespace(workers=[], spec=SimpleNamespace(in_place_of=""), group_rank=1)
     folder = WorkerFolder(set, sent.put)
     workers = SimpleNamespace(group=group, folder=folder, pcontext=Context(), standby_facts=tuple)
     reporter = reports.Reporter(workers, sent.put)  # type: ignore[arg-type]
     for _ in range(2):
         reporter.take(ReportRequested(), 3)
-    expected = NodeReport(3, (), log_folder="/logs/job_x")
+    expected = NodeReport(3, (), log_folder="/logs/job_x", console_blocked=2.5)
     assert sent.get(timeout=TIMEOUT) == expected
     known.set()
     assert sent.get(timeout=TIMEOUT) == expected._replace(output_ages=(1.0,))

@@ -29,6 +29,7 @@ from rallypoint.agent.sources import Source
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
 from rallypoint.base.log import get_logger
+from rallypoint.base.side_thread import start_thread
 from rallypoint.control.membership.state import ReportQuiet
 from rallypoint.control.protocol.messages import CollectedPart, CollectionEnded, HangReport, Taken
 
@@ -104,9 +105,9 @@ class RoundSigns:
 
 def add_hang_watch(workers: WorkerController, timeout: float) -> None:
     """Watch for hangs of the workers of an agent that has not run yet."""
-    workers.hang_watch = HangWatch(timeout, workers)
-    workers.sources.append(workers.hang_watch)
-    workers.at_end.callback(workers.hang_watch.close)
+    workers.hang_watch = watch = HangWatch(timeout, workers)
+    workers.watchers.add(watch)
+    workers.at_end.callback(watch.close)
 
 
 class HangWatch(Source):
@@ -138,9 +139,11 @@ class HangWatch(Source):
         self._signs = RoundSigns(round_, self._looker(), self._timeout, now)
         self._quiet, self._running = False, tuple(self._workers.running())
         self._stepped_at, self._step_at = now, now + self._every
+        self._start_looking()
+
+    def _start_looking(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="rallypoint-hangs", daemon=True)
-            self._thread.start()
+            self._thread = start_thread(self._run, "rallypoint-hangs")
 
     def end_round(self) -> None:
         """The workers are about to be stopped: no signs are expected any more. Idempotent."""
@@ -162,6 +165,7 @@ class HangWatch(Source):
         signs = self._signs
         if signs is None or now < self._step_at:
             return
+        self._start_looking()  # where no thread could be started before
         late = now - self._stepped_at - 2 * self._every
         if late > max(1.0, self._every):
             signs.skip(late, now)
@@ -201,10 +205,15 @@ class HangWatch(Source):
             )
 
     def _run(self) -> None:
+        failed = False
         while not self._ending.wait(self._every):
-            signs = self._signs
-            if signs is not None:
-                signs.look(self._clock)
+            try:
+                if (signs := self._signs) is not None:
+                    signs.look(self._clock)
+            except Exception:
+                if not failed:
+                    log.exception("the signs of life of the workers cannot be read: a defect of Rallypoint")
+                failed = True
 
 
 # The evidence of this node
@@ -238,6 +247,8 @@ def collect(facts: NodeFacts, context: PContext | None, on_hang: str) -> bytes:
 # The report, on one node
 
 
+_NOT_SHOWN = "what the workers are doing could not be shown; see the log of the node that hosts the coordinator"
+
 _MAX_TOTAL = 64 * 1024 * 1024
 """Bytes of the nodes' reports that are kept."""
 
@@ -263,7 +274,8 @@ class HangReporter:
             self._number, self._told, self._complete, self._size = message.number, {}, set(), 0
         if isinstance(message, CollectionEnded):
             args = (message, self._told, self._complete)
-            threading.Thread(target=self._report, args=args, name="hang-report", daemon=True).start()
+            if start_thread(lambda: self._report(*args), "hang-report") is None:
+                self._send(HangReport(message.number, message.round, _NOT_SHOWN))
             self._number = -1
             return
         self._size += len(message.data)
@@ -282,7 +294,7 @@ class HangReporter:
             text = render_report(whole, silent, end.more)
         except Exception:
             log.exception("the report of a hang could not be shown")
-            text = "what the workers are doing could not be shown; see the log of the node that hosts the coordinator"
+            text = _NOT_SHOWN
         self._send(HangReport(end.number, end.round, text))
 
 

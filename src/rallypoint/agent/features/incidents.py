@@ -27,6 +27,7 @@ from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.base.private_files import open_regular
 from rallypoint.base.process_table import read_stat, signal_process
+from rallypoint.base.side_thread import SideThread, start_thread
 from rallypoint.control.membership.state import Outcome, Reason, Refusal, Verdict
 from rallypoint.control.protocol.messages import JobEnded, JoinRefused, LinkLost, RoundEnded
 from rallypoint.failures.cause import Ending
@@ -162,7 +163,8 @@ class IncidentRecorder:
     Args:
         folder: the folder to write to; made if it is missing.
         facts: returns what is known about this node and its workers at this moment; called on the loop's thread.
-        snapshot: returns the state of the job, if the coordinator is in this process; else None.
+        snapshot: returns the state of the job, if the coordinator is in this process, else None; called on another
+            thread.
     """
 
     def __init__(
@@ -171,7 +173,11 @@ class IncidentRecorder:
         self._folder = folder
         self._facts = facts
         self._snapshot = snapshot
+        # Started now: a machine without a free thread is a common cause of the very failure.
+        self._recorder = SideThread("incident", _failed)
+        self._recorder.start()
         self._threads: list[threading.Thread] = []
+        """Incidents that are recorded beside one another."""
         self._count = 0
 
     def observe(self, before: PolicyState, event: Event | None, _after: PolicyState, _steps: tuple[Step, ...]) -> None:
@@ -185,23 +191,28 @@ class IncidentRecorder:
                 log.warning("this agent has kept %d incidents; later ones are not kept", MAX_KEPT)
             return
         facts = self._facts()
-        arguments = incident, facts, self._snapshot()
-        thread = threading.Thread(target=self._keep, args=arguments, name="incident", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        thread = None
+        if not self._recorder.is_idle:  # the stacks are to be read before the workers are stopped
+            thread = start_thread(lambda: self._keep(incident, facts), "incident")
+        if thread is None:
+            self._recorder.post("incident", lambda: self._keep(incident, facts))
+        else:
+            self._threads.append(thread)
 
     def close(self) -> None:
         """Wait for incidents that are being written."""
         deadline = Deadline.after(_FINISH)
+        self._recorder.close(deadline.remaining())
         for thread in self._threads:
-            thread.join(max(0.0, deadline.remaining()))
-        if any(thread.is_alive() for thread in self._threads):
+            thread.join(deadline.remaining())
+        if self._recorder.busy_for() or any(thread.is_alive() for thread in self._threads):
             log.warning("the evidence of a failure could not be collected within %g s", _FINISH)
 
-    def _keep(self, incident: Incident, facts: IncidentFacts, seen: Snapshot | None) -> None:
+    def _keep(self, incident: Incident, facts: IncidentFacts) -> None:
         try:
             parent = os.path.join(self._folder, safe_name(facts.node.job), f"round-{max(incident.round, 0)}")
             stacks = stack_pieces(facts)
+            seen = self._snapshot()
             if seen is not None:  # the coordinator is here: the state of the job, over all nodes
                 write_index(parent, index_fields(seen, incident.why, incident.headline, facts.node.host))
             _until_ended(facts)
@@ -215,10 +226,14 @@ class IncidentRecorder:
             log.warning("this node's evidence of the failure is in %s", os.path.abspath(path))
 
 
+def _failed(_what: str) -> None:
+    log.exception("the evidence of a failure could not be saved: a defect of Rallypoint, please report it")
+
+
 def record_incidents(workers: WorkerController, folder: str) -> None:
     """Make an agent keep the incidents of its run in a folder."""
     recorder = IncidentRecorder(folder, lambda: incident_facts(workers), workers.rendezvous.snapshot)
-    workers.observers.append(recorder.observe)
+    workers.watchers.observe_with(recorder.observe)
     workers.at_end.callback(recorder.close)
 
 

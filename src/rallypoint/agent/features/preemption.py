@@ -208,7 +208,8 @@ class JobDeadline(Source):
     def _ask(self, now: float) -> None:
         self._asked_at = now
         self._query = self._query or Background("rallypoint-squeue")
-        self._query.start(self._ask_slurm)
+        if not self._query.start(self._ask_slurm):
+            log.warning("squeue was not asked for the job's end: this machine allows no further thread")
 
     def _ask_slurm(self) -> list[str]:
         """What Slurm says, or a sentence. On a thread."""

@@ -12,6 +12,8 @@ from rallypoint.agent.facts import attempt_folder
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.light_typing import TYPE_CHECKING, TypeAlias
 from rallypoint.base.log import get_logger
+from rallypoint.base.side_thread import start_thread
+from rallypoint.base.stderr import STDERR_LOCK
 from rallypoint.control.protocol.messages import (
     MAX_PART,
     CollectedPart,
@@ -72,9 +74,11 @@ _COLLECTORS: Mapping[CollectKind, Callable[[CollectRequested, WorkerController],
 
 def _start_collecting(
     request: CollectRequested, gather: Callable[[], bytes], send: Callable[[CollectedPart], None]
-) -> threading.Thread:
-    thread = threading.Thread(target=_collect, args=(request, gather, send), name="collect", daemon=True)
-    thread.start()
+) -> threading.Thread | None:
+    thread = start_thread(partial(_collect, request, gather, send), "collect")
+    if thread is None:
+        log.warning("the data that rallyctl asked for is not collected: this machine allows no further thread")
+        send(CollectedPart(request.number, b"", True))
     return thread
 
 
@@ -128,7 +132,8 @@ class Reporter:
                 from rallypoint.agent.features.worker_output import OutputReader
 
                 self._outputs = OutputReader(self._workers)
-            self._outputs.watch(_start_collecting(request, self._outputs.begin(request), self._send))
+            if (thread := _start_collecting(request, self._outputs.begin(request), self._send)) is not None:
+                self._outputs.watch(thread)
         elif isinstance(request, CollectRequested):
             gather = _COLLECTORS[request.kind](request, self._workers)
             _start_collecting(request, gather, self._send)
@@ -160,6 +165,7 @@ class Reporter:
             log_folder=attempt and os.path.dirname(os.path.abspath(attempt)),
             command="" if group.group_rank else _command(),
             step_before=folder.step_before,
+            console_blocked=max(STDERR_LOCK.blocked_for(), 0.0 if context is None else context.console_blocked_for()),
         )
         if (latest := folder.latest()) is not None:
             report = report._replace(progress=latest.step, progress_age=max(0.0, now - latest.at))
@@ -179,5 +185,6 @@ class Reporter:
         def complete() -> None:
             self._send(report._replace(output_ages=output_ages()))
 
-        self._thread = threading.Thread(target=complete, name="report", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(complete, "report")
+        if self._thread is None:
+            self._send(report)

@@ -44,6 +44,7 @@ from rallypoint.base.endpoint import Endpoint, is_loopback, own_address, parse_e
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger, printable
 from rallypoint.base.mailbox import Background
+from rallypoint.base.side_thread import start_thread
 from rallypoint.clusters.preflight.dialing import DIAL_TIMEOUT, MeshListener, Target, dial_all
 from rallypoint.clusters.preflight.mesh import (
     Finding,
@@ -247,7 +248,9 @@ class RoundSetup(Preparation):
             return
         self._round = round_
         self._look_at, self._warned = self._clock.monotonic() + _WARN_AFTER, False
-        self._work.start(lambda: _run(round_, due))
+        if not self._work.start(lambda: _run(round_, due)):
+            self.cancel()
+            self._fail(Unprepared(_NO_THREAD))
 
     def preparing(self) -> bool:
         return self._round is not None
@@ -308,6 +311,9 @@ class RoundSetup(Preparation):
         self.failure, self.failed_node, self.ends_job = str(failure), failure.node, failure.ends_job
 
 
+_NO_THREAD = "this machine allows no further thread; raise the limit of processes (`ulimit -u`, pids.max)"
+
+
 def _run(round_: Round, due: Sequence[SetupStep]) -> Round:
     """On the thread of one round."""
     try:
@@ -316,6 +322,9 @@ def _run(round_: Round, due: Sequence[SetupStep]) -> Round:
             step.run(round_)
     except Unprepared as failure:
         round_.failure = failure
+    except Exception as error:  # else the loop would wait for this thread until the deadline
+        log.exception("the workers cannot be prepared: a defect of Rallypoint, please report it")
+        round_.failure = Unprepared(f"the workers cannot be prepared: {error!r}")
     finally:
         round_.end()
     return round_
@@ -553,7 +562,8 @@ def dial_others(round_: Round, store: Store, listener: MeshListener) -> tuple[Se
     round_.limit(DIAL_TIMEOUT + (_LINES if rank else _FINDINGS))
     scope = f"{round_.group.spec.rdzv_handler.get_run_id()}/{place.origin}/{round_.scope}"
     me = MeshNode(scope, rank, own.node)
-    threading.Thread(target=listener.serve, args=(me,), name="rallypoint-mesh", daemon=True).start()
+    if start_thread(lambda: listener.serve(me), "rallypoint-mesh") is None:
+        raise Unprepared(_NO_THREAD)
     others = [round_.records[each] for each in dialled_ranks(rank, count)]
     there = [each for each in others if MESH in each.ports]
     failures = dial_all(

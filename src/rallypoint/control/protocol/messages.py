@@ -61,6 +61,8 @@ class NodeReport(NamedTuple):
     first_step_age: float = -1.0
     step_before: int = -1
     """The last step that workers of this node had reported in an earlier round, -1 for none."""
+    console_blocked: float = 0.0
+    """For how many seconds this node's console has taken nothing, so that workers that write to it wait."""
 
 
 class CollectKind(StrEnum):

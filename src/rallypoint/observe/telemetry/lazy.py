@@ -1,18 +1,25 @@
 """What an agent may import at start-up: one look-up in a dictionary, until a handler is configured.
 
 A handler can only be configured in an imported module, so nothing is done while `observe.telemetry.metrics` or
-`observe.telemetry.handlers` is not loaded. A handler that fails is logged.
+`observe.telemetry.handlers` is not loaded. Handlers are a user's code. Laws:
+
+1. A handler that fails is logged.
+2. While an agent runs (`handlers_beside`), handlers are called in order on a thread of their own: one that hangs delays
+   no job. What does not fit into its queue is dropped, and counted in one line at the end.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial, wraps
 
 from rallypoint.base.light_typing import ParamSpec, TypeVar
 from rallypoint.base.log import get_logger
+from rallypoint.base.side_thread import SideThread
 
 log = get_logger(__name__)
 
@@ -41,7 +48,7 @@ def put_metric_if_wanted(name: str, value: float) -> None:
     if metrics_wanted():
         from rallypoint.observe.telemetry.metrics import put_metric
 
-        logging_errors("metrics", lambda: put_metric(name, value))
+        to_handlers("metrics", lambda: put_metric(name, value))
 
 
 def profiled(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -66,9 +73,55 @@ def profiled(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return profile
 
 
-def logging_errors(what: str, call: Callable[[], None]) -> None:
-    """Call somebody's handler of `what`; an exception is logged."""
+def to_handlers(what: str, call: Callable[[], None]) -> None:
+    """Call somebody's handlers of `what`, on the thread of `handlers_beside` if that lasts; an exception is logged."""
+    if _side is None or _side.runs_this():
+        _call(what, call)
+    else:
+        _side.post(what, partial(_call, what, call))
+
+
+@contextmanager
+def handlers_beside() -> Iterator[None]:
+    """Inside the `with`, handlers are called on a thread of their own. At its end they have some seconds to finish."""
+    global _side
+    if _side is not None and not _side.closed:  # an agent beside this one
+        yield
+        return
+    _side = side = SideThread("rallypoint-handlers", _failed)
+    try:
+        yield
+    finally:
+        left = side.close(_FLUSH)
+        if side.busy_for():  # `side` stays, closed: what comes later is dropped instead of waiting too
+            side.dropped += len(left)
+            log.warning("a handler of events or metrics has not returned for %.0f s", side.busy_for())
+        else:
+            _side = None
+            for work in left:  # no thread could be started
+                work.run()
+        if side.dropped:
+            log.warning("%d events and metrics were dropped, since their handlers were too slow", side.dropped)
+
+
+def _call(what: str, call: Callable[[], None]) -> None:
     try:
         call()
     except Exception as error:
         log.warning("a handler of %s failed (%s: %s); the job continues", what, type(error).__name__, error)
+
+
+def _failed(what: str) -> None:
+    """Never called: `_call` raises nothing."""
+
+
+def _reset_after_fork() -> None:
+    global _side
+    _side = None
+
+
+_side: SideThread | None = None
+_FLUSH = 5.0
+"""Seconds that the end of a run waits for handlers."""
+
+os.register_at_fork(after_in_child=_reset_after_fork)

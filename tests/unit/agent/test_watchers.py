@@ -1,0 +1,88 @@
+"""What only watches the job cannot end it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from rallypoint.agent.policy import PolicyState
+from rallypoint.agent.sources import Source, Watchers, guarded
+from rallypoint.agent.steps import Event, Timer, TimerFired
+
+STATE = PolicyState()
+
+
+class Usual(Source):
+    """A source that works."""
+
+    def fds(self) -> Iterable[int]:
+        return (7,)
+
+    def wake_at(self) -> float:
+        return 5.0
+
+    def step(self) -> Iterable[Event]:
+        return (TimerFired(Timer.NOTICE),)
+
+
+class Broken(Usual):
+    """A source with one method that raises."""
+
+    def __init__(self, method: str) -> None:
+        setattr(self, method, self._fail_later if method == "step" else self._fail)
+
+    def _fail(self) -> float:
+        raise OSError("no descriptor is left")
+
+    def _fail_later(self) -> Iterable[Event]:
+        yield TimerFired(Timer.NOTICE)
+        raise OSError("no descriptor is left")
+
+
+ASK: dict[str, Callable[[Watchers], object]] = {
+    "fds": lambda watchers: list(watchers.fds()),
+    "wake_at": lambda watchers: watchers.wake_at(),
+    "step": lambda watchers: list(watchers.step()),
+}
+
+
+@pytest.mark.parametrize("method", ASK)
+def test_a_source_that_fails_is_dropped_and_the_others_go_on(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    watchers = Watchers()
+    watchers.add(Broken(method))
+    watchers.add(Usual())
+    for ask in (*ASK.values(), *ASK.values()):
+        ask(watchers)
+    assert [ask(watchers) for ask in ASK.values()] == [[7], 5.0, [TimerFired(Timer.NOTICE)]]
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
+        "Broken failed; the job continues without it: a defect of Rallypoint, please report it"
+    ]
+
+
+def test_without_sources_there_is_nothing_to_wait_for() -> None:
+    assert (list(Watchers().fds()), Watchers().wake_at(), list(Watchers().step())) == ([], math.inf, [])
+
+
+def test_an_observer_that_fails_is_dropped_and_the_others_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[Event | None] = []
+
+    def broken(*_: object) -> None:
+        raise UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates not allowed")
+
+    watchers = Watchers()
+    watchers.observe_with(broken)
+    watchers.observe_with(lambda _before, event, _after, _steps: told.append(event))
+    watchers.observe(STATE, None, STATE, ())
+    watchers.observe(STATE, TimerFired(Timer.NOTICE), STATE, ())
+    assert told == [None, TimerFired(Timer.NOTICE)]
+    assert len([record for record in caplog.records if "broken" in record.message]) == 1
+
+
+def test_what_ends_the_agent_is_not_caught() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        guarded("a watcher", interrupted)
