@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from rallypoint.base.endpoint import resolve
 from tests.jobs.launching import RALLYCTL, RALLYRUN, AtOnce, Job, Launcher
-from tests.jobs.nodes import Nodes, all_end, all_ranks, all_up, c10d, common
+from tests.jobs.nodes import Node, Nodes, all_end, all_ranks, all_up, c10d, common
 from tests.ports import free_port
 
 
@@ -116,6 +117,48 @@ def test_an_agent_of_the_same_machine_takes_the_control_plane_over(rallyrun: Lau
     assert all_ranks(nodes, [1, 1, 1]) == [0, 1, 2]
     job.say("finish")
     all_end(nodes, 0)
+
+
+INFO = {"LOGLEVEL": "INFO"}
+
+
+def finished_host(job: Nodes, host: Node, other: Node, number: signal.Signals) -> None:
+    """The node that hosts the control plane has done its part, and is stopped; the other still works, and finishes."""
+    all_up((host, other), world_size=2)
+    job.say("finish-A")
+    other.job.until_err("nodes that have succeeded in round 0: 0")
+    host.job.signal(number)
+    host.job.ends()
+    other.job.until_err("the workers run on meanwhile")
+    job.say("finish-B")
+    all_end([other], 0)
+    assert len(other.ups) == 1, "its workers were not started again"
+    assert "round 0 is over" not in other.job.err
+
+
+def a_finished_host(nnodes: str, number: signal.Signals) -> Callable[[Launcher], None]:
+    def scenario(rallyrun: Launcher) -> None:
+        job = c10d(rallyrun, nnodes)
+        finished_host(job, job.host("A"), job.start("B", env=INFO), number)
+
+    scenario.__name__ = f"a finished host of {nnodes} gets {number.name}"
+    return scenario
+
+
+def a_finished_host_of_a_static_job(rallyrun: Launcher) -> None:
+    job = Nodes(rallyrun, "--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}")
+    first = job.start("A", "--node-rank=0")
+    finished_host(job, first, job.start("B", "--node-rank=1", env=INFO), signal.SIGKILL)
+
+
+def test_a_node_that_has_finished_takes_nobody_along(at_once: AtOnce) -> None:
+    at_once(
+        a_finished_host("2", signal.SIGKILL),
+        a_finished_host("2", signal.SIGTERM),
+        a_finished_host("1:2", signal.SIGKILL),
+        a_finished_host("1:2", signal.SIGTERM),
+        a_finished_host_of_a_static_job,
+    )
 
 
 def test_a_control_plane_outside_the_job_finds_its_port_free_when_it_is_started_again(rallyrun: Launcher) -> None:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.agent.policy import Phase
 from rallypoint.control.coordinator.dispatcher import RestoredState
-from rallypoint.control.coordinator.recovery import recovery_timeout
 from rallypoint.control.election.keys import ElectionKeys
-from rallypoint.control.membership.state import Settings, State
+from rallypoint.control.membership.state import Settings, State, recovery_timeout
 from rallypoint.control.protocol.codec import CodecError
 from tests.sim.agent import Agent
 from tests.sim.audit import Audit

@@ -151,7 +151,7 @@ class SimLink:
         until = self._patient_from + self._settings.join_timeout
         if self._ever:
             since = max(self._patient_from, self._waits_since or 0.0)
-            until = give_up_at(self._held, since, self._settings.join_timeout)
+            until = give_up_at(self._held, since, self._settings)
         return until - self.process.monotonic()
 
     def _attempt(self) -> None:

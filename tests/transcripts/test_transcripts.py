@@ -52,6 +52,7 @@ from rallypoint.control.protocol.messages import (
     LeaveReply,
     LeaveRequest,
     NextStore,
+    NodesSucceeded,
     NodesWaiting,
     Notification,
     Placed,
@@ -102,6 +103,8 @@ class Player:
         self.coordinator = Coordinator(Settings("transcript", 1, 1), "0")
         self.names: dict[int, str] = {}
         self.places: dict[str, tuple[str, Placement | None]] = {}
+        self.succeeded: dict[str, tuple[tuple[int, int], ...]] = {}
+        """What each has been told of the others' successes."""
         self.incarnations = 0
         self.sessions = 0
 
@@ -170,11 +173,13 @@ class Player:
         for name in names:
             known = self.places[name]
             self._open([name], options)
-            lines += self._say([name], partial(self._held, known, options))
+            lines += self._say([name], partial(self._held, known, self.succeeded.get(name, ()), options))
             self.places[name] = (self.coordinator.incarnation, known[1])
         return lines
 
-    def _held(self, known: tuple[str, Placement | None], options: Options) -> ResumeRequest:
+    def _held(
+        self, known: tuple[str, Placement | None], succeeded: tuple[tuple[int, int], ...], options: Options
+    ) -> ResumeRequest:
         incarnation, place = known
         member = NodeInfo("default", 1, "", 7000)
         if place is None:
@@ -189,6 +194,7 @@ class Player:
             int(options.get("failures", place.restarts)),
             "over" in options,
             joining="joining" in options,
+            succeeded=succeeded,
         )
 
     def _join(self, names: list[str], options: Options) -> list[str]:
@@ -326,6 +332,9 @@ class Player:
             if isinstance(notice, Placed) and session in self.names:
                 name = self.names[session]
                 self.places[name] = (self.places[name][0], notice.placement)
+                self.succeeded.pop(name, None)
+            elif isinstance(notice, NodesSucceeded) and session in self.names:
+                self.succeeded[self.names[session]] = notice.succeeded
         return [f"{self.names[session]} <- {shown(notice)}" for session, notice in sends if session in self.names]
 
 
@@ -355,6 +364,9 @@ def shown(notice: Notification) -> str:
             return f"round {end.round} ended: {end.reason.value}" + (f" ({more})" if more else "") + then
         case NodesWaiting(round=round_, waiting=waiting, names=names):
             return f"{waiting} waiting for a round after {round_}" + (f" ({join_names(names)})" if names else "")
+        case NodesSucceeded(round=round_, succeeded=succeeded):
+            nodes = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in succeeded)
+            return f"succeeded in round {round_}: node {nodes}"
         case JobEnded(verdict=verdict, is_delegate=is_delegate):
             why = f" ({verdict.detail})" if verdict.detail else ""
             why += f", restarts {verdict.restarts}" if verdict.restarts.allowed else ""

@@ -352,8 +352,8 @@ class Actions(Source):
     def _succeed(self) -> None:
         self._finished_at = self._clock.monotonic()
         self._workers.folder.end_round()
-        log.info("Local worker group finished (%s). Waiting for the other agents.", self._workers.group.state.value)
         self._workers.on_succeeded()
+        log.info("Local worker group finished (%s). Waiting for the other agents.", self._workers.group.state.value)
 
     def _log(self, text: str, *, warning: bool = True) -> None:
         (log.warning if warning else log.info)("[%s] %s", self._workers.group.spec.role, text)

@@ -93,6 +93,9 @@ _LEAVING, _LEAVING_EVERY = 1.0, 0.2
 that ends a whole job on many nodes may reach the last of them that much later.
 """
 
+_SHOWN = 16
+"""Ranges of ranks in a line."""
+
 INTERRUPTS = frozenset({SIGINT, SIGQUIT})
 """Signals that a person sends from the keyboard; the second one means at once."""
 
@@ -448,7 +451,7 @@ def _on_signal(status: PolicyState, event: SignalArrived) -> Decision:
 def _on_link_down(status: PolicyState, event: LinkDown) -> Decision:
     if status.link_down:
         return status, ()
-    then = "this node waits for it to come back" if status.phase is Phase.FORMING else "the running workers continue"
+    then = "this node waits for it to come back" if status.phase is Phase.FORMING else "the workers run on meanwhile"
     return status._replace(link_down=True), (warning(f"{event.detail}; {then}"),)
 
 
@@ -497,6 +500,12 @@ def _on_waiting(status: PolicyState, event: messages.NodesWaiting) -> Decision:
         line,
         steps.PostNotice(SCALE, "", status.notice_timeout),
     )
+
+
+def _on_nodes_succeeded(status: PolicyState, event: messages.NodesSucceeded) -> Decision:
+    ranks = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in event.succeeded[:_SHOWN])
+    more = ", ..." if len(event.succeeded) > _SHOWN else ""
+    return status, (steps.LogLine(f"nodes that have succeeded in round {event.round}: {ranks}{more}", warning=False),)
 
 
 def _log_new_nodes(event: messages.NodesWaiting, group_rank: int) -> str:
@@ -748,6 +757,7 @@ _RULES: dict[type, Callable[..., Decision]] = {
     steps.NodeChecked: _on_node_checked,
     messages.RoundEnded: _on_round_ended,
     messages.NodesWaiting: _on_waiting,
+    messages.NodesSucceeded: _on_nodes_succeeded,
     messages.Preempted: _on_preempted,
     steps.WorkersReady: _on_workers_ready,
     steps.WorkersSucceeded: _on_workers_succeeded,

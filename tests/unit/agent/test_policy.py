@@ -235,7 +235,7 @@ def test_the_failure_of_workers_is_not_hidden_by_that_of_the_line() -> None:
 def test_a_line_that_is_down_stops_nothing_and_is_told_once() -> None:
     status, steps = after(placed(0), LinkDown("the server is away"), LinkDown("the server is away"))
     assert status.phase is Phase.RUNNING
-    assert steps[1:] == [LogLine("the server is away; the running workers continue", warning=True)]
+    assert steps[1:] == [LogLine("the server is away; the workers run on meanwhile", warning=True)]
     status, steps = after(placed(0), LinkUp(), LinkDown("x"), ended(0), STOPPED, placed(1), LinkDown("x"), LinkUp())
     assert [step.text for step in steps if isinstance(step, LogLine)][-1] == "the control plane is reachable again"
     assert sum(isinstance(step, LogLine) for step in steps) == 3

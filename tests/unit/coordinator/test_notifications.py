@@ -27,7 +27,7 @@ from rallypoint.control.membership.state import (
     Verdict,
 )
 from rallypoint.control.protocol.codec import decode_state, encode_state
-from rallypoint.control.protocol.messages import JobEnded, JoinRefused, Placed, ResumeRequest
+from rallypoint.control.protocol.messages import JobEnded, JoinRefused, NodesSucceeded, Placed, ResumeRequest
 
 A, B, C = NodeId("a", 1, 0), NodeId("b", 1, 0), NodeId("c", 1, 0)
 IN = Participant(NodeInfo("default", 1, "host", 7000))
@@ -92,8 +92,9 @@ def test_who_hears_late_of_its_place_has_the_ranks_that_count_who_has_succeeded_
     coordinator.restore(read, 0.0)
     coordinator.open(1, SessionRecord(late, late.addr), 0.0)
     joins = ResumeRequest("0", sizes[late].node_info, joining=True)
-    ((_, told),) = coordinator.receive(1, joins, 0.0)
-    assert told == Placed(placed._replace(origin="0"))
+    told = [notice for _, notice in coordinator.receive(1, joins, 0.0)]
+    rank = sizes[gone].rank
+    assert told == [Placed(placed._replace(origin="0")), NodesSucceeded(0, ((rank, rank),))]
     assert not stepped(Exit(), read, late).finished, "the next round counts only its own"
 
 

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
-from rallypoint.control.coordinator.recovery import recovery_timeout
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import (
     Drain,
@@ -20,6 +19,7 @@ from rallypoint.control.membership.state import (
     Settings,
     State,
     Succeed,
+    recovery_timeout,
 )
 from rallypoint.control.protocol.messages import (
     JobEnded,
@@ -168,6 +168,33 @@ def test_an_end_that_some_had_heard_of_is_told_to_the_others_and_counted_once(
     assert (state.round, state.complete, state.ledger.failures) == (1, True, 1)
     assert sorted(ranks(job.coordinator).values()) == [0, 1, 2, 3]
     assert all(sum(isinstance(each, RoundEnded) for each in node.told) <= 1 for node in job.nodes)
+
+
+@given(st.permutations(range(4)), st.integers(1, 3))
+def test_who_has_succeeded_and_does_not_come_back_is_not_lost(order: list[int], gone: int) -> None:
+    """Its agent was stopped with the coordinator, or meanwhile: its work is done, and that of the others goes on."""
+    job = Job(4)
+    done, at_work = order[:gone], order[gone:]
+    for number in done:
+        job.say(job.nodes[number], Succeed(0))
+    job.passes(2.0, job.nodes)
+    before = job.coordinator.state
+    job.replaced()
+    for number in at_work:
+        job.open(job.nodes[number])
+    present = [job.nodes[number] for number in at_work]
+    job.passes(recovery_timeout(job.settings) + 1.0, present)
+    assert (job.coordinator.state.round, job.coordinator.state.complete) == (0, True)
+    assert not any(isinstance(notice, RoundEnded) for node in present for notice in node.told)
+    kept = {job.nodes[number].id: before.participants[job.nodes[number].id].rank for number in at_work}
+    assert {node: each.rank for node, each in job.coordinator.state.participants.items()} == kept
+    back = job.nodes[done[0]]  # or it does come back, late: it waits for the verdict
+    for node in present:
+        job.say(node, Succeed(0))
+    job.open(back)
+    for node in (back, *present):
+        (verdict,) = [notice.verdict for notice in node.told if isinstance(notice, JobEnded)]
+        assert verdict.outcome is Outcome.SUCCEEDED
 
 
 @given(st.permutations(range(4)), st.integers(1, 3))

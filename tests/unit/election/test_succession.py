@@ -6,9 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.control.coordinator.dispatcher import Dispatcher, RestoredState
-from rallypoint.control.coordinator.recovery import recovery_timeout
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.state import Drain, Fail, NodeId, NodeInfo, Outcome, Settings, State, Succeed
+from rallypoint.control.membership.state import (
+    Drain,
+    Fail,
+    NodeId,
+    NodeInfo,
+    Outcome,
+    Settings,
+    State,
+    Succeed,
+    recovery_timeout,
+)
 from rallypoint.control.protocol.messages import (
     Confirmed,
     ConfirmRequest,

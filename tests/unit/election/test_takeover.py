@@ -6,13 +6,21 @@ import math
 
 import pytest
 
-from rallypoint.control.coordinator.recovery import recovery_timeout
 from rallypoint.control.election.journal import takeover_from
 from rallypoint.control.election.keys import ElectionKeys, encode_node, encode_snapshot
 from rallypoint.control.election.procedures import MIN_ABSENCE, Presence, min_absence
 from rallypoint.control.election.steps import Takeover
 from rallypoint.control.etcd.api import KeyValue, WatchEvent
-from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Participant, Settings, State, Verdict
+from rallypoint.control.membership.state import (
+    NodeId,
+    NodeInfo,
+    Outcome,
+    Participant,
+    Settings,
+    State,
+    Verdict,
+    recovery_timeout,
+)
 from rallypoint.control.protocol.codec import encode_state
 from rallypoint.control.protocol.errors import RendezvousStateError
 

@@ -6,12 +6,24 @@ import math
 from queue import SimpleQueue
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.control.client.dialing import DialTarget, FixedEndpoint
 from rallypoint.control.client.tcp_link import TcpLink
-from rallypoint.control.membership.state import Fail, NodeId, NodeInfo, NodeRanks, Reason, RoundEnd, Settings, Succeed
+from rallypoint.control.membership.state import (
+    Fail,
+    NodeId,
+    NodeInfo,
+    NodeRanks,
+    Reason,
+    RoundEnd,
+    Settings,
+    Succeed,
+    recovery_timeout,
+)
 from rallypoint.control.protocol.messages import (
     Confirmed,
     ConfirmRequest,
@@ -19,12 +31,14 @@ from rallypoint.control.protocol.messages import (
     JoinRequest,
     LinkLost,
     NextStore,
+    NodesSucceeded,
     Notification,
     Placed,
     Placement,
     Progress,
     ResumeRequest,
     RoundEnded,
+    ranks_in,
 )
 from rallypoint.control.protocol.resume_state import (
     ResumeState,
@@ -100,12 +114,12 @@ def test_a_place_that_is_to_be_confirmed_needs_the_coordinator_until_it_is() -> 
     """No worker runs meanwhile: without a limit, the agent would wait for ever where the control plane is gone."""
     held = after_request(ResumeState(), ConfirmRequest(1), 0.0)
     assert requests_to_repeat(held, 0.0) == [ConfirmRequest(1)]
-    assert give_up_at(held, 10.0, 600.0) == 610.0
+    assert give_up_at(held, 10.0, Settings("job", 1, 2, join_timeout=600.0)) == 610.0
     newer = after_request(held, ConfirmRequest(2), 0.0)
     assert requests_to_repeat(after_notification(newer, Confirmed(1), 0.0), 0.0) == [ConfirmRequest(2)]
     for answer in (Confirmed(2), RoundEnded(RoundEnd(0, Reason.LOST, "h"))):
         told = after_notification(newer._replace(placement=PLACEMENT), answer, 0.0)
-        assert give_up_at(told, 10.0, 600.0) == math.inf
+        assert give_up_at(told, 10.0, Settings("job", 1, 2, join_timeout=600.0)) == math.inf
         assert ConfirmRequest(2) not in requests_to_repeat(told, 0.0)
 
 
@@ -136,3 +150,44 @@ def test_what_cannot_be_sent_ends_the_link_with_a_sentence_instead_of_silence() 
     assert isinstance(notice, LinkLost)
     assert "cannot be sent" in notice.detail
     link.close()
+
+
+SETTINGS = Settings("job", 1, 4, join_timeout=600.0)
+
+
+@pytest.mark.parametrize(
+    ("known", "own", "until"),
+    [
+        (((1, 3),), True, 10.0),  # all have succeeded: the verdict is certain
+        (((0, 3),), True, 10.0),
+        (((1, 2),), True, 610.0),  # of the node of rank 3 nothing is known, and it hosted the coordinator
+        (((3, 3),), True, 10.0 + recovery_timeout(SETTINGS)),  # the host is done: another comes soon or never
+        (((1, 3),), False, math.inf),  # its own workers run
+    ],
+)
+def test_how_long_a_node_waits_for_a_coordinator_whose_node_may_have_finished(
+    known: tuple[tuple[int, int], ...], own: bool, until: float
+) -> None:
+    place = PLACEMENT._replace(round=2, group_rank=0, group_world_size=4, control_rank=3)
+    held = after_notification(waiting(), Placed(place), 5.0)
+    held = after_notification(held, NodesSucceeded(1, ((0, 3),)), 6.0)
+    assert held.succeeded == (), "of an earlier round"
+    held = after_notification(held, NodesSucceeded(2, known), 6.0)
+    if own:
+        held = after_request(held, Succeed(2), 7.0)
+    assert give_up_at(held, 10.0, SETTINGS) == until
+    assert held.all_succeeded is (until == 10.0)
+    (resumed, *_) = requests_to_repeat(held, 10.0)
+    assert isinstance(resumed, ResumeRequest)
+    assert resumed.succeeded == known
+    over = after_notification(held, RoundEnded(RoundEnd(2, Reason.LOST, "h")), 11.0)
+    assert (over.succeeded, over.all_succeeded) == ((), False)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=6), st.integers(0, 12))
+def test_ranges_of_a_stranger_are_as_long_as_the_world(ranges: list[tuple[int, int]], size: int) -> None:
+    found = list(ranks_in(ranges, size))
+    assert len(found) == len(set(found)) <= size
+    assert set(found) <= {rank for first, last in ranges for rank in range(first, last + 1)} & set(range(size))
+    if ranges == sorted(ranges):
+        assert set(found) == {rank for first, last in ranges for rank in range(first, last + 1)} & set(range(size))

@@ -34,7 +34,7 @@ from rallypoint.control.client.dialing import (
     error_words,
     progress_spread,
 )
-from rallypoint.control.membership.state import NodeId, Settings
+from rallypoint.control.membership.state import NodeId, Outcome, Settings, Verdict
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import check_size
 from rallypoint.control.protocol.errors import FrameError
@@ -44,6 +44,7 @@ from rallypoint.control.protocol.messages import (
     Fault,
     FaultRequested,
     Heartbeat,
+    JobEnded,
     LeaveRequest,
     LinkDown,
     LinkLost,
@@ -192,6 +193,9 @@ class TcpLink:
                 lost_at, why = await self._serve_session(session)
                 if self._closed or self._resume_state.ended:
                     return
+                if self._resume_state.all_succeeded:
+                    self._end(why)
+                    return
                 if self._resume_state.refused:  # so the server may go; it matters to us only if we ask again
                     await self._rejoin_request()
                 self._deliver(LinkDown(f"the control plane at {self._resolver} was lost ({why})"))
@@ -206,8 +210,11 @@ class TcpLink:
             self._end(f"no control plane could be reached at {self._resolver}: {type(error).__name__}: {error}")
 
     def _end(self, sentence: str) -> None:
-        if not self._closed:
-            self._deliver(LinkLost(sentence))
+        if self._closed:
+            return
+        # The verdict of the coordinator that is gone follows from what it has told.
+        done = self._resume_state.all_succeeded
+        self._deliver(JobEnded(Verdict(Outcome.SUCCEEDED)) if done else LinkLost(sentence))
 
     # A session
 
@@ -322,7 +329,7 @@ class TcpLink:
     async def _reconnect(self, lost_at: float, how: str) -> ClientSession:
         def remaining() -> float:
             since = lost_at if self._waiting_since is None else max(lost_at, self._waiting_since)
-            until = give_up_at(self._resume_state, since, self._settings.join_timeout)
+            until = give_up_at(self._resume_state, since, self._settings)
             return max(0.0, until - SYSTEM_CLOCK.monotonic())
 
         await self._while_cut()

@@ -27,6 +27,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from itertools import count, islice
 
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, Protocol, get_args
@@ -35,6 +36,7 @@ from rallypoint.control.coordinator.notifications import (
     end_notifications,
     join_refusal,
     newly_complete,
+    nodes_succeeded,
     nodes_waiting,
     notification_diff,
     placements,
@@ -47,7 +49,6 @@ from rallypoint.control.coordinator.recovery import (
     may_have_been,
     missed_notifications,
     recovered,
-    recovery_timeout,
     with_later_rounds,
     with_size_of,
     without_given_up_join,
@@ -83,6 +84,7 @@ from rallypoint.control.membership.state import (
     known_to,
     name_of,
     nodes_waiting_alike,
+    recovery_timeout,
 )
 from rallypoint.control.protocol.messages import (
     ConfigDiffers,
@@ -116,6 +118,9 @@ _CONCERNS_ALL = (Close, PreemptJob, RecordProgress)
 """The operations with which a node can change the job without a place in its round."""
 _WAITING_EVERY = 1.0
 """Seconds between two notifications to a running round of how many nodes wait."""
+_SUCCEEDED_AFTER, _SUCCEEDED_AFTER_NODE = 1.0, 0.001
+"""Seconds after which the others are told that a node has succeeded, and how many more for each node: most jobs end
+within that time, and the notification goes to all nodes."""
 _MAX_DIFFERENCES = 32
 """The number of differences that one session is told."""
 
@@ -183,6 +188,10 @@ class Coordinator:
         self._told_waiting: tuple[int, Mapping[NodeId, NodeInfo]] = (-1, {})
         """The round that was last told which nodes wait for it, and these."""
         self._told_waiting_at = -math.inf
+        self._told_succeeded: AbstractSet[NodeId] = frozenset()
+        """The nodes of the running round of which the others know that they have succeeded."""
+        self._tells_succeeded_at = math.inf
+        """When they are told of further ones."""
         self._last_reply: Notification | None = None
         self._progress: tuple[State, Progress] | None = None
         """The progress of the rendezvous in a state, as a node was told it."""
@@ -265,6 +274,7 @@ class Coordinator:
         if self._waits_for_time():
             self._continue_join(next(iter(self.state.participants)), now)
         self._tell_waiting(now)
+        self._tell_succeeded(now)
         for each in self.parts:
             each.tick(now)
         return self.pop_sends()
@@ -272,6 +282,7 @@ class Coordinator:
     def wake_at(self) -> float:
         """The time at which `tick` has something to do, in seconds on the clock of `now`; infinity for never."""
         moments = [self.sessions.liveness.check_at(), self._next_deadline(), self._tells_waiting_at()]
+        moments.append(self._tells_succeeded_at)
         moments += [each.wake_at() for each in self.parts]
         if self._placeholders_until is not None:
             moments.append(self._placeholders_until)
@@ -368,6 +379,8 @@ class Coordinator:
         speaker.repeats_join = request.joining and not news
         if self._hangs is not None:
             self._hangs.resumed(speaker.node, self.state)
+        if self.state.complete and self.state.succeeded and place is not None:
+            self._reply(speaker, nodes_succeeded(self.state))
         if not news and self.state.complete and self.state.wait_list and self._placeholders_until is None:
             self._reply(speaker, nodes_waiting(self.state))
 
@@ -551,6 +564,7 @@ class Coordinator:
             if self.on_change is not None:
                 self.on_change(now)
             self._tell_waiting(now)
+            self._tell_succeeded(now)
             unblocked = self._unblocked(before, after)
             before = after
             for node in unblocked:
@@ -634,6 +648,21 @@ class Coordinator:
         self.history.nodes_waiting(told if round_ == state.round else (), state, now)
         self._told_waiting, self._told_waiting_at = (state.round, state.wait_list), now
         self.send_to(state.participants, nodes_waiting(state))
+
+    def _tell_succeeded(self, now: float) -> None:
+        """Tell the running round which of its nodes have succeeded, if that is due, while others still work."""
+        state, told = self.state, self._told_succeeded
+        if not state.succeeded or state.succeeded is told or not state.complete or state.verdict is not None:
+            self._tells_succeeded_at = math.inf
+            return
+        here = [node for node in self.sessions.local_nodes if node in state.succeeded]
+        if any(node not in told or node in state.finished for node in here):  # the coordinator goes with them
+            self._tells_succeeded_at = now
+        elif self._tells_succeeded_at == math.inf:
+            self._tells_succeeded_at = now + _SUCCEEDED_AFTER + len(state.participants) * _SUCCEEDED_AFTER_NODE
+        if now >= self._tells_succeeded_at:
+            self._told_succeeded, self._tells_succeeded_at = state.succeeded, math.inf
+            self.send_to(state.participants, nodes_succeeded(state))
 
     def _look_for_hang(self, before: State, after: State, now: float) -> None:
         if self._hangs is None:

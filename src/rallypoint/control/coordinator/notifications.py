@@ -28,6 +28,7 @@ from rallypoint.control.protocol.messages import (
     JoinRefused,
     LeaveReply,
     MissingNode,
+    NodesSucceeded,
     NodesWaiting,
     Notification,
     Placement,
@@ -94,6 +95,21 @@ def end_notifications(state: State, verdict: Verdict) -> tuple[Notification, dic
 def nodes_waiting(state: State) -> NodesWaiting:
     """The notification to running nodes about nodes that wait to join."""
     return NodesWaiting(state.round, len(state.wait_list), names_of(state, state.wait_list))
+
+
+_MAX_RANGES = 1000
+
+
+def nodes_succeeded(state: State) -> NodesSucceeded:
+    """The notification to running nodes about those that have succeeded; in an odd job only of the first thousands."""
+    places = (state.participants.get(node) or state.finished.get(node) for node in state.succeeded)
+    ranges: list[tuple[int, int]] = []
+    for rank in sorted(place.rank for place in places if place is not None):
+        if ranges and rank == ranges[-1][1] + 1:
+            ranges[-1] = ranges[-1][0], rank
+        else:
+            ranges.append((rank, rank))
+    return NodesSucceeded(state.round, tuple(ranges[:_MAX_RANGES]))
 
 
 def placements(state: State, origin: str = "", control_rank: int = -1, host: str = "") -> dict[NodeId, Placement]:

@@ -8,7 +8,8 @@ Laws:
 
 1. A running round continues when all its nodes have reported: no node is notified.
 2. The newest round that any node holds is the job's; a node that holds an older one comes back as a new node.
-3. A node that hosted the control plane inside its agent is gone with it: its round is over.
+3. A node that hosted the control plane inside its agent is gone with it: its round is over, unless it had succeeded.
+   The nodes of a round are told who has succeeded (`NodesSucceeded`), so that this outlives the coordinator.
 4. Only a coordinator that has not completed a round of its own is filled. Any other skips the numbers, of rounds and of
    restarts, that were used before its time.
 5. A node that waited for a place cannot know whether a round runs. If only such nodes have reported, no round is
@@ -22,7 +23,7 @@ Laws:
 from __future__ import annotations
 
 from rallypoint.control.coordinator.notifications import preempted
-from rallypoint.control.membership.mappings import with_entry, without
+from rallypoint.control.membership.mappings import with_entry, with_member, without, without_member
 from rallypoint.control.membership.rules import end_round, number_fitting, with_consent, with_size
 from rallypoint.control.membership.state import (
     NodeId,
@@ -33,21 +34,13 @@ from rallypoint.control.membership.state import (
     Settings,
     State,
     name_of,
+    recovery_timeout,
 )
-from rallypoint.control.protocol.messages import Notification, ResumeRequest, RoundEnded
+from rallypoint.control.protocol.messages import Notification, ResumeRequest, RoundEnded, ranks_in
 
 _UNKNOWN_NODE = NodeInfo("", 0, "", 0)
-_LEASES, _CONNECT = 3, 5.0
 _GIVEN_UP_DETAIL = "it has asked another coordinator for a place since"
 _HOST_DETAIL = "it hosted the control plane"
-
-
-def recovery_timeout(settings: Settings) -> float:
-    """Seconds for which a new coordinator waits for the nodes of a job that it has learned of.
-
-    Some leases, in which they find that the previous one is gone, and some seconds, in which they find the new one.
-    """
-    return _LEASES * settings.lease + _CONNECT
 
 
 def recovered(state: State, node: NodeId, request: ResumeRequest, settings: Settings) -> State:
@@ -194,13 +187,32 @@ def _adopt_round(state: State, node: NodeId, request: ResumeRequest, settings: S
         preempted=state.preempted if state.is_preempted else None,
         quiet=frozenset(),
     )
+    running = _with_successes(running, request)
     host, end = NodeId.placeholder(request.control_rank), RoundEnd(request.round, Reason.FORGOTTEN, "")
+    over = request.round_over
     if host in held:
-        running = running._replace(participants=without(running.participants, host))
-        end = RoundEnd(request.round, Reason.LOST, str(host), detail=_HOST_DETAIL)
-    if request.round_over or (host in held and not running.is_preempted):
-        return _over_for(running, node, end, settings)
-    return running
+        place, others = running.participants[host], without(running.participants, host)
+        running = running._replace(participants=others)
+        if host in running.succeeded:
+            running = running._replace(finished=with_entry(running.finished, host, place))
+        elif not running.is_preempted:
+            over, end = True, RoundEnd(request.round, Reason.LOST, str(host), detail=_HOST_DETAIL)
+    return _over_for(running, node, end, settings) if over else running
+
+
+def _with_successes(state: State, request: ResumeRequest) -> State:
+    """The state with the successes that a node knows of: those of nodes which have not reported themselves.
+
+    1. A succeeds, and B is told; A is stopped (its work is done), and with it goes the coordinator that it hosted.
+    2. B comes to a new coordinator. A never will.
+    3. Were A merely awaited, the round would end when its time is over, and with it the work of B.
+    """
+    succeeded = state.succeeded
+    for rank in ranks_in(request.succeeded, request.group_world_size):
+        node = NodeId.placeholder(rank)
+        if node in state.participants:
+            succeeded = with_member(succeeded, node)
+    return state if succeeded is state.succeeded else state._replace(succeeded=succeeded)
 
 
 def _over_for(state: State, node: NodeId, end: RoundEnd, settings: Settings) -> State:
@@ -215,7 +227,9 @@ def _add_participant(state: State, node: NodeId, request: ResumeRequest, setting
         return state
     others = without(state.participants, placeholder)
     place = Participant(request.node_info, request.group_rank)
-    after = state._replace(participants=with_entry(others, node, place))
+    succeeded = without_member(state.succeeded, placeholder)  # it says so itself, right after this
+    after = state._replace(participants=with_entry(others, node, place), succeeded=succeeded)
+    after = _with_successes(after, request)
     if not request.round_over:
         return after
     return _over_for(after, node, RoundEnd(request.round, Reason.FORGOTTEN, ""), settings)

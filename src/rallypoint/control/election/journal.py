@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, TypeAlias
 
-from rallypoint.control.coordinator.recovery import recovery_timeout
 from rallypoint.control.election.keys import ElectionKeys, decode_snapshot, encode_snapshot, state_of
 from rallypoint.control.election.steps import Fence, Takeover, Txn
 from rallypoint.control.etcd.api import (
@@ -40,7 +39,7 @@ from rallypoint.control.etcd.api import (
     RangeResult,
     TxnResult,
 )
-from rallypoint.control.membership.state import Settings, State, known_to
+from rallypoint.control.membership.state import Settings, State, known_to, recovery_timeout
 from rallypoint.control.protocol.codec import decode_state, encode_state
 from rallypoint.control.protocol.errors import RendezvousStateError
 

@@ -27,7 +27,6 @@ from typing import NamedTuple
 
 from rallypoint.base.endpoint import is_loopback
 from rallypoint.base.errors import RallypointError
-from rallypoint.control.coordinator.recovery import recovery_timeout
 from rallypoint.control.election.journal import takeover_from
 from rallypoint.control.election.keys import (
     ElectionKeys,
@@ -79,7 +78,7 @@ from rallypoint.control.etcd.api import (
     Range,
     WatchEvent,
 )
-from rallypoint.control.membership.state import NodeId, Settings, known_to
+from rallypoint.control.membership.state import NodeId, Settings, known_to, recovery_timeout
 from rallypoint.control.protocol.codec import decode_state
 from rallypoint.control.protocol.errors import RendezvousStateError
 

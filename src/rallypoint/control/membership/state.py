@@ -385,6 +385,17 @@ class Settings(NamedTuple):
     """The number of nodes of one domain that have adjacent group ranks; divides `min_nodes` and `max_nodes`."""
 
 
+def recovery_timeout(settings: Settings) -> float:
+    """Seconds for which a new coordinator waits for the nodes of a job that it has learned of.
+
+    Some leases, in which they find that the previous one is gone, and some seconds, in which they find the new one.
+    """
+    return _LEASES * settings.lease + _CONNECT
+
+
+_LEASES, _CONNECT = 3, 5.0
+
+
 # The operations that a node can request, and how they end.
 #
 # Join, exit, close and keep-alive are torch's (contract section 4.6); fail, succeed and drain are ours. A `deadline` is

@@ -105,7 +105,7 @@ _TAGS: dict[type, int] = {}
 
 
 def add_messages(first: int, *kinds: type) -> None:
-    """Give kinds of messages the tags from `first` on. A tag never changes its meaning; the next free one is 54."""
+    """Give kinds of messages the tags from `first` on. A tag never changes its meaning; the next free one is 55."""
     for tag, kind in enumerate(kinds, first):
         _KINDS[tag], _TAGS[kind] = kind, tag
 
@@ -160,6 +160,7 @@ add_messages(
     messages.NextStore,
     messages.FaultRequested,
 )
+add_messages(54, messages.NodesSucceeded)
 
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
 _fields = msgspec.msgpack.Decoder(list[msgspec.Raw])

@@ -7,7 +7,7 @@ operators and hangs: what the coordinator asks nodes on their behalf, and the an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 
 from rallypoint.base.light_typing import NamedTuple, Protocol
@@ -245,6 +245,7 @@ class ResumeRequest(NamedTuple):
     (-1 for none), `origin` the coordinator that has completed it, `round_over` says whether the
     node knows that this round has ended, `last_ended_round` is the newest round of which it knows that (-1 for none),
     `failures` the number of restarts that it knows the job to have used. `control_rank` and `size`: see `Placement`.
+    `succeeded`: see `NodesSucceeded`.
     """
 
     incarnation: str
@@ -259,6 +260,7 @@ class ResumeRequest(NamedTuple):
     joining: bool = False
     origin: str = ""
     size: NodeRange | None = None
+    succeeded: tuple[tuple[int, int], ...] = ()
 
 
 Request = (
@@ -325,6 +327,25 @@ class RoundEnded(NamedTuple):
 
     end: RoundEnd
     keeps_place: bool = False
+
+
+class NodesSucceeded(NamedTuple):
+    """The nodes that have succeeded in `round`, by group rank: ranges with both ends, in order.
+
+    It is sent now and then while others still work, and at once where the node that hosts the coordinator is among
+    them: what only the coordinator knows would go with it.
+    """
+
+    round: int
+    succeeded: tuple[tuple[int, int], ...]
+
+
+def ranks_in(ranges: Sequence[tuple[int, int]], world_size: int) -> Iterator[int]:
+    """The ranks below `world_size` in ranges that another machine has sent, each once."""
+    following = 0
+    for first, last in ranges:
+        yield from range(max(first, following), min(last + 1, world_size))
+        following = max(following, last + 1)
 
 
 class NodesWaiting(NamedTuple):
@@ -494,6 +515,7 @@ Notification = (
     | StorePeers
     | RoundEnded
     | NodesWaiting
+    | NodesSucceeded
     | Preempted
     | JobEnded
     | JoinRefused

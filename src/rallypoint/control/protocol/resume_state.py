@@ -11,7 +11,9 @@ Laws:
 2. A coordinator counts as met once it has sent anything in a session: only then has it certainly received what was
    sent at the beginning of that.
 3. Nothing is sent again after the job's end.
-4. A node that keeps its place when a round ends has joined: its join is the last one that it sent, begun anew, with the
+4. What has become of a round outlives its coordinator: a node that knows all nodes of its round to have succeeded,
+   itself included, needs none. If the node that hosted the coordinator has succeeded, another one comes soon or never.
+5. A node that keeps its place when a round ends has joined: its join is the last one that it sent, begun anew, with the
    port of the store that it has told.
 """
 
@@ -20,7 +22,16 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from rallypoint.control.membership.state import Close, Fail, NodeOperation, NodeRange, PreemptJob, Succeed
+from rallypoint.control.membership.state import (
+    Close,
+    Fail,
+    NodeOperation,
+    NodeRange,
+    PreemptJob,
+    Settings,
+    Succeed,
+    recovery_timeout,
+)
 from rallypoint.control.protocol.messages import (
     CollectedPart,
     Confirmed,
@@ -36,6 +47,7 @@ from rallypoint.control.protocol.messages import (
     LinkUp,
     NextStore,
     NodeReport,
+    NodesSucceeded,
     Notification,
     OperatorAction,
     Placed,
@@ -78,6 +90,32 @@ class ResumeState(NamedTuple):
     ended: bool = False
     size: NodeRange | None = None
     """The number of nodes of a round, if an operator has changed it."""
+    succeeded: tuple[tuple[int, int], ...] = ()
+    """The nodes of the running round that have succeeded, as far as this node was told (`NodesSucceeded`)."""
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether this node's workers have, in the running round."""
+        return any(isinstance(request, Succeed) for request in self.repeated_requests)
+
+    @property
+    def all_succeeded(self) -> bool:
+        """Whether all nodes of the running round certainly have (law 4)."""
+        place = self.placement
+        if place is None or self.round_over or not self.has_succeeded:
+            return False
+        known = sum(last - first + 1 for first, last in self.succeeded)
+        return known + (not self._knows_success_of(place.group_rank)) >= place.group_world_size
+
+    @property
+    def host_succeeded(self) -> bool:
+        """Whether the node whose agent hosted the coordinator has, so that it may be gone for good."""
+        return (
+            self.placement is not None and not self.round_over and self._knows_success_of(self.placement.control_rank)
+        )
+
+    def _knows_success_of(self, rank: int) -> bool:
+        return any(first <= rank <= last for first, last in self.succeeded)
 
     @property
     def needs_coordinator(self) -> bool:
@@ -123,7 +161,10 @@ def after_notification(held: ResumeState, notification: Notification, now: float
                 join=None,
                 repeated_requests=(),
                 size=placement.size or held.size,
+                succeeded=(),
             )
+        case NodesSucceeded(round=round_, succeeded=succeeded) if held.placement and held.placement.round == round_:
+            return held._replace(succeeded=succeeded)
         case Preempted(node=who, seconds=seconds, whole_job=True, why=why):
             # Sent by all nodes, it outlives the first one that has sent it.
             return held._replace(repeated_requests=_with(held.repeated_requests, PreemptJob(seconds, why, who)))
@@ -160,11 +201,11 @@ def _round_ended(held: ResumeState, ended: RoundEnded, now: float) -> ResumeStat
         return held._replace(join=None) if end.round > last else held
     if ended.keeps_place and held.last_join is not None:
         held = _joined(held, _begun_anew(held.last_join, held.repeated_requests), now)
-    return held._replace(round_over=True, repeated_requests=_outside_rounds(held))
+    return held._replace(round_over=True, repeated_requests=_outside_rounds(held), succeeded=())
 
 
 def _begun_anew(join: JoinRequest, requests: tuple[_Repeated, ...]) -> JoinRequest:
-    """The join of a node that keeps its place, as the coordinator has it (law 4)."""
+    """The join of a node that keeps its place, as the coordinator has it (law 5)."""
     ports = (each.store_port for each in requests if isinstance(each, NextStore))
     node_info = join.node_info._replace(store_port=next(ports, join.node_info.store_port))
     return join._replace(node_info=node_info, timeout=join.timeout + join.waited, waited=0.0)
@@ -197,12 +238,17 @@ def requests_to_repeat(held: ResumeState, now: float) -> list[Request]:
     return again
 
 
-def give_up_at(held: ResumeState, since: float, timeout: float) -> float:
+def give_up_at(held: ResumeState, since: float, settings: Settings) -> float:
     """The time until which a node waits for a control plane that it has needed and lacked since `since`, for at most
-    `timeout` seconds; infinity if it needs none. A join has one deadline, whichever coordinator decides on it.
+    the join timeout; infinity if it needs none. A join has one deadline, whichever coordinator decides on it.
     """
     if not held.needs_coordinator:
         return math.inf
+    if held.all_succeeded:
+        return since
+    timeout = settings.join_timeout
+    if held.host_succeeded:
+        timeout = min(timeout, recovery_timeout(settings))
     if held.join is None or held.is_spare:
         return since + timeout
     return min(since + timeout, held.join[1])
@@ -227,6 +273,7 @@ def _resume_request(held: ResumeState, join: JoinRequest) -> ResumeRequest:
         last_ended_round=held.last_ended_round,
         joining=joining,
         size=held.size,
+        succeeded=held.succeeded,
     )
 
 

@@ -46,6 +46,7 @@ _NUMBERS: Mapping[str, NumberRange] = {
     "store_port": NumberRange(0, 65535),
     "rank_hint": NumberRange(0, MAX_NODES - 1),
     "group_rank": NumberRange(-1, MAX_NODES - 1),
+    "succeeded": NumberRange(0, MAX_NODES - 1),
     "control_rank": NumberRange(-1, MAX_NODES - 1),
     "group_world_size": NumberRange(0, MAX_NODES),
     "max_restarts": NumberRange(-1, 2**31),
@@ -107,7 +108,7 @@ _MAX_TEXT = 4 * 1024
 _MAX_BYTES = 256
 _MAX_BYTES_OF: Mapping[str, int] = {"data": 48 * 1024}
 """Bytes that a field of bytes may have, by its name; others `_MAX_BYTES`."""
-_MAX_ITEMS_OF: Mapping[str, int] = {"addresses": 1000}
+_MAX_ITEMS_OF: Mapping[str, int] = {"addresses": 1000, "succeeded": 1000}
 """Parts that a field of several may have, by its name; others `_MAX_ITEMS`."""
 _MAX_ITEMS = MAX_NODES
 

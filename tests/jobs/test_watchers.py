@@ -1,0 +1,125 @@
+"""Nothing that watches a job can hurt it (law 15): each watcher fails in each way while a worker is killed, and the job
+regroups as ever. Which watchers there are comes from the product (`broken_watchers`)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.jobs.broken_watchers import BESIDE, FAULTS, HANG, NOT_ON_LOOP
+from tests.jobs.launching import RALLYCTL, AtOnce, Job, Launcher
+from tests.waiting import until
+
+WORKER = """
+import os, sys, time
+restart, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+print("a line of output", flush=True)
+print("and of errors", file=sys.stderr, flush=True)
+with open("starts", "a") as file:
+    file.write(f"{restart} {rank} {os.getpid()}\\n")
+while True:
+    time.sleep(0.05)
+    print("alive", flush=True)
+"""
+OPTIONS = (
+    *("--standalone", "--nproc-per-node=2", "--max-restarts=9", "--rdzv-id=watched", "--tee=3", "--log-dir=logs"),
+    *("--incident-dir=incidents", "--hang-timeout=0.4", "--event-log-handler=jsonl:events.jsonl"),
+)
+"""All that watches and can be asked for; the workers write, so that none of them hangs."""
+VERBS = (
+    ("status", "watched"),
+    ("status", "watched", "--json"),
+    ("stacks", "watched"),
+    ("logs", "watched"),
+    ("bundle", "watched", "--output=bundle.tar.gz"),
+    ("events", "watched"),
+)
+REGROUPS = HANG / 6
+"""Seconds for a restart, which takes 0.1: what waits for a watcher that hangs takes all of its time."""
+
+
+class Watched:
+    """A job with broken watchers."""
+
+    def __init__(self, rallyrun: Launcher, fault: str, watcher: str) -> None:
+        self._folder = rallyrun.folder
+        self._rallyrun = rallyrun
+        script = rallyrun.script(WORKER)
+        program = [sys.executable, "-m", "tests.jobs.broken_watchers", fault, watcher, "record"]
+        root = {"PYTHONPATH": str(Path(__file__).parents[2]), "LOGLEVEL": "INFO", "TORCHELASTIC_HEALTH_CHECK_PORT": "0"}
+        self.job: Job = rallyrun.command([*program, *OPTIONS, script], root)
+
+    def pids(self, restart: int, seconds: float = 120.0) -> list[int]:
+        """The workers of a start, once all of them run."""
+
+        def found() -> list[int] | None:
+            path = self._folder / "starts"
+            rows = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+            pids = [int(pid) for count, _, pid in rows if int(count) == restart]
+            return pids if len(pids) == 2 else None
+
+        return until(found, lambda: f"restart {restart}: {self.job.err[-3000:]}", seconds)
+
+    def watch(self) -> list[subprocess.Popen[bytes]]:
+        """All verbs that look at the job. Where a watcher is broken, they may wait for an answer."""
+        env, quiet = self._rallyrun.environment(), subprocess.DEVNULL
+        return [
+            subprocess.Popen([*RALLYCTL, *verb], env=env, cwd=self._folder, stdout=quiet, stderr=quiet)
+            for verb in VERBS
+        ]
+
+    def survives(self) -> None:
+        """Workers are killed while the job is looked at: it regroups as fast as ever."""
+        watchers: list[subprocess.Popen[bytes]] = []
+        try:
+            for restart in range(2):
+                victim = self.pids(restart)[restart]
+                watchers += self.watch()
+                os.kill(victim, signal.SIGKILL)
+                self.pids(restart + 1, REGROUPS)
+        finally:
+            for each in watchers:
+                each.kill()
+                each.wait()
+
+    def seen(self) -> list[str]:
+        """The watchers that were used."""
+        return (self._folder / "record").read_text().splitlines()
+
+
+def surviving(fault: str, watcher: str) -> Callable[[Launcher], None]:
+    """The scenario of `run_at_once` in which this watcher fails so."""
+
+    def scenario(rallyrun: Launcher) -> None:
+        Watched(rallyrun, fault, watcher).survives()
+
+    scenario.__name__ = f"{watcher}: {fault}"
+    return scenario
+
+
+def test_a_job_survives_all_its_watchers_failing_at_once(at_once: AtOnce) -> None:
+    at_once(*(surviving(fault, "*") for fault in FAULTS))
+
+
+def test_a_job_survives_each_watcher_failing_alone(rallyrun: Launcher, at_once: AtOnce) -> None:
+    usual = Watched(rallyrun, "exception", "none of them")
+    victim = usual.pids(0)[0]
+    for verb in usual.watch():
+        verb.wait(120)
+    os.kill(victim, signal.SIGKILL)
+    usual.pids(1)
+    usual.job.stop()
+    names = [line.split(": ", 1) for line in usual.seen()]
+    assert {"IncidentRecorder.observe", "HangWatch", "a report about this node"} <= {name for _, name in names}
+    at_once(
+        *(
+            surviving(fault, name)
+            for where, name in names
+            for fault in FAULTS
+            if where == BESIDE or fault not in NOT_ON_LOOP
+        )
+    )
