@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import signal
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from tests import without_compiler
 from tests.etcd_cluster import binary
-from tests.faults.cluster import SOON, Agent, Cluster, stays
+from tests.faults.cluster import SOON, Agent, Cluster, gone, stays
 from tests.faults.network import Host, ip
 from tests.faults.test_ports import ANYBODY, store_of, uses_store
 from tests.faults.test_training import FATAL, MODEL, final_loss
@@ -104,6 +105,23 @@ def test_agents_listen_at_their_own_address_and_a_third_host_uses_no_store(clust
     assert served == ["served", "served", "refused"]
     assert not [agent.name for agent in agents if "without a secret" in agent.job.err or ANYBODY in agent.job.err]
     cluster.finish(others)
+
+
+def test_fenced_workers_of_a_coordinator_that_is_cut_off_are_gone_before_the_others_start_anew(
+    cluster: Cluster, etcd: Host
+) -> None:
+    """It still answers its own node. What it says holds no longer than its lease in etcd."""
+    agents = [cluster.start(name, "--fence") for name in "ABC"]
+    cluster.all_up(agents)
+    coordinator, others = coordinator_of(agents)
+    with coordinator.host.unplugged():
+        until(lambda: gone(coordinator.pid), "the reaper kills its worker")
+        killed_at = time.monotonic()
+        cluster.all_up(others, starts=2)
+        assert min(agent.up_at for agent in others) > killed_at
+        coordinator.job.until_err("nothing was heard from the control plane for the lease")
+    cluster.all_up(agents, starts=2)
+    cluster.finish(agents)
 
 
 @pytest.mark.parametrize("leases", [0.5, 4.0])

@@ -349,7 +349,7 @@ class Agent:
         self._start_if_confirmed(step)
 
     def _start_if_confirmed(self, step: StartWorkers) -> None:
-        self._held = step if self._confirmation.holds() else None
+        self._held = step if self._confirmation.must_wait() else None
         if self._held is None:
             self._start_workers(step)
 

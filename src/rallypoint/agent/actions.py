@@ -224,7 +224,7 @@ class Actions(Source):
         if self.starting is None or self._workers.preparing():
             return
         cause = self._workers.preparation_failure()
-        if cause is None and self._confirmation.holds():
+        if cause is None and self._confirmation.must_wait():
             return
         step, self.starting = self.starting, None
         if cause is None:

@@ -12,7 +12,11 @@ its node as lost, and run without it. Laws:
    gives up as where a place is waited for (`control.protocol.resume_state`).
 4. With `--fence`, workers run only on a word younger than the lease: while they run, the coordinator is asked four
    times a lease, and each answer moves the moment at which the reaper kills them. The reaper has that moment, so that
-   it comes for a frozen agent too.
+   it comes for a frozen agent too. An elected coordinator's word lasts no longer than its own lease in etcd:
+
+     1. A coordinates, and its node has workers. A is cut off from etcd, not from its own node.
+     2. A's lease ends, B is elected, and a third of a lease later counts A's node as lost: the next round begins.
+     3. A has answered its own node all the time: were its word good for a lease, the workers there would run on.
 """
 
 from __future__ import annotations
@@ -62,12 +66,12 @@ class Confirmation:
         self._rendezvous = rendezvous
         self._clock = clock
         self._fence = fence
-        self._heard_at = clock.monotonic()
-        """When the last request was sent that was answered, or whose answer is the place that is awaited."""
+        self._until = clock.monotonic() + rendezvous.lease
+        """Until when the last word of the coordinator holds: that is, for how long the others count on this node."""
         self._sent: dict[int, float] = {}
         """When the questions were sent that have no answer yet and are younger than the lease, by number."""
         self._number = 0
-        """That of the last question."""
+        """The number of the last question."""
         self._ask_at = math.inf
         """When to ask next; infinity where no fenced workers run."""
         self.awaited = False
@@ -76,14 +80,17 @@ class Confirmation:
 
     def requests_place(self) -> None:
         """This node is about to request a place: what it is given is younger than this moment."""
-        self._heard_at, self.awaited = self._clock.monotonic(), False
+        self._until, self.awaited = self._clock.monotonic() + self._rendezvous.lease, False
 
-    def holds(self) -> bool:
-        """Whether the workers of the place that was given must wait for the coordinator; asks it, if need be."""
+    def must_wait(self) -> bool:
+        """Whether workers must wait until the coordinator confirms the round; asks it, if need be."""
         now, lease = self._clock.monotonic(), self._rendezvous.lease
-        self._heard_at = max(self._heard_at, self._rendezvous.confirmed_at)
-        oldest = lease if self._fence is None else lease / 2
-        if not self.awaited and now - self._heard_at > oldest:
+        needed = 0.0
+        if self._fence is None:
+            self._until = max(self._until, self._rendezvous.confirmed_at + lease)
+        else:  # the answer to a heartbeat does not say for how long it holds
+            needed = lease / 2
+        if not self.awaited and self._until - now < needed:
             self.awaited = True
             self._ask(now)
             if self._link_down:
@@ -93,8 +100,8 @@ class Confirmation:
     def heard(self, event: Event) -> None:
         """An event has occurred that may be an answer, or the end or the beginning of a session."""
         match event:
-            case Confirmed(number=number) if number in self._sent:
-                self._heard_at = max(self._heard_at, self._sent[number])
+            case Confirmed(number=number, seconds=seconds) if number in self._sent:
+                self._until = max(self._until, self._sent[number] + min(self._rendezvous.lease, seconds))
                 self._sent = {each: at for each, at in self._sent.items() if each > number}
                 self.awaited &= number < self._number
                 if self._ask_at < math.inf:
@@ -135,7 +142,7 @@ class Confirmation:
 
     def has_fenced(self) -> bool:
         """Whether the time of the running workers is over, so that the reaper has killed them."""
-        return self._ask_at < math.inf and self._clock.monotonic() >= self._heard_at + self._rendezvous.lease
+        return self._ask_at < math.inf and self._clock.monotonic() >= self._until
 
     def _ask(self, now: float) -> None:
         self._number += 1
@@ -145,7 +152,7 @@ class Confirmation:
 
     def _move_fence(self) -> None:
         assert self._fence is not None
-        self._fence(self._heard_at + self._rendezvous.lease)
+        self._fence(self._until)
 
     def _log(self) -> None:
         log.warning(

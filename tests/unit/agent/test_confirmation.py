@@ -29,7 +29,7 @@ class Place:
 
     def holds_after(self, seconds: float) -> bool:
         self.now += seconds
-        return self.confirmation.holds()
+        return self.confirmation.must_wait()
 
 
 def test_a_place_given_within_the_lease_needs_no_message() -> None:
@@ -144,3 +144,25 @@ def test_fenced_workers_start_only_where_half_a_lease_is_left() -> None:
     place = Fenced()
     assert not place.holds_after(LEASE / 2)
     assert place.holds_after(0.1)
+
+
+def test_the_word_of_an_elected_coordinator_holds_no_longer_than_its_own_lease() -> None:
+    """It may be cut off, and another one elected."""
+    place = Fenced()
+    place.confirmation.workers_start()
+    place.after(1.0)
+    place.after(1.0)
+    place.confirmation.heard(Confirmed(1, 2.5))
+    assert place.fences == [100.0 + LEASE, 101.0 + 2.5]
+    place.now = 103.5
+    assert place.confirmation.has_fenced()
+
+
+def test_fenced_workers_do_not_start_on_the_answer_to_a_heartbeat() -> None:
+    """It does not say for how long it holds."""
+    place = Fenced()
+    place.now += LEASE
+    place.confirmed_at = place.now
+    assert place.confirmation.must_wait()
+    place.confirmation.heard(Confirmed(1, LEASE))
+    assert not place.confirmation.must_wait()

@@ -130,6 +130,6 @@ def test_a_session_that_cannot_be_told_something_ends_alone(caplog: pytest.LogCa
     )
     dispatcher.receive(first, ConfirmRequest(1))
     dispatcher.receive(second, ConfirmRequest(2))
-    assert (ended, told) == (["it could not be notified"], [Confirmed(2)])
+    assert (ended, told) == (["it could not be notified"], [Confirmed(2, 3.0)])
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert "cannot say Confirmed" in caplog.text

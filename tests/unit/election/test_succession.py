@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.control.coordinator.dispatcher import Dispatcher, RestoredState
+from rallypoint.control.coordinator.dispatcher import Dispatcher, LeaderLease, RestoredState
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import (
     Drain,
@@ -214,9 +214,44 @@ def test_a_place_is_confirmed_after_all_that_was_to_be_told_before() -> None:
     job.dispatcher.receive(job.nodes[0].session, ConfirmRequest(1))
     job.dispatcher.receive(job.nodes[1].session, Fail(0, CAUSE, 3))
     job.dispatcher.receive(job.nodes[0].session, ConfirmRequest(2))
-    assert job.nodes[0].told == [Confirmed(1)]
+    assert job.nodes[0].told == [Confirmed(1, job.settings.lease)]
     job.keep()
     assert [type(each) for each in job.nodes[0].told] == [Confirmed, RoundEnded, Confirmed]
+
+
+class HandClock:
+    """A clock that stands still."""
+
+    def __init__(self) -> None:
+        self.time = 50.0
+
+    def monotonic(self) -> float:
+        return self.time
+
+
+def test_a_coordinator_whose_lease_may_have_ended_confirms_nobody() -> None:
+    """Another one may have been elected. Once its lease is renewed, it answers those that have asked meanwhile."""
+    clock = HandClock()
+    lead = LeaderLease(clock)
+    lead.extend(clock.time, 3.0)
+    told: list[Notification] = []
+    dispatcher = Dispatcher(Settings("job", 1, 1, lease=3.0), lead=lead)
+    session = dispatcher.attach(told.append, SessionRecord(NodeId("n", 1, 0), "n"))
+    clock.time += 1.0
+    dispatcher.receive(session, ConfirmRequest(1))
+    assert told == [Confirmed(1, 2.0)]
+    leads = [dispatcher.leads]
+    clock.time += 2.0
+    leads.append(dispatcher.leads)
+    assert leads == [True, False], "then no heartbeat counts"
+    for number in (2, 3):
+        dispatcher.receive(session, ConfirmRequest(number))
+    assert told == [Confirmed(1, 2.0)]
+    lead.extend(clock.time - 0.5, 3.0)
+    dispatcher.lead_renewed()
+    assert told == [Confirmed(1, 2.0), Confirmed(3, 2.5)]
+    lead.end()
+    assert not dispatcher.leads
 
 
 def test_what_changed_nothing_is_told_at_once() -> None:

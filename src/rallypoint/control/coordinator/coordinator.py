@@ -118,6 +118,8 @@ _CONCERNS_ALL = (Close, PreemptJob, RecordProgress)
 """The operations with which a node can change the job without a place in its round."""
 _WAITING_EVERY = 1.0
 """Seconds between two notifications to a running round of how many nodes wait."""
+_LEAST_WORD = 2
+"""A word that holds for less than this part of the lease is not given: fenced workers do not start on it."""
 _SUCCEEDED_AFTER, _SUCCEEDED_AFTER_NODE = 1.0, 0.001
 """Seconds after which the others are told that a node has succeeded, and how many more for each node: most jobs end
 within that time, and the notification goes to all nodes."""
@@ -197,6 +199,10 @@ class Coordinator:
         """The progress of the rendezvous in a state, as a node was told it."""
         self._maybe_unreported: list[NodeId] = []
         """Known nodes that had not reported when they were last looked for."""
+        self.leads_for = math.inf
+        """For how many seconds nobody else can be the coordinator, if it is elected; as of the present event."""
+        self._unconfirmed: dict[int, ConfirmRequest] = {}
+        """Requests that wait until that is known for longer, by session: one each."""
         self._restored = False
         """Whether a node has reported that it had a place."""
         self._placeholders_until: float | None = None
@@ -425,7 +431,18 @@ class Coordinator:
         self._reply(speaker, progress_for(common, state, node, self.settings, view, ends_in=ends_in, reports=reports))
 
     def _on_confirm_request(self, speaker: SessionRecord, request: ConfirmRequest, _now: float) -> None:
-        self._reply(speaker, Confirmed(request.number))
+        if self.leads_for < self.settings.lease / _LEAST_WORD:
+            self._unconfirmed[speaker.number] = request
+        else:
+            self._reply(speaker, Confirmed(request.number, min(self.settings.lease, self.leads_for)))
+
+    def lead_renewed(self, now: float) -> list[OutgoingNotification]:
+        """`leads_for` has grown: answer the nodes that have waited for that."""
+        waiting, self._unconfirmed = self._unconfirmed, {}
+        for session, request in waiting.items():
+            if (speaker := self.sessions.get(session)) is not None:
+                self._on_confirm_request(speaker, request, now)
+        return self.pop_sends()
 
     def _on_answer(self, speaker: SessionRecord, answer: NodeAnswer, now: float) -> None:
         for each in self.parts:

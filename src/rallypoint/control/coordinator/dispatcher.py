@@ -64,6 +64,34 @@ class JournalSink(Protocol):
         """
 
 
+class LeaderLease:
+    """Until when this process is certainly the only elected coordinator.
+
+    etcd ends the lease of a leader that it has not heard from for the time to live, counted from when the last
+    keep-alive arrived; counted from when that was sent, it ends no later. Suspended time counts.
+    """
+
+    def __init__(self, clock: Clock = BOOT_CLOCK) -> None:
+        self._clock = clock
+        self._until = -math.inf
+
+    def now(self) -> float:
+        """The time at which a keep-alive is about to be sent."""
+        return self._clock.monotonic()
+
+    def extend(self, sent_at: float, seconds: float) -> None:
+        """A keep-alive of that time was granted for so many seconds."""
+        self._until = max(self._until, sent_at + seconds)
+
+    def end(self) -> None:
+        """The lease was lost or given up."""
+        self._until = -math.inf
+
+    def remaining(self) -> float:
+        """Seconds that are left; negative if it has ended."""
+        return self._until - self._clock.monotonic()
+
+
 class RestoredState(NamedTuple):
     """What a previous coordinator has left: its name and its state; and its history, if it was in this process."""
 
@@ -92,6 +120,7 @@ class Dispatcher:
         journal: JournalSink | None = None,
         learns_settings: bool = False,
         logs_progress: bool = False,
+        lead: LeaderLease | None = None,
     ) -> None:
         """Begin a job.
 
@@ -103,6 +132,7 @@ class Dispatcher:
             journal: stores the state before notifications about it are delivered.
             learns_settings: see `Coordinator`.
             logs_progress: whether the progress of the rendezvous that one waiting node logs is also logged here.
+            lead: if it is elected, until when; nodes are confirmed only for so long.
         """
         incarnation = os.urandom(8).hex() if restored is None else restored.incarnation
         self._coordinator = Coordinator(settings, incarnation, learns_settings=learns_settings)
@@ -111,6 +141,7 @@ class Dispatcher:
         self._clock = clock
         self._journal = journal
         self._logs_progress = logs_progress
+        self._lead = lead
         self._log: JobLog | None = None
         self._number = 0
         """The number of the newest state; each state has its own."""
@@ -252,11 +283,28 @@ class Dispatcher:
         than its lease has been removed, and must come back as a new node.
         """
         with self._lock:
+            self._note_lead()
             known = self._coordinator.sessions.get(session) is not None
             self._enqueue(self._coordinator.receive(session, request, self._clock.monotonic()))
             disconnects = self._pop_disconnects() if self._coordinator.ended else ()
         self._flush(disconnects)
         return known
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is certainly the job's only coordinator at the moment."""
+        return self._lead is None or self._lead.remaining() > 0
+
+    def lead_renewed(self) -> None:
+        """The time of `lead` has been extended: nodes that wait for a confirmation may be answered."""
+        with self._lock:
+            self._note_lead()
+            self._enqueue(self._coordinator.lead_renewed(self._clock.monotonic()))
+        self._flush()
+
+    def _note_lead(self) -> None:
+        if self._lead is not None:
+            self._coordinator.leads_for = self._lead.remaining()
 
     def heartbeat(self, session: int) -> bool:
         """Like `receive` of a heartbeat, for a caller that answers it itself. Causes no notifications."""

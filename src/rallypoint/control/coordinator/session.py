@@ -176,7 +176,7 @@ class ServerSession:
         if self._answered:
             # At once. While notifications wait, for the journal say, it means only that we are alive: the end of its
             # round may be among them.
-            counted = 0 if self._dispatcher.has_notifications else self._unanswered
+            counted = 0 if self._dispatcher.has_notifications or not self._dispatcher.leads else self._unanswered
             self._output.send(_answer_to(counted))
             self._unanswered -= counted
         return None

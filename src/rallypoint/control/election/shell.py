@@ -25,7 +25,7 @@ from rallypoint.base.descriptors import allow_nodes
 from rallypoint.base.endpoint import host_name
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.log import get_logger
-from rallypoint.control.coordinator.dispatcher import Dispatcher, RestoredState
+from rallypoint.control.coordinator.dispatcher import Dispatcher, LeaderLease, RestoredState
 from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.election import steps
 from rallypoint.control.election.journal import LATER, CannotWrite, Journal, NotYet, Outcome, Written
@@ -246,6 +246,7 @@ class Candidate:
         self._client: EtcdClient
         self._effects: EffectRunner
         self._term: _Term | None = None
+        self._lead = LeaderLease()
         resolver.on_news = self._on_link_news
         self._thread = threading.Thread(target=self._run, name="rallypoint-etcd", daemon=True)
 
@@ -336,7 +337,11 @@ class Candidate:
             case steps.Grant(ttl_s):
                 return client.lease_grant(ttl_s)
             case steps.KeepLeaseAlive(lease, timeout_s):
-                return client.lease_keep_alive(lease, timeout_s=timeout_s)
+                asked_at = self._lead.now()
+                seconds = client.lease_keep_alive(lease, timeout_s=timeout_s)
+                if lease == self._election.lease:  # and not that of the job's state
+                    self._kept_alive(asked_at, seconds)
+                return seconds
             case steps.Revoke(lease, timeout_s):
                 client.lease_revoke(lease, timeout_s=timeout_s)
             case steps.FindAddresses():
@@ -346,6 +351,15 @@ class Candidate:
             case steps.EndTerm(linger_s):
                 self._end_term(linger_s)
         return None
+
+    def _kept_alive(self, asked_at: float, seconds: int) -> None:
+        """Our lease lives for so many seconds from that time on; 0 if it is gone."""
+        if not seconds:
+            self._lead.end()
+        else:
+            self._lead.extend(asked_at, seconds)
+            if self._term is not None:
+                self._term.dispatcher.lead_renewed()
 
     def _start_term(self, request: StartTerm) -> Listening:
         """Coordinate the job from what was taken over. Raises OSError: no socket can be opened; UserError: the address
@@ -358,7 +372,8 @@ class Candidate:
         incarnation = takeover.incarnation or secrets.token_hex(8)
         journal = Journal(self._keys, request.fence, incarnation, takeover)
         writer = JournalWriter(self._client, journal, lambda why: self._inbox.put(steps.Deposed(request.number, why)))
-        dispatcher = Dispatcher(settings, restored=RestoredState(incarnation, takeover.state), journal=writer)
+        former = RestoredState(incarnation, takeover.state)
+        dispatcher = Dispatcher(settings, restored=former, journal=writer, lead=self._lead)
         allow_nodes(settings.max_nodes)
         secret = secrets.token_hex(16)
         writer.start(dispatcher.journal_written)
@@ -375,6 +390,7 @@ class Candidate:
         """Coordinate no more; nodes have `linger_s` seconds to read the last notifications and disconnect."""
         term, self._term = self._term, None
         if term is not None:
+            self._lead.end()
             # Nodes disconnect when the server ends, and that must not be taken for their departure.
             term.writer.close(_LAST_WRITES if linger_s else 0.0)
             term.server.close(linger_s, f"{host_name()} no longer hosts it")

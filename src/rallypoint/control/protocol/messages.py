@@ -7,6 +7,7 @@ operators and hangs: what the coordinator asks nodes on their behalf, and the an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 
@@ -474,10 +475,12 @@ class LeaveReply(NamedTuple):
 
 class Confirmed(NamedTuple):
     """The answer to the `ConfirmRequest` of this number, after all that this node was to be told before: a round that
-    it has heard no end of still stood when the request came.
+    it has heard no end of still stood when the request came. It holds for `seconds` from when the request was sent: an
+    elected coordinator cannot know what another one does once its own lease in etcd has ended.
     """
 
     number: int
+    seconds: float = math.inf
 
 
 class LinkDown(NamedTuple):
