@@ -29,6 +29,7 @@ from rallypoint.control.protocol.messages import (
     ConfirmRequest,
     Heartbeat,
     JoinRequest,
+    LeaveRequest,
     LinkLost,
     NextStore,
     NodesSucceeded,
@@ -150,6 +151,18 @@ def test_what_cannot_be_sent_ends_the_link_with_a_sentence_instead_of_silence() 
     assert isinstance(notice, LinkLost)
     assert "cannot be sent" in notice.detail
     link.close()
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_node_that_leaves_says_so_to_the_next_coordinator_too(done: bool) -> None:
+    held = after_notification(waiting(), Placed(PLACEMENT), 5.0)
+    held = after_request(held, Succeed(0) if done else Fail(0, CAUSE, 3), 6.0)
+    held = after_request(held, LeaveRequest(why="drained by ann"), 7.0)
+    resumed, *again = requests_to_repeat(held, 8.0)
+    assert isinstance(resumed, ResumeRequest)
+    assert (resumed.round, resumed.round_over, resumed.joining) == (0, False, False)
+    assert again == [*([Succeed(0)] if done else []), LeaveRequest(why="drained by ann")]
+    assert not after_request(held, JoinRequest(MEMBER, 600.0), 9.0).leave
 
 
 SETTINGS = Settings("job", 1, 4, join_timeout=600.0)

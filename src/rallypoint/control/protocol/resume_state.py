@@ -13,7 +13,12 @@ Laws:
 3. Nothing is sent again after the job's end.
 4. What has become of a round outlives its coordinator: a node that knows all nodes of its round to have succeeded,
    itself included, needs none. If the node that hosted the coordinator has succeeded, another one comes soon or never.
-5. A node that keeps its place when a round ends has joined: its join is the last one that it sent, begun anew, with the
+5. A node that leaves says so to each coordinator that it meets until it is gone. Otherwise
+
+     1. the coordinator dies, and B is sent SIGTERM: its leave has nobody to go to;
+     2. B's workers take their time to end, and meanwhile B meets the next coordinator as a node of the round;
+     3. only when B's process ends is it missed, as lost, and the others have waited for that.
+6. A node that keeps its place when a round ends has joined: its join is the last one that it sent, begun anew, with the
    port of the store that it has told.
 """
 
@@ -90,6 +95,8 @@ class ResumeState(NamedTuple):
     ended: bool = False
     size: NodeRange | None = None
     """The number of nodes of a round, if an operator has changed it."""
+    leave: LeaveRequest | None = None
+    """The last request to leave, once there was one."""
     succeeded: tuple[tuple[int, int], ...] = ()
     """The nodes of the running round that have succeeded, as far as this node was told (`NodesSucceeded`)."""
 
@@ -127,9 +134,10 @@ def after_request(held: ResumeState, request: Request, now: float) -> ResumeStat
     """The state after the node has sent `request`, at `now` seconds on its own clock."""
     match request:
         case JoinRequest():
-            return _joined(held, request, now)._replace(repeated_requests=(), ended=False, refused=False)
+            return _joined(held, request, now)._replace(repeated_requests=(), ended=False, refused=False, leave=None)
         case LeaveRequest():
-            return held._replace(placement=None, round_over=True, join=None, repeated_requests=())
+            done = tuple(each for each in held.repeated_requests if isinstance(each, Succeed))
+            return held._replace(leave=request, join=None, repeated_requests=done)
         case (
             Heartbeat() | ProgressRequest() | ResumeRequest() | NodeReport() | CollectedPart() | HangReport() | Taken()
         ):
@@ -205,7 +213,7 @@ def _round_ended(held: ResumeState, ended: RoundEnded, now: float) -> ResumeStat
 
 
 def _begun_anew(join: JoinRequest, requests: tuple[_Repeated, ...]) -> JoinRequest:
-    """The join of a node that keeps its place, as the coordinator has it (law 5)."""
+    """The join of a node that keeps its place, as the coordinator has it (law 6)."""
     ports = (each.store_port for each in requests if isinstance(each, NextStore))
     node_info = join.node_info._replace(store_port=next(ports, join.node_info.store_port))
     return join._replace(node_info=node_info, timeout=join.timeout + join.waited, waited=0.0)
@@ -229,6 +237,8 @@ def requests_to_repeat(held: ResumeState, now: float) -> list[Request]:
     if held.opened and held.last_join is not None:
         again.append(_resume_request(held, held.last_join))
     again += held.repeated_requests
+    if held.leave is not None:
+        again.append(held.leave)
     if held.join is not None:
         request, until = held.join
         if until < math.inf and not held.is_spare:
