@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import math
 import os
 import queue
@@ -554,21 +555,28 @@ class _StateInFile(ControlPlane):
             os.unlink(self._path)
 
 
+_COMPACT_ABOVE = 4 * 1024 * 1024
+"""Bytes of the file above which it is written anew: each heartbeat of each node adds the whole state."""
+
+
 class FileBackend(StoreRendezvousBackend):
     """The state in a file store, which grows with every change: its size says whether there is something new."""
 
     def __init__(self, path: str, run_id: str) -> None:
-        super().__init__(FileStore(path), run_id)
+        super().__init__(FileStore(path, compact_above=_COMPACT_ABOVE), run_id)
         self._path = path
-        self._size = 0
+        self._seen = (0, 0)
 
     def wait_for_change(self, timeout: float) -> bool:
         """Wait until the file has another size, for `timeout` seconds at most; returns whether it has."""
         deadline = Deadline.after(timeout)
         while not deadline.expired:
-            size = os.path.getsize(self._path) if os.path.exists(self._path) else 0
-            if size != self._size:
-                self._size = size
+            seen = (0, 0)
+            with contextlib.suppress(FileNotFoundError):
+                file = os.stat(self._path)
+                seen = file.st_ino, file.st_size
+            if seen != self._seen:
+                self._seen = seen
                 return True
             time.sleep(min(_LOOK_INTERVAL, deadline.remaining()))
         return False

@@ -2,6 +2,10 @@
 
 The file is the one that torch's FileStore uses, so both can share it. It is locked as a whole for each operation, and
 read from where it was last left. Waiting looks at its size every 10 ms: a file has no other way to say that it changed.
+
+Whoever has the file locked knows that nobody writes it: a record that is not whole, at its end, is one of a writer that
+was killed. It counts as not written, and the next writer cuts it off. But what does not begin as a store is another
+file, which is never written.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from rallypoint.base.clock import Deadline
+from rallypoint.base.private_files import replace_file
 from rallypoint.store.api import (
     DEFAULT_TIMEOUT,
     Store,
@@ -45,6 +50,8 @@ class FileStore(Store):
         path: the file, which is made if it is not there.
         world_size: how many will open it; the last of them to close it removes it. Negative: it stays.
         timeout: seconds, or a timedelta, that its methods wait by default.
+        compact_above: bytes above which the file is written anew with the latest value of each key, as often as it has
+            doubled since; None for never, as where torch reads the file too. Beyond torch.
 
     Raises:
         StoreConnectionError: the file cannot be opened.
@@ -54,9 +61,17 @@ class FileStore(Store):
     show the record that counts openers, and it closes when it is collected, where this one wants `close`.
     """
 
-    def __init__(self, path: str, world_size: int = -1, timeout: timedelta | float = DEFAULT_TIMEOUT) -> None:
+    def __init__(
+        self,
+        path: str,
+        world_size: int = -1,
+        timeout: timedelta | float = DEFAULT_TIMEOUT,
+        *,
+        compact_above: int | None = None,
+    ) -> None:
         super().__init__(timeout)
         self.path = path
+        self._compact_above = compact_above
         self._world_size = world_size
         self._mutex = threading.Lock()  # a file's lock does not keep out this process's own threads
         self._content: dict[bytes, bytes] = {}
@@ -112,7 +127,7 @@ class FileStore(Store):
 
     def clone(self) -> FileStore:
         """Another one that has the file open; it counts as one of the world size."""
-        return FileStore(self.path, self._world_size, self._timeout)
+        return FileStore(self.path, self._world_size, self._timeout, compact_above=self._compact_above)
 
     def has_extended_api(self) -> bool:
         return False
@@ -181,6 +196,22 @@ class FileStore(Store):
                 self._apply_records(records, len(records))
 
             yield append
+            if self._compact_above is not None and file >= 0 and not shared and self._size > self._compact_above:
+                self._compact(file)
+
+    def _compact(self, file: int) -> None:
+        """Put a file with the latest values in the place of this one, which is locked by us alone.
+
+        A reader or writer that waits for the lock finds that its file is no longer there, and opens the new one.
+        """
+        records = b"".join(setting(key, value) for key, value in self._content.items())
+        self._compact_above = max(self._compact_above or 0, 2 * len(records))
+        with contextlib.suppress(
+            OSError
+        ):  # a full disk, or a folder that others own: it is tried again at twice the size
+            seen = os.fstat(file)
+            if seen.st_uid == os.geteuid():  # the new file is ours
+                replace_file(self.path, records, mode=stat.S_IMODE(seen.st_mode))
 
     @contextlib.contextmanager
     def _opened(self, lock: int) -> Iterator[int]:
@@ -200,6 +231,8 @@ class FileStore(Store):
             return
         try:
             self._read_new_records(file.fileno())
+            if lock == fcntl.LOCK_EX and os.fstat(file.fileno()).st_size > self._size:
+                os.ftruncate(file.fileno(), self._size)  # what a killed writer has left
             yield file.fileno()
         finally:
             file.close()  # the lock goes with it
@@ -223,9 +256,10 @@ class FileStore(Store):
                 fcntl.flock(file.fileno(), lock)
                 if os.fstat(file.fileno()).st_nlink:
                     return file
-            except BaseException:
+            except BaseException as error:
                 file.close()
-                raise
+                if not isinstance(error, OSError) or error.errno != errno.ESTALE:  # as over NFS, where it was replaced
+                    raise
             file.close()
 
     def _read_new_records(self, file: int) -> None:
@@ -241,6 +275,8 @@ class FileStore(Store):
                 break
             data += piece
             data = data[self._apply_records(data, now.st_size - self._size) :]
+            if _least_end(data) > now.st_size - self._size:
+                break  # the rest is what a killed writer has left, if there is any
 
     def _reset_content(self, inode: int) -> None:
         """Another file, or none, has replaced it."""
@@ -250,7 +286,7 @@ class FileStore(Store):
     def _apply_records(self, records: bytes, size: int) -> int:
         """Take in the records that are whole; returns how many bytes that are. For `size` see `replay`."""
         try:
-            taken = replay(records, self._content, size)
+            taken = replay(records, self._content, size, is_begun=self._size > 0)
         except StoreProtocolError as error:
             raise StoreProtocolError(f"{self.path} cannot be read as a store ({error}); give another path") from None
         self._size += taken
@@ -309,22 +345,28 @@ def removing(key: bytes) -> bytes:
     return setting(_REMOVED + key, b"")
 
 
-def replay(data: bytes, content: dict[bytes, bytes], size: int | None = None) -> int:
-    """Do to `content` what the whole records say; `size` is how much of the file there is from here on (None: `data`).
+def replay(data: bytes, content: dict[bytes, bytes], size: int | None = None, *, is_begun: bool = False) -> int:
+    """Do to `content` what the whole records say.
+
+    Args:
+        data: the next bytes of the file.
+        content: the latest value of each key.
+        size: how much of the file there is from here on; None for `data` alone.
+        is_begun: whether records have been read before: it is certainly a store's file.
 
     Returns:
-        Where in `data` the first record begins that is not whole.
+        Where in `data` the first record begins that is not whole, either in `data` or in the file.
 
     Raises:
-        StoreProtocolError: it is not a store's file, or does not end with a record's end.
+        StoreProtocolError: it is not a store's file.
     """
     size = len(data) if size is None else size
     at = 0
-    while (found := _string(data, at, size)) is not None:
+    while (found := _string(data, at)) is not None:
         key, middle = found
         if not key:
             raise StoreProtocolError("it holds a key without a name: it is not a store's file")
-        found = _string(data, middle, size)
+        found = _string(data, middle)
         if found is None:
             break
         value, at = found
@@ -332,19 +374,31 @@ def replay(data: bytes, content: dict[bytes, bytes], size: int | None = None) ->
             content.pop(key[1:], None)
         else:
             content[key] = value
+    if not (at or is_begun) and 0 < size < _least_end(data) and not _may_begin(data):
+        raise StoreProtocolError("it does not begin with a record: it is not a store's file")
     return at
 
 
-def _string(data: bytes, at: int, size: int) -> tuple[bytes, int] | None:
-    """The string that begins there and where it ends; None if that is not in `data`."""
-    if at == size:
-        return None
-    start = at + _LENGTH.size
-    if start <= len(data):
-        end = start + _LENGTH.unpack_from(data, at)[0]
+def _least_end(data: bytes) -> int:
+    """Where the record at the beginning of `data` ends at least, as far as `data` shows it."""
+    end = _LENGTH.size
+    if end <= len(data):
+        end += _LENGTH.unpack_from(data)[0] + _LENGTH.size
         if end <= len(data):
-            return data[start:end], end
-        start = end
-    if start > size:
-        raise StoreProtocolError("it ends within a record: it is not a store's file, or a writer died while writing")
-    return None
+            end += _LENGTH.unpack_from(data, end - _LENGTH.size)[0]
+    return end
+
+
+def _may_begin(data: bytes) -> bool:
+    """Whether a store's file may begin so, without a whole record: its first writer was killed."""
+    first = setting(REFCOUNT, b"1")
+    return data == first[: len(data)]
+
+
+def _string(data: bytes, at: int) -> tuple[bytes, int] | None:
+    """The string that begins there and where it ends; None if `data` ends before it."""
+    start = at + _LENGTH.size
+    if start > len(data):
+        return None
+    end = start + _LENGTH.unpack_from(data, at)[0]
+    return (data[start:end], end) if end <= len(data) else None

@@ -125,6 +125,53 @@ def test_a_file_that_is_no_store_is_left_as_it_is(path: str, content: bytes) -> 
         assert file.read() == content
 
 
+@pytest.mark.parametrize("cut", [1, 4, 7, 4100])
+def test_a_record_that_a_killed_writer_left_in_half_counts_as_not_written(path: str, cut: int) -> None:
+    """A fatal signal ends write(2) between two pages."""
+    with FileStore(path) as killed, FileStore(path) as reader, FileStore(path) as writer:
+        killed.set("a", "1")
+        assert reader.get("a") == b"1"
+        whole = os.path.getsize(path)
+        killed.set("b", bytes(6000))
+        os.truncate(path, whole + cut)
+        assert reader.list_keys() == ["a"], "one that reads changes nothing"
+        assert os.path.getsize(path) == whole + cut
+        with FileStore(path) as late:
+            assert late.list_keys() == ["a"]
+        writer.set("c", "3")
+        assert reader.multi_get(["a", "c"]) == [b"1", b"3"]
+        assert killed.list_keys() == ["a", "c"]
+
+
+def test_a_first_record_in_half_is_written_anew(path: str) -> None:
+    FileStore(path).close()
+    for size in range(1, 22):
+        os.truncate(path, 0)
+        with open(path, "wb") as file:
+            file.write(setting(b"refcount/", b"1")[:size])
+        with FileStore(path) as store:
+            store.set("a", "1")
+            assert store.list_keys() == ["a"]
+
+
+def test_a_file_is_written_anew_above_some_size(path: str) -> None:
+    with (
+        FileStore(path, compact_above=10_000) as one,
+        FileStore(path, compact_above=10_000) as two,
+        FileStore(path) as reader,
+    ):
+        os.chmod(path, 0o640)
+        one.set("gone", "x")
+        one.delete_key("gone")
+        for number in range(200):
+            (one, two)[number % 2].set("state", b"%d" % number + bytes(500))
+            assert reader.get("state").rstrip(b"\0") == b"%d" % number
+        assert os.path.getsize(path) < 20_000
+        assert os.stat(path).st_mode & 0o777 == 0o640
+        assert (reader.list_keys(), os.listdir(os.path.dirname(path))) == (["state"], [os.path.basename(path)])
+    assert FileStore(path).get("state").rstrip(b"\0") == b"199"
+
+
 def test_a_path_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(StoreConnectionError, match="No such file or directory"):
         FileStore(str(tmp_path / "missing" / "store"))
