@@ -274,6 +274,14 @@ def test_node_0_of_a_static_job_is_started_again(rallyrun: Launcher) -> None:
     all_end(nodes, 0)
 
 
+def test_two_hosts_of_one_job_on_a_machine(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "2", conf="is_host=true")
+    job.host("A")
+    second = job.start("B")
+    assert second.job.ends() == 1
+    assert "if another agent of this job hosts it here already, give this one is_host=false" in second.job.err
+
+
 def test_mistakes_are_one_sentence(rallyrun: Launcher) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

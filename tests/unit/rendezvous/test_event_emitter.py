@@ -73,13 +73,14 @@ def test_each_handler_of_a_process_has_a_number(kept: Kept) -> None:
 
 
 def test_a_failure_is_told_once_with_its_trace(kept: Kept) -> None:
-    node = handler("c10d", "localhost:0", 2, join_timeout=1)
+    port = free_port()
+    node = handler("c10d", f"localhost:{port}", 2, join_timeout=1)
     with pytest.raises(RendezvousTimeoutError):
         node.next_rendezvous()
     node.shutdown()
     (failed,) = [each for each in kept.events if each.node_state is NodeState.FAILED]
     assert failed.message.startswith(
-        "RendezvousTimeoutError: the rendezvous of job 'job' at localhost:0 did not complete"
+        f"RendezvousTimeoutError: the rendezvous of job 'job' at localhost:{port} did not complete"
     )
     assert failed.message in failed.error_trace
 

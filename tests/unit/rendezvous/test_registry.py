@@ -92,3 +92,25 @@ def test_a_broken_plugin_is_a_warning_and_its_name_unknown(
         RendezvousHandlerRegistry().create_handler(params("counting"))
     assert "plug-in 'counting' cannot be loaded" in caplog.text
     assert "a rare library" in caplog.text or "no licence" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("backend", "flag", "least", "refused"),
+    [
+        ("c10d", "--rdzv-endpoint", 2, "give all nodes the same port with --rdzv-endpoint"),
+        ("static", "--master-addr", 2, "give all nodes the same port with --master-port"),
+        ("static", "PET_MASTER_ADDR", 1, "give all nodes the same port with PET_MASTER_PORT"),  # it waits for all
+        ("c10d", "--rdzv-endpoint", 1, ""),  # one node is enough, and it knows the port
+    ],
+)
+def test_a_port_that_other_nodes_cannot_know_is_refused_where_the_job_needs_them(
+    backend: str, flag: str, least: int, refused: str
+) -> None:
+    """They would wait for one another until the join timeout."""
+    parameters = RendezvousParameters(backend, "127.0.0.1:0", "job", least, 2, rank=0)
+    parameters.endpoint_flag = flag
+    if not refused:
+        get_rendezvous_handler(parameters)
+        return
+    with pytest.raises(UserError, match=f"the others cannot know a port of 127.0.0.1 .*; {refused}"):
+        get_rendezvous_handler(parameters)

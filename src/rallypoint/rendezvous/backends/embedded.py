@@ -36,6 +36,7 @@ from rallypoint.rendezvous.backends.options import (
     endpoint_words,
     job_key,
     rank_hint,
+    refuse_unknown_port,
     settings_of,
     worker_stores,
 )
@@ -67,6 +68,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     if store_type != "tcp":
         raise UserError(f"rendezvous option store_type={store_type!r} is unknown; choose tcp or file")
     endpoint = parse_endpoint(params.endpoint, C10D_PORT)
+    refuse_unknown_port(params, endpoint)
     # Nobody elsewhere can know a port that the kernel will choose, nor come to an address that is each machine's own.
     only_here = is_loopback(endpoint.host) or (endpoint.port == 0 and endpoint.host == "localhost")
     listeners = partial(control_listeners, params, [endpoint.host], endpoint.port, only_here=only_here)
@@ -174,9 +176,11 @@ class _EmbeddedControl(ControlPlane):
             except OSError as error:
                 if self._is_host or error.errno != errno.EADDRINUSE:
                     free = ", or port 0 for a free one" if self.settings.max_nodes == 1 else ""
+                    twice = "if another agent of this job hosts it here already, give this one is_host=false; else "
+                    first = twice if self._is_host and error.errno == errno.EADDRINUSE else ""
                     raise RendezvousConnectionError(
                         f"the control plane cannot listen at {self._endpoint}: {error.strerror}; "
-                        f"choose another port for {self.endpoint_flag}{free}"
+                        f"{first}choose another port for {self.endpoint_flag}{free}"
                     ) from None
                 return None
             dispatcher = Dispatcher(self.settings)

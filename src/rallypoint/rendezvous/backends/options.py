@@ -208,6 +208,17 @@ def _chosen_listeners(given: str, port: int) -> list[socket.socket]:
         ) from None
 
 
+def refuse_unknown_port(params: RendezvousParameters, endpoint: Endpoint) -> None:
+    """Raises UserError: the kernel would choose the port, and the job needs nodes that cannot know it."""
+    nodes = params.max_nodes if params.backend == "static" else params.min_nodes
+    if endpoint.port == 0 and nodes > 1:
+        flag = params.endpoint_flag.replace("addr", "port").replace("ADDR", "PORT")
+        raise UserError(
+            f"the job needs {nodes} nodes, and the others cannot know a port of {endpoint.host} that the kernel "
+            f"chooses here (port 0); give all nodes the same port with {flag}"
+        )
+
+
 def endpoint_words(endpoint: Endpoint, only_here: bool) -> str:
     """Where the nodes meet, for the messages of waiting nodes."""
     return f"at {endpoint}{' (which other machines cannot reach)' if only_here else ''}"

@@ -27,6 +27,7 @@ from rallypoint.rendezvous.backends.options import (
     endpoint_words,
     job_key,
     rank_hint,
+    refuse_unknown_port,
     settings_of,
     store_peers,
 )
@@ -61,6 +62,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
             f"--node-rank {rank} is not a rank where --nnodes is {params.max_nodes}; "
             f"it must be from 0 to {params.max_nodes - 1}"
         )
+    refuse_unknown_port(params, endpoint)
     everyone = RendezvousParameters(
         params.backend, params.endpoint, params.run_id, params.max_nodes, params.max_nodes, **params.config
     )
