@@ -274,6 +274,51 @@ def test_node_0_of_a_static_job_is_started_again(rallyrun: Launcher) -> None:
     all_end(nodes, 0)
 
 
+def another_program(rallyrun: Launcher) -> None:
+    """It would be a spare of the first, never run, and exit with 0."""
+    endpoint = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
+    waits = rallyrun.script("import time\nprint('up', flush=True)\ntime.sleep(300)", "first.py")
+    first = rallyrun("--nnodes=1:2", "--rdzv-backend=c10d", endpoint, waits)
+    first.until(lambda lines: "up" in lines, "it runs")
+    for flags, script in ((("--nnodes=1:2",), rallyrun.script("", "second.py")), (("--nnodes=1:3",), waits)):
+        second = rallyrun(*flags, "--rdzv-backend=c10d", endpoint, script)
+        assert second.ends() == 1
+        assert "another job with the default id 'none' runs at this endpoint (since " in second.err
+        assert " s: first.py); give each job its own --rdzv-id" in second.err
+        assert "Traceback" not in second.err
+
+
+def the_same_program_twice(rallyrun: Launcher) -> None:
+    endpoint = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
+    script = rallyrun.script("import time\nprint('up', flush=True)\ntime.sleep(300)")
+    first = rallyrun("--nnodes=1", "--rdzv-backend=c10d", endpoint, script)
+    first.until(lambda lines: "up" in lines, "it runs")
+    second = rallyrun("--nnodes=1", "--rdzv-backend=c10d", endpoint, script)
+    assert second.ends() == 1
+    assert "another job with the default id 'none' runs at this endpoint" in second.err
+
+
+def test_a_second_job_with_the_default_id_is_refused(at_once: AtOnce) -> None:
+    at_once(another_program, the_same_program_twice)
+
+
+def test_a_spare_that_was_not_needed_ends_as_the_job_did(at_once: AtOnce) -> None:
+    def ends(what: str, code: int) -> Callable[[Launcher], None]:
+        def scenario(rallyrun: Launcher) -> None:
+            job = c10d(rallyrun, "2", "--max-restarts=0")
+            nodes = job.up("AB", hosted=True)
+            spare = job.start("C")
+            spare.job.until_err("this node waits as a spare")
+            job.say(what)
+            assert spare.job.ends() == code
+            all_end(nodes, code)
+
+        scenario.__name__ = what
+        return scenario
+
+    at_once(ends("fail-B-0", 1), ends("finish", 0))
+
+
 def test_two_hosts_of_one_job_on_a_machine(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "2", conf="is_host=true")
     job.host("A")

@@ -66,6 +66,7 @@ from rallypoint.control.membership.rules import (
     without_nodes,
 )
 from rallypoint.control.membership.state import (
+    DEFAULT_RUN_ID,
     Close,
     Exit,
     Join,
@@ -90,6 +91,7 @@ from rallypoint.control.protocol.messages import (
     ConfigDiffers,
     Confirmed,
     ConfirmRequest,
+    JoinRefused,
     JoinRequest,
     LeaveRequest,
     NextStore,
@@ -307,6 +309,9 @@ class Coordinator:
         node_info = request.node_info
         speaker.repeats_join = False
         speaker.addresses, speaker.keeps_place = request.addresses, request.keeps_place
+        if other := self._other_job(speaker, node_info, now):
+            self._reply(speaker, JoinRefused(Refusal.ANOTHER_JOB, other))
+            return
         self._report_differences(speaker, node_info)
         if speaker.skips_join:
             speaker.skips_join = False
@@ -740,6 +745,26 @@ class Coordinator:
 
             for notification in peers_notification(self.state, self.sessions):
                 self.send_to([host], notification)
+
+    def _other_job(self, speaker: SessionRecord, node_info: NodeInfo, now: float) -> str:
+        """How this job is known, if a node that joins for the first time is certainly of another one: both have the
+        default id, and the node was started with another program or another number of nodes, or on the machine of the
+        only node that the job takes. Empty if it may be of this job.
+        """
+        state = self.state
+        if self.settings.run_id != DEFAULT_RUN_ID or state.is_initial or state.knows(speaker.node):
+            return ""
+        twin = self.settings.max_nodes == 1 and any(
+            each.node.host == speaker.node.host for each in self.sessions if state.knows(each.node)
+        )
+        own, job = speaker.settings, self._started_with
+        other_size = own is not None and (own.min_nodes, own.max_nodes) != (job.min_nodes, job.max_nodes)
+        programs = {state.programs.get(node_info.role, ""), node_info.program} - {""}
+        if not (twin or other_size or len(programs) > 1):
+            return ""
+        program = state.programs.get(node_info.role, "") or next(iter(state.programs.values()), "")
+        age = 0.0 if self.history.began is None else now - self.history.began
+        return f"since {age:.0f} s{f': {program}' if program else ''}"
 
     def _report_differences(self, speaker: SessionRecord, node_info: NodeInfo) -> None:
         """Notify a node once if it was started with other settings than the job."""

@@ -81,12 +81,12 @@ def _round_end(before: State, after: State) -> RoundEnd:
 def end_notifications(state: State, verdict: Verdict) -> tuple[Notification, dict[NodeId, Notification]]:
     """What nodes are told at the end of the job, and the few that are told something else; each is made once.
 
-    A spare that was never needed is not affected by how the job ended, unless the job will be started again.
+    A spare that was not needed is told so where the job has succeeded; else it ends as the job did.
     """
     others: dict[NodeId, Notification] = {}
     if verdict.delegate is not None:
         others[verdict.delegate] = JobEnded(verdict, is_delegate=True)
-    if verdict.ending is not Ending.PREEMPTED:
+    if verdict.outcome is Outcome.SUCCEEDED:
         spare = JoinRefused(Refusal.SPARE_NOT_NEEDED, f"the job has {verdict.outcome.value}")
         others |= dict.fromkeys(state.redundancy_list, spare)
     return JobEnded(verdict), others

@@ -310,6 +310,9 @@ def number_known_to(state: State) -> int:
     return len(state.participants) + len(state.wait_list) + len(state.redundancy_list) + len(state.survivors)
 
 
+DEFAULT_RUN_ID = "none"
+"""The id of a job that was given none: two jobs may have it by mistake."""
+
 _MAX_COMPARED = 64
 """The number of nodes with which the name of one is compared."""
 
@@ -546,3 +549,4 @@ class Refusal(StrEnum):
     TIMEOUT = "timeout"
     RANK_TAKEN = "rank taken"
     SPARE_NOT_NEEDED = "spare not needed"
+    ANOTHER_JOB = "another job"

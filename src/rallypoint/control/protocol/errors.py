@@ -60,6 +60,10 @@ _ERRORS: dict[Refusal, tuple[type[RallypointError], str]] = {
         RendezvousClosedError,
         "another node has joined with this node's rank ({detail}); give each node its own --node-rank",
     ),
+    Refusal.ANOTHER_JOB: (
+        RendezvousClosedError,
+        "another job with the default id 'none' runs at this endpoint ({detail}); give each job its own --rdzv-id",
+    ),
     Refusal.SPARE_NOT_NEEDED: (RendezvousGracefulExitError, "the job has ended without needing this spare ({detail})"),
 }
 
