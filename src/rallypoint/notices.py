@@ -19,7 +19,8 @@ Any language can do the same. The variable `RALLYPOINT_NOTICES` names a folder. 
 (written atomically), an object with `reason`, `node`, `round`, `deadline` (seconds on CLOCK_MONOTONIC, which is the
 same for all processes of a host) and `number`, a different one for each notice. An acknowledgement is an empty file
 `ack.<LOCAL_RANK>.<number>` beside it, so that a late one answers no later notice. The folder exists only while there
-is, or was, a notice.
+is, or was, a notice, or once a worker has made it (for its user alone): a worker that looks for notices says so by an
+empty file `looks.<LOCAL_RANK>` in it.
 
 A save that must not be interrupted goes into `saving`: the stop of a worker waits for it, within its grace period::
 
@@ -45,6 +46,8 @@ VARIABLE = "RALLYPOINT_NOTICES"
 """The variable that names the folder."""
 NOTICE_FILE = "notice.json"
 ACK_PREFIX = "ack."
+LOOKS_PREFIX = "looks."
+"""The prefix of the file by which a worker shows that it looks for notices."""
 PROGRESS_PREFIX = "progress."
 FIFO_PREFIX, LEFT_PREFIX, ROUND_PREFIX, PREPARED_PREFIX = "inprocess.", "left.", "round.", "prepared."
 """Prefixes of the files by which a worker continues in the next round (`rallypoint.inprocess`)."""
@@ -89,9 +92,29 @@ _last_returned: Notice | None = None
 
 def pending() -> Notice | None:
     """The current notice for this worker, if there is one. Cheap enough for every step."""
-    global _last_returned
+    global _last_returned, _looks_in
+    folder = os.environ.get(VARIABLE)
+    if folder != _looks_in:
+        _looks_in = folder
+        _leave_mark(folder)
     _last_returned = _poll()
     return _last_returned
+
+
+_looks_in: str | None = None
+"""The folder in which this worker has left its mark; None until the first call."""
+
+
+def _leave_mark(folder: str | None) -> None:
+    rank = os.environ.get("LOCAL_RANK")
+    if folder and rank:
+        with suppress(OSError, ValueError):
+            make_private(folder)
+            _touch(os.path.join(folder, LOOKS_PREFIX + rank))
+
+
+def _touch(path: str) -> None:
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
 
 
 def acknowledge() -> None:
@@ -102,11 +125,8 @@ def acknowledge() -> None:
     folder, rank, out = os.environ.get(VARIABLE), os.environ.get("LOCAL_RANK"), _poll()
     if not folder or not rank or out is None:
         return
-    path = os.path.join(folder, f"{ACK_PREFIX}{rank}.{(_last_returned or out).number}")
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-    except (OSError, ValueError):
-        return
+    with suppress(OSError, ValueError):
+        _touch(os.path.join(folder, f"{ACK_PREFIX}{rank}.{(_last_returned or out).number}"))
 
 
 def progress(step: int) -> None:

@@ -173,7 +173,7 @@ def test_without_a_secret_a_host_without_a_node_neither_ends_nor_changes_a_job(o
         with open_job.intruder() as intruder:
             assert isinstance(intruder.greets(SETTINGS), Welcome)
             intruder.sends(message)
-            if isinstance(message, Close | PreemptJob | RecordProgress):
+            if isinstance(message, Close | PreemptJob):
                 assert "RALLYPOINT_SECRET_FILE" in codec.decode(intruder.hears() or b"", SessionEnded).detail
                 assert intruder.is_disconnected()
             else:

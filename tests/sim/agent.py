@@ -11,6 +11,7 @@ from rallypoint.agent.confirmation import Confirmation
 from rallypoint.agent.policy import Phase, PolicyState, begin, decide
 from rallypoint.agent.steps import (
     CheckNode,
+    DrainArrived,
     End,
     Event,
     FailHung,
@@ -56,6 +57,7 @@ from rallypoint.control.protocol.messages import (
     CollectionEnded,
     CollectRequested,
     Deliver,
+    DrainRequested,
     HangFound,
     HangReport,
     JobEnded,
@@ -256,6 +258,8 @@ class Agent:
         self._look_at_workers()
 
     def _take(self, event: Event) -> None:
+        if isinstance(event, DrainRequested):
+            event = DrainArrived(event.by, self.status.notice_timeout)
         self._confirmation.heard(event)
         if isinstance(event, Placed):
             self.place = event.placement

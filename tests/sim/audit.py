@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rallypoint.agent.policy import Phase, PolicyState
 from rallypoint.agent.steps import (
+    DrainArrived,
     End,
     Event,
     SignalArrived,
@@ -37,7 +38,6 @@ from rallypoint.control.membership.state import (
     name_of,
 )
 from rallypoint.control.protocol.messages import (
-    DrainRequested,
     JobEnded,
     JoinRefused,
     LinkLost,
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from tests.sim.agent import Agent
     from tests.sim.job import Job
 
-_STOPPING = RoundEnded | JobEnded | SignalArrived | TimerFired | DrainRequested
+_STOPPING = RoundEnded | JobEnded | SignalArrived | TimerFired | DrainArrived
 """What running workers are stopped for."""
 Said = Request | WatcherRequest | None
 """What a coordinator was told before a step, if anything."""
@@ -539,7 +539,7 @@ class Audit:
         if isinstance(event, RoundEnded) and before.phase is Phase.RUNNING and self._only_etcd_fails:
             self._check_outage(agent, event)
         stops = before.phase is Phase.RUNNING and any(isinstance(step, StopWorkers) for step in steps)
-        if isinstance(event, DrainRequested):
+        if isinstance(event, DrainArrived):
             self._drained[agent.number] = agent.place
             self.disturb(agent.number, self._job.settings.notice_timeout + self._job.scenario.grace)
         if stops and not isinstance(event, _STOPPING) and not agent.holds_start:

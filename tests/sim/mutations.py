@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from rallypoint.agent import policy
 from rallypoint.agent.policy import Decision, PolicyState
+from rallypoint.agent.steps import DrainArrived
 from rallypoint.control.coordinator import collection, coordinator
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.dispatcher import Dispatcher
@@ -35,7 +36,6 @@ from rallypoint.control.membership.state import (
 )
 from rallypoint.control.protocol import resume_state
 from rallypoint.control.protocol.messages import (
-    DrainRequested,
     JobEnded,
     JoinRequest,
     LeaveRequest,
@@ -229,11 +229,11 @@ def _restart_costs() -> AbstractContextManager[object]:
 def _drained_stays() -> AbstractContextManager[object]:
     """A node that is drained has its workers save, and forgets to leave."""
 
-    def bad(status: PolicyState, event: DrainRequested) -> Decision:
-        after, steps = policy._on_drain_requested(status, event)
+    def bad(status: PolicyState, event: DrainArrived) -> Decision:
+        after, steps = policy._on_drain(status, event)
         return after._replace(leave_signal=0), steps
 
-    return patch.dict(policy._RULES, {DrainRequested: bad})
+    return patch.dict(policy._RULES, {DrainArrived: bad})
 
 
 def _all_survivors_stay() -> AbstractContextManager[object]:

@@ -18,18 +18,23 @@ from tests.waiting import until
 
 WORKER = """
 import os, signal, sys, time
+from rallypoint import notices
 me = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} in run {os.environ.get('SLURM_RESTART_COUNT', '0')}"
 def say(what):
     os.write(1, f"{me}: {what}\\n".encode())
 def hear(number, _):
     say("heard " + signal.Signals(number).name)
+    if "slow" in sys.argv:
+        time.sleep(2)
     if number == signal.SIGTERM and "deaf" not in sys.argv:
         os._exit(0)
 for name in sys.argv[2].split(","):
     signal.signal(getattr(signal, name), hear)
 say("up")
+step = 0
 while not os.path.exists(sys.argv[1] + "/finish"):
     time.sleep(0.02)
+    notices.progress(step := step + 1)
 say("done")
 """
 
@@ -92,20 +97,22 @@ class SlurmJobs:
         (folder / "worker.py").write_text(WORKER)
         self._jobs: list[SlurmJob] = []
 
-    def start(self, *flags: str, signals: str, deaf: bool = False) -> SlurmJob:
-        """Start a job on all nodes, one worker each, which handle these signals; `deaf` ones stay after SIGTERM."""
+    def start(self, *flags: str, signals: str, deaf: bool = False, slow: bool = False) -> SlurmJob:
+        """Start a job on all nodes, one worker each, which handle these signals; `deaf` ones stay after SIGTERM, `slow`
+        ones take two seconds to end.
+        """
         meeting = ["--rdzv-backend=c10d", "--rdzv-endpoint=n1:29400", "--rdzv-conf=last_call_timeout=50"]
-        step = self.rallyrun(*meeting, *flags, signals=signals, deaf=deaf)
+        step = self.rallyrun(*meeting, *flags, signals=signals, deaf=deaf, slow=slow)
         return self.batch(
             "export PET_RDZV_ID=$SLURM_JOB_ID.$SLURM_RESTART_COUNT",
             f"srun --no-kill --label {step}",
             nodes=len(self.cluster.nodes),
         )
 
-    def rallyrun(self, *flags: str, signals: str = "SIGTERM", deaf: bool = False) -> str:
-        """The words that start `rallyrun` with the test's workers, for a shell; `deaf` ones stay after SIGTERM."""
-        words = [*RALLYRUN, *flags, "worker.py", str(self.folder), signals]
-        return shlex.join([*words, "deaf"] if deaf else words)
+    def rallyrun(self, *flags: str, signals: str = "SIGTERM", deaf: bool = False, slow: bool = False) -> str:
+        """The words that start `rallyrun` with the test's workers, for a shell: see `start`."""
+        kinds = [word for word, is_one in (("deaf", deaf), ("slow", slow)) if is_one]
+        return shlex.join([*RALLYRUN, *flags, "worker.py", str(self.folder), signals, *kinds])
 
     def batch(self, *lines: str, nodes: int, options: Sequence[str] = ()) -> SlurmJob:
         """Submit a batch script of these lines, with further options of `sbatch`; it says at its end how srun ended."""

@@ -66,6 +66,19 @@ def test_a_node_that_is_drained_has_not_failed(jobs: SlurmJobs) -> None:
     assert job.count("srun has ended with 0") == 1
 
 
+def test_a_node_that_an_operator_drains_has_not_failed(jobs: SlurmJobs) -> None:
+    """Without a secret; its workers report progress until they end, when it has left already."""
+    job = jobs.start("--nnodes=2:3", signals="SIGTERM", slow=True)
+    job.until_up(3)
+    jobs.cluster(*RALLYCTL, f"--slurm={job.number}", "drain", "n3", env=jobs.env)
+    job.until_said("this node was drained by .* and has left the job; the job continues on 2 other nodes")
+    job.until(lambda: job.count("of 2 in run 0: up") == 2, "the others continue")
+    assert job.count("is closed: without a secret") == 0
+    jobs.finish()
+    assert job.ends() == "COMPLETED"
+    assert job.count("srun has ended with 0") == 1
+
+
 def test_a_node_that_is_lost_is_named(jobs: SlurmJobs) -> None:
     job = jobs.start("--nnodes=2:3", signals="SIGTERM")
     job.until_up(3)

@@ -64,6 +64,7 @@ def told(folder: Path) -> list[int]:
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notices, "_progress_place", None)
     monkeypatch.setattr(notices, "_progress", None)
+    monkeypatch.setattr(notices, "_looks_in", None)
 
 
 @pytest.mark.usefixtures("fresh")
@@ -120,6 +121,15 @@ def test_progress_is_cheap_enough_for_every_step(folder: Path, monkeypatch: pyte
     assert told(folder)[0] == 2
 
 
+@pytest.mark.usefixtures("fresh")
+def test_a_worker_that_looks_for_notices_says_so_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that `rallyctl drain` gives it time where the job names none."""
+    assert notices.pending() is None
+    assert os.listdir(folder) == ["looks.2"]
+    monkeypatch.setattr(os, "open", None)
+    assert notices.pending() is None
+
+
 def test_an_acknowledgement_is_a_file_and_idempotent(folder: Path) -> None:
     notices.acknowledge()
     assert not folder.exists(), "nobody has asked"
@@ -137,7 +147,7 @@ def test_an_acknowledgement_answers_the_notice_that_was_seen(folder: Path) -> No
     assert notices.pending() is not None
     (folder / notices.NOTICE_FILE).unlink()
     notices.acknowledge()
-    assert os.listdir(folder) == [], "it was taken back meanwhile"
+    assert os.listdir(folder) == ["looks.2"], "it was taken back meanwhile"
     hang(folder, notice(4, time.monotonic() + 60))
     notices.acknowledge()
     assert (folder / "ack.2.13").exists(), "what was saved was saved before this one was out"
@@ -154,7 +164,7 @@ def test_who_has_not_seen_the_notice_and_saves_with_the_others_answers_it_too(fo
     assert notices.pending() is None
     hang(folder, notice(4, time.monotonic() + 60))
     notices.acknowledge()
-    assert sorted(os.listdir(folder)) == ["ack.2.14", notices.NOTICE_FILE]
+    assert sorted(os.listdir(folder)) == ["ack.2.14", "looks.2", notices.NOTICE_FILE]
 
 
 @pytest.mark.parametrize(

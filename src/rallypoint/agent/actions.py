@@ -440,6 +440,6 @@ def _left_by(step: steps.End, number: Signals) -> SignalException:
         how = f"was drained by {by} and has left the job" if by else f"has left the job after {signal_name(number)}"
         return NodeLeftInOrder(f"this node {how}; the job {step.standing}", number, saved=saved, drained=bool(by))
     if by:
-        text = f"this node was drained by {by}, and the job does not continue without it"
+        text = f"this node was drained by {by}{f'; {why}' if (why := step.unasked) else ', and the job ends with it'}"
         return SignalException(text, number, saved=saved, drained=True)
     return SignalException(f"Process {os.getpid()} got signal {signal_name(number)}", number, saved=saved)

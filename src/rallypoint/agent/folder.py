@@ -48,7 +48,7 @@ from rallypoint.base.private_files import is_private, make_private, open_regular
 from rallypoint.base.side_thread import start_thread
 from rallypoint.control.membership.state import RecordProgress
 from rallypoint.control.protocol.messages import Request
-from rallypoint.notices import ACK_PREFIX, NOTICE_FILE, PROGRESS_PREFIX, PROGRESS_SIZE
+from rallypoint.notices import ACK_PREFIX, LOOKS_PREFIX, NOTICE_FILE, PROGRESS_PREFIX, PROGRESS_SIZE
 from rallypoint.workers.logs.specs import temporary_folder
 
 if TYPE_CHECKING:
@@ -217,6 +217,14 @@ class WorkerFolder(Source):
 
             rmtree(self._folder, ignore_errors=True)
             self._created = False
+
+    def is_looked_at(self) -> bool:
+        """Whether a worker looks for notices: it has left its mark (`notices.pending`)."""
+        try:
+            names = os.listdir(self._folder) if self._folder and is_private(self._folder) else []
+        except OSError:
+            return False
+        return any(name.startswith(LOOKS_PREFIX) for name in names)
 
     def any_acknowledged(self) -> bool:
         """Whether a worker has acknowledged a notice that counts."""

@@ -17,6 +17,7 @@ from rallypoint.agent.signals import handled_signals
 from rallypoint.agent.sources import Source
 from rallypoint.agent.spec import DEFAULT_ROLE, RunResult, WorkerState
 from rallypoint.agent.steps import (
+    DrainArrived,
     Event,
     SignalArrived,
     WorkersFailed,
@@ -32,6 +33,7 @@ from rallypoint.base.mailbox import Mailbox
 from rallypoint.base.signals import SignalWakeup, defer_interrupts, ignore_signals_at_exit, post_signals
 from rallypoint.base.stderr import written_beside
 from rallypoint.control.protocol.errors import RendezvousGracefulExitError
+from rallypoint.control.protocol.messages import DrainRequested
 from rallypoint.observe.telemetry.lazy import handlers_beside, metrics_wanted, profiled
 
 if TYPE_CHECKING:
@@ -235,7 +237,9 @@ class _Mail(Source):
         if self.wakeup is not None:
             self.wakeup.clear()
         for event in self._loop._mailbox.drain():
-            if not isinstance(event, SignalArrived):
+            if isinstance(event, DrainRequested):
+                yield DrainArrived(event.by, self._loop._workers.drain_notice())
+            elif not isinstance(event, SignalArrived):
                 yield event
             elif self._loop._preemption is not None and event.number in self._loop._preemption.signals:
                 yield self._loop._preemption.of_signal(event.number)

@@ -93,6 +93,7 @@ _LEAVING, _LEAVING_EVERY = 1.0, 0.2
 that ends a whole job on many nodes may reach the last of them that much later.
 """
 
+_UNKNOWN = "whether the job continues is not known, since the control plane does not answer"
 _SHOWN = 16
 """Ranges of ranks in a line."""
 
@@ -246,6 +247,9 @@ def take_final_step(status: PolicyState, last: steps.End, *before: steps.Step, i
             *_query_standing(),
             SetTimer(Timer.LEAVE, _LEAVING),
         )
+    if last.drained_by:
+        killed = "its workers did not end in time and were killed"
+        last = last._replace(unasked=_UNKNOWN if status.link_down else killed)
     return status._replace(phase=Phase.ENDED, stopping=0), (*before, last)
 
 
@@ -258,9 +262,8 @@ def _why_it_leaves(status: PolicyState, number: int) -> str:
     return f"{status.drained_by} drains this node" if status.drained_by else f"Received {signal_name(number)}"
 
 
-def notify_before_leaving(status: PolicyState, notice: float) -> Decision:
-    """Give the workers time to save before this node leaves: at most this many seconds of notice."""
-    seconds = min(status.notice_timeout, notice)
+def notify_before_leaving(status: PolicyState, seconds: float) -> Decision:
+    """Give the workers this many seconds to save before this node leaves."""
     line = warning(f"{_why_it_leaves(status, SIGTERM)}; the workers have {seconds:g} s to save and acknowledge")
     told = Preempt(status.round, seconds, f"is drained by {status.drained_by}" if status.drained_by else "")
     then = (line, told, steps.PostNotice(PREEMPTION, "", seconds))
@@ -441,7 +444,7 @@ def _on_signal(status: PolicyState, event: SignalArrived) -> Decision:
     if number == SIGTERM and status.leave_signal:
         return status, ()
     if number == SIGTERM and status.can_notify_workers:
-        return notify_before_leaving(status, event.notice)
+        return notify_before_leaving(status, min(status.notice_timeout, event.notice))
     return leave_job(status._replace(interrupted=number in INTERRUPTS), number)
 
 
@@ -487,7 +490,7 @@ def _on_waiting(status: PolicyState, event: messages.NodesWaiting) -> Decision:
         if status.posted_notice is None or status.posted_notice.reason != SCALE:
             return status, ()
         return status._replace(posted_notice=None), (steps.WithdrawNotice(),)
-    if not status.notice_timeout or status.phase is not Phase.RUNNING:
+    if (not status.notice_timeout and status.posted_notice is None) or status.phase is not Phase.RUNNING:
         return status, (steps.LogLine(_log_new_nodes(event, status.group_rank)), _drain(status))
     if status.posted_notice is not None:
         return status, ()
@@ -516,7 +519,8 @@ def _log_new_nodes(event: messages.NodesWaiting, group_rank: int) -> str:
 
 def _drain(status: PolicyState) -> Drain:
     """End the round in order; if workers are given notice, this is the node's consent."""
-    return Drain(status.round, needs_consent=status.notice_timeout > 0 or bool(status.preemption))
+    notified = status.notice_timeout > 0 or bool(status.preemption) or status.posted_notice is not None
+    return Drain(status.round, needs_consent=notified)
 
 
 def _on_preempted(status: PolicyState, event: messages.Preempted) -> Decision:
@@ -548,13 +552,13 @@ def _on_workers_ready(status: PolicyState, event: steps.WorkersReady) -> Decisio
     return status._replace(posted_notice=status.posted_notice._replace(ready=True)), (_drain(status),)
 
 
-def _on_drain_requested(status: PolicyState, event: messages.DrainRequested) -> Decision:
+def _on_drain(status: PolicyState, event: steps.DrainArrived) -> Decision:
     """An operator takes this node away."""
     if status.leave_signal or status.phase in LEAVES:
         return status, ()
     drained = status._replace(drained_by=event.by)
-    if status.can_notify_workers:
-        return notify_before_leaving(drained, status.notice_timeout)
+    if event.notice and status.phase is Phase.RUNNING and status.held_failure is None:
+        return notify_before_leaving(drained, event.notice)
     return leave_job(drained, SIGTERM)
 
 
@@ -730,7 +734,8 @@ def _on_timer_when_leaving(status: PolicyState, event: TimerFired) -> Decision:
 def _leave_without_answer(status: PolicyState, _event: steps.Event) -> Decision:
     """Leave without knowing the state of the job: it cannot be known any more, or is not waited for."""
     assert status.final_step is not None, "an agent that leaves knows how"
-    return status._replace(phase=Phase.ENDED), (status.final_step._replace(standing=""),)
+    last = status.final_step._replace(standing="")
+    return status._replace(phase=Phase.ENDED), (last._replace(unasked=_UNKNOWN) if last.drained_by else last,)
 
 
 def _on_signal_when_ending(status: PolicyState, event: SignalArrived) -> Decision:
@@ -772,7 +777,7 @@ _RULES: dict[type, Callable[..., Decision]] = {
     LinkDown: _on_link_down,
     messages.LinkUp: _on_link_up,
     messages.ProgressText: _on_progress_text,
-    messages.DrainRequested: _on_drain_requested,
+    steps.DrainArrived: _on_drain,
     **dict.fromkeys((messages.HangFound, messages.HangReport), _on_hang),
 }
 """The rules of most phases. Events that are not listed change nothing."""
@@ -787,7 +792,7 @@ _RULES_WHEN_PREEMPTED: dict[type, Callable[..., Decision]] = _RULES | {
     LinkLost: _on_link_lost_preempted,
     messages.NodesWaiting: _ignore,
     messages.Placed: _ignore,
-    messages.DrainRequested: _ignore,
+    steps.DrainArrived: _ignore,
 }
 """The same for a preempted job."""
 

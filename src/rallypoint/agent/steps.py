@@ -70,6 +70,15 @@ class SignalArrived(NamedTuple):
     notice: float = math.inf
 
 
+class DrainArrived(NamedTuple):
+    """An operator asks this node to leave (`DrainRequested`). `notice`: seconds that the workers have to save before
+    that; 0.0 if nothing would come of asking them.
+    """
+
+    by: str
+    notice: float
+
+
 class PreemptionRequested(NamedTuple):
     """This node was told that the whole job will be taken away, in the way that `why` says ("received SIGUSR2").
 
@@ -112,6 +121,7 @@ Event = (
     | NodeChecked
     | WorkersReady
     | SignalArrived
+    | DrainArrived
     | PreemptionRequested
     | TimerFired
 )
@@ -225,13 +235,15 @@ class End(NamedTuple):
     `event` ends the agent: the verdict, a rendezvous that has failed, a check of this node that has not passed, or a
     signal. `standing` is a text on how the job continues without this node after a signal; empty if it does not.
     `saved`: whether all workers of this node had acknowledged a notice; None if that says nothing. `drained_by` is the
-    operator that has drained this node, if one has.
+    operator that has drained this node, if one has. `unasked` is a text on why it is not known whether the job
+    continues; empty if that is known.
     """
 
     event: JobEnded | JoinRefused | LinkLost | NodeChecked | SignalArrived
     standing: str = ""
     saved: bool | None = None
     drained_by: str = ""
+    unasked: str = ""
 
 
 Step = (

@@ -64,6 +64,10 @@ TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE
 _WATCHDOG_VARIABLES = (TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT)
 
 
+DRAIN_NOTICE = 30.0
+"""Seconds that workers have to save before `rallyctl drain` takes their node away, where the job names no other."""
+
+
 class WorkerController:
     """Starts, watches and stops the workers of one node. No call waits for other nodes.
 
@@ -526,6 +530,12 @@ class WorkerController:
         if until is not None and self.pcontext is not None:
             self.pcontext.shorten_close(until)
         return self.grace.notice
+
+    def drain_notice(self) -> float:
+        """Seconds that the workers may have to save before an operator takes this node away: those of the job, or if it
+        names none, some, where a worker looks for notices.
+        """
+        return self.rendezvous.notice_timeout or (DRAIN_NOTICE if self.folder.is_looked_at() else 0.0)
 
     # The stop
 

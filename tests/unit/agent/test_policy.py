@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rallypoint.agent.policy import Phase, PolicyState, PostedNotice, begin, decide
 from rallypoint.agent.steps import (
     CheckNode,
+    DrainArrived,
     End,
     Event,
     ForwardSignal,
@@ -50,7 +51,6 @@ from rallypoint.control.membership.state import (
     Verdict,
 )
 from rallypoint.control.protocol.messages import (
-    DrainRequested,
     Heartbeat,
     JobEnded,
     JoinRefused,
@@ -286,13 +286,24 @@ def test_the_leave_is_requested_at_once_and_the_signal_is_the_workers_too() -> N
 def test_a_drained_node_says_by_whom_to_the_others_and_at_its_end(notice: float) -> None:
     ann, saved = "ann@login", notice > 0
     consented: list[Event] = [WorkersReady(), drained(0)] if notice else []
-    status, steps = after(placed(0), DrainRequested(ann), *consented, IN_ORDER, LEAVE_OVER, notice=notice)
+    status, steps = after(placed(0), DrainArrived(ann, notice), *consented, IN_ORDER, LEAVE_OVER, notice=notice)
     assert status.phase is Phase.ENDED
     assert f"{ann} drains this node" in next(each.text for each in steps if isinstance(each, LogLine))
     assert not any("SIGTERM" in each.text for each in steps if isinstance(each, LogLine))
     assert LeaveRequest(why=f"drained by {ann}") in steps
     assert steps[-1] == End(SignalArrived(SIGTERM), saved=saved, drained_by=ann)
     assert [each.why for each in steps if isinstance(each, Preempt)] == [f"is drained by {ann}"] * bool(notice)
+
+
+def test_workers_that_look_for_notices_save_before_a_drain_where_the_job_names_no_time_for_it() -> None:
+    """All nodes wait for their own: none ends the round for the others."""
+    drain = DrainArrived("ann@login", 30.0)
+    assert kinds(placed(0), drain)[1:] == [Preempt, PostNotice]
+    assert acts(placed(0), drain, WorkersReady())[-1] == Drain(0, needs_consent=True)
+    told = Preempted(0, "b", 30.0, why="is drained by ann@login")
+    assert acts(placed(0), told, WorkersReady())[-1] == Drain(0, needs_consent=True)
+    assert acts(placed(0), told, NodesWaiting(0, 1))[-1] == PostNotice("preemption", "b", 30.0)
+    assert kinds(placed(0), DrainArrived("ann@login", 0.0))[-1] is StopWorkers
 
 
 WAITING = WorkersStopped(waiting=True)
@@ -696,3 +707,19 @@ def test_a_node_that_leaves_knows_whether_all_had_saved() -> None:
     late = after(placed(0), TERM, WorkersReady(is_late=True), NOTICE_OVER, STOPPED, notice=30)[1]
     assert late[-1] == left(SIGTERM)
     assert Drain not in kinds(placed(0), TERM, WorkersReady(is_late=True), NOTICE_OVER, notice=30)
+
+
+@pytest.mark.parametrize(
+    ("last", "why"),
+    [
+        ([WorkersStopped(ended_in_order=False)], "its workers did not end in time and were killed"),
+        ([IN_ORDER, LinkDown("it is away")], "whether the job continues is not known"),
+        ([IN_ORDER, LeaveReply(False, 0), LEAVE_OVER], ""),
+    ],
+)
+def test_a_drained_node_says_only_what_it_knows_of_the_job(last: list[Event], why: str) -> None:
+    status, steps = after(placed(0), DrainArrived("ann@login", 0.0), *last)
+    (ending,) = [each for each in steps if isinstance(each, End)]
+    assert (status.phase, ending.standing) == (Phase.ENDED, "")
+    assert ending.unasked.startswith(why)
+    assert bool(ending.unasked) is bool(why)

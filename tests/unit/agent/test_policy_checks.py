@@ -9,6 +9,7 @@ import pytest
 from rallypoint.agent.policy import Phase, PolicyState, begin, decide
 from rallypoint.agent.steps import (
     CheckNode,
+    DrainArrived,
     End,
     Event,
     ForwardSignal,
@@ -24,7 +25,6 @@ from rallypoint.agent.steps import (
 )
 from rallypoint.control.membership.state import Fail, Reason, RoundEnd
 from rallypoint.control.protocol.messages import (
-    DrainRequested,
     LeaveRequest,
     LinkDown,
     LinkUp,
@@ -89,7 +89,7 @@ def test_a_round_that_ends_by_others_asks_for_no_check(end: RoundEnd, before: tu
 
 
 def test_a_drain_ends_the_check_too() -> None:
-    assert kinds(DrainRequested("ann"))[-2:] == [LeaveRequest, StopWorkers]
+    assert kinds(DrainArrived("ann", 30.0))[-2:] == [LeaveRequest, StopWorkers]
 
 
 def test_a_second_interrupt_kills_the_check() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rallypoint.agent.policy import Phase, PolicyState, decide
 from rallypoint.agent.steps import (
+    DrainArrived,
     End,
     Event,
     ForwardSignal,
@@ -29,7 +30,6 @@ from rallypoint.agent.steps import (
 )
 from rallypoint.control.membership.state import Drain, Outcome, PreemptJob, Refusal, Succeed
 from rallypoint.control.protocol.messages import (
-    DrainRequested,
     JobEnded,
     JoinRefused,
     LeaveRequest,
@@ -141,7 +141,7 @@ def test_what_was_acknowledged_before_counts() -> None:
     assert steps[-2:] == [awaits(60.0), CONSENT]
 
 
-@pytest.mark.parametrize("event", [NodesWaiting(0, 1), DrainRequested("ann@login"), Preempted(0, "c", 5.0)])
+@pytest.mark.parametrize("event", [NodesWaiting(0, 1), DrainArrived("ann@login", 30.0), Preempted(0, "c", 5.0)])
 def test_changes_of_membership_mean_nothing_any_more(event: Event) -> None:
     for notice in (0.0, 30.0):
         assert acts(placed(0), OF_ANOTHER, event, notice=notice) == acts(placed(0), OF_ANOTHER, notice=notice)

@@ -6,6 +6,7 @@ import pytest
 
 from rallypoint.agent.policy import Phase as AgentPhase
 from rallypoint.agent.policy import PolicyState, decide
+from rallypoint.agent.steps import DrainArrived
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.dispatcher import MAX_WATCHERS, Dispatcher
 from rallypoint.control.coordinator.operators import Watchers
@@ -138,7 +139,7 @@ def test_a_spare_and_a_node_that_waits_can_be_drained() -> None:
 @pytest.mark.parametrize("phase", [AgentPhase.ENDING, AgentPhase.LEAVING, AgentPhase.ENDED])
 def test_a_drain_does_not_change_how_an_agent_ends_that_ends_already(phase: AgentPhase) -> None:
     status = PolicyState(phase=phase, round=0)
-    assert decide(status, DrainRequested(BY)) == (status, ())
+    assert decide(status, DrainArrived(BY, 30.0)) == (status, ())
 
 
 @pytest.mark.parametrize("command", [RestartCommand(BY), DrainCommand(BY, "b"), ResizeCommand(BY, 1, 2)])

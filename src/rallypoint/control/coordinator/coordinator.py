@@ -337,7 +337,9 @@ class Coordinator:
 
     def _on_operation(self, speaker: SessionRecord, request: Operation, now: float) -> None:
         if isinstance(request, _CONCERNS_ALL) and self.is_stranger(speaker):
-            self._refuse(speaker, now)
+            # A node that has left, or was drained, may still say how far its workers came: that ends no session.
+            if not isinstance(request, RecordProgress):
+                self._refuse(speaker, now)
             return
         self.operate(speaker.node, request, now)
 
