@@ -50,6 +50,7 @@ LEFT_TO_ALL = (
     "tests/jobs/test_idle.py",
     "tests/jobs/test_pages.py",
     "tests/jobs/test_shim.py",
+    "tests/jobs/test_watchers.py::test_a_job_survives_each_watcher_failing_alone",
     "tests/sim/test_many_nodes.py",
     "tests/unit/cli/test_completion.py",
 )

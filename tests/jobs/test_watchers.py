@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.jobs.broken_watchers import BESIDE, FAULTS, HANG, NOT_ON_LOOP
-from tests.jobs.launching import RALLYCTL, AtOnce, Job, Launcher
+from tests.jobs.launching import RALLYCTL, RALLYRUN, AtOnce, Job, Launcher
 from tests.waiting import until
 
 WORKER = """
@@ -26,18 +26,11 @@ while True:
     print("alive", flush=True)
 """
 OPTIONS = (
-    *("--standalone", "--nproc-per-node=2", "--max-restarts=9", "--rdzv-id=watched", "--tee=3", "--log-dir=logs"),
+    *("--standalone", "--nproc-per-node=2", "--max-restarts=9", "--tee=3", "--log-dir=logs"),
     *("--incident-dir=incidents", "--hang-timeout=0.4", "--event-log-handler=jsonl:events.jsonl"),
 )
 """All that watches and can be asked for; the workers write, so that none of them hangs."""
-VERBS = (
-    ("status", "watched"),
-    ("status", "watched", "--json"),
-    ("stacks", "watched"),
-    ("logs", "watched"),
-    ("bundle", "watched", "--output=bundle.tar.gz"),
-    ("events", "watched"),
-)
+VERBS = (("status",), ("status", "--json"), ("stacks",), ("logs",), ("bundle", "--output=bundle"), ("events",))
 REGROUPS = HANG / 6
 """Seconds for a restart, which takes 0.1: what waits for a watcher that hangs takes all of its time."""
 
@@ -52,6 +45,11 @@ class Watched:
         program = [sys.executable, "-m", "tests.jobs.broken_watchers", fault, watcher, "record"]
         root = {"PYTHONPATH": str(Path(__file__).parents[2]), "LOGLEVEL": "INFO", "TORCHELASTIC_HEALTH_CHECK_PORT": "0"}
         self.job: Job = rallyrun.command([*program, *OPTIONS, script], root)
+        self.pid = self.job.pid
+
+    def says(self) -> str:
+        """What the agent has printed."""
+        return self.job.err[-3000:]
 
     def pids(self, restart: int, seconds: float = 120.0) -> list[int]:
         """The workers of a start, once all of them run."""
@@ -62,14 +60,15 @@ class Watched:
             pids = [int(pid) for count, _, pid in rows if int(count) == restart]
             return pids if len(pids) == 2 else None
 
-        return until(found, lambda: f"restart {restart}: {self.job.err[-3000:]}", seconds)
+        return until(found, lambda: f"restart {restart}: {self.says()}", seconds)
 
     def watch(self) -> list[subprocess.Popen[bytes]]:
         """All verbs that look at the job. Where a watcher is broken, they may wait for an answer."""
         env, quiet = self._rallyrun.environment(), subprocess.DEVNULL
+        name = str(self.pid)
         return [
-            subprocess.Popen([*RALLYCTL, *verb], env=env, cwd=self._folder, stdout=quiet, stderr=quiet)
-            for verb in VERBS
+            subprocess.Popen([*RALLYCTL, verb, name, *more], env=env, cwd=self._folder, stdout=quiet, stderr=quiet)
+            for verb, *more in VERBS
         ]
 
     def survives(self) -> None:
@@ -89,6 +88,46 @@ class Watched:
     def seen(self) -> list[str]:
         """The watchers that were used."""
         return (self._folder / "record").read_text().splitlines()
+
+
+FLOODS = """
+import os, sys
+with open("starts", "a") as file:
+    file.write(f"{os.environ['TORCHELASTIC_RESTART_COUNT']} {os.environ['RANK']} {os.getpid()}\\n")
+while True:
+    os.write(2, b"x" * 99 + b"\\n")
+"""
+
+
+class Unread(Watched):
+    """A job whose console nobody reads, while its workers write as much as they can and verbs look at it."""
+
+    def __init__(self, rallyrun: Launcher) -> None:
+        self._folder, self._rallyrun = rallyrun.folder, rallyrun
+        self._reading, writing = os.pipe()
+        command = [*RALLYRUN, *OPTIONS, rallyrun.script(FLOODS)]
+        self._agent = subprocess.Popen(
+            command, stdout=writing, stderr=writing, env=rallyrun.environment({"LOGLEVEL": "INFO"}), cwd=rallyrun.folder
+        )
+        os.close(writing)
+        self.pid = self._agent.pid
+
+    def says(self) -> str:
+        return "(nobody reads it)"
+
+    def ends(self) -> None:
+        self._agent.terminate()
+        with open(self._reading, "rb") as console:  # now somebody does, or the report would wait
+            console.read()
+        self._agent.wait(120)
+
+
+def test_a_job_survives_a_console_that_nobody_reads(rallyrun: Launcher) -> None:
+    job = Unread(rallyrun)
+    try:
+        job.survives()
+    finally:
+        job.ends()
 
 
 def surviving(fault: str, watcher: str) -> Callable[[Launcher], None]:
